@@ -1,0 +1,31 @@
+# `make demo` and `make test` are the only commands a fresh machine needs; both set up .venv themselves.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint venv clean
+demo: $(STAMP)
+	$(BIN)/kimi demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+venv: $(STAMP)
+
+# torch first and pinned: an unpinned dependency would pull several GB of CUDA. SGLang's own metadata pins
+# GPU-only packages, so it is installed without dependencies beside the part of them that a CPU needs.
+$(STAMP): pyproject.toml requirements/serve-cpu.txt requirements/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q "$$(grep '^torch==' requirements/constraints.txt)"
+	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/serve-cpu.txt
+	$(BIN)/pip install -q --no-deps sglang==0.5.23 torchvision==0.28.0
+	$(BIN)/pip install -q -c requirements/constraints.txt -e '.[serve,bench,eval,quantize,kernels,dev]'
+	touch $@
+
+clean:
+	rm -rf runs build dist *.egg-info

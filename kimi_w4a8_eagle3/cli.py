@@ -1,0 +1,49 @@
+"""The `kimi` command: registers one function per sub-command and turns KimiError into one clear message.
+
+Each command lives in `commands/<name>.py` and imports its machinery (torch, sglang, ...) inside the function,
+so that `kimi --help` answers at once on a bare machine.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from . import __version__
+from .errors import KimiError
+
+app = typer.Typer(
+    name="kimi",
+    help="Serve, benchmark and validate Kimi-K2.5 W4A8 with EAGLE3 on AMD Instinct MI325X.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Serve, benchmark and validate Kimi-K2.5 W4A8 with EAGLE3 on AMD Instinct MI325X."""
+
+
+def main() -> None:
+    """Run the command line; a KimiError is printed without a traceback and sets the exit code."""
+    try:
+        app()
+    except KimiError as error:
+        Console(stderr=True, highlight=False).print(f"[bold red]kimi:[/] {error}", soft_wrap=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

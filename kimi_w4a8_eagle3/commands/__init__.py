@@ -1,0 +1,1 @@
+"""One module per sub-command of `kimi`; each imports its machinery inside its function."""

@@ -1,0 +1,29 @@
+"""The one exception a user sees: what is wrong, where, what was expected, what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class KimiError(Exception):
+    """A mistake in the input or the machine that a user can repair.
+
+    The command line prints it as one message without a traceback and exits with `exit_code`.
+    """
+
+    what: str
+    where: str = ""
+    expected: str = ""
+    remedy: str = ""
+    exit_code: int = 1
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.where:
+            parts.append(f"  where:    {self.where}")
+        if self.expected:
+            parts.append(f"  expected: {self.expected}")
+        if self.remedy:
+            parts.append(f"  to do:    {self.remedy}")
+        return "\n".join(parts)

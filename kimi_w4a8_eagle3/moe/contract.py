@@ -1,0 +1,79 @@
+"""What every W4A8 MoE backend takes and gives, and the arithmetic they all agree on.
+
+One projection: `a8 = round_half_even(x / sx)` with `sx = max|x| / 127` per token, `acc = sum(a8 * w4)` exactly in
+int32, `y = acc * sx[t] * sw[n]` in float32. Stage 1 computes gate and up and `silu(g) * u`; its result is quantized
+again per (token, expert slot) for stage 2, whose rows are weighted by the router in float32 and summed over the
+slots; the output is bfloat16. Integer accumulators agree bit for bit between backends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+INT8_MAX = 127
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """Sizes of one MoE layer on one tensor-parallel rank."""
+
+    num_experts: int
+    hidden: int
+    inter: int  # intermediate size on this rank (2048 / TP for Kimi-K2.5)
+    top_k: int
+
+
+@dataclass(frozen=True)
+class QuarkMoeWeights:
+    """One MoE layer as AMD Quark stores it, sliced for this rank.
+
+    w13: int32 [E, 2*I, H/8], rows 0..I-1 gate and I..2I-1 up, eight nibbles a word in Quark's `reorder` order.
+    w2:  int32 [E, H, I/8].
+    s13: float32 [E, 2*I] and s2: float32 [E, H], `weight_scale * weight_scale_2` already folded.
+    """
+
+    shape: MoeShape
+    w13: torch.Tensor
+    w2: torch.Tensor
+    s13: torch.Tensor
+    s2: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PreparedMoe:
+    """One MoE layer in a backend's own weight layout; `layout` names it so that a mix-up is an error."""
+
+    shape: MoeShape
+    layout: str
+    w13: torch.Tensor
+    w2: torch.Tensor
+    s13: torch.Tensor
+    s2: torch.Tensor
+
+
+class MoeBackend(Protocol):
+    """A backend is stateless: it prepares a layer's weights once and then computes."""
+
+    name: str
+
+    def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
+        """Why this backend cannot run `shape` on `device`, or None when it can."""
+        ...
+
+    def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
+        """Repack one layer: vectorised, no loop over experts, at most one layer of extra memory."""
+        ...
+
+    def forward(
+        self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Run both stages.
+
+        x: bfloat16 [T, H]; topk_weights: float32 [T, top_k]; topk_ids: int32 [T, top_k], -1 = slot not on this rank.
+        Returns bfloat16 [T, H].
+        """
+        ...
