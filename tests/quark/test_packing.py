@@ -1,0 +1,147 @@
+"""INT4 packing: values and order against a spelled-out definition and against Quark's own packer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.quark import packing
+from kimi_w4a8_eagle3.quark.packing import fold_scales, pack_reorder, slice_packed_columns, slice_rows, unpack_reorder
+
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 9))
+
+
+def random_words(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**31), 2**31, shape, dtype=torch.int64, generator=generator).to(torch.int32)
+
+
+def test_element_order_is_the_published_one() -> None:
+    # Byte 0's low nibble is nibble 0; element k sits at b0l, b2l, b0h, b2h, b1l, b3l, b1h, b3h.
+    word = sum(nibble << (4 * nibble) for nibble in range(8))  # nibble i holds the value i
+    assert unpack_reorder(torch.tensor([word], dtype=torch.int32)).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_nibbles_are_twos_complement() -> None:
+    words = torch.tensor([-1, -(2**31), 0x0000000F, 0x00000008], dtype=torch.int32)
+    assert unpack_reorder(words).view(4, 8).tolist() == [
+        [-1] * 8,
+        [0, 0, 0, 0, 0, 0, 0, -8],
+        [-1, 0, 0, 0, 0, 0, 0, 0],
+        [-8, 0, 0, 0, 0, 0, 0, 0],
+    ]
+
+
+@given(shape=shapes, seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_pack_and_unpack_are_inverse(shape: tuple[int, ...], seed: int) -> None:
+    words = random_words(shape, seed)
+    values = unpack_reorder(words)
+    assert values.dtype == torch.int8 and values.shape == (*shape[:-1], shape[-1] * 8)
+    assert values.min() >= -8 and values.max() <= 7
+    assert torch.equal(pack_reorder(values), words)
+
+
+@given(rows=st.integers(1, 12), words=st.integers(1, 20), seed=st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_agrees_with_quark_packer(rows: int, words: int, seed: int) -> None:
+    quark_pack = pytest.importorskip("quark.torch.utils.pack")
+    theirs = quark_pack.Pack_4_bits(qscheme="per_channel", dtype="int4")
+    packed = random_words((rows, words), seed)
+    values = unpack_reorder(packed)
+    assert torch.equal(values, theirs.unpack(packed, reorder=True))
+    assert torch.equal(packed, theirs.pack(values.to(torch.int32), reorder=True))
+
+
+def test_a_tensor_larger_than_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = random_words((3, 7, 5), seed=1)
+    whole = unpack_reorder(words)
+    monkeypatch.setitem(packing._CHUNK_WORDS, "cpu", 4)  # 105 words: 26 full chunks and a rest
+    assert torch.equal(unpack_reorder(words), whole)
+    assert torch.equal(pack_reorder(whole), words)
+
+
+def test_input_is_left_alone_and_may_be_strided() -> None:
+    words = random_words((6, 10), seed=2)
+    before = words.clone()
+    assert torch.equal(unpack_reorder(words[:, ::2]), unpack_reorder(words[:, ::2].contiguous()))
+    values = unpack_reorder(words)
+    kept = values.clone()
+    assert torch.equal(pack_reorder(values.t().contiguous().t()), words)
+    assert torch.equal(words, before) and torch.equal(values, kept)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 12])
+def test_columns_that_do_not_fill_words_are_refused(columns: int) -> None:
+    with pytest.raises(KimiError, match=f"{columns} columns"):
+        pack_reorder(torch.zeros(2, columns, dtype=torch.int8))
+
+
+def test_wrong_dtypes_are_refused() -> None:
+    with pytest.raises(KimiError, match="int64"):
+        unpack_reorder(torch.zeros(2, 2, dtype=torch.int64))
+    with pytest.raises(KimiError, match="int32"):
+        pack_reorder(torch.zeros(2, 8, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_fold_scales_of_one_projection(shape: tuple[int, ...]) -> None:
+    rows = torch.tensor([0.5, 2.0, 4.0])
+    assert fold_scales(torch.full(shape, 0.25), rows).tolist() == [0.125, 0.5, 1.0]
+
+
+def test_fold_scales_of_stacked_experts() -> None:
+    rows = torch.ones(2, 6)
+    gate_up = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert fold_scales(gate_up, rows).tolist() == [[1, 1, 1, 2, 2, 2], [3, 3, 3, 4, 4, 4]]
+    assert fold_scales(gate_up[:, 0], rows).tolist() == [[1] * 6, [3] * 6]
+
+
+def test_fold_scales_multiplies_in_float32() -> None:
+    scale, rows = torch.rand(1, dtype=torch.float32) + 1, torch.rand(9, dtype=torch.float32)
+    assert torch.equal(fold_scales(scale, rows), scale * rows)
+    assert fold_scales(scale.bfloat16(), rows).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("scale", "rows"), [((3,), (2, 6)), ((2,), (5,)), ((0,), (4,))])
+def test_scales_that_do_not_fit_are_refused(scale: tuple[int, ...], rows: tuple[int, ...]) -> None:
+    with pytest.raises(KimiError, match="does not fit"):
+        fold_scales(torch.ones(scale), torch.ones(rows))
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    rows_per_rank=st.integers(1, 3),
+    words_per_rank=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=40, deadline=None)
+def test_slices_are_slices_of_the_values(tp: int, rows_per_rank: int, words_per_rank: int, seed: int) -> None:
+    inter, words = tp * rows_per_rank, tp * words_per_rank
+    packed = random_words((2, 2 * inter, words), seed)
+    values = unpack_reorder(packed)
+    for rank in range(tp):
+        rows = slice(rank * rows_per_rank, (rank + 1) * rows_per_rank)
+        gate_up = torch.cat((values[:, :inter][:, rows], values[:, inter:][:, rows]), dim=1)
+        assert torch.equal(unpack_reorder(slice_rows(packed, rank, tp, parts=2)), gate_up)
+        columns = slice(rank * words_per_rank * 8, (rank + 1) * words_per_rank * 8)
+        assert torch.equal(unpack_reorder(slice_packed_columns(packed, rank, tp)), values[..., columns])
+    scales = torch.arange(2 * inter)
+    assert torch.equal(torch.cat([slice_rows(scales, rank, tp, dim=-1) for rank in range(tp)]), scales)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: slice_rows(torch.zeros(1, 12, 2), 0, 8, parts=2), "6 rows"),
+        (lambda: slice_packed_columns(torch.zeros(1, 2, 6), 0, 4), "48 columns"),  # 12 columns a rank: inside a word
+        (lambda: slice_packed_columns(torch.zeros(1, 2, 6), 2, 2), "rank 2"),
+        (lambda: slice_rows(torch.zeros(1, 2, 6), 0, 0), "size 0"),
+    ],
+)
+def test_bad_tensor_parallel_splits_are_refused(call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(KimiError, match=message):
+        call()
