@@ -1,0 +1,138 @@
+"""Choose the W4A8 MoE backend: flydsl on gfx942 with FlyDSL installed, else triton on a GPU, else reference.
+
+`--moe-backend` (the `requested` argument) overrides the gate KIMI_MOE_BACKEND, which overrides the choice. An
+override that cannot run is an error with the reason, never a silent fallback.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import KimiError
+from .contract import MoeBackend, MoeShape
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("flydsl", "triton", "reference")  # in order of preference
+AUTO = "auto"
+GATE = "KIMI_MOE_BACKEND"
+
+_logged: set[str] = set()
+
+
+class GateReader(Protocol):
+    """The part of `gates.Gates` (or of a plain dict) that the backends need."""
+
+    def get(self, name: str, /) -> object:
+        """The gate's value, or None when it is unset."""
+        ...
+
+
+def select_backend(shape: MoeShape, device: torch.device, gates: GateReader, requested: str = AUTO) -> MoeBackend:
+    """The backend that runs `shape` on `device`; logs once what was chosen and why the preferred ones were not.
+
+    requested: `auto` or a name from BACKENDS. Raises KimiError when the name is unknown, or when the backend asked
+    for (by `requested` or by the gate) cannot run here.
+    """
+    name, asked_by = _override(gates, requested)
+    if name is not None:
+        backend, reason = _try_backend(name, shape, device, gates)
+        if backend is None:
+            raise KimiError(
+                f"the MoE backend {name!r} cannot run: {reason}",
+                where=asked_by,
+                expected=f"a backend that runs {shape} on {device}",
+                remedy=f"install what is missing, or set {AUTO!r}",
+            )
+        _log_once(backend, shape, device, f"asked for by {asked_by}")
+        return backend
+
+    rejected: list[str] = []
+    for name in BACKENDS:
+        backend, reason = _try_backend(name, shape, device, gates)
+        if backend is not None:
+            _log_once(backend, shape, device, "; ".join(rejected) or "preferred")
+            return backend
+        rejected.append(f"not {name}: {reason}")
+    raise KimiError("no MoE backend can run", expected=f"a backend for {shape} on {device}", remedy="; ".join(rejected))
+
+
+def load_backend(name: str, gates: GateReader) -> MoeBackend:
+    """Import and construct one backend; raises ImportError when its package is absent."""
+    if name == "flydsl":
+        from .flydsl_backend import FlydslBackend
+
+        return FlydslBackend(gates)
+    if name == "triton":
+        from .triton_backend import TritonBackend
+
+        return TritonBackend()
+    from .reference import ReferenceBackend
+
+    return ReferenceBackend()
+
+
+def gpu_arch(device: torch.device) -> str | None:
+    """`gfx942` and the like on ROCm, `sm_90` and the like on CUDA, None when `device` is no GPU."""
+    import torch
+
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def _override(gates: GateReader, requested: str) -> tuple[str | None, str]:
+    """(backend asked for or None, who asked)."""
+    gate = str(gates.get(GATE) or AUTO)
+    for value, asked_by in ((requested, "--moe-backend"), (gate, GATE)):
+        if value not in (AUTO, *BACKENDS):
+            raise KimiError(
+                f"there is no MoE backend {value!r}", where=asked_by, expected=" | ".join((AUTO, *BACKENDS))
+            )
+    if requested != AUTO:
+        return requested, "--moe-backend"
+    return (gate, GATE) if gate != AUTO else (None, "")
+
+
+def _try_backend(name: str, shape: MoeShape, device: torch.device, gates: GateReader) -> tuple[MoeBackend | None, str]:
+    """(backend, "") when it can run, else (None, reason)."""
+    reason = _absent(name, device)
+    if reason is not None:
+        return None, reason
+    try:
+        backend = load_backend(name, gates)
+    except ImportError as error:
+        return None, f"it does not import ({error})"
+    reason = backend.unsupported(shape, device)
+    return (backend, "") if reason is None else (None, reason)
+
+
+def _absent(name: str, device: torch.device) -> str | None:
+    """Cheap reasons that need no import of the backend."""
+    if name == "flydsl":
+        arch = gpu_arch(device)
+        if arch != "gfx942":
+            return f"needs a gfx942 GPU, {device} is {arch or 'no GPU'}"
+        return None if find_spec("flydsl") else "the package flydsl is not installed (extra `kernels`)"
+    if name == "triton":
+        return None if find_spec("triton") else "the package triton is not installed"
+    return None
+
+
+def _log_once(backend: MoeBackend, shape: MoeShape, device: torch.device, why: str) -> None:
+    describe = getattr(backend, "describe", None)
+    tiles = f" | {describe(shape, device)}" if describe else ""
+    message = (
+        f"MoE backend {backend.name} on {device} for E={shape.num_experts} H={shape.hidden} I={shape.inter} "
+        f"top-{shape.top_k} ({why}){tiles}"
+    )
+    if message not in _logged:
+        _logged.add(message)
+        logger.info(message)
