@@ -1,0 +1,220 @@
+"""What a checkpoint's config.json says: model sizes and AMD Quark's quantization entry, typed and checked on entry."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+
+from ..errors import KimiError
+
+_WRAPPER_PREFIX = "language_model."
+M = TypeVar("M", bound=BaseModel)
+
+
+class TensorQuant(BaseModel):
+    """One stage of Quark's quantization of one tensor."""
+
+    dtype: str | None = None
+    qscheme: str | None = None
+    ch_axis: int | None = None
+    group_size: int | None = None
+    is_dynamic: bool | None = None
+
+
+class LayerQuant(BaseModel):
+    """What Quark does to a layer's weight: nothing, one stage, or a list of stages applied in order."""
+
+    weight: TensorQuant | list[TensorQuant] | None = None
+
+    @property
+    def is_w4a8_two_stage(self) -> bool:
+        """FP8 per tensor and then INT4 per output channel, both static: the W4A8 format of this package."""
+        if not isinstance(self.weight, list) or len(self.weight) != 2:
+            return False
+        first, second = self.weight
+        return (
+            (first.dtype, first.qscheme) == ("fp8_e4m3", "per_tensor")
+            and (second.dtype, second.qscheme, second.ch_axis) == ("int4", "per_channel", 0)
+            and not first.is_dynamic
+            and not second.is_dynamic
+        )
+
+
+class QuarkExport(BaseModel):
+    """How Quark wrote the weights."""
+
+    pack_method: str | None = None
+
+
+class QuantizationConfig(BaseModel):
+    """The `quantization_config` of config.json; fields that no check needs are ignored."""
+
+    quant_method: str = ""
+    global_quant_config: LayerQuant | None = None
+    layer_quant_config: dict[str, LayerQuant] | None = None
+    exclude: list[str] | None = None
+    export: QuarkExport | None = None
+
+    @property
+    def is_w4a8_two_stage(self) -> bool:
+        """Whether the checkpoint's default for a layer is the W4A8 format."""
+        default = self.global_quant_config
+        return self.quant_method == "quark" and default is not None and default.is_w4a8_two_stage
+
+    def excludes(self) -> ExcludeRules:
+        """The exclude list, ready to be asked about many names."""
+        return ExcludeRules(self.exclude or [])
+
+
+def is_w4a8_two_stage(config: Mapping[str, Any]) -> bool:
+    """Whether weights are stored as `[fp8_e4m3 per_tensor, int4 per_channel ch_axis 0]`.
+
+    config: a `quantization_config`, or one of its layer entries (`{"weight": ..., "input_tensors": ...}`). A config
+    of another kind, whatever its fields, is answered with False.
+    """
+    if config.get("quant_method", "quark") != "quark":
+        return False
+    try:
+        return LayerQuant.model_validate(config.get("global_quant_config", config)).is_w4a8_two_stage
+    except ValidationError:
+        return False
+
+
+class ExcludeRules:
+    """Which modules a Quark `exclude` list leaves unquantized.
+
+    An entry is a module name, a `re:` pattern (matched from the start of the name, as SGLang and vLLM do) or a glob
+    (as Quark itself matches). A multimodal wrapper's prefix `language_model.` may be present or absent on both sides.
+    """
+
+    def __init__(self, patterns: list[str]) -> None:
+        self._names = {_strip_wrapper(p) for p in patterns if not p.startswith("re:")}
+        globs = [fnmatch.translate(p) for p in self._names if any(c in p for c in "*?[")]
+        try:
+            regexes = [re.compile(p[3:]).pattern for p in patterns if p.startswith("re:")]
+        except re.error as error:
+            raise KimiError(
+                f"exclude pattern is not a regular expression: {error}", expected="Python syntax after 're:'"
+            ) from error
+        self._pattern = re.compile("|".join(f"(?:{p})" for p in globs + regexes)) if globs or regexes else None
+
+    def __contains__(self, module: str) -> bool:
+        short = _strip_wrapper(module)
+        if short in self._names:
+            return True
+        return self._pattern is not None and bool(self._pattern.match(module) or self._pattern.match(short))
+
+
+class TextShape(BaseModel):
+    """Sizes of a DeepSeek-V3-style text model, by the names of its config.json."""
+
+    model_config = ConfigDict(frozen=True)
+
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    intermediate_size: PositiveInt | None = None
+    n_routed_experts: int = 0
+    n_shared_experts: int = 0
+    moe_intermediate_size: PositiveInt | None = None
+    first_k_dense_replace: int = 0
+    moe_layer_freq: PositiveInt = 1
+
+    @property
+    def moe_layers(self) -> list[int]:
+        """Layers whose MLP is a mixture of experts."""
+        if not self.n_routed_experts or self.moe_intermediate_size is None:
+            return []
+        first, step = self.first_k_dense_replace, self.moe_layer_freq
+        return [layer for layer in range(first, self.num_hidden_layers) if layer % step == 0]
+
+
+class EagleConfig(BaseModel):
+    """The `eagle_config` entry of a draft."""
+
+    use_aux_hidden_state: bool = True
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+
+
+class DraftShape(BaseModel):
+    """Sizes of an EAGLE3 draft, by the names of its config.json."""
+
+    model_config = ConfigDict(frozen=True)
+
+    architectures: list[str] = Field(default_factory=list)
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    intermediate_size: PositiveInt | None = None
+    draft_vocab_size: PositiveInt | None = None
+    target_hidden_size: PositiveInt | None = None
+    tie_word_embeddings: bool = False
+    eagle_config: EagleConfig = Field(default_factory=EagleConfig)
+
+
+class ModelConfig(BaseModel):
+    """A target's config.json: the text model's sizes and the quantization, wherever a wrapper keeps them."""
+
+    architectures: list[str] = Field(default_factory=list)
+    text: TextShape
+    quantization: QuantizationConfig | None = None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; a missing or unreadable file and other JSON are a KimiError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise KimiError(
+            f"{path.name} is missing", str(path), "a Hugging Face model directory", "fetch the checkpoint again"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise KimiError(
+            f"{path.name} cannot be read: {error}", str(path), "a JSON object", "fetch the file again"
+        ) from error
+    if not isinstance(content, dict):
+        raise KimiError(f"{path.name} holds a JSON {type(content).__name__}", str(path), "a JSON object")
+    return content
+
+
+def read_model_config(model_dir: Path) -> ModelConfig:
+    """Read and check a target's config.json; raises KimiError naming each field that is missing or wrong."""
+    path = model_dir / "config.json"
+    raw = read_json(path)
+    text = raw.get("text_config")
+    text = text if isinstance(text, dict) else raw
+    quantization = raw.get("quantization_config") or text.get("quantization_config")
+    content = {"architectures": raw.get("architectures") or [], "text": text, "quantization": quantization}
+    return _validate(ModelConfig, content, path)
+
+
+def read_draft_config(draft_dir: Path) -> DraftShape:
+    """Read and check a draft's config.json; raises KimiError naming each field that is missing or wrong."""
+    path = draft_dir / "config.json"
+    raw = {key: value for key, value in read_json(path).items() if value is not None}
+    return _validate(DraftShape, raw, path)
+
+
+def _validate(kind: type[M], content: dict[str, Any], path: Path) -> M:
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        fields = [f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors()]
+        raise KimiError(
+            f"{path.name} is not usable: {'; '.join(fields[:4])}" + (" ..." if len(fields) > 4 else ""),
+            str(path),
+            "the fields of a Hugging Face model config",
+        ) from error
+
+
+def _strip_wrapper(name: str) -> str:
+    return name.removeprefix(_WRAPPER_PREFIX)
