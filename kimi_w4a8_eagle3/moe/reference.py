@@ -1,0 +1,98 @@
+"""The reference backend: the contract in plain torch, integer-exact, on any device.
+
+Rows are grouped by expert into a padded grid `[experts in use, rows, K]` and multiplied as one batched matmul per
+stage. The matmul runs in float32: its operands are integers with |a8| <= 127 and |w4| <= 8, so every partial sum
+stays below 2**24 and is exact for K <= 16,512 (Kimi-K2.5 has K <= 7,168); beyond that it runs in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..quark.packing import unpack_reorder
+from .contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights
+
+LAYOUT = "reference-int8"
+_FLOAT32_EXACT_K = 2**24 // (INT8_MAX * 8)
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each row to INT8 symmetrically.
+
+    x: [..., K]. Returns (integers as float32 [..., K], scale float32 [..., 1]); an all-zero row has scale 1. A row
+    that holds NaN or Inf has a non-finite scale and yields NaN, so that a broken activation stays visible.
+    """
+    x = x.float()
+    scale = x.abs().amax(dim=-1, keepdim=True) / INT8_MAX
+    scale = torch.where(scale == 0, 1.0, scale)
+    return torch.round(x / scale), scale
+
+
+def exact_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Batched integer matmul: a float32 [B, M, K] x w int8 [B, N, K] -> exact sums [B, M, N] as float32 or float64."""
+    dtype = torch.float32 if a.shape[-1] <= _FLOAT32_EXACT_K else torch.float64
+    return torch.bmm(a.to(dtype), w.to(dtype).transpose(1, 2))
+
+
+def _group_rows(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Group the routed slots by expert.
+
+    topk_ids: [T, top_k], -1 = not on this rank. Returns (experts in use [B], grid [B, M] of slot numbers `t * top_k + s`,
+    valid [B, M]); unused grid cells hold slot 0 and are not valid.
+    """
+    flat = topk_ids.reshape(-1)
+    slots = torch.nonzero(flat >= 0).squeeze(1)
+    experts, group, counts = torch.unique(flat[slots], return_inverse=True, return_counts=True)
+    order = torch.argsort(group, stable=True)
+    starts = counts.cumsum(0) - counts
+    position = torch.arange(slots.numel(), device=flat.device) - starts[group[order]]
+    width = int(counts.max()) if counts.numel() else 0
+    grid = torch.zeros(experts.numel(), width, dtype=torch.long, device=flat.device)
+    valid = torch.zeros(experts.numel(), width, dtype=torch.bool, device=flat.device)
+    grid[group[order], position] = slots[order]
+    valid[group[order], position] = True
+    return experts.long(), grid, valid
+
+
+class ReferenceBackend:
+    """Integer-exact torch implementation; the yardstick of every other backend and the one that runs on a CPU."""
+
+    name = "reference"
+
+    def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
+        """Never refuses: any shape runs on any device that torch runs on."""
+        return None
+
+    def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
+        """Unpack Quark's int32 words to int8 [E, N, K]."""
+        return PreparedMoe(
+            shape=weights.shape,
+            layout=LAYOUT,
+            w13=unpack_reorder(weights.w13),
+            w2=unpack_reorder(weights.w2),
+            s13=weights.s13,
+            s2=weights.s2,
+        )
+
+    def forward(
+        self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Run both stages; see MoeBackend.forward for shapes."""
+        tokens, hidden = x.shape
+        inter = moe.shape.inter
+        experts, grid, valid = _group_rows(topk_ids)
+        rows, row_scale = quantize_rows(x)
+        token_of = grid // topk_ids.shape[1]
+
+        acc = exact_matmul(rows[token_of], moe.w13[experts])
+        gate_up = acc.float() * row_scale[token_of] * moe.s13[experts].unsqueeze(1)
+        act = torch.nn.functional.silu(gate_up[..., :inter]) * gate_up[..., inter:]
+
+        act_rows, act_scale = quantize_rows(act)
+        acc = exact_matmul(act_rows, moe.w2[experts])
+        down = acc.float() * act_scale * moe.s2[experts].unsqueeze(1)
+
+        weighted = down * topk_weights.reshape(-1)[grid].float().unsqueeze(-1)
+        out = torch.zeros(tokens, hidden, dtype=torch.float32, device=x.device)
+        out.index_add_(0, token_of[valid], weighted[valid])
+        return out.to(torch.bfloat16)

@@ -1,0 +1,224 @@
+"""An engine process: started, watched until it answers, stopped with everything it spawned, its log kept.
+
+Nothing here knows SGLang beyond its two health endpoints; the command line and environment come from a recipe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import psutil
+
+from .errors import KimiError
+
+_STOP_GRACE_S = 20.0
+_POLL_S = 0.25
+_TAIL_LINES = 25
+
+
+@dataclass
+class EngineServer:
+    """One engine process in a session of its own.
+
+    argv: the whole command line. env: added to this process's environment. log_path: stdout and stderr, appended.
+    Used as a context manager it starts on entry and stops, with all its children, on exit.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    host: str
+    port: int
+    log_path: Path
+    name: str = "server"
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _children: dict[int, psutil.Process] = field(default_factory=dict, repr=False)
+
+    @property
+    def base_url(self) -> str:
+        """Where the server answers; a wildcard host is reached over loopback."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine's main process."""
+        if self._process is None:
+            raise KimiError(f"{self.name} was not started")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the process; raises KimiError when the port is taken or the program cannot be executed."""
+        require_free_port(self.host, self.port)
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            with self.log_path.open("ab") as log:
+                self._process = subprocess.Popen(
+                    list(self.argv),
+                    env={**os.environ, **self.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                )
+        except OSError as error:
+            raise KimiError(
+                f"{self.name} could not be started: {error.strerror}",
+                where=error.filename or str(self.log_path),
+                expected="an executable program and a writable log folder",
+            ) from error
+
+    def wait_ready(self, timeout_s: float, on_wait: Callable[[float, str], None] | None = None) -> float:
+        """Wait until /health answers 200; returns the seconds it took.
+
+        on_wait(seconds, last log line) is called about four times a second. Raises KimiError when the process ends
+        or does not answer within `timeout_s`; the process is stopped before.
+        """
+        began = time.monotonic()
+        with httpx.Client(timeout=5.0) as client:
+            while True:
+                elapsed = time.monotonic() - began
+                if self.poll() is not None:
+                    code = self.poll()
+                    self.stop()
+                    raise self._failure(f"{self.name} ended with exit code {code} before it was ready")
+                if _answers(client, self.base_url):
+                    return elapsed
+                if elapsed > timeout_s:
+                    self.stop()
+                    raise self._failure(f"{self.name} was not ready within {timeout_s:.0f} s")
+                if on_wait is not None:
+                    on_wait(elapsed, last_line(self.log_path))
+                time.sleep(_POLL_S)
+
+    def poll(self) -> int | None:
+        """Exit code, or None while the process runs."""
+        self._remember_children()
+        return None if self._process is None else self._process.poll()
+
+    def stop(self) -> None:
+        """End the process and everything it spawned: SIGTERM, then SIGKILL after a grace period. Idempotent."""
+        if self._process is None:
+            return
+        self._remember_children()
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        survivors = [child for child in self._children.values() if child.is_running()]
+        for child in survivors:
+            _signal(child, signal.SIGTERM)
+        _, alive = psutil.wait_procs(survivors, timeout=3.0)
+        for child in alive:
+            _signal(child, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=3.0)
+
+    def __enter__(self) -> EngineServer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def _remember_children(self) -> None:
+        """Children are looked up while their parent lives: orphans of a crashed engine could not be found later."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        try:
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                self._children.setdefault(child.pid, child)
+        except psutil.NoSuchProcess:
+            return
+
+    def _failure(self, what: str) -> KimiError:
+        tail = "\n".join(tail_lines(self.log_path, _TAIL_LINES))
+        return KimiError(f"{what}; the end of its log:\n{tail}", where=str(self.log_path))
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raise KimiError, naming the owner where it can be seen, when `port` is taken or not a port."""
+    if not 0 < port < 65536:
+        raise KimiError(f"{port} is not a TCP port", expected="1 to 65535", where="--port")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host or "0.0.0.0", port))
+        except OSError as error:
+            raise KimiError(
+                f"port {port} on {host} cannot be used: {error.strerror}{_owner(port)}",
+                where="--port",
+                expected="a port that nothing listens on",
+                remedy="stop that process, or choose another port with --port",
+            ) from error
+
+
+def tail_lines(path: Path, count: int) -> list[str]:
+    """The last `count` lines of a text file that may still be written; empty when there is none."""
+    try:
+        with path.open(errors="replace") as file:
+            return [line.rstrip("\n") for line in deque(file, maxlen=count)]
+    except OSError:
+        return []
+
+
+def last_line(path: Path) -> str:
+    """The last non-empty line of a log, read from its final 4 KiB."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 4096))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def _answers(client: httpx.Client, base_url: str) -> bool:
+    try:
+        return client.get(f"{base_url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _owner(port: int) -> str:
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" (used by process {connection.pid}, {psutil.Process(connection.pid).name()})"
+    except (psutil.Error, OSError):
+        return ""
+    return ""
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec: end when the process that started it dies, whatever killed it (Linux)."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

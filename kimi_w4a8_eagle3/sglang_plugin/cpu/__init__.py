@@ -1,0 +1,54 @@
+"""SGLang's CPU engine without compiled CPU kernels: pure-torch operators where `sgl_kernel` is absent.
+
+`install()` runs before anything of SGLang is imported, in the server process and in every spawned child. An installed
+compiled `sgl_kernel` wins: then nothing is replaced. The operators are vectorised over the batch and exist for the
+demo and the tests; they are not a fast CPU backend.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+
+_MARK = "__kimi_w4a8_reference__"
+
+
+def installed() -> bool:
+    """Whether the pure-torch operators stand in for `sgl_kernel` in this process."""
+    return hasattr(sys.modules.get("sgl_kernel"), _MARK)
+
+
+def install() -> bool:
+    """Provide `sgl_kernel` and torchvision's operator declarations; True when our operators are in use."""
+    if installed():
+        return True
+    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    from . import torchvision_ops
+
+    torchvision_ops.declare_missing()
+    if importlib.util.find_spec("sgl_kernel") is not None:
+        return False
+    from . import attention, locations, tree
+
+    module = types.ModuleType("sgl_kernel", "Pure-torch CPU operators of kimi-w4a8-eagle3.")
+    module.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", loader=None)
+    setattr(module, _MARK, True)
+    for part in (locations, tree):
+        for name in part.OPERATORS:
+            setattr(module, name, getattr(part, name))
+    attention.register()
+    sys.modules["sgl_kernel"] = module
+    return True
+
+
+def claim_attention_backend() -> None:
+    """Let SGLang resolve `--attention-backend intel_amx`, whose two operators are ours.
+
+    Only argument resolution asks this question; layers ask `cpu_has_amx_support` and stay on plain torch.
+    """
+    from sglang.srt.runtime_context import override_platform
+
+    override_platform(has_amx=True).install()

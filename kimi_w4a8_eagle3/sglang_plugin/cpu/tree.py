@@ -1,0 +1,67 @@
+"""EAGLE's draft chain and its greedy verification in torch, vectorised over requests (topk 1).
+
+With topk 1 the draft is a chain of `n` tokens: token 0 is the last committed one and token i follows token i-1. The
+index arrays that SGLang passes for trees are filled accordingly, so that its worker needs no special case.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .locations import require_chain
+
+OPERATORS = ("build_tree_kernel_efficient_cpu", "verify_tree_greedy_cpu")
+
+
+def build_tree_kernel_efficient_cpu(
+    parent_list: torch.Tensor,
+    selected_index: torch.Tensor,
+    verified_seq_len: torch.Tensor,
+    tree_mask: torch.Tensor,
+    positions: torch.Tensor,
+    retrieve_index: torch.Tensor,
+    retrieve_next_token: torch.Tensor,
+    retrieve_next_sibling: torch.Tensor,
+    topk: int,
+    depth: int,
+    draft_token_num: int,
+    tree_mask_mode: int,
+) -> None:
+    """Fill positions [B*n], the three link arrays [B, n] and the causal QLEN_ONLY mask [B*n*n] of a chain."""
+    require_chain(topk)
+    batch, n = len(verified_seq_len), draft_token_num
+    step = torch.arange(n)
+    positions.view(batch, n).copy_(verified_seq_len.unsqueeze(1) + step)
+    retrieve_index.copy_(torch.arange(batch).unsqueeze(1) * n + step)
+    retrieve_next_token.copy_(torch.where(step + 1 < n, step + 1, -1).expand(batch, n))
+    retrieve_next_sibling.fill_(-1)
+    causal = step.unsqueeze(0) <= step.unsqueeze(1)
+    tree_mask[: batch * n * n].view(batch, n, n).copy_(causal.expand(batch, n, n).to(tree_mask.dtype))
+
+
+def verify_tree_greedy_cpu(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    target_predict: torch.Tensor,
+) -> None:
+    """Accept the longest prefix of each chain that the target's argmax agrees with, then commit one bonus token.
+
+    candidates, target_predict: [B, n]; accept_index: [B, steps + 1], -1 where nothing was accepted; predicts: flat
+    [B*n], the target's token at every committed index; accept_token_num: [B], accepted draft tokens without the bonus.
+    """
+    batch, n = candidates.shape
+    target = target_predict.reshape(batch, n).to(candidates.dtype)
+    width = accept_index.shape[1]
+    agrees = candidates[:, 1:width] == target[:, : width - 1]
+    accepted = torch.cumprod(agrees.int(), dim=1).sum(dim=1)
+    accept_token_num.copy_(accepted.to(accept_token_num.dtype))
+
+    committed = torch.arange(width) <= accepted.unsqueeze(1)
+    index = retrive_index[:, :width].to(accept_index.dtype)
+    accept_index.copy_(torch.where(committed, index, accept_index))
+    predicts[index[committed].long()] = target[:, :width][committed].to(predicts.dtype)

@@ -1,0 +1,62 @@
+"""SGLang's QuarkConfig for the two-stage W4A8 format `[fp8_e4m3 per_tensor, int4 per_channel]`."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+import torch
+from sglang.srt.layers.quantization.quark.quark import QuarkConfig
+
+from ..errors import KimiError
+from ..quark.config import is_w4a8_two_stage
+from .w4a8_moe import QuarkInt4Int8MoE
+
+# Fused modules of Kimi's text model that SGLang's class for it does not map to their parts; without this the
+# excluded dense and shared-expert MLPs are not recognised as excluded.
+_FUSED = {
+    "gate_up_proj": ["gate_proj", "up_proj"],
+    "fused_qkv_a_proj_with_mqa": ["q_a_proj", "kv_a_proj_with_mqa"],
+}
+
+
+class W4A8QuarkConfig(QuarkConfig):
+    """Experts get the INT4 x INT8 scheme; every other layer of such a checkpoint is excluded from quantization."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.packed_modules_mapping = {**_FUSED, **self.packed_modules_mapping}
+        self.exclude_layers = [_as_sglang_pattern(name) for name in self.exclude_layers]
+
+    @staticmethod
+    def _get_block_fp8_config(layer_quant_config: Any, packed_modules_mapping: Any) -> Any:
+        """SGLang asks the weight entry for a block size, which a list of two stages does not have."""
+        if layer_quant_config and is_w4a8_two_stage(layer_quant_config):
+            return None
+        return QuarkConfig._get_block_fp8_config(layer_quant_config, packed_modules_mapping)
+
+    def get_moe_scheme(self, module: torch.nn.Module, layer_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Our scheme for a two-stage layer, SGLang's answer for any other."""
+        config = self._find_matched_config(layer_name, module)
+        if is_w4a8_two_stage(config):
+            return QuarkInt4Int8MoE(layer_name)
+        return super().get_moe_scheme(module, layer_name, *args, **kwargs)
+
+    def get_linear_scheme(self, layer: torch.nn.Module, layer_name: str) -> Any:
+        """Refuse a linear layer in the two-stage format: only routed experts have kernels for it."""
+        config = self._find_matched_config(layer_name, layer)
+        if is_w4a8_two_stage(config):
+            raise KimiError(
+                f"the linear layer {layer_name} is not excluded from W4A8 quantization",
+                where="config.json, quantization_config.exclude",
+                expected="only routed experts in W4A8: attention, router, lm_head, dense and shared MLPs excluded",
+                remedy="quantize the checkpoint with the published exclude list (`kimi quantize w4a8-target`)",
+            )
+        return super().get_linear_scheme(layer, layer_name)
+
+
+def _as_sglang_pattern(name: str) -> str:
+    """Quark writes globs (`*lm_head`), SGLang matches literal names and `re:` patterns."""
+    if name.startswith("re:") or not any(c in name for c in "*?["):
+        return name
+    return "re:" + fnmatch.translate(name)

@@ -1,0 +1,19 @@
+"""Give a W4A8 Quark checkpoint our QuarkConfig subclass, and leave every other checkpoint to SGLang's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..quark.config import is_w4a8_two_stage
+
+TARGET = "sglang.srt.layers.quantization.quark.quark.QuarkConfig.from_config"
+
+
+def from_config(original: Callable[..., Any], cls: type, config: dict[str, Any]) -> Any:
+    """AROUND hook of `QuarkConfig.from_config`: the same construction, for our subclass where the format is W4A8."""
+    if is_w4a8_two_stage(config):
+        from .quark_config import W4A8QuarkConfig
+
+        cls = W4A8QuarkConfig
+    return original(cls, config)

@@ -1,0 +1,151 @@
+"""The W4A8 MoE scheme inside SGLang: parameters as Quark stores them, repacked once, then our fused MoE."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.layers.moe import MoeRunnerConfig
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
+from sglang.srt.layers.quantization.quark.schemes import QuarkMoEScheme
+from sglang.srt.utils import set_weight_attrs
+
+from ..errors import KimiError
+from ..gates import read_gates
+from ..moe.contract import MoeBackend, MoeShape, PreparedMoe, QuarkMoeWeights
+from ..moe.dispatch import select_backend
+from ..moe.op import moe_forward
+from ..quark.packing import NIBBLES_PER_WORD
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.moe.token_dispatcher import StandardDispatchOutput
+
+
+class QuarkInt4Int8MoE(QuarkMoEScheme):
+    """INT4 weights (per channel, with a per-tensor first stage) times INT8 activations (per token, dynamic).
+
+    While loading, a layer holds w13_weight int32 [E, 2I, H/8], w2_weight int32 [E, H, I/8] and their scales; after
+    loading, the two weights are in the backend's layout and the scales folded.
+    """
+
+    def __init__(self, layer_name: str) -> None:
+        self.layer_name = layer_name
+        self.backend: MoeBackend | None = None
+        self.prepared: PreparedMoe | None = None
+        self.output_scale = 1.0
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """No CUDA capability is required: the dispatcher picks a backend that runs on the device."""
+        return 0
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the parameters that SGLang's expert loader fills; scales start as NaN so that a gap is found."""
+        from sglang.srt.layers.moe.fused_moe_triton import FusedMoeWeightScaleSupported
+
+        inter, words = intermediate_size_per_partition, NIBBLES_PER_WORD
+        for size, name in ((hidden_size, "hidden size"), (inter, "intermediate size per rank")):
+            if size % words:
+                raise KimiError(
+                    f"{self.layer_name}: the {name} {size} is not a multiple of {words}",
+                    expected=f"whole int32 words of {words} INT4 values on every rank",
+                    remedy="choose a tensor-parallel size that divides the experts' intermediate size / 8",
+                )
+
+        def add(name: str, value: torch.Tensor, **attrs: Any) -> None:
+            parameter = torch.nn.Parameter(value, requires_grad=False)
+            layer.register_parameter(name, parameter)
+            set_weight_attrs(parameter, {**extra_weight_attrs, **attrs})
+
+        def unset(*shape: int) -> torch.Tensor:
+            return torch.full(shape, float("nan"), dtype=torch.float32)
+
+        tensor = {"quant_method": FusedMoeWeightScaleSupported.TENSOR.value}
+        channel = {"quant_method": FusedMoeWeightScaleSupported.CHANNEL.value}
+        add("w13_weight", torch.empty(num_experts, 2 * inter, hidden_size // words, dtype=torch.int32))
+        add("w2_weight", torch.empty(num_experts, hidden_size, inter // words, dtype=torch.int32))
+        add("w13_weight_scale", unset(num_experts, 2), **tensor)
+        add("w2_weight_scale", unset(num_experts), **tensor)
+        add("w13_weight_scale_2", unset(num_experts, 2 * inter), **channel)
+        add("w2_weight_scale_2", unset(num_experts, hidden_size), **channel)
+
+    def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: MoeRunnerConfig) -> None:
+        """Check that the layer computes what our kernels compute, and keep the scale that SGLang leaves to us."""
+        config = moe_runner_config
+        if config.activation != "silu" or not config.is_gated or config.apply_router_weight_on_input:
+            raise KimiError(
+                f"{self.layer_name}: activation {config.activation!r}, gated={config.is_gated}, "
+                f"router weight on input={config.apply_router_weight_on_input}",
+                expected="a gated SiLU MoE with router weights on the output",
+            )
+        # DeepSeek's model code applies the routed scaling factor itself except on CUDA, where the kernel does.
+        if torch.version.cuda and torch.cuda.is_available() and config.routed_scaling_factor is not None:
+            self.output_scale = float(config.routed_scaling_factor)
+        self.top_k = int(config.top_k or layer.top_k)
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Fold the scales and repack the weights for the backend: one layer of extra memory, no loop over experts."""
+        if self.prepared is not None:
+            return
+        weights = self._loaded(layer)
+        self.backend = select_backend(weights.shape, weights.w13.device, read_gates(os.environ))
+        self.prepared = self.backend.prepare(weights)
+        for name in ("w13_weight_scale_2", "w2_weight_scale_2"):
+            delattr(layer, name)
+        for name, value in (
+            ("w13_weight", self.prepared.w13),
+            ("w2_weight", self.prepared.w2),
+            ("w13_weight_scale", self.prepared.s13),
+            ("w2_weight_scale", self.prepared.s2),
+        ):
+            setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
+
+    def apply_weights(
+        self, layer: torch.nn.Module, dispatch_output: StandardDispatchOutput
+    ) -> StandardCombineInput:
+        """Run the fused MoE on the tokens that SGLang routed."""
+        assert self.backend is not None and self.prepared is not None
+        topk = dispatch_output.topk_output
+        out = moe_forward(
+            self.backend, dispatch_output.hidden_states, self.prepared, topk.topk_weights, topk.topk_ids
+        )
+        if self.output_scale != 1.0:
+            out = out * self.output_scale
+        return StandardCombineInput(hidden_states=out)
+
+    def _loaded(self, layer: torch.nn.Module) -> QuarkMoeWeights:
+        """What the loader left in the layer, with `weight_scale * weight_scale_2` folded per output channel."""
+        experts, rows, _ = layer.w13_weight.shape
+        s13 = layer.w13_weight_scale_2.view(experts, 2, rows // 2) * layer.w13_weight_scale.unsqueeze(-1)
+        s2 = layer.w2_weight_scale_2 * layer.w2_weight_scale.unsqueeze(-1)
+        for name, scale in (("w13 (gate_proj, up_proj)", s13), ("w2 (down_proj)", s2)):
+            bad = ~torch.isfinite(scale).reshape(experts, -1).all(dim=1)
+            if bool(bad.any()):
+                raise KimiError(
+                    f"{self.layer_name}: {int(bad.sum())} of {experts} experts have a missing or NaN scale in {name}, "
+                    f"the first is expert {int(bad.nonzero()[0])}",
+                    expected="weight_scale and weight_scale_2 for every expert projection",
+                    remedy="run `kimi check MODEL` to see every faulty tensor",
+                )
+        shape = MoeShape(
+            num_experts=experts,
+            hidden=layer.w2_weight.shape[1],
+            inter=rows // 2,
+            top_k=self.top_k,
+        )
+        return QuarkMoeWeights(
+            shape=shape,
+            w13=layer.w13_weight.data,
+            w2=layer.w2_weight.data,
+            s13=s13.view(experts, rows).contiguous(),
+            s2=s2.contiguous(),
+        )
