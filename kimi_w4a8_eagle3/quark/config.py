@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from ..errors import KimiError
 
+GLOB_CHARACTERS = "*?["
 _WRAPPER_PREFIX = "language_model."
 M = TypeVar("M", bound=BaseModel)
 
@@ -95,7 +96,7 @@ class ExcludeRules:
 
     def __init__(self, patterns: list[str]) -> None:
         self._names = {_strip_wrapper(p) for p in patterns if not p.startswith("re:")}
-        globs = [fnmatch.translate(p) for p in self._names if any(c in p for c in "*?[")]
+        globs = [fnmatch.translate(p) for p in self._names if any(c in p for c in GLOB_CHARACTERS)]
         try:
             regexes = [re.compile(p[3:]).pattern for p in patterns if p.startswith("re:")]
         except re.error as error:

@@ -30,6 +30,8 @@ ITEM_BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
+# Integers of the same size, and the mask of their exponent.
+EXPONENT_BITS = {"F32": ("<u4", 0x7F800000), "BF16": ("<u2", 0x7F80)}
 _MAX_HEADER = 100_000_000  # the limit of the safetensors library
 _MAX_RUN = 64 << 20  # bytes read at once
 _READERS = 8
@@ -50,12 +52,16 @@ class TensorInfo:
 
 @dataclass
 class Checkpoint:
-    """All tensors of a checkpoint directory, and what is wrong with its files."""
+    """All tensors of a checkpoint directory, and what is wrong with its files.
+
+    `unread` names the tensors that the index places in shards whose headers could not be read.
+    """
 
     directory: Path
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
     problems: list[KimiError] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -109,7 +115,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     named = sorted(set(index.values())) if index is not None else [SINGLE_NAME]
     headers = _read_headers(directory, named, checkpoint)
     for name, shard in (index or {}).items():
-        if shard in headers and name not in headers[shard]:
+        if shard not in headers:
+            checkpoint.unread.add(name)
+        elif name not in headers[shard]:
             checkpoint.problems.append(
                 KimiError(
                     f"tensor {name} is not in {shard}",
@@ -128,25 +136,28 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 def find_non_finite(tensors: Iterable[TensorInfo]) -> list[tuple[TensorInfo, int]]:
     """Tensors that hold NaN or Inf, with how many such values.
 
-    tensors: of dtype F32. Neighbours in a file are read as one run, so a shard whose scales lie together (safetensors
-    sorts by dtype) costs one read; files are read in parallel.
+    tensors: of a dtype in EXPONENT_BITS. Neighbours in a file are read as one run, so a shard whose scales lie
+    together (safetensors sorts by dtype) costs one read; files are read in parallel.
     """
-    by_file: dict[Path, list[TensorInfo]] = {}
+    groups: dict[tuple[Path, str], list[TensorInfo]] = {}
     for tensor in tensors:
-        by_file.setdefault(tensor.file, []).append(tensor)
+        groups.setdefault((tensor.file, tensor.dtype), []).append(tensor)
     with ThreadPoolExecutor(_READERS) as pool:
-        found = pool.map(_non_finite_in_file, by_file.values())
+        found = pool.map(_non_finite_in_group, groups.values())
         return [item for items in found for item in items]
 
 
-def _non_finite_in_file(tensors: list[TensorInfo]) -> list[tuple[TensorInfo, int]]:
+def _non_finite_in_group(tensors: list[TensorInfo]) -> list[tuple[TensorInfo, int]]:
+    """The same for tensors of one file and one dtype: NaN and Inf are the values whose exponent bits are all ones."""
+    integer, exponent = EXPONENT_BITS[tensors[0].dtype]
+    size = np.dtype(integer).itemsize
     bad = []
     for run in _runs(tensors):
-        start, nbytes = run[0].start, sum(t.nbytes for t in run)
-        values = np.fromfile(run[0].file, dtype="<f4", count=nbytes // 4, offset=start)
-        broken = ~np.isfinite(values)
+        start, count = run[0].start, sum(t.nbytes for t in run) // size
+        values = np.fromfile(run[0].file, dtype=integer, count=count, offset=start)
+        broken = (values & exponent) == exponent
         if broken.any():
-            counts = [(t, int(broken[(t.start - start) // 4 :][: t.nbytes // 4].sum())) for t in run]
+            counts = [(t, int(broken[(t.start - start) // size :][: t.nbytes // size].sum())) for t in run]
             bad += [(tensor, count) for tensor, count in counts if count]
     return bad
 

@@ -1,0 +1,71 @@
+"""`kimi check`: is this checkpoint, with this draft and tensor-parallel size, one that can be served?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..quark.preflight import Report
+
+
+def check(
+    model: Path = typer.Argument(help="Directory of the target checkpoint."),
+    draft: Path = typer.Option(None, "--draft", help="Directory of the EAGLE3 draft to check against the target."),
+    tp: int = typer.Option(1, "--tp", min=1, help="Tensor-parallel size that must divide the shapes."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON instead of tables."),
+) -> None:
+    """Check a checkpoint from its configs, safetensors headers and scales; no weight is loaded.
+
+    Exit status 0 when it can be served, 1 when there are problems.
+    """
+    from rich.console import Console
+
+    from ..quark.preflight import preflight
+
+    report = preflight(model, draft, tp)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        console = Console()
+        console.print(_summary(report))
+        if report.problems:
+            console.print(_problems(report))
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _summary(report: Report) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    verdict = "[green]can be served[/]" if report.ok else f"[bold red]{len(report.problems)} problem(s)[/]"
+    table = Table(title=f"Checkpoint: {verdict}", show_header=False)
+    rows = {
+        "target": report.model,
+        "draft": report.draft or "none",
+        "tensor parallel": str(report.tp),
+        "weights": report.weight_format,
+        "files": f"{report.shards} shards, {report.tensors:,} tensors, {report.nbytes / 1e9:,.3f} GB",
+        "scales read": f"{report.scales_read:,}",
+        "time": f"{report.seconds:.2f} s",
+    }
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    return table
+
+
+def _problems(report: Report) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Problems", show_lines=True)
+    table.add_column("check", no_wrap=True)
+    table.add_column("what is wrong", overflow="fold")
+    for problem in report.problems:
+        table.add_row(problem.check, escape(str(problem.error())))
+    return table

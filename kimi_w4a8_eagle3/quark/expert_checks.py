@@ -1,0 +1,175 @@
+"""Checks of a W4A8 target: every routed expert is stored in the published format, and nothing else is quantized."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from .config import GLOB_CHARACTERS, ModelConfig, QuantizationConfig, TextShape
+from .packing import NIBBLES_PER_WORD
+from .problems import Findings, Problem
+from .safetensors_header import EXPONENT_BITS, Checkpoint, TensorInfo, find_non_finite
+
+_REQUANTIZE = "quantize the model again (`kimi quantize`) or fetch the published checkpoint"
+_EXPERT = re.compile(r"\.mlp\.experts\.\d+\.\w+$")
+_LINEAR = re.compile(r"\.layers\.\d+\..*_proj(_with_mqa)?$|(^|\.)lm_head$")
+_FLOATS = ("F16", "BF16", "F32", "F64")
+
+
+def check_config(config: ModelConfig, where: str) -> list[Problem]:
+    """pack_method, and reduction sizes that whole words of eight INT4 values can hold."""
+    findings = Findings("format")
+    export = config.quantization.export if config.quantization else None
+    method = export.pack_method if export else None
+    if method != "reorder":
+        findings.add(f"pack_method is {method!r}", where, "export.pack_method: 'reorder'", _REQUANTIZE)
+    for name in ("hidden_size", "moe_intermediate_size"):
+        size = getattr(config.text, name) or 0
+        if size % NIBBLES_PER_WORD:
+            findings.add(
+                f"K = {name} = {size} is not a multiple of {NIBBLES_PER_WORD}", where, "eight INT4 values in each word"
+            )
+    if not config.text.moe_layers:
+        findings.add("the model has no routed experts to quantize", where, "n_routed_experts and moe_intermediate_size")
+    return findings.problems()
+
+
+def check_experts(checkpoint: Checkpoint, shape: TextShape) -> list[Problem]:
+    """Presence, dtype and shape of `weight`, `weight_scale` and `weight_scale_2` of every routed expert."""
+    findings = Findings("experts")
+    hidden, inter = shape.hidden_size, shape.moe_intermediate_size or 0
+    sizes = {"gate_proj": (inter, hidden), "up_proj": (inter, hidden), "down_proj": (hidden, inter)}
+    prefix = text_prefix(checkpoint)
+    for layer in shape.moe_layers:
+        for expert in range(shape.n_routed_experts):
+            for projection, (rows, columns) in sizes.items():
+                name = f"{prefix}layers.{layer}.mlp.experts.{expert}.{projection}"
+                _check_projection(checkpoint, name, rows, columns, findings)
+    return findings.problems()
+
+
+def check_excludes(checkpoint: Checkpoint, quantization: QuantizationConfig, where: str) -> list[Problem]:
+    """The exclude list says the truth: routed experts are quantized, other linear layers are excluded and are not."""
+    findings = Findings("excludes")
+    for pattern in quantization.exclude or []:
+        if not pattern.startswith("re:") and any(character in pattern for character in GLOB_CHARACTERS):
+            findings.add(
+                f"exclude entry {pattern!r} is a glob, which SGLang takes for a plain name",
+                where,
+                "full module names, or patterns that begin with 're:'",
+                "write the names out, or quantize again: Quark lists the names it left alone",
+            )
+    excludes = quantization.excludes()
+    for name, tensor in checkpoint.tensors.items():
+        module = name.removesuffix(".weight")
+        if module == name:
+            continue
+        quantized = f"{module}.weight_scale" in checkpoint.tensors or tensor.dtype not in _FLOATS
+        if _EXPERT.search(module):
+            if module in excludes:
+                findings.add("routed expert is in the exclude list", where, "all experts quantized", _REQUANTIZE, name)
+        elif quantized and module in excludes:
+            findings.add(
+                f"excluded layer is quantized ({tensor.dtype})",
+                tensor.file,
+                "BF16, as quantization_config.exclude says",
+                _REQUANTIZE,
+                name,
+            )
+        elif quantized:
+            findings.add(
+                f"layer outside the routed experts is quantized ({tensor.dtype})",
+                tensor.file,
+                "only routed experts in W4A8",
+                "quantize again with this layer excluded",
+                name,
+            )
+        elif _LINEAR.search(module) and module not in excludes:
+            findings.add(
+                f"layer is neither quantized ({tensor.dtype}) nor excluded",
+                where,
+                "its name in quantization_config.exclude",
+                "add the name to the exclude list, or quantize again",
+                name,
+            )
+    return findings.problems()
+
+
+def check_scale_values(checkpoint: Checkpoint) -> tuple[list[Problem], int]:
+    """NaN or Inf in the scales of routed experts. Returns the problems and how many scale tensors were read."""
+    names = (".weight_scale", ".weight_scale_2")
+    scales = [t for n, t in checkpoint.tensors.items() if n.endswith(names) and t.dtype in EXPONENT_BITS]
+    findings = Findings("scales")
+    for tensor, count in find_non_finite(scales):
+        kind = tensor.name.rsplit(".", 1)[1]
+        values = math.prod(tensor.shape)
+        findings.add(
+            f"{kind} holds NaN or Inf ({count:,} of {values:,} values)",
+            tensor.file,
+            "finite scales",
+            _REQUANTIZE,
+            tensor.name,
+        )
+    return findings.problems(), len(scales)
+
+
+def check_tensor_parallel(shape: TextShape, tp: int, where: str) -> list[Problem]:
+    """Each rank gets an equal part of heads, rows of gate/up and whole packed words of down."""
+    findings = Findings("tensor-parallel")
+    expected = f"a multiple of the tensor-parallel size {tp}"
+    sizes = {"num_attention_heads": shape.num_attention_heads, "intermediate_size": shape.intermediate_size or 0}
+    inter = shape.moe_intermediate_size or 0
+    if shape.moe_layers:
+        sizes["moe_intermediate_size"] = inter
+    for name, size in sizes.items():
+        if size % tp:
+            findings.add(f"TP {tp} does not divide {name} = {size}", where, expected, "choose another --tp")
+    if shape.moe_layers and inter % tp == 0 and inter // tp % NIBBLES_PER_WORD:
+        findings.add(
+            f"TP {tp} cuts a packed word of down_proj: {inter} / {tp} = {inter // tp} columns a rank",
+            where,
+            "a multiple of 8 INT4 values on each rank",
+            "choose a smaller --tp",
+        )
+    return findings.problems()
+
+
+def text_prefix(checkpoint: Checkpoint) -> str:
+    """What stands before `layers.` in the text model's tensor names."""
+    wrapped = any(name.startswith("language_model.") for name in checkpoint.tensors)
+    return "language_model.model." if wrapped else "model."
+
+
+def _check_projection(checkpoint: Checkpoint, name: str, rows: int, columns: int, findings: Findings) -> None:
+    weight = _require(checkpoint, f"{name}.weight", findings)
+    if weight is not None and weight.dtype in _FLOATS:
+        findings.add(f"expert is not quantized ({weight.dtype})", weight.file, "I32 words", _REQUANTIZE, weight.name)
+        return
+    words = -(-columns // NIBBLES_PER_WORD)
+    _expect(weight, ("I32",), ((rows, words),), f"I32 [{rows}, {columns}/8 = {words}]", findings)
+    scale = _require(checkpoint, f"{name}.weight_scale", findings)
+    # Quark writes BF16 here unless its FP8 stage asks for a float32 scale; the loader converts it.
+    _expect(scale, ("F32", "BF16"), ((), (1,)), "F32 [] or [1]", findings)
+    row_scale = _require(checkpoint, f"{name}.weight_scale_2", findings)
+    _expect(row_scale, ("F32",), ((rows,),), f"F32 [{rows}]", findings)
+
+
+def _require(checkpoint: Checkpoint, name: str, findings: Findings) -> TensorInfo | None:
+    tensor = checkpoint.tensors.get(name)
+    if tensor is None and name not in checkpoint.unread:
+        kind = name.rsplit(".", 1)[1]
+        findings.add(f"{kind} is missing", checkpoint.directory, "one for each expert projection", _REQUANTIZE, name)
+    return tensor
+
+
+def _expect(
+    tensor: TensorInfo | None,
+    dtypes: tuple[str, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    expected: str,
+    findings: Findings,
+) -> None:
+    if tensor is not None and (tensor.dtype not in dtypes or tensor.shape not in shapes):
+        kind = tensor.name.rsplit(".", 1)[1]
+        found = f"{kind} is {tensor.dtype} {list(tensor.shape)}"
+        findings.add(found, tensor.file, expected, _REQUANTIZE, tensor.name)

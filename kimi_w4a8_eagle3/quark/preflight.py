@@ -1,0 +1,137 @@
+"""The check before any weight is loaded: configs, safetensors headers and scales of a target and its draft."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import KimiError
+from . import expert_checks
+from .config import ModelConfig, read_draft_config, read_model_config
+from .draft_checks import check_draft
+from .problems import Problem
+from .safetensors_header import Checkpoint, read_checkpoint
+
+_SHOWN = 5
+
+
+@dataclass
+class Report:
+    """What `preflight` looked at and what it found wrong."""
+
+    model: str
+    draft: str | None
+    tp: int
+    weight_format: str = "unknown"
+    shards: int = 0
+    tensors: int = 0
+    nbytes: int = 0
+    scales_read: int = 0
+    seconds: float = 0.0
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def raise_for_problems(self) -> None:
+        """Raise one KimiError that states the only problem, or the first few with their number."""
+        if len(self.problems) == 1:
+            raise self.problems[0].error()
+        if self.problems:
+            shown = [f"[{p.check}] {p.message}; expected {p.expected}" for p in self.problems[:_SHOWN]]
+            rest = len(self.problems) - len(shown)
+            lines = "".join(f"\n  - {line}" for line in shown) + (f"\n  - and {rest} more" if rest else "")
+            where = self.model if self.draft is None else f"{self.model}, draft {self.draft}"
+            raise KimiError(
+                f"the checkpoint has {len(self.problems)} problems:{lines}",
+                where,
+                "a complete W4A8 checkpoint" + (" and a draft trained for it" if self.draft else ""),
+                "`kimi check` lists every problem with file and remedy",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def preflight(model_dir: Path | str, draft_dir: Path | str | None = None, tp: int = 1) -> Report:
+    """Check a target, and a draft against it, from configs, safetensors headers and the small scale tensors.
+
+    Never raises for a bad checkpoint: see `Report.problems`, `Report.raise_for_problems`. A target in another format
+    than W4A8 is checked for complete files, tensor-parallel size and draft only.
+    """
+    started = time.monotonic()
+    model_dir = Path(model_dir)
+    report = Report(str(model_dir), str(draft_dir) if draft_dir is not None else None, tp)
+    if tp < 1:
+        report.problems.append(Problem("tensor-parallel", f"TP is {tp}", expected="1 or more"))
+        return report
+    config = _check_target(model_dir, report)
+    if draft_dir is not None and config is not None:
+        _check_draft(Path(draft_dir), config, report)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _check_target(model_dir: Path, report: Report) -> ModelConfig | None:
+    if not model_dir.is_dir():
+        error = KimiError("no such model directory", str(model_dir), "a local checkpoint", "`kimi fetch` brings one")
+        report.problems.append(Problem.of("files", error))
+        return None
+    checkpoint = _read_files(model_dir, "files", report)
+    report.shards, report.tensors = len(checkpoint.files), len(checkpoint.tensors)
+    report.nbytes = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    try:
+        config = read_model_config(model_dir)
+    except KimiError as error:
+        report.problems.append(Problem.of("config", error))
+        return None
+    where = str(model_dir / "config.json")
+    quantization = config.quantization
+    if quantization is None:
+        report.weight_format = "not quantized"
+    elif quantization.is_w4a8_two_stage:
+        report.weight_format = "Quark W4A8"
+        report.problems += _check_w4a8(checkpoint, config, where, report)
+    else:
+        report.weight_format = f"{quantization.quant_method or 'unnamed quantization'}, not W4A8"
+    report.problems += expert_checks.check_tensor_parallel(config.text, report.tp, where)
+    return config
+
+
+def _check_w4a8(checkpoint: Checkpoint, config: ModelConfig, where: str, report: Report) -> list[Problem]:
+    assert config.quantization is not None
+    problems = expert_checks.check_config(config, where)
+    if not checkpoint.tensors:  # no header could be read, which is reported already
+        return problems
+    problems += expert_checks.check_experts(checkpoint, config.text)
+    try:
+        problems += expert_checks.check_excludes(checkpoint, config.quantization, where)
+    except KimiError as error:
+        problems.append(Problem.of("excludes", error))
+    found, report.scales_read = expert_checks.check_scale_values(checkpoint)
+    return problems + found
+
+
+def _check_draft(draft_dir: Path, target: ModelConfig, report: Report) -> None:
+    if not draft_dir.is_dir():
+        error = KimiError("no such draft directory", str(draft_dir), "a local EAGLE3 draft", "`kimi fetch` brings one")
+        report.problems.append(Problem.of("draft", error))
+        return
+    checkpoint = _read_files(draft_dir, "draft", report)
+    try:
+        draft = read_draft_config(draft_dir)
+    except KimiError as error:
+        report.problems.append(Problem.of("draft", error))
+        return
+    report.problems += check_draft(draft, checkpoint, target.text, report.tp)
+
+
+def _read_files(directory: Path, check: str, report: Report) -> Checkpoint:
+    checkpoint = read_checkpoint(directory)
+    report.problems += [Problem.of(check, error) for error in checkpoint.problems]
+    return checkpoint
