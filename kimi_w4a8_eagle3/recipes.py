@@ -1,0 +1,329 @@
+"""Turns a recipe into the exact command and environment of a server, with a sentence for every difference.
+
+`load_recipe` reads and checks a TOML file (see `recipe_schema`); `render` applies the command line's overrides, derives
+what depends on the machine (NUMA list, memory fraction) and returns a `Launch`, which `kimi serve` prints or runs.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .aiter_regime import Regime
+from .errors import KimiError
+from .hardware import Gpu, Machine, gpu_by_name
+from .memory_plan import MemoryPlan, make_plan
+from .recipe_schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
+
+__all__ = ["Launch", "Recipe", "load_recipe", "recipe_names", "render"]
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Args = dict[str, ArgValue]
+
+# Other spellings that SGLang's parser accepts for the arguments that this module reads or replaces.
+ALIASES = {
+    "model": "model-path",
+    "tp": "tp-size",
+    "tensor-parallel-size": "tp-size",
+    "speculative-draft-model": "speculative-draft-model-path",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A server that can be started: `env` is added to the caller's environment, `argv` is the command.
+
+    notes: one sentence for each difference from the published command and for each warning. overrides: what the
+    command line changed, as `--name value`.
+    """
+
+    recipe: str
+    engine: str
+    argv: list[str]
+    env: dict[str, str]
+    model: str
+    draft: str | None
+    host: str
+    port: int
+    progress_timeout_s: float
+    notes: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+
+    @property
+    def base_url(self) -> str:
+        """Where a client on this machine reaches the server."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{host}:{self.port}"
+
+    def shell(self) -> str:
+        """The launch as lines that a shell runs: exports, then the command."""
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in self.env.items()]
+        words = ["python" if word == sys.executable else shlex.quote(word) for word in self.argv]
+        groups = _argument_groups(words)
+        return "\n".join([*exports, " \\\n    ".join(groups)])
+
+
+def render(
+    recipe: Recipe,
+    settings: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    *,
+    machine: Machine | None = None,
+    gpu: Gpu | None = None,
+    regime: Regime = Regime.UNKNOWN,
+) -> Launch:
+    """The command for `recipe` on `machine` (detected when not given).
+
+    settings: `KEY=VALUE` as `--set` takes it; a key without a dot is an engine argument. extra: engine arguments as
+    typed after `--`. gpu: assume this GPU instead of the machine's. regime: what the installed AITER does beyond int32.
+    Raises KimiError for anything that cannot start.
+    """
+    machine = Machine.detect() if machine is None else machine
+    parsed = dict(parse_setting(text) for text in settings)
+    typed = parse_arguments(extra)
+    recipe = with_settings(recipe, {**parsed, **{f"args.{name}": value for name, value in typed.items()}})
+
+    notes: list[str] = []
+    args = _assemble(recipe, notes)
+    _derive_numa(args, recipe, machine, notes)
+    _guard_memory(args, recipe, gpu or machine.gpu or _reference(recipe, notes), regime, notes)
+    _warn(args, recipe, machine, notes)
+    overrides = [_show(key.removeprefix("args."), value) for key, value in parsed.items()]
+    overrides += [_show(name, value) for name, value in typed.items()]
+    return Launch(
+        recipe=recipe.name,
+        engine=recipe.engine,
+        argv=[sys.executable, "-m", "sglang.launch_server", *command_words(args)],
+        env=recipe.environment,
+        model=str(args["model-path"]),
+        draft=str(args["speculative-draft-model-path"]) if "speculative-draft-model-path" in args else None,
+        host=str(args.get("host", "127.0.0.1")),
+        port=int(str(args.get("port", 30000))),
+        progress_timeout_s=recipe.options.progress_timeout_s,
+        notes=notes + [f"override: {text}" for text in overrides],
+        overrides=overrides,
+    )
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`port=8000` -> ("args.port", 8000); `options.sampling=target` -> ("options.sampling", "target")."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise KimiError(f"cannot read the setting {text!r}", where="--set", expected="KEY=VALUE")
+    key = key.strip() if "." in key else f"args.{_canonical(key.strip())}"
+    return key, _parse_value(value.strip())
+
+
+def parse_arguments(words: Sequence[str]) -> Args:
+    """Engine arguments as typed (`--port 8000 --flag --list 1 2 --x=3`) -> {"port": 8000, "flag": True, ...}."""
+    args: Args = {}
+    name: str | None = None
+    values: list[Any] = []
+    for word in [*words, "--"]:
+        if not word.startswith("--"):
+            if name is None:
+                raise KimiError(f"unexpected {word!r}", where="after --", expected="engine arguments: --name value")
+            values.append(_parse_value(word))
+            continue
+        if name is not None:
+            args[_canonical(name)] = values if len(values) > 1 else values[0] if values else True
+        name, equals, value = word[2:].partition("=")
+        values = [_parse_value(value)] if equals else []
+    return args
+
+
+def command_words(args: Mapping[str, ArgValue]) -> list[str]:
+    """{"port": 8000, "flag": True, "off": False, "list": [1, 2]} -> --port 8000 --flag --list 1 2."""
+    words: list[str] = []
+    for name, value in args.items():
+        if value is False:
+            continue
+        words.append(f"--{name}")
+        if isinstance(value, list):
+            words += [str(item) for item in value]
+        elif value is not True:
+            words.append(str(value))
+    return words
+
+
+def _assemble(recipe: Recipe, notes: list[str]) -> Args:
+    """Published arguments, then the options, then the improvements; each difference leaves a note."""
+    args: Args = {"model-path": _path(recipe.model)}
+    if recipe.model.on_hub and recipe.model.revision != "main":
+        args["revision"] = recipe.model.revision
+    args.update(recipe.args)
+    if recipe.draft is not None:
+        args["speculative-draft-model-path"] = _path(recipe.draft)
+        if recipe.draft.on_hub and recipe.draft.revision != "main":
+            args["speculative-draft-model-revision"] = recipe.draft.revision
+    if recipe.options.sampling == "target":
+        args["speculative-use-rejection-sampling"] = True
+        notes.append("--speculative-use-rejection-sampling: options.sampling is 'target', so temperature is honoured")
+    if recipe.options.all_reduce == "rccl":
+        args["disable-custom-all-reduce"] = True
+        notes.append(
+            "--disable-custom-all-reduce: options.all_reduce is 'rccl' (slower; avoids the custom kernel's hangs)"
+        )
+    for name, improvement in recipe.improve.items():
+        args[name] = improvement.value
+        if improvement.value != "auto":
+            published = recipe.args.get(name)
+            was = "not in the published command" if published is None else f"published: {_show(name, published)}"
+            notes.append(f"{_show(name, improvement.value)} ({was}): {improvement.why}")
+    return args
+
+
+def _derive_numa(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> None:
+    if args.get("numa-node") != "auto":
+        return
+    published = recipe.args.get("numa-node")
+    count = int(str(args.get("tp-size", 1)))
+    nodes = machine.numa_nodes(count)
+    if nodes is not None:
+        args["numa-node"] = nodes
+        note = "read from this machine's PCI topology"
+        notes.append(f"{_show('numa-node', nodes)}: {note}" + (", as published" if nodes == published else ""))
+    elif isinstance(published, list) and len(published) == count:
+        args["numa-node"] = published
+        notes.append(
+            f"{_show('numa-node', published)}: the published list, because this machine's layout is not readable"
+        )
+    else:
+        del args["numa-node"]
+        notes.append(
+            f"--numa-node left out: this machine's layout is not readable, the published list is not for {count} GPUs"
+        )
+
+
+def _guard_memory(args: Args, recipe: Recipe, gpu: Gpu | None, regime: Regime, notes: list[str]) -> None:
+    """Resolve `mem-fraction-static = "auto"` and cap the pool so that no page offset exceeds int32."""
+    asked = args.get("mem-fraction-static")
+    if recipe.hardware.gpus == 0 or recipe.model.card is None or args.get("attention-backend") != "aiter":
+        if asked == "auto":
+            del args["mem-fraction-static"]
+            notes.append("--mem-fraction-static left to the engine: the guard knows AITER's kernels only")
+        return
+    if gpu is None:
+        raise KimiError(
+            "the GPU is unknown, so its memory cannot be divided",
+            where="mem-fraction-static = auto",
+            remedy="name it with --gpu, or give --set mem-fraction-static=FRACTION",
+        )
+    plan = make_plan(recipe, args, gpu, regime)
+    verdict = plan.verdict
+    asked_tokens = int(str(args.get("max-total-tokens", verdict.max_total_tokens)))
+    args["max-total-tokens"] = min(asked_tokens, verdict.max_total_tokens)
+    if asked == "auto":
+        args["mem-fraction-static"] = verdict.fraction
+    elif verdict.binding is None and asked_tokens <= verdict.max_total_tokens:
+        del args["max-total-tokens"]  # nothing to cap: the engine's own sizing stays
+        return
+    notes.append(guard_note(plan, args, recipe.args.get("mem-fraction-static")))
+
+
+def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgValue | None) -> str:
+    """The guard's verdict as one sentence: what is passed, what was published, which kernel limits, what it gains."""
+    verdict = plan.verdict
+    cause = "memory is the limit, no page offset exceeds int32"
+    if verdict.binding is not None:
+        cause = f"{verdict.binding.name} computes page offsets in int32 and reaches {verdict.limit:,} tokens at most"
+    gain = ""
+    if isinstance(published, float):
+        more = verdict.max_total_tokens - plan.budget.tokens(published)
+        gain = f"; {more:+,} tokens against the published {published}"
+    return (
+        f"{_show('mem-fraction-static', args['mem-fraction-static'])} "
+        f"{_show('max-total-tokens', args['max-total-tokens'])}: page-offset guard for {plan.gpu.name} "
+        f"({plan.gpu.hbm_gib:.0f} GiB), AITER {verdict.regime.value}: {cause}{gain}"
+    )
+
+
+def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> None:
+    """What a person should know before starting, none of which stops the start."""
+    for checkpoint in (recipe.model, recipe.draft):
+        if checkpoint is not None and checkpoint.on_hub and not checkpoint.pinned:
+            moving = f"the moving revision {checkpoint.revision!r}, not at a commit hash"
+            notes.append(f"warning: {checkpoint.repo} is taken at {moving}")
+    speculative = "speculative-algorithm" in args
+    if speculative and recipe.options.sampling == "greedy" and recipe.hardware.gpus:
+        notes.append(
+            "warning: on ROCm, SGLang verifies EAGLE3 drafts greedily whatever temperature a request asks for; "
+            "options.sampling=target makes it sample"
+        )
+    missing = unmet_requirements(recipe, machine)
+    notes += [f"warning: {text}" for text in missing]
+
+
+def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
+    """One sentence for each hardware requirement of `recipe` that `machine` does not meet."""
+    need = recipe.hardware
+    if not need.gpus:
+        return []
+    if len(machine.devices) < need.gpus:
+        return [
+            f"this machine has {len(machine.devices)} AMD GPUs, the recipe needs {need.gpus} ({', '.join(need.arch)})"
+        ]
+    unmet = []
+    wrong = sorted({device.arch for device in machine.devices} - set(need.arch))
+    if wrong:
+        unmet.append(f"the GPUs are {', '.join(wrong)}, the recipe is made for {', '.join(need.arch)}")
+    return unmet
+
+
+def _reference(recipe: Recipe, notes: list[str]) -> Gpu | None:
+    if recipe.hardware.reference is None:
+        return None
+    gpu = gpu_by_name(recipe.hardware.reference)
+    notes.append(
+        f"no known GPU here: memory is computed for the recipe's reference, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
+    )
+    return gpu
+
+
+def _path(checkpoint: Checkpoint) -> str:
+    """What the engine is given as model path: a Hub id, a directory, or where a built-in model lies."""
+    if not checkpoint.repo.startswith("builtin:"):
+        return checkpoint.repo
+    from . import tiny
+
+    builders = {"builtin:tiny": "target_path", "builtin:tiny-draft": "draft_path"}
+    if checkpoint.repo not in builders:
+        raise KimiError(f"unknown built-in model {checkpoint.repo!r}", expected=", ".join(builders))
+    return str(getattr(tiny, builders[checkpoint.repo])())
+
+
+def _canonical(name: str) -> str:
+    name = name.replace("_", "-")
+    return ALIASES.get(name, name)
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value where it is one (8000, 0.8, true, [0, 1]), else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _show(name: str, value: Any) -> str:
+    if "." in name:
+        return f"{name}={value}"
+    return " ".join(command_words({name: value})) or f"no --{name}"
+
+
+def _argument_groups(words: Sequence[str]) -> list[str]:
+    """Words grouped so that each argument stands on its own line with its values."""
+    groups: list[str] = []
+    for word in words:
+        if word.startswith("--") or not groups:
+            groups.append(word)
+        else:
+            groups[-1] += f" {word}"
+    return groups

@@ -1,0 +1,29 @@
+"""Copies the operator's folders into the wheel; everything else is declared in pyproject.toml."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+# Folders that `kimi_w4a8_eagle3.resources.operator_dir` looks up by name.
+OPERATOR_FOLDERS = ["launch"]
+
+
+class BuildWithOperatorFolders(build_py):
+    """build_py, and then the top-level folders under `kimi_w4a8_eagle3/_operator/`."""
+
+    def run(self) -> None:
+        """Build; an editable install reads the checkout itself and needs no copy."""
+        super().run()
+        if self.editable_mode:
+            return
+        for name in OPERATOR_FOLDERS:
+            target = Path(self.build_lib) / "kimi_w4a8_eagle3" / "_operator" / name
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(name, target, ignore=shutil.ignore_patterns("__pycache__", "*.tmp"))
+
+
+setup(cmdclass={"build_py": BuildWithOperatorFolders})
