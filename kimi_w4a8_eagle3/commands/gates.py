@@ -1,0 +1,65 @@
+"""`kimi gates`: the table of kernel gates with their current values and where those come from."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def gates(
+    recipe: str = typer.Option("", "--recipe", "-r", help="Show the values that this recipe sets."),
+    backend: str = typer.Option("flydsl", "--backend", help="Warn about gates that this MoE backend ignores."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error."""
+    from ..errors import KimiError
+    from ..gates import OUR_BACKENDS, TABLE, ignored_gates, read_gates
+    from ..recipes import load_recipe
+
+    if backend not in OUR_BACKENDS:
+        raise KimiError(f"no MoE backend {backend!r}", where="--backend", expected=", ".join(OUR_BACKENDS))
+    recipe_env = load_recipe(recipe).environment if recipe else {}
+    checked = read_gates({**os.environ, **recipe_env})  # a server's environment: the recipe's values win
+    rows: list[dict[str, Any]] = []
+    for gate in TABLE:
+        value = checked.get(gate.name)
+        origin = "recipe" if gate.name in recipe_env else "environment" if value is not None else "default"
+        rows.append(
+            {
+                "name": gate.name,
+                "value": gate.default if value is None else value,
+                "origin": origin,
+                "allowed": gate.expected,
+                "reader": gate.reader,
+                "effect": gate.effect,
+                "backends": gate.backends,
+            }
+        )
+    warnings = ignored_gates(checked, backend)
+    if as_json:
+        typer.echo(json.dumps({"gates": rows, "warnings": warnings}, indent=2))
+        return
+    _print(rows, warnings)
+
+
+def _print(rows: list[dict[str, Any]], warnings: list[str]) -> None:
+    table = Table(show_lines=False)
+    for column in ("gate", "value", "origin", "allowed", "read by", "effect"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        style = None if row["origin"] == "default" else "bold"
+        value = (
+            "-"
+            if row["value"] in (None, "")
+            else str(int(row["value"]) if isinstance(row["value"], bool) else row["value"])
+        )
+        table.add_row(row["name"], value, row["origin"], row["allowed"], row["reader"], row["effect"], style=style)
+    console = Console(highlight=False)
+    console.print(table)
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
