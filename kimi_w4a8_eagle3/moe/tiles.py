@@ -1,0 +1,63 @@
+"""The table of tile choices, `tiles.json`: which tiles a backend takes for an architecture, a shape and a batch.
+
+A row holds for batches of at most `max_tokens` tokens (null: any) and, when it names `hidden` and `inter`, for that
+shape alone. `source` says where the choice comes from: "measured: ..." by `kimi tune-moe`, or how it was derived.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import KimiError
+
+TABLE = Path(__file__).with_name("tiles.json")
+_KEYS = ("backend", "arch", "hidden", "inter", "max_tokens", "tiles", "source")
+
+Row = dict[str, Any]
+
+
+@lru_cache(maxsize=4)
+def read_rows(path: Path = TABLE) -> tuple[Row, ...]:
+    """All rows of a table; raises KimiError when it is unreadable or a row lacks a key."""
+    try:
+        rows = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise KimiError("the tile table cannot be read", where=f"{path}: {error}", remedy="kimi tune-moe") from error
+    if not isinstance(rows, list):
+        raise KimiError("the tile table is no list", where=str(path), expected="a list of rows")
+    for number, row in enumerate(rows):
+        missing = [key for key in _KEYS if key not in row] if isinstance(row, dict) else list(_KEYS)
+        if missing:
+            raise KimiError(f"row {number} of the tile table lacks {', '.join(missing)}", where=str(path))
+    return tuple(rows)
+
+
+def find_row(backend: str, arch: str, hidden: int, inter: int, tokens: int, path: Path = TABLE) -> Row | None:
+    """The row for this batch: exact shape before general, exact arch before "any", then the tightest bound."""
+    candidates = [
+        row
+        for row in read_rows(path)
+        if row["backend"] == backend
+        and row["arch"] in (arch, "any")
+        and row["hidden"] in (hidden, None)
+        and row["inter"] in (inter, None)
+        and (row["max_tokens"] is None or tokens <= row["max_tokens"])
+    ]
+    return min(candidates, key=_rank, default=None)
+
+
+def write_rows(rows: list[Row], path: Path = TABLE) -> None:
+    """Replace the table in one step, one row a line so that a review sees what changed."""
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(f"[\n{lines}\n]\n")
+    temporary.replace(path)
+    read_rows.cache_clear()
+
+
+def _rank(row: Row) -> tuple[bool, bool, float]:
+    bound = row["max_tokens"]
+    return row["hidden"] is None, row["arch"] == "any", float("inf") if bound is None else bound

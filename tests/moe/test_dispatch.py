@@ -1,0 +1,91 @@
+"""Backend choice: preference, overrides, reasons; and the custom operator around it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.moe import dispatch
+from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+from kimi_w4a8_eagle3.moe.op import moe_forward
+from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+
+SHAPE = MoeShape(num_experts=4, hidden=64, inter=32, top_k=2)
+CPU = torch.device("cpu")
+
+
+def test_a_cpu_gets_the_reference() -> None:
+    assert dispatch.select_backend(SHAPE, CPU, {}).name == "reference"
+
+
+@pytest.mark.parametrize("name", ["flydsl", "triton"])
+def test_an_override_that_cannot_run_is_an_error_with_the_reason(name: str) -> None:
+    for gates, requested, asked_by in (({}, name, "--moe-backend"), ({dispatch.GATE: name}, "auto", dispatch.GATE)):
+        with pytest.raises(KimiError) as error:
+            dispatch.select_backend(SHAPE, CPU, gates, requested)
+        assert name in str(error.value) and "GPU" in str(error.value) and error.value.where == asked_by
+
+
+def test_the_argument_beats_the_gate() -> None:
+    assert dispatch.select_backend(SHAPE, CPU, {dispatch.GATE: "triton"}, "reference").name == "reference"
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(KimiError, match=r"flydsl \| triton \| reference"):
+        dispatch.select_backend(SHAPE, CPU, {dispatch.GATE: "cutlass"})
+
+
+@pytest.mark.parametrize(
+    ("arch", "flydsl_installed", "chosen"),
+    [("gfx942", True, "flydsl"), ("gfx942", False, "triton"), ("gfx950", True, "triton"), ("sm_90", True, "triton")],
+)
+def test_preference_by_arch(monkeypatch: pytest.MonkeyPatch, arch: str, flydsl_installed: bool, chosen: str) -> None:
+    """Only the machine is pretended: which names are tried, and in which order, is dispatch's own."""
+
+    class Runs:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def unsupported(self, shape: MoeShape, device: torch.device) -> None:
+            return None
+
+    monkeypatch.setattr(dispatch, "gpu_arch", lambda device: arch)
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: object() if name != "flydsl" or flydsl_installed else None)
+    monkeypatch.setattr(dispatch, "load_backend", lambda name, gates: Runs(name))
+    assert dispatch.select_backend(SHAPE, torch.device("cuda"), {}).name == chosen
+
+
+def test_the_choice_is_logged_once_with_the_reasons(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dispatch, "_logged", set())
+    with caplog.at_level(logging.INFO, logger=dispatch.__name__):
+        dispatch.select_backend(SHAPE, CPU, {})
+        dispatch.select_backend(SHAPE, CPU, {})
+    assert len(caplog.records) == 1
+    message = caplog.records[0].getMessage()
+    assert "reference" in message and "not flydsl: needs a gfx942 GPU" in message and "not triton" in message
+
+
+def _layer() -> QuarkMoeWeights:
+    generator = torch.Generator().manual_seed(0)
+    words = {
+        "w13": torch.randint(-(2**31), 2**31, (4, 64, 8), generator=generator, dtype=torch.int64).int(),
+        "w2": torch.randint(-(2**31), 2**31, (4, 64, 4), generator=generator, dtype=torch.int64).int(),
+    }
+    return QuarkMoeWeights(SHAPE, words["w13"], words["w2"], torch.full((4, 64), 0.01), torch.full((4, 64), 0.02))
+
+
+def test_the_operator_runs_the_backend_and_traces_under_fake_tensors() -> None:
+    backend = ReferenceBackend()
+    moe = backend.prepare(_layer())
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    weights, ids = torch.rand(3, 2), torch.tensor([[0, 3], [2, -1], [1, 0]], dtype=torch.int32)
+    expected = backend.forward(x, moe, weights, ids)
+    assert torch.equal(moe_forward(backend, x, moe, weights, ids), expected)
+
+    compiled = torch.compile(lambda x: moe_forward(backend, x, moe, weights, ids), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), expected)
