@@ -1,0 +1,96 @@
+"""Just enough C++ to find a function's definition: a lexer and bracket matching, no preprocessor.
+
+Text inside `#if 0` counts like any other; brackets must balance in it, as they do in the headers edited here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TOKEN = re.compile(
+    r"""
+      (?P<space>\s+)
+    | (?P<comment>//[^\n]*|/\*.*?\*/)
+    | (?P<directive>^[ \t]*\#(?:\\\r?\n|[^\n])*)
+    | (?P<raw>R"(?P<tag>[^\s()\\]{0,16})\(.*?\)(?P=tag)")
+    | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+    | (?P<name>[A-Za-z_]\w*)
+    | (?P<number>\.?\d(?:[\w.']|[eEpP][+-])*)
+    | (?P<punct>.)
+    """,
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+_CLOSING = {"(": ")", "{": "}", "[": "]"}
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token: its text and where it lies in the source (character offsets)."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function definition: its tokens between the parentheses and where its body lies."""
+
+    parameters: tuple[str, ...]
+    body: tuple[str, ...]
+    body_start: int  # offset just behind the opening brace
+
+
+def tokens(source: str) -> list[Token]:
+    """The tokens of `source` without white space, comments and preprocessor directives."""
+    kept = (match for match in _TOKEN.finditer(source) if match.lastgroup not in ("space", "comment", "directive"))
+    return [Token(match.group(), match.start(), match.end()) for match in kept]
+
+
+def texts(source: str) -> list[str]:
+    """The tokens' texts alone, for comparing code whatever its layout."""
+    return [token.text for token in tokens(source)]
+
+
+def functions(source: str, names: set[str]) -> list[Function]:
+    """Every definition (not call, not declaration) of a function with one of these names.
+
+    Raises:
+        ValueError: when brackets do not match.
+    """
+    return list(_functions(tokens(source), names))
+
+
+def _functions(stream: list[Token], names: set[str]) -> Iterator[Function]:
+    for index, token in enumerate(stream[:-1]):
+        if token.text not in names or stream[index + 1].text != "(":
+            continue
+        close = _matching(stream, index + 1)
+        brace = close + 1
+        while brace < len(stream) and stream[brace].text in ("const", "noexcept"):
+            brace += 1
+        if brace == len(stream) or stream[brace].text != "{":
+            continue
+        end = _matching(stream, brace)
+        yield Function(
+            parameters=tuple(t.text for t in stream[index + 2 : close]),
+            body=tuple(t.text for t in stream[brace + 1 : end]),
+            body_start=stream[brace].end,
+        )
+
+
+def _matching(stream: list[Token], opening: int) -> int:
+    """Index of the bracket that closes the one at `opening`."""
+    expected: list[str] = []
+    for index in range(opening, len(stream)):
+        text = stream[index].text
+        if text in _CLOSING:
+            expected.append(_CLOSING[text])
+        elif text in _CLOSING.values():
+            if not expected or expected.pop() != text:
+                break
+            if not expected:
+                return index
+    raise ValueError(f"no match for {stream[opening].text!r} at offset {stream[opening].start}")

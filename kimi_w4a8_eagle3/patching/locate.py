@@ -1,0 +1,40 @@
+"""Finds the tree that holds a package, and its version, without importing the package."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+
+
+def find_root(package: str) -> Path | None:
+    """The folder that contains the package's folder (site-packages, or a checkout); None when not installed."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if spec.origin is not None and spec.origin != "namespace":
+        return Path(spec.origin).resolve().parent.parent
+    locations = list(spec.submodule_search_locations or [])
+    return Path(locations[0]).resolve().parent if locations else None
+
+
+def find_version(distributions: tuple[str, ...], root: Path | None) -> str | None:
+    """The recorded version, looked for in `root` first when one is given; None when nothing is recorded."""
+    for name in distributions:
+        if root is not None:
+            for found in metadata.distributions(name=name, path=[str(root)]):
+                return found.version
+            continue
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def first_file(root: Path, candidates: tuple[str, ...]) -> Path | None:
+    """The first candidate that is a file below `root`, symbolic links resolved."""
+    return next(((root / name).resolve() for name in candidates if (root / name).is_file()), None)

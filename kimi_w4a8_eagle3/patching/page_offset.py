@@ -1,0 +1,62 @@
+"""Which arithmetic the installed batch-prefill FMHA uses for page offsets: read from its headers, nothing is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from .cpp_edits import CheckedPageOffset, SmallPagesLoadGlobally
+from .locate import find_root, first_file
+from .state import State
+
+Regime = Literal["abort", "silent", "fixed"]
+
+_TREES = ("3rdparty/composable_kernel", "aiter_meta/3rdparty/composable_kernel", "projects/composablekernel", ".")
+_SELECTOR = "example/ck_tile/01_fmha/fmha_fwd.hpp"
+_KERNEL = "include/ck_tile/ops/fmha/kernel/fmha_batch_prefill_kernel.hpp"
+_PIPELINE = "include/ck_tile/ops/fmha/pipeline/block_fmha_batch_prefill_pipeline_qr_ks_vs_async.hpp"
+
+
+def page_offset_regime(root: Path | None = None) -> Regime | None:
+    """How the ck_tile headers below `root` treat a pool whose page offsets exceed int32 (page size below a tile).
+
+    root: the folder that holds the package `aiter` (site-packages or a checkout), or a composable_kernel or
+    rocm-libraries checkout; None looks for the installed aiter.
+
+    Returns "abort" (an assert or the check of patch `ck-tile-page-offset-check` stops the process), "silent" (wrong
+    pages are read), "fixed" (loads with 64-bit addresses: no limit), or None when there are no headers or they are
+    not recognised, which a caller must treat like "silent".
+    """
+    root = root or find_root("aiter")
+    if root is None:
+        return None
+    selector = _source(root, _SELECTOR)
+    kernel = _source(root, _KERNEL)
+    if selector is None or kernel is None:
+        return None
+    choice, _ = SmallPagesLoadGlobally().inspect(selector)
+    if choice in (State.ORIGINAL, State.APPLIED, State.UPSTREAM):
+        pipeline = _source(root, _PIPELINE)
+        return "fixed" if pipeline is not None and b"GLOBAL_LOAD_LDS" in pipeline else None
+    if choice is not State.PREDATES:
+        return None
+    state, _ = CheckedPageOffset().inspect(kernel)
+    if state in (State.APPLIED, State.UPSTREAM):
+        return "abort"
+    return "silent" if state is State.ORIGINAL else None
+
+
+def page_offset_is_64bit(root: Path | None = None) -> bool | None:
+    """Whether page offsets of the installed batch-prefill FMHA are 64 bits wide, so that the guard's limit is lifted.
+
+    True: the kernel loads through 64-bit addresses as soon as a pool exceeds int32. False: its offsets have 32 bits,
+    and the limit (pages - 1) * stride <= 2^31 - 1 elements holds. None: not installed or not recognised; treat it as
+    False. `root` as in `page_offset_regime`.
+    """
+    regime = page_offset_regime(root)
+    return None if regime is None else regime == "fixed"
+
+
+def _source(root: Path, name: str) -> bytes | None:
+    path = first_file(root, tuple(f"{tree}/{name}" for tree in _TREES))
+    return path.read_bytes() if path else None

@@ -1,0 +1,219 @@
+"""Applies, verifies and reverts the patches of the manifest on one root: all files of a patch, or none."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from ..errors import KimiError
+from . import ledger
+from .ledger import Record, digest
+from .locate import find_root, find_version, first_file
+from .manifest import Patch, PatchedFile, load_manifest
+from .state import State
+
+
+class Status(str, Enum):
+    """The state of a whole patch."""
+
+    APPLIED = "applied"
+    NOT_APPLIED = "not applied"
+    NOT_NEEDED = "not needed"  # upstream does it
+    TOO_OLD = "not applicable"  # the tree predates what the patch edits
+    NOT_INSTALLED = "not installed"
+    STALE_BUILD = "stale build"  # applied, but a module compiled before that is still there
+    MODIFIED = "modified"  # changed by somebody else after it was patched
+    UNKNOWN = "not recognised"
+
+
+SATISFIED = {Status.APPLIED, Status.NOT_NEEDED, Status.TOO_OLD}
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """One file of a patch; `path` is None when none of the candidates exists."""
+
+    path: Path | None
+    state: State | None
+    detail: str
+    modified: bool = False
+
+
+@dataclass(frozen=True)
+class PatchReport:
+    """What `kimi patch status` prints for one patch."""
+
+    id: str
+    title: str
+    status: Status
+    detail: str
+    root: Path | None
+    version: str | None
+    files: tuple[FileReport, ...]
+
+
+def inspect(patch: Patch, root: Path | None = None) -> PatchReport:
+    """Look at the patch's files below `root` (default: where the package is installed); changes nothing."""
+    base = root or find_root(patch.package)
+    version = find_version(patch.distributions, root)
+    files = tuple(_inspect_file(spec, base) for spec in patch.file) if base else ()
+    status, detail = _summary(patch, base, version, files)
+    if status is Status.NOT_APPLIED and patch.fallback_for:
+        status, detail = _as_fallback(patch.fallback_for, base, detail)
+    return PatchReport(patch.id, patch.title, status, detail, base, version, files)
+
+
+def apply(patch: Patch, root: Path | None = None) -> PatchReport:
+    """Apply the patch unless it is applied, not needed or its package is not installed.
+
+    Raises:
+        KimiError: when a file is not recognised or was modified; nothing is written then.
+    """
+    before = inspect(patch, root)
+    if before.status in (Status.UNKNOWN, Status.MODIFIED):
+        raise refusal(before)
+    if before.status is not Status.NOT_APPLIED or before.root is None:
+        return before
+    with _locked(before.root):
+        plan = []
+        for spec, report in zip(patch.file, before.files, strict=True):
+            if report.path is not None and report.state is State.ORIGINAL:
+                original = report.path.read_bytes()
+                plan.append((report.path, original, _edited(patch, spec, report.path, original)))
+        _write(patch, plan)
+    return inspect(patch, root)
+
+
+def revert(patch: Patch, root: Path | None = None) -> list[Path]:
+    """Restore every file of the patch that has a backup; returns those files.
+
+    Raises:
+        KimiError: when one of them was changed after it was patched; then none is restored.
+    """
+    base = root or find_root(patch.package)
+    if base is None:
+        return []
+    with _locked(base):
+        patched = list(_recorded(patch, base))
+        for path, record in patched:
+            ledger.check_restorable(path, record)
+        for path, record in patched:
+            ledger.restore(path, record)
+    return [path for path, _ in patched]
+
+
+def _inspect_file(spec: PatchedFile, root: Path) -> FileReport:
+    path = first_file(root, spec.any_of)
+    if path is None:
+        return FileReport(None, None, f"no {spec.any_of[0]} below {root}")
+    source = path.read_bytes()
+    record = Record.load(path)
+    if record is not None and digest(source) not in (record.before, record.after):
+        return FileReport(path, None, "changed after it was patched", modified=True)
+    state, detail = spec.make_edit().inspect(source)
+    return FileReport(path, state, detail)
+
+
+def _summary(patch: Patch, root: Path | None, version: str | None, files: tuple[FileReport, ...]) -> tuple[Status, str]:
+    if root is None or all(file.path is None for file in files):
+        return Status.NOT_INSTALLED, files[0].detail if files else f"no package {patch.package}"
+    states = {file.state for file in files}
+    details = "; ".join(dict.fromkeys(file.detail for file in files))
+    if any(file.modified for file in files):
+        return Status.MODIFIED, details
+    if states == {State.PREDATES}:
+        return Status.TOO_OLD, details
+    if State.UPSTREAM in states and states <= {State.UPSTREAM, State.ORIGINAL}:
+        return Status.NOT_NEEDED, details  # a release that does it itself, possibly in fewer places
+    if states == {State.APPLIED}:
+        stale = _stale_builds(patch, root, files)
+        if stale:
+            return Status.STALE_BUILD, f"compiled before the patch: {', '.join(map(str, stale))}"
+        return Status.APPLIED, details
+    if version is not None and not patch.covers(version):
+        return Status.UNKNOWN, f"{patch.package} {version} is outside {patch.versions}"
+    if states <= {State.ORIGINAL, State.APPLIED}:
+        return Status.NOT_APPLIED, details
+    return Status.UNKNOWN, details
+
+
+def _as_fallback(primary_id: str, root: Path | None, detail: str) -> tuple[Status, str]:
+    """A fallback is needed only where the patch that it stands in for finds the tree too old."""
+    primary = inspect(next(patch for patch in load_manifest() if patch.id == primary_id), root)
+    if primary.status is Status.TOO_OLD:
+        return Status.NOT_APPLIED, detail
+    if primary.status in (Status.APPLIED, Status.NOT_APPLIED, Status.NOT_NEEDED, Status.STALE_BUILD):
+        return Status.NOT_NEEDED, f"{primary_id} covers this tree"
+    return Status.UNKNOWN, f"cannot tell whether {primary_id} covers this tree: {primary.detail}"
+
+
+def _stale_builds(patch: Patch, root: Path, files: tuple[FileReport, ...]) -> list[Path]:
+    """Compiled modules older than a source that we patched; sources patched by others are taken as built."""
+    times = [file.path.stat().st_mtime for file in files if file.path and Record.load(file.path)]
+    built = [path for pattern in patch.built for path in root.glob(pattern)]
+    return sorted(path for path in built if times and path.stat().st_mtime < max(times))
+
+
+def _edited(patch: Patch, spec: PatchedFile, path: Path, original: bytes) -> bytes:
+    edit = spec.make_edit()
+    edited = edit.apply(original)
+    state, detail = edit.inspect(edited)
+    if state is not State.APPLIED:
+        raise KimiError(f"the edit of patch {patch.id} did not take", where=f"{path}: {detail}")
+    return edited
+
+
+def _write(patch: Patch, plan: list[tuple[Path, bytes, bytes]]) -> None:
+    done: list[Path] = []
+    try:
+        for path, original, edited in plan:
+            done.append(path)
+            ledger.replace(path, patch.id, original, edited)
+    except OSError as error:
+        for path in done:
+            record = Record.load(path)
+            if record is not None:
+                ledger.restore(path, record)
+            else:
+                ledger.backup_path(path).unlink(missing_ok=True)
+        raise KimiError(
+            f"patch {patch.id} could not be written; nothing is changed",
+            where=str(error),
+            remedy="run as the owner of the installation, for example in the image build",
+        ) from error
+
+
+def _recorded(patch: Patch, root: Path) -> Iterator[tuple[Path, Record]]:
+    for spec in patch.file:
+        path = first_file(root, spec.any_of)
+        record = Record.load(path) if path else None
+        if path and record and record.patch == patch.id:
+            yield path, record
+
+
+def refusal(report: PatchReport) -> KimiError:
+    """The error for a patch that must not be written."""
+    bad = [file for file in report.files if file.modified or file.state in (None, State.UNKNOWN)]
+    where = "; ".join(f"{file.path or report.root}: {file.detail}" for file in bad)
+    return KimiError(
+        f"patch {report.id} is refused: {report.status.value}",
+        where=where or report.detail,
+        expected="files of the structure that the patch was written for",
+        remedy="nothing was written; see docs/patches.md for the versions that were tried",
+    )
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """One `kimi patch` at a time on a root."""
+    handle = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
