@@ -10,8 +10,10 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from . import __version__
+from .commands import check, fetch, gates, patch, plan, serve
 from .errors import KimiError
 
 app = typer.Typer(
@@ -36,12 +38,20 @@ def root(
     """Serve, benchmark and validate Kimi-K2.5 W4A8 with EAGLE3 on AMD Instinct MI325X."""
 
 
+app.command("check")(check.check)
+app.command("fetch")(fetch.fetch)
+app.add_typer(patch.app, name="patch")
+app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
+app.command("plan")(plan.plan)
+app.command("gates")(gates.gates)
+
+
 def main() -> None:
     """Run the command line; a KimiError is printed without a traceback and sets the exit code."""
     try:
         app()
     except KimiError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]kimi:[/] {error}", soft_wrap=True)
+        Console(stderr=True, highlight=False).print(f"[bold red]kimi:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
 
 

@@ -1,0 +1,41 @@
+"""`kimi fetch`: bring the target and the draft to this machine, resumably, and prove that they are complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def fetch(
+    repos: Annotated[list[str] | None, typer.Argument(metavar="[REPO]...", help="Repositories, owner/name.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Fetch a recipe's target and draft, at its revisions.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit [default: main].")] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="A plain directory instead of the Hugging Face cache.")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash what is here; download nothing.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask no one; say what is missing.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Files that travel at once.")] = 8,
+) -> None:
+    """Download checkpoints with resume, a space check first, and every file's digest checked."""
+    from huggingface_hub.constants import HF_HUB_CACHE, is_offline_mode
+    from rich.console import Console
+
+    from ..fetch.session import Session
+    from ..fetch.targets import targets
+
+    wanted = targets(repos or [], recipe, revision, directory)
+    if not wanted:
+        print(f"recipe {recipe}: its models are built in or local; there is nothing to fetch")
+        return
+    session = Session.start(Console(highlight=False), Path(HF_HUB_CACHE), directory, jobs, len(wanted) > 1)
+    offline = offline or is_offline_mode()
+    try:
+        done = [session.run(target, verify=verify, offline=offline) for target in wanted]
+    except KeyboardInterrupt:
+        session.console.print("stopped; what came so far is kept, and the same command continues there")
+        raise typer.Exit(130) from None
+    if not all(done):
+        raise typer.Exit(1)

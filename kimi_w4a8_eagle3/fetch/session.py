@@ -1,0 +1,133 @@
+"""One run of `kimi fetch`: choose the store, do what was asked for each target, and tell the user."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from ..errors import KimiError
+from .download import fetch
+from .hub import Hub
+from .manifest import Manifest
+from .model import RemoteFile, human
+from .offline import recall
+from .progress import Advance, show
+from .store import CacheStore, DirectoryStore, Store, exclusive
+from .targets import Target
+from .verify import QUARANTINE, Report, survey, verify
+
+
+@dataclass(frozen=True)
+class Session:
+    """What all targets of one command share."""
+
+    console: Console
+    hub: Hub
+    cache: Path
+    directory: Path | None
+    jobs: int
+    several: bool
+
+    @classmethod
+    def start(cls, console: Console, cache: Path, directory: Path | None, jobs: int, several: bool) -> Session:
+        """A session with the Hub and token of this environment."""
+        hub = Hub.from_environment()
+        hub.guard_logs("", "huggingface_hub", "httpx")
+        return cls(console, hub, cache, directory, jobs, several)
+
+    def run(self, target: Target, *, verify: bool, offline: bool) -> bool:
+        """Do one target; False when it is incomplete or damaged, KimiError when it could not be done at all."""
+        store = self.store(target.repo)
+        if verify:
+            return self._verify(target, store, offline)
+        if offline:
+            return self._offline(target, store)
+        result = fetch(self.hub, store, target.repo, target.revision, self._show, self.jobs)
+        self._say(f"{target.repo} at {result.listing.commit}: complete, every digest checked")
+        self._say(f"  {human(result.fetched)} fetched, {human(result.kept)} were already here")
+        self._say(f"  {result.folder}")
+        if target.revision != result.listing.commit:
+            self._say(f"  '{target.revision}' may move on; pin this state with --revision {result.listing.commit}")
+        return True
+
+    def store(self, repo: str) -> Store:
+        """Where `repo` lies; with several repositories `--dir` gets one folder for each, by name."""
+        if self.directory is None:
+            return CacheStore(self.cache, repo)
+        return DirectoryStore(self.directory / repo.split("/")[-1] if self.several else self.directory)
+
+    def _verify(self, target: Target, store: Store, offline: bool) -> bool:
+        manifest = recall(store, target.repo, target.revision)
+        if manifest is None and not offline:
+            listing = self.hub.listing(target.repo, target.revision)
+            manifest = Manifest(listing)
+        if manifest is None:
+            raise self._unknown(target, store)
+        commit = manifest.listing.commit
+        with exclusive(store), self._show(f"verifying {target.repo}", manifest.listing.size) as advance:
+            report = verify(store, manifest, advance, min(self.jobs, 4))
+            manifest.save(store.manifest_path(commit))
+        if report.complete:
+            count = len(manifest.listing.files)
+            self._say(
+                f"{target.repo} at {commit}: {count} files, {human(manifest.listing.size)}, every digest is right"
+            )
+        else:
+            self._complain(target, store, report)
+        return report.complete
+
+    def _offline(self, target: Target, store: Store) -> bool:
+        manifest = recall(store, target.repo, target.revision)
+        if manifest is None:
+            raise self._unknown(target, store)
+        report = survey(store, manifest)
+        if report.complete:
+            self._say(f"{target.repo} at {manifest.listing.commit}: all {len(manifest.listing.files)} files are here")
+            self._say(f"  {store.snapshot(manifest.listing.commit)}")
+            if report.unverified:
+                self._say(f"  {len(report.unverified)} of them were never hashed: kimi fetch --verify does it")
+        else:
+            self._complain(target, store, report)
+        return report.complete
+
+    def _complain(self, target: Target, store: Store, report: Report) -> None:
+        files, total = report.missing + report.corrupt, len(report.manifest.listing.files)
+        self._say(
+            f"{target.repo} at {report.manifest.listing.commit}: {len(files)} of {total} files are missing or damaged "
+            f"({human(report.missing_bytes)})"
+        )
+        for file in report.corrupt:
+            self._say(f"  damaged  {file.path}: its digest is wrong; set aside as {store.final(file).name}{QUARANTINE}")
+        for file in report.missing:
+            self._say(f"  missing  {file.path} ({self._state(store, file)})")
+        self._say(f"  to do: {self.command(target)}")
+
+    @staticmethod
+    def _state(store: Store, file: RemoteFile) -> str:
+        if not file.digest:
+            return "size unknown"
+        partial = store.partial(file)
+        return human(file.size) + (f", {human(partial.stat().st_size)} of it arrived" if partial.is_file() else "")
+
+    def _unknown(self, target: Target, store: Store) -> KimiError:
+        return KimiError(
+            f"nothing is known here about {target.repo} at {target.revision}",
+            where=str(store.root),
+            expected="an earlier fetch of this revision",
+            remedy=f"with network access: {self.command(target)}",
+        )
+
+    def command(self, target: Target) -> str:
+        """The command that fetches `target`."""
+        folder = f" --dir {store.root}" if isinstance(store := self.store(target.repo), DirectoryStore) else ""
+        return f"kimi fetch {target.repo} --revision {target.revision}{folder}"
+
+    def _show(self, label: str, total: int) -> AbstractContextManager[Advance]:
+        return show(self.console, label, total)
+
+    def _say(self, text: str) -> None:
+        self.console.print(escape(self.hub.scrub(text)), soft_wrap=True)

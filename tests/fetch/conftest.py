@@ -1,0 +1,42 @@
+"""A small model repository on a loopback Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.fetch_helpers import NAME, client, model_files, quiet
+from support.hub_server import HubServer, Repo, serve
+
+from kimi_w4a8_eagle3.fetch.download import Result, fetch
+from kimi_w4a8_eagle3.fetch.store import CacheStore
+
+
+@pytest.fixture
+def repo() -> Repo:
+    return Repo(model_files())
+
+
+@pytest.fixture
+def hub(repo: Repo) -> Iterator[HubServer]:
+    with serve({NAME: repo}) as server:
+        yield server
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CacheStore:
+    return CacheStore(tmp_path / "cache", NAME)
+
+
+@pytest.fixture
+def bring(hub: HubServer, store: CacheStore) -> Callable[..., Result]:
+    """Fetch the repository in this process."""
+
+    def run(**options: object) -> Result:
+        into = options.pop("into", store)
+        token = options.pop("token", None)
+        revision = options.pop("revision", "main")
+        return fetch(client(hub, token), into, NAME, revision, quiet, **({"reserve": 0} | options))  # type: ignore[arg-type]
+
+    return run

@@ -1,0 +1,261 @@
+"""Broken connections, kills, damaged bytes, refusals, rate limits, a full disk, a Hub that is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support.fetch_helpers import NAME, SHARDS, TOKEN, client, content, kimi, kimi_process, quiet
+from support.hub_server import SIGNATURE, Fault, Repo, serve
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.fetch.download import fetch
+from kimi_w4a8_eagle3.fetch.hub import Backoff, Hub, requested_delay
+from kimi_w4a8_eagle3.fetch.store import CacheStore
+
+SHARD = SHARDS[0]
+
+
+def blob(store: CacheStore, repo: Repo, path: str) -> Path:
+    return store.root / "blobs" / repo.digest(path)
+
+
+def test_a_cut_connection_continues_where_it_broke(hub, repo, bring, store):
+    hub.faults[SHARD] = [Fault(cut=100_000), Fault(cut=50_000)]
+    bring()
+    assert [request.range for request in hub.gets(SHARD)] == [None, "bytes=100000-", "bytes=150000-"]
+    assert hub.sent(SHARD) == len(repo.files[SHARD])  # no byte came twice
+    assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
+
+
+def test_a_killed_process_continues_where_it_was(hub, repo, tmp_path):
+    hub.faults[SHARD] = [Fault(cut=123_456, hold=True)]
+    partial = tmp_path / "hub/models--org--model/blobs" / f"{repo.digest(SHARD)}.incomplete"
+    process = kimi_process(hub, tmp_path, "fetch", NAME)
+    try:
+        others = [tmp_path / "hub/models--org--model/blobs" / repo.digest(path) for path in SHARDS[1:]]
+        wait_until(lambda: size(partial) == 123_456 and all(other.exists() for other in others))
+    finally:
+        process.kill()
+        process.communicate()
+    missing = kimi(hub, tmp_path, "fetch", NAME, "--offline")
+    assert missing.returncode == 1
+    assert f"missing  {SHARD} (300.0 kB, 123.5 kB of it arrived)" in missing.stdout
+
+    done = kimi(hub, tmp_path, "fetch", NAME)
+    assert done.returncode == 0, done.stderr
+    assert [request.range for request in hub.gets(SHARD)] == [None, "bytes=123456-"]
+    assert hub.sent(SHARD) == len(repo.files[SHARD])
+    assert all(len(hub.gets(path)) == 1 for path in SHARDS[1:])  # complete files were not asked again
+    folder = tmp_path / "hub/models--org--model/snapshots" / repo.commit
+    assert (folder / SHARD).read_bytes() == repo.files[SHARD]
+
+
+def test_ctrl_c_keeps_the_bytes_and_says_how_to_go_on(hub, repo, tmp_path):
+    hub.faults[SHARD] = [Fault(cut=100_000, hold=True)]
+    partial = tmp_path / "hub/models--org--model/blobs" / f"{repo.digest(SHARD)}.incomplete"
+    process = kimi_process(hub, tmp_path, "fetch", NAME)
+    wait_until(lambda: size(partial) == 100_000)
+    process.send_signal(signal.SIGINT)
+    hub.closing.set()  # the silent connection ends; without it the read timeout would
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130 and "the same command continues" in output
+    assert size(partial) == 100_000
+
+
+def test_a_server_without_ranges_sends_all_again_and_the_file_is_right(hub, repo, bring, store):
+    hub.faults[SHARD] = [Fault(cut=100_000), Fault(ignore_range=True)]
+    bring()
+    assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
+
+
+def test_damaged_bytes_are_fetched_once_more(hub, repo, bring, store):
+    hub.faults[SHARD] = [Fault(damage=True)]
+    bring()
+    assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
+    assert [request.range for request in hub.gets(SHARD)] == [None, None]
+
+
+def test_a_damaged_part_of_an_earlier_attempt_is_noticed(hub, repo, bring, store):
+    partial = blob(store, repo, SHARD).with_suffix(".incomplete")
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(bytes(1000))
+    bring()
+    assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
+    assert [request.range for request in hub.gets(SHARD)] == ["bytes=1000-", None]
+
+
+def test_bytes_that_stay_damaged_are_deleted_and_named(hub, repo, bring, store):
+    hub.faults[SHARD] = [Fault(damage=True, times=None)]
+    with pytest.raises(KimiError) as error:
+        bring()
+    assert SHARD in error.value.what and "damaged twice" in error.value.what
+    assert repo.digest(SHARD) in error.value.what
+    assert not blob(store, repo, SHARD).exists() and not size(blob(store, repo, SHARD).with_suffix(".incomplete"))
+    assert blob(store, repo, SHARDS[1]).exists()  # the others are kept
+
+
+def test_too_many_bytes_are_refused(hub, repo, bring, store):
+    partial = blob(store, repo, SHARD).with_suffix(".incomplete")
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(bytes(len(repo.files[SHARD]) + 1))
+    bring()
+    assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
+
+
+def test_rate_limit_is_waited_out(hub, repo, bring):
+    hub.faults["api"] = [Fault(status=429, headers={"retry-after": "0"}, times=2)]
+    hub.faults[SHARD] = [Fault(status=429, headers={"retry-after": "0"}, times=2), Fault(status=503)]
+    bring()
+    assert [request.status for request in hub.gets(SHARD)] == [429, 429, 503, 200]
+
+
+def test_a_rate_limit_that_stays_is_an_error_with_advice(hub, bring):
+    hub.faults["api"] = [Fault(status=429, headers={"retry-after": "0"}, times=None)]
+    with pytest.raises(KimiError, match="limiting the request rate"):
+        bring()
+
+
+def test_what_the_server_asks_for_goes_before_our_own_schedule():
+    assert requested_delay({"Retry-After": "17"}) == 17
+    assert requested_delay({"RateLimit": '"api";r=0;t=55'}) == 55
+    assert requested_delay({"RateLimit": '"api";r=12;t=55'}) is None  # requests remain: not the reason
+    assert requested_delay({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}) is None
+    backoff = Backoff(first=1, cap=5)
+    assert [backoff.delay(failures) for failures in (1, 2, 3, 4, 5)] == [1, 2, 4, 5, 5]
+    assert backoff.delay(1, {"retry-after": "30"}) == 30
+
+
+def test_a_file_without_progress_gives_up_and_keeps_its_bytes(hub, repo, bring, store):
+    hub.faults[SHARD] = [Fault(cut=5000), Fault(status=500, times=None)]
+    with pytest.raises(KimiError, match=r"no progress in 4 attempts: HTTP 500") as error:
+        bring()
+    assert "5.0 kB of 300.0 kB are kept" in error.value.remedy
+    assert size(blob(store, repo, SHARD).with_suffix(".incomplete")) == 5000
+
+
+@pytest.mark.parametrize(
+    ("repo", "token", "expected"),
+    [
+        (Repo({"a": b"x"}, token=TOKEN), None, "HTTP 401): no token is set"),
+        (Repo({"a": b"x"}, token="hf_other"), TOKEN, "HTTP 401): the token was refused"),
+        (Repo({"a": b"x"}, gated=True), TOKEN, "HTTP 403"),
+    ],
+    ids=["no token", "wrong token", "gated"],
+)
+def test_refused_access(repo, token, expected, store, bring):
+    with pytest.raises(KimiError) as error:
+        bring(token=token)
+    assert expected in error.value.what and "HF_TOKEN" in error.value.remedy
+    assert not (store.root / "blobs").exists()
+
+
+def test_unknown_revision_and_unknown_repository(bring, hub, store):
+    with pytest.raises(KimiError, match=r"no org/model at revision v9 \(HTTP 404\)"):
+        bring(revision="v9")
+    with pytest.raises(KimiError, match=r"\(HTTP 404\)"):
+        client(hub, TOKEN).listing("org/no-such-model", "main")
+    with pytest.raises(KimiError, match="not a repository name"):
+        client(hub).listing("org/model/extra", "main")
+
+
+def test_a_file_that_vanishes_between_listing_and_download(hub, repo, bring):
+    hub.faults["config.json"] = [Fault(status=404)]
+    with pytest.raises(KimiError, match=r"config.json of org/model \(HTTP 404\)"):
+        bring()
+
+
+def test_unreachable_host(tmp_path):
+    done = kimi("http://127.0.0.1:9", tmp_path, "fetch", NAME)
+    assert done.returncode == 1
+    assert "cannot reach the Hub" in done.stderr and "Traceback" not in done.stderr
+    assert "--offline" in done.stderr
+
+
+@pytest.mark.parametrize("endpoint", ["http://user:{token}@127.0.0.1:9", "http://127.0.0.1:9"])
+def test_the_token_is_never_shown_when_the_hub_is_away(tmp_path, endpoint):
+    process = kimi_process(endpoint.format(token=TOKEN), tmp_path, "fetch", NAME, HF_TOKEN=TOKEN, HF_DEBUG="1")
+    output = "".join(process.communicate(timeout=60))
+    assert process.returncode == 1 and "cannot reach the Hub" in output
+    assert TOKEN not in output
+
+
+def test_neither_token_nor_signature_is_shown_on_a_failure(hub, repo, tmp_path):
+    repo.token = TOKEN
+    hub.faults[SHARD] = [Fault(damage=True, times=None)]
+    hub.faults[SHARDS[1]] = [Fault(status=401, times=None)]
+    done = kimi(hub, tmp_path, "fetch", NAME, HF_TOKEN=TOKEN)
+    assert done.returncode == 1 and "the token was refused" in done.stderr
+    assert TOKEN not in done.stdout + done.stderr and SIGNATURE not in done.stdout + done.stderr
+
+
+def test_the_token_is_in_no_repr_and_in_no_traceback(hub, monkeypatch):
+    import traceback
+
+    holder = Hub(hub.endpoint, TOKEN, Backoff(attempts=1))
+    assert TOKEN not in repr(holder) and TOKEN not in repr(holder.backoff)
+    monkeypatch.setattr(Hub, "api", lambda self: 1 / 0)  # an error that nobody foresaw
+    try:
+        holder.listing(NAME, "main")
+    except ZeroDivisionError:
+        assert TOKEN not in traceback.format_exc()
+
+
+def test_disk_full_keeps_what_came_and_says_where(repo, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        store = CacheStore(small, NAME)
+        with serve({NAME: repo}) as hub:
+            filler, partial = small / "filler", blob(store, repo, SHARD).with_suffix(".incomplete")
+
+            def somebody_else_fills_the_disk() -> None:
+                wait_until(lambda: size(partial) == 40_000)
+                fill(filler)
+
+            # After the space check, while the file is on its way.
+            hub.faults[SHARD] = [Fault(cut=40_000, then=somebody_else_fills_the_disk)]
+            with pytest.raises(KimiError, match="the disk is full") as error:
+                fetch(client(hub), store, NAME, "main", quiet, jobs=1, reserve=0)
+            assert str(small) in error.value.where
+            filler.unlink()
+            assert size(partial) >= 40_000
+            fetch(client(hub), store, NAME, "main", quiet, jobs=1, reserve=0)
+            kept = hub.gets(SHARD)[-1].range
+            assert kept is not None and int(kept.removeprefix("bytes=").removesuffix("-")) >= 40_000
+        assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_repository_larger_than_the_disk_is_refused_before_download(tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    with serve({NAME: Repo({"big.bin": content(0, 2000)})}) as hub:
+        with pytest.raises(KimiError, match=r"disk space: 2\.0 kB to fetch"):
+            fetch(client(hub), CacheStore(tmp_path, NAME), NAME, "main", quiet, reserve=free + (1 << 40))
+        assert not hub.gets("big.bin")
+
+
+def fill(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as stream:
+        while stream.write(bytes(4096)):
+            pass
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def wait_until(condition: object, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.02)

@@ -1,0 +1,120 @@
+"""Checking what is on disk, with and without a network, for both layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.fetch_helpers import NAME, SHARDS, kimi
+from support.hub_server import serve
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.fetch.manifest import Manifest
+from kimi_w4a8_eagle3.fetch.model import human
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.fixture
+def plain(hub, tmp_path):
+    """A fetched directory."""
+    target = tmp_path / "plain"
+    assert kimi(hub, tmp_path, "fetch", NAME, "--dir", str(target)).returncode == 0
+    return target
+
+
+def test_a_directory_is_verified_without_a_network_and_without_naming_it(plain, repo, tmp_path):
+    done = kimi(NOWHERE, tmp_path, "fetch", "--verify", "--dir", str(plain))
+    assert done.returncode == 0, done.stderr
+    assert f"{len(repo.files)} files, 900.2 kB, every digest is right" in done.stdout
+
+
+def test_a_flipped_bit_is_found_set_aside_and_repaired(hub, plain, repo, tmp_path):
+    flip(plain / SHARDS[1])
+    bad = kimi(NOWHERE, tmp_path, "fetch", "--verify", "--offline", "--dir", str(plain))
+    assert bad.returncode == 1
+    assert f"damaged  {SHARDS[1]}" in bad.stdout and f"to do: kimi fetch {NAME} --revision" in bad.stdout
+    assert not (plain / SHARDS[1]).exists() and (plain / (SHARDS[1] + ".corrupt")).exists()
+
+    repaired = kimi(hub, tmp_path, "fetch", "--dir", str(plain))
+    assert repaired.returncode == 0, repaired.stderr
+    assert (plain / SHARDS[1]).read_bytes() == repo.files[SHARDS[1]]
+    assert not (plain / (SHARDS[1] + ".corrupt")).exists()
+    assert [len(hub.gets(path)) for path in SHARDS] == [1, 2, 1]
+
+
+def test_a_damaged_blob_in_the_cache(hub, repo, tmp_path):
+    kimi(hub, tmp_path, "fetch", NAME)
+    link = tmp_path / "hub/models--org--model/snapshots" / repo.commit / SHARDS[0]
+    flip(link.resolve())
+    # By size alone nothing is wrong; hashing tells.
+    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").returncode == 0
+    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify").returncode == 1
+    assert not link.exists()
+    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").returncode == 1
+    assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
+    assert link.read_bytes() == repo.files[SHARDS[0]]
+
+
+def test_offline_names_missing_files_and_sizes(plain, tmp_path):
+    (plain / SHARDS[2]).unlink()
+    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline", "--dir", str(plain))
+    assert done.returncode == 1
+    assert "1 of 7 files are missing or damaged (300.0 kB)" in done.stdout and f"missing  {SHARDS[2]}" in done.stdout
+
+
+def test_hf_hub_offline_means_offline(hub, tmp_path):
+    done = kimi(hub, tmp_path, "fetch", NAME, HF_HUB_OFFLINE="1")
+    assert done.returncode == 1 and "nothing is known here about org/model" in done.stderr
+    assert not hub.log
+
+
+def test_a_cache_that_another_tool_filled(hub, repo, tmp_path):
+    """No manifest of ours: digests come from the blobs' names, shards from the index."""
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(NAME, cache_dir=tmp_path / "hub", endpoint=hub.endpoint, ignore_patterns=[SHARDS[2]])
+    offline = kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline")
+    assert offline.returncode == 1 and f"missing  {SHARDS[2]} (size unknown)" in offline.stdout
+    flip(tmp_path / "hub/models--org--model/blobs" / repo.digest(SHARDS[0]))
+    verified = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline")
+    assert verified.returncode == 1 and f"damaged  {SHARDS[0]}" in verified.stdout
+    assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
+    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify").returncode == 0
+
+
+def test_a_directory_without_manifest_is_verified_against_the_hub_once(repo, tmp_path):
+    target = tmp_path / "copied"
+    for path, data in repo.files.items():
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        (target / path).write_bytes(data)
+    unknown = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline", "--dir", str(target))
+    assert unknown.returncode == 1 and "nothing is known here" in unknown.stderr
+    with serve({NAME: repo}) as hub:
+        assert kimi(hub, tmp_path, "fetch", NAME, "--verify", "--dir", str(target)).returncode == 0
+        assert not any(hub.gets(path) for path in repo.files)
+    assert kimi(NOWHERE, tmp_path, "fetch", "--verify", "--dir", str(target)).returncode == 0
+
+
+def test_a_damaged_manifest_is_said_plainly(plain, tmp_path):
+    (plain / ".kimi/manifest.json").write_text('{"format": 1')
+    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--dir", str(plain))
+    assert done.returncode == 1 and "damaged manifest" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_manifest_of_another_format_is_refused(plain):
+    path = plain / ".kimi/manifest.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(KimiError, match="format 99"):
+        Manifest.load(path)
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (497e9, "497.0 GB"), (1.5e12, "1.5 TB")])
+def test_sizes_are_written_as_people_read_them(size, text):
+    assert human(size) == text

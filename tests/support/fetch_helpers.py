@@ -1,0 +1,90 @@
+"""A small model repository, and ways to fetch it in this process and in a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.hub_server import HubServer
+
+from kimi_w4a8_eagle3.fetch.hub import Backoff, Hub
+
+TOKEN = "hf_TopSecretTokenOfThisTest"
+NAME = "org/model"
+SHARDS = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+
+
+def content(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def model_files() -> dict[str, bytes]:
+    weights = {name: content(n, 300_000 + n) for n, name in enumerate(SHARDS)}
+    index = b'{"weight_map": {"a": "%s", "b": "%s", "c": "%s"}}' % tuple(name.encode() for name in SHARDS)
+    small = {"config.json": b'{"architectures": ["X"]}', "model.safetensors.index.json": index, "empty.txt": b""}
+    return weights | small | {"tokenizer/vocab file.txt": b"a b c"}
+
+
+def client(server: HubServer, token: str | None = None) -> Hub:
+    return Hub(server.endpoint, token, Backoff(attempts=4, first=0.01, cap=0.02))
+
+
+@contextmanager
+def quiet(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    yield lambda count: None
+
+
+@dataclass
+class Done:
+    """What a command line run left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def kimi(hub: HubServer | str, home: Path, *arguments: str, **environment: str) -> Done:
+    """Run `kimi` in this process, with the endpoint and Hugging Face home that a child process would read."""
+    from huggingface_hub import constants
+
+    from kimi_w4a8_eagle3 import cli
+
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(constants, "ENDPOINT", hub if isinstance(hub, str) else hub.endpoint)
+        patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+        patch.setattr(constants, "HF_HUB_OFFLINE", environment.pop("HF_HUB_OFFLINE", "0") == "1")
+        patch.delenv("HF_TOKEN", raising=False)
+        patch.setenv("COLUMNS", "200")
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["kimi", *arguments])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def kimi_process(hub: HubServer | str, home: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start `kimi` as a user does, in a child process with its own Hugging Face home."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    endpoint = hub if isinstance(hub, str) else hub.endpoint
+    return subprocess.Popen(
+        [sys.executable, "-m", "kimi_w4a8_eagle3.cli", *arguments],
+        env=kept | {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "COLUMNS": "200"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
