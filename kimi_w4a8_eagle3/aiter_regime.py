@@ -30,36 +30,35 @@ class Regime(Enum):
 
 FIRST_FIXED = Version("0.1.13")
 KNOWN_COMMITS = {"511df6a": Regime.ABORT, "b5757d6": Regime.ABORT}
-# Names in ck_tile's own sources that tell the regimes apart.
-ASSERT_TEXT = "offset overflow: exceed int32"
-WIDE_LOAD_NAME = "kUseGlobalLoad"
+DISTRIBUTIONS = ("amd-aiter", "aiter")
 
 
-def detect_regime(version: str | None, kernel_source: str | None = None, patch_verified: bool = False) -> Regime:
+def installed_regime() -> Regime:
+    """The regime of the AITER on this machine: by its headers, else by its version. AITER itself is not imported."""
+    from .patching.locate import find_root, find_version
+    from .patching.page_offset import page_offset_regime
+
+    root = find_root("aiter")
+    if root is None:
+        return Regime.UNKNOWN
+    return detect_regime(find_version(DISTRIBUTIONS, root), page_offset_regime(root))
+
+
+def detect_regime(version: str | None, headers: str | None = None) -> Regime:
     """The regime of an AITER installation.
 
-    version: its package version, with a local part such as `+gb5757d6` if there is one. kernel_source: the text of the
-    installed `fmha_batch_prefill_kernel.hpp` and its pipeline header, which outweighs the version. patch_verified:
-    this package's 64-bit patch is applied and verified. Whatever cannot be told is UNKNOWN.
+    version: its package version, with a local part such as `+gb5757d6` if there is one. headers: what the installed
+    ck_tile headers do, `abort`, `silent` or `fixed` (patches included); it outweighs the version. Whatever cannot be
+    told is UNKNOWN.
     """
-    if patch_verified:
-        return Regime.FIXED64
-    if kernel_source is not None:
-        return _regime_of_source(kernel_source)
+    if headers is not None:
+        return {"abort": Regime.ABORT, "silent": Regime.SILENT, "fixed": Regime.FIXED64}.get(headers, Regime.UNKNOWN)
     if version is None:
         return Regime.UNKNOWN
     for commit in re.findall(r"\bg?([0-9a-f]{7,40})\b", version.partition("+")[2]):
         if commit[:7] in KNOWN_COMMITS:
             return KNOWN_COMMITS[commit[:7]]
     return _regime_of_release(version)
-
-
-def _regime_of_source(text: str) -> Regime:
-    if WIDE_LOAD_NAME in text:
-        return Regime.FIXED64
-    if ASSERT_TEXT in text:
-        return Regime.ABORT
-    return Regime.SILENT
 
 
 def _regime_of_release(version: str) -> Regime:

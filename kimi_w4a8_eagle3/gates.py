@@ -19,8 +19,8 @@ Kind = Literal["bool", "int", "float", "choice", "text"]
 TRUE = ("1", "true", "True", "YES", "yes")
 FALSE = ("0", "false", "False", "NO", "no")
 
-SEED_AITER = "aiter (the article's branch)"
-SEED_FLYDSL = "FlyDSL (the article's branch)"
+SEED_AITER = "the article's AITER"
+SEED_FLYDSL = "the article's FlyDSL"
 PACKAGE = "this package"
 SEED_AND_PACKAGE = f"{SEED_AITER}, {PACKAGE}"
 OUR_BACKENDS = ("flydsl", "triton", "reference")
@@ -122,7 +122,7 @@ TABLE: tuple[Gate, ...] = (
         "FLYDSL_W4A16_HYBRID",
         "choice",
         "",
-        "SGLang (the article's branch)",
+        "the article's SGLang",
         "w2_bf16: 16-bit activations through BF16 MFMA, down-projection weights expanded to BF16 (the W4A16 baseline)",
         ("", "w2_bf16"),
         backends=(),

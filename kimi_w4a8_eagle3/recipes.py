@@ -18,7 +18,7 @@ from .hardware import Gpu, Machine, gpu_by_name
 from .memory_plan import MemoryPlan, make_plan
 from .recipe_schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
 
-__all__ = ["Launch", "Recipe", "load_recipe", "recipe_names", "render"]
+__all__ = ["Launch", "Recipe", "engine_arguments", "load_recipe", "recipe_names", "render", "with_settings"]
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,6 +53,8 @@ class Launch:
     host: str
     port: int
     progress_timeout_s: float
+    tensor_parallel: int = 1
+    num_draft_tokens: int | None = None
     notes: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
 
@@ -86,30 +88,38 @@ def render(
     Raises KimiError for anything that cannot start.
     """
     machine = Machine.detect() if machine is None else machine
-    parsed = dict(parse_setting(text) for text in settings)
-    typed = parse_arguments(extra)
-    recipe = with_settings(recipe, {**parsed, **{f"args.{name}": value for name, value in typed.items()}})
-
     notes: list[str] = []
-    args = _assemble(recipe, notes)
-    _derive_numa(args, recipe, machine, notes)
-    _guard_memory(args, recipe, gpu or machine.gpu or _reference(recipe, notes), regime, notes)
+    published = recipe.args
+    recipe, args = engine_arguments(recipe, settings, extra, notes)
+    _derive_numa(args, published, machine, notes)
+    known_gpu = gpu or machine.gpu or _reference(recipe, notes)
+    _guard_memory(args, recipe, published, known_gpu, regime, notes)
     _warn(args, recipe, machine, notes)
-    overrides = [_show(key.removeprefix("args."), value) for key, value in parsed.items()]
-    overrides += [_show(name, value) for name, value in typed.items()]
+    overrides = _overrides(settings, extra)
     return Launch(
         recipe=recipe.name,
         engine=recipe.engine,
-        argv=[sys.executable, "-m", "sglang.launch_server", *command_words(args)],
+        argv=[*_program(args), *command_words(args)],
         env=recipe.environment,
         model=str(args["model-path"]),
         draft=str(args["speculative-draft-model-path"]) if "speculative-draft-model-path" in args else None,
         host=str(args.get("host", "127.0.0.1")),
         port=int(str(args.get("port", 30000))),
         progress_timeout_s=recipe.options.progress_timeout_s,
+        tensor_parallel=int(str(args.get("tp", args.get("tensor-parallel-size", 1)))),
+        num_draft_tokens=int(str(tokens)) if (tokens := args.get("speculative-num-draft-tokens")) else None,
         notes=notes + [f"override: {text}" for text in overrides],
         overrides=overrides,
     )
+
+
+def engine_arguments(
+    recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = (), notes: list[str] | None = None
+) -> tuple[Recipe, Args]:
+    """The recipe with the command line's overrides, and its engine arguments before anything depends on the machine."""
+    typed = {f"args.{name}": value for name, value in parse_arguments(extra).items()}
+    recipe = with_settings(recipe, dict(parse_setting(text) for text in settings) | typed)
+    return recipe, _assemble(recipe, [] if notes is None else notes)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -153,6 +163,12 @@ def command_words(args: Mapping[str, ArgValue]) -> list[str]:
     return words
 
 
+def _program(args: Mapping[str, ArgValue]) -> list[str]:
+    """SGLang's launcher; on a CPU behind the module that provides the operators SGLang needs there."""
+    on_cpu = ["kimi_w4a8_eagle3.sglang_plugin.run_module"] if args.get("device") == "cpu" else []
+    return [sys.executable, "-m", *on_cpu, "sglang.launch_server"]
+
+
 def _assemble(recipe: Recipe, notes: list[str]) -> Args:
     """Published arguments, then the options, then the improvements; each difference leaves a note."""
     args: Args = {"model-path": _path(recipe.model)}
@@ -180,10 +196,15 @@ def _assemble(recipe: Recipe, notes: list[str]) -> Args:
     return args
 
 
-def _derive_numa(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> None:
+def _overrides(settings: Sequence[str], extra: Sequence[str]) -> list[str]:
+    shown = [_show(key.removeprefix("args."), value) for key, value in map(parse_setting, settings)]
+    return shown + [_show(name, value) for name, value in parse_arguments(extra).items()]
+
+
+def _derive_numa(args: Args, published_args: Args, machine: Machine, notes: list[str]) -> None:
     if args.get("numa-node") != "auto":
         return
-    published = recipe.args.get("numa-node")
+    published = published_args.get("numa-node")
     count = int(str(args.get("tp-size", 1)))
     nodes = machine.numa_nodes(count)
     if nodes is not None:
@@ -202,7 +223,9 @@ def _derive_numa(args: Args, recipe: Recipe, machine: Machine, notes: list[str])
         )
 
 
-def _guard_memory(args: Args, recipe: Recipe, gpu: Gpu | None, regime: Regime, notes: list[str]) -> None:
+def _guard_memory(
+    args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | None, regime: Regime, notes: list[str]
+) -> None:
     """Resolve `mem-fraction-static = "auto"` and cap the pool so that no page offset exceeds int32."""
     asked = args.get("mem-fraction-static")
     if recipe.hardware.gpus == 0 or recipe.model.card is None or args.get("attention-backend") != "aiter":
@@ -225,7 +248,7 @@ def _guard_memory(args: Args, recipe: Recipe, gpu: Gpu | None, regime: Regime, n
     elif verdict.binding is None and asked_tokens <= verdict.max_total_tokens:
         del args["max-total-tokens"]  # nothing to cap: the engine's own sizing stays
         return
-    notes.append(guard_note(plan, args, recipe.args.get("mem-fraction-static")))
+    notes.append(guard_note(plan, args, published_args.get("mem-fraction-static")))
 
 
 def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgValue | None) -> str:

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+LEAST_WIDTH = 150  # a narrower terminal scrolls instead of breaking names
+
 
 def gates(
     recipe: str = typer.Option("", "--recipe", "-r", help="Show the values that this recipe sets."),
@@ -48,18 +50,21 @@ def gates(
 
 
 def _print(rows: list[dict[str, Any]], warnings: list[str]) -> None:
-    table = Table(show_lines=False)
-    for column in ("gate", "value", "origin", "allowed", "read by", "effect"):
-        table.add_column(column, overflow="fold")
+    console = Console(highlight=False)
+    console.width = max(console.width, LEAST_WIDTH)
+    table = Table("gate", "value", "origin", "allowed", "effect (read by)")
+    for column in table.columns[:3]:
+        column.no_wrap = True
     for row in rows:
         style = None if row["origin"] == "default" else "bold"
-        value = (
-            "-"
-            if row["value"] in (None, "")
-            else str(int(row["value"]) if isinstance(row["value"], bool) else row["value"])
-        )
-        table.add_row(row["name"], value, row["origin"], row["allowed"], row["reader"], row["effect"], style=style)
-    console = Console(highlight=False)
+        effect = f"{row['effect']} ({row['reader']})"
+        table.add_row(row["name"], _text(row["value"]), row["origin"], row["allowed"], effect, style=style)
     console.print(table)
     for warning in warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+
+
+def _text(value: Any) -> str:
+    if value in (None, "") and not isinstance(value, bool):
+        return "-"
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -25,7 +25,7 @@ def serve(
     any_hardware: bool = typer.Option(False, "--any-hardware", help="Start although the machine is not the recipe's."),
 ) -> None:
     """Serve a recipe, or show what would run. Engine arguments may follow after `--`."""
-    from ..aiter_install import installed_regime
+    from ..aiter_regime import installed_regime
     from ..errors import KimiError
     from ..gates import read_gates
     from ..hardware import Machine, gpu_by_name

@@ -1,0 +1,160 @@
+"""`kimi plan`: what a recipe takes of each GPU's memory, and what the page-offset guard makes of it. Needs no GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..memory_plan import MemoryPlan
+
+INPUT_LEN, OUTPUT_LEN = 10240, 512  # the published workload
+FRACTIONS = (0.80, 0.85, 0.90)
+
+
+def plan(
+    recipe: str = typer.Option(..., "--recipe", "-r", help="Name of a packaged recipe, or a TOML file."),
+    gpu: str = typer.Option("", "--gpu", help="mi308x, mi300x, mi325x, mi350x or mi355x; default: this machine's."),
+    tp: int = typer.Option(0, "--tp", min=0, help="GPUs to split over; default: the recipe's."),
+    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE as for `kimi serve`."),
+    model: Path | None = typer.Option(None, "--model", help="Read the target's config.json in this directory."),
+    draft: Path | None = typer.Option(None, "--draft", help="Read the draft's config.json in this directory."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    picture: Path | None = typer.Option(None, "--picture", help="Also draw a stacked bar to this .png or .svg file."),
+) -> None:
+    """Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone."""
+    from ..aiter_regime import installed_regime
+    from ..errors import KimiError
+    from ..hardware import Machine, gpu_by_name
+    from ..memory_plan import ModelCard, make_plan
+    from ..recipes import engine_arguments, load_recipe
+
+    chosen = load_recipe(recipe)
+    if tp:
+        settings = [*settings, f"tp-size={tp}"]
+    chosen, args = engine_arguments(chosen, settings)
+    found = gpu_by_name(gpu) if gpu else Machine.detect().gpu
+    if found is None and chosen.hardware.reference:
+        found = gpu_by_name(chosen.hardware.reference)
+    if found is None:
+        raise KimiError(f"the recipe {chosen.name!r} needs no GPU, so there is no GPU memory to plan", where="--recipe")
+    result = make_plan(
+        chosen,
+        args,
+        found,
+        installed_regime(),
+        ModelCard.from_directory(model) if model else None,
+        ModelCard.from_directory(draft) if draft else None,
+    )
+    if picture is not None:
+        _draw(result, picture)
+    if as_json:
+        typer.echo(json.dumps(as_dict(result), indent=2))
+    else:
+        _print(result)
+
+
+def as_dict(plan: MemoryPlan) -> dict[str, Any]:
+    """The plan as plain data; sizes in bytes."""
+    verdict = plan.verdict
+    return {
+        "recipe": plan.recipe,
+        "gpu": plan.gpu.name,
+        "tp": plan.tp,
+        "hbm_bytes": plan.gpu.hbm_bytes,
+        "segments": plan.segments,
+        "weight_bytes": plan.budget.weight_bytes,
+        "kv_bytes_per_token": plan.budget.cell_bytes,
+        "kv_tokens": plan.tokens,
+        "requests": {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "count": plan.requests(INPUT_LEN, OUTPUT_LEN)},
+        "guard": {
+            "aiter": verdict.regime.value,
+            "kernels": [
+                {"name": k.name, "row_elements": k.row_elements, "max_tokens": k.max_tokens(plan.budget.page_size)}
+                for k in plan.kernels
+            ],
+            "limit_tokens": verdict.limit,
+            "binding": verdict.binding.name if verdict.binding else None,
+            "mem_fraction_static": verdict.fraction,
+            "max_total_tokens": verdict.max_total_tokens,
+        },
+        "fractions": [
+            {
+                "mem_fraction_static": fraction,
+                "tokens": plan.budget.tokens(fraction),
+                "tokens_as_sglang_sizes": plan.engine_tokens(fraction),
+                "safe": verdict.safe(plan.budget.tokens(fraction)),
+                "safe_as_sglang_sizes": verdict.safe(plan.engine_tokens(fraction)),
+                "guard_gains_tokens": verdict.max_total_tokens - plan.budget.tokens(fraction),
+            }
+            for fraction in FRACTIONS
+        ],
+    }
+
+
+def _print(plan: MemoryPlan) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(title=f"{plan.recipe} on {plan.gpu.name}, TP {plan.tp}: memory of one GPU")
+    table.add_column("part")
+    table.add_column("GiB", justify="right")
+    table.add_column("share", justify="right")
+    for part, size in plan.segments.items():
+        table.add_row(part, f"{size / 2**30:.2f}", f"{size / plan.gpu.hbm_bytes:.1%}")
+    table.add_row("HBM", f"{plan.gpu.hbm_gib:.2f}", "100.0%", style="bold", end_section=True)
+    console.print(table)
+    verdict = plan.verdict
+    console.print(
+        f"KV cache: {plan.budget.cell_bytes:,} bytes a token, {plan.tokens:,} tokens = "
+        f"{plan.requests(INPUT_LEN, OUTPUT_LEN)} requests of {INPUT_LEN:,}+{OUTPUT_LEN}"
+    )
+    for kernel in plan.kernels:
+        limit = kernel.max_tokens(plan.budget.page_size)
+        reach = "no limit" if limit is None else f"{limit:,} tokens"
+        console.print(f"  {kernel.name} ({kernel.row_elements:,} elements a row): {reach}")
+    console.print(
+        f"guard: AITER {verdict.regime.value}; --mem-fraction-static {verdict.fraction:g} "
+        f"--max-total-tokens {verdict.max_total_tokens} ({verdict.binding.name if verdict.binding else 'memory'} binds)"
+    )
+    for row in as_dict(plan)["fractions"]:
+        state = "fits" if row["safe"] else "OVERFLOWS"
+        alone = "fits" if row["safe_as_sglang_sizes"] else "OVERFLOWS"
+        console.print(
+            f"  at {row['mem_fraction_static']:.2f}: {row['tokens']:,} tokens, {state} (as SGLang sizes it without the "
+            f"cap: {row['tokens_as_sglang_sizes']:,}, {alone}); the guard gives {row['guard_gains_tokens']:+,}"
+        )
+
+
+def _draw(plan: MemoryPlan, path: Path) -> None:
+    """One stacked horizontal bar; parts below 1 % of the memory are labelled in the legend only."""
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from ..errors import KimiError
+
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    left = 0.0
+    for number, (part, size) in enumerate(plan.segments.items()):
+        gib = size / 2**30
+        color = (0.88, 0.88, 0.88, 1.0) if part == "reserve" else colormaps["tab20"](number)
+        axes.barh(0, gib, left=left, color=color, edgecolor="white", label=f"{part} {gib:.1f}")
+        if gib > 0.04 * plan.gpu.hbm_gib:
+            axes.text(left + gib / 2, 0, f"{gib:.0f}", ha="center", va="center", fontsize=9)
+        left += gib
+    axes.set(xlim=(0, plan.gpu.hbm_gib), yticks=[], xlabel="GiB of one GPU")
+    limit = f"KV pool {plan.tokens:,} tokens" + (" (int32 page offset)" if plan.verdict.binding else " (memory)")
+    axes.set_title(f"{plan.recipe} on {plan.gpu.name}, TP {plan.tp}: {limit}", fontsize=11)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise KimiError(f"cannot draw to {path.name!r}", where="--picture", expected="a .png, .svg or .pdf file")
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise KimiError(f"cannot write the picture: {error.strerror}", where=str(path)) from None
