@@ -41,11 +41,11 @@ class KvShape:
 
 @dataclass(frozen=True)
 class PagedKernel:
-    """A kernel that indexes a paged cache; `limited` says whether its page offset is computed in 32 bits."""
+    """A kernel that indexes a paged cache; `largest` is the last offset it computes correctly, None without a limit."""
 
     name: str
     row_elements: int
-    limited: bool
+    largest: int | None
 
     def largest_offset(self, tokens: int, page_size: int) -> int:
         """Offset of the last row, in elements, of a pool of `tokens`: what must not exceed INT32_MAX."""
@@ -53,9 +53,9 @@ class PagedKernel:
 
     def max_tokens(self, page_size: int) -> int | None:
         """The largest whole-page pool this kernel can index; None without a limit."""
-        if not self.limited:
+        if self.largest is None:
             return None
-        rows = INT32_MAX // self.row_elements + 1
+        rows = self.largest // self.row_elements + 1
         return max(rows - page_size, 0) // page_size * page_size
 
 
@@ -76,7 +76,7 @@ def kv_shape(config: Mapping[str, Any], tp: int, dtype_bytes: int) -> KvShape:
     return KvShape("mha", layers, _heads_per_rank(kv_heads, tp) * head_dim, 2 * layers, dtype_bytes)
 
 
-def paged_kernels(shapes: Iterable[KvShape], regime: Regime) -> list[PagedKernel]:
+def paged_kernels(shapes: Iterable[KvShape], regime: Regime, int_max: int = INT32_MAX) -> list[PagedKernel]:
     """The paged kernels that AITER's attention backend runs over these caches.
 
     MHA caches meet the batch-prefill FMHA, limited unless `regime` says 64-bit. MLA latents meet the MLA decode
@@ -85,9 +85,10 @@ def paged_kernels(shapes: Iterable[KvShape], regime: Regime) -> list[PagedKernel
     kernels = []
     for shape in shapes:
         if shape.kind == "mha":
-            kernels.append(PagedKernel("ck_tile fmha batch prefill", shape.row_elements, not regime.wide_offsets))
+            largest = None if regime.wide_offsets else int_max
+            kernels.append(PagedKernel("ck_tile fmha batch prefill", shape.row_elements, largest))
         else:
-            kernels.append(PagedKernel("mla decode", shape.row_elements, False))
+            kernels.append(PagedKernel("mla decode", shape.row_elements, None))
     return kernels
 
 
@@ -168,7 +169,7 @@ def cap_tokens(requested: int, kernels: Iterable[PagedKernel], page_size: int) -
     offset = kernel.largest_offset(requested, page_size)
     return limit, (
         f"KV pool capped from {requested:,} to {limit:,} tokens: {kernel.name} computes page offsets in int32 and "
-        f"{requested:,} tokens of {kernel.row_elements:,} elements reach offset {offset:,} > {INT32_MAX:,}"
+        f"{requested:,} tokens of {kernel.row_elements:,} elements reach offset {offset:,} > {kernel.largest:,}"
     )
 
 

@@ -105,6 +105,8 @@ def render(
         draft=str(args["speculative-draft-model-path"]) if "speculative-draft-model-path" in args else None,
         host=str(args.get("host", "127.0.0.1")),
         port=int(str(args.get("port", 30000))),
+        tensor_parallel=int(str(args.get("tp-size", 1))),
+        num_draft_tokens=int(str(args["speculative-num-draft-tokens"])) if "speculative-algorithm" in args else None,
         progress_timeout_s=recipe.options.progress_timeout_s,
         tensor_parallel=int(str(args.get("tp", args.get("tensor-parallel-size", 1)))),
         num_draft_tokens=int(str(tokens)) if (tokens := args.get("speculative-num-draft-tokens")) else None,

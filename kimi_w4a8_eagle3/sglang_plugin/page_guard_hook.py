@@ -1,0 +1,113 @@
+"""Caps SGLang's KV pool at what AITER's paged kernels can index, whatever memory fraction was asked for.
+
+SGLang sizes one pool in the target's worker and hands the same token count to the draft's worker, so the cap is applied
+where the target's count is decided, with the draft's shape taken into account. Pools of other attention backends are
+left alone, unless the gate KIMI_PAGE_GUARD says `force`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from ..aiter_regime import installed_regime
+from ..gates import Gates, read_gates
+from ..page_guard import KvShape, cap_tokens, paged_kernels
+
+logger = logging.getLogger(__name__)
+
+# Where each line of releases turns a profiled token count into the pool's size: 0.5.12 and later, and 0.5.10.
+_TARGETS = (
+    ("sglang.srt.mem_cache.kv_cache_configurator", "KVCacheConfigurator._apply_token_constraints"),
+    ("sglang.srt.model_executor.model_runner_kv_cache_mixin", "ModelRunnerKVCacheMixin._resolve_token_capacity"),
+)
+
+
+def install(registry: Any) -> None:
+    """Register the cap with SGLang's HookRegistry; raises RuntimeError on a release that sizes its pools elsewhere."""
+    from sglang.srt.plugins.hook_registry import HookType
+
+    for module, function in _TARGETS:
+        if find_spec(module) is not None:
+            registry.register(f"{module}.{function}", cap_pool, HookType.AROUND)
+            return
+    raise RuntimeError("this SGLang release sizes its KV pool in a place that the page-offset guard does not know")
+
+
+def cap_pool(original: Callable[..., int], owner: Any, token_capacity: int) -> int:
+    """AROUND hook: the engine's own token count, or less when a page offset would exceed int32."""
+    tokens = original(owner, token_capacity)
+    gates = read_gates(os.environ)
+    if not _applies(owner, gates):
+        return tokens
+    kernels = paged_kernels(_shapes(owner), installed_regime(), gates.page_guard_int_max)
+    capped, reason = cap_tokens(tokens, kernels, int(owner.page_size or 1))
+    if reason:
+        logger.warning("page-offset guard: %s", reason)
+    return capped
+
+
+def _applies(owner: Any, gates: Gates) -> bool:
+    if gates.page_guard != "auto":
+        return gates.page_guard == "force"
+    return "aiter" in _attention_backends(owner)
+
+
+def _attention_backends(owner: Any) -> set[str | None]:
+    """Backends of prefill, decode and draft, as SGLang resolved them."""
+    try:
+        from sglang.srt.runtime_context import attention_backends, get_spec
+    except ImportError:  # 0.5.10
+        args = owner.server_args
+        return {*args.get_attention_backends(), args.speculative_draft_attention_backend}
+    return {*attention_backends(), get_spec().speculative_draft_attention_backend}
+
+
+def _shapes(owner: Any) -> list[KvShape]:
+    """KV shapes of the model that `owner` sizes a pool for and, for a target, of its draft."""
+    shapes = [_shape(owner.model_config, _attention_tp())]
+    draft = _draft_config(owner)
+    if draft is not None:
+        shapes.append(_shape(draft, int(getattr(owner, "draft_attn_tp_size", None) or _attention_tp())))
+    return shapes
+
+
+def _shape(config: Any, tp: int) -> KvShape:
+    """Shape of a ModelConfig; only the row length matters here, so the width is left at two bytes."""
+    layers = int(config.num_hidden_layers)
+    if config.attention_arch.name == "MLA":
+        return KvShape("mla", layers, int(config.kv_lora_rank + config.qk_rope_head_dim), layers, 2)
+    return KvShape("mha", layers, int(config.get_num_kv_heads(tp) * config.head_dim), 2 * layers, 2)
+
+
+def _draft_config(owner: Any) -> Any:
+    """ModelConfig of the draft that shares the pool's token count; None without one."""
+    if owner.is_draft_worker:
+        return None
+    aux = getattr(owner, "spec_aux_config", None)
+    if aux is not None:
+        return aux.draft_model_config
+    args = owner.server_args
+    if not args.speculative_draft_model_path:
+        return None
+    from sglang.srt.configs.model_config import ModelConfig
+
+    return ModelConfig.from_server_args(
+        args,
+        model_path=args.speculative_draft_model_path,
+        model_revision=args.speculative_draft_model_revision,
+        is_draft_model=True,
+    )
+
+
+def _attention_tp() -> int:
+    try:
+        from sglang.srt.runtime_context import get_parallel
+    except ImportError:  # 0.5.10
+        from sglang.srt.layers.dp_attention import get_attention_tp_size
+
+        return int(get_attention_tp_size())
+    return int(get_parallel().attn_tp_size)
