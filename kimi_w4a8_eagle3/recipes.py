@@ -108,8 +108,6 @@ def render(
         tensor_parallel=int(str(args.get("tp-size", 1))),
         num_draft_tokens=int(str(args["speculative-num-draft-tokens"])) if "speculative-algorithm" in args else None,
         progress_timeout_s=recipe.options.progress_timeout_s,
-        tensor_parallel=int(str(args.get("tp", args.get("tensor-parallel-size", 1)))),
-        num_draft_tokens=int(str(tokens)) if (tokens := args.get("speculative-num-draft-tokens")) else None,
         notes=notes + [f"override: {text}" for text in overrides],
         overrides=overrides,
     )
