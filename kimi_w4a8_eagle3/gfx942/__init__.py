@@ -1,0 +1,26 @@
+"""An interpreter of gfx942 (CDNA3, wave64) machine code on NumPy: it proves kernels without a GPU.
+
+`parse_kernel(asm_text)` reads the compiler's final assembly, `Machine(Memory())` executes it. See
+docs/gfx942-interpreter.md.
+"""
+
+from .errors import DataRace, MachineError, MissingWait, OutOfBounds, UndefinedRead, UnknownInstruction
+from .global_memory import Buffer, Memory
+from .machine import LaunchResult, Machine
+from .parser import Kernel, parse_kernel, parse_kernels
+
+__all__ = [
+    "Buffer",
+    "DataRace",
+    "Kernel",
+    "LaunchResult",
+    "Machine",
+    "MachineError",
+    "Memory",
+    "MissingWait",
+    "OutOfBounds",
+    "UndefinedRead",
+    "UnknownInstruction",
+    "parse_kernel",
+    "parse_kernels",
+]

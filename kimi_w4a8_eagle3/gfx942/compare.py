@@ -1,0 +1,309 @@
+"""Vector instructions that read or write lane masks: compares, selects, carries, division steps, lane access.
+
+CDNA3 ISA chapter 12 (VOPC, VOP2 with carry, V_DIV_SCALE, V_DIV_FMAS, V_READLANE, V_MBCNT).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from .errors import UnknownInstruction
+from .numeric import exponent_f32, fma_f32, is_denormal
+from .operands import Operand, Reader, parse_operand, reader, scalar_reader, writer
+from .parser import Instruction, Kernel
+from .state import EXEC, LANES, PARTIAL, PENDING, VCC, Array, Waves
+from .valu import check_modifiers, source_readers
+
+Step = Callable[[Waves], object]
+_LANE = np.arange(LANES)
+
+_CONDITIONS: dict[str, Callable[[Array, Array], Array]] = {
+    "f": lambda a, b: np.zeros(np.broadcast_shapes(a.shape, b.shape), bool),
+    "lt": lambda a, b: a < b,
+    "eq": lambda a, b: a == b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ne": lambda a, b: a != b,
+    "ge": lambda a, b: a >= b,
+    "t": lambda a, b: np.ones(np.broadcast_shapes(a.shape, b.shape), bool),
+    "lg": lambda a, b: (a < b) | (a > b),
+    "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+    "u": lambda a, b: np.isnan(a) | np.isnan(b),
+    "nge": lambda a, b: ~(a >= b),
+    "nlg": lambda a, b: ~((a < b) | (a > b)),
+    "ngt": lambda a, b: ~(a > b),
+    "nle": lambda a, b: ~(a <= b),
+    "neq": lambda a, b: a != b,
+    "nlt": lambda a, b: ~(a < b),
+}
+_COMPARE = re.compile(r"^v_cmp(x?)_(\w+)_([uif](?:16|32|64))$")
+_SDWA = {"src0_sel", "src1_sel", "dst_sel", "dst_unused"}
+
+
+def decode_compare(instruction: Instruction, kernel: Kernel) -> Step | None:
+    """The closure of an instruction of this module, or None."""
+    operands = [parse_operand(text, kernel) for text in instruction.operands]
+    match = _COMPARE.match(instruction.opcode)
+    if match and match[2] != "class":
+        return _compare(instruction, operands, match)
+    special = _SPECIAL.get(instruction.opcode)
+    if special is None:
+        return None
+    check_modifiers(instruction, _SDWA if instruction.opcode == "v_cndmask_b32" else set())
+    return special(instruction, operands)
+
+
+def _mask_register(operand: Operand) -> int:
+    if operand.kind != "scalar" or operand.count != 2:
+        raise UnknownInstruction(f"{operand.text} cannot hold a lane mask")
+    return operand.register
+
+
+def _compare(instruction: Instruction, operands: list[Operand], match: re.Match[str]) -> Step:
+    check_modifiers(instruction, _SDWA - {"dst_sel", "dst_unused"})
+    if match[2] not in _CONDITIONS:
+        raise UnknownInstruction(f"comparison {instruction.opcode} is not modelled")
+    target, condition = _mask_register(operands[0]), _CONDITIONS[match[2]]
+    a, b = source_readers(instruction, (match[3], match[3]), operands[1:])
+    also_exec = bool(match[1])
+
+    def step(w: Waves) -> None:
+        w.write_lane_mask(target, condition(a(w), b(w)))
+        if also_exec and target != EXEC:
+            w.write_scalar_words(EXEC, [w.s32[target], w.s32[target + 1]])
+
+    return step
+
+
+def _class(instruction: Instruction, operands: list[Operand]) -> Step:
+    target = _mask_register(operands[0])
+    value, wanted = reader(operands[1], "f32"), reader(operands[2], "u32")
+
+    def step(w: Waves) -> None:
+        x, mask = value(w), wanted(w)
+        nan, quiet = np.isnan(x), (np.asarray(x).view(np.uint32) & np.uint32(0x400000)) != 0
+        negative, zero, inf, tiny = np.signbit(x), x == 0, np.isinf(x), is_denormal(x)
+        normal = ~(nan | zero | inf | tiny)
+        kinds = [
+            *(nan & ~quiet, nan & quiet, inf & negative, normal & negative, tiny & negative, zero & negative),
+            *(zero & ~negative, tiny & ~negative, normal & ~negative, inf & ~negative),
+        ]
+        hit = sum((np.where(kind, np.uint32(1 << n), np.uint32(0)) for n, kind in enumerate(kinds)), np.uint32(0))
+        w.write_lane_mask(target, (hit & mask) != 0)
+
+    return step
+
+
+def _select(instruction: Instruction, operands: list[Operand]) -> Step:
+    mask = _mask_register(operands[3])
+    if instruction.encoding == "sdwa":
+        no, yes = source_readers(instruction, ("u32", "u32"), operands[1:3])
+    else:
+        kind = "f32" if any(o.negate or o.absolute for o in operands[1:3]) else "u32"
+        no, yes = (reader(o, kind) for o in operands[1:3])
+    target = operands[0].register
+    vectors = [o.register for o in operands[1:3] if o.kind == "vector"]
+
+    def step(w: Waves) -> None:
+        w.check_scalar(mask, 2)
+        chosen = w.lane_mask(mask)
+        if any(w.vector_state[index] == PARTIAL for index in vectors) and instruction.encoding != "sdwa":
+            _check_chosen(w, operands[1:3], chosen)
+            a, b = (_unchecked(w, o, read) for o, read in zip(operands[1:3], (no, yes), strict=True))
+        else:
+            a, b = no(w), yes(w)
+        picked = np.where(chosen, b, a)
+        w.write_vector(target, w.f32 if picked.dtype == np.float32 else w.u32, picked)
+
+    return step
+
+
+def _check_chosen(w: Waves, operands: list[Operand], chosen: Array) -> None:
+    """A select uses only the side it picks, so only that side must be defined."""
+    for operand, used in zip(operands, (~chosen, chosen), strict=True):
+        if operand.kind == "vector" and w.vector_state[operand.register] != 0:
+            if w.vector_state[operand.register] == PENDING or not w.vector_written[operand.register][used & w.exec].all():
+                w.check_vector(operand.register)
+
+
+def _unchecked(w: Waves, operand: Operand, read: Reader) -> Array:
+    return read(w) if operand.kind != "vector" or operand.negate or operand.absolute else w.u32[operand.register]
+
+
+def _carry(subtract: bool, reverse: bool, carry_in: bool) -> Callable[[Instruction, list[Operand]], Step]:
+    def decode(instruction: Instruction, operands: list[Operand]) -> Step:
+        target, carry_out = operands[0], _mask_register(operands[1])
+        first, second = (reader(o, "u32") for o in operands[2:4])
+        carry_register = _mask_register(operands[4]) if carry_in else 0
+        write = writer(target, "u32")
+
+        def step(w: Waves) -> None:
+            a, b = (x.astype(np.int64) for x in (first(w), second(w)))
+            a, b = (b, a) if reverse else (a, b)
+            carry: Array = np.int64(0)
+            if carry_in:
+                w.check_scalar(carry_register, 2)
+                carry = w.lane_mask(carry_register).astype(np.int64)
+            total = a - b - carry if subtract else a + b + carry
+            write(w, (total & 0xFFFFFFFF).astype(np.uint32), None)
+            w.write_lane_mask(carry_out, (total < 0) | (total > 0xFFFFFFFF))
+
+        return step
+
+    return decode
+
+
+def _mad_64(dtype: type[np.generic], name: str) -> Callable[[Instruction, list[Operand]], Step]:
+    def decode(instruction: Instruction, operands: list[Operand]) -> Step:
+        carry_out = _mask_register(operands[1])
+        a, b, c = reader(operands[2], f"{name}32"), reader(operands[3], f"{name}32"), reader(operands[4], f"{name}64")
+        write = writer(operands[0], f"{name}64")
+
+        def step(w: Waves) -> None:
+            addend = c(w)
+            total = a(w).astype(dtype) * b(w).astype(dtype) + addend
+            write(w, total, None)
+            w.write_lane_mask(carry_out, np.asarray(total < addend))
+
+        return step
+
+    return decode
+
+
+def _div_scale(instruction: Instruction, operands: list[Operand]) -> Step:
+    scaled_mask = _mask_register(operands[1])
+    first, denominator, numerator = (reader(o, "f32") for o in operands[2:5])
+    write = writer(operands[0], "f32")
+
+    def step(w: Waves) -> None:
+        s, d, n = np.broadcast_arrays(first(w), denominator(w), numerator(w))
+        is_d, is_n = s.view(np.uint32) == d.view(np.uint32), s.view(np.uint32) == n.view(np.uint32)
+        up, down = np.ldexp(s, 64), np.ldexp(s, -64)
+        tiny_inverse = is_denormal((1 / d.astype(np.float64)).astype(np.float32))
+        tiny_ratio = is_denormal((n.astype(np.float64) / d.astype(np.float64)).astype(np.float32))
+        conditions = [
+            (n == 0) | (d == 0),
+            exponent_f32(n) - exponent_f32(d) >= 96,
+            is_denormal(d),
+            tiny_inverse & tiny_ratio,
+            tiny_inverse,
+            tiny_ratio,
+            exponent_f32(n) <= 23,
+        ]
+        only_d, only_n = np.where(is_d, up, s), np.where(is_n, up, s)
+        results = [np.full_like(s, np.nan), only_d, up, only_d, down, only_n, up]
+        write(w, np.select(conditions, results, s), None)
+        flags = [c * 0 + (k in (1, 3, 5)) > 0 for k, c in enumerate(conditions)]
+        w.write_lane_mask(scaled_mask, np.select(conditions, flags, False))
+
+    return step
+
+
+def _div_fmas(instruction: Instruction, operands: list[Operand]) -> Step:
+    a, b, c = (reader(o, "f32") for o in operands[1:4])
+    write = writer(operands[0], "f32")
+
+    def step(w: Waves) -> None:
+        w.check_scalar(VCC, 2)
+        value = fma_f32(a(w), b(w), c(w))
+        write(w, np.where(w.lane_mask(VCC), np.ldexp(value, 32), value), None)
+
+    return step
+
+
+def _scalar_write(operand: Operand) -> Callable[[Waves, Array], None]:
+    if operand.kind != "scalar" or operand.count != 1:
+        raise UnknownInstruction(f"{operand.text} cannot hold one lane")
+    return lambda w, value: w.write_scalar(operand.register, value)
+
+
+def _read_lane(instruction: Instruction, operands: list[Operand]) -> Step:
+    store, register, lane = _scalar_write(operands[0]), operands[1].register, scalar_reader(operands[2], "u32")
+
+    def step(w: Waves) -> None:
+        lanes = np.broadcast_to(lane(w) & np.uint32(63), w.count)
+        _check_lane(w, register, lanes)
+        store(w, w.u32[register][np.arange(w.count), lanes])
+
+    return step
+
+
+def _read_first_lane(instruction: Instruction, operands: list[Operand]) -> Step:
+    store, source = _scalar_write(operands[0]), operands[1]
+    if source.kind == "scalar":
+        read = scalar_reader(source, "u32")
+        return lambda w: store(w, read(w))
+
+    def step(w: Waves) -> None:
+        lanes = np.argmax(w.exec, axis=1)  # lane 0 when no lane is active, as the ISA says
+        _check_lane(w, source.register, lanes)
+        store(w, w.u32[source.register][np.arange(w.count), lanes])
+
+    return step
+
+
+def _check_lane(w: Waves, register: int, lanes: Array) -> None:
+    state = w.vector_state[register]
+    if state == PENDING or (state == PARTIAL and not w.vector_written[register][np.arange(w.count), lanes].all()):
+        w.check_vector(register, all_lanes=True)
+
+
+def _write_lane(instruction: Instruction, operands: list[Operand]) -> Step:
+    register = operands[0].register
+    value, lane = scalar_reader(operands[1], "u32"), scalar_reader(operands[2], "u32")
+
+    def step(w: Waves) -> None:
+        w.before_vector_write(register)
+        rows, lanes = np.arange(w.count), np.broadcast_to(lane(w) & np.uint32(63), w.count)
+        w.u32[register][rows, lanes] = value(w)
+        if w.vector_state[register] == PARTIAL:
+            w.vector_written[register][rows, lanes] = True
+
+    return step
+
+
+def _count_bits_below(high: bool) -> Callable[[Instruction, list[Operand]], Step]:
+    below = np.array([((1 << lane) - 1) >> (32 if high else 0) & 0xFFFFFFFF for lane in range(LANES)], np.uint32)
+
+    def decode(instruction: Instruction, operands: list[Operand]) -> Step:
+        mask, add = reader(operands[1], "u32"), reader(operands[2], "u32")
+        write = writer(operands[0], "u32")
+        return lambda w: write(w, np.bitwise_count(mask(w) & below).astype(np.uint32) + add(w), None)
+
+    return decode
+
+
+def _swap(instruction: Instruction, operands: list[Operand]) -> Step:
+    first, second = (reader(o, "u32") for o in operands)
+
+    def step(w: Waves) -> None:
+        a, b = first(w).copy(), second(w).copy()
+        w.write_vector(operands[0].register, w.u32, b)
+        w.write_vector(operands[1].register, w.u32, a)
+
+    return step
+
+
+_SPECIAL: dict[str, Callable[[Instruction, list[Operand]], Step]] = {
+    "v_cmp_class_f32": _class,
+    "v_cndmask_b32": _select,
+    "v_add_co_u32": _carry(False, False, False),
+    "v_sub_co_u32": _carry(True, False, False),
+    "v_subrev_co_u32": _carry(True, True, False),
+    "v_addc_co_u32": _carry(False, False, True),
+    "v_subb_co_u32": _carry(True, False, True),
+    "v_subbrev_co_u32": _carry(True, True, True),
+    "v_mad_u64_u32": _mad_64(np.uint64, "u"),
+    "v_mad_i64_i32": _mad_64(np.int64, "i"),
+    "v_div_scale_f32": _div_scale,
+    "v_div_fmas_f32": _div_fmas,
+    "v_readlane_b32": _read_lane,
+    "v_readfirstlane_b32": _read_first_lane,
+    "v_writelane_b32": _write_lane,
+    "v_mbcnt_lo_u32_b32": _count_bits_below(False),
+    "v_mbcnt_hi_u32_b32": _count_bits_below(True),
+    "v_swap_b32": _swap,
+}

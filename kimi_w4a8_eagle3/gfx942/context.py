@@ -1,0 +1,77 @@
+"""What the closures of memory instructions reach: memory, LDS of the workgroups in flight, and the tallies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from .global_memory import Memory
+from .lds import Access, Lds
+from .state import LANES, Array, Waves
+from .waits import MAX_LGKM, MAX_VM, Outstanding
+
+
+class Context:
+    """One launch. `group_ids` are the linear workgroup numbers of the chunk in flight."""
+
+    def __init__(self, memory: Memory, report: Callable[[str], None]) -> None:
+        self.memory = memory
+        self.report = report
+        self.lds = Lds(0, 0, report)
+        self.group_ids: Array = np.zeros(0, np.int64)
+        self.tallies: Counter[str] = Counter()
+
+    def active(self, w: Waves) -> ActiveLanes:
+        """The active lanes of a batch, flattened."""
+        return ActiveLanes(self, w)
+
+    @staticmethod
+    def issue_vm(w: Waves, item: Outstanding) -> None:
+        """Queue a vector memory instruction; a full counter stalls the wave until the oldest returns."""
+        w.queues.vm.append(item)
+        if len(w.queues.vm) > MAX_VM:
+            w.retire(w.queues.retire_vm(MAX_VM))
+
+    @staticmethod
+    def issue_lgkm(w: Waves, item: Outstanding) -> None:
+        """Queue an LDS or scalar memory instruction."""
+        w.queues.lgkm.append(item)
+        if len(w.queues.lgkm) > MAX_LGKM:
+            w.retire(w.queues.retire_lgkm(MAX_LGKM))
+
+
+class ActiveLanes:
+    """Per active lane: batch row, lane, wave, workgroup; and conversion of [rows, 64] arrays to and from that list."""
+
+    def __init__(self, context: Context, w: Waves) -> None:
+        self.full = w.exec_full
+        self.mask = w.exec
+        self.shape = (w.count, LANES)
+        if self.full:
+            self.rows = np.repeat(np.arange(w.count), LANES)
+            self.lanes = np.tile(np.arange(LANES), w.count)
+        else:
+            self.rows, self.lanes = np.nonzero(w.exec)
+        self.wave = w.rows.wave[self.rows]
+        self.slot = w.rows.group[self.rows]
+        self.group = context.group_ids[self.slot] if len(context.group_ids) else self.slot
+        self.count = len(self.rows)
+
+    def pick(self, value: Array) -> Array:
+        """Values [rows, 64] (or broadcastable) of the active lanes, [n]."""
+        full = np.broadcast_to(value, self.shape)
+        return full.reshape(-1) if self.full else full[self.mask]
+
+    def put(self, target: Array, value: Array) -> None:
+        """Write values [n] into [rows, 64]."""
+        if self.full:
+            target[...] = value.reshape(self.shape)
+        else:
+            target[self.mask] = value
+
+
+def lds_access_done(context: Context, access: Access) -> None:
+    """Called when an LDS access has been waited for."""
+    context.lds.retire(access)

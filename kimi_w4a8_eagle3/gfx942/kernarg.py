@@ -1,0 +1,56 @@
+"""The kernarg segment of a launch, from the argument layout in the kernel's metadata."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import MachineError
+from .global_memory import Buffer
+from .parser import Kernel, KernelArg
+
+Argument = Buffer | int | float | bytes
+
+
+def kernarg_bytes(
+    kernel: Kernel, args: Sequence[Argument], grid: Sequence[int], block: Sequence[int]
+) -> npt.NDArray[np.uint8]:
+    """The segment's bytes; `args` are the explicit arguments in order, hidden ones are filled in."""
+    explicit = [arg for arg in kernel.args if not arg.kind.startswith("hidden")]
+    if len(args) != len(explicit):
+        layout = ", ".join(f"{a.name or a.kind}@{a.offset}:{a.size}" for a in explicit)
+        raise MachineError(f"{len(args)} arguments for {kernel.name}", expected=f"{len(explicit)}: {layout}")
+    segment = np.zeros(max(8, kernel.kernarg_bytes), np.uint8)
+    for arg, value in zip(explicit, args, strict=True):
+        _put(segment, arg, _encode(arg, value))
+    for arg in kernel.args:
+        if arg.kind.startswith("hidden"):
+            _put(segment, arg, _hidden(arg.kind, grid, block).to_bytes(arg.size, "little"))
+    return segment
+
+
+def _put(segment: npt.NDArray[np.uint8], arg: KernelArg, raw: bytes) -> None:
+    if len(raw) != arg.size:
+        raise MachineError(f"argument {arg.name or arg.kind} at {arg.offset} got {len(raw)} bytes", expected=str(arg.size))
+    segment[arg.offset : arg.offset + arg.size] = np.frombuffer(raw, np.uint8)
+
+
+def _encode(arg: KernelArg, value: Argument) -> bytes:
+    if isinstance(value, Buffer):
+        return value.address.to_bytes(8, "little")
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, float | np.floating):
+        return struct.pack({2: "<e", 4: "<f", 8: "<d"}[arg.size], float(value))
+    return (int(value) & ((1 << (8 * arg.size)) - 1)).to_bytes(arg.size, "little")
+
+
+def _hidden(kind: str, grid: Sequence[int], block: Sequence[int]) -> int:
+    name, _, axis = kind.rpartition("_")
+    sizes = {"hidden_block_count": grid, "hidden_group_size": block}
+    if name in sizes and axis in ("x", "y", "z"):
+        return int([*sizes[name], 1, 1, 1]["xyz".index(axis)])
+    return 3 if kind == "hidden_grid_dims" else 0

@@ -1,0 +1,220 @@
+"""Launching a kernel: workgroups in chunks, waves under a chosen order, barriers, the result of a run."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .context import Context
+from .decode import BARRIER, END, Branch, Step, decode_kernel
+from .errors import DataRace, MachineError
+from .global_memory import Buffer, Memory
+from .kernarg import Argument, kernarg_bytes
+from .parser import Kernel
+from .schedule import Order, Scheduler
+from .state import LANES, Rows, Waves
+
+Grid = Sequence[int]
+MAX_LDS = 65536
+
+
+@dataclass
+class LaunchResult:
+    """What a launch did.
+
+    counts: executed instructions per opcode, summed over waves. races: what the race detector found (only when it
+    collects). tallies: out_of_range_loads, out_of_range_stores, out_of_range_atomics in lanes.
+    """
+
+    counts: Counter[str]
+    races: list[str] = field(default_factory=list)
+    tallies: Counter[str] = field(default_factory=Counter)
+    waves: int = 0
+
+
+class Machine:
+    """One device with `memory`. `lockstep_rows` bounds how many waves run as one batch."""
+
+    def __init__(self, memory: Memory, lockstep_rows: int = 256) -> None:
+        self.memory = memory
+        self.lockstep_rows = lockstep_rows
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Grid,
+        block: Grid,
+        args: Sequence[Argument],
+        *,
+        order: Order = "lockstep",
+        lds_bytes: int = 0,
+        races: str = "raise",
+        max_steps: int = 10_000_000,
+    ) -> LaunchResult:
+        """Run `grid` workgroups of `block` threads.
+
+        args: one value for each explicit kernel argument: a Buffer, an int, a float or raw bytes.
+        order: "lockstep" (fast), "roundrobin", "forward" and "reverse" (each wave runs to its barrier), or a
+        `random.Random` that picks the next wave before every instruction.
+        lds_bytes: dynamic LDS beside the kernel's static size. races: "raise" or "collect".
+        """
+        threads = int(np.prod(block))
+        self._check_launch(kernel, block, threads, lds_bytes)
+        found: list[str] = []
+        report = found.append if races == "collect" else _raise_race
+        context = Context(self.memory, report)
+        where: list[str] = []
+        steps = decode_kernel(kernel, context)
+        kernarg = self.memory.add(kernarg_bytes(kernel, args, grid, block), f"{kernel.name} kernarg")
+        self.memory.begin_launch(report)
+        run = _Run(kernel, steps, context, order, max_steps, where)
+        per_group = -(-threads // LANES)
+        chunk = max(1, self.lockstep_rows // per_group)
+        groups = int(np.prod(grid))
+        with np.errstate(all="ignore"):
+            for first in range(0, groups, chunk):
+                ids = np.arange(first, min(groups, first + chunk))
+                run.chunk(ids, _start(kernel, ids, grid, block, kernarg, context), lds_bytes)
+        self.memory.release(kernarg)
+        counts: Counter[str] = Counter()
+        for instruction, number in zip(kernel.instructions, run.executed, strict=True):
+            counts[instruction.opcode] += number
+        return LaunchResult(+counts, found, context.tallies, groups * per_group)
+
+    @staticmethod
+    def _check_launch(kernel: Kernel, block: Grid, threads: int, lds_bytes: int) -> None:
+        required = kernel.workgroup
+        if required and tuple(block) != required:
+            raise MachineError(f"{kernel.name} requires workgroups of {required}, not {tuple(block)}")
+        if not 1 <= threads <= 1024:
+            raise MachineError(f"a workgroup of {threads} threads", expected="1 to 1024")
+        if kernel.lds_bytes + lds_bytes > MAX_LDS:
+            raise MachineError(f"{kernel.lds_bytes + lds_bytes} bytes of LDS", expected=f"at most {MAX_LDS} on gfx942")
+
+
+def _raise_race(message: str) -> None:
+    raise DataRace(message)
+
+
+def _start(
+    kernel: Kernel, ids: np.ndarray, grid: Grid, block: Grid, kernarg: Buffer, context: Context
+) -> Waves:
+    """All waves of the workgroups `ids` with the registers that the hardware initialises (CDNA3 ISA 3.13)."""
+    threads = int(np.prod(block))
+    per_group = -(-threads // LANES)
+    slot, wave = np.repeat(np.arange(len(ids)), per_group), np.tile(np.arange(per_group), len(ids))
+    scratch = np.zeros((len(slot), LANES, kernel.scratch_bytes), np.uint8)
+    waves = Waves.create(Rows(slot, wave, scratch, np.zeros(scratch.shape, bool)), kernel.vgprs + kernel.agprs)
+    thread = wave[:, None] * LANES + np.arange(LANES)
+    active = thread < threads
+    words = np.packbits(active, axis=-1, bitorder="little").view(np.uint32)
+    waves.write_scalar_words(126, [words[:, 0], words[:, 1]])
+    dims = [*block, 1, 1, 1][:3]
+    x, y, z = thread % dims[0], thread // dims[0] % dims[1], thread // (dims[0] * dims[1])
+    waves.write_vector(0, waves.u32, (x | (y << 10) | (z << 20)).astype(np.uint32))
+    _initial_scalars(kernel, waves, ids[slot], [*grid, 1, 1, 1][:3], kernarg)
+    return waves
+
+
+def _initial_scalars(kernel: Kernel, waves: Waves, group: np.ndarray, grid: list[int], kernarg: Buffer) -> None:
+    """User scalar registers in the order of the descriptor's enable bits, then the workgroup numbers."""
+    enabled = kernel.descriptor.get
+    for name in ("dispatch_ptr", "queue_ptr", "dispatch_id", "private_segment_size", "flat_scratch_init"):
+        if enabled(f"user_sgpr_{name}", 0):
+            raise MachineError(f"user_sgpr_{name} is not modelled", where=kernel.name)
+    at = 0
+    if enabled("user_sgpr_kernarg_segment_ptr", 0):
+        address = np.full(waves.count, kernarg.address, np.uint64)
+        waves.write_scalar64(0, address)
+        at = 2
+    # Preloaded arguments: the kernel's own prologue loads the same registers, so they stay unwritten here.
+    at = max(at, enabled("user_sgpr_count", at))
+    x, y, z = group % grid[0], group // grid[0] % grid[1], group // (grid[0] * grid[1])
+    for axis, value in (("x", x), ("y", y), ("z", z)):
+        if enabled(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")):
+            waves.write_scalar(at, value.astype(np.uint32))
+            at += 1
+
+
+class _Run:
+    """The execution of one launch."""
+
+    def __init__(
+        self, kernel: Kernel, steps: list[Step], context: Context, order: Order, max_steps: int, where: list[str]
+    ) -> None:
+        self.kernel = kernel
+        self.steps = steps
+        self.context = context
+        self.order = order
+        self.steps_left = max_steps
+        self.executed = [0] * len(steps)
+
+    def chunk(self, ids: np.ndarray, waves: Waves, lds_bytes: int) -> None:
+        """Run the workgroups `ids` from their first to their last instruction."""
+        from .lds import Lds
+
+        self.context.group_ids = ids
+        self.context.lds = Lds(len(ids), self.kernel.lds_bytes + lds_bytes, self.context.report)
+        scheduler = Scheduler(self.order, waves)
+        while batch := scheduler.next():
+            self._run(batch, scheduler)
+            if scheduler.all_waiting():
+                outstanding = [a for b in scheduler.batches for a in b.queues.outstanding_lds()]
+                self.context.lds.barrier(outstanding)
+                scheduler.release()
+
+    def _run(self, w: Waves, scheduler: Scheduler) -> None:
+        """Run one batch for the scheduler's slice: one instruction, or to the next barrier, branch or end."""
+        steps, executed, single = self.steps, self.executed, scheduler.one_instruction
+        try:
+            while True:
+                pc = w.pc
+                outcome = steps[pc](w)
+                executed[pc] += w.count
+                self.steps_left -= 1
+                if outcome is None:
+                    w.pc = pc + 1
+                elif isinstance(outcome, int):
+                    w.pc = outcome
+                elif outcome is BARRIER:
+                    w.pc = pc + 1
+                    w.at_barrier = True
+                    return
+                elif outcome is END:
+                    scheduler.finish(w)
+                    return
+                elif isinstance(outcome, Branch):
+                    self._split(w, outcome, scheduler)
+                    return
+                if self.steps_left < 0:
+                    raise MachineError("the kernel does not end", expected="fewer instructions than max_steps")
+                if single:
+                    return
+        except MachineError as error:
+            error.where = error.where or self._where(w)
+            raise
+        except IndexError as error:
+            if w.pc < len(steps):
+                raise
+            raise MachineError("execution runs past the end of the kernel", where=self.kernel.name) from error
+
+    def _split(self, w: Waves, branch: Branch, scheduler: Scheduler) -> None:
+        taken, stay = w.take(branch.taken), w.take(~branch.taken)
+        taken.pc, stay.pc = branch.target, w.pc + 1
+        scheduler.replace(w, [stay, taken])
+
+    def _where(self, w: Waves) -> str:
+        instruction = self.kernel.instructions[w.pc]
+        groups = sorted({int(self.context.group_ids[g]) for g in w.rows.group})
+        some = ", ".join(map(str, groups[:4])) + (", ..." if len(groups) > 4 else "")
+        waves = ", ".join(str(n) for n in sorted({int(n) for n in w.rows.wave}))
+        return (
+            f"{self.kernel.name}, line {instruction.line}: {instruction.text} (workgroups {some}; waves {waves})"
+        )
+
+
+__all__ = ["LaunchResult", "Machine", "random"]

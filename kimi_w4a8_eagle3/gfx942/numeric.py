@@ -1,0 +1,103 @@
+"""Floating point exactly as the hardware rounds it, on NumPy arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .state import Array
+
+
+def fma_f32(a: Array, b: Array, c: Array) -> Array:
+    """Fused a*b + c with one rounding to nearest even.
+
+    The product of two float32 is exact in float64; the sum is rounded to odd there (Boldo, Melquiond 2008), so that
+    the second rounding to float32 gives the correctly rounded result.
+    """
+    product = np.asarray(a).astype(np.float64) * np.asarray(b).astype(np.float64)
+    addend = np.asarray(c).astype(np.float64)
+    total = product + addend
+    if (np.asarray(c) == 0).all():
+        return total.astype(np.float32)
+    part = total - product
+    error = (product - (total - part)) + (addend - part)
+    bits = total.view(np.int64)
+    fix = (error != 0) & ((bits & 1) == 0) & np.isfinite(total)
+    if fix.any():
+        toward = np.where((error > 0) == (total > 0), 1, -1)
+        # A zero sum with an error cannot happen: float64 sums near zero are exact.
+        total = np.where(fix, bits + toward, bits).view(np.float64)
+    return total.astype(np.float32)
+
+
+def flush_f32(x: Array) -> Array:
+    """Replace subnormal float32 by zero of the same sign."""
+    return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
+
+
+def transcendental(function: np.ufunc, x: Array) -> Array:
+    """A transcendental instruction: correctly rounded from float64, subnormals flushed on both sides."""
+    return flush_f32(function(flush_f32(x).astype(np.float64)).astype(np.float32))
+
+
+def quiet(bits: Array) -> Array:
+    """Turn signalling float32 NaNs (given as bits) into quiet ones."""
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.where(is_nan, bits | np.uint32(0x00400000), bits)
+
+
+def minimum(a: Array, b: Array) -> Array:
+    """IEEE minNum with -0 < +0."""
+    return np.where((a == b) & (a == 0), np.where(np.signbit(a), a, b), np.fmin(a, b)).astype(np.result_type(a, b))
+
+
+def maximum(a: Array, b: Array) -> Array:
+    """IEEE maxNum with -0 < +0."""
+    return np.where((a == b) & (a == 0), np.where(np.signbit(a), b, a), np.fmax(a, b)).astype(np.result_type(a, b))
+
+
+def to_integer(x: Array, dtype: type[np.generic]) -> Array:
+    """Float to integer: truncate, saturate, NaN gives 0."""
+    info = np.iinfo(dtype)  # type: ignore[type-var]
+    wide = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0, posinf=info.max, neginf=info.min)
+    return np.clip(wide, info.min, info.max).astype(np.int64).astype(dtype)
+
+
+def exponent_f32(x: Array) -> Array:
+    """The biased exponent field of float32."""
+    return (np.asarray(x).view(np.uint32) >> np.uint32(23)).astype(np.int32) & 0xFF
+
+
+def is_denormal(x: Array) -> Array:
+    """Nonzero with a zero exponent field (float32)."""
+    return (np.abs(x) < np.float32(2.0**-126)) & (x != 0)
+
+
+def bf16_to_f32(halves: Array) -> Array:
+    """Widen uint16 bfloat16 bits."""
+    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def f32_to_bf16(x: Array) -> Array:
+    """Round to nearest even, to uint16 bfloat16 bits; NaN stays a quiet NaN."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(x), (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
+
+
+def fp8_fnuz_to_f32(codes: Array, mantissa: int) -> Array:
+    """Widen 8-bit FNUZ floats (gfx942): e4m3 has `mantissa` 3 and bias 8, e5m2 has 2 and bias 16; 0x80 is NaN."""
+    return _FNUZ[mantissa][codes]
+
+
+def _fnuz_table(mantissa: int) -> Array:
+    codes = np.arange(256)
+    bias = 2 ** (6 - mantissa)
+    exponent, fraction = (codes & 0x7F) >> mantissa, codes & ((1 << mantissa) - 1)
+    scale = 2.0 ** (np.maximum(exponent, 1) - bias - mantissa)
+    value = np.where(exponent > 0, fraction + (1 << mantissa), fraction) * scale
+    signed = np.where(codes & 0x80, -value, value)
+    signed[0x80] = np.nan
+    return signed.astype(np.float32)
+
+
+_FNUZ = {3: _fnuz_table(3), 2: _fnuz_table(2)}

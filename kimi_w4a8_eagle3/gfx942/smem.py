@@ -1,0 +1,70 @@
+"""Scalar memory: s_load, s_buffer_load (CDNA3 ISA chapter 7)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from .context import Context
+from .errors import UnknownInstruction
+from .operands import parse_operand, scalar_reader
+from .parser import Instruction, Kernel
+from .state import Array, Waves
+from .valu import check_modifiers
+from .waits import Outstanding
+
+Step = Callable[[Waves], object]
+
+
+def decode_smem(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
+    """The closure of a scalar load, or None."""
+    match = re.match(r"^s_(buffer_)?load_dword(?:x(\d+))?$", instruction.opcode)
+    if not match:
+        return None
+    check_modifiers(instruction, {"glc", "offset"})
+    count = int(match[2] or 1)
+    operands = [parse_operand(text, kernel) for text in instruction.operands]
+    target, base = operands[0], operands[1]
+    if target.count != count:
+        raise UnknownInstruction(f"{target.text} does not fit {instruction.opcode}")
+    scalar = scalar_reader(operands[2], "u32") if len(operands) > 2 else None
+    extra = int(instruction.modifiers.get("offset", "0"), 0)
+    signed = len(operands) > 2 and operands[2].kind == "constant"
+
+    def offset(w: Waves) -> Array:
+        value: Array = np.full(w.count, extra, np.int64)
+        if scalar is not None:
+            read = np.asarray(scalar(w))
+            value = value + (read.view(np.int32) if signed else read).astype(np.int64)
+        return value & ~np.int64(3)
+
+    def step(w: Waves) -> None:
+        group = context.group_ids[w.rows.group]
+        if match[1]:
+            words = _buffer_words(w, base.register, offset(w), count, group, context)
+        else:
+            w.check_scalar(base.register, 2)
+            start = w.s32[base.register].astype(np.int64) | (w.s32[base.register + 1].astype(np.int64) << np.int64(32))
+            words = context.memory.load((start + offset(w)).astype(np.uint64), 4 * count, group)
+        w.write_scalar_words(target.register, list(words))
+        w.scalar_load_issued(target.register, count)
+        Context.issue_lgkm(w, Outstanding("smem", scalar=range(target.register, target.register + count)))
+
+    return step
+
+
+def _buffer_words(w: Waves, resource: int, offset: Array, count: int, group: Array, context: Context) -> Array:
+    w.check_scalar(resource, 4)
+    low, high, records = (w.s32[resource + n].astype(np.int64) for n in range(3))
+    if ((high >> 16) & 0x3FFF).any():
+        raise UnknownInstruction("s_buffer_load with a strided resource is not modelled")
+    base = low | ((high & 0xFFFF) << 32)
+    words = np.zeros((count, w.count), np.uint32)
+    for n in range(count):
+        inside = offset + 4 * n + 4 <= records
+        context.tallies["out_of_range_loads"] += int((~inside).sum())
+        address = (base + offset + 4 * n)[inside].astype(np.uint64)
+        words[n, inside] = context.memory.load(address, 4, group[inside])[0]
+    return words

@@ -1,0 +1,146 @@
+"""Decoding of vector ALU instructions: operands, input and output modifiers, EXEC; one closure per instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .errors import UnknownInstruction
+from .lanes import apply_dpp, sdwa_reader, sdwa_writer
+from .numeric import fma_f32
+from .operands import Operand, Reader, parse_operand, reader, writer
+from .parser import Instruction, Kernel
+from .state import READY, Array, Waves
+from .valu_ops import OPS, Op
+
+Step = Callable[[Waves], object]
+_COPIES = {"v_mov_b32", "v_mov_b64", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32"}
+_ACCUMULATE = {"v_fmac_f32": "v_fma_f32"}
+_WITH_LITERAL = {"v_fmamk_f32", "v_fmaak_f32", "v_madmk_f32", "v_madak_f32"}
+_OUTPUT_SCALE = {"mul:2": 2.0, "mul:4": 4.0, "div:2": 0.5}
+_OP_SEL = {"op_sel"}
+_SDWA = {"dst_sel", "dst_unused", "src0_sel", "src1_sel"}
+_DPP = {
+    *("quad_perm", "row_shl", "row_shr", "row_ror", "wave_shl", "wave_rol", "wave_shr", "wave_ror", "row_mirror"),
+    *("row_half_mirror", "row_bcast", "row_newbcast", "row_mask", "bank_mask", "bound_ctrl"),
+}
+_OUTPUT = {"clamp", "mul", "div"}
+
+
+def decode_valu(instruction: Instruction, kernel: Kernel) -> Step | None:
+    """The closure of a plain vector instruction, or None if the opcode is not in the table."""
+    opcode = instruction.opcode
+    operands = [parse_operand(text, kernel) for text in instruction.operands]
+    if opcode in _ACCUMULATE:
+        return _decode(instruction, OPS[_ACCUMULATE[opcode]], operands[0], [*operands[1:], operands[0]])
+    if opcode in _WITH_LITERAL:
+        return _decode(instruction, OPS["v_fma_f32"], operands[0], operands[1:])
+    if opcode not in OPS:
+        return None
+    return _decode(instruction, OPS[opcode], operands[0], operands[1:])
+
+
+def check_modifiers(instruction: Instruction, allowed: set[str]) -> None:
+    """Raise on a modifier that is not modelled for this instruction."""
+    for name in instruction.modifiers:
+        if name not in allowed:
+            raise UnknownInstruction(f"modifier {name} of {instruction.opcode} is not modelled")
+
+
+def source_readers(instruction: Instruction, kinds: tuple[str, ...], operands: list[Operand]) -> list[Reader]:
+    """Readers of the sources, with SDWA selection and op_sel applied."""
+    if len(operands) != len(kinds):
+        raise UnknownInstruction(f"{instruction.opcode} with {len(operands)} sources, {len(kinds)} expected")
+    if instruction.encoding == "sdwa":
+        selects = [instruction.modifiers.get(f"src{n}_sel", "DWORD") for n in range(len(kinds))]
+        return [sdwa_reader(o, k, s) for o, k, s in zip(operands, kinds, selects, strict=True)]
+    high = [False] * len(kinds)
+    if "op_sel" in instruction.modifiers:
+        high = [bit == "1" for bit in instruction.modifiers["op_sel"].strip("[]").split(",")][: len(kinds)]
+    return [reader(o, k, h) for o, k, h in zip(operands, kinds, high, strict=True)]
+
+
+def _decode(instruction: Instruction, op: Op, target: Operand, sources: list[Operand]) -> Step:
+    check_modifiers(instruction, _OP_SEL | _SDWA | _DPP | _OUTPUT)
+    if instruction.encoding in ("dpp", "e64_dpp"):
+        return _decode_dpp(instruction, op, target, sources)
+    if instruction.opcode in _COPIES and not instruction.modifiers and sources[0].kind == "vector":
+        return _copy(target, sources[0])
+    if instruction.modifiers.get("op_sel", "").count("1") and len(instruction.modifiers["op_sel"]) > 2 * len(sources) + 1:
+        if instruction.modifiers["op_sel"].rstrip("]").endswith("1"):
+            raise UnknownInstruction("op_sel on the result is not modelled")
+    function = _with_output_modifiers(instruction, op)
+    readers = source_readers(instruction, op.sources, sources)
+    write = sdwa_writer(instruction, target, op.result) if instruction.encoding == "sdwa" else writer(target, op.result)
+    if len(readers) == 1:
+        (a,) = readers
+        return lambda w: write(w, function(a(w)), None)
+    if len(readers) == 2:
+        a, b = readers
+        return lambda w: write(w, function(a(w), b(w)), None)
+    a, b, c = readers
+    return lambda w: write(w, function(a(w), b(w), c(w)), None)
+
+
+def _with_output_modifiers(instruction: Instruction, op: Op) -> Callable[..., Array]:
+    scale = [v for k, v in _OUTPUT_SCALE.items() if instruction.modifiers.get(k.split(":")[0]) == k.split(":")[1]]
+    clamp = "clamp" in instruction.modifiers
+    if not scale and not clamp:
+        return op.function
+    if op.result != "f32":
+        raise UnknownInstruction(f"an output modifier on {instruction.opcode} is not modelled")
+    factor = np.float32(scale[0] if scale else 1.0)
+
+    def function(*sources: Array) -> Array:
+        value = op.function(*sources) * factor
+        return np.clip(np.nan_to_num(value, nan=0.0), np.float32(0), np.float32(1)) if clamp else value
+
+    return function
+
+
+def _copy(target: Operand, source: Operand) -> Step:
+    """A move copies also what was never written: copying is not a use (phi nodes of undefined values)."""
+    indices = [(target.register + n, source.register + n) for n in range(target.count)]
+
+    def step(w: Waves) -> None:
+        values = []
+        for _, index in indices:
+            if w.vector_state[index] == READY:
+                values.append((w.u32[index], None))
+            else:
+                if w.vector_state[index] == 2:
+                    w.check_vector(index)
+                values.append((w.u32[index].copy(), w.vector_written[index].copy()))
+        for (index, _), (value, written) in zip(indices, values, strict=True):
+            if written is not None and not written[w.exec].all():
+                _copy_undefined(w, index, value, written)
+            else:
+                w.write_vector(index, w.u32, value)
+
+    return step
+
+
+def _copy_undefined(w: Waves, index: int, value: Array, written: Array) -> None:
+    w.before_vector_write(index)
+    if w.vector_state[index] == READY:
+        w.vector_written[index] = True
+    np.copyto(w.u32[index], value, where=w.exec)
+    np.copyto(w.vector_written[index], written, where=w.exec)
+    w.vector_state[index] = 1
+
+
+def _decode_dpp(instruction: Instruction, op: Op, target: Operand, sources: list[Operand]) -> Step:
+    function = _with_output_modifiers(instruction, op)
+    permuted = apply_dpp(instruction, sources[0], op.sources[0])
+    others = [reader(o, k) for o, k in zip(sources[1:], op.sources[1:], strict=True)]
+    write = writer(target, op.result)
+
+    def step(w: Waves) -> None:
+        value, mask = permuted(w)
+        write(w, function(value, *(read(w) for read in others)), mask)
+
+    return step
+
+
+__all__ = ["check_modifiers", "decode_valu", "fma_f32", "source_readers"]
