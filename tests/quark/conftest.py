@@ -1,0 +1,60 @@
+"""A checkpoint that the real AMD Quark writes once a session, copies of it to break, and a draft that fits it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.kimi_checkpoint import DRAFT, HIDDEN, write_bf16
+
+from kimi_w4a8_eagle3.sglang_plugin.cpu import torchvision_ops
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quark_imports() -> None:
+    """Quark imports transformers, which imports torchvision."""
+    torchvision_ops.declare_missing()
+
+
+@pytest.fixture(scope="session")
+def bf16_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("bf16") / "target"
+    write_bf16(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def quark_target(bf16_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Written by AMD Quark during this test run; tests that change it take a copy."""
+    from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
+
+    directory = tmp_path_factory.mktemp("w4a8") / "target"
+    quantize_w4a8(bf16_target, directory)
+    return directory
+
+
+@pytest.fixture
+def target(quark_target: Path, tmp_path: Path) -> Path:
+    """A copy of the quantized checkpoint that a test may break."""
+    return Path(shutil.copytree(quark_target, tmp_path / "target"))
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    """An EAGLE3 draft (random weights) that fits the target."""
+    directory = tmp_path / "draft"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(DRAFT))
+    size = DRAFT["draft_vocab_size"]
+    tensors = {
+        "fc.weight": torch.zeros(HIDDEN, 3 * HIDDEN, dtype=torch.bfloat16),
+        "norm.weight": torch.ones(HIDDEN, dtype=torch.bfloat16),
+        "lm_head.weight": torch.zeros(size, HIDDEN, dtype=torch.bfloat16),
+        "d2t": torch.arange(size),  # draft token i is target token 2 * i
+    }
+    save_file(tensors, directory / "model.safetensors")
+    return directory

@@ -1,0 +1,247 @@
+"""Each way a target checkpoint can be wrong gets one message with file, tensor, what was found and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, rewrite
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.quark.preflight import preflight
+from kimi_w4a8_eagle3.quark.problems import Problem
+
+PREFIX = "language_model.model.layers"
+GATE = f"{PREFIX}.1.mlp.experts.2.gate_proj.weight"
+SHARED = f"{PREFIX}.3.mlp.shared_experts.up_proj.weight"
+SHARD = "model-00002-of-00002.safetensors"  # odd layers
+
+
+def only_problem(target: Path, tp: int = 1) -> Problem:
+    report = preflight(target, tp=tp)
+    assert len(report.problems) == 1, [p.message for p in report.problems]
+    with pytest.raises(KimiError) as caught:
+        report.raise_for_problems()
+    assert caught.value.what == report.problems[0].message
+    return report.problems[0]
+
+
+def set_tensor(name: str, value: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        if name in tensors:
+            tensors[name] = value
+
+    return change
+
+
+@pytest.mark.parametrize("suffix", ["", "_scale", "_scale_2"])
+def test_missing_tensor(target: Path, suffix: str) -> None:
+    rewrite(target, lambda tensors: tensors.pop(GATE + suffix, None))
+    problem = only_problem(target)
+    assert problem.what == f"weight{suffix} is missing" and problem.tensors == [GATE + suffix]
+    assert "kimi quantize" in problem.remedy
+
+
+def test_many_missing_tensors_are_one_counted_problem(target: Path) -> None:
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if n.endswith("weight_scale_2")]:
+            del tensors[name]
+
+    rewrite(target, drop)
+    problem = only_problem(target)
+    assert problem.count == (LAYERS - 1) * EXPERTS * 3 and len(problem.tensors) == 3
+    assert problem.message.endswith("and 57 more")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("suffix", ["_scale", "_scale_2"])
+def test_scale_that_is_not_finite(target: Path, value: float, suffix: str) -> None:
+    def poison(tensors: dict[str, torch.Tensor]) -> None:
+        if GATE in tensors:
+            tensors[GATE + suffix].view(-1)[-1] = value
+
+    rewrite(target, poison)
+    problem = only_problem(target)
+    total = INTER if suffix == "_scale_2" else 1
+    assert problem.what == f"weight{suffix} holds NaN or Inf (1 of {total} values)"
+    assert problem.tensors == [GATE + suffix] and problem.where == str(target / SHARD)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_scale_shapes_that_are_accepted(target: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def reshape(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if n.endswith(".weight_scale")]:
+            tensors[name] = tensors[name].reshape(shape).to(dtype)
+
+    rewrite(target, reshape)
+    assert preflight(target).ok
+
+
+def test_bfloat16_nan_scale_is_seen(target: Path) -> None:
+    rewrite(target, set_tensor(f"{GATE}_scale", torch.tensor(float("nan"), dtype=torch.bfloat16)))
+    assert only_problem(target).what == "weight_scale holds NaN or Inf (1 of 1 values)"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value", "found", "expected"),
+    [
+        ("", torch.zeros(INTER, HIDDEN // 8 + 1, dtype=torch.int32), "weight is I32 [32, 9]", "I32 [32, 64/8 = 8]"),
+        ("", torch.zeros(INTER, HIDDEN // 2, dtype=torch.uint8), "weight is U8 [32, 32]", "I32 [32, 64/8 = 8]"),
+        ("_scale", torch.ones(INTER), "weight_scale is F32 [32]", "F32 [] or [1]"),
+        ("_scale_2", torch.ones(INTER + 1), "weight_scale_2 is F32 [33]", "F32 [32]"),
+        ("_scale_2", torch.ones(INTER, dtype=torch.bfloat16), "weight_scale_2 is BF16 [32]", "F32 [32]"),
+    ],
+)
+def test_wrong_shape_or_dtype(target: Path, suffix: str, value: torch.Tensor, found: str, expected: str) -> None:
+    rewrite(target, set_tensor(GATE + suffix, value))
+    problem = only_problem(target)
+    assert (problem.what, problem.expected) == (found, expected)
+    assert problem.tensors == [GATE + suffix] and problem.where == str(target / SHARD)
+
+
+def test_expert_that_is_not_quantized(target: Path) -> None:
+    def restore(tensors: dict[str, torch.Tensor]) -> None:
+        if GATE in tensors:
+            tensors[GATE] = torch.zeros(INTER, HIDDEN, dtype=torch.bfloat16)
+            del tensors[f"{GATE}_scale"], tensors[f"{GATE}_scale_2"]
+
+    rewrite(target, restore)
+    assert only_problem(target).message == f"expert is not quantized (BF16): {GATE}"
+
+
+def test_expert_that_is_excluded(target: Path) -> None:
+    module = GATE.removesuffix(".weight")
+    edit_json(target / "config.json", lambda c: c["quantization_config"]["exclude"].append(module))
+    assert only_problem(target).message == f"routed expert is in the exclude list: {GATE}"
+
+
+def test_excluded_layer_that_is_quantized(target: Path) -> None:
+    rewrite(target, set_tensor(SHARED, torch.zeros(INTER, HIDDEN // 8, dtype=torch.int32)))
+    assert only_problem(target).message == f"excluded layer is quantized (I32): {SHARED}"
+
+
+def test_quantized_layer_outside_the_experts(target: Path) -> None:
+    rewrite(target, set_tensor(SHARED, torch.zeros(INTER, HIDDEN // 8, dtype=torch.int32)))
+    module = SHARED.removesuffix(".weight")
+    edit_json(target / "config.json", lambda c: c["quantization_config"]["exclude"].remove(module))
+    assert only_problem(target).message == f"layer outside the routed experts is quantized (I32): {SHARED}"
+
+
+def test_plain_layer_that_is_not_excluded(target: Path) -> None:
+    module = SHARED.removesuffix(".weight")
+    edit_json(target / "config.json", lambda c: c["quantization_config"]["exclude"].remove(module))
+    assert only_problem(target).message == f"layer is neither quantized (BF16) nor excluded: {SHARED}"
+
+
+@pytest.mark.parametrize("strip", [False, True], ids=["names", "names without language_model."])
+def test_excludes_with_and_without_wrapper_prefix(target: Path, strip: bool) -> None:
+    def change(config: dict) -> None:  # type: ignore[type-arg]
+        excludes = config["quantization_config"]["exclude"]
+        config["quantization_config"]["exclude"] = [
+            name.removeprefix("language_model.") if strip else name for name in excludes
+        ]
+
+    edit_json(target / "config.json", change)
+    assert preflight(target).ok
+
+
+def test_excludes_as_regular_expressions(target: Path) -> None:
+    patterns = ["re:.*self_attn.*", "re:.*lm_head", "re:.*mlp\\.(gate|up|down)_proj$", "re:.*shared_experts.*"]
+    edit_json(target / "config.json", lambda c: c["quantization_config"].update(exclude=patterns))
+    assert preflight(target).ok
+
+
+def test_glob_in_the_exclude_list(target: Path) -> None:
+    edit_json(target / "config.json", lambda c: c["quantization_config"]["exclude"].append("*self_attn*"))
+    assert "'*self_attn*' is a glob" in only_problem(target).what
+
+
+def test_broken_regular_expression(target: Path) -> None:
+    edit_json(target / "config.json", lambda c: c["quantization_config"]["exclude"].append("re:("))
+    assert "not a regular expression" in only_problem(target).what
+
+
+@pytest.mark.parametrize("method", ["order", None])
+def test_other_pack_method(target: Path, method: str | None) -> None:
+    edit_json(target / "config.json", lambda c: c["quantization_config"]["export"].update(pack_method=method))
+    problem = only_problem(target)
+    assert problem.what == f"pack_method is {method!r}" and problem.where == str(target / "config.json")
+
+
+def test_k_that_is_not_a_multiple_of_eight(target: Path) -> None:
+    def change(config: dict) -> None:  # type: ignore[type-arg]
+        config["text_config"]["moe_intermediate_size"] = 36
+
+    edit_json(target / "config.json", change)
+    messages = [p.what for p in preflight(target).problems]
+    assert "K = moe_intermediate_size = 36 is not a multiple of 8" in messages
+    assert "weight is I32 [32, 8]" in messages  # and every expert has other shapes than this config says
+
+
+@pytest.mark.parametrize(
+    ("tp", "messages"),
+    [
+        (1, []),
+        (4, []),
+        (8, ["num_attention_heads = 4", "TP 8 cuts a packed word of down_proj: 32 / 8 = 4 columns"]),
+        (3, ["num_attention_heads = 4", "moe_intermediate_size = 32"]),
+        (0, ["TP is 0"]),
+    ],
+)
+def test_tensor_parallel_size(target: Path, tp: int, messages: list[str]) -> None:
+    problems = preflight(target, tp=tp).problems
+    assert len(problems) == len(messages)
+    assert all(message in problem.what for message, problem in zip(messages, problems, strict=True))
+
+
+def test_several_problems_are_listed_together(target: Path) -> None:
+    edit_json(target / "config.json", lambda c: c["quantization_config"]["export"].update(pack_method="order"))
+    rewrite(target, lambda tensors: tensors.pop(f"{GATE}_scale_2", None))
+    report = preflight(target, tp=8)
+    with pytest.raises(KimiError) as caught:
+        report.raise_for_problems()
+    text = str(caught.value)
+    assert "4 problems" in text and "pack_method" in text and GATE in text and "TP 8" in text
+
+
+def test_another_quantization_is_not_ours_to_judge(target: Path) -> None:
+    def change(config: dict) -> None:  # type: ignore[type-arg]
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+    edit_json(target / "config.json", change)
+    report = preflight(target)
+    assert report.ok and report.weight_format == "fp8, not W4A8"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "config.json is missing"),
+        ("{", "config.json cannot be read"),
+        ("[]", "config.json holds a JSON list"),
+        ('{"text_config": {"hidden_size": 64}}', "text.vocab_size: field required"),
+        (json.dumps({"hidden_size": -1}), "text.hidden_size: input should be greater than 0"),
+    ],
+)
+def test_config_that_is_missing_or_wrong(target: Path, content: str | None, message: str) -> None:
+    path = target / "config.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    problem = only_problem(target)
+    assert message in problem.what and problem.where == str(path)
+
+
+def test_no_such_directory(tmp_path: Path) -> None:
+    assert only_problem(tmp_path / "absent").what == "no such model directory"
+
+
+def test_report_is_json(target: Path) -> None:
+    save_file({k: v for k, v in load_file(target / SHARD).items() if k != GATE}, target / SHARD)
+    report = json.loads(json.dumps(preflight(target).to_json()))
+    assert report["ok"] is False and report["problems"][0]["where"] == str(target / SHARD)

@@ -1,0 +1,83 @@
+"""Unpacking and scale folding against checkpoints that AMD Quark writes during this run."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from support.kimi_checkpoint import read_shards
+
+from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
+from kimi_w4a8_eagle3.quark.preflight import preflight
+
+
+def quark_dequantize(words: torch.Tensor, scale: torch.Tensor, scale_2: torch.Tensor) -> torch.Tensor:
+    """Quark's own unpacking and its dequantization kernels, the second stage first."""
+    from quark.torch.kernel import dequantize
+    from quark.torch.utils.pack import Pack_4_bits
+
+    values = Pack_4_bits(qscheme="per_channel", dtype="int4").unpack(words, reorder=True).float()
+    fp8 = dequantize("int4", values, scale_2, torch.zeros_like(scale_2, dtype=torch.int32), 0, None, "per_channel")
+    return dequantize("fp8_e4m3", fp8, scale.reshape(()), None, None, None, "per_tensor")
+
+
+def our_dequantize(words: torch.Tensor, scale: torch.Tensor, scale_2: torch.Tensor) -> torch.Tensor:
+    return unpack_reorder(words).float() * fold_scales(scale, scale_2).unsqueeze(-1)
+
+
+def assert_same_weight(tensors: dict[str, torch.Tensor], name: str, original: torch.Tensor) -> None:
+    words, scale, scale_2 = (tensors[name + suffix] for suffix in ("", "_scale", "_scale_2"))
+    rows, columns = original.shape
+    assert words.shape == (rows, columns // 8) and words.dtype == torch.int32
+    assert scale.dtype == scale_2.dtype == torch.float32 and scale_2.shape == (rows,)
+    theirs, ours = quark_dequantize(words, scale, scale_2), our_dequantize(words, scale, scale_2)
+    # The same product of three factors; multiplied in another order, so one rounding apart.
+    torch.testing.assert_close(ours, theirs, rtol=2e-7, atol=0)
+    # And it is the original weight within one INT4 step plus FP8 rounding (2**-4), so not a consistent permutation.
+    step = fold_scales(scale, scale_2).unsqueeze(-1)
+    assert ((ours - original.float()).abs() <= 0.51 * step + original.float().abs() / 16).all()
+
+
+def test_every_expert_dequantizes_as_quark_does(bf16_target: Path, quark_target: Path) -> None:
+    originals = {k: v for shard in read_shards(bf16_target).values() for k, v in shard.items()}
+    quantized = {k: v for shard in read_shards(quark_target).values() for k, v in shard.items()}
+    experts = [name for name in originals if ".mlp.experts." in name]
+    assert len(experts) == 5 * 4 * 3
+    for name in experts:
+        assert_same_weight(quantized, name, originals[name])
+
+
+@given(rows=st.integers(1, 40), words=st.integers(1, 12), spread=st.floats(1e-3, 1e3), seed=st.integers(0, 2**31))
+@settings(max_examples=8, deadline=None)
+def test_random_shapes_and_magnitudes(quark_target: Path, rows: int, words: int, spread: float, seed: int) -> None:
+    from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
+
+    torch.manual_seed(seed)
+    weight = (torch.randn(rows, words * 8) * spread * torch.rand(rows, 1)).to(torch.bfloat16)
+    with tempfile.TemporaryDirectory() as scratch:
+        source, destination = Path(scratch) / "bf16", Path(scratch) / "w4a8"
+        source.mkdir()
+        (source / "config.json").write_text(json.dumps({"model_type": "deepseek_v3", "torch_dtype": "bfloat16"}))
+        save_file({"model.x_proj.weight": weight}, source / "model.safetensors", metadata={"format": "pt"})
+        quantize_w4a8(source, destination, exclude=())
+        assert_same_weight(load_file(destination / "model.safetensors"), "model.x_proj.weight", weight)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_what_quark_writes_passes_preflight(quark_target: Path, draft: Path, tp: int) -> None:
+    report = preflight(quark_target, draft, tp)
+    assert report.problems == []
+    assert report.weight_format == "Quark W4A8"
+    assert report.scales_read == 5 * 4 * 3 * 2
+    assert report.shards == 2
+
+
+def test_the_unquantized_model_passes_too(bf16_target: Path) -> None:
+    report = preflight(bf16_target)
+    assert report.ok and report.weight_format == "not quantized" and report.scales_read == 0

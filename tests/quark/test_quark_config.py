@@ -1,0 +1,70 @@
+"""Which checkpoints are the two-stage W4A8 format, and what their exclude lists mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kimi_w4a8_eagle3.quark.config import ExcludeRules, TextShape, is_w4a8_two_stage
+
+FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
+INT4 = {"dtype": "int4", "qscheme": "per_channel", "ch_axis": 0, "is_dynamic": False}
+
+
+def config(weight: Any, method: str = "quark") -> dict[str, Any]:
+    return {"quant_method": method, "global_quant_config": {"weight": weight}, "exclude": None, "unknown": [1, {}]}
+
+
+def test_the_two_stage_list_is_recognised() -> None:
+    assert is_w4a8_two_stage(config([FP8, INT4]))
+    assert is_w4a8_two_stage({"weight": [FP8, INT4], "input_tensors": FP8 | {"is_dynamic": True}})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        config([INT4, FP8]),
+        config([FP8]),
+        config([FP8, INT4, INT4]),
+        config([FP8, INT4 | {"ch_axis": 1}]),
+        config([FP8, INT4 | {"qscheme": "per_group", "group_size": 32}]),
+        config([FP8 | {"is_dynamic": True}, INT4]),
+        config([FP8 | {"dtype": "fp4"}, INT4]),
+        config(FP8),
+        config(None),
+        config("int4"),
+        config([FP8, INT4], method="compressed-tensors"),
+        {"quant_method": "quark"},
+        {"quant_method": "fp8", "weight": [FP8, INT4]},
+        {"quant_method": "quark", "global_quant_config": None},
+        {},
+    ],
+)
+def test_everything_else_is_not(other: dict[str, Any]) -> None:
+    assert not is_w4a8_two_stage(other)
+
+
+def test_exclude_rules() -> None:
+    rules = ExcludeRules(["language_model.lm_head", "model.layers.0.mlp.up_proj", "re:.*self_attn.*", "*vision_tower*"])
+    excluded = ["lm_head", "language_model.lm_head", "language_model.model.layers.0.mlp.up_proj"]
+    excluded += ["model.layers.7.self_attn.o_proj", "vision_tower.blocks.0"]
+    assert all(name in rules for name in excluded)
+    assert "model.layers.0.mlp.up_proj_2" not in rules and "model.layers.10.mlp.up_proj" not in rules
+    assert "lm_head" not in ExcludeRules([])
+
+
+def test_regular_expressions_match_from_the_start_as_in_sglang() -> None:
+    from sglang.srt.layers.quantization.quark.utils import check_equal_or_regex_match
+
+    patterns = ["re:lm_head", "re:.*fc.*", "model.norm"]
+    for name in ["lm_head", "lm_head_2", "model.lm_head", "model.fc", "model.norm", "model.norm.weight"]:
+        assert (name in ExcludeRules(patterns)) == check_equal_or_regex_match(name, patterns), name
+
+
+def test_moe_layers() -> None:
+    names = ("hidden_size", "vocab_size", "num_attention_heads", "moe_intermediate_size")
+    sizes = {**dict.fromkeys(names, 8), "num_hidden_layers": 7}
+    assert TextShape(**sizes, n_routed_experts=4, first_k_dense_replace=1).moe_layers == [1, 2, 3, 4, 5, 6]
+    assert TextShape(**sizes, n_routed_experts=4, moe_layer_freq=2).moe_layers == [0, 2, 4, 6]
+    assert TextShape(**sizes).moe_layers == []
