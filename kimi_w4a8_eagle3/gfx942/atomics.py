@@ -72,14 +72,14 @@ def apply_atomic(name: str, memory: npt.NDArray[np.uint8], offsets: Array, data:
     Lanes that hit the same address take turns, in lane order.
     """
     atomic = ATOMICS[name]
-    kind = np.uint64 if atomic.size == 8 else np.uint32
+    kind: type[np.unsignedinteger] = np.uint64 if atomic.size == 8 else np.uint32
     cells = memory.view(kind)
     index = offsets // atomic.size
     if atomic.size == 8:
         operands = [data[0].astype(np.uint64) | (data[1].astype(np.uint64) << np.uint64(32))]
     else:
         operands = list(data)
-    old = np.zeros(len(index), kind)
+    old: Array = np.zeros(len(index), kind)
     for turn in _turns(index):
         old[turn] = cells[index[turn]]
         cells[index[turn]] = atomic.function(old[turn], *(o[turn] for o in operands))

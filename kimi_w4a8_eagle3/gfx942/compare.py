@@ -14,7 +14,7 @@ from .errors import UnknownInstruction
 from .numeric import exponent_f32, fma_f32, is_denormal
 from .operands import Operand, Reader, parse_operand, reader, scalar_reader, writer
 from .parser import Instruction, Kernel
-from .state import EXEC, LANES, PARTIAL, PENDING, VCC, Array, Waves
+from .state import EXEC, LANES, PARTIAL, PENDING, READY, VCC, Array, Waves
 from .valu import check_modifiers, source_readers
 
 Step = Callable[[Waves], object]
@@ -124,9 +124,11 @@ def _select(instruction: Instruction, operands: list[Operand]) -> Step:
 def _check_chosen(w: Waves, operands: list[Operand], chosen: Array) -> None:
     """A select uses only the side it picks, so only that side must be defined."""
     for operand, used in zip(operands, (~chosen, chosen), strict=True):
-        if operand.kind == "vector" and w.vector_state[operand.register] != 0:
-            if w.vector_state[operand.register] == PENDING or not w.vector_written[operand.register][used & w.exec].all():
-                w.check_vector(operand.register)
+        if operand.kind != "vector" or w.vector_state[operand.register] == READY:
+            continue
+        pending = w.vector_state[operand.register] == PENDING
+        if pending or not w.vector_written[operand.register][used & w.exec].all():
+            w.check_vector(operand.register)
 
 
 def _unchecked(w: Waves, operand: Operand, read: Reader) -> Array:
@@ -143,7 +145,7 @@ def _carry(subtract: bool, reverse: bool, carry_in: bool) -> Callable[[Instructi
         def step(w: Waves) -> None:
             a, b = (x.astype(np.int64) for x in (first(w), second(w)))
             a, b = (b, a) if reverse else (a, b)
-            carry: Array = np.int64(0)
+            carry: Array = np.zeros(1, np.int64)
             if carry_in:
                 w.check_scalar(carry_register, 2)
                 carry = w.lane_mask(carry_register).astype(np.int64)

@@ -12,6 +12,7 @@ from .context import Context, lds_access_done
 from .ds import decode_ds
 from .errors import MachineError, UnknownInstruction
 from .mfma import decode_mfma
+from .mix import decode_mix
 from .packed import decode_packed
 from .parser import Instruction, Kernel
 from .salu import branch_condition, decode_salu
@@ -80,6 +81,7 @@ def _compute(instruction: Instruction, kernel: Kernel, context: Context) -> Step
         return (
             decode_mfma(instruction, kernel)
             or decode_packed(instruction, kernel)
+            or decode_mix(instruction, kernel)
             or decode_compare(instruction, kernel)
             or decode_valu(instruction, kernel)
         )

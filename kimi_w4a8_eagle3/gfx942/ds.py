@@ -138,12 +138,12 @@ def _permute(instruction: Instruction, operands: list[Operand]) -> Step:
     """DS_BPERMUTE reads from lane address/4, DS_PERMUTE sends there, DS_SWIZZLE has a fixed pattern."""
     target = operands[0].register
     name = instruction.opcode.split("_")[1]
+    fixed, address = np.arange(LANES), None
     if name == "swizzle":
         fixed = swizzle_source(instruction.modifiers.get("offset", "0"))
         source = operands[1].register
-        address = None
     else:
-        fixed, source, address = None, operands[2].register, reader(operands[1], "u32")
+        source, address = operands[2].register, reader(operands[1], "u32")
     offset = 0 if name == "swizzle" else int(instruction.modifiers.get("offset", "0"), 0)
 
     def step(w: Waves) -> None:

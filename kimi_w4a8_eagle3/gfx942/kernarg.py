@@ -34,7 +34,9 @@ def kernarg_bytes(
 
 def _put(segment: npt.NDArray[np.uint8], arg: KernelArg, raw: bytes) -> None:
     if len(raw) != arg.size:
-        raise MachineError(f"argument {arg.name or arg.kind} at {arg.offset} got {len(raw)} bytes", expected=str(arg.size))
+        raise MachineError(
+            f"argument {arg.name or arg.kind} at {arg.offset} got {len(raw)} bytes", expected=str(arg.size)
+        )
     segment[arg.offset : arg.offset + arg.size] = np.frombuffer(raw, np.uint8)
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from .errors import UnknownInstruction
-from .operands import Operand, Reader, reader
+from .operands import DTYPES, Operand, Reader, reader
 from .parser import Instruction
 from .state import LANES, Array, Waves
 
@@ -47,36 +47,26 @@ def dpp_source(modifiers: dict[str, str]) -> Array:
     raise UnknownInstruction(f"DPP pattern {' '.join(modifiers)} is not modelled")
 
 
-def apply_dpp(
-    instruction: Instruction, source: Operand, kind: str
-) -> Callable[[Waves], tuple[Array, Array | None]]:
+def apply_dpp(instruction: Instruction, source: Operand, kind: str) -> Callable[[Waves], tuple[Array, Array | None]]:
     """A function giving the permuted first source and the lanes that may be written."""
+    if kind not in ("u32", "i32", "f32") or source.kind != "vector":
+        raise UnknownInstruction(f"DPP on the {kind} source {source.text} is not modelled")
     modifiers = instruction.modifiers
     lanes = dpp_source(modifiers)
     rows, banks = int(modifiers.get("row_mask", "0xf"), 0), int(modifiers.get("bank_mask", "0xf"), 0)
     enabled = ((rows >> (_LANE // 16)) & 1 == 1) & ((banks >> (_LANE % 16 // 4)) & 1 == 1)
     zero_invalid = "bound_ctrl" in modifiers  # both spellings, :0 and :1, set the bit
-    index = np.maximum(lanes, 0)
-    register = source.register
-    finish = reader(replace(source, register=register), kind)
+    index, register = np.maximum(lanes, 0), source.register
 
     def permuted(w: Waves) -> tuple[Array, Array | None]:
         valid = (lanes >= 0) & w.exec[:, index]
         _check_source_lanes(w, register, index, valid & enabled)
-        value = np.where(valid, finish_unchecked(w)[:, index], 0).astype(w.u32[0].dtype if kind == "u32" else None)
+        value = {"u32": w.u32, "i32": w.i32, "f32": w.f32}[kind][register][:, index]
+        value = np.abs(value) if source.absolute else value
+        value = -value if source.negate else value
         mask = np.broadcast_to(enabled, valid.shape) if zero_invalid else valid & enabled
-        return value, None if mask.all() else mask
+        return np.where(valid, value, value.dtype.type(0)), None if mask.all() else mask
 
-    def finish_unchecked(w: Waves) -> Array:
-        views = {"u32": w.u32, "i32": w.i32, "f32": w.f32}
-        if kind not in views:
-            raise UnknownInstruction(f"DPP on a {kind} source is not modelled")
-        value = views[kind][register]
-        if source.absolute:
-            value = np.abs(value)
-        return -value if source.negate else value
-
-    assert finish is not None
     return permuted
 
 
@@ -87,34 +77,35 @@ def _check_source_lanes(w: Waves, register: int, index: Array, wanted: Array) ->
         w.check_vector(register)
 
 
-_SELECT = {"BYTE_0": (0, 8), "BYTE_1": (8, 8), "BYTE_2": (16, 8), "BYTE_3": (24, 8), "WORD_0": (0, 16), "WORD_1": (16, 16)}
+_SELECT = {
+    "BYTE_0": (0, 8),
+    "BYTE_1": (8, 8),
+    "BYTE_2": (16, 8),
+    "BYTE_3": (24, 8),
+    "WORD_0": (0, 16),
+    "WORD_1": (16, 16),
+}
 
 
 def sdwa_reader(operand: Operand, kind: str, select: str) -> Reader:
     """A source read through an SDWA byte or word selector, sign-extended if the operand says sext()."""
     if select == "DWORD":
         return reader(replace(operand, sign_extend=False), kind)
-    shift, bits = _SELECT[select]
-    read = reader(replace(operand, sign_extend=False, negate=False, absolute=False), "u32")
-    if operand.sign_extend:
-        up = np.int32(32 - bits)
+    first, bits = _SELECT[select]
+    if kind == "f16" and bits == 16:
+        return reader(operand, kind, high_half=first == 16)
+    if kind not in ("u32", "i32", "u16", "i16"):
+        raise UnknownInstruction(f"SDWA {select} of a {kind} source is not modelled")
+    read = reader(replace(operand, sign_extend=False), "u32")
+    up, down = np.uint32(32 - bits - first), np.uint32(32 - bits)
+    as_kind, narrow = DTYPES[kind], kind.endswith("16")
 
-        def extended(w: Waves) -> Array:
-            return (((read(w) >> np.uint32(shift)).view(np.int32) << up) >> up).view(_view(kind))
+    def selected(w: Waves) -> Array:
+        word = np.asarray(read(w) << up)  # the field is now in the top bits
+        field = (word.view(np.int32) >> down.astype(np.int32)).view(np.uint32) if operand.sign_extend else word >> down
+        return field.astype(np.uint16).view(as_kind) if narrow else np.asarray(field).view(as_kind)
 
-        return extended
-    mask = np.uint32((1 << bits) - 1)
-    if kind in ("u32", "i32"):
-        return lambda w: ((read(w) >> np.uint32(shift)) & mask).view(_view(kind))
-    if kind in ("f16", "u16", "i16") and bits == 16:
-        return reader(operand, kind, high_half=shift == 16)
-    raise UnknownInstruction(f"SDWA {select} of a {kind} source is not modelled")
-
-
-def _view(kind: str) -> type[np.generic]:
-    if kind not in ("u32", "i32"):
-        raise UnknownInstruction(f"SDWA on a {kind} source is not modelled")
-    return np.uint32 if kind == "u32" else np.int32
+    return selected
 
 
 def sdwa_writer(instruction: Instruction, target: Operand, kind: str) -> Callable[[Waves, Array, Array | None], None]:
@@ -149,9 +140,7 @@ def swizzle_source(offset: str) -> Array:
         return (_LANE & ~3) + np.array([int(v) for v in values])[_LANE & 3]
     if name == "BITMASK_PERM":
         codes = {"0": (0, 0, 0), "1": (0, 1, 0), "p": (1, 0, 0), "i": (1, 0, 1)}
-        keep, set_, flip = (
-            sum(codes[c][k] << (4 - n) for n, c in enumerate(values[0])) for k in range(3)
-        )
+        keep, set_, flip = (sum(codes[c][k] << (4 - n) for n, c in enumerate(values[0])) for k in range(3))
         return (_LANE & 32) | ((((_LANE & 31) & keep) | set_) ^ flip)
     if name in ("SWAP", "REVERSE"):
         flip = int(values[0]) if name == "SWAP" else int(values[0]) - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from .decode import BARRIER, END, Branch, Step, decode_kernel
 from .errors import DataRace, MachineError
 from .global_memory import Buffer, Memory
 from .kernarg import Argument, kernarg_bytes
+from .lds import Lds
 from .parser import Kernel
 from .schedule import Order, Scheduler
 from .state import LANES, Rows, Waves
@@ -67,19 +67,20 @@ class Machine:
         found: list[str] = []
         report = found.append if races == "collect" else _raise_race
         context = Context(self.memory, report)
-        where: list[str] = []
         steps = decode_kernel(kernel, context)
         kernarg = self.memory.add(kernarg_bytes(kernel, args, grid, block), f"{kernel.name} kernarg")
         self.memory.begin_launch(report)
-        run = _Run(kernel, steps, context, order, max_steps, where)
+        run = _Run(kernel, steps, context, order, max_steps)
         per_group = -(-threads // LANES)
         chunk = max(1, self.lockstep_rows // per_group)
         groups = int(np.prod(grid))
-        with np.errstate(all="ignore"):
-            for first in range(0, groups, chunk):
-                ids = np.arange(first, min(groups, first + chunk))
-                run.chunk(ids, _start(kernel, ids, grid, block, kernarg, context), lds_bytes)
-        self.memory.release(kernarg)
+        try:
+            with np.errstate(all="ignore"):
+                for first in range(0, groups, chunk):
+                    ids = np.arange(first, min(groups, first + chunk))
+                    run.chunk(ids, _start(kernel, ids, grid, block, kernarg), lds_bytes)
+        finally:
+            self.memory.release(kernarg)
         counts: Counter[str] = Counter()
         for instruction, number in zip(kernel.instructions, run.executed, strict=True):
             counts[instruction.opcode] += number
@@ -100,9 +101,7 @@ def _raise_race(message: str) -> None:
     raise DataRace(message)
 
 
-def _start(
-    kernel: Kernel, ids: np.ndarray, grid: Grid, block: Grid, kernarg: Buffer, context: Context
-) -> Waves:
+def _start(kernel: Kernel, ids: np.ndarray, grid: Grid, block: Grid, kernarg: Buffer) -> Waves:
     """All waves of the workgroups `ids` with the registers that the hardware initialises (CDNA3 ISA 3.13)."""
     threads = int(np.prod(block))
     per_group = -(-threads // LANES)
@@ -143,9 +142,7 @@ def _initial_scalars(kernel: Kernel, waves: Waves, group: np.ndarray, grid: list
 class _Run:
     """The execution of one launch."""
 
-    def __init__(
-        self, kernel: Kernel, steps: list[Step], context: Context, order: Order, max_steps: int, where: list[str]
-    ) -> None:
+    def __init__(self, kernel: Kernel, steps: list[Step], context: Context, order: Order, max_steps: int) -> None:
         self.kernel = kernel
         self.steps = steps
         self.context = context
@@ -155,8 +152,6 @@ class _Run:
 
     def chunk(self, ids: np.ndarray, waves: Waves, lds_bytes: int) -> None:
         """Run the workgroups `ids` from their first to their last instruction."""
-        from .lds import Lds
-
         self.context.group_ids = ids
         self.context.lds = Lds(len(ids), self.kernel.lds_bytes + lds_bytes, self.context.report)
         scheduler = Scheduler(self.order, waves)
@@ -212,9 +207,4 @@ class _Run:
         groups = sorted({int(self.context.group_ids[g]) for g in w.rows.group})
         some = ", ".join(map(str, groups[:4])) + (", ..." if len(groups) > 4 else "")
         waves = ", ".join(str(n) for n in sorted({int(n) for n in w.rows.wave}))
-        return (
-            f"{self.kernel.name}, line {instruction.line}: {instruction.text} (workgroups {some}; waves {waves})"
-        )
-
-
-__all__ = ["LaunchResult", "Machine", "random"]
+        return f"{self.kernel.name}, line {instruction.line}: {instruction.text} (workgroups {some}; waves {waves})"

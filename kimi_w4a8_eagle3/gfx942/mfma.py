@@ -21,7 +21,9 @@ from .state import Array, Waves
 from .valu import check_modifiers
 
 Step = Callable[[Waves], object]
-_NAME = re.compile(r"^v_mfma_([if]32)_(16|32)x(?:16|32)x(\d+)_?(i8|f16|bf16|bf16_1k|f32|fp8_fp8|bf8_bf8|fp8_bf8|bf8_fp8)$")
+_NAME = re.compile(
+    r"^v_mfma_([if]32)_(16|32)x(?:16|32)x(\d+)_?(i8|f16|bf16|bf16_1k|f32|fp8_fp8|bf8_bf8|fp8_bf8|bf8_fp8)$"
+)
 _SHAPES = {
     **{"i8": {(16, 32), (32, 16)}, "f16": {(16, 16), (32, 8)}, "bf16": {(16, 16), (32, 8)}},
     **{"bf16_1k": {(16, 16), (32, 8)}, "f32": {(16, 4), (32, 2)}},

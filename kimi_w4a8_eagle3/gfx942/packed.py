@@ -105,7 +105,7 @@ def _packed_f32(operands: list[Operand], function: Callable[..., Array], low: Fl
 
 
 def _packed_move(operands: list[Operand], select: list[bool]) -> Step:
-    """V_PK_MOV_B32: op_sel[0] picks the word of source 0 for the low result, op_sel[1] that of source 1 for the high."""
+    """V_PK_MOV_B32: op_sel[0] picks a word of source 0 for the low result, op_sel[1] of source 1 for the high."""
     target = operands[0].register
     first, second = (_word(o, s, "u32") for o, s in zip(operands[1:], select, strict=True))
 
@@ -117,9 +117,7 @@ def _packed_move(operands: list[Operand], select: list[bool]) -> Step:
     return step
 
 
-def _packed_halves(
-    operands: list[Operand], kind: str, function: Callable[..., Array], low: Flags, high: Flags
-) -> Step:
+def _packed_halves(operands: list[Operand], kind: str, function: Callable[..., Array], low: Flags, high: Flags) -> Step:
     target, sources = operands[0].register, operands[1:]
 
     def read_half(operand: Operand, select: bool, negate: bool) -> Reader:

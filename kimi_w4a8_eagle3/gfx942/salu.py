@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +18,11 @@ Step = Callable[[Waves], object]
 u32, u64, i64 = np.uint32, np.uint64, np.int64
 
 # name -> (source types, result type, function, how SCC is set: "" not, "nonzero", or "pair" = function gives it)
-_Row = tuple[tuple[str, ...], str, Callable[..., object], str]
+_Row = tuple[tuple[str, ...], str, Callable[..., Any], str]
 _OPS: dict[str, _Row] = {}
 
 
-def _op(names: str, sources: str, result: str, function: Callable[..., object], scc: str = "") -> None:
+def _op(names: str, sources: str, result: str, function: Callable[..., Any], scc: str = "") -> None:
     for name in names.split():
         _OPS[name] = (tuple(sources.split()), result, function, scc)
 
@@ -207,17 +209,20 @@ def _table(instruction: Instruction, kernel: Kernel, row: _Row) -> Step:
             return
         value = function(*sources)
         if scc == "pair":
-            value, flag = value  # type: ignore[misc]
+            value, flag = value
             w.scc = np.array(np.broadcast_to(flag, w.count))
         elif scc:
-            w.scc = np.array(np.broadcast_to(np.not_equal(value, 0), w.count))  # type: ignore[arg-type]
-        write(w, value)  # type: ignore[arg-type]
+            w.scc = np.array(np.broadcast_to(np.not_equal(value, 0), w.count))
+        write(w, value)
 
     return step
 
 
 def _compare(instruction: Instruction, kernel: Kernel, condition: Callable[[Array, Array], Array], kind: str) -> Step:
-    a, b = (scalar_reader(parse_operand(text, kernel), kind) for text in instruction.operands)
+    first, second = (parse_operand(text, kernel) for text in instruction.operands)
+    if instruction.opcode.startswith("s_cmpk") and kind == "i32" and second.number > 0x7FFF:
+        second = replace(second, number=second.number - 0x10000)  # a 16-bit immediate is sign-extended
+    a, b = scalar_reader(first, kind), scalar_reader(second, kind)
 
     def step(w: Waves) -> None:
         w.scc = np.array(np.broadcast_to(condition(a(w), b(w)), w.count))
@@ -258,7 +263,7 @@ def _immediate(instruction: Instruction, kernel: Kernel, name: str) -> Step:
 
     def step(w: Waves) -> None:
         if name == "mov":
-            w.write_scalar(register, u32(value & 0xFFFFFFFF))
+            w.write_scalar(register, value & 0xFFFFFFFF)
             return
         w.check_scalar(register)
         old = w.s32[register].view(np.int32).astype(i64)

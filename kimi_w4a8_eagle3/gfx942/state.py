@@ -10,6 +10,7 @@ mask), PENDING (a memory instruction writes it and was not waited for).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from .errors import MissingWait, OutOfBounds, UndefinedRead
 from .waits import Outstanding, WaitQueues
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 LANES = 64
 READY, PARTIAL, PENDING = 0, 1, 2
 VCC, M0, EXEC, NUM_SGPRS = 106, 124, 126, 128
@@ -34,10 +35,12 @@ class Rows:
     scratch_written: npt.NDArray[np.bool_]
 
     def take(self, index: Array) -> Rows:
+        """The rows chosen by `index`."""
         return Rows(self.group[index], self.wave[index], self.scratch[index], self.scratch_written[index])
 
     @staticmethod
     def join(parts: list[Rows]) -> Rows:
+        """All rows of several batches."""
         return Rows(
             np.concatenate([p.group for p in parts]),
             np.concatenate([p.wave for p in parts]),

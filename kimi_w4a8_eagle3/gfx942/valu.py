@@ -8,11 +8,10 @@ import numpy as np
 
 from .errors import UnknownInstruction
 from .lanes import apply_dpp, sdwa_reader, sdwa_writer
-from .numeric import fma_f32
 from .operands import Operand, Reader, parse_operand, reader, writer
 from .parser import Instruction, Kernel
 from .state import READY, Array, Waves
-from .valu_ops import OPS, Op
+from .valu_ops import OPS, SATURATED, Op
 
 Step = Callable[[Waves], object]
 _COPIES = {"v_mov_b32", "v_mov_b64", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32"}
@@ -55,10 +54,14 @@ def source_readers(instruction: Instruction, kinds: tuple[str, ...], operands: l
     if instruction.encoding == "sdwa":
         selects = [instruction.modifiers.get(f"src{n}_sel", "DWORD") for n in range(len(kinds))]
         return [sdwa_reader(o, k, s) for o, k, s in zip(operands, kinds, selects, strict=True)]
-    high = [False] * len(kinds)
-    if "op_sel" in instruction.modifiers:
-        high = [bit == "1" for bit in instruction.modifiers["op_sel"].strip("[]").split(",")][: len(kinds)]
+    high = (_op_sel(instruction) or [False] * len(kinds))[: len(kinds)]
     return [reader(o, k, h) for o, k, h in zip(operands, kinds, high, strict=True)]
+
+
+def _op_sel(instruction: Instruction) -> list[bool]:
+    """One bit a source and one for the result: the high half of a register."""
+    text = instruction.modifiers.get("op_sel", "")
+    return [bit == "1" for bit in text.strip("[]").split(",")] if text else []
 
 
 def _decode(instruction: Instruction, op: Op, target: Operand, sources: list[Operand]) -> Step:
@@ -67,9 +70,8 @@ def _decode(instruction: Instruction, op: Op, target: Operand, sources: list[Ope
         return _decode_dpp(instruction, op, target, sources)
     if instruction.opcode in _COPIES and not instruction.modifiers and sources[0].kind == "vector":
         return _copy(target, sources[0])
-    if instruction.modifiers.get("op_sel", "").count("1") and len(instruction.modifiers["op_sel"]) > 2 * len(sources) + 1:
-        if instruction.modifiers["op_sel"].rstrip("]").endswith("1"):
-            raise UnknownInstruction("op_sel on the result is not modelled")
+    if _op_sel(instruction)[len(sources) :] not in ([], [False]):
+        raise UnknownInstruction("op_sel on the result is not modelled")
     function = _with_output_modifiers(instruction, op)
     readers = source_readers(instruction, op.sources, sources)
     write = sdwa_writer(instruction, target, op.result) if instruction.encoding == "sdwa" else writer(target, op.result)
@@ -89,11 +91,13 @@ def _with_output_modifiers(instruction: Instruction, op: Op) -> Callable[..., Ar
     if not scale and not clamp:
         return op.function
     if op.result != "f32":
+        if clamp and not scale and instruction.opcode in SATURATED:
+            return SATURATED[instruction.opcode]
         raise UnknownInstruction(f"an output modifier on {instruction.opcode} is not modelled")
     factor = np.float32(scale[0] if scale else 1.0)
 
     def function(*sources: Array) -> Array:
-        value = op.function(*sources) * factor
+        value: Array = op.function(*sources) * factor
         return np.clip(np.nan_to_num(value, nan=0.0), np.float32(0), np.float32(1)) if clamp else value
 
     return function
@@ -141,6 +145,3 @@ def _decode_dpp(instruction: Instruction, op: Op, target: Operand, sources: list
         write(w, function(value, *(read(w) for read in others)), mask)
 
     return step
-
-
-__all__ = ["check_modifiers", "decode_valu", "fma_f32", "source_readers"]

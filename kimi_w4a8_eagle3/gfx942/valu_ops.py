@@ -273,3 +273,25 @@ _op("v_cvt_pkrtz_f16_f32", "ff>u", lambda a, b: _pack(_toward_zero_f16(a), _towa
 _op("v_pack_b32_f16", "ss>u", _pack)
 _op("v_cvt_pk_i16_i32", "ii>u", lambda a, b: _pack(*(np.clip(x, -32768, 32767).astype(np.int16) for x in (a, b))))
 _op("v_cvt_pk_u16_u32", "uu>u", lambda a, b: _pack(*(np.minimum(x, 65535).astype(np.uint16) for x in (a, b))))
+
+# -- the same with clamp: saturating ----------------------------------------------------------------------------------
+
+
+def _saturate(operation: Callable[[Array, Array], Array], kind: type[np.integer]) -> Callable[[Array, Array], Array]:
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+
+    def function(a: Array, b: Array) -> Array:
+        wide = operation(np.asarray(a).view(kind).astype(i64), np.asarray(b).view(kind).astype(i64))
+        return np.clip(wide, low, high).astype(kind).view(np.asarray(a).dtype)
+
+    return function
+
+
+SATURATED = {
+    "v_add_u32": _saturate(np.add, np.uint32),
+    "v_sub_u32": _saturate(np.subtract, np.uint32),
+    "v_add_i32": _saturate(np.add, np.int32),
+    "v_sub_i32": _saturate(np.subtract, np.int32),
+    "v_add_u16": _saturate(np.add, np.uint16),
+    "v_sub_u16": _saturate(np.subtract, np.uint16),
+}

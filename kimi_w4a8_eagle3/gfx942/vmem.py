@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .atomics import ATOMICS, apply_atomic
+from .byte_store import join_bytes
 from .context import ActiveLanes, Context
 from .errors import OutOfBounds, UndefinedRead, UnknownInstruction
 from .operands import Operand, parse_operand, reader, scalar_reader
@@ -35,6 +36,7 @@ class Form:
 
     @property
     def words(self) -> int:
+        """Registers per lane."""
         return max(1, self.size // 4)
 
 
@@ -133,7 +135,7 @@ def _buffer_address(
 
 
 def _reject_ambiguous(raw: Array, first: Array, last: Array, records: Array, extra: Array) -> None:
-    """Public sources disagree whether the scalar offset takes part in the range check, so no kernel may depend on it."""
+    """Sources disagree whether the scalar offset takes part in the range check: no kernel may depend on it."""
     with_extra = (last < records - extra) | ~raw
     without = (last < records) | ~raw
     if (with_extra != without).any():
@@ -201,7 +203,9 @@ def _store(context: Context, address: Address, form: Form, data: Operand, flat: 
             context.memory.store(at, words, form.size, lanes.group)
         else:
             for n, ok in enumerate(inside):
-                context.memory.store(at[ok] + np.uint64(4 * n), words[n : n + 1, ok], min(form.size, 4), lanes.group[ok])
+                context.memory.store(
+                    at[ok] + np.uint64(4 * n), words[n : n + 1, ok], min(form.size, 4), lanes.group[ok]
+                )
         _issue(w, Outstanding("vm"), flat)
 
     return step
@@ -281,14 +285,14 @@ def _decode_scratch(action: str, form: Form, operands: list[Operand], offset: in
         place = (lanes.rows[None], lanes.lanes[None], at)
         if action == "store":
             w.check_vector(data.register, form.words)
-            raw = np.stack([lanes.pick(w.u32[data.register + n // 4]) >> np.uint32(8 * (n % 4)) for n in range(form.size)])
+            raw = np.stack(
+                [lanes.pick(w.u32[data.register + n // 4]) >> np.uint32(8 * (n % 4)) for n in range(form.size)]
+            )
             memory[place], written[place] = raw.astype(np.uint8), True
             Context.issue_vm(w, Outstanding("vm"))
             return
         if not written[place].all():
             raise UndefinedRead("a scratch load reads bytes that nobody wrote")
-        from .byte_store import join_bytes
-
         words = _extend(join_bytes(memory[place]), form)
         w.vector_load_issued(data.register, form.words)
         for n, word in enumerate(words):
