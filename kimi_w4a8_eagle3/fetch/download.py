@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from ..errors import KimiError
 from .hub import Hub
 from .manifest import Manifest
@@ -91,10 +89,8 @@ def _check_existing(store: Store, manifest: Manifest, show: Show, jobs: int) -> 
 def _bring(hub: Hub, store: Store, manifest: Manifest, files: list[RemoteFile], show: Show, jobs: int) -> None:
     """Transfer files in parallel; one file's failure lets the others finish, unless it concerns them all."""
     stop, lock = threading.Event(), threading.Lock()
-    # Timeouts in seconds: a stalled connection is dropped and the file continues on a new one.
-    client = httpx.Client(headers=hub.headers(), follow_redirects=True, timeout=httpx.Timeout(15.0, read=60.0))
     label = f"{manifest.listing.repo} ({len(files)} files)"
-    with client, show(label, sum(file.size for file in files)) as advance:
+    with hub.client() as client, show(label, sum(file.size for file in files)) as advance:
         transfer = Transfer(hub, manifest.listing, client, stop, advance)
 
         def bring(file: RemoteFile) -> None:

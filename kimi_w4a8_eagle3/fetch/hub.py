@@ -1,5 +1,7 @@
 """Ask the Hub what a repository holds, wait out its rate limits, and say its errors in plain words.
 
+Metadata is asked for with our own client: huggingface_hub's has no timeout for listings and does not wait out a 429.
+
 The endpoint and the token are read once, from huggingface_hub's own settings (`HF_ENDPOINT`, `HF_TOKEN`, the token
 file). The token appears in no message: every text that comes from elsewhere passes through `Hub.scrub`.
 """
@@ -9,9 +11,9 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -19,14 +21,7 @@ import httpx
 from ..errors import KimiError
 from .model import Listing, RemoteFile
 
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
-T = TypeVar("T")
-
 RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
-# Both libraries that huggingface_hub was built on: requests raises OSError subclasses, httpx its TransportError.
-NETWORK_ERRORS = (httpx.TransportError, OSError)
 
 
 @dataclass(frozen=True)
@@ -87,27 +82,34 @@ class Hub:
         headers = {"accept-encoding": "identity"}
         return headers | ({"authorization": f"Bearer {self.token}"} if self.token else {})
 
-    def api(self) -> HfApi:
-        """huggingface_hub's client for this endpoint; `token=False` keeps it from looking for another token."""
-        from huggingface_hub import HfApi
-
-        return HfApi(endpoint=self.endpoint, token=self.token or False)
+    def client(self) -> httpx.Client:
+        """A client for this Hub. A connection that stalls for 60 s is dropped, and the caller tries again."""
+        return httpx.Client(headers=self.headers(), follow_redirects=True, timeout=httpx.Timeout(15.0, read=60.0))
 
     def listing(self, repo: str, revision: str) -> Listing:
         """Resolve `revision` to a commit and list its files with sizes and digests; KimiError when that fails."""
-        from huggingface_hub.hf_api import RepoFile
-
-        api = self.api()
-        commit = self._ask(repo, revision, lambda: api.model_info(repo, revision=revision, timeout=30).sha)
-        entries = self._ask(repo, revision, lambda: list(api.list_repo_tree(repo, recursive=True, revision=commit)))
-        files = tuple(
-            RemoteFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id, entry.lfs is not None)
-            for entry in entries
-            if isinstance(entry, RepoFile)
-        )
-        if not commit or not files:
+        _check_name(repo)
+        base = f"{self.endpoint}/api/models/{repo}"
+        with self.client() as client:
+            try:
+                commit = str(
+                    self._get(client, f"{base}/revision/{quote(revision, safe='')}", repo, revision).json()["sha"]
+                )
+                files: list[RemoteFile] = []
+                page = f"{base}/tree/{commit}?recursive=true"
+                while page:
+                    response = self._get(client, page, repo, revision)
+                    files += [_remote_file(entry) for entry in response.json() if entry["type"] == "file"]
+                    page = response.links.get("next", {}).get("url", "")
+            except (ValueError, KeyError, TypeError) as error:
+                raise KimiError(
+                    f"the answer is not one of a Hub: {type(error).__name__}: {self.scrub(error)}",
+                    where=self.scrub(base),
+                    remedy="check HF_ENDPOINT and whether a proxy or a login page answers in its place",
+                ) from None
+        if not files:
             raise KimiError(f"{repo} is empty at revision {revision}", where=self.endpoint, remedy="check the revision")
-        return Listing(repo, revision, commit, files)
+        return Listing(repo, revision, commit, tuple(files))
 
     def scrub(self, text: object) -> str:
         """Text that may be shown: without the token, without credentials or signatures in addresses."""
@@ -130,7 +132,7 @@ class Hub:
             f"cannot reach the Hub: {type(error).__name__}: {self.scrub(error)}",
             where=self.scrub(self.endpoint),
             expected=f"{host} answers",
-            remedy="check network, proxy (HTTPS_PROXY) and HF_ENDPOINT; `--offline` works with what is on disk",
+            remedy="check network, proxy (HTTPS_PROXY) and HF_ENDPOINT; `kimi fetch --offline` tells what is on disk",
         )
 
     def refusal(self, status: int, repo: str, revision: str, path: str = "") -> KimiError:
@@ -160,27 +162,38 @@ class Hub:
             )
         return KimiError(f"the Hub answers HTTP {status}", where=where, remedy="repeat the command later; it resumes")
 
-    def _ask(self, repo: str, revision: str, call: Callable[[], T]) -> T:
-        """Run a metadata call, again after a passing failure, and translate what remains."""
-        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
-
+    def _get(self, client: httpx.Client, url: str, repo: str, revision: str) -> httpx.Response:
+        """Ask for metadata, again after a passing failure."""
         for failures in range(1, self.backoff.attempts + 1):
             try:
-                return call()
-            except HFValidationError as error:
-                raise KimiError(
-                    f"'{repo}' is not a repository name: {error}", expected="owner/name", remedy="correct the name"
-                ) from None
-            except GatedRepoError:
-                raise self.refusal(403, repo, revision) from None
-            except HfHubHTTPError as error:
-                status = error.response.status_code if error.response is not None else 0
-                if status not in RETRY_STATUS or failures == self.backoff.attempts:
-                    raise self.refusal(status, repo, revision) from None
-                time.sleep(self.backoff.delay(failures, error.response.headers))
-            except NETWORK_ERRORS as error:
+                response = client.get(url)
+            except httpx.TransportError as error:
                 # A host that does not resolve or refuses mostly stays so: one more attempt, not a minute of silence.
                 if failures >= min(2, self.backoff.attempts):
                     raise self.unreachable(error) from None
                 time.sleep(self.backoff.delay(failures))
-        raise AssertionError("unreachable")
+                continue
+            if response.is_success:
+                return response
+            if response.status_code not in RETRY_STATUS or failures == self.backoff.attempts:
+                break
+            time.sleep(self.backoff.delay(failures, response.headers))
+        raise self.refusal(response.status_code, repo, revision)
+
+
+def _check_name(repo: str) -> None:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise KimiError(
+            f"'{repo}' is not a repository name: {error}", expected="owner/name", remedy="correct the name"
+        ) from None
+
+
+def _remote_file(entry: dict[str, Any]) -> RemoteFile:
+    """One file of the tree endpoint; a large one is described by its `lfs` part."""
+    large = entry.get("lfs")
+    digest = large["oid"] if large else entry["oid"]
+    return RemoteFile(str(entry["path"]), int(entry["size"]), str(digest).removeprefix("sha256:"), bool(large))

@@ -164,6 +164,12 @@ def test_unknown_revision_and_unknown_repository(bring, hub, store):
         client(hub).listing("org/model/extra", "main")
 
 
+def test_a_login_page_in_the_hubs_place_is_said_plainly(hub, bring):
+    hub.faults["api"] = [Fault(status=200)]  # 200 with a body that is no JSON
+    with pytest.raises(KimiError, match="not one of a Hub"):
+        bring()
+
+
 def test_a_file_that_vanishes_between_listing_and_download(hub, repo, bring):
     hub.faults["config.json"] = [Fault(status=404)]
     with pytest.raises(KimiError, match=r"config.json of org/model \(HTTP 404\)"):
@@ -199,7 +205,7 @@ def test_the_token_is_in_no_repr_and_in_no_traceback(hub, monkeypatch):
 
     holder = Hub(hub.endpoint, TOKEN, Backoff(attempts=1))
     assert TOKEN not in repr(holder) and TOKEN not in repr(holder.backoff)
-    monkeypatch.setattr(Hub, "api", lambda self: 1 / 0)  # an error that nobody foresaw
+    monkeypatch.setattr(Hub, "client", lambda self: 1 / 0)  # an error that nobody foresaw
     try:
         holder.listing(NAME, "main")
     except ZeroDivisionError:

@@ -1,0 +1,55 @@
+"""`kimi doctor`: what keeps this machine from serving a recipe, one line a check."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..doctor.result import Report
+
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+
+
+def doctor(
+    recipe: Annotated[str, typer.Option(help="Whose requirements to check.")] = "eagle3-opt",
+    port: Annotated[int | None, typer.Option(help="The port to serve on, if not the recipe's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports."""
+    import dataclasses
+
+    from ..doctor.needs import Needs
+    from ..doctor.probe import Probe
+    from ..doctor.runner import examine
+    from ..recipes import load_recipe
+
+    needs = Needs.of(load_recipe(recipe))
+    if port is not None:
+        needs = dataclasses.replace(needs, port=port)
+    report = examine(Probe(), needs)
+    if as_json:
+        typer.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        _print(report)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _print(report: Report) -> None:
+    """One line a check; the remedy follows what was found."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    width = max(len(result.name) for result in report.results)
+    for result in report.results:
+        style = STYLES[result.verdict.value]
+        remedy = f" [bold]->[/] {escape(result.remedy)}" if result.remedy else ""
+        line = f"[{style}]{result.verdict.value:4}[/]  {result.name:{width}}  {escape(result.found)}{remedy}"
+        console.print(line, soft_wrap=True)
+    counts = report.as_json()["counts"]
+    verdict = "not ready" if report.failed else "ready"
+    console.print(f"recipe {report.recipe}: {verdict} ({', '.join(f'{n} {name}' for name, n in counts.items() if n)})")

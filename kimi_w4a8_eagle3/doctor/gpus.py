@@ -1,0 +1,106 @@
+"""Checks of the GPUs: how many, which, how much memory, how partitioned."""
+
+from __future__ import annotations
+
+from .facts import Facts, summary
+from .needs import GIB
+from .result import Result, fail, ok, skip, warn
+
+IN_USE = 2 * GIB  # an idle MI300-class GPU shows some 0.3 GiB
+TOLERANCE = 0.02  # the driver keeps a little of the nominal size for itself
+
+
+def gpus(facts: Facts) -> Result:
+    """Enough GPUs, seen by the driver and by the tools alike."""
+    needs, count = facts.needs, facts.count
+    if not needs.on_gpu:
+        return skip("gpus", f"recipe {needs.recipe} runs on a CPU" + (f"; {count} AMD GPUs are here" if count else ""))
+    if count == 0:
+        return fail("gpus", *_none(facts))
+    others = [f"{smi.tool} sees {len(smi.gpus)}" for smi in facts.tools if len(smi.gpus) != count]
+    found = _names(facts)
+    if count < needs.gpus:
+        hidden = facts.pci_count - count
+        more = f"; {hidden} more are on the PCI bus but not offered to this process" if hidden > 0 else ""
+        return fail(
+            "gpus",
+            f"{found}, {needs.gpus} needed{more}",
+            "in a container pass all of /dev/dri; check ROCR_VISIBLE_DEVICES, and dmesg for a lost GPU",
+        )
+    if others:
+        return warn("gpus", f"{found}, but {', '.join(others)}", "compare `amd-smi list` with dmesg; reload the driver")
+    return ok("gpus", found)
+
+
+def _none(facts: Facts) -> tuple[str, str]:
+    """What is missing when no GPU is usable, and the next step."""
+    needed = f"{facts.needs.gpus} x {'/'.join(facts.needs.arch) or 'AMD GPU'} needed"
+    if facts.pci_count == 0:
+        return (
+            f"no AMD GPU in this machine, {needed}",
+            "use a machine with the GPUs, or try `--recipe tiny` on this one",
+        )
+    if not facts.probe.exists("sys/module/amdgpu"):
+        return f"{facts.pci_count} AMD GPUs on the PCI bus, but no amdgpu driver, {needed}", (
+            "install the amdgpu driver (amdgpu-dkms), then `sudo modprobe amdgpu`"
+        )
+    return f"{facts.pci_count} AMD GPUs on the PCI bus, but none usable here, {needed}", (
+        "in a container pass --device /dev/kfd --device /dev/dri; on the host see `dmesg | grep amdgpu`"
+    )
+
+
+def _names(facts: Facts) -> str:
+    model = facts.machine.gpu
+    names = [gpu.name for smi in facts.tools for gpu in smi.gpus if gpu.name]
+    return f"{facts.count} x {names[0] if names else model.name.upper() if model else 'AMD GPU'}"
+
+
+def arch(facts: Facts) -> Result:
+    """The architecture that the recipe's kernels are for."""
+    needs = facts.needs
+    if not needs.on_gpu or not facts.count:
+        return skip("arch", "no GPU is needed" if not needs.on_gpu else "no GPU to look at")
+    if not facts.archs:
+        return warn(
+            "arch", "neither the kernel nor a tool names it", "install amd-smi (ROCm) and look at `amd-smi static`"
+        )
+    found = summary(facts.archs)
+    wrong = [value for value in facts.archs[: needs.gpus] if needs.arch and value not in needs.arch]
+    if wrong:
+        return fail("arch", f"{found}; the recipe is for {', '.join(needs.arch)}", "choose a recipe for this GPU")
+    return ok("arch", found)
+
+
+def partition(facts: Facts) -> Result:
+    """Whole GPUs: in a compute partition mode like CPX one GPU appears as eight small ones."""
+    devices = facts.machine.devices
+    if not facts.needs.on_gpu or not devices:
+        return skip("partition", "no GPU is needed" if not facts.needs.on_gpu else "no GPU to look at")
+    folder = "sys/bus/pci/devices/{}/current_{}_partition"
+    compute = [facts.probe.read(folder.format(device.pci, "compute")) for device in devices]
+    memory = [facts.probe.read(folder.format(device.pci, "memory")) for device in devices]
+    known = [value for value in compute if value]
+    if not known:
+        return skip("partition", "this driver does not report partitions")
+    found = summary([f"{mode}/{space or '?'}" for mode, space in zip(compute, memory, strict=True) if mode])
+    if any(mode != "SPX" for mode in known):
+        return fail("partition", found, "sudo amd-smi set --compute-partition SPX --memory-partition NPS1")
+    return ok("partition", found)
+
+
+def hbm(facts: Facts) -> Result:
+    """Enough memory on every GPU, and none of it taken by somebody else."""
+    needs = facts.needs
+    if not needs.on_gpu or not facts.count:
+        return skip("hbm", "no GPU is needed" if not needs.on_gpu else "no GPU to look at")
+    memory = facts.memory[: needs.gpus]
+    if not memory:
+        return warn("hbm", "neither the kernel nor a tool tells how much is free", "install amd-smi (ROCm)")
+    smallest, free = min(gpu.total for gpu in memory), min(gpu.total - gpu.used for gpu in memory)
+    found = f"{free / GIB:.1f} of {smallest / GIB:.1f} GiB free on the fullest GPU"
+    if smallest < needs.hbm * (1 - TOLERANCE):
+        return fail("hbm", f"{found}; {needs.hbm / GIB:.0f} GiB a GPU needed", "use larger GPUs, or a recipe for these")
+    busy = [f"GPU {index} {gpu.used / GIB:.1f} GiB" for index, gpu in enumerate(memory) if gpu.used > IN_USE]
+    if busy:
+        return fail("hbm", f"in use: {', '.join(busy)}", "find the processes with `amd-smi process` and stop them")
+    return ok("hbm", found)

@@ -1,0 +1,150 @@
+"""Checks of the host: ROCm, driver, NUMA, shared memory, devices, limits."""
+
+from __future__ import annotations
+
+from packaging.version import InvalidVersion, Version
+
+from .facts import Facts
+from .needs import GIB
+from .result import Result, fail, ok, skip, warn
+
+ROCM_MINIMUM = Version("7.0")
+NOFILE_MINIMUM = 65_536
+
+
+def rocm(facts: Facts) -> Result:
+    """The ROCm user space: 7.2 is what the images that the recipes are for carry."""
+    if not facts.needs.on_gpu:
+        return skip("rocm", "not needed on a CPU")
+    text = facts.probe.read("opt/rocm/.info/version") or next((smi.rocm for smi in facts.tools if smi.rocm), None)
+    if text is None:
+        return fail("rocm", "not installed", "use the ROCm SGLang image (see the Dockerfile), or install ROCm 7.2")
+    try:
+        old = Version(text.split("-")[0]) < ROCM_MINIMUM
+    except InvalidVersion:
+        return warn("rocm", f"{text}: not a version that can be compared", f"expected {ROCM_MINIMUM} or later")
+    if old:
+        return warn("rocm", f"{text}; the recipes are for 7.2", "use the ROCm SGLang image (see the Dockerfile)")
+    return ok("rocm", text)
+
+
+def driver(facts: Facts) -> Result:
+    """The amdgpu kernel driver."""
+    if not facts.needs.on_gpu:
+        return skip("driver", "not needed on a CPU")
+    version = facts.probe.read("sys/module/amdgpu/version") or next((s.driver for s in facts.tools if s.driver), None)
+    if version:
+        return ok("driver", f"amdgpu {version}")
+    if not facts.pci_count:
+        return skip("driver", "no AMD GPU to drive")
+    if facts.probe.exists("sys/module/amdgpu"):
+        release = facts.probe.read("proc/sys/kernel/osrelease") or "unknown"
+        return ok("driver", f"amdgpu of kernel {release} (no version of its own)")
+    return fail("driver", "amdgpu is not loaded", "install amdgpu-dkms on the host, then `sudo modprobe amdgpu`")
+
+
+def numa(facts: Facts) -> Result:
+    """The `--numa-node` list of this machine, which `numa-node = auto` in a recipe becomes."""
+    needs = facts.needs
+    if not needs.on_gpu or not facts.count:
+        return skip("numa", "no GPU is needed" if not needs.on_gpu else "no GPU to look at")
+    nodes = facts.numa_nodes
+    if nodes is None:
+        return warn(
+            "numa",
+            "the firmware does not say which GPU is near which node",
+            "give the list with --set args.numa-node=..., see `rocm-smi --showtoponuma`",
+        )
+    found = "--numa-node " + " ".join(map(str, nodes))
+    if needs.numa is not None and needs.numa != nodes:
+        fixed = " ".join(map(str, needs.numa))
+        return warn("numa", f"{found}, but the recipe has {fixed}", "set numa-node = auto in the recipe")
+    contradiction = [smi.tool for smi in facts.tools if _contradicts(facts, smi.tool, nodes)]
+    if contradiction:
+        return warn(
+            "numa", f"{found} by sysfs, {contradiction[0]} says otherwise", "check the BIOS; compare both lists"
+        )
+    if needs.environment.get("SGLANG_NUMA_BIND_V2") == "1" and not facts.probe.has_program("numactl"):
+        return warn("numa", f"{found}, but numactl is missing and SGLang binds with it", "install the package numactl")
+    return ok("numa", found)
+
+
+def _contradicts(facts: Facts, tool: str, nodes: list[int]) -> bool:
+    """Whether a tool puts a GPU, known by its PCI address, on another node than `nodes` does."""
+    smi = next(smi for smi in facts.tools if smi.tool == tool)
+    said = {gpu.pci.lower(): gpu.numa for gpu in smi.gpus if gpu.pci and gpu.numa is not None}
+    pairs = zip(facts.machine.devices, nodes, strict=False)
+    return any(said.get(device.pci, node) != node for device, node in pairs)
+
+
+def numa_balancing(facts: Facts) -> Result:
+    """The kernel must not move pages between nodes while GPUs use them."""
+    if not facts.needs.on_gpu:
+        return skip("numa_balancing", "matters with GPUs only")
+    value = facts.probe.read("proc/sys/kernel/numa_balancing")
+    if value is None:
+        return ok("numa_balancing", "this kernel has none")
+    if value != "0":
+        return warn(
+            "numa_balancing", f"on ({value}): page migration stalls the GPUs", "sudo sysctl kernel.numa_balancing=0"
+        )
+    return ok("numa_balancing", "off")
+
+
+def shm(facts: Facts) -> Result:
+    """Shared memory for the exchange between the processes of the engine."""
+    path = facts.probe.root / "dev/shm"
+    if not path.is_dir():
+        return fail("shm", "/dev/shm is missing", "mount a tmpfs there; in docker use --ipc=host or --shm-size 64g")
+    total, free = facts.probe.space(path)
+    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    if free < facts.needs.shm:
+        judge = fail if free < GIB // 16 or (facts.needs.on_gpu and free < GIB) else warn
+        need = f"{facts.needs.shm / GIB:g} GiB"
+        return judge("shm", f"{found}, {need} wanted", "docker: --ipc=host or --shm-size 64g; host: remount /dev/shm")
+    return ok("shm", found)
+
+
+def devices(facts: Facts) -> Result:
+    """/dev/kfd and the render nodes exist, and this user may open them."""
+    if not facts.needs.on_gpu:
+        return skip("devices", "not needed on a CPU")
+    probe = facts.probe
+    if not facts.count and not facts.pci_count:
+        return skip("devices", "no AMD GPU to open")
+    render = [str(path.relative_to(probe.root)) for path in probe.glob("dev/dri/renderD*")]
+    if not probe.exists("dev/kfd"):
+        return fail("devices", "/dev/kfd is missing", "load amdgpu on the host; in docker pass --device /dev/kfd")
+    if len(render) < facts.needs.gpus:
+        found = f"{len(render)} render nodes in /dev/dri, {facts.needs.gpus} needed"
+        return fail("devices", found, "in docker pass --device /dev/dri (the directory, for all GPUs)")
+    closed = [path for path in ["dev/kfd", *render] if not probe.usable(path)]
+    if closed:
+        groups = sorted({probe.group_of(path) for path in closed})
+        joined = ",".join(groups)
+        return fail(
+            "devices",
+            f"no access to /{closed[0]} (group {joined})",
+            f"sudo usermod -aG {joined} $USER and log in again; in docker --group-add {' --group-add '.join(groups)}",
+        )
+    return ok("devices", f"/dev/kfd and {len(render)} render nodes")
+
+
+def memlock(facts: Facts) -> Result:
+    """Pinned host memory for the transfers to the GPUs."""
+    if not facts.needs.on_gpu:
+        return skip("memlock", "matters with GPUs only")
+    limit = facts.probe.limit("memlock")
+    if limit is None:
+        return ok("memlock", "unlimited")
+    return warn(
+        "memlock", f"{limit / GIB:.2f} GiB", "docker: --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity; or ulimit -l"
+    )
+
+
+def nofile(facts: Facts) -> Result:
+    """Open files: shards, sockets and one connection for each request in flight."""
+    limit, wanted = facts.probe.limit("nofile"), NOFILE_MINIMUM if facts.needs.on_gpu else 1024
+    if limit is None or limit >= wanted:
+        return ok("nofile", "unlimited" if limit is None else str(limit))
+    return warn("nofile", f"{limit}, {wanted} wanted", f"ulimit -n {wanted}; docker: --ulimit nofile={wanted}")

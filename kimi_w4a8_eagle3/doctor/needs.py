@@ -1,0 +1,53 @@
+"""What a recipe asks of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..recipes import Checkpoint, Recipe
+
+GIB = 1 << 30
+# Bytes of the published checkpoints as their pages state them, for a machine that cannot ask the Hub.
+PUBLISHED_SIZES = {"amd/Kimi-K2.5-W4A8": 497_000_000_000, "lightseekorg/kimi-k2.5-eagle3": 6_000_000_000}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """One recipe's requirements; sizes in bytes. `gpus` = 0 is a recipe for a CPU."""
+
+    recipe: str
+    gpus: int
+    arch: tuple[str, ...]
+    hbm: float
+    checkpoints: tuple[Checkpoint, ...]
+    host: str
+    port: int
+    numa: list[int] | None
+    environment: dict[str, str]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether GPUs are needed at all."""
+        return self.gpus > 0
+
+    @property
+    def shm(self) -> int:
+        """Shared memory: the ranks of eight GPUs pass buffers through it (docker gives 64 MiB unless told)."""
+        return 16 * GIB if self.on_gpu else GIB // 16
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Needs:
+        """The requirements of a recipe, its improvements included."""
+        args = recipe.args | {name: improvement.value for name, improvement in recipe.improve.items()}
+        numa = args.get("numa-node")
+        return cls(
+            recipe=recipe.name,
+            gpus=recipe.hardware.gpus,
+            arch=tuple(recipe.hardware.arch),
+            hbm=recipe.hardware.hbm_gib * GIB,
+            checkpoints=tuple(c for c in (recipe.model, recipe.draft) if c is not None),
+            host=str(args.get("host", "127.0.0.1")),
+            port=int(str(args.get("port", 30000))),
+            numa=[int(node) for node in numa] if isinstance(numa, list) else None,
+            environment=recipe.environment,
+        )

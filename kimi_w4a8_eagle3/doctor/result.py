@@ -1,0 +1,68 @@
+"""What a check says."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+
+class Verdict(str, Enum):
+    """`warn` serves, but slower or less safely; `fail` does not serve; `skip` does not apply to the recipe."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line: what was found, and for `warn` and `fail` what to do about it."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All results for one recipe; `numa_nodes` is the `--numa-node` list of this machine, None where unknown."""
+
+    recipe: str
+    results: tuple[Result, ...]
+    numa_nodes: list[int] | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything keeps the recipe from being served."""
+        return any(result.verdict is Verdict.FAIL for result in self.results)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; `verdict` is `fail` or `ok`, and the counts are by verdict."""
+        counts = {verdict.value: sum(r.verdict is verdict for r in self.results) for verdict in Verdict}
+        checks = [asdict(result) | {"verdict": result.verdict.value} for result in self.results]
+        verdict = "fail" if self.failed else "ok"
+        head = {"recipe": self.recipe, "verdict": verdict, "counts": counts, "numa_node": self.numa_nodes}
+        return head | {"checks": checks}
+
+
+def ok(name: str, found: str) -> Result:
+    """Nothing to do."""
+    return Result(name, Verdict.OK, found)
+
+
+def warn(name: str, found: str, remedy: str) -> Result:
+    """It serves, but not as it should."""
+    return Result(name, Verdict.WARN, found, remedy)
+
+
+def fail(name: str, found: str, remedy: str) -> Result:
+    """It does not serve."""
+    return Result(name, Verdict.FAIL, found, remedy)
+
+
+def skip(name: str, why: str) -> Result:
+    """The check does not apply."""
+    return Result(name, Verdict.SKIP, why)

@@ -1,0 +1,62 @@
+"""Run every check; one that breaks is reported and does not stop the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import gpus, host, ports, software, storage
+from .facts import Facts
+from .needs import Needs
+from .probe import Probe
+from .result import Report, Result, fail
+
+Check = Callable[[Facts], Result | list[Result]]
+
+CHECKS: tuple[Check, ...] = (
+    gpus.gpus,
+    gpus.arch,
+    gpus.partition,
+    gpus.hbm,
+    host.driver,
+    host.rocm,
+    host.devices,
+    host.numa,
+    host.numa_balancing,
+    host.shm,
+    host.memlock,
+    host.nofile,
+    software.python,
+    software.sglang,
+    software.plugin,
+    software.torch,
+    software.kernels,
+    software.patches,
+    storage.checkpoints,
+    storage.disk,
+    ports.port,
+    ports.processes,
+)
+
+
+def examine(probe: Probe, needs: Needs) -> Report:
+    """All results for one machine and one recipe."""
+    facts = Facts(probe, needs)
+    results = [result for check in CHECKS for result in _run(check, facts)]
+    return Report(needs.recipe, tuple(results), _numa_nodes(facts))
+
+
+def _run(check: Check, facts: Facts) -> list[Result]:
+    name = check.__name__
+    try:
+        results = check(facts)
+    except Exception as error:  # a machine that nobody foresaw must not hide what the other checks found
+        found = f"the check itself failed: {type(error).__name__}: {error}"
+        return [fail(name, found, "report this with the output of `kimi doctor --json`")]
+    return results if isinstance(results, list) else [results]
+
+
+def _numa_nodes(facts: Facts) -> list[int] | None:
+    try:
+        return facts.numa_nodes
+    except Exception:
+        return None  # the numa check has said why

@@ -1,0 +1,111 @@
+"""Checks of the software: Python, the packages that were tried together, our plugin, the patches."""
+
+from __future__ import annotations
+
+from packaging.version import InvalidVersion, Version
+
+from .facts import Facts
+from .result import Result, fail, ok, skip, warn
+
+PYTHON_MINIMUM = Version("3.10")
+SGLANG_PINNED = "0.5.23"
+SGLANG_SUPPORTED = {
+    "0.5.16": "supported; 0.5.23 is what the tests run on",
+    "0.5.10rc0": "the article's base; needs patch sglang-load-plugins",
+}
+FLYDSL_PINNED = "0.4.2"
+PLUGIN = "kimi_w4a8_eagle3"
+
+
+def python(facts: Facts) -> Result:
+    """The interpreter."""
+    text = facts.probe.python_version()
+    if Version(text) < PYTHON_MINIMUM:
+        return fail("python", text, f"use Python {PYTHON_MINIMUM} or later")
+    return ok("python", text)
+
+
+def sglang(facts: Facts) -> Result:
+    """The engine, in a release that was tried."""
+    version = facts.probe.package("sglang")
+    if version is None:
+        return fail("sglang", "not installed", f"use the image, or `make venv`; the pinned release is {SGLANG_PINNED}")
+    release = _public(version)
+    if release == SGLANG_PINNED:
+        return ok("sglang", version)
+    if release in SGLANG_SUPPORTED:
+        return ok("sglang", f"{version} ({SGLANG_SUPPORTED[release]})")
+    tried = ", ".join([SGLANG_PINNED, *SGLANG_SUPPORTED])
+    return warn("sglang", f"{version} was never tried", f"use one of {tried}; `kimi check` tells whether it fits")
+
+
+def torch(facts: Facts) -> Result:
+    """Built for what the recipe runs on."""
+    version, build = facts.probe.package("torch"), facts.probe.torch_build()
+    if version is None or build is None:
+        return fail("torch", "not installed", "use the image, or `make venv`")
+    found = version if version.endswith(f"+{build}") else f"{version} ({build})"
+    if facts.needs.on_gpu and not build.startswith("hip"):
+        return fail("torch", f"{found}: not built for ROCm", "use the ROCm SGLang image (see the Dockerfile)")
+    return ok("torch", found)
+
+
+def kernels(facts: Facts) -> list[Result]:
+    """AITER and FlyDSL, which the GPU recipes take their kernels from."""
+    if not facts.needs.on_gpu:
+        return [skip("aiter", "not needed on a CPU"), skip("flydsl", "not needed on a CPU")]
+    aiter = facts.probe.package("amd-aiter", "aiter")
+    flydsl = facts.probe.package("flydsl")
+    results = [
+        ok("aiter", f"{aiter}; page offsets: {facts.probe.aiter_regime().value}")
+        if aiter
+        else fail("aiter", "not installed", "use the ROCm SGLang image: it carries AITER built for its ROCm")
+    ]
+    if flydsl is None:
+        results.append(
+            warn("flydsl", "not installed: the slower Triton kernels serve", f"pip install flydsl=={FLYDSL_PINNED}")
+        )
+    elif _public(flydsl) != FLYDSL_PINNED:
+        found = f"{flydsl}; the kernels were compiled and checked with {FLYDSL_PINNED}"
+        results.append(warn("flydsl", found, f"pip install flydsl=={FLYDSL_PINNED}"))
+    else:
+        results.append(ok("flydsl", flydsl))
+    return results
+
+
+def plugin(facts: Facts) -> Result:
+    """SGLang finds our plugin by its entry point."""
+    if PLUGIN in facts.probe.plugins():
+        return ok("plugin", f"{PLUGIN} is registered with SGLang")
+    return fail("plugin", "SGLang's plugin list lacks this package", "install the package with pip, not by PYTHONPATH")
+
+
+def patches(facts: Facts) -> list[Result]:
+    """The state of every patch."""
+    if not facts.needs.on_gpu:
+        return [skip("patches", "they concern GPU kernels")]
+    from ..patching.patcher import SATISFIED, Status
+
+    results = []
+    for report in facts.probe.patches():
+        name, found = f"patch {report.id}", f"{report.status.value}: {report.detail}"
+        if report.status in SATISFIED:
+            results.append(ok(name, found))
+        elif report.status is Status.NOT_INSTALLED:
+            results.append(skip(name, found))
+        elif report.status is Status.NOT_APPLIED:
+            results.append(warn(name, found, f"kimi patch apply --id {report.id}"))
+        elif report.status is Status.STALE_BUILD:
+            results.append(fail(name, found, "delete the compiled module, then `kimi warm` builds it anew"))
+        else:
+            results.append(warn(name, found, "see docs/patches.md for the versions that were tried"))
+    return results
+
+
+def _public(version: str) -> str:
+    """`0.5.16` for `0.5.16.post1+rocm720`; `0.5.10rc0` stays, a version that cannot be read too."""
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        return version
+    return parsed.base_version + (f"{parsed.pre[0]}{parsed.pre[1]}" if parsed.pre else "")

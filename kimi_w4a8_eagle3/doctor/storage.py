@@ -1,0 +1,89 @@
+"""Checks of the checkpoints: are they here, does the Hub answer, is there space for what is missing?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import KimiError
+from ..fetch.model import human
+from ..fetch.offline import recall
+from ..fetch.store import CacheStore
+from ..fetch.verify import survey
+from ..recipes import Checkpoint
+from .facts import Facts
+from .needs import PUBLISHED_SIZES
+from .result import Result, fail, ok, skip, warn
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What of a Hub checkpoint is on this machine. Bytes; `known` when they come from a listing, not from a page."""
+
+    checkpoint: Checkpoint
+    total: int
+    missing: int
+    known: bool
+    verified: bool = False
+
+    @property
+    def here(self) -> bool:
+        """Whether every file is here."""
+        return self.known and self.missing == 0
+
+
+def presence(facts: Facts, checkpoint: Checkpoint) -> Presence:
+    """Look into the cache; without a listing of the repository everything counts as missing."""
+    store = CacheStore(facts.probe.cache(), checkpoint.repo)
+    manifest = recall(store, checkpoint.repo, checkpoint.revision)
+    if manifest is None:
+        size = PUBLISHED_SIZES.get(checkpoint.repo, 0)
+        return Presence(checkpoint, size, size, known=False)
+    report = survey(store, manifest)
+    arrived = sum(path.stat().st_size for f in report.missing if (path := store.partial(f)).is_file() and f.digest)
+    # A shard of unknown size (a cache filled by another tool) still counts as missing.
+    missing = max(report.missing_bytes - arrived, 1) if report.missing else 0
+    return Presence(checkpoint, manifest.listing.size, missing, known=True, verified=manifest.complete)
+
+
+def checkpoints(facts: Facts) -> list[Result]:
+    """One line for each checkpoint of the recipe."""
+    names = ["model", "draft"]
+    return [_checkpoint(facts, names[i], checkpoint) for i, checkpoint in enumerate(facts.needs.checkpoints)]
+
+
+def _checkpoint(facts: Facts, name: str, checkpoint: Checkpoint) -> Result:
+    if checkpoint.repo.startswith("builtin:"):
+        return ok(name, f"{checkpoint.repo} comes with the package")
+    if not checkpoint.on_hub:
+        folder = Path(checkpoint.repo).expanduser()
+        there = (folder / "config.json").is_file()
+        return (
+            ok(name, str(folder)) if there else fail(name, f"no config.json in {folder}", "correct the recipe's path")
+        )
+    found = presence(facts, checkpoint)
+    what = f"{checkpoint.repo} at {checkpoint.revision[:12]}"
+    if found.here:
+        return ok(name, f"{what}: {human(found.total)}, complete" + (", verified" if found.verified else ""))
+    state = f"{what}: {human(found.missing)} of {human(found.total)} missing" if found.total else f"{what}: not here"
+    command = f"kimi fetch --recipe {facts.needs.recipe}"
+    if facts.probe.offline():
+        return fail(name, f"{state}, and HF_HUB_OFFLINE forbids to ask the Hub", f"unset it, then {command}")
+    try:
+        facts.probe.listing(checkpoint.repo, checkpoint.revision)
+    except KimiError as error:
+        return fail(name, f"{state}; {error.what}", error.remedy or command)
+    return warn(name, f"{state}; the Hub has it", command)
+
+
+def disk(facts: Facts) -> Result:
+    """Space in the cache for what is missing of all checkpoints together."""
+    wanted = [presence(facts, checkpoint) for checkpoint in facts.needs.checkpoints if checkpoint.on_hub]
+    if not wanted:
+        return skip("disk", "no checkpoint is downloaded for this recipe")
+    missing, cache = sum(found.missing for found in wanted), facts.probe.cache()
+    _, free = facts.probe.space(cache)
+    found = f"{human(free)} free in {cache}, {human(missing)} to fetch"
+    if free < missing + (1 << 30):
+        return fail("disk", found, "free space, or set HF_HOME to a larger disk (a local NVMe loads fastest)")
+    return ok("disk", found)
