@@ -156,7 +156,7 @@ class TritonBackend:
             return out.to(torch.bfloat16)
         arch = self._arch or gpu_arch(x.device) or "any"
         tiles = self.tiles_for(moe.shape, x.shape[0], arch)
-        call = MoeCall(x, moe, topk_weights, topk_ids, tiles, self._launch, ptx=arch.startswith("sm_"))
+        call = MoeCall(x, moe, topk_weights, topk_ids, tiles, self._launch, nvidia=arch.startswith("sm_"))
         call.run(out)
         return out.to(torch.bfloat16)
 
@@ -172,9 +172,9 @@ class MoeCall:
         topk_ids: torch.Tensor,
         tiles: TritonTiles,
         launch: Launch = run_kernel,
-        ptx: bool = False,
+        nvidia: bool = False,
     ) -> None:
-        self.x, self.moe, self.tiles, self.launch, self.ptx = x, moe, tiles, launch, ptx
+        self.x, self.moe, self.tiles, self.launch, self.nvidia = x, moe, tiles, launch, nvidia
         self.weights, self.ids = topk_weights.contiguous(), topk_ids.contiguous()
         self.tokens, self.slots = x.shape[0], topk_ids.numel()
 
@@ -256,6 +256,7 @@ class MoeCall:
             INTER=shape.inter,
             E=shape.num_experts,
             TOP_K=shape.top_k,
+            LEFT=True,
             MODE=mode,
             **self._tile_constants(tile),
         )
@@ -305,10 +306,11 @@ class MoeCall:
             self.moe.s2,
             *_tables(routing),
             out,
-            column,
-            columns,
+            column // 16,
+            columns // 16,
             H=shape.hidden,
             INTER=shape.inter,
+            LEFT=self.nvidia,
             MODE=mode,
             **self._tile_constants(tile),
         )
@@ -325,8 +327,8 @@ class MoeCall:
             factor,
             self.ids,
             out,
-            column,
-            columns,
+            column // 16,
+            columns // 16,
             H=shape.hidden,
             TOP_K=shape.top_k,
             E=shape.num_experts,
@@ -340,7 +342,7 @@ class MoeCall:
             "BN": tile.block_n,
             "BK": tile.block_k,
             "STAGES": tile.num_stages,
-            "PTX": self.ptx,
+            "PTX": self.nvidia and not knobs.runtime.interpret,
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
         }

@@ -4,9 +4,11 @@ Weights are bytes: byte j of a row holds element j in its low and element j + K/
 activations are two contiguous runs. A nibble is used in the *high* half of its byte, `p << 4` and `p & 0xF0`, which is
 16 times its value; `prepare` folds 1/16 into the scales. 7168 * 127 * 128 < 2**31, so int32 cannot overflow.
 
-Weights are the left operand of every dot (`acc[n, m]`): on Hopper they then feed wgmma from registers, where they are
-unpacked, and a block of 16 tokens still fills the instruction.
+Accumulators are [n, m], output column by row of the block. With LEFT the weights are the left operand of the dot: on
+Hopper they then feed wgmma from registers, where they are unpacked, and 16 tokens fill the instruction. On CDNA they
+are the right one in stage 2, where a lane then ends with four neighbouring columns of a row and stores them as one.
 
+Columns of stage 2 are passed in units of 16, from which Triton sees that rows are aligned.
 Offsets are int32 but for an expert's weights; the backend refuses a batch that is too large for that. Sizes of the
 model are constexpr; what follows from the batch is not specialised on, so that one compiled kernel serves every T.
 """
@@ -38,6 +40,28 @@ def _unpack(packed, PTX: tl.constexpr):
         low = packed << 4
         high = packed & HIGH
     return low, high
+
+
+@triton.jit
+def _dot(weights, x, acc, LEFT: tl.constexpr):
+    """acc + weights [n, k] @ x [k, m]; the accumulator is [n, m] with LEFT, else its transpose."""
+    if LEFT:
+        return tl.dot(weights, x, acc, out_dtype=tl.int32)
+    else:
+        return tl.dot(tl.trans(x), tl.trans(weights), acc, out_dtype=tl.int32)
+
+
+@triton.jit
+def _zeros(BN: tl.constexpr, BM: tl.constexpr, LEFT: tl.constexpr):
+    return tl.zeros((BN, BM) if LEFT else (BM, BN), tl.int32)
+
+
+@triton.jit
+def _by_column(acc, LEFT: tl.constexpr):
+    if LEFT:
+        return acc
+    else:
+        return tl.trans(acc)
 
 
 @triton.jit
@@ -118,8 +142,8 @@ def _load_k(pointers, k, limit: tl.constexpr, EVEN: tl.constexpr, AXIS: tl.const
 @triton.jit
 def stage1(q, scale, w13, s13, order, block_expert, block_first, block_rows, num_blocks, out, factor,
            topk_weights, s2, H: tl.constexpr, INTER: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr,
-           BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PTX: tl.constexpr,
-           MODE: tl.constexpr):  # fmt: skip
+           BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, LEFT: tl.constexpr,
+           PTX: tl.constexpr, MODE: tl.constexpr):  # fmt: skip
     """silu(gate) * up of one block of BM rows and BN columns.
 
     q int8 [T, H], scale [T], w13 bytes [E, 2I, H/2], s13 [E, 2I] (already / 16). Row p of `out` is sorted position p.
@@ -141,18 +165,19 @@ def stage1(q, scale, w13, s13, order, block_expert, block_first, block_rows, num
     x_low = q + token[None, :] * H + k[:, None]
     gate = w13 + expert * (2 * INTER * HB) + row[:, None] * HB + k[None, :]
     up = gate + INTER * HB
-    acc_gate = tl.zeros((BN, BM), tl.int32)
-    acc_up = tl.zeros((BN, BM), tl.int32)
+    acc_gate = _zeros(BN, BM, LEFT)
+    acc_up = _zeros(BN, BM, LEFT)
     for start in tl.range(0, HB, BK, num_stages=STAGES):
         low = _load_k(x_low + start, k + start, HB, EVEN, 0)
         high = _load_k(x_low + start + HB, k + start, HB, EVEN, 0)
         gate_low, gate_high = _unpack(_load_k(gate + start, k + start, HB, EVEN, 1), PTX)
         up_low, up_high = _unpack(_load_k(up + start, k + start, HB, EVEN, 1), PTX)
-        acc_gate = tl.dot(gate_low, low, acc_gate, out_dtype=tl.int32)
-        acc_gate = tl.dot(gate_high, high, acc_gate, out_dtype=tl.int32)
-        acc_up = tl.dot(up_low, low, acc_up, out_dtype=tl.int32)
-        acc_up = tl.dot(up_high, high, acc_up, out_dtype=tl.int32)
+        acc_gate = _dot(gate_low, low, acc_gate, LEFT)
+        acc_gate = _dot(gate_high, high, acc_gate, LEFT)
+        acc_up = _dot(up_low, low, acc_up, LEFT)
+        acc_up = _dot(up_high, high, acc_up, LEFT)
 
+    acc_gate, acc_up = _by_column(acc_gate, LEFT), _by_column(acc_up, LEFT)
     keep = (n < INTER)[:, None] & live[None, :]
     if MODE == "acc":
         pointers = out + position[None, :] * (2 * INTER) + n[:, None]
@@ -194,10 +219,10 @@ def quantize_act(act, q, factor, order, ids, topk_weights, s2, slots, H: tl.cons
     tl.store(factor + slot, scale * weight * tl.load(s2 + E * H + expert, mask=live, other=0.0), mask=live)
 
 
-@triton.jit(do_not_specialize=["column", "columns"])
-def stage2(q, w2, s2, order, block_expert, block_first, block_rows, num_blocks, out, column, columns, H: tl.constexpr,
-           INTER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-           PTX: tl.constexpr, MODE: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["column16", "columns16"])
+def stage2(q, w2, s2, order, block_expert, block_first, block_rows, num_blocks, out, column16, columns16,
+           H: tl.constexpr, INTER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+           STAGES: tl.constexpr, LEFT: tl.constexpr, PTX: tl.constexpr, MODE: tl.constexpr):  # fmt: skip
     """Down projection of one block of BM rows and BN of the columns column..column+columns-1.
 
     q int8 [S, I] in sorted order, w2 bytes [E, H, I/2], s2 float32: [E, H] relative to the expert's peak, then the
@@ -205,6 +230,7 @@ def stage2(q, w2, s2, order, block_expert, block_first, block_rows, num_blocks, 
     """
     IB: tl.constexpr = INTER // 2
     EVEN: tl.constexpr = IB % BK == 0
+    column, columns = column16 * 16, columns16 * 16
     tiles = (columns + BN - 1) // BN
     block = tl.program_id(0) // tiles
     if block >= tl.load(num_blocks):
@@ -216,14 +242,15 @@ def stage2(q, w2, s2, order, block_expert, block_first, block_rows, num_blocks, 
 
     x_low = q + position[None, :] * INTER + k[:, None]
     weights = w2 + expert * (H * IB) + row[:, None] * IB + k[None, :]
-    acc = tl.zeros((BN, BM), tl.int32)
+    acc = _zeros(BN, BM, LEFT)
     for start in tl.range(0, IB, BK, num_stages=STAGES):
         low = _load_k(x_low + start, k + start, IB, EVEN, 0)
         high = _load_k(x_low + start + IB, k + start, IB, EVEN, 0)
         w_low, w_high = _unpack(_load_k(weights + start, k + start, IB, EVEN, 1), PTX)
-        acc = tl.dot(w_low, low, acc, out_dtype=tl.int32)
-        acc = tl.dot(w_high, high, acc, out_dtype=tl.int32)
+        acc = _dot(w_low, low, acc, LEFT)
+        acc = _dot(w_high, high, acc, LEFT)
 
+    acc = _by_column(acc, LEFT)
     pointers = out + slot[None, :] * columns + n[:, None]
     keep = (n < columns)[:, None] & live[None, :]
     if MODE == "acc":
@@ -232,10 +259,11 @@ def stage2(q, w2, s2, order, block_expert, block_first, block_rows, num_blocks, 
         tl.store(pointers, (acc.to(tl.float32) * tl.load(s2 + expert * H + row)[:, None]).to(tl.float16), mask=keep)
 
 
-@triton.jit(do_not_specialize=["column", "columns"])
-def reduce_slots(partial, factor, ids, out, column, columns, H: tl.constexpr, TOP_K: tl.constexpr, E: tl.constexpr,
+@triton.jit(do_not_specialize=["column16", "columns16"])
+def reduce_slots(partial, factor, ids, out, column16, columns16, H: tl.constexpr, TOP_K: tl.constexpr, E: tl.constexpr,
                  BN: tl.constexpr):  # fmt: skip
     """out[t, column + n] = sum over the token's slots j, in this order, of partial[slot, n] * factor[slot]."""
+    column, columns = column16 * 16, columns16 * 16
     token = tl.program_id(0)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     acc = tl.zeros((BN,), tl.float32)
