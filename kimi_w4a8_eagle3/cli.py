@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from . import __version__
-from .commands import check, fetch, gates, patch, plan, serve
+from .commands import check, doctor, fetch, gates, patch, plan, serve
 from .errors import KimiError
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def root(
 
 
 app.command("check")(check.check)
+app.command("doctor")(doctor.doctor)
 app.command("fetch")(fetch.fetch)
 app.add_typer(patch.app, name="patch")
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
