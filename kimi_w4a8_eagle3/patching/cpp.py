@@ -13,14 +13,14 @@ _TOKEN = re.compile(
     r"""
       (?P<space>\s+)
     | (?P<comment>//[^\n]*|/\*.*?\*/)
-    | (?P<directive>^[ \t]*\#(?:\\\r?\n|[^\n])*)
+    | (?P<directive>\#(?:\\\r?\n|[^\n])*)
     | (?P<raw>R"(?P<tag>[^\s()\\]{0,16})\(.*?\)(?P=tag)")
     | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
     | (?P<name>[A-Za-z_]\w*)
     | (?P<number>\.?\d(?:[\w.']|[eEpP][+-])*)
     | (?P<punct>.)
     """,
-    re.VERBOSE | re.DOTALL | re.MULTILINE,
+    re.VERBOSE | re.DOTALL,
 )
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 

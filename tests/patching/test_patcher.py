@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patch_trees import MHA, snapshot
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.patching import ledger, patcher
+from kimi_w4a8_eagle3.patching.manifest import Patch, load_manifest, select
+from kimi_w4a8_eagle3.patching.page_offset import page_offset_is_64bit, page_offset_regime
+from kimi_w4a8_eagle3.patching.patcher import Status
+
+PATCHES = {patch.id: patch for patch in load_manifest()}
+ROUNDING = PATCHES["aiter-fmha-rtz"]
+WIDE = PATCHES["ck-tile-page-offset-64bit"]
+CHECK = PATCHES["ck-tile-page-offset-check"]
+PLUGINS = PATCHES["sglang-load-plugins"]
+CK = "3rdparty/composable_kernel"
+
+
+@pytest.mark.parametrize("patch", [ROUNDING, WIDE], ids=lambda patch: patch.id)
+def test_apply_twice_verify_and_revert_byte_for_byte(patch: Patch, aiter_tree: Path) -> None:
+    target = aiter_tree / next(name for name in patch.file[0].any_of if (aiter_tree / name).is_file())
+    target.chmod(0o640)
+    before = snapshot(aiter_tree)
+    assert patcher.inspect(patch, aiter_tree).status is Status.NOT_APPLIED
+    assert patcher.apply(patch, aiter_tree).status is Status.APPLIED
+    once = snapshot(aiter_tree)
+    assert once[str(target.relative_to(aiter_tree))][:2] != before[str(target.relative_to(aiter_tree))][:2]
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert patcher.apply(patch, aiter_tree).status is Status.APPLIED
+    assert snapshot(aiter_tree) == once  # nothing was written again
+    assert patcher.revert(patch, aiter_tree) == [target]
+    assert snapshot(aiter_tree) == before
+    assert patcher.revert(patch, aiter_tree) == []
+
+
+def test_all_files_of_a_patch_or_none(sglang_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = snapshot(sglang_tree)
+    write, calls = ledger.write_atomic, []
+
+    def disk_full(path: Path, data: bytes, like: Path | None = None) -> None:
+        calls.append(path)
+        if len(calls) == 8:  # three writes a file: in the middle of the third of five
+            raise OSError(28, "No space left on device", str(path))
+        write(path, data, like)
+
+    monkeypatch.setattr(ledger, "write_atomic", disk_full)
+    with pytest.raises(KimiError, match="nothing is changed"):
+        patcher.apply(PLUGINS, sglang_tree)
+    assert snapshot(sglang_tree) == before
+
+
+def test_a_crash_before_the_file_changed_can_be_repeated_and_reverted(
+    aiter_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshot(aiter_tree)
+    mha = aiter_tree / "aiter/ops/mha.py"
+    write = ledger.write_atomic
+
+    def killed(path: Path, data: bytes, like: Path | None = None) -> None:
+        if path == mha:
+            raise KeyboardInterrupt
+        write(path, data, like)
+
+    for finish in (patcher.apply, None):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(ledger, "write_atomic", killed)
+            patcher.apply(ROUNDING, aiter_tree)
+        assert mha.read_bytes() == MHA.encode()
+        if finish:
+            assert finish(ROUNDING, aiter_tree).status is Status.APPLIED
+        patcher.revert(ROUNDING, aiter_tree)
+        assert snapshot(aiter_tree) == before
+
+
+def test_a_file_that_is_not_recognised_is_refused(aiter_tree: Path) -> None:
+    mha = aiter_tree / "aiter/ops/mha.py"
+    mha.write_text("def forward(q): return q\n")
+    before = snapshot(aiter_tree)
+    with pytest.raises(KimiError, match="not recognised"):
+        patcher.apply(ROUNDING, aiter_tree)
+    assert snapshot(aiter_tree) == before
+
+
+def test_a_later_change_by_somebody_else_is_kept(aiter_tree: Path) -> None:
+    mha = aiter_tree / "aiter/ops/mha.py"
+    patcher.apply(ROUNDING, aiter_tree)
+    mha.write_bytes(mha.read_bytes() + b"\n# local change\n")
+    before = snapshot(aiter_tree)
+    assert patcher.inspect(ROUNDING, aiter_tree).status is Status.MODIFIED
+    for operation in (patcher.apply, patcher.revert):
+        with pytest.raises(KimiError, match="changed after it was patched"):
+            operation(ROUNDING, aiter_tree)
+    assert snapshot(aiter_tree) == before
+
+
+def test_a_damaged_backup_is_not_restored(aiter_tree: Path) -> None:
+    mha = aiter_tree / "aiter/ops/mha.py"
+    patcher.apply(ROUNDING, aiter_tree)
+    patched = mha.read_bytes()
+    ledger.backup_path(mha).write_bytes(b"something else")
+    with pytest.raises(KimiError, match="backup"):
+        patcher.revert(ROUNDING, aiter_tree)
+    assert mha.read_bytes() == patched
+
+
+def test_revert_restores_none_when_one_file_was_changed(sglang_tree: Path) -> None:
+    patcher.apply(PLUGINS, sglang_tree)
+    detokenizer = sglang_tree / "sglang/srt/managers/detokenizer_manager.py"
+    detokenizer.write_bytes(detokenizer.read_bytes() + b"# mine\n")
+    before = snapshot(sglang_tree)
+    with pytest.raises(KimiError, match="changed after"):
+        patcher.revert(PLUGINS, sglang_tree)
+    assert snapshot(sglang_tree) == before
+
+
+def test_a_symbolic_link_stays_one(aiter_tree: Path, tmp_path: Path) -> None:
+    link = aiter_tree / "aiter/ops/mha.py"
+    real = tmp_path / "real_mha.py"
+    link.rename(real)
+    link.symlink_to(real)
+    patcher.apply(ROUNDING, aiter_tree)
+    assert link.is_symlink()
+    assert b"= 2" in real.read_bytes()
+
+
+def test_a_module_compiled_before_the_patch_is_reported(aiter_tree: Path) -> None:
+    module = aiter_tree / "aiter/jit/module_mha_batch_prefill_gfx942.so"
+    module.parent.mkdir()
+    module.write_bytes(b"")
+    os.utime(module, (1e9, 1e9))
+    assert patcher.inspect(WIDE, aiter_tree).status is Status.NOT_APPLIED
+    report = patcher.apply(WIDE, aiter_tree)
+    assert report.status is Status.STALE_BUILD
+    assert str(module) in report.detail
+    module.unlink()
+    assert patcher.inspect(WIDE, aiter_tree).status is Status.APPLIED
+
+
+def test_the_check_stands_in_only_for_trees_without_the_64_bit_path(aiter_tree: Path, tmp_path: Path) -> None:
+    assert patcher.inspect(CHECK, aiter_tree).status is Status.NOT_NEEDED
+    forward = aiter_tree / CK / "example/ck_tile/01_fmha/fmha_fwd.hpp"
+    selector = forward.read_text()
+    forward.write_text(selector.replace("kN0", "tile"))
+    assert patcher.inspect(CHECK, aiter_tree).status is Status.UNKNOWN
+    forward.write_text("#pragma once\n")
+    assert patcher.inspect(WIDE, aiter_tree).status is Status.TOO_OLD
+    assert patcher.apply(CHECK, aiter_tree).status is Status.APPLIED
+    forward.unlink()
+    patcher.revert(CHECK, aiter_tree)
+    assert patcher.inspect(CHECK, aiter_tree).status is Status.UNKNOWN  # cannot tell: not patched
+
+
+def test_page_offset_regimes(aiter_tree: Path, tmp_path: Path) -> None:
+    assert (page_offset_regime(aiter_tree), page_offset_is_64bit(aiter_tree)) == ("fixed", True)
+    patcher.apply(WIDE, aiter_tree)
+    assert page_offset_is_64bit(aiter_tree) is True
+    patcher.revert(WIDE, aiter_tree)
+
+    kernel = aiter_tree / CK / "include/ck_tile/ops/fmha/kernel/fmha_batch_prefill_kernel.hpp"
+    forward = aiter_tree / CK / "example/ck_tile/01_fmha/fmha_fwd.hpp"
+    forward.write_text("#pragma once\n")
+    assert (page_offset_regime(aiter_tree), page_offset_is_64bit(aiter_tree)) == ("silent", False)
+    patcher.apply(CHECK, aiter_tree)
+    assert (page_offset_regime(aiter_tree), page_offset_is_64bit(aiter_tree)) == ("abort", False)
+    patcher.revert(CHECK, aiter_tree)
+    text = kernel.read_text().replace("return ", "assert((num_total_pages - 1) * batch_stride_k < 9); return ")
+    kernel.write_text(text)
+    assert page_offset_regime(aiter_tree) == "abort"
+
+    kernel.write_text("struct SomethingElse {};\n")
+    assert page_offset_is_64bit(aiter_tree) is None
+    assert page_offset_is_64bit(tmp_path) is None
+
+
+def test_a_64_bit_choice_without_the_load_path_is_not_trusted(aiter_tree: Path) -> None:
+    pipeline = next((aiter_tree / CK).rglob("block_fmha_batch_prefill_pipeline_*.hpp"))
+    pipeline.write_text("#pragma once\n")
+    assert page_offset_is_64bit(aiter_tree) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ("0.5.10rc0", Status.NOT_APPLIED),
+        ("0.5.10rc0.dev7+gabc", Status.NOT_APPLIED),
+        ("0.5.10.post1", Status.NOT_APPLIED),
+        ("0.5.9", Status.UNKNOWN),
+        ("0.5.11", Status.UNKNOWN),
+        ("0.6", Status.UNKNOWN),
+    ],
+)
+def test_the_version_range(sglang_tree: Path, version: str, status: Status) -> None:
+    metadata = sglang_tree / "sglang-0.5.10rc0.dist-info/METADATA"
+    metadata.write_text(metadata.read_text().replace("0.5.10rc0", version))
+    assert patcher.inspect(PLUGINS, sglang_tree).status is status
+
+
+def test_a_release_with_the_framework_needs_no_patch(sglang_tree: Path) -> None:
+    for name in ("entrypoints/engine.py", "managers/scheduler.py"):
+        path = sglang_tree / "sglang/srt" / name
+        path.write_text("from sglang.srt.plugins import load_plugins\n" + path.read_text())
+    assert patcher.inspect(PLUGINS, sglang_tree).status is Status.NOT_NEEDED
+
+
+def test_an_absent_package(tmp_path: Path) -> None:
+    report = patcher.apply(ROUNDING, tmp_path)
+    assert report.status is Status.NOT_INSTALLED
+    assert list(tmp_path.iterdir()) == []
+
+
+def kimi(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kimi_w4a8_eagle3.cli", "patch", *map(str, arguments)], capture_output=True, text=True
+    )
+
+
+def test_the_command_line(old_aiter_tree: Path) -> None:
+    root = ("--root", old_aiter_tree)
+    assert kimi("verify", *root).returncode == 1
+    applied = kimi("apply", *root, "--json")
+    assert applied.returncode == 0, applied.stderr
+    assert {report["id"]: report["status"] for report in json.loads(applied.stdout)} == {
+        "aiter-fmha-rtz": "applied",
+        "ck-tile-page-offset-64bit": "not applicable",
+        "ck-tile-page-offset-check": "applied",
+        "sglang-load-plugins": "not installed",
+    }
+    assert kimi("verify", *root).returncode == 0
+    assert kimi("verify", *root, "--id", "sglang-load-plugins").returncode == 1
+    assert kimi("revert", *root).returncode == 0
+    assert not list(old_aiter_tree.rglob("*.kimi-*"))
+
+
+def test_one_bad_file_stops_every_patch(old_aiter_tree: Path) -> None:
+    kernel = next(old_aiter_tree.rglob("fmha_batch_prefill_kernel.hpp"))
+    kernel.write_text("struct SomethingElse {};\n")
+    before = snapshot(old_aiter_tree)
+    result = kimi("apply", "--root", old_aiter_tree)
+    assert result.returncode == 1
+    assert "ck-tile-page-offset-check is refused" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert snapshot(old_aiter_tree) == before
+
+
+def test_a_misspelt_id_names_the_nearest() -> None:
+    with pytest.raises(KimiError, match="did you mean 'aiter-fmha-rtz'"):
+        select(load_manifest(), ["aiter-fmha-rzt"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("purpose =", "porpoise ="), "Extra inputs|Field required"),
+        (('edit = "parameter-default"', 'edit = "parameter-defualt"'), "did you mean 'parameter-default'"),
+        (("old = 1, ", ""), "options of edit"),
+        (('id = "sglang-load-plugins"', 'id = "aiter-fmha-rtz"'), "id used twice"),
+        (('"sglang/srt/server_args.py"', '"aiter/ops/mha.py"'), "file used twice"),
+        (('fallback_for = "ck-tile-page-offset-64bit"', 'fallback_for = "nothing"'), "no patch 'nothing'"),
+        (("[[patch]]", "[[patch"), "cannot be read"),
+    ],
+)
+def test_a_wrong_manifest_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    from kimi_w4a8_eagle3.resources import operator_dir
+
+    text = (operator_dir("patches") / "manifest.toml").read_text()
+    assert change[0] in text
+    wrong = tmp_path / "manifest.toml"
+    wrong.write_text(text.replace(*change, 1) if change[0] != "[[patch]]" else text.replace(*change))
+    with pytest.raises(KimiError, match=message):
+        load_manifest(wrong)
+
+
+def test_the_installed_aiter_is_recognised() -> None:
+    """Runs where AITER is installed (a ROCm image); looks, does not write."""
+    report = patcher.inspect(ROUNDING)
+    if report.status is Status.NOT_INSTALLED:
+        pytest.skip("no aiter here")
+    assert report.status in (Status.APPLIED, Status.NOT_APPLIED), report.detail
+    assert page_offset_regime() is not None
