@@ -23,7 +23,8 @@ def kernarg_bytes(
     if len(args) != len(explicit):
         layout = ", ".join(f"{a.name or a.kind}@{a.offset}:{a.size}" for a in explicit)
         raise MachineError(f"{len(args)} arguments for {kernel.name}", expected=f"{len(explicit)}: {layout}")
-    segment = np.zeros(max(8, kernel.kernarg_bytes), np.uint8)
+    # Compilers may round a scalar load up over the segment's end: its allocation is a multiple of 64 bytes.
+    segment = np.zeros(max(64, -(-kernel.kernarg_bytes // 64) * 64), np.uint8)
     for arg, value in zip(explicit, args, strict=True):
         _put(segment, arg, _encode(arg, value))
     for arg in kernel.args:

@@ -16,6 +16,7 @@ from .byte_store import ByteStore, Index
 from .errors import MissingWait, OutOfBounds, UndefinedRead
 from .state import Array
 
+_SEVERAL = 255
 _ONES = np.uint32(0x01010101)
 
 
@@ -49,8 +50,10 @@ class Lds:
         self.bytes = ByteStore(groups * self.stride)
         self._writer = np.zeros(len(self.bytes.data), np.uint8)  # wave + 1, since the last barrier
         self._readers = np.zeros(len(self.bytes.data), np.uint16)  # one bit a wave
+        self._atomic = np.zeros(len(self.bytes.data), np.uint8)  # wave + 1, or SEVERAL
         self._dma = np.zeros(len(self.bytes.data), np.uint8)
         self._dma_outstanding = 0
+        self._atomics_used = False
 
     def read(self, address: Array, size: int, group: Array, wave: Array, rows: Array) -> tuple[Array, Access]:
         """Read `size` bytes at each address [n]: uint32 [words, n]."""
@@ -79,7 +82,7 @@ class Lds:
         return access
 
     def atomic(self, address: Array, group: Array, wave: Array, rows: Array) -> Array:
-        """Check the targets of a 32-bit LDS atomic; their byte positions. Atomics of several waves do not race."""
+        """Check the targets of a 32-bit LDS atomic; their byte positions. Atomics race only with plain accesses."""
         index = self._index(address, 4, group)
         if not index.aligned:
             raise OutOfBounds("an LDS atomic is not aligned to 4 bytes")
@@ -87,6 +90,14 @@ class Lds:
             raise UndefinedRead(f"an LDS atomic at offset {self._unwritten(index)} updates bytes that nobody wrote")
         access = Access(index, rows, wave, write=True)
         self._check_dma(access)
+        self._check_writers(access, "atomically updates")
+        self._check_readers(access)
+        self._atomics_used = True
+        words, mine = self._atomic.view(np.uint32), self._writer_values(access)
+        several = np.uint32(_SEVERAL) * _ONES
+        before = words[index.at]
+        words[index.at] = np.where((before == 0) | (before == mine), mine, several)
+        words[index.at] = np.where(words[index.at] == mine, mine, several)  # two waves in one batch
         return index.at[0] * 4
 
     def retire(self, access: Access) -> None:
@@ -99,6 +110,9 @@ class Lds:
         """Forget the accesses before the barrier, except those that may still happen."""
         self._writer[:] = 0
         self._readers[:] = 0
+        if self._atomics_used:
+            self._atomic[:] = 0
+            self._atomics_used = False
         for access in outstanding:
             self._mark(access)
 
@@ -126,14 +140,24 @@ class Lds:
         return bit * np.uint64(0x0001000100010001) if access.index.aligned else bit.astype(np.uint16)
 
     def _check_writers(self, access: Access, verb: str) -> None:
+        mine = self._writer_values(access)
         writer = self._bytes(self._writer, access.index)[access.index.at]
         if writer.any():
-            wrong = (writer != 0) & (writer != self._writer_values(access))
+            wrong = (writer != 0) & (writer != mine)
             if wrong.any():
                 self._check_bytes(access, wrong, verb)
+        if self._atomics_used and not verb.startswith("atomically"):
+            updater = self._bytes(self._atomic, access.index)[access.index.at]
+            wrong = (updater != 0) & (updater != mine)
+            if wrong.any():
+                place = self._place(access.index, wrong)
+                self.report(f"a wave {verb} LDS bytes at {place} that another wave updated atomically")
 
     def _check_writable(self, access: Access) -> None:
         self._check_writers(access, "writes")
+        self._check_readers(access)
+
+    def _check_readers(self, access: Access) -> None:
         readers = self._bytes(self._readers, access.index)[access.index.at]
         if readers.any() and (readers & ~self._reader_bits(access)).any():
             wrong = (readers & ~self._reader_bits(access)) != 0

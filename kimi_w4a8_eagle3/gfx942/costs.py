@@ -1,0 +1,122 @@
+"""What one wave64 instruction costs on a CDNA3 SIMD: clocks, class, bytes moved.
+
+Full-rate VALU takes 4 clocks (16 lanes at a time), transcendentals and int/float conversions 16, an MFMA 4 clocks per
+pass (LLVM's SISchedule model for gfx942; 16x16x32 i8 has 4 passes, which gives exactly the data sheet's peak). No
+public document states the rate of 32-bit integer multiplies on CDNA3, so both are given: quarter rate (16 clocks, as
+on earlier generations) and full rate (4, as LLVM has it).
+"""
+
+from __future__ import annotations
+
+import re
+
+from .parser import Instruction
+
+_MULTIPLY = re.compile(r"^v_(mul_lo_[ui]32|mul_hi_[ui]32|mad_[ui]64_[ui]32)$")
+_TRANSCENDENTAL = re.compile(r"^v_(exp|log|rcp|rsq|sqrt|sin|cos)(_legacy|_iflag)?_f(16|32|64)$")
+_CONVERT = re.compile(r"^v_cvt_(f32_[iu](32|16)|[iu]32_f32|f32_ubyte\d|f16_f32|f32_f16|rpi|flr|off)")
+_MFMA = re.compile(r"^v_mfma_([if]\d+)_(\d+)x(\d+)x(\d+)_?(\w*)$")
+_ELEMENT = {
+    **{"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2},
+    **{"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16},
+}
+
+
+def is_mfma(opcode: str) -> bool:
+    """Whether it runs on the matrix core."""
+    return opcode.startswith(("v_mfma", "v_smfmac"))
+
+
+def is_accumulator_move(opcode: str) -> bool:
+    """Whether it moves between the two register files."""
+    return opcode.startswith("v_accvgpr")
+
+
+def is_valu(opcode: str) -> bool:
+    """Vector ALU work other than matrix instructions and accumulator moves."""
+    return opcode.startswith("v_") and not is_mfma(opcode) and not is_accumulator_move(opcode)
+
+
+def is_salu(opcode: str) -> bool:
+    """Scalar work other than loads, waits, barriers and padding."""
+    return opcode.startswith("s_") and not opcode.startswith(
+        ("s_load", "s_buffer_load", "s_wait", "s_barrier", "s_nop")
+    )
+
+
+def is_multiply(opcode: str) -> bool:
+    """A 32-bit integer multiply, whose rate is not public."""
+    return bool(_MULTIPLY.match(opcode))
+
+
+def is_transcendental(opcode: str) -> bool:
+    """A quarter-rate function."""
+    return bool(_TRANSCENDENTAL.match(opcode))
+
+
+def is_conversion(opcode: str) -> bool:
+    """A conversion that LLVM models at quarter rate."""
+    return bool(_CONVERT.match(opcode))
+
+
+def valu_clocks(opcode: str, quarter_rate_multiply: bool) -> int:
+    """Clocks of one vector ALU instruction."""
+    slow = is_transcendental(opcode) or is_conversion(opcode) or (quarter_rate_multiply and is_multiply(opcode))
+    return 16 if slow else 4
+
+
+def mfma_clocks(opcode: str) -> int:
+    """Clocks of one matrix instruction on the matrix core; 0 if unknown."""
+    match = _MFMA.match(opcode)
+    if not match:
+        return 0
+    accumulate, rows, depth, kind = match[1], int(match[2]), int(match[4]), match[5]
+    if accumulate == "f64":
+        return 16 if rows == 4 else 32
+    if rows == 4:
+        return 8
+    fast_depth = {16: 16, 32: 8}[rows] // (2 if "xf32" in kind else 1)
+    fast = depth >= fast_depth
+    return {16: 16 if fast else 32, 32: 32 if fast else 64}[rows]
+
+
+def memory_bytes(opcode: str) -> int:
+    """Bytes per lane that a vector memory or LDS instruction moves; 0 for anything else."""
+    match = re.match(
+        r"^(?:buffer|global|flat|scratch)_(?:load|store)_(?:lds_)?([a-z]+(?:x\d)?)(?:_d16)?(?:_hi)?$", opcode
+    )
+    if match:
+        return _ELEMENT.get(match[1], 0)
+    match = re.match(r"^(?:buffer|global|flat)_atomic_(\w+)$", opcode)
+    if match:
+        return 8 if re.search("x2|64", match[1]) else 4
+    match = re.match(r"^ds_(?:read|write)(2|2st64)?_[bui](\d+)", opcode)
+    if match:
+        return int(match[2]) // 8 * (2 if match[1] else 1)
+    return 0
+
+
+def is_vector_load(instruction: Instruction) -> bool:
+    """A load from memory into vector registers or LDS."""
+    return bool(re.match(r"^(buffer|global|flat)_load_", instruction.opcode)) and memory_bytes(instruction.opcode) > 0
+
+
+def loads_to_lds(instruction: Instruction) -> bool:
+    """A load that bypasses the registers."""
+    return "lds" in instruction.modifiers or "_load_lds_" in instruction.opcode
+
+
+def address_group(instruction: Instruction) -> str:
+    """What distinguishes the buffers that a kernel loads from: the resource or the scalar base."""
+    bases = [o for o in instruction.operands if o.startswith("s[")]
+    if instruction.opcode.startswith("buffer"):
+        return bases[0] if bases else "?"
+    return "global:" + (bases[-1] if bases else "vaddr")
+
+
+def vector_registers(operand: str) -> set[tuple[str, int]]:
+    """The v and a registers that an operand names."""
+    found: set[tuple[str, int]] = set()
+    for file, one, first, last in re.findall(r"\b([va])(?:(\d+)\b|\[(\d+):(\d+)\])", operand):
+        found |= {(file, n) for n in (range(int(first), int(last) + 1) if first else [int(one)])}
+    return found
