@@ -24,11 +24,12 @@ def plan(
     settings: list[str] = typer.Option([], "--set", help="KEY=VALUE as for `kimi serve`."),
     model: Path | None = typer.Option(None, "--model", help="Read the target's config.json in this directory."),
     draft: Path | None = typer.Option(None, "--draft", help="Read the draft's config.json in this directory."),
+    aiter: str = typer.Option("", "--aiter", help="Plan for this AITER version instead of the installed one."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     picture: Path | None = typer.Option(None, "--picture", help="Also draw a stacked bar to this .png or .svg file."),
 ) -> None:
     """Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone."""
-    from ..aiter_regime import installed_regime
+    from ..aiter_regime import detect_regime, installed_regime
     from ..errors import KimiError
     from ..hardware import Machine, gpu_by_name
     from ..memory_plan import ModelCard, make_plan
@@ -47,7 +48,7 @@ def plan(
         chosen,
         args,
         found,
-        installed_regime(),
+        detect_regime(aiter) if aiter else installed_regime(),
         ModelCard.from_directory(model) if model else None,
         ModelCard.from_directory(draft) if draft else None,
     )
