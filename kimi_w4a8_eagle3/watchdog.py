@@ -7,6 +7,7 @@ stacks of all engine processes are written down and `on_stall` is called once.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -22,6 +23,8 @@ from types import TracebackType
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+logger = logging.getLogger(__name__)
 
 # Counted on every decode step and prefill batch, and per finished request; either moving is progress.
 TOKEN_COUNTERS = ("sglang:realtime_tokens_total", "sglang:generation_tokens_total", "sglang:prompt_tokens_total")
@@ -137,11 +140,13 @@ class Watchdog:
     def _report(self, progress: Progress) -> None:
         if self._end.is_set():  # the engine is being stopped, which looks like a stall
             return
-        try:
-            if self._pid is not None and self._folder is not None:
+        logger.error("%s", _describe(progress))
+        if self._pid is not None and self._folder is not None:
+            try:
                 dump_stacks(self._pid, self._folder, _describe(progress))
-        finally:
-            self._on_stall()
+            except OSError as error:  # a full disk must not keep a dead server alive
+                logger.error("the stacks could not be written: %s", error)
+        self._on_stall()
 
 
 def dump_stacks(pid: int, folder: Path, headline: str) -> Path:
