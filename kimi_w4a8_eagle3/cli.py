@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from . import __version__
-from .commands import check, doctor, fetch, gates, patch, plan, serve
+from .commands import check, demo, doctor, fetch, gates, patch, plan, serve
 from .errors import KimiError
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def root(
     """Serve, benchmark and validate Kimi-K2.5 W4A8 with EAGLE3 on AMD Instinct MI325X."""
 
 
+app.command("demo")(demo.demo)
 app.command("check")(check.check)
 app.command("doctor")(doctor.doctor)
 app.command("fetch")(fetch.fetch)

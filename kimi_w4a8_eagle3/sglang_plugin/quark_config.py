@@ -25,8 +25,16 @@ class W4A8QuarkConfig(QuarkConfig):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.packed_modules_mapping = {**_FUSED, **self.packed_modules_mapping}
         self.exclude_layers = [_as_sglang_pattern(name) for name in self.exclude_layers]
+
+    @property
+    def packed_modules_mapping(self) -> dict[str, list[str]]:
+        """Fused module -> its parts; SGLang assigns the model class's mapping after construction."""
+        return {**_FUSED, **self._packed_modules_mapping}
+
+    @packed_modules_mapping.setter
+    def packed_modules_mapping(self, mapping: dict[str, list[str]]) -> None:
+        self._packed_modules_mapping = mapping
 
     @staticmethod
     def _get_block_fp8_config(layer_quant_config: Any, packed_modules_mapping: Any) -> Any:

@@ -1,8 +1,8 @@
-"""`python -m kimi_w4a8_eagle3.sglang_plugin.launch_cpu ARGS`: sglang.launch_server on a machine without a GPU.
+"""`python -m kimi_w4a8_eagle3.sglang_plugin.run_module MODULE ARGS`: run a program of SGLang's without a GPU.
 
-SGLang imports its CPU operators before it loads plugins, so they must be in place earlier. Every process of the
-server is spawned, and a spawned child imports this module again (as `__mp_main__`) before it unpickles its work:
-installing at import time therefore covers them all.
+Used for `sglang.launch_server` and `sglang.benchmark.serving`. SGLang imports its CPU operators before it loads
+plugins, so they must be in place earlier. Every process of the server is spawned, and a spawned child imports this
+module again (as `__mp_main__`) before it unpickles its work: installing at import time therefore covers them all.
 """
 
 from __future__ import annotations
@@ -13,5 +13,9 @@ cpu.install()
 
 if __name__ == "__main__":
     import runpy
+    import sys
 
-    runpy.run_module("sglang.launch_server", run_name="__main__")
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m kimi_w4a8_eagle3.sglang_plugin.run_module MODULE [ARGS...]")
+    module = sys.argv.pop(1)
+    runpy.run_module(module, run_name="__main__", alter_sys=False)
