@@ -20,7 +20,7 @@ def fetch(
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Files that travel at once.")] = 8,
 ) -> None:
     """Download checkpoints with resume, a space check first, and every file's digest checked."""
-    from huggingface_hub.constants import HF_HUB_CACHE, is_offline_mode
+    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
     from rich.console import Console
 
     from ..fetch.session import Session
@@ -31,7 +31,7 @@ def fetch(
         print(f"recipe {recipe}: its models are built in or local; there is nothing to fetch")
         return
     session = Session.start(Console(highlight=False), Path(HF_HUB_CACHE), directory, jobs, len(wanted) > 1)
-    offline = offline or is_offline_mode()
+    offline = offline or HF_HUB_OFFLINE
     try:
         done = [session.run(target, verify=verify, offline=offline) for target in wanted]
     except KeyboardInterrupt:

@@ -72,7 +72,7 @@ def numa(facts: Facts) -> Result:
 def _contradicts(facts: Facts, tool: str, nodes: list[int]) -> bool:
     """Whether a tool puts a GPU, known by its PCI address, on another node than `nodes` does."""
     smi = next(smi for smi in facts.tools if smi.tool == tool)
-    said = {gpu.pci.lower(): gpu.numa for gpu in smi.gpus if gpu.pci and gpu.numa is not None}
+    said = {gpu.pci: gpu.numa for gpu in smi.gpus if gpu.pci and gpu.numa is not None}
     pairs = zip(facts.machine.devices, nodes, strict=False)
     return any(said.get(device.pci, node) != node for device, node in pairs)
 

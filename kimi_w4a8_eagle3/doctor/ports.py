@@ -28,10 +28,9 @@ def processes(facts: Facts) -> Result:
         return ok("processes", "no other engine runs")
     numbers = [str(process.pid) for process in found]
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    shown = ", ".join(f"{process.pid} ({process.command[:50]})" for process in found[:SHOWN])
-    return warn(
-        "processes", f"{len(found)} engine processes: {shown}{more}", f"if nobody needs them: kill {' '.join(numbers)}"
-    )
+    shown = ", ".join(f"{process.pid} ({process.command.strip()[:50].strip()})" for process in found[:SHOWN])
+    remedy = f"if nobody needs them: kill {' '.join(numbers)}"
+    return warn("processes", f"{len(found)} engine processes: {shown}{more}", remedy)
 
 
 def _is_engine(command: str) -> bool:

@@ -182,9 +182,9 @@ class Probe:
 
     def offline(self) -> bool:
         """Whether the user forbade asking the Hub (HF_HUB_OFFLINE)."""
-        from huggingface_hub.constants import is_offline_mode
+        from huggingface_hub.constants import HF_HUB_OFFLINE
 
-        return is_offline_mode()
+        return HF_HUB_OFFLINE
 
     def listing(self, repo: str, revision: str) -> Listing:
         """What the Hub says about a repository; KimiError when it does not answer or refuses."""

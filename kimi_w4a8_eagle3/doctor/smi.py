@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class SmiGpu:
-    """One GPU as a tool describes it. Memory in bytes; `pci` as `0000:05:00.0`."""
+    """One GPU as a tool describes it. Memory in bytes; `pci` as `0000:e5:00.0`."""
 
     pci: str | None = None
     name: str | None = None
@@ -45,8 +45,8 @@ def parse_amd_smi(static: str, memory: str, version: str) -> Smi | None:
     entries = _entries(_json(static))
     if entries is None:
         return None
-    used = {entry.get("gpu"): entry.get("mem_usage") for entry in _entries(_json(memory)) or []}
-    gpus = tuple(_amd_gpu(entry, used.get(entry.get("gpu"))) for entry in entries)
+    used = {str(entry.get("gpu")): entry.get("mem_usage") for entry in _entries(_json(memory)) or []}
+    gpus = tuple(_amd_gpu(entry, used.get(str(entry.get("gpu")))) for entry in entries)
     driver = next((text for entry in entries if (text := _text(_at(entry, "driver", "version")))), None)
     about = (_entries(_json(version)) or [{}])[0]
     return Smi("amd-smi", gpus, driver or _text(about.get("amdgpu_version")), _text(about.get("rocm_version")))
@@ -87,7 +87,7 @@ def _amd_gpu(entry: dict[str, Any], memory: Any) -> SmiGpu:
     # `market_name` may be a bare id; the board's product name then says more.
     names = [_text(_at(entry, "asic", "market_name")), _text(_at(entry, "board", "product_name"))]
     return SmiGpu(
-        pci=_text(_at(entry, "bus", "bdf")),
+        pci=_lower(_at(entry, "bus", "bdf")),
         name=next((name for name in names if name and not name.startswith("0x")), None),
         arch=_arch(_at(entry, "asic", "target_graphics_version")),
         total=next((size for value in sizes if (size := _mebibytes(value))), None),
@@ -99,7 +99,7 @@ def _amd_gpu(entry: dict[str, Any], memory: Any) -> SmiGpu:
 def _rocm_gpu(row: dict[str, str]) -> SmiGpu:
     names = [_pick(row, key) for key in ("card series", "device name", "card model")]
     return SmiGpu(
-        pci=_pick(row, "pci bus"),
+        pci=_lower(_pick(row, "pci bus")),
         name=next((name for name in names if name and not name.startswith("0x")), None),
         arch=_arch(_pick(row, "gfx version")),
         total=_integer(_pick(row, "vram total memory (b)")),
@@ -151,6 +151,11 @@ def _pick(row: dict[str, Any], key: str) -> str | None:
 def _text(value: Any) -> str | None:
     text = str(value).strip() if value is not None and not isinstance(value, dict | list) else ""
     return text if text and text.upper() not in ("N/A", "NONE", "UNKNOWN") else None
+
+
+def _lower(value: Any) -> str | None:
+    """A PCI address as sysfs writes it."""
+    return text.lower() if (text := _text(value)) else None
 
 
 def _integer(value: Any) -> int | None:

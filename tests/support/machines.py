@@ -1,0 +1,173 @@
+"""Recorded machines for the doctor: a file tree with /sys, /proc and /dev, and answers to what else it asks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from support import smi_texts
+
+from kimi_w4a8_eagle3.aiter_regime import Regime
+from kimi_w4a8_eagle3.doctor.probe import Output, Probe, Process
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
+from kimi_w4a8_eagle3.patching.patcher import PatchReport, Status
+
+GIB = 1 << 30
+COMMIT = "b" * 40
+
+
+def patch(name: str, status: Status) -> PatchReport:
+    return PatchReport(name, name, status, "detail", None, None, ())
+
+
+@dataclass(frozen=True)
+class Recorded(Probe):
+    """A probe that answers from records. A command is answered by its first two words."""
+
+    commands: dict[str, str] = field(default_factory=dict)
+    programs: frozenset[str] = frozenset({"numactl"})
+    closed: frozenset[str] = frozenset()
+    spaces: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, int | None] = field(default_factory=lambda: {"memlock": None, "nofile": 1_048_576})
+    packages: dict[str, str] = field(default_factory=dict)
+    build: str | None = "hip 7.2.1"
+    entry_points: tuple[str, ...] = ("kimi_w4a8_eagle3",)
+    patch_reports: tuple[PatchReport, ...] = (patch("aiter-fmha-rtz", Status.APPLIED),)
+    regime: Regime = Regime.FIXED64
+    taken: str | None = None
+    running: tuple[Process, ...] = ()
+    hub_answers: bool = True
+    is_offline: bool = False
+    python_is: str = "3.12.3"
+
+    def run(self, command: Sequence[str]) -> Output:
+        key = " ".join(command[:2]) if command[0] == "amd-smi" else f"{command[0]} {command[-1]}"
+        return Output(self.commands[key]) if key in self.commands else Output(missing=True)
+
+    def has_program(self, name: str) -> bool:
+        return name in self.programs
+
+    def usable(self, path: str) -> bool:
+        return path not in self.closed
+
+    def group_of(self, path: str) -> str:
+        return "render" if "renderD" in path else "video"
+
+    def space(self, path: Path) -> tuple[int, int]:
+        free = next((free for part, free in self.spaces.items() if part in str(path)), 2000 * GIB)
+        return 4000 * GIB, free
+
+    def limit(self, name: str) -> int | None:
+        return self.limits[name]
+
+    def python_version(self) -> str:
+        return self.python_is
+
+    def package(self, *names: str) -> str | None:
+        return next((self.packages[name] for name in names if name in self.packages), None)
+
+    def torch_build(self) -> str | None:
+        return self.build
+
+    def plugins(self) -> list[str]:
+        return list(self.entry_points)
+
+    def patches(self) -> list[PatchReport]:
+        return list(self.patch_reports)
+
+    def aiter_regime(self) -> Regime:
+        return self.regime
+
+    def port_problem(self, host: str, port: int) -> str | None:
+        return self.taken
+
+    def processes(self) -> list[Process]:
+        return list(self.running)
+
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    def offline(self) -> bool:
+        return self.is_offline
+
+    def listing(self, repo: str, revision: str) -> Listing:
+        if not self.hub_answers:
+            raise KimiError("cannot reach the Hub: ConnectError", remedy="check network")
+        return Listing(repo, revision, COMMIT, (RemoteFile("a", 1, "0" * 64, True),))
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text + "\n")
+
+
+def gpu_files(
+    index: int, pci: str, arch: int = 90402, used_mib: int = smi_texts.USED_MIB, **changes: str
+) -> dict[str, str]:
+    """What the kernel shows of one GPU. KFD counts the two CPU nodes first."""
+    _, bus, _ = pci.split(":")
+    node, device = f"sys/class/kfd/kfd/topology/nodes/{index + 2}", f"sys/bus/pci/devices/{pci}"
+    properties = (
+        f"cpu_cores_count 0\nsimd_count 1216\ngfx_target_version {arch}\nlocation_id {int(bus, 16) << 8}\ndomain 0"
+    )
+    return {
+        f"{node}/properties": properties,
+        f"{node}/mem_banks/0/properties": f"heap_type 1\nsize_in_bytes {smi_texts.TOTAL_MIB << 20}",
+        f"{device}/vendor": "0x1002",
+        f"{device}/class": "0x120000",
+        f"{device}/numa_node": str(index // 4),
+        f"{device}/mem_info_vram_total": str(smi_texts.TOTAL_MIB << 20),
+        f"{device}/mem_info_vram_used": str(used_mib << 20),
+        f"{device}/current_compute_partition": "SPX",
+        f"{device}/current_memory_partition": "NPS1",
+        f"dev/dri/renderD{128 + index}": "",
+    } | {f"{device}/{name}": value for name, value in changes.items()}
+
+
+def host_files() -> dict[str, str]:
+    return {
+        "sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 64\nsimd_count 0",
+        "sys/class/kfd/kfd/topology/nodes/1/properties": "cpu_cores_count 64\nsimd_count 0",
+        "sys/module/amdgpu/version": "6.16.6",
+        "proc/sys/kernel/numa_balancing": "0",
+        "opt/rocm/.info/version": "7.2.0-43",
+        "dev/kfd": "",
+        "dev/shm/.keep": "",
+    }
+
+
+TOOLS = {
+    "amd-smi static": smi_texts.newer(smi_texts.amd_static()),
+    "amd-smi metric": smi_texts.newer(smi_texts.amd_memory()),
+    "amd-smi version": smi_texts.older(smi_texts.amd_version()),
+    "rocm-smi --json": smi_texts.rocm_json(),
+}
+PACKAGES = {"sglang": "0.5.23", "torch": "2.11.0+git1234", "amd-aiter": "0.1.14", "flydsl": "0.4.2"}
+
+
+def mi325x(root: Path, **changes: object) -> Recorded:
+    """A machine on which everything is as it should be, except what `changes` says."""
+    write(root, host_files())
+    for index, pci in enumerate(smi_texts.PCI):
+        write(root, gpu_files(index, pci))
+    return Recorded(root=root, **({"commands": TOOLS, "packages": PACKAGES} | changes))  # type: ignore[arg-type]
+
+
+def bare(root: Path, **changes: object) -> Recorded:
+    """A laptop: no GPU, no tools, CPU builds."""
+    write(root, {"dev/shm/.keep": "", "proc/sys/kernel/numa_balancing": "0"})
+    packages = {"sglang": "0.5.23", "torch": "2.13.0+cpu"}
+    defaults = {"packages": packages, "build": "cpu", "limits": {"memlock": 8 << 20, "nofile": 20_000}}
+    return Recorded(root=root, **(defaults | changes))  # type: ignore[arg-type]
+
+
+def remove(root: Path, path: str) -> None:
+    target = root / path
+    if target.is_dir():
+        shutil.rmtree(target)
+    else:
+        target.unlink()
