@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint venv clean
+.PHONY: demo test lint venv tiny clean
 demo: $(STAMP)
 	$(BIN)/kimi demo
 
@@ -16,6 +16,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 venv: $(STAMP)
+
+# Makes the built-in model from nothing (about an hour on one core); a stopped run continues.
+tiny: $(STAMP)
+	$(BIN)/kimi tiny build
 
 # torch first and pinned: an unpinned dependency would pull several GB of CUDA. SGLang's own metadata pins
 # GPU-only packages, so it is installed without dependencies beside the part of them that a CPU needs.

@@ -1,0 +1,96 @@
+"""BF16 (or compressed-tensors INT4) checkpoint -> AMD Quark W4A8, shard by shard; only this module imports quark."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import KimiError
+
+if TYPE_CHECKING:
+    from quark.torch.quantization.config.config import QConfig
+
+# What amd/Kimi-K2.5-W4A8 leaves as it is, so that only the routed experts are quantized.
+KIMI_EXCLUDE = (
+    "*self_attn*",
+    "*mlp.gate",
+    "*lm_head",
+    "*mlp.gate_proj",
+    "*mlp.up_proj",
+    "*mlp.down_proj",
+    "*shared_experts*",
+    "*mm_projector*",
+    "*vision_tower*",
+)
+
+
+def quantize_w4a8(
+    source: Path,
+    destination: Path,
+    *,
+    exclude: Sequence[str] = KIMI_EXCLUDE,
+    device: str = "cpu",
+    verbose: bool = False,
+) -> None:
+    """Quantize every linear layer that no pattern of `exclude` names; copy the other tensors and files.
+
+    Weights go through Quark's ProgressiveSpec: FP8 e4m3 per tensor, then INT4 per output channel. A projection [N, K]
+    comes out as `weight` int32 [N, K/8] in `reorder` packing, `weight_scale` float32 [] and `weight_scale_2` float32
+    [N]. One shard at a time is in memory, and `destination` appears only when all of it is written. Raises KimiError
+    when `source` is no checkpoint, `destination` is not empty, or Quark is not installed.
+    """
+    if not (source / "config.json").is_file() or not any(source.glob("*.safetensors")):
+        raise KimiError("not a model checkpoint", str(source), "a folder with config.json and *.safetensors files")
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise KimiError("the destination is not empty", str(destination), remedy="name a new folder or empty this one")
+    scratch = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
+    scratch.mkdir(parents=True)
+    try:
+        _run_quark(source, scratch, exclude, device, verbose)
+        for file in scratch.iterdir():
+            file.chmod(0o644)  # Quark writes its shards readable for the owner only
+        if destination.exists():
+            destination.rmdir()
+        scratch.rename(destination)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run_quark(source: Path, destination: Path, exclude: Sequence[str], device: str, verbose: bool) -> None:
+    from ..sglang_plugin.cpu import torchvision_ops
+
+    torchvision_ops.declare_missing()  # Quark imports transformers, which imports torchvision
+    try:
+        from quark.common.utils.log import ScreenLogger
+        from quark.torch import ModelQuantizer
+    except ImportError as error:
+        raise KimiError(f"AMD Quark cannot be imported: {error}", remedy="pip install amd-quark==0.13") from error
+
+    ScreenLogger.set_shared_level(logging.INFO if verbose else logging.WARNING)
+    ModelQuantizer(_config(exclude)).direct_quantize_checkpoint(
+        pretrained_model_path=str(source), save_path=str(destination), device=device
+    )
+
+
+def _config(exclude: Sequence[str]) -> QConfig:
+    """Quark's configuration. `scale_type` must be said: without it Quark stores the FP8 scale in the weight's dtype."""
+    from quark.torch.quantization.config.config import (
+        FP8E4M3PerTensorSpec,
+        Int4PerChannelSpec,
+        ProgressiveSpec,
+        QConfig,
+        QLayerConfig,
+    )
+
+    weight = ProgressiveSpec(
+        first_stage=FP8E4M3PerTensorSpec(observer_method="min_max", scale_type="float32", is_dynamic=False),
+        second_stage=Int4PerChannelSpec(
+            symmetric=True, scale_type="float32", round_method="half_even", ch_axis=0, is_dynamic=False
+        ),
+    ).to_quantization_spec()
+    activation = FP8E4M3PerTensorSpec(observer_method="min_max", is_dynamic=True).to_quantization_spec()
+    return QConfig(global_quant_config=QLayerConfig(weight=weight, input_tensors=activation), exclude=list(exclude))

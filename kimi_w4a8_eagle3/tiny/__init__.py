@@ -1,0 +1,42 @@
+"""The built-in model: a Kimi-K2.5 architecture of two million weights that solves word problems, and its EAGLE3 draft.
+
+Its checkpoints are real: trained by `make tiny`, quantized by AMD Quark to the format of amd/Kimi-K2.5-W4A8. Only this
+module is needed to use them; the others (torch, tokenizers, quark) are needed to make them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import KimiError
+from .problems import Problem, parse_answer, problems
+
+__all__ = ["METRICS", "Problem", "draft_path", "parse_answer", "problems", "target_bf16_path", "target_path"]
+
+WEIGHTS = Path(__file__).parent / "weights"
+METRICS = Path(__file__).parent / "metrics.json"
+TARGET, TARGET_BF16, DRAFT = "target-w4a8", "target-bf16", "draft"
+
+
+def target_path() -> Path:
+    """Folder of the W4A8 target."""
+    return _checkpoint(TARGET)
+
+
+def target_bf16_path() -> Path:
+    """Folder of the BF16 target from which the W4A8 one was quantized."""
+    return _checkpoint(TARGET_BF16)
+
+
+def draft_path() -> Path:
+    """Folder of the BF16 EAGLE3 draft."""
+    return _checkpoint(DRAFT)
+
+
+def _checkpoint(name: str) -> Path:
+    folder = WEIGHTS / name
+    if not (folder / "config.json").is_file():
+        raise KimiError(
+            f"the built-in checkpoint {name} is missing", str(folder), remedy="reinstall the package, or run make tiny"
+        )
+    return folder

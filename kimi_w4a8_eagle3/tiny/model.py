@@ -1,0 +1,222 @@
+"""The target in plain torch, for training and evaluation, with the arithmetic of SGLang's DeepSeek-V3.
+
+Parameter names are those of the checkpoint, except that the routed experts of a layer are stacked into one tensor
+(`mlp.experts.gate_up` [E, 2I, H], `mlp.experts.down` [E, H, I]); `checkpoint.py` splits and joins them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .config import TargetConfig
+from .experts import Experts
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] -> same shape and dtype."""
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+@dataclass
+class Cache:
+    """Keys and values of one generation run, one entry a layer; grows along the token axis."""
+
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append [B, heads, T, d] and return everything so far."""
+        if layer in self.keys:
+            k, v = torch.cat([self.keys[layer], k], 2), torch.cat([self.values[layer], v], 2)
+        self.keys[layer], self.values[layer] = k, v
+        return k, v
+
+
+def yarn_frequencies(config: TargetConfig) -> Tensor:
+    """Rotary frequencies [rope / 2]: interpolated by `factor` for slow dimensions, untouched for fast ones."""
+    scaling, dim = config.rope_scaling, config.rope
+    inverse = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+    def dimension_of(rotations: float) -> float:
+        period = config.original_context / (rotations * 2 * math.pi)
+        return dim * math.log(period) / (2 * math.log(config.rope_theta))
+
+    low = max(math.floor(dimension_of(scaling["beta_fast"])), 0)
+    high = min(math.ceil(dimension_of(scaling["beta_slow"])), dim - 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    return inverse / config.rope_factor * ramp + inverse * (1 - ramp)
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbouring dimensions (0,1), (2,3), ... of [B, heads, T, rope] by cos, sin [B, 1, T, rope / 2]."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head latent attention with expanded keys and values."""
+
+    def __init__(self, config: TargetConfig) -> None:
+        super().__init__()
+        c = self.c = config
+        self.q_a_proj = nn.Linear(c.hidden, c.q_lora, bias=False)
+        self.q_a_layernorm = RMSNorm(c.q_lora, c.eps)
+        self.q_b_proj = nn.Linear(c.q_lora, c.heads * (c.nope + c.rope), bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(c.hidden, c.kv_lora + c.rope, bias=False)
+        self.kv_a_layernorm = RMSNorm(c.kv_lora, c.eps)
+        self.kv_b_proj = nn.Linear(c.kv_lora, c.heads * (c.nope + c.v), bias=False)
+        self.o_proj = nn.Linear(c.heads * c.v, c.hidden, bias=False)
+        mscale = 0.1 * c.rope_scaling["mscale_all_dim"] * math.log(c.rope_factor) + 1.0
+        self.scale = (c.nope + c.rope) ** -0.5 * mscale**2
+
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, layer: int, cache: Cache | None
+    ) -> Tensor:
+        """x [B, T, hidden]; mask bool [B, 1, T, S], or None for plain causal attention."""
+        c = self.c
+        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))).unflatten(-1, (c.heads, -1)).transpose(1, 2)
+        q_nope, q_rope = q.split([c.nope, c.rope], -1)
+        latent, k_rope = self.kv_a_proj_with_mqa(x).split([c.kv_lora, c.rope], -1)
+        kv = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (c.heads, -1)).transpose(1, 2)
+        k_nope, v = kv.split([c.nope, c.v], -1)
+        k_rope = rotate_pairs(k_rope.unsqueeze(1), *rope).expand(-1, c.heads, -1, -1)
+        q, k = torch.cat([q_nope, rotate_pairs(q_rope, *rope)], -1), torch.cat([k_nope, k_rope], -1)
+        if cache is not None:
+            k, v = cache.extend(layer, k, v)
+        v = F.pad(v, (0, c.nope + c.rope - c.v))  # equal head sizes let torch take its fused CPU attention
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
+        return self.o_proj(out[..., : c.v].transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """Gated MLP: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, hidden: int, inter: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, inter, bias=False)
+        self.up_proj = nn.Linear(hidden, inter, bias=False)
+        self.down_proj = nn.Linear(inter, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] -> [..., hidden]."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Router(nn.Module):
+    """`noaux_tc`: sigmoid scores; a bias that only takes part in the choice keeps the experts evenly used."""
+
+    e_score_correction_bias: Tensor
+
+    def __init__(self, config: TargetConfig) -> None:
+        super().__init__()
+        self.c = config
+        self.weight = nn.Parameter(torch.randn(config.experts, config.hidden) * config.hidden**-0.5)
+        self.register_buffer("e_score_correction_bias", torch.zeros(config.experts))
+        self.load: Tensor | None = None  # share of the tokens each expert got in the last forward, in training
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, hidden] -> weights float32 [T, top_k], expert ids int64 [T, top_k]."""
+        with torch.autocast("cpu", enabled=False):
+            scores = F.linear(x.float(), self.weight.float()).sigmoid()
+        ids = (scores.detach() + self.e_score_correction_bias).topk(self.c.top_k, -1).indices
+        chosen = scores.gather(1, ids)
+        if self.training:
+            self.load = torch.bincount(ids.flatten(), minlength=self.c.experts) / x.shape[0]
+        return chosen / chosen.sum(-1, keepdim=True) * self.c.routed_scale, ids
+
+    @torch.no_grad()
+    def balance(self, rate: float) -> None:
+        """Move the bias one step towards even load."""
+        assert self.load is not None
+        self.e_score_correction_bias += rate * torch.sign(self.load.mean() - self.load)
+
+
+class MoE(nn.Module):
+    """Routed experts plus one shared expert."""
+
+    def __init__(self, config: TargetConfig) -> None:
+        super().__init__()
+        self.gate = Router(config)
+        self.experts = Experts(config)
+        self.shared_experts = MLP(config.hidden, config.moe_inter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        flat = x.flatten(0, 1)
+        return self.experts(flat, *self.gate(flat)).view_as(x) + self.shared_experts(x)
+
+
+class Layer(nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, config: TargetConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.input_layernorm = RMSNorm(config.hidden, config.eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.eps)
+        dense = index < config.dense_layers
+        self.mlp: MLP | MoE = MLP(config.hidden, config.dense_inter) if dense else MoE(config)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: Cache | None) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask, self.index, cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Target(nn.Module):
+    """The language model. `states[i]` of the result is the hidden state that enters layer i, which EAGLE3 captures."""
+
+    frequencies: Tensor
+
+    def __init__(self, config: TargetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab, config.hidden)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
+        self.norm = RMSNorm(config.hidden, config.eps)
+        self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False)
+        self.frequencies = yarn_frequencies(config)  # no buffer: it stays float32 whatever the model is cast to
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache: Cache | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Tokens [B, T] -> logits [B, T, vocab] and the hidden states entering each layer, [B, T, hidden]."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1]).unsqueeze(0)
+        angles = (positions[..., None].float() * self.frequencies).unsqueeze(1)
+        rope = angles.cos(), angles.sin()
+        x, states = self.embed_tokens(tokens), []
+        if torch.is_autocast_enabled("cpu"):
+            x = x.bfloat16()  # activations are BF16 in training too, as when served
+        for layer in self.layers:
+            states.append(x)
+            x = layer(x, rope, mask, cache)
+        return self.lm_head(self.norm(x)), states
+
+    def routers(self) -> list[Router]:
+        """The routers of all MoE layers."""
+        return [layer.mlp.gate for layer in self.layers if isinstance(layer.mlp, MoE)]
+
+
+def initialise(model: nn.Module, seed: int) -> None:
+    """Draw all matrices anew: normal with std 1/sqrt(fan_in) (0.5 for the embedding), norms stay 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                std = 0.5 if name.startswith("embed_tokens") else weight.shape[-1] ** -0.5
+                weight.copy_(torch.randn(weight.shape, generator=generator) * std)

@@ -1,0 +1,141 @@
+"""Train the EAGLE3 draft on the served target's own greedy replies, with the training-time test.
+
+The replies and the captured states come from the W4A8 target, because that is what the draft meets when served.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .config import DraftConfig
+from .data import document
+from .draft import Draft
+from .generate import greedy, pad_right
+from .model import Target, initialise
+from .optim import optimizers, schedule, set_learning_rate
+from .problems import problem_stream
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class DraftTraining:
+    """How the draft is trained. `unroll` draft steps are trained at once, one more than are served."""
+
+    seed: int = 30360
+    dialogues: int = 6000
+    epochs: int = 4
+    batch: int = 40
+    unroll: int = 4
+    step_weight: float = 0.8  # step k counts step_weight ** k in the loss
+    lr: float = 4e-3
+    warmup: int = 20
+    decay: float = 0.5
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A prompt with the target's greedy reply: token ids, and how many of them are the prompt's."""
+
+    tokens: list[int]
+    prompt: int
+
+
+def on_policy(
+    target: Target, tokenizer: Tokenizer, n: int, seed: int, advance: Callable[[int], None] = lambda n: None
+) -> list[Dialogue]:
+    """The target's own greedy replies to `n` training prompts."""
+    rng, stream = random.Random(seed), problem_stream("train", seed)
+    prompts = [tokenizer.encode(document(next(stream), rng)[0]).ids for _ in range(n)]
+    prompts.sort(key=len)
+    out: list[Dialogue] = []
+    for begin in range(0, n, 200):
+        part = prompts[begin : begin + 200]
+        out += [Dialogue(p + r, len(p)) for p, r in zip(part, greedy(target, part), strict=True)]
+        advance(len(part))
+    return out
+
+
+@torch.no_grad()
+def captured_states(target: Target, tokens: Tensor, layers: Sequence[int]) -> Tensor:
+    """The states entering `layers`, side by side, BF16 [B, T, len(layers) * hidden]."""
+    _, states = target(tokens)
+    return torch.cat([states[i] for i in layers], -1)
+
+
+def train_draft(
+    target: Target,
+    dialogues: Sequence[Dialogue],
+    settings: DraftTraining,
+    report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
+) -> Draft:
+    """Train for `epochs` passes over `dialogues`; calls `report(step, {loss, first, last})` after each step."""
+    torch.manual_seed(settings.seed)
+    config = DraftConfig()
+    draft = Draft(target.config, config)
+    initialise(draft, settings.seed)
+    start_from_target(draft, target)
+    opts = optimizers(draft, settings.lr, weight_decay=0.0)
+    embedding = target.embed_tokens.weight.detach()
+    total = draft_steps(settings)
+    draft.train()
+    for step, chosen in enumerate(_shuffled(len(dialogues), settings)):
+        tokens, labels = _rows([dialogues[i] for i in chosen])
+        captured = captured_states(target, tokens, config.captured)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = draft(tokens, captured, embedding, settings.unroll)
+        losses = [
+            F.cross_entropy(step_logits.float().flatten(0, 1), labels[:, k + 2 :].flatten(), ignore_index=-100)
+            for k, step_logits in enumerate(_guesses(logits))
+        ]
+        loss = torch.stack([settings.step_weight**k * value for k, value in enumerate(losses)]).sum()
+        set_learning_rate(opts, schedule(step, total, settings.lr, settings.warmup, settings.decay))
+        loss.backward()
+        for opt in opts:
+            opt.step()
+            opt.zero_grad()
+        report(step + 1, {"loss": loss.item(), "first": losses[0].item(), "last": losses[-1].item()})
+    return draft.eval()
+
+
+def draft_steps(settings: DraftTraining) -> int:
+    """Optimizer steps of the whole run."""
+    return settings.epochs * (settings.dialogues // settings.batch)
+
+
+@torch.no_grad()
+def start_from_target(draft: Draft, target: Target) -> None:
+    """Begin with the target's head and final norm, and with `fc` passing the last captured state through."""
+    draft.lm_head.weight.copy_(target.lm_head.weight)
+    draft.norm.weight.copy_(target.norm.weight)
+    draft.fc.weight.mul_(0.1)[:, -target.config.hidden :] += torch.eye(target.config.hidden)
+
+
+def _guesses(logits: list[Tensor]) -> list[Tensor]:
+    """Drop the last position of each step: its guess would be the token after the end of the row."""
+    return [step[:, :-1] for step in logits]
+
+
+def _rows(dialogues: Sequence[Dialogue]) -> tuple[Tensor, Tensor]:
+    """Tokens [B, T] and labels [B, T]: the reply's tokens after its first, -100 elsewhere."""
+    tokens = pad_right([d.tokens for d in dialogues])
+    labels = torch.full_like(tokens, -100)
+    for row, d in enumerate(dialogues):
+        labels[row, d.prompt + 1 : len(d.tokens)] = tokens[row, d.prompt + 1 : len(d.tokens)]
+    return tokens, labels
+
+
+def _shuffled(n: int, settings: DraftTraining) -> Iterator[list[int]]:
+    rng = random.Random(settings.seed)
+    for _ in range(settings.epochs):
+        order = rng.sample(range(n), n)
+        for begin in range(0, n - settings.batch + 1, settings.batch):
+            yield sorted(order[begin : begin + settings.batch])
