@@ -7,13 +7,19 @@ every other checkpoint behaves as before.
 
 from __future__ import annotations
 
+import os
+
 
 def register() -> None:
-    """Register our hooks with SGLang's HookRegistry; importing sglang's models waits until the hooks are applied."""
+    """Register our hooks with SGLang's HookRegistry; SGLang applies them, and imports their targets, afterwards."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from . import cpu, quark_hook
+    from ..gates import read_gates
+    from . import cpu, model_name_hook, page_guard_hook, quark_hook
 
     HookRegistry.register(quark_hook.TARGET, quark_hook.from_config, HookType.AROUND)
+    page_guard_hook.install(HookRegistry)
+    if read_gates(os.environ).check_model_name:
+        HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
     if cpu.installed():
         cpu.claim_attention_backend()
