@@ -1,0 +1,74 @@
+"""Run as a script: SGLang's own pool sizing with our hook applied by its own registry, for the checkpoints in argv.
+
+Prints, as JSON, the token counts that SGLang settles on for a request of 50 G tokens under several gates.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from kimi_w4a8_eagle3.sglang_plugin import cpu, page_guard_hook
+
+cpu.install()
+
+from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
+
+page_guard_hook.install(HookRegistry)
+HookRegistry.apply_hooks()
+cpu.claim_attention_backend()
+
+from sglang.srt.configs.model_config import ModelConfig  # noqa: E402
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator  # noqa: E402
+from sglang.srt.model_executor.model_runner_components import spec_aux_hidden_state  # noqa: E402
+from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler  # noqa: E402
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+
+REQUESTED = 50_000_000_000
+
+
+def configurator(target: str, draft: str) -> KVCacheConfigurator:
+    """The object that sizes the target's pool, with everything that sizing reads and no model behind it."""
+    words = f"--model-path {target} --speculative-draft-model-path {draft} --device cpu --attention-backend intel_amx"
+    words += " --trust-remote-code --mem-fraction-static 0.3 --speculative-algorithm EAGLE3 --speculative-num-steps 3"
+    words += " --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+    args = prepare_server_args(words.split())
+    set_global_server_args_for_scheduler(args)
+    owner = object.__new__(KVCacheConfigurator)
+    owner.server_args, owner.page_size, owner.is_draft_worker = args, 1, False
+    owner.draft_parallel_layout = None
+    owner.model_config = ModelConfig.from_server_args(args)
+    owner.spec_algorithm = SpeculativeAlgorithm.from_string("EAGLE3")
+    owner.spec_aux_config = spec_aux_hidden_state.resolve_spec_aux_hidden_state_config(
+        server_args=args,
+        model_config=owner.model_config,
+        spec_algorithm=owner.spec_algorithm,
+        is_draft_worker=False,
+    )
+    return owner
+
+
+def sized(owner: KVCacheConfigurator, **gates: str) -> int:
+    for name in ("KIMI_PAGE_GUARD", "KIMI_PAGE_GUARD_INT_MAX"):
+        os.environ.pop(name, None)
+    os.environ.update(gates)
+    return int(owner._apply_token_constraints(REQUESTED))
+
+
+if __name__ == "__main__":
+    pool = configurator(*sys.argv[1:])
+    draft_rows = [shape.row_elements for shape in page_guard_hook._shapes(pool) if shape.kind == "mha"]
+    results = {
+        "requested": REQUESTED,
+        "draft_row_elements": draft_rows,
+        "auto": sized(pool),
+        "off": sized(pool, KIMI_PAGE_GUARD="off", KIMI_PAGE_GUARD_INT_MAX="1000"),
+        "force": sized(pool, KIMI_PAGE_GUARD="force"),
+        "force_small": sized(pool, KIMI_PAGE_GUARD="force", KIMI_PAGE_GUARD_INT_MAX="128000"),
+    }
+    page_guard_hook._attention_backends = lambda owner: {"aiter"}
+    results["auto_on_aiter"] = sized(pool)
+    pool.is_draft_worker = True  # an MLA model without a draft of its own
+    results["no_draft_on_aiter"] = sized(pool)
+    print("\n" + json.dumps(results))
