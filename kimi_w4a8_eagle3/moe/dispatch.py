@@ -26,7 +26,7 @@ _logged: set[str] = set()
 
 
 class GateReader(Protocol):
-    """The part of `gates.Gates` (or of a plain dict) that the backends need."""
+    """The part of `gates.Gates` that the choice needs; a plain dict has it too."""
 
     def get(self, name: str, /) -> object:
         """The gate's value, or None when it is unset."""

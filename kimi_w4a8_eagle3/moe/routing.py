@@ -40,8 +40,10 @@ def max_blocks(slots: int, num_experts: int, block_m: int) -> int:
 def empty_routing(slots: int, num_experts: int, block_m: int, device: torch.device) -> Routing:
     """Uninitialised tables in one allocation, for a kernel to fill."""
     blocks = max_blocks(slots, num_experts, block_m)
-    storage = torch.empty(slots + 3 * blocks + 1, dtype=torch.int32, device=device)
-    return Routing(*storage.split([slots, blocks, blocks, blocks, 1]))
+    wide = _aligned(blocks)
+    storage = torch.empty(_aligned(slots) + 3 * wide + 1, dtype=torch.int32, device=device)
+    order, expert, first, rows, num_blocks = storage.split([_aligned(slots), wide, wide, wide, 1])
+    return Routing(order[:slots], expert[:blocks], first[:blocks], rows[:blocks], num_blocks)
 
 
 def route(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> Routing:
@@ -66,9 +68,14 @@ def route(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> Routing:
     starts_block = (expert < num_experts) & (rank % block_m == 0)
     # Rows that start no block are written to one spare entry past the end.
     block = torch.where(starts_block, block_start[expert] + rank // block_m, blocks)
-    tables = torch.zeros(3, blocks + 1, dtype=torch.int32, device=device)
+    tables = torch.zeros(3, _aligned(blocks + 1), dtype=torch.int32, device=device)
     rows = torch.clamp(counts[expert] - rank, max=block_m)
     values = torch.stack([expert, position, rows]).to(torch.int32)
     tables.scatter_(1, block.expand(3, -1), values)
     num_blocks = block_start[num_experts : num_experts + 1].to(torch.int32)
     return Routing(order.to(torch.int32), tables[0, :blocks], tables[1, :blocks], tables[2, :blocks], num_blocks)
+
+
+def _aligned(count: int) -> int:
+    """int32 entries up to a multiple of 16 bytes: Triton compiles a kernel anew for a pointer that is not aligned."""
+    return -(-count // 4) * 4

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from .tiles import TABLE, find_row
 LAYOUT = "triton-halves"
 _FLOAT16_MAX = 65504
 _MAX_INT32 = 2**31 - 1
-_ROUTE_IN_KERNEL = 2048  # slots that one program sorts; beyond, several torch launches cost less than its bitonic sort
+ROUTE_IN_KERNEL = 2048  # slots that one program sorts; beyond, several torch launches cost less than its bitonic sort
 _CHUNK_WORDS = 1 << 24  # packed words repacked at once: bounds the temporaries of `prepare` to about 0.3 GiB
 
 Launch = Callable[..., Any]  # (kernel, grid, *arguments, **constants and options)
@@ -101,7 +102,7 @@ class TritonBackend:
             return f"needs a GPU, got {device} (TRITON_INTERPRET=1 runs it on a CPU, slowly)"
         if shape.hidden % 16 or shape.inter % 16:
             return f"hidden {shape.hidden} and inter {shape.inter} must be multiples of 16"
-        if (shape.num_experts + 1) * _ROUTE_IN_KERNEL > _MAX_INT32:
+        if (shape.num_experts + 1) * ROUTE_IN_KERNEL > _MAX_INT32:
             return f"{shape.num_experts} experts do not fit the sort key"
         return None
 
@@ -174,7 +175,8 @@ class MoeCall:
         launch: Launch = run_kernel,
         nvidia: bool = False,
     ) -> None:
-        self.x, self.moe, self.tiles, self.launch, self.nvidia = x, moe, tiles, launch, nvidia
+        self.x, self.moe, self.tiles, self.nvidia = x.contiguous(), moe, tiles, nvidia
+        self._launch = partial(launch, enable_fp_fusion=False)  # the same bits whatever Triton's default is
         self.weights, self.ids = topk_weights.contiguous(), topk_ids.contiguous()
         self.tokens, self.slots = x.shape[0], topk_ids.numel()
 
@@ -182,6 +184,10 @@ class MoeCall:
         """Both stages into `out`, bfloat16 [T, H]."""
         q, scale, routing = self.quantize_and_route()
         act, factor = self.stage1(q, scale, routing)
+        self.down(act, factor, routing, out)
+
+    def down(self, act: torch.Tensor, factor: torch.Tensor, routing: Routing, out: torch.Tensor) -> None:
+        """Stage 2 and the sum over the slots, by column chunks."""
         hidden = self.moe.shape.hidden
         columns = self._chunk_columns()
         partial = self._new((self.slots * columns,), torch.float16)
@@ -205,12 +211,12 @@ class MoeCall:
         shape, block_m = self.moe.shape, self.tiles.block_m
         q = self._new((self.tokens, shape.hidden), torch.int8)
         scale = self._new((self.tokens,), torch.float32)
-        in_kernel = self.slots <= _ROUTE_IN_KERNEL
+        in_kernel = self.slots <= ROUTE_IN_KERNEL
         if in_kernel:
             routing = empty_routing(self.slots, shape.num_experts, block_m, self.x.device)
         else:
             routing = route(self.ids, shape.num_experts, block_m)
-        self.launch(
+        self._launch(
             kernels.quantize_and_route,
             (self.tokens + in_kernel,),
             self.x,
@@ -240,7 +246,7 @@ class MoeCall:
         dtype = {"float": torch.float32, "quant": torch.int8, "acc": torch.int32}[mode]
         act = self._new((self.slots, shape.inter * (2 if mode == "acc" else 1)), dtype)
         factor = self._new((self.slots,), torch.float32)
-        self.launch(
+        self._launch(
             kernels.stage1,
             (routing.max_blocks * triton.cdiv(shape.inter, tile.block_n),),
             q,
@@ -267,7 +273,7 @@ class MoeCall:
         q = self._new((self.slots, shape.inter), torch.int8)
         padded = triton.next_power_of_2(shape.inter)
         rows = max(1024 // padded, 1)
-        self.launch(
+        self._launch(
             kernels.quantize_act,
             (triton.cdiv(self.slots, rows),),
             act,
@@ -298,7 +304,7 @@ class MoeCall:
     ) -> None:
         """Columns column..column+columns-1 into out, float16 (mode "acc": int32) [S, columns] by slot."""
         shape, tile = self.moe.shape, self.tiles.stage2
-        self.launch(
+        self._launch(
             kernels.stage2,
             (routing.max_blocks * triton.cdiv(columns, tile.block_n),),
             act,
@@ -320,7 +326,7 @@ class MoeCall:
     ) -> None:
         shape = self.moe.shape
         block_n = min(1024, triton.next_power_of_2(columns))
-        self.launch(
+        self._launch(
             kernels.reduce_slots,
             (self.tokens, triton.cdiv(columns, block_n)),
             partial,
@@ -400,7 +406,5 @@ def _check(x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_i
     for name, (tensor, size, dtype) in wanted.items():
         if tuple(tensor.shape) != size or tensor.dtype != dtype:
             raise KimiError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}", expected=f"{dtype} {size}")
-    if not x.is_contiguous():
-        raise KimiError("x is not contiguous", expected="rows of H values one after the other")
     if tokens * max(shape.hidden, shape.top_k * shape.inter) > _MAX_INT32:
         raise KimiError(f"{tokens} tokens overflow the kernels' int32 offsets", remedy="smaller prefill chunks")

@@ -20,7 +20,8 @@ from triton.runtime import driver
 
 from ..errors import KimiError
 from .contract import MoeShape, PreparedMoe
-from .triton_backend import LAYOUT, TritonBackend, TritonTiles
+from .tiles import read_rows
+from .triton_backend import LAYOUT, ROUTE_IN_KERNEL, TritonBackend, TritonTiles
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def target_of(arch: str) -> GPUTarget:
 
 
 def compile_moe(
-    shape: MoeShape, arch: str, tokens: list[int], tiles: TritonTiles | None = None, mode: str = ""
+    shape: MoeShape, arch: str, tokens: list[int], tiles: TritonTiles | None = None, device: str = "meta"
 ) -> list[Compiled]:
     """Compile every kernel that a forward of these token counts launches on `arch`; each once."""
     found: dict[str, Compiled] = {}
@@ -54,7 +55,7 @@ def compile_moe(
     backend = TritonBackend(tiles=tiles, arch=arch, launch=compile_only)
     with _offline_driver(target_of(arch)):
         for count in tokens:
-            backend.forward(*_meta_arguments(shape, count))
+            backend.forward(*_arguments(shape, count, device))
     return list(found.values())
 
 
@@ -94,22 +95,38 @@ def _offline_driver(target: GPUTarget) -> Iterator[None]:
             function.device_caches.update(cache)
 
 
-def _meta_arguments(shape: MoeShape, tokens: int) -> tuple[torch.Tensor, PreparedMoe, torch.Tensor, torch.Tensor]:
-    def meta(*size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(size, dtype=dtype, device="meta")
+def warm_tokens(backend: str, arch: str, shape: MoeShape) -> list[int]:
+    """Batch sizes that between them need every kernel that serving can ask for.
+
+    Kernels depend on the batch through its row of the tile table and through the power of two that one program sorts.
+    """
+    bounds = {
+        row["max_tokens"] or 1 << 15
+        for row in read_rows()
+        if row["backend"] == backend and row["arch"] in (arch, "any")
+    }
+    sorted_in_kernel = {max(2**power // shape.top_k, 1) for power in range(5, ROUTE_IN_KERNEL.bit_length())}
+    return sorted(bounds | {bound + 1 for bound in bounds} | sorted_in_kernel)
+
+
+def _arguments(
+    shape: MoeShape, tokens: int, device: str
+) -> tuple[torch.Tensor, PreparedMoe, torch.Tensor, torch.Tensor]:
+    def tensor(*size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype, device=device)
 
     experts, hidden, inter = shape.num_experts, shape.hidden, shape.inter
     moe = PreparedMoe(
         shape=shape,
         layout=LAYOUT,
-        w13=meta(experts, 2 * inter, hidden // 2, dtype=torch.int8),
-        w2=meta(experts, hidden, inter // 2, dtype=torch.int8),
-        s13=meta(experts, 2 * inter, dtype=torch.float32),
-        s2=meta(experts * (hidden + 1), dtype=torch.float32),
+        w13=tensor(experts, 2 * inter, hidden // 2, dtype=torch.int8),
+        w2=tensor(experts, hidden, inter // 2, dtype=torch.int8),
+        s13=tensor(experts, 2 * inter, dtype=torch.float32),
+        s2=tensor(experts * (hidden + 1), dtype=torch.float32),
     )
     return (
-        meta(tokens, hidden, dtype=torch.bfloat16),
+        tensor(tokens, hidden, dtype=torch.bfloat16),
         moe,
-        meta(tokens, shape.top_k, dtype=torch.float32),
-        meta(tokens, shape.top_k, dtype=torch.int32),
+        tensor(tokens, shape.top_k, dtype=torch.float32),
+        tensor(tokens, shape.top_k, dtype=torch.int32),
     )

@@ -1,0 +1,94 @@
+"""`kimi warm`: compile the MoE kernels of a recipe ahead of serving, so that the first request does not wait."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from ..moe.contract import MoeShape
+    from ..recipe_schema import Recipe
+
+
+def warm(
+    recipe: str = typer.Option(..., "--recipe", "-r", help="Name of a packaged recipe, or a TOML file."),
+    arch: str = typer.Option("", "--arch", help="gfx942, sm_90, ...; default: this machine's GPU, else the recipe's."),
+    tp: int = typer.Option(0, "--tp", min=0, help="Tensor-parallel size; default: the recipe's."),
+    moe_backend: str = typer.Option("auto", "--moe-backend", help="flydsl, triton, or auto for what would serve."),
+    model: Path | None = typer.Option(None, "--model", help="Read the target's config.json in this directory."),
+) -> None:
+    """Compile every MoE kernel that the recipe's server can ask for into the compilers' own caches; needs no GPU."""
+    import torch
+
+    from ..errors import KimiError
+    from ..moe.dispatch import AUTO, BACKENDS, gpu_arch
+    from ..recipes import load_recipe
+
+    chosen = load_recipe(recipe)
+    arch = arch or gpu_arch(torch.device("cuda")) or next(iter(chosen.hardware.arch), "")
+    if not arch:
+        raise KimiError(f"the recipe {chosen.name!r} runs on a CPU: there is nothing to compile", where="--recipe")
+    if moe_backend not in (AUTO, *BACKENDS):
+        raise KimiError(f"there is no MoE backend {moe_backend!r}", where="--moe-backend", expected=", ".join(BACKENDS))
+    backend = _would_serve(arch) if moe_backend == AUTO else moe_backend
+    shape = _shape(chosen, tp, model)
+
+    console, start = Console(), time.monotonic()
+    compile_all = {"flydsl": _warm_flydsl, "triton": _warm_triton, "reference": lambda shape, arch: 0}[backend]
+    count = compile_all(shape, arch)
+    console.print(f"{backend}: {count} kernels for {arch}, {shape}, in {time.monotonic() - start:.0f} s")
+
+
+def _would_serve(arch: str) -> str:
+    """dispatch's choice on a GPU of this architecture."""
+    return "flydsl" if arch == "gfx942" and find_spec("flydsl") else "triton"
+
+
+def _shape(recipe: Recipe, tp: int, model: Path | None) -> MoeShape:
+    """The MoE of one rank, from the checkpoint's config.json or the recipe's model card."""
+    from ..errors import KimiError
+    from ..memory_plan import ModelCard
+    from ..moe.contract import MoeShape
+    from ..recipes import engine_arguments
+
+    if model is not None:
+        card = ModelCard.from_directory(model)
+    elif recipe.model.card is not None:
+        card = ModelCard.packaged(recipe.model.card)
+    else:
+        raise KimiError(f"the recipe {recipe.name!r} names no model card", remedy="--model DIR with a config.json")
+    config = card.config.get("text_config", card.config)
+    tp = tp or int(str(engine_arguments(recipe)[1].get("tp-size", 1)))
+    try:
+        experts, hidden, inter, top_k = (
+            int(config[key])
+            for key in ("n_routed_experts", "hidden_size", "moe_intermediate_size", "num_experts_per_tok")
+        )
+    except KeyError as error:
+        raise KimiError(
+            f"the model's config has no {error}", where=card.name, expected="a DeepSeek-V3 style MoE"
+        ) from None
+    if inter % tp:
+        raise KimiError(f"moe_intermediate_size {inter} cannot be split over {tp} ranks", where="--tp")
+    return MoeShape(experts, hidden, inter // tp, top_k)
+
+
+def _warm_triton(shape: MoeShape, arch: str) -> int:
+    from ..moe.triton_compile import compile_moe, warm_tokens
+
+    return len(compile_moe(shape, arch, warm_tokens("triton", arch, shape)))
+
+
+def _warm_flydsl(shape: MoeShape, arch: str) -> int:
+    from ..errors import KimiError
+
+    try:
+        from ..moe.flydsl_backend import warm as compile_flydsl
+    except ImportError as error:
+        raise KimiError(f"FlyDSL kernels cannot be compiled: {error}", remedy="pip install flydsl==0.4.2") from error
+    return int(compile_flydsl(shape, arch))
