@@ -14,7 +14,8 @@ from typing import Any
 
 from .aiter_regime import Regime
 from .errors import KimiError
-from .hardware import Gpu, Machine, gpu_by_name
+from .gates import OUR_BACKENDS, ignored_gates, read_gates
+from .hardware import GIB, Gpu, Machine, gpu_by_name
 from .memory_plan import MemoryPlan, make_plan
 from .recipe_schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
 
@@ -280,8 +281,10 @@ def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> Non
             "warning: on ROCm, SGLang verifies EAGLE3 drafts greedily whatever temperature a request asks for; "
             "options.sampling=target makes it sample"
         )
-    missing = unmet_requirements(recipe, machine)
-    notes += [f"warning: {text}" for text in missing]
+    gates = read_gates(recipe.environment)
+    backend = gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0]
+    warnings = ignored_gates(gates, backend) + unmet_requirements(recipe, machine)
+    notes += [f"warning: {text}" for text in warnings]
 
 
 def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
@@ -297,6 +300,9 @@ def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     wrong = sorted({device.arch for device in machine.devices} - set(need.arch))
     if wrong:
         unmet.append(f"the GPUs are {', '.join(wrong)}, the recipe is made for {', '.join(need.arch)}")
+    least = min(device.hbm_bytes for device in machine.devices[: need.gpus]) / GIB
+    if least < 0.95 * need.hbm_gib:  # the driver keeps a few GiB for itself
+        unmet.append(f"a GPU here has {least:.0f} GiB of memory, the recipe is made for {need.hbm_gib:.0f}")
     return unmet
 
 

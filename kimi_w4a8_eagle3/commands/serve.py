@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ def serve(
         gpu=gpu_by_name(gpu) if gpu else None,
         regime=installed_regime(),
     )
-    read_gates(launch.env)  # a misspelt gate in a recipe is an error before anything is loaded
+    read_gates({**os.environ, **launch.env})  # a misspelt gate is an error before anything is loaded
     if dry_run:
         _show(launch, as_json)
         return

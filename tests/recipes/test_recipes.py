@@ -227,3 +227,15 @@ def test_shell_text_can_be_pasted(name: str) -> None:
     lines = text.splitlines()
     assert lines[0].startswith("export ") and "python -m sglang.launch_server \\" in lines
     assert any("--served-model-name 'a b'" in line for line in lines)
+
+
+def test_less_memory_than_the_recipe_is_made_for_is_warned_about() -> None:
+    small = Machine(tuple(Device("gfx942", 304, "p", 0, 191 * GIB) for _ in range(8)))
+    notes = render(load_recipe("eagle3"), machine=small).notes
+    assert "warning: a GPU here has 191 GiB of memory, the recipe is made for 256" in notes
+
+
+def test_a_gate_that_this_package_does_not_honour_is_warned_about() -> None:
+    notes = render(load_recipe("w4a16"), machine=MI325X).notes
+    assert any("FLYDSL_W4A16_HYBRID=w2_bf16 has no effect" in note for note in notes)
+    assert not any("has no effect" in note for note in render(load_recipe("eagle3-opt"), machine=MI325X).notes)

@@ -39,6 +39,11 @@ def test_overrides_are_shown() -> None:
     assert "# override: --port 8000" in result.stderr and "# override: --tool-call-parser kimi_k2" in result.stderr
 
 
+def test_a_misspelt_gate_of_the_shell_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYDSL_MOE_STAGE1_SHED", "0")
+    assert "did you mean 'FLYDSL_MOE_STAGE1_SCHED'" in str(serve("-r", "w4a8", "--dry-run").exception)
+
+
 def test_json_has_everything_a_program_needs() -> None:
     launch = json.loads(serve("-r", "eagle3-opt", "--dry-run", "--json").stdout)
     assert launch["env"]["FLYDSL_MOE_STAGE1_SCHED"] == "0"
