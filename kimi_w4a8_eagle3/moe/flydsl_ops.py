@@ -1,0 +1,268 @@
+"""The few machine-level operations that the FlyDSL kernels are written in: buffer access, MFMA, LDS, loops.
+
+Everything here emits MLIR while a `@flyc.kernel` is traced. Integer scalars are `fx.Int32` (they carry Python
+operators); vectors and floats are plain MLIR values. Offsets are in bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl._mlir import ir
+from flydsl._mlir.dialects import arith, llvm, math, rocdl, scf, vector
+from flydsl.expr.rocdl import mfma_f32_16x16x16bf16_1k, mfma_i32_16x16x32_i8, perm_b32, s_waitcnt
+
+Value = Any  # an MLIR value or a FlyDSL scalar that wraps one
+WAVE = 64
+BUFFER_FLAGS = (7 << 12) | (4 << 15)  # word 3 of a gfx9 buffer descriptor: raw, range-checked
+
+
+def raw(value: Value) -> Any:
+    """The MLIR value behind a FlyDSL scalar."""
+    return value.ir_value() if hasattr(value, "ir_value") else value
+
+
+def i32_type() -> Any:
+    """MLIR's i32."""
+    return ir.IntegerType.get_signless(32)
+
+
+def f32_type() -> Any:
+    """MLIR's f32."""
+    return ir.F32Type.get()
+
+
+def vec_type(count: int, element: Any) -> Any:
+    """vector<count x element>."""
+    return ir.VectorType.get([count], element)
+
+
+def const_i32(value: int) -> Any:
+    """An i32 constant; values of 2**31 and more are taken as bit patterns."""
+    return arith.constant(i32_type(), value - (1 << 32) if value >= 1 << 31 else value)
+
+
+def const_f32(value: float) -> Any:
+    """An f32 constant."""
+    return arith.constant(f32_type(), float(value))
+
+
+def splat(value: Any, count: int) -> Any:
+    """A vector with `value` in every element."""
+    return vector.broadcast(vec_type(count, raw(value).type), raw(value))
+
+
+def pack(values: Sequence[Value]) -> Any:
+    """A vector from scalars of one type."""
+    items = [raw(v) for v in values]
+    return vector.from_elements(vec_type(len(items), items[0].type), items)
+
+
+def element(vec: Any, index: int) -> Any:
+    """One element of a vector."""
+    return vector.extract(vec, dynamic_position=[], static_position=[index])
+
+
+def elements(vec: Any) -> list[Any]:
+    """All elements of a vector."""
+    return [element(vec, i) for i in range(vec.type.shape[0])]
+
+
+def bitcast(value: Any, to: Any) -> Any:
+    """Reinterpret the bits of a vector or scalar."""
+    value = raw(value)
+    if isinstance(value.type, ir.VectorType) and isinstance(to, ir.VectorType):
+        return vector.bitcast(to, value)
+    return llvm.bitcast(to, value)
+
+
+def to_bf16(values: Any) -> Any:
+    """float32 vector -> bfloat16 bits packed in i32s, rounded to nearest (ties away from zero)."""
+    rounded = elements(
+        arith.addi(
+            bitcast(values, vec_type(values.type.shape[0], i32_type())), splat(const_i32(0x8000), values.type.shape[0])
+        )
+    )
+    upper_halves = const_i32(0x07060302)
+    return pack([perm_b32(b, a, upper_halves) for a, b in zip(rounded[0::2], rounded[1::2], strict=True)])
+
+
+def bf16_bits(words: Any) -> list[Any]:
+    """Packed bfloat16 pairs -> the bits of the float32 values."""
+    bits = []
+    for word in elements(words):
+        bits += [arith.shli(word, const_i32(16)), arith.andi(word, const_i32(0xFFFF0000))]
+    return bits
+
+
+def low_bytes(words: Sequence[Any]) -> Any:
+    """The low bytes of four i32 as one i32, first byte lowest."""
+    pairs = [perm_b32(words[i + 1], words[i], const_i32(0x0C0C0400)) for i in (0, 2)]
+    return perm_b32(pairs[1], pairs[0], const_i32(0x05040100))
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float32."""
+    return int.from_bytes(struct.pack("<f", value), "little")
+
+
+def reciprocal(value: Any) -> Any:
+    """1 / value, refined to (almost always) the nearest float32; value is neither tiny nor zero."""
+    estimate = rocdl.rcp(f32_type(), value)
+    error = math.fma(arith.negf(value), estimate, const_f32(1.0))
+    return math.fma(error, estimate, estimate)
+
+
+def divide(numerator: Any, denominator: Any, inverse: Any) -> Any:
+    """The correctly rounded quotient, given a good inverse: one residual correction."""
+    quotient = arith.mulf(numerator, inverse)
+    residual = math.fma(arith.negf(quotient), denominator, numerator)
+    return math.fma(residual, inverse, quotient)
+
+
+def from_lane(value: Any, lane: Value) -> Any:
+    """The i32 of another lane of the wave."""
+    return rocdl.ds_bpermute(i32_type(), raw(lane * 4), value)
+
+
+def uniform(value: Value) -> fx.Int32:
+    """Tell the compiler that a value is the same in all lanes, so that it lives in a scalar register."""
+    return fx.Int32(rocdl.readfirstlane(i32_type(), raw(value)))
+
+
+def buffer(address: Value, num_bytes: Value, offset: Value | None = None) -> Any:
+    """A buffer descriptor: loads past `num_bytes` give 0, stores past it are dropped by the hardware.
+
+    address: i64; num_bytes: i32 (below 4 GiB); offset: i64 bytes added to the base, uniform in the wave.
+    """
+    base = raw(address if offset is None else address + offset)
+    pointer = llvm.IntToPtrOp(ir.Type.parse("!llvm.ptr"), base).result
+    size = arith.extui(ir.IntegerType.get_signless(64), raw(num_bytes))
+    stride = arith.constant(ir.IntegerType.get_signless(16), 0)
+    return rocdl.make_buffer_rsrc(ir.Type.parse("!llvm.ptr<8>"), pointer, stride, size, const_i32(BUFFER_FLAGS))
+
+
+def load(rsrc: Any, kind: Any, offset: Value, uniform_offset: Value = 0) -> Any:
+    """Per-lane load of `kind` at offset + uniform_offset; 0 outside of the buffer."""
+    soffset = const_i32(uniform_offset) if isinstance(uniform_offset, int) else raw(uniform_offset)
+    return rocdl.raw_ptr_buffer_load(kind, rsrc, raw(offset), soffset)
+
+
+def store(rsrc: Any, value: Any, offset: Value, uniform_offset: Value = 0) -> None:
+    """Per-lane store at offset + uniform_offset; dropped outside of the buffer."""
+    soffset = const_i32(uniform_offset) if isinstance(uniform_offset, int) else raw(uniform_offset)
+    rocdl.raw_ptr_buffer_store(raw(value), rsrc, raw(offset), soffset)
+
+
+def atomic_add_f32(rsrc: Any, value: Any, offset: Value, uniform_offset: Value = 0) -> None:
+    """Per-lane f32 atomic add without return value."""
+    soffset = const_i32(uniform_offset) if isinstance(uniform_offset, int) else raw(uniform_offset)
+    llvm.call_intrinsic(
+        f32_type(),
+        "llvm.amdgcn.raw.ptr.buffer.atomic.fadd.f32",
+        [raw(value), rsrc, raw(offset), soffset, const_i32(0)],
+        [],
+        [],
+    )
+
+
+def scalar_load(address: Value, index: Value) -> fx.Int32:
+    """Load the int32 number `index` of an array at `address` into a scalar register; `index` is uniform."""
+    offset = arith.extui(ir.IntegerType.get_signless(64), raw(index * 4))
+    pointer_type = ir.Type.parse("!llvm.ptr<4>")  # constant address space: a scalar load
+    pointer = llvm.IntToPtrOp(pointer_type, arith.addi(raw(address), offset)).result
+    return fx.Int32(llvm.LoadOp(i32_type(), pointer, alignment=4).result)
+
+
+def unpack_weights(words: Any) -> list[tuple[Any, Any]]:
+    """16 packed bytes -> two pairs (16 * weight, weight + 8) of MFMA operands; two operations per eight weights.
+
+    See flydsl_layout: pair j multiplies the row bytes 64*j + 16*g + 0..7 and 64*j + 16*g + 8..15.
+    """
+    words = elements(words)
+    high = [arith.andi(w, const_i32(0xF0F0F0F0)) for w in words]
+    low = [arith.andi(w, const_i32(0x0F0F0F0F)) for w in words]
+    return [(pack(high[i : i + 2]), pack(low[i : i + 2])) for i in (0, 2)]
+
+
+def split_rows(bytes16: Any) -> tuple[Any, Any]:
+    """16 activation bytes of a row -> the operands that meet the high and the low nibbles."""
+    words = elements(bytes16)
+    return pack(words[0:2]), pack(words[2:4])
+
+
+def mfma_i8(weights: Any, rows: Any, acc: Any) -> Any:
+    """acc i32x4 += A x B with A, B vector<2xi32> (eight int8 of K a lane); 16x16x32."""
+    i64 = ir.IntegerType.get_signless(64)
+    return mfma_i32_16x16x32_i8(acc.type, [_as_i64(weights, i64), _as_i64(rows, i64), acc])
+
+
+def _as_i64(value: Any, i64: Any) -> Any:
+    return element(vector.bitcast(vec_type(1, i64), value), 0)
+
+
+def mfma_bf16(weights: Any, rows: Any, acc: Any) -> Any:
+    """acc f32x4 += A x B with A, B vector<4xi16> holding bfloat16; 16x16x16."""
+    return mfma_f32_16x16x16bf16_1k(acc.type, [weights, rows, acc])
+
+
+def pin_schedule() -> None:
+    """Nothing may be moved across this point by the compiler's scheduler."""
+    rocdl.sched_barrier(ir.Attribute.parse("#rocdl<sched_group_mask none>"))
+
+
+def barrier() -> None:
+    """Wait until all waves of the workgroup are here and their LDS accesses are done.
+
+    Global loads may stay in flight: the compiler's own barrier would wait for the prefetched weights too.
+    """
+    s_waitcnt(lgkmcnt=0)
+    rocdl.s_barrier()
+
+
+def lds_alloc(num_bytes: int) -> Any:
+    """Static LDS allocation, 16-byte aligned: a pointer for lds_load and lds_store."""
+    return fx.SharedAllocator().allocate(num_bytes, 16).peek().ptr.llvm_ptr
+
+
+def _lds_at(base: Any, offset: Value) -> Any:
+    dynamic = -(2**31)  # MLIR's marker of a run-time index
+    return llvm.GEPOp(base.type, base, [raw(offset)], [dynamic], ir.IntegerType.get_signless(8), None).result
+
+
+def lds_load(base: Any, kind: Any, offset: Value) -> Any:
+    """Per-lane LDS load; `offset` is a multiple of 16."""
+    return llvm.LoadOp(kind, _lds_at(base, offset), alignment=16).result
+
+
+def lds_store(base: Any, value: Any, offset: Value) -> None:
+    """Per-lane LDS store; `offset` is a multiple of 16."""
+    llvm.StoreOp(raw(value), _lds_at(base, offset), alignment=16)
+
+
+def when(condition: Value) -> Any:
+    """`with when(cond):` executes the block only in the lanes where cond holds."""
+    return _region(scf.IfOp(raw(condition)))
+
+
+@contextmanager
+def _region(op: Any) -> Iterator[None]:
+    with ir.InsertionPoint(op.then_block):
+        yield
+        scf.YieldOp([])
+
+
+def loop(
+    start: int, stop: int, carried: Sequence[Any], body: Callable[[fx.Int32, list[Any]], Sequence[Any]]
+) -> list[Any]:
+    """A rolled loop over [start, stop); `body(i, carried)` returns the values of the next iteration."""
+    if stop <= start:
+        return list(carried)
+    op = scf.ForOp(const_i32(start), const_i32(stop), const_i32(1), [raw(v) for v in carried])
+    with ir.InsertionPoint(op.body):
+        scf.YieldOp([raw(v) for v in body(fx.Int32(op.induction_variable), list(op.inner_iter_args))])
+    return list(op.results)
