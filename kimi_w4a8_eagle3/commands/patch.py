@@ -30,13 +30,24 @@ def status(ids: list[str] = _IDS, root: Path | None = _ROOT, as_json: bool = _JS
 
 
 @app.command()
-def apply(ids: list[str] = _IDS, root: Path | None = _ROOT, as_json: bool = _JSON) -> None:
+def apply(
+    ids: list[str] = _IDS,
+    root: Path | None = _ROOT,
+    as_json: bool = _JSON,
+    remove_stale: bool = typer.Option(
+        False, "--remove-stale", help="Delete modules that were compiled before the patch; they are built on next use."
+    ),
+) -> None:
     """Apply patches; one that is applied or not needed is left alone, a file that is not recognised is refused."""
     from ..patching import patcher
 
     patches = _selected(ids)
     _refuse_unrecognised([patcher.inspect(patch, root) for patch in patches])
-    _print([patcher.apply(patch, root) for patch in patches], as_json)
+    for patch in patches:
+        patcher.apply(patch, root)
+        for path in patcher.remove_stale(patch, root) if remove_stale else []:
+            typer.echo(f"{patch.id}: removed {path}", err=True)
+    _print([patcher.inspect(patch, root) for patch in patches], as_json)
 
 
 @app.command()

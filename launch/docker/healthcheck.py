@@ -1,0 +1,16 @@
+"""Docker HEALTHCHECK: exit 0 when the server at KIMI_HEALTH_URL answers 200."""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.error
+import urllib.request
+
+url = os.environ.get("KIMI_HEALTH_URL", "http://127.0.0.1:9527/health")
+try:
+    with urllib.request.urlopen(url, timeout=8) as response:
+        status = response.status
+except (urllib.error.URLError, OSError) as error:
+    sys.exit(f"{url}: {error}")
+sys.exit(0 if status == 200 else f"{url}: HTTP {status}")

