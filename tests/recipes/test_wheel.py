@@ -44,7 +44,8 @@ def test_the_wheel_holds_recipes_and_cards(installed: Path) -> None:
 
 
 def test_an_installation_reads_its_own_copies(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "launch/recipes").mkdir(parents=True)  # somebody else's folder in the working directory
+    for place in (tmp_path, installed):  # somebody else's folder, in the working directory and in site-packages
+        (place / "launch/recipes").mkdir(parents=True, exist_ok=True)
     code = (
         "from kimi_w4a8_eagle3 import resources, recipes;"
         "print(resources.operator_dir('launch/recipes'), *recipes.recipe_names())"
