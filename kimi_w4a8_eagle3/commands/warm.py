@@ -41,7 +41,7 @@ def warm(
     console, start = Console(), time.monotonic()
     compile_all = {"flydsl": _warm_flydsl, "triton": _warm_triton, "reference": lambda shape, arch: 0}[backend]
     count = compile_all(shape, arch)
-    console.print(f"{backend}: {count} kernels for {arch}, {shape}, in {time.monotonic() - start:.0f} s")
+    console.print(f"{backend}: {count} kernels for {arch}, {shape}, in {time.monotonic() - start:.0f} s", soft_wrap=True)
 
 
 def _would_serve(arch: str) -> str:
