@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -87,4 +88,6 @@ def kimi_process(hub: HubServer | str, home: Path, *arguments: str, **environmen
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A test run in the background ignores SIGINT, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
