@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .errors import UnknownInstruction
-from .numeric import exponent_f32, fma_f32, is_denormal
+from .numeric import exponent_f32, fma_to_odd, is_denormal
 from .operands import Operand, Reader, parse_operand, reader, scalar_reader, writer
 from .parser import Instruction, Kernel
 from .state import EXEC, LANES, PARTIAL, PENDING, READY, VCC, Array, Waves
@@ -205,13 +205,16 @@ def _div_scale(instruction: Instruction, operands: list[Operand]) -> Step:
 
 
 def _div_fmas(instruction: Instruction, operands: list[Operand]) -> Step:
+    """Where V_DIV_SCALE scaled: times 2**64 or 2**-64, by the size of the quotient estimate."""
     a, b, c = (reader(o, "f32") for o in operands[1:4])
     write = writer(operands[0], "f32")
 
     def step(w: Waves) -> None:
         w.check_scalar(VCC, 2)
-        value = fma_f32(a(w), b(w), c(w))
-        write(w, np.where(w.lane_mask(VCC), np.ldexp(value, 32), value), None)
+        estimate = c(w)
+        total = fma_to_odd(a(w), b(w), estimate)
+        factor = np.where(exponent_f32(estimate) > 127, 2.0**64, 2.0**-64)
+        write(w, np.where(w.lane_mask(VCC), total * factor, total).astype(np.float32), None)
 
     return step
 

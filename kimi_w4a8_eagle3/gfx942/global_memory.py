@@ -134,9 +134,10 @@ class Memory:
         self._stored_range = (min(low, int(offset.min())), max(high, int(offset.max()) + size))
         at = offset[None] + np.arange(size)[:, None]
         owner = self._stored_by[at]
-        if ((owner != 0) & (owner != group + 1)).any():
-            self.report("two workgroups store to the same bytes")
         self._stored_by[at] = group + 1
+        # Before: stored earlier by another workgroup; after: in the same instruction of this batch.
+        if ((owner != 0) & (owner != group + 1)).any() or (self._stored_by[at] != group + 1).any():
+            self.report("two workgroups store to the same bytes")
 
     def update(self, address: Array, size: int) -> Array:
         """Check the targets of an atomic; the byte offsets into `raw`."""

@@ -97,7 +97,7 @@ class Lds:
         several = np.uint32(_SEVERAL) * _ONES
         before = words[index.at]
         words[index.at] = np.where((before == 0) | (before == mine), mine, several)
-        words[index.at] = np.where(words[index.at] == mine, mine, several)  # two waves in one batch
+        words[index.at[words[index.at] != mine]] = several  # two waves of one batch
         return index.at[0] * 4
 
     def retire(self, access: Access) -> None:

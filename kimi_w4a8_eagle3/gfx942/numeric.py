@@ -8,25 +8,29 @@ from .state import Array
 
 
 def fma_f32(a: Array, b: Array, c: Array) -> Array:
-    """Fused a*b + c with one rounding to nearest even.
+    """Fused a*b + c of float32 with one rounding to nearest even."""
+    return fma_to_odd(a, b, c).astype(np.float32)
 
-    The product of two float32 is exact in float64; the sum is rounded to odd there (Boldo, Melquiond 2008), so that
-    the second rounding to float32 gives the correctly rounded result.
+
+def fma_to_odd(a: Array, b: Array, c: Array) -> Array:
+    """a*b + c of float32 in float64, rounded to odd.
+
+    The product is exact in float64. A sum rounded to odd (Boldo and Melquiond, 2008) can be rounded once more, also
+    after scaling by a power of two, with the same result as one rounding of the exact value.
     """
     product = np.asarray(a).astype(np.float64) * np.asarray(b).astype(np.float64)
     addend = np.asarray(c).astype(np.float64)
-    total = product + addend
-    if (np.asarray(c) == 0).all():
-        return total.astype(np.float32)
+    total = np.asarray(product + addend)
+    if (addend == 0).all():
+        return total
     part = total - product
     error = (product - (total - part)) + (addend - part)
     bits = total.view(np.int64)
     fix = (error != 0) & ((bits & 1) == 0) & np.isfinite(total)
-    if fix.any():
-        toward = np.where((error > 0) == (total > 0), 1, -1)
-        # A zero sum with an error cannot happen: float64 sums near zero are exact.
-        total = np.where(fix, bits + toward, bits).view(np.float64)
-    return total.astype(np.float32)
+    if not fix.any():
+        return total
+    toward = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(fix, bits + toward, bits).view(np.float64)
 
 
 def flush_f32(x: Array) -> Array:

@@ -220,8 +220,9 @@ def _div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
     q, d, n = np.broadcast_arrays(quotient, denominator, numerator)
     negative = np.signbit(d) ^ np.signbit(n)
     sign = np.where(negative, f32(-1), f32(1))
-    result = np.copysign(np.abs(q), sign)
-    # 2**-150 stands for the underflow value of the reference: any magnitude that rounds to zero or the least subnormal.
+    # The refinement steps give NaN only where the quotient overflows.
+    result = np.copysign(np.where(np.isnan(q), f32(np.inf), np.abs(q)), sign)
+    # A quotient below 2**-150 rounds to zero.
     result = np.where(exponent_f32(n) - exponent_f32(d) < -150, np.copysign(f32(0), sign), result)
     result = np.where(np.isinf(d) | (n == 0), np.copysign(f32(0), sign), result)
     result = np.where((d == 0) | np.isinf(n), np.copysign(f32(np.inf), sign), result)
