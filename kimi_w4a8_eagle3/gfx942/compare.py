@@ -45,13 +45,13 @@ _SDWA = {"src0_sel", "src1_sel", "dst_sel", "dst_unused"}
 
 def decode_compare(instruction: Instruction, kernel: Kernel) -> Step | None:
     """The closure of an instruction of this module, or None."""
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
-    match = _COMPARE.match(instruction.opcode)
-    if match and match[2] != "class":
-        return _compare(instruction, operands, match)
-    special = _SPECIAL.get(instruction.opcode)
-    if special is None:
+    match, special = _COMPARE.match(instruction.opcode), _SPECIAL.get(instruction.opcode)
+    if not match and special is None:
         return None
+    operands = [parse_operand(text, kernel) for text in instruction.operands]
+    if special is None:
+        assert match is not None
+        return _compare(instruction, operands, match)
     check_modifiers(instruction, _SDWA if instruction.opcode == "v_cndmask_b32" else set())
     return special(instruction, operands)
 

@@ -14,9 +14,13 @@ from .waits import MAX_LGKM, MAX_VM, Outstanding
 
 
 class Context:
-    """One launch. `group_ids` are the linear workgroup numbers of the chunk in flight."""
+    """One launch at a time. `group_ids` are the linear workgroup numbers of the chunk in flight."""
 
-    def __init__(self, memory: Memory, report: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
+        self.begin(Memory(), _ignore)
+
+    def begin(self, memory: Memory, report: Callable[[str], None]) -> None:
+        """Forget the previous launch."""
         self.memory = memory
         self.report = report
         self.lds = Lds(0, 0, report)
@@ -70,6 +74,10 @@ class ActiveLanes:
             target[...] = value.reshape(self.shape)
         else:
             target[self.mask] = value
+
+
+def _ignore(message: str) -> None:
+    """Before the first launch nothing can race."""
 
 
 def lds_access_done(context: Context, access: Access) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -66,8 +67,8 @@ class Machine:
         self._check_launch(kernel, block, threads, lds_bytes)
         found: list[str] = []
         report = found.append if races == "collect" else _raise_race
-        context = Context(self.memory, report)
-        steps = decode_kernel(kernel, context)
+        context, steps = _decoded(kernel)
+        context.begin(self.memory, report)
         kernarg = self.memory.add(kernarg_bytes(kernel, args, grid, block), f"{kernel.name} kernarg")
         self.memory.begin_launch(report)
         run = _Run(kernel, steps, context, order, max_steps)
@@ -95,6 +96,14 @@ class Machine:
             raise MachineError(f"a workgroup of {threads} threads", expected="1 to 1024")
         if kernel.lds_bytes + lds_bytes > MAX_LDS:
             raise MachineError(f"{kernel.lds_bytes + lds_bytes} bytes of LDS", expected=f"at most {MAX_LDS} on gfx942")
+
+
+def _decoded(kernel: Kernel) -> tuple[Context, list[Step]]:
+    """The kernel's closures, decoded at its first launch, and the context they refer to."""
+    if kernel.decoded is None:
+        context = Context()
+        kernel.decoded = (context, decode_kernel(kernel, context))
+    return cast("tuple[Context, list[Step]]", kernel.decoded)
 
 
 def _raise_race(message: str) -> None:
@@ -156,14 +165,17 @@ class _Run:
         self.context.lds = Lds(len(ids), self.kernel.lds_bytes + lds_bytes, self.context.report)
         scheduler = Scheduler(self.order, waves)
         while batch := scheduler.next():
-            self._run(batch, scheduler)
-            if scheduler.all_waiting():
+            running = self._run(batch, scheduler)
+            if not running and scheduler.all_waiting():
                 outstanding = [a for b in scheduler.batches for a in b.queues.outstanding_lds()]
                 self.context.lds.barrier(outstanding)
                 scheduler.release()
 
-    def _run(self, w: Waves, scheduler: Scheduler) -> None:
-        """Run one batch for the scheduler's slice: one instruction, or to the next barrier, branch or end."""
+    def _run(self, w: Waves, scheduler: Scheduler) -> bool:
+        """Run one batch for the scheduler's slice: one instruction, or to the next barrier, branch or end.
+
+        Returns whether its waves can go on (they neither wait at a barrier nor ended).
+        """
         steps, executed, single = self.steps, self.executed, scheduler.one_instruction
         try:
             while True:
@@ -178,17 +190,17 @@ class _Run:
                 elif outcome is BARRIER:
                     w.pc = pc + 1
                     w.at_barrier = True
-                    return
+                    return False
                 elif outcome is END:
                     scheduler.finish(w)
-                    return
+                    return False
                 elif isinstance(outcome, Branch):
                     self._split(w, outcome, scheduler)
-                    return
+                    return True
                 if self.steps_left < 0:
                     raise MachineError("the kernel does not end", expected="fewer instructions than max_steps")
                 if single:
-                    return
+                    return True
         except MachineError as error:
             error.where = error.where or self._where(w)
             raise

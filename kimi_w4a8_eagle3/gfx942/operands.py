@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -47,16 +48,21 @@ class Operand:
 
 def parse_operand(text: str, kernel: Kernel) -> Operand:
     """Parse one operand; a register that the kernel did not allocate is an error."""
+    return _parse(text, kernel.vgprs, kernel.agprs)
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str, vgprs: int, agprs: int) -> Operand:
     if text.startswith("-") and text[1:2] in ("v", "s", "|", "a"):
-        return replace(parse_operand(text[1:], kernel), negate=True)
+        return replace(_parse(text[1:], vgprs, agprs), negate=True)
     for prefix, change in (("|", "absolute"), ("abs(", "absolute"), ("neg(", "negate"), ("sext(", "sign_extend")):
         if text.startswith(prefix):
-            return replace(parse_operand(text[len(prefix) : -1], kernel), **{change: True})  # type: ignore[arg-type]
+            return replace(_parse(text[len(prefix) : -1], vgprs, agprs), **{change: True})  # type: ignore[arg-type]
     match = _REGISTER.match(text)
     if match:
         first = int(match[2] or match[3])
         count = int(match[4]) - first + 1 if match[4] else 1
-        return _register(match[1], first, count, text, kernel)
+        return _register(match[1], first, count, text, vgprs, agprs)
     if text in _NAMED:
         return Operand("scalar", text, *_NAMED[text])
     if text == "off":
@@ -68,13 +74,12 @@ def parse_operand(text: str, kernel: Kernel) -> Operand:
     raise UnknownInstruction(f"operand {text!r} is not modelled")
 
 
-def _register(letter: str, first: int, count: int, text: str, kernel: Kernel) -> Operand:
+def _register(letter: str, first: int, count: int, text: str, vgprs: int, agprs: int) -> Operand:
     if letter == "s":
         require_register(first, count, 102, "s")
         return Operand("scalar", text, first, count)
-    limit = kernel.vgprs if letter == "v" else kernel.agprs
-    require_register(first, count, limit, letter)
-    return Operand("vector", text, first if letter == "v" else kernel.vgprs + first, count)
+    require_register(first, count, vgprs if letter == "v" else agprs, letter)
+    return Operand("vector", text, first if letter == "v" else vgprs + first, count)
 
 
 def constant_bits(number: int | float, kind: str) -> int:

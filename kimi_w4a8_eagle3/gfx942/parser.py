@@ -46,6 +46,7 @@ class Kernel:
     descriptor: dict[str, int]
     args: list[KernelArg]
     metadata: dict[str, object] = field(default_factory=dict)
+    decoded: object = field(default=None, repr=False, compare=False)  # closures of the first launch, for the next ones
 
     @property
     def vgprs(self) -> int:

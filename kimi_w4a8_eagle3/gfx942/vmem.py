@@ -136,11 +136,9 @@ def _buffer_address(
 
 def _reject_ambiguous(raw: Array, first: Array, last: Array, records: Array, extra: Array) -> None:
     """Sources disagree whether the scalar offset takes part in the range check: no kernel may depend on it."""
-    with_extra = (last < records - extra) | ~raw
-    without = (last < records) | ~raw
-    if (with_extra != without).any():
+    if extra.any() and (raw & (last < records) & (last >= records - extra)).any():
         raise OutOfBounds("a buffer access is in range or not depending on how the scalar offset is checked")
-    if (raw & (first < records) & (last >= records)).any():
+    if (records & 3).any() and (raw & (first < records) & (last >= records)).any():
         raise OutOfBounds("a buffer access straddles the end of the buffer inside one word")
 
 
