@@ -1,0 +1,127 @@
+"""The reference backend against a loop that follows the contract one number at a time."""
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, exact_matmul, quantize_rows
+from kimi_w4a8_eagle3.quark.packing import pack_reorder
+
+
+def layer(shape: MoeShape, seed: int) -> tuple[QuarkMoeWeights, torch.Tensor, torch.Tensor]:
+    """Random weights as Quark words, and the same as int8 [E, 2I, H] and [E, H, I]."""
+    gen = torch.Generator().manual_seed(seed)
+    experts, hidden, inter = shape.num_experts, shape.hidden, shape.inter
+    w13 = torch.randint(-8, 8, (experts, 2 * inter, hidden), generator=gen, dtype=torch.int8)
+    w2 = torch.randint(-8, 8, (experts, hidden, inter), generator=gen, dtype=torch.int8)
+    s13 = torch.rand(experts, 2 * inter, generator=gen) * 0.01 + 1e-3
+    s2 = torch.rand(experts, hidden, generator=gen) * 0.01 + 1e-3
+    return QuarkMoeWeights(shape, pack_reorder(w13), pack_reorder(w2), s13, s2), w13, w2
+
+
+def naive_quantize(row: list[float]) -> tuple[list[int], float]:
+    """Round half to even by Python's own rounding, in float32 steps."""
+    x = torch.tensor(row, dtype=torch.float32)
+    peak = float(x.abs().max()) if len(row) else 0.0
+    scale = float(torch.tensor(peak, dtype=torch.float32) / 127) if peak else 1.0
+    return [round(float(v / torch.tensor(scale, dtype=torch.float32))) for v in x], scale
+
+
+def naive_forward(x, w13, w2, s13, s2, topk_weights, topk_ids) -> torch.Tensor:
+    """One token, one slot, one channel at a time, accumulators as Python integers."""
+    tokens, hidden = x.shape
+    inter = w2.shape[2]
+    out = torch.zeros(tokens, hidden)
+    for t in range(tokens):
+        a, sx = naive_quantize(x[t].tolist())
+        for slot in range(topk_ids.shape[1]):
+            e = int(topk_ids[t, slot])
+            if e < 0:
+                continue
+            y = [sum(p * int(q) for p, q in zip(a, w13[e, n], strict=True)) * sx * float(s13[e, n]) for n in range(2 * inter)]
+            act = [y[i] / (1 + math.exp(-y[i])) * y[inter + i] for i in range(inter)]
+            b, sa = naive_quantize(act)
+            for n in range(hidden):
+                down = sum(p * int(q) for p, q in zip(b, w2[e, n], strict=True)) * sa * float(s2[e, n])
+                out[t, n] += down * float(topk_weights[t, slot])
+    return out
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    tokens=st.integers(1, 5),
+    experts=st.integers(1, 4),
+    top_k=st.integers(1, 3),
+    hidden=st.sampled_from([8, 16, 24]),
+    inter=st.sampled_from([8, 16]),
+    seed=st.integers(0, 2**16),
+)
+def test_matches_the_loop(tokens, experts, top_k, hidden, inter, seed):
+    shape = MoeShape(experts, hidden, inter, top_k)
+    weights, w13, w2 = layer(shape, seed)
+    gen = torch.Generator().manual_seed(seed + 1)
+    x = torch.randn(tokens, hidden, generator=gen).to(torch.bfloat16)
+    ids = torch.randint(-1, experts, (tokens, top_k), generator=gen, dtype=torch.int32)
+    router = torch.rand(tokens, top_k, generator=gen)
+    backend = ReferenceBackend()
+    out = backend.forward(x, backend.prepare(weights), router, ids)
+    expected = naive_forward(x.float(), w13, w2, weights.s13, weights.s2, router, ids)
+    assert out.dtype == torch.bfloat16
+    # A quantized activation may land on the other side of a rounding tie in float32; bfloat16 rounding dominates.
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()) + 1e-6)
+    norm = expected.norm()
+    assert norm == 0 or (out.float() - expected).norm() / norm < 1.5e-2
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**16))
+def test_accumulators_are_the_integers(batch, rows, channels, seed):
+    """At Kimi's K = 7168 with the largest possible operands, where float32 has no bit to spare."""
+    gen = torch.Generator().manual_seed(seed)
+    a = torch.randint(-127, 128, (batch, rows, 7168), generator=gen)
+    w = torch.randint(-8, 8, (batch, channels, 7168), generator=gen)
+    a[0, 0], w[0, 0] = 127, -8
+    exact = torch.einsum("bmk,bnk->bmn", a, w)
+    assert torch.equal(exact_matmul(a.float(), w.to(torch.int8)).long(), exact)
+
+
+def test_accumulators_stay_exact_beyond_float32():
+    a = torch.full((1, 1, 40_000), 127.0)
+    a[0, 0, ::2] = 126.0
+    w = torch.full((1, 1, 40_000), 7, dtype=torch.int8)
+    assert int(exact_matmul(a, w)) == 20_000 * 7 * (126 + 127)
+
+
+def test_rounding_is_half_to_even_and_zero_rows_are_zero():
+    x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5], [0.0] * 6])
+    values, scale = quantize_rows(x)
+    assert values.tolist() == [[127, 0, 2, 2, 0, -2], [0] * 6]
+    assert scale.flatten().tolist() == [1.0, 1.0]
+
+
+def test_no_tokens_and_no_local_experts():
+    shape = MoeShape(2, 16, 8, 2)
+    weights, _, _ = layer(shape, 0)
+    backend = ReferenceBackend()
+    prepared = backend.prepare(weights)
+    empty = backend.forward(
+        torch.empty(0, 16, dtype=torch.bfloat16), prepared, torch.empty(0, 2), torch.empty(0, 2, dtype=torch.int32)
+    )
+    assert empty.shape == (0, 16)
+    elsewhere = backend.forward(
+        torch.randn(3, 16).to(torch.bfloat16), prepared, torch.ones(3, 2), torch.full((3, 2), -1, dtype=torch.int32)
+    )
+    assert not elsewhere.any()
+
+
+def test_a_broken_activation_stays_visible_and_alone():
+    shape = MoeShape(2, 16, 8, 1)
+    weights, _, _ = layer(shape, 0)
+    backend = ReferenceBackend()
+    x = torch.randn(3, 16).to(torch.bfloat16)
+    x[1, 3] = float("nan")
+    out = backend.forward(x, backend.prepare(weights), torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int32))
+    assert out[1].isnan().all()
+    assert not out[[0, 2]].isnan().any()

@@ -1,0 +1,57 @@
+"""Acceptance from counters and from per-request histograms."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.metrics import Counters, acceptance_from_counters, acceptance_from_histograms, parse_counters, scrape
+
+EXPOSITION = """\
+# TYPE sglang:generation_tokens counter
+sglang:generation_tokens_total{is_streaming="false",model_name="m"} 100.0
+sglang:generation_tokens_total{is_streaming="true",model_name="m"} 24.0
+# TYPE sglang:prompt_tokens counter
+sglang:prompt_tokens_total{is_streaming="false",model_name="m"} 7.0
+# TYPE sglang:spec_verify_calls counter
+sglang:spec_verify_calls_total{model_name="m"} 40.0
+# TYPE sglang:num_requests counter
+sglang:num_requests_total{is_streaming="false",model_name="m"} 3.0
+sglang:num_requests_total{is_streaming="true",model_name="m"} 1.0
+"""
+
+
+def test_counters_are_summed_over_labels():
+    assert parse_counters(EXPOSITION) == Counters(124, 7, 40, 4)
+    assert parse_counters("") == Counters(0, 0, 0, 0)
+
+
+def test_accept_length_takes_the_prefill_token_off():
+    found = acceptance_from_counters(Counters(124, 7, 40, 4), num_draft_tokens=4)
+    assert found is not None
+    assert (found.length, found.rate, found.steps) == (3.0, pytest.approx(2 / 3), 40)
+    assert acceptance_from_counters(Counters(124, 7, 0, 4), num_draft_tokens=4) is None
+
+
+def test_a_restart_between_two_readings_is_an_error():
+    with pytest.raises(KimiError, match="backwards"):
+        Counters(5, 0, 0, 0).since(Counters(9, 0, 0, 0))
+
+
+@given(st.lists(st.lists(st.integers(0, 20), max_size=4), max_size=5))
+def test_histograms_agree_with_counting_steps(histograms):
+    """Every verify step that accepts k drafts commits k + 1 tokens and accepts positions 1 to k."""
+    steps = [k for histogram in histograms for k, count in enumerate(histogram) for _ in range(count)]
+    found = acceptance_from_histograms(histograms, num_draft_tokens=4)
+    if not steps:
+        assert found is None
+        return
+    assert found is not None
+    assert found.length == pytest.approx(sum(k + 1 for k in steps) / len(steps))
+    assert found.rate == pytest.approx(sum(steps) / (3 * len(steps)))
+    assert found.per_position == pytest.approx([sum(k >= i for k in steps) / len(steps) for i in (1, 2, 3)])
+
+
+def test_no_server_is_one_message():
+    with pytest.raises(KimiError, match="no metrics"):
+        scrape("http://127.0.0.1:9", timeout_s=1.0)

@@ -1,0 +1,102 @@
+"""Paged attention against a softmax per request, query and head."""
+
+import pytest
+import torch
+
+from kimi_w4a8_eagle3.sglang_plugin.cpu import attention
+
+POOL_SLOTS, MAX_LEN = 64, 24
+
+
+def naive(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """q [H, Dk] over keys [L, G, Dk], values [L, G, Dv] -> [H, Dv]."""
+    heads, groups = q.shape[0], keys.shape[1]
+    rows = []
+    for h in range(heads):
+        g = h // (heads // groups)
+        weights = torch.softmax((keys[:, g].double() @ q[h].double()) * scale, dim=0)
+        rows.append(weights @ values[:, g].double())
+    return torch.stack(rows).float()
+
+
+def paged(batch: int, lengths: list[int], groups: int, dim_k: int, dim_v: int, latent: bool, seed: int = 0):
+    """A cache with shuffled slots, and req_to_token for requests in shuffled pool rows."""
+    gen = torch.Generator().manual_seed(seed)
+    k = torch.randn(POOL_SLOTS, groups, dim_k, generator=gen)
+    v = k[..., :dim_v] if latent else torch.randn(POOL_SLOTS, groups, dim_v, generator=gen)
+    table = torch.zeros(batch + 2, MAX_LEN, dtype=torch.int32)
+    free = torch.randperm(POOL_SLOTS, generator=gen).tolist()
+    pool = torch.randperm(batch + 2, generator=gen)[:batch]
+    for row, length in zip(pool, lengths, strict=True):
+        table[row, :length] = torch.tensor([free.pop() for _ in range(length)], dtype=torch.int32)
+    return k, v, table, pool
+
+
+@pytest.mark.parametrize(("heads", "groups", "dim_k", "dim_v", "latent"), [(4, 2, 8, 8, False), (4, 1, 12, 8, True)])
+def test_decode_stores_the_new_key_and_attends_to_all(heads, groups, dim_k, dim_v, latent):
+    lengths = [9, 1, 17]
+    k, v, table, pool = paged(3, lengths, groups, dim_k, dim_v, latent)
+    loc = torch.tensor([int(table[row, length - 1]) for row, length in zip(pool, lengths, strict=True)])
+    q, new_k = torch.randn(3, heads, dim_k), torch.randn(3, groups, dim_k)
+    new_v = new_k[..., :dim_v] if latent else torch.randn(3, groups, dim_v)
+    out = torch.empty(3, heads, dim_v)
+    attention.decode_attention_cpu(
+        q, k, v, 1.0, 1.0, out, new_k, new_v, loc, torch.empty(0), table, pool, torch.tensor(lengths), 0.3, 0.0, False,
+        0, None, None,
+    )  # fmt: skip
+    assert torch.equal(k[loc], new_k)
+    assert torch.equal(v[loc], new_v)
+    for b, length in enumerate(lengths):
+        slots = table[pool[b], :length].long()
+        torch.testing.assert_close(out[b], naive(q[b], k[slots], v[slots], 0.3), rtol=1e-4, atol=1e-5)
+
+
+def extend(q, k_ext, v_ext, k, v, table, pool, seq_lens, new, out) -> None:
+    start = torch.cumsum(new, 0) - new
+    attention.extend_attention_cpu(
+        q, k_ext, v_ext, out, k, v, 1.0, 1.0, table, pool, seq_lens, new, start, int(new.max()), 0.3, 0.0, False, 0,
+        None, None, None, True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths,new", [([9, 4, 17], [4, 4, 4]), ([12, 6, 1], [3, 6, 1]), ([15, 2], [15, 0])])
+@pytest.mark.parametrize("max_scores", [attention._MAX_SCORES, 1])
+def test_extend_is_causal_over_prefix_and_new_tokens(lengths, new, max_scores, monkeypatch):
+    monkeypatch.setattr(attention, "_MAX_SCORES", max_scores)  # 1: every request in a block of its own
+    k, v, table, pool = paged(len(lengths), lengths, 2, 8, 8, latent=False)
+    total = sum(new)
+    q, out = torch.randn(total, 4, 8), torch.full((total, 4, 8), float("nan"))
+    k_ext = torch.randn(total, 2, 8)
+    extend(q, k_ext, k_ext, k, v, table, pool, torch.tensor(lengths), torch.tensor(new), out)
+    row = 0
+    for b, (length, count) in enumerate(zip(lengths, new, strict=True)):
+        for i in range(count):
+            slots = table[pool[b], : length - count + i + 1].long()
+            torch.testing.assert_close(out[row], naive(q[row], k[slots], v[slots], 0.3), rtol=1e-4, atol=1e-5)
+            row += 1
+
+
+def test_mla_prefill_attends_over_plain_keys():
+    lengths = torch.tensor([5, 3])
+    k, v, table, pool = paged(2, lengths.tolist(), 1, 12, 8, latent=True)
+    q, k_ext, v_ext = torch.randn(8, 4, 6), torch.randn(8, 4, 6), torch.randn(8, 4, 5)
+    out = torch.empty(8, 4, 5)
+    extend(q, k_ext, v_ext, k, v, table, pool, lengths, lengths, out)
+    for first, length in ((0, 5), (5, 3)):
+        for i in range(length):
+            keys, values = k_ext[first : first + i + 1], v_ext[first : first + i + 1]
+            torch.testing.assert_close(out[first + i], naive(q[first + i], keys, values, 0.3), rtol=1e-4, atol=1e-5)
+
+
+def test_plain_keys_over_a_latent_prefix_are_an_error():
+    k, v, table, pool = paged(1, [6], 1, 12, 8, latent=True)
+    q, kv, out = torch.randn(2, 4, 6), torch.randn(2, 4, 6), torch.empty(2, 4, 6)
+    with pytest.raises(RuntimeError, match="prefix"):
+        extend(q, kv, kv, k, v, table, pool, torch.tensor([6]), torch.tensor([2]), out)
+
+
+@pytest.mark.parametrize("option", [{"logit_cap": 30.0}, {"sliding_window": 128}, {"is_cross_attn": True}])
+def test_what_the_models_do_not_use_is_refused(option):
+    values = {"logit_cap": 0.0, "is_cross_attn": False, "sliding_window": 0, "sinks": None, "tree_mask": None}
+    with pytest.raises(NotImplementedError):
+        attention._require_plain(**{**values, **option})
