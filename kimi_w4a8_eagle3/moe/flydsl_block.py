@@ -39,13 +39,13 @@ class RowBlock:
     def open(self) -> None:
         """Load the block's tables; only where it exists."""
         self.expert = ops.scalar_load(self._routing.block_expert, self._block)
-        self._first = ops.scalar_load(self._routing.block_first, self._block)
         self._rows = ops.scalar_load(self._routing.block_rows, self._block)
-        self._order = ops.buffer(self._routing.order, self._slots * 4)
+        first = ops.scalar_load(self._routing.block_first, self._block)
+        self._order = ops.buffer(self._routing.order, self._rows * 4, fx.Int64(first) * 4)
 
     def slot(self, row: Any) -> fx.Int32:
         """The slot of row `row` (0 .. tile_m - 1) of this block."""
-        loaded = ops.load(self._order, ops.i32_type(), row * 4, self._first * 4)
+        loaded = ops.load(self._order, ops.i32_type(), row * 4)
         return fx.Int32(arith.select((row < self._rows).ir_value(), loaded, self._slots.ir_value()))
 
     def token(self, slot: fx.Int32) -> fx.Int32:

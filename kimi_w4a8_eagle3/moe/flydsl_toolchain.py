@@ -1,0 +1,149 @@
+"""Compile FlyDSL kernels to gfx942 without a GPU, and keep the machine code.
+
+FlyDSL links with `$ROCM_PATH/llvm/bin/ld.lld`. Where ROCm is not installed, Debian's `ld.lld-19` does it, through a
+private folder that looks like ROCm. Compiled code is cached under a key of kernel sources, FlyDSL version, target,
+configuration and compiler hints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..errors import KimiError
+
+ARCH = "gfx942"
+SUPPORTED = ("0.4.2",)  # the kernels use FlyDSL's MLIR bindings, which releases change
+LINKERS = ("ld.lld-19", "ld.lld-20", "ld.lld-21")  # lld 16 rejects the code objects ("unknown abi version")
+DEFAULT_ROCM = Path("/opt/rocm")
+
+
+def cache_dir() -> Path:
+    """Where compiled code lives: $XDG_CACHE_HOME or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "kimi-w4a8-eagle3" / "flydsl"
+
+
+def flydsl_problem() -> str | None:
+    """Why FlyDSL cannot be used, or None."""
+    try:
+        version = metadata.version("flydsl")
+    except metadata.PackageNotFoundError:
+        return "the package flydsl is not installed (extra `kernels`)"
+    if version not in SUPPORTED:
+        return f"flydsl {version} is not supported, the kernels are written for {', '.join(SUPPORTED)}"
+    return None
+
+
+def linker_problem() -> str | None:
+    """Why compiled kernels cannot be linked, or None."""
+    if _rocm_linker() or _debian_linker():
+        return None
+    return "no linker: neither ROCm's llvm/bin/ld.lld nor Debian's ld.lld-19 (package lld-19) is installed"
+
+
+def _rocm_linker() -> Path | None:
+    linker = Path(os.environ.get("ROCM_PATH") or DEFAULT_ROCM) / "llvm" / "bin" / "ld.lld"
+    return linker if linker.is_file() else None
+
+
+def _debian_linker() -> str | None:
+    return next((found for name in LINKERS if (found := shutil.which(name))), None)
+
+
+def rocm_path() -> Path:
+    """A folder with llvm/bin/ld.lld: ROCm itself, or a private one that points to Debian's linker."""
+    linker = _rocm_linker()
+    if linker:
+        return linker.parents[2]
+    problem = linker_problem()
+    if problem:
+        raise KimiError(problem, where="compiling FlyDSL kernels", remedy="apt-get install lld-19")
+    folder = cache_dir() / "rocm"
+    link = folder / "llvm" / "bin" / "ld.lld"
+    target = _debian_linker()
+    if not link.is_symlink() or str(link.readlink()) != target:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        fresh = link.with_name(f"ld.lld.{os.getpid()}")
+        fresh.symlink_to(str(target))
+        fresh.replace(link)
+    return folder
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """FlyDSL takes its options from the environment only."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def linking() -> Iterator[None]:
+    """Inside, FlyDSL finds a linker."""
+    with _environment(ROCM_PATH=str(rocm_path())):
+        yield
+
+
+@lru_cache(maxsize=1)
+def source_key() -> str:
+    """Identifies the kernel sources, the FlyDSL version and the target."""
+    digest = hashlib.sha256(f"{metadata.version('flydsl')} {ARCH}".encode())
+    for path in sorted(Path(__file__).parent.glob("flydsl_*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def assembly(build: Callable[[Any], Any], config: Any, hints: dict[str, Any] | None = None) -> str:
+    """The final gfx942 assembly of the launcher `build(config)`, compiled with `hints`; from the cache if it is there.
+
+    Raises KimiError when FlyDSL or a linker is missing, or when the configuration has a `problem()`.
+    """
+    problem = flydsl_problem() or config.problem()
+    if problem:
+        raise KimiError(problem, where="compiling FlyDSL kernels", expected="a supported FlyDSL and configuration")
+    name = hashlib.sha256(f"{config!r} {sorted((hints or {}).items())}".encode()).hexdigest()[:16]
+    stored = cache_dir() / source_key() / f"{type(config).__name__}-{name}.s"
+    if not stored.exists():
+        text = _compile(build(config), hints or {})
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        fresh = stored.with_name(f"{stored.name}.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.replace(stored)
+    return stored.read_text()
+
+
+def _compile(launcher: Any, hints: dict[str, Any]) -> str:
+    launcher.compile_hints = dict(hints)
+    parameters = [p for p in inspect.signature(launcher.func).parameters if p != "stream"]
+    with tempfile.TemporaryDirectory(prefix="flydsl-") as dump:
+        environment = {
+            "COMPILE_ONLY": "1",
+            "ARCH": ARCH,
+            "FLYDSL_DEBUG_DUMP_ASM": "1",
+            "FLYDSL_DUMP_DIR": dump,
+            "FLYDSL_RUNTIME_ENABLE_CACHE": "0",
+        }
+        with _environment(**environment), linking(), redirect_stdout(io.StringIO()):
+            launcher(*range(1, len(parameters) + 1))
+        found = list(Path(dump).glob("*/*_final_isa.s"))
+        if len(found) != 1:
+            raise KimiError("FlyDSL compiled a kernel but left no assembly", where=dump)
+        return found[0].read_text()
