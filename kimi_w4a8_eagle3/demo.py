@@ -31,7 +31,6 @@ LOAD_PROMPTS = 24
 CONCURRENCY = 2
 MAX_TOKENS = 96
 _READY_TIMEOUT_S = 240.0
-_SPECULATIVE = "speculative-"
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ def _launch(speculate: bool) -> Launch:
     """The tiny recipe on a free port; without speculation its draft arguments are switched off."""
     recipe = load_recipe("tiny")
     if not speculate:
-        args = {name: value for name, value in recipe.args.items() if not name.startswith(_SPECULATIVE)}
-        recipe = recipe.model_copy(update={"draft": None, "args": args})
+        recipe = recipe.without_speculation()
     return render(recipe, [f"port={free_port()}"])
 
 

@@ -112,6 +112,14 @@ class Recipe(_Strict):
         """Variables that the engine starts with."""
         return {name: value for name, value in self.env.items() if value is not False}
 
+    def without_speculation(self) -> Recipe:
+        """The same recipe without its draft and the engine's `speculative-*` arguments: the other side of an A/B."""
+
+        def kept(table: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in table.items() if not name.startswith("speculative-")}
+
+        return self.model_copy(update={"draft": None, "args": kept(self.args), "improve": kept(self.improve)})
+
 
 def recipe_names() -> list[str]:
     """Names of the recipes that come with the package."""

@@ -1,0 +1,91 @@
+"""A stock OpenAI client, bad requests, disconnects: the server answers afterwards and keeps nothing."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = pytest.mark.server
+
+MODEL = "kimi-k2.5-tiny"
+QUESTION = [{"role": "user", "content": "Tom has 3 apples. Tom buys 4 more. How many apples does Tom have now?"}]
+
+
+@pytest.fixture
+def stock(eagle3):
+    with openai.OpenAI(base_url=f"{eagle3.base_url}/v1", api_key="none") as made:
+        yield made
+
+
+def answer(stock: openai.OpenAI) -> str:
+    done = stock.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=40, temperature=0)
+    return done.choices[0].message.content or ""
+
+
+def gauge(base_url: str, name: str) -> float:
+    text = httpx.get(f"{base_url}/metrics", follow_redirects=True).text
+    return sum(s.value for family in text_string_to_metric_families(text) for s in family.samples if s.name == name)
+
+
+def test_streaming_gives_the_same_text(stock):
+    pieces = stock.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=40, temperature=0, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in pieces if chunk.choices)
+    assert text and text == answer(stock)
+
+
+def test_the_served_model_is_listed(stock):
+    assert [model.id for model in stock.models.list()] == [MODEL]
+
+
+def test_concurrent_requests_do_not_mix(stock):
+    alone = answer(stock)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: answer(stock), range(8))) == {alone}
+
+
+def test_usage_counts_tokens(stock):
+    done = stock.chat.completions.create(
+        model=MODEL, messages=QUESTION, max_tokens=7, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert done.usage is not None and done.usage.completion_tokens == 7
+    assert done.choices[0].finish_reason == "length"
+
+
+BAD = {
+    "broken JSON": {"content": '{"model": "' + MODEL + '", "messages": ['},
+    "unknown model": {"json": {"model": "gpt-4", "messages": QUESTION}},
+    "too long": {"json": {"model": MODEL, "messages": [{"role": "user", "content": "apples " * 20_000}]}},
+    "no messages": {"json": {"model": MODEL}},
+    "negative max_tokens": {"json": {"model": MODEL, "messages": QUESTION, "max_tokens": -1}},
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_request_gets_4xx_and_the_server_lives_on(eagle3, stock, kind):
+    response = httpx.post(
+        f"{eagle3.base_url}/v1/chat/completions", headers={"content-type": "application/json"}, timeout=60, **BAD[kind]
+    )
+    assert 400 <= response.status_code < 500, response.text
+    assert response.json()["message"]
+    assert answer(stock)
+
+
+def test_a_client_that_disconnects_frees_its_cache(eagle3, stock):
+    answer(stock)
+    deadline = time.monotonic() + 60
+    body = {"model": MODEL, "messages": QUESTION, "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{eagle3.base_url}/v1/chat/completions", json=body, timeout=60) as response:
+        for number, _ in enumerate(response.iter_lines()):
+            if number == 20:
+                break  # leave in the middle of 4,000 tokens
+    while time.monotonic() < deadline:
+        health = httpx.get(f"{eagle3.base_url}/v1/loads", timeout=10).json()
+        if all(load["num_running_reqs"] == 0 and load["num_used_tokens"] == 0 for load in health["loads"]):
+            break
+        time.sleep(0.5)
+    else:
+        pytest.fail(f"the aborted request still holds its cache: {health}")
+    assert answer(stock)

@@ -1,0 +1,121 @@
+"""`kimi serve` as an operator runs it: ready, stopped, crashed, refused; nothing stays behind."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.server import free_port
+
+pytestmark = pytest.mark.server
+READY = re.compile(r"is ready after")
+
+
+class Kimi:
+    """`kimi serve --recipe tiny` with its output in a file."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.output = folder / "kimi.out"
+        self.port = free_port()
+        command = [sys.executable, "-m", "kimi_w4a8_eagle3.cli", "serve", "--recipe", "tiny", "--set", f"port={self.port}"]
+        with self.output.open("wb") as file:
+            self.process = subprocess.Popen([*command, *arguments], cwd=folder, stdout=file, stderr=subprocess.STDOUT)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.output.read_text(errors="replace").split())
+
+    def wait_for(self, pattern: re.Pattern[str], timeout_s: float = 280.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not pattern.search(self.text):
+            if self.process.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"no {pattern.pattern!r}, exit code {self.process.poll()}: ...{self.text[-2000:]}")
+            time.sleep(0.3)
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@pytest.fixture
+def serve(tmp_path):
+    made: list[Kimi] = []
+
+    def start(*arguments: str) -> Kimi:
+        made.append(Kimi(tmp_path, *arguments))
+        return made[-1]
+
+    yield start
+    for each in made:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+
+
+def all_gone(family: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(family, timeout=30)
+    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_ctrl_c_ends_everything_and_names_the_log(serve):
+    kimi = serve()
+    kimi.wait_for(READY)
+    family = kimi.family()
+    assert len(family) >= 3  # server, scheduler, detokenizer
+    kimi.process.send_signal(signal.SIGINT)
+    assert kimi.process.wait(60) == 128 + signal.SIGINT
+    assert all_gone(family)
+    assert "server.log" in kimi.text.rpartition("SIGINT received")[2]
+
+
+def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
+    kimi = serve()
+    kimi.wait_for(READY)
+    family = kimi.family()
+    scheduler = next(p for p in family if "scheduler" in " ".join([p.name(), *p.cmdline()]))
+    os.kill(scheduler.pid, signal.SIGKILL)
+    assert kimi.process.wait(120) == 1
+    assert all_gone(family)
+    assert "the engine ended by itself" in kimi.text
+
+
+def test_kill_9_of_kimi_leaves_no_process(serve):
+    kimi = serve()
+    kimi.wait_for(re.compile("Load weight end"))
+    family = kimi.family()
+    kimi.process.kill()
+    kimi.process.wait()
+    assert all_gone(family)
+
+
+def test_a_draft_of_another_target_fails_loudly(serve, tmp_path):
+    """Random draft weights: everything loads and answers, but nothing is accepted."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    draft = tmp_path / "draft"
+    shutil.copytree(tiny.draft_path(), draft)
+    weights = load_file(draft / "model.safetensors")
+    torch.manual_seed(0)
+    save_file({name: torch.randn_like(w.float()).to(w.dtype) for name, w in weights.items()}, draft / "model.safetensors")
+    kimi = serve("--draft", str(draft))
+    assert kimi.process.wait(280) == 1
+    assert "accept length 1.0" in kimi.text and "--speculative-algorithm is EAGLE3" in kimi.text
+
+
+def test_a_truncated_checkpoint_is_refused_before_anything_starts(serve, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(tiny.target_path(), model)
+    shard = sorted(model.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    kimi = serve("--model", str(model))
+    assert kimi.process.wait(60) == 1
+    assert shard.name in kimi.text
+    assert not list(tmp_path.glob("runs/*/server.log"))
