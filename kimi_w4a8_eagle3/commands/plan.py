@@ -126,7 +126,7 @@ def _print(plan: MemoryPlan) -> None:
         alone = "fits" if row["safe_as_sglang_sizes"] else "OVERFLOWS"
         console.print(
             f"  at {row['mem_fraction_static']:.2f}: {row['tokens']:,} tokens, {state} (as SGLang sizes it without the "
-            f"cap: {row['tokens_as_sglang_sizes']:,}, {alone}); the guard gives {row['guard_gains_tokens']:+,}"
+            f"cap: {row['tokens_as_sglang_sizes']:,}, {alone}); guard: {row['guard_gains_tokens']:+,} tokens"
         )
 
 
