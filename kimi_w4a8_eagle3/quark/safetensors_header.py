@@ -38,7 +38,7 @@ _READERS = 8
 _FETCH = "fetch the file again (`kimi fetch`)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One tensor of a safetensors file; `start` is its absolute position in the file, in bytes."""
 
@@ -192,7 +192,8 @@ def _read_index(directory: Path) -> dict[str, str] | None:
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise KimiError(f"{INDEX_NAME} has no weight_map", str(path), "a map from tensor to shard", _FETCH)
-    for name, shard in weight_map.items():
+    one_tensor = {shard if isinstance(shard, str) else repr(shard): name for name, shard in weight_map.items()}
+    for name, shard in ((name, weight_map[name]) for name in one_tensor.values()):
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise KimiError(f"{INDEX_NAME} places {name} in {shard!r}", str(path), "a file name beside the index")
     return weight_map

@@ -1,0 +1,90 @@
+"""SGLang's own expert loader gives every rank the slices that `packing` defines, for its CPU and its GPU code path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, read_shards
+
+from kimi_w4a8_eagle3.quark.packing import fold_scales, slice_packed_columns, slice_rows
+
+LAYER = "language_model.model.layers.1.mlp.experts"
+SHARD_IDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+@pytest.fixture(scope="module")
+def fused_moe() -> type[torch.nn.Module]:
+    from kimi_w4a8_eagle3.sglang_plugin import cpu
+
+    cpu.install()
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+
+    return FusedMoE
+
+
+def rank_layer(fused_moe: type[torch.nn.Module], rank: int, tp: int, padded_loading: bool) -> Any:
+    """A FusedMoE of one rank with our scheme's parameters: what its loader reads, without a process group."""
+    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkInt4Int8MoE
+
+    layer: Any = fused_moe.__new__(fused_moe)
+    torch.nn.Module.__init__(layer)
+    scheme = QuarkInt4Int8MoE.__new__(QuarkInt4Int8MoE)
+    scheme.layer_name = "test"
+    layer.__dict__.update(
+        moe_tp_rank=rank,
+        moe_tp_size=tp,
+        quant_config=SimpleNamespace(get_name=lambda: "quark"),
+        quant_method=SimpleNamespace(),
+        scheme=scheme,
+        moe_runner_config=SimpleNamespace(is_gated=True),
+        use_triton_kernels=False,
+        use_flashinfer_trtllm_moe=False,
+        use_presharded_weights=False,
+        use_padded_loading=padded_loading,  # the CPU's path; a GPU narrows instead
+        _has_fused_shared=False,
+    )
+    scheme.create_weights(layer, EXPERTS, HIDDEN, INTER // tp, torch.bfloat16)
+    return layer
+
+
+@pytest.mark.parametrize("padded_loading", [True, False], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("scale_shape", [(), (1,)], ids=["scalar", "[1]"])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_every_rank_loads_its_slice(
+    fused_moe: type[torch.nn.Module], quark_target: Path, tp: int, scale_shape: tuple[int, ...], padded_loading: bool
+) -> None:
+    tensors = {name: t for shard in read_shards(quark_target).values() for name, t in shard.items()}
+
+    def stacked(projection: str, suffix: str) -> torch.Tensor:
+        return torch.stack([tensors[f"{LAYER}.{e}.{projection}.weight{suffix}"] for e in range(EXPERTS)])
+
+    for rank in range(tp):
+        layer = rank_layer(fused_moe, rank, tp, padded_loading)
+        for projection, shard_id in SHARD_IDS.items():
+            for suffix in ("", "_scale", "_scale_2"):
+                name = f"{'w2' if shard_id == 'w2' else 'w13'}_weight{suffix}"
+                for expert in range(EXPERTS):
+                    tensor = tensors[f"{LAYER}.{expert}.{projection}.weight{suffix}"]
+                    tensor = tensor.reshape(scale_shape) if suffix == "_scale" else tensor
+                    layer._weight_loader_impl(getattr(layer, name), tensor, f"experts.{name}", shard_id, expert)
+
+        gate_up = torch.cat([slice_rows(stacked(p, ""), rank, tp) for p in ("gate_proj", "up_proj")], dim=1)
+        assert torch.equal(layer.w13_weight, gate_up)
+        assert torch.equal(layer.w2_weight, slice_packed_columns(stacked("down_proj", ""), rank, tp))
+        scales = [
+            slice_rows(fold_scales(stacked(p, "_scale"), stacked(p, "_scale_2")), rank, tp, dim=-1)
+            for p in ("gate_proj", "up_proj")
+        ]
+        weights = scheme_weights(layer)
+        assert torch.equal(weights.s13, torch.cat(scales, dim=1))
+        assert torch.equal(weights.s2, fold_scales(stacked("down_proj", "_scale"), stacked("down_proj", "_scale_2")))
+
+
+def scheme_weights(layer: Any) -> Any:
+    """What the scheme hands to a backend's `prepare`."""
+    layer.scheme.top_k = 2
+    return layer.scheme._loaded(layer)
