@@ -10,7 +10,6 @@ import numpy as np
 from .global_memory import Memory
 from .lds import Access, Lds
 from .state import LANES, Array, Waves
-from .waits import MAX_LGKM, MAX_VM, Outstanding
 
 
 class Context:
@@ -30,20 +29,6 @@ class Context:
     def active(self, w: Waves) -> ActiveLanes:
         """The active lanes of a batch, flattened."""
         return ActiveLanes(self, w)
-
-    @staticmethod
-    def issue_vm(w: Waves, item: Outstanding) -> None:
-        """Queue a vector memory instruction; a full counter stalls the wave until the oldest returns."""
-        w.queues.vm.append(item)
-        if len(w.queues.vm) > MAX_VM:
-            w.retire(w.queues.retire_vm(MAX_VM))
-
-    @staticmethod
-    def issue_lgkm(w: Waves, item: Outstanding) -> None:
-        """Queue an LDS or scalar memory instruction."""
-        w.queues.lgkm.append(item)
-        if len(w.queues.lgkm) > MAX_LGKM:
-            w.retire(w.queues.retire_lgkm(MAX_LGKM))
 
 
 class ActiveLanes:

@@ -83,7 +83,7 @@ def _queue(w: Waves, registers: range | None, access: object) -> None:
     if registers is None:
         w.queues.lgkm[-1].more.append(access)
     else:
-        Context.issue_lgkm(w, Outstanding("lds", vector=registers, lds=access))
+        w.queues.lgkm.append(Outstanding("lds", vector=registers, lds=access))
 
 
 def _merge(lanes: ActiveLanes, old: Array, values: Array, half: str) -> Array:
@@ -129,7 +129,7 @@ def _atomic(context: Context, operands: list[Operand], match: re.Match[str], off
             w.vector_load_issued(target.register, 1)
             lanes.put(w.u32[target.register], old[0])
         registers = range(target.register, target.register + 1) if target else range(0)
-        Context.issue_lgkm(w, Outstanding("lds", vector=registers))
+        w.queues.lgkm.append(Outstanding("lds", vector=registers))
 
     return step
 
@@ -166,6 +166,6 @@ def _permute(instruction: Instruction, operands: list[Operand]) -> Step:
             value = np.where(valid, w.u32[source][rows, lane], np.uint32(0))
         w.vector_load_issued(target, 1)
         np.copyto(w.u32[target], value, where=w.exec)
-        Context.issue_lgkm(w, Outstanding("lds", vector=range(target, target + 1)))
+        w.queues.lgkm.append(Outstanding("lds", vector=range(target, target + 1)))
 
     return step

@@ -50,7 +50,7 @@ def decode_smem(instruction: Instruction, kernel: Kernel, context: Context) -> S
             words = context.memory.load((start + offset(w)).astype(np.uint64), 4 * count, group)
         w.write_scalar_words(target.register, list(words))
         w.scalar_load_issued(target.register, count)
-        Context.issue_lgkm(w, Outstanding("smem", scalar=range(target.register, target.register + count)))
+        w.queues.lgkm.append(Outstanding("smem", scalar=range(target.register, target.register + count)))
 
     return step
 

@@ -160,10 +160,10 @@ def _extend(words: Array, form: Form) -> Array:
 
 
 def _issue(w: Waves, item: Outstanding, flat: bool) -> None:
-    Context.issue_vm(w, item)
+    item.counters = 2 if flat else 1
+    w.queues.vm.append(item)
     if flat:
-        item.counters = 2
-        Context.issue_lgkm(w, item)
+        w.queues.lgkm.append(item)
 
 
 def _load(context: Context, address: Address, form: Form, data: Operand, flat: bool) -> Step:
@@ -220,7 +220,7 @@ def _load_to_lds(context: Context, address: Address, form: Form, offset: int) ->
         base = (w.s32[M0].astype(np.int64) & 0xFFFF)[lanes.rows]
         target = base + offset + lanes.lanes * 4
         access = context.lds.write(target, words, max(4, form.size), lanes.slot, lanes.wave, lanes.rows, dma=True)
-        Context.issue_vm(w, Outstanding("vm", lds=access))
+        w.queues.vm.append(Outstanding("vm", lds=access))
 
     return step
 
@@ -287,7 +287,7 @@ def _decode_scratch(action: str, form: Form, operands: list[Operand], offset: in
                 [lanes.pick(w.u32[data.register + n // 4]) >> np.uint32(8 * (n % 4)) for n in range(form.size)]
             )
             memory[place], written[place] = raw.astype(np.uint8), True
-            Context.issue_vm(w, Outstanding("vm"))
+            w.queues.vm.append(Outstanding("vm"))
             return
         if not written[place].all():
             raise UndefinedRead("a scratch load reads bytes that nobody wrote")
@@ -295,6 +295,6 @@ def _decode_scratch(action: str, form: Form, operands: list[Operand], offset: in
         w.vector_load_issued(data.register, form.words)
         for n, word in enumerate(words):
             lanes.put(w.u32[data.register + n], word)
-        Context.issue_vm(w, Outstanding("vm", vector=range(data.register, data.register + form.words)))
+        w.queues.vm.append(Outstanding("vm", vector=range(data.register, data.register + form.words)))
 
     return step

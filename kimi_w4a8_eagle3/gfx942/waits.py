@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-MAX_VM, MAX_LGKM = 63, 15
-
 
 @dataclass(eq=False)
 class Outstanding:

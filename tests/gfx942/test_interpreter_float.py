@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from interpreter_asm import run_lanes
 
 from kimi_w4a8_eagle3.gfx942 import UnknownInstruction
-from kimi_w4a8_eagle3.gfx942.numeric import bf16_to_f32, f32_to_bf16, fma_f32, fp8_fnuz_to_f32
+from kimi_w4a8_eagle3.gfx942.numeric import bf16_to_f32, f32_to_bf16, fma_f32, fma_to_odd, fp8_fnuz_to_f32
 
 F = np.float32
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -40,16 +40,16 @@ def test_fma_rounds_once(a, b, c):
     assert got == nearest_f32(exact)
 
 
-def test_fma_needs_more_than_a_rounded_double():
-    """1 + 2^-24 + 2^-60: rounding first to float64 would lose the last term and tie to even."""
-    a, b, c = F(1 + 2.0**-12), F(1 - 2.0**-12), F(2.0**-24 + 2.0**-23)
-    got = fma_f32(F([a]), F([b]), F([c]))[0]
-    assert got == nearest_f32(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c)))
-    a, b, c = F(1), F(1 + 2.0**-23), F(2.0**-24 + 2.0**-47)
-    assert fma_f32(F([a]), F([b]), F([c]))[0] == F(1 + 2.0**-22)
-    a, b, c = F(2.0**-30), F(2.0**-30), F(1 + 2.0**-23)
-    got = fma_f32(F([a, a]), F([b, -b]), F([c + F(0), c]))
-    assert got.tolist() == [c, c]
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("tail", [1, -1])
+def test_fma_needs_more_than_a_rounded_double(sign, tail):
+    """sign * (1 + 2^-24 + tail * 2^-60): float64 drops the last term, and float32 would then see a tie."""
+    a, b, c = F(sign * tail * 2.0**-30), F(2.0**-30), F(sign)
+    one, half_ulp = F(1), F(sign * 2.0**-24)
+    exact = Fraction(float(c)) + Fraction(float(half_ulp)) + Fraction(float(a)) * Fraction(float(b))
+    total = fma_to_odd(F([a]), F([b]), np.array([float(c) + float(half_ulp)]))
+    assert total.astype(F)[0] == nearest_f32(exact) != (c if tail > 0 else c + 2 * half_ulp)
+    assert fma_f32(F([one]), F([c]), F([half_ulp]))[0] == c  # a true tie goes to even
 
 
 CASES = [

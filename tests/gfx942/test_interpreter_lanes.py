@@ -80,6 +80,19 @@ def test_bpermute_pulls_and_permute_pushes():
     assert (pushed[target] == VALUE).all()
 
 
+def test_bpermute_from_an_inactive_lane_gives_zero():
+    code = """
+	v_xor_b32_e32 v20, 4, v1
+	v_mov_b32_e32 v32, 7
+	s_mov_b64 exec, 0x5
+	ds_bpermute_b32 v32, v20, v10
+	ds_bpermute_b32 v33, v1, v10
+	s_mov_b64 exec, -1
+	s_waitcnt lgkmcnt(0)"""
+    (result,) = run_lanes(code, [VALUE])
+    assert result[:4].tolist() == [0, 7, 0, 7]
+
+
 @pytest.mark.parametrize(
     ("offset", "source"),
     [

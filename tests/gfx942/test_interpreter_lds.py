@@ -161,6 +161,39 @@ def test_write_after_read_race_is_found(order):
     assert (values == np.arange(128) + 5).all()
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("writer", [0, 1, 2])
+def test_write_to_what_several_waves_read(order, writer):
+    """All waves read the same 256 bytes, then one of them overwrites these without a barrier."""
+    code = f"""
+	v_and_b32_e32 v2, 63, v0
+	v_lshlrev_b32_e32 v2, 2, v2
+	v_lshrrev_b32_e32 v3, 6, v0
+	v_readfirstlane_b32 s10, v3
+	s_cmp_lg_u32 s10, 0
+	s_cbranch_scc1 .Lfilled
+	ds_write_b32 v2, v0
+.Lfilled:
+	s_waitcnt lgkmcnt(0)
+	s_barrier
+	ds_read_b32 v32, v2
+	s_waitcnt lgkmcnt(0)
+	s_cmp_lg_u32 s10, {writer}
+	s_cbranch_scc1 .Lend
+	ds_write_b32 v2, v0
+	s_waitcnt lgkmcnt(0)
+.Lend:"""
+    with pytest.raises(DataRace, match="another wave"):
+        run_workgroup(code, waves=3, lds=256, order=order)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_two_waves_writing_the_same_bytes(order):
+    code = "v_and_b32_e32 v2, 63, v0\nv_lshlrev_b32_e32 v2, 2, v2\nv_mov_b32_e32 v32, 1\nds_write_b32 v2, v32"
+    with pytest.raises(DataRace):
+        run_workgroup(code, waves=2, lds=256, order=order)
+
+
 def test_orders_show_what_a_race_does():
     """Collected instead of raised, the race destroys one wave's data or the other's, or none's, by the order."""
     code = WRITE_AFTER_READ.format(barrier="s_nop 0")

@@ -97,6 +97,30 @@ def test_memory_error(body, error, match):
     assert "k, line" in info.value.where
 
 
+def test_masked_load_defines_only_its_lanes():
+    body = """
+	s_mov_b64 exec, 0xf
+	global_load_dword v20, v1, s[4:5]
+	s_waitcnt vmcnt(0)
+	v_add_u32_e32 v32, 1, v20
+	{restore}
+	v_add_u32_e32 v32, 1, v20
+	global_store_dword v1, v32, s[6:7]"""
+    result, _ = launch(body.format(restore="s_nop 0"), np.arange(64, dtype=np.uint32), 4)
+    assert result.tolist() == [1, 2, 3, 4]
+    with pytest.raises(UndefinedRead, match="lane 4"):
+        launch(body.format(restore="s_mov_b64 exec, -1"), np.arange(64, dtype=np.uint32))
+
+
+def test_flat_load_needs_both_counters():
+    """FLAT counts in VM_CNT and LGKM_CNT (CDNA3 ISA 10.4)."""
+    body = "v_mov_b32_e32 v2, s4\nv_mov_b32_e32 v3, s5\nflat_load_dword v20, v[2:3]\n{wait}\nv_add_u32_e32 v32, 1, v20"
+    launch(body.format(wait="s_waitcnt vmcnt(0) lgkmcnt(0)"), np.zeros(1, np.uint32))
+    for wait in ("s_waitcnt vmcnt(0)", "s_waitcnt lgkmcnt(0)"):
+        with pytest.raises(MissingWait):
+            launch(body.format(wait=wait), np.zeros(1, np.uint32))
+
+
 def test_waits_retire_in_order():
     """vmcnt(1) makes the older of two loads usable, not the younger (CDNA3 ISA 4.4)."""
     loads = "global_load_dword v20, v1, s[4:5]\nglobal_load_dword v21, v1, s[4:5]\ns_waitcnt vmcnt(1)\n"
@@ -250,6 +274,19 @@ def test_two_workgroups_must_not_store_the_same_bytes():
     body = "s_lshl_b32 s3, s2, 8\nv_add_u32_e32 v2, s3, v1\nglobal_store_dword v2, v0, s[6:7]"
     result, _ = launch(body, np.zeros(1, np.uint32), 192, grid=3)
     assert (result == np.tile(LANES, 3)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 256])
+def test_a_workgroup_must_not_load_what_another_stored(rows):
+    body = """
+	v_lshl_add_u32 v2, s2, 8, v1
+	global_store_dword v2, v0, s[6:7]
+	s_waitcnt vmcnt(0)
+	v_xor_b32_e32 v2, 0x100, v2
+	global_load_dword v3, v2, s[6:7]
+	s_waitcnt vmcnt(0)"""
+    with pytest.raises(DataRace, match="another workgroup"):
+        launch(body, np.zeros(1, np.uint32), grid=2, rows=rows, result=np.zeros(128, np.uint32))
 
 
 # -- scratch and registers ------------------------------------------------------------------------------------------

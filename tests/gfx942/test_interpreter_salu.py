@@ -95,6 +95,27 @@ def test_saveexec_and_if_else():
     assert (result == np.where(LANES < 16, 1, 2)).all()
 
 
+@pytest.mark.parametrize(("mask", "flag"), [("0xff", 1), ("0", 0)])
+def test_saveexec_sets_scc_when_lanes_are_left(mask, flag):
+    code = f"s_mov_b64 s[12:13], {mask}\ns_and_saveexec_b64 s[20:21], s[12:13]\ns_cselect_b32 s22, 1, 0"
+    (result,) = run_lanes(code, [], ["s22"])
+    assert result[0] == flag
+
+
+def test_condition_survives_the_joining_of_batches():
+    code = """
+	v_readfirstlane_b32 s10, v0
+	s_cmp_eq_u32 s10, 0
+	s_cbranch_scc1 .Lskip
+	s_nop 0
+.Lskip:
+	s_barrier
+	s_cselect_b32 s11, 1, 2
+	v_mov_b32_e32 v32, s11"""
+    values, _ = run_workgroup(code, waves=3)
+    assert values.reshape(3, 64)[:, 0].tolist() == [1, 2, 2]
+
+
 def test_loop_counts_its_trips():
     code = """
 	s_mov_b32 s10, 0

@@ -129,11 +129,19 @@ def test_exec_masks_results_and_compare_bits():
 	v_mov_b32_e32 v32, 1
 	s_mov_b64 exec, 0xff
 	v_mov_b32_e32 v32, 2
-	v_cmp_lt_u32_e64 s[20:21], v0, 4
+	v_cmp_lt_u32_e64 s[20:21], v0, 16
 	s_mov_b64 exec, -1"""
     result, low, high = run_lanes(code, [], ["v32", "s20", "s21"])
     assert (result[:8] == 2).all() and (result[8:] == 1).all()
-    assert low[0] == 0xF and high[0] == 0
+    assert low[0] == 0xFF and high[0] == 0
+
+
+def test_compare_that_writes_exec():
+    """V_CMPX writes EXEC as well as its destination."""
+    (result,) = run_lanes(
+        "v_mov_b32_e32 v32, 1\nv_cmpx_gt_u32_e32 vcc, 5, v0\nv_mov_b32_e32 v32, 2\ns_mov_b64 exec, -1"
+    )
+    assert (result == np.where(LANES < 5, 2, 1)).all()
 
 
 def test_unwritten_register_is_an_error_but_a_copy_of_it_is_not():
