@@ -53,7 +53,7 @@ def compile_moe(
         found.setdefault(compiled.hash, Compiled(kernel.__name__, constants, compiled))
 
     backend = TritonBackend(tiles=tiles, arch=arch, launch=compile_only)
-    with _offline_driver(target_of(arch)):
+    with offline_driver(target_of(arch)):
         for count in tokens:
             backend.forward(*_arguments(shape, count, device))
     return list(found.values())
@@ -76,7 +76,7 @@ class _OfflineDriver:
 
 
 @contextmanager
-def _offline_driver(target: GPUTarget) -> Iterator[None]:
+def offline_driver(target: GPUTarget) -> Iterator[None]:
     """Triton compiles for `target` within; JIT functions keep their kernels by device, so these caches are dropped."""
     from . import triton_kernels
 
