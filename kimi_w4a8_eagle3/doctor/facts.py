@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..errors import KimiError
+from ..fetch.hub import HubUnreachable
 from ..hardware import Machine
 from .needs import Needs
 from .probe import Probe
@@ -29,6 +31,7 @@ class Facts:
 
     probe: Probe
     needs: Needs
+    _unreachable: KimiError | None = None
 
     @cached_property
     def machine(self) -> Machine:
@@ -106,6 +109,17 @@ class Facts:
         found = [by_pci.get(device.pci) for device in self.machine.devices[:count]]
         complete = len(found) == count and all(node is not None for node in found)
         return [node for node in found if node is not None] if complete else None
+
+    def hub_problem(self, repo: str, revision: str) -> KimiError | None:
+        """Why the Hub does not give a repository; None if it does. A Hub that does not answer is asked once."""
+        if self._unreachable is None:
+            try:
+                self.probe.listing(repo, revision)
+            except HubUnreachable as error:
+                self._unreachable = error
+            except KimiError as error:
+                return error
+        return self._unreachable
 
     def _sysfs_memory(self, pci: str) -> GpuMemory | None:
         total = self.probe.read(f"sys/bus/pci/devices/{pci}/mem_info_vram_total")

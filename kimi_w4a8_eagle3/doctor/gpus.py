@@ -7,6 +7,7 @@ from .needs import GIB
 from .result import Result, fail, ok, skip, warn
 
 IN_USE = 2 * GIB  # an idle MI300-class GPU shows some 0.3 GiB
+VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 TOLERANCE = 0.02  # the driver keeps a little of the nominal size for itself
 
 
@@ -17,6 +18,10 @@ def gpus(facts: Facts) -> Result:
         return skip("gpus", f"recipe {needs.recipe} runs on a CPU" + (f"; {count} AMD GPUs are here" if count else ""))
     if count == 0:
         return fail("gpus", *_none(facts))
+    hiding = [f"{name}={value}" for name in VISIBLE if (value := facts.probe.environment(name)) is not None]
+    short = [text for text in hiding if len(text.split("=")[1].split(",")) < needs.gpus]
+    if short:
+        return fail("gpus", f"{short[0]} hides GPUs, {needs.gpus} needed", f"unset {short[0].split('=')[0]}")
     others = [f"{smi.tool} sees {len(smi.gpus)}" for smi in facts.tools if len(smi.gpus) != count]
     found = _names(facts)
     if count < needs.gpus:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import KimiError
 from ..fetch.model import human
 from ..fetch.offline import recall
 from ..fetch.store import CacheStore
@@ -69,10 +68,8 @@ def _checkpoint(facts: Facts, name: str, checkpoint: Checkpoint) -> Result:
     command = f"kimi fetch --recipe {facts.needs.recipe}"
     if facts.probe.offline():
         return fail(name, f"{state}, and HF_HUB_OFFLINE forbids to ask the Hub", f"unset it, then {command}")
-    try:
-        facts.probe.listing(checkpoint.repo, checkpoint.revision)
-    except KimiError as error:
-        return fail(name, f"{state}; {error.what}", error.remedy or command)
+    if problem := facts.hub_problem(checkpoint.repo, checkpoint.revision):
+        return fail(name, f"{state}; {problem.what}", problem.remedy or command)
     return warn(name, f"{state}; the Hub has it", command)
 
 

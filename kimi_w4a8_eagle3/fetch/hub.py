@@ -8,7 +8,6 @@ file). The token appears in no message: every text that comes from elsewhere pas
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Mapping
@@ -22,6 +21,10 @@ from ..errors import KimiError
 from .model import Listing, RemoteFile
 
 RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class HubUnreachable(KimiError):
+    """The Hub does not answer at all; asking about another repository is pointless."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +48,6 @@ def requested_delay(headers: Mapping[str, str]) -> float | None:
         return float(after)
     limit = re.search(r"r=0\b.*?t=(\d+)", values.get("ratelimit", "").replace(" ", ""))
     return float(limit.group(1)) if limit else None
-
-
-class _Scrubbed(logging.Formatter):
-    """Formats as `inner` does, traceback included, and hides what may not be shown."""
-
-    def __init__(self, hub: Hub, inner: logging.Formatter) -> None:
-        super().__init__()
-        self.hub, self.inner = hub, inner
-
-    def format(self, record: logging.LogRecord) -> str:
-        return self.hub.scrub(self.inner.format(record))
 
 
 @dataclass(frozen=True)
@@ -119,16 +111,10 @@ class Hub:
         shown = re.sub(r"(https?://)[^/\s@]+@", r"\1***@", shown)
         return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1?...", shown)
 
-    def guard_logs(self, *loggers: str) -> None:
-        """Scrub what libraries log: with HF_DEBUG set, huggingface_hub logs every address it asks."""
-        for name in loggers:
-            for handler in logging.getLogger(name).handlers:
-                handler.setFormatter(_Scrubbed(self, handler.formatter or logging.Formatter()))
-
-    def unreachable(self, error: Exception) -> KimiError:
+    def unreachable(self, error: Exception) -> HubUnreachable:
         """The message for a Hub that does not answer."""
         host = urlsplit(self.endpoint).hostname or self.endpoint
-        return KimiError(
+        return HubUnreachable(
             f"cannot reach the Hub: {type(error).__name__}: {self.scrub(error)}",
             where=self.scrub(self.endpoint),
             expected=f"{host} answers",

@@ -35,9 +35,7 @@ class Session:
     @classmethod
     def start(cls, console: Console, cache: Path, directory: Path | None, jobs: int, several: bool) -> Session:
         """A session with the Hub and token of this environment."""
-        hub = Hub.from_environment()
-        hub.guard_logs("", "huggingface_hub", "httpx")
-        return cls(console, hub, cache, directory, jobs, several)
+        return cls(console, Hub.from_environment(), cache, directory, jobs, several)
 
     def run(self, target: Target, *, verify: bool, offline: bool) -> bool:
         """Do one target; False when it is incomplete or damaged, KimiError when it could not be done at all."""

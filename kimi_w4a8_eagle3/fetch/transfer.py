@@ -45,9 +45,7 @@ class _Arrived:
     offset: int = 0
 
     def resume(self, partial: Path) -> None:
-        """Hash what an earlier attempt left; more than the file's size cannot be ours."""
-        if partial.stat().st_size > self.file.size:
-            self.stream.truncate(0)
+        """Hash what an earlier attempt left."""
         self.offset = feed(self.hasher, partial, self.advance)
 
     def write(self, data: bytes) -> None:

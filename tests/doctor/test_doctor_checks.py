@@ -117,6 +117,13 @@ def test_six_of_eight_gpus(tmp_path):
     assert result.found == "6 x MI325X, 8 needed; 2 more are on the PCI bus but not offered to this process"
 
 
+@pytest.mark.parametrize(("value", "verdict"), [("0,1,2,3", "fail"), ("0,1,2,3,4,5,6,7", "ok")])
+def test_gpus_hidden_by_the_environment(tmp_path, value, verdict):
+    result = check(mi325x(tmp_path, variables={"HIP_VISIBLE_DEVICES": value}), "gpus")
+    assert result.verdict.value == verdict
+    assert verdict == "ok" or result.remedy == "unset HIP_VISIBLE_DEVICES"
+
+
 def test_tools_that_disagree_with_the_kernel(tmp_path):
     commands = TOOLS | {"amd-smi static": smi_texts.newer(smi_texts.amd_static()[:7])}
     result = check(mi325x(tmp_path, commands=commands), "gpus")
@@ -312,7 +319,9 @@ def test_checkpoints_that_the_hub_has(tmp_path):
 
 
 def test_checkpoints_and_no_hub(tmp_path):
-    assert check(mi325x(tmp_path, hub_answers=False), "draft").verdict.value == "fail"
+    silent = mi325x(tmp_path, hub_answers=False)
+    assert check(silent, "draft").verdict.value == "fail"
+    assert silent.asked == ["amd/Kimi-K2.5-W4A8"]  # a Hub that does not answer is asked once
     offline = check(mi325x(tmp_path, is_offline=True), "draft")
     assert offline.verdict.value == "fail" and "HF_HUB_OFFLINE" in offline.found
 

@@ -38,6 +38,11 @@ def test_an_id_as_market_name_gives_way_to_the_boards_name():
     assert smi is not None and smi.gpus[0].name == "AMD Instinct MI325X OAM"
 
 
+def test_node_minus_one_means_that_nobody_knows():
+    smi = parse_amd_smi(smi_texts.newer(smi_texts.amd_static(numa=[-1] * 8)), "", "")
+    assert smi is not None and {gpu.numa for gpu in smi.gpus} == {None}
+
+
 def test_arch_with_feature_flags():
     smi = parse_amd_smi(smi_texts.newer(smi_texts.amd_static(arch="gfx942:sramecc+:xnack-")), "", "")
     assert smi is not None and smi.gpus[0].arch == "gfx942"

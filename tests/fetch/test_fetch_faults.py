@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import shutil
 import signal
 import subprocess
@@ -16,7 +18,9 @@ from support.hub_server import SIGNATURE, Fault, Repo, serve
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.fetch.download import fetch
 from kimi_w4a8_eagle3.fetch.hub import Backoff, Hub, requested_delay
+from kimi_w4a8_eagle3.fetch.model import RemoteFile
 from kimi_w4a8_eagle3.fetch.store import CacheStore
+from kimi_w4a8_eagle3.fetch.transfer import _Arrived
 
 SHARD = SHARDS[0]
 
@@ -71,6 +75,7 @@ def test_ctrl_c_keeps_the_bytes_and_says_how_to_go_on(hub, repo, tmp_path):
 def test_a_server_without_ranges_sends_all_again_and_the_file_is_right(hub, repo, bring, store):
     hub.faults[SHARD] = [Fault(cut=100_000), Fault(ignore_range=True)]
     bring()
+    assert [request.range for request in hub.gets(SHARD)] == [None, "bytes=100000-"]
     assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
 
 
@@ -200,6 +205,12 @@ def test_neither_token_nor_signature_is_shown_on_a_failure(hub, repo, tmp_path):
     assert TOKEN not in done.stdout + done.stderr and SIGNATURE not in done.stdout + done.stderr
 
 
+def test_scrubbing_hides_tokens_credentials_and_signatures():
+    hub = Hub("https://hub.example", TOKEN)
+    text = f"Bearer {TOKEN} at https://me:secret@hub.example/x, https://cdn.example/y?X-Signature={SIGNATURE}&e=1, end"
+    assert hub.scrub(text) == "Bearer *** at https://***@hub.example/x, https://cdn.example/y?... end"
+
+
 def test_the_token_is_in_no_repr_and_in_no_traceback(hub, monkeypatch):
     import traceback
 
@@ -240,6 +251,21 @@ def test_disk_full_keeps_what_came_and_says_where(repo, tmp_path):
         assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_write_that_takes_only_a_part_is_continued(tmp_path):
+    """An unbuffered write on a nearly full disk takes what fits and reports no error."""
+
+    class Reluctant(io.FileIO):
+        def write(self, data: object) -> int:
+            return super().write(bytes(data)[:7])  # type: ignore[call-overload]
+
+    file = RemoteFile("f", 100, hashlib.sha256(content(1, 100)).hexdigest(), True)
+    with Reluctant(tmp_path / "f", "w") as stream:
+        arrived = _Arrived(file, stream, lambda count: None, file.hasher())
+        arrived.write(content(1, 100))
+    assert (tmp_path / "f").read_bytes() == content(1, 100)
+    assert (arrived.offset, arrived.hasher.hexdigest()) == (100, file.digest)
 
 
 def test_a_repository_larger_than_the_disk_is_refused_before_download(tmp_path):

@@ -11,7 +11,7 @@ from support import smi_texts
 
 from kimi_w4a8_eagle3.aiter_regime import Regime
 from kimi_w4a8_eagle3.doctor.probe import Output, Probe, Process
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
 from kimi_w4a8_eagle3.patching.patcher import PatchReport, Status
 
@@ -42,6 +42,8 @@ class Recorded(Probe):
     hub_answers: bool = True
     is_offline: bool = False
     python_is: str = "3.12.3"
+    variables: dict[str, str] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
 
     def run(self, command: Sequence[str]) -> Output:
         key = " ".join(command[:2]) if command[0] == "amd-smi" else f"{command[0]} {command[-1]}"
@@ -59,6 +61,9 @@ class Recorded(Probe):
     def space(self, path: Path) -> tuple[int, int]:
         free = next((free for part, free in self.spaces.items() if part in str(path)), 2000 * GIB)
         return 4000 * GIB, free
+
+    def environment(self, name: str) -> str | None:
+        return self.variables.get(name)
 
     def limit(self, name: str) -> int | None:
         return self.limits[name]
@@ -94,8 +99,9 @@ class Recorded(Probe):
         return self.is_offline
 
     def listing(self, repo: str, revision: str) -> Listing:
+        self.asked.append(repo)
         if not self.hub_answers:
-            raise KimiError("cannot reach the Hub: ConnectError", remedy="check network")
+            raise HubUnreachable("cannot reach the Hub: ConnectError", remedy="check network")
         return Listing(repo, revision, COMMIT, (RemoteFile("a", 1, "0" * 64, True),))
 
 
