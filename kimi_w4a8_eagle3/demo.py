@@ -55,7 +55,9 @@ def run(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Path:
         plain = _serve("W4A8", _launch(speculate=False), questions, folder, console)
         fast = _serve("W4A8 + EAGLE3", _launch(speculate=True), questions, folder, console)
 
-    differences = [i for i, (a, b) in enumerate(zip(plain.answers, fast.answers, strict=True)) if a.token_ids != b.token_ids]
+    differences = [
+        i for i, (a, b) in enumerate(zip(plain.answers, fast.answers, strict=True)) if a.token_ids != b.token_ids
+    ]
     correct = sum(tiny.parse_answer(a.text) == q.answer for a, q in zip(fast.answers, questions, strict=True))
     console.print(_table(plain, fast))
     console.print(_verdict(differences, correct, fast.acceptance, folder))
@@ -106,7 +108,8 @@ def _serve(name: str, launch: Launch, questions: Sequence[tiny.Problem], folder:
 def _wait(server: EngineServer, name: str, console: Console) -> float:
     with console.status(f"{name}: starting SGLang") as status:
         seconds = server.wait_ready(
-            _READY_TIMEOUT_S, lambda s, line: status.update(f"{name}: starting SGLang, {s:.0f} s  [dim]{_plain(line)}[/]")
+            _READY_TIMEOUT_S,
+            lambda s, line: status.update(f"{name}: starting SGLang, {s:.0f} s  [dim]{_plain(line)}[/]"),
         )
     console.print(f"[green]✓[/] {name}: ready after {seconds:.0f} s")
     return seconds
@@ -199,7 +202,13 @@ def _result(plain: Side, fast: Side, differences: list[int], correct: int) -> di
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Progress]:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         yield progress
 

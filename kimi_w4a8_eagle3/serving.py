@@ -54,7 +54,9 @@ def check_checkpoints(launch: Launch) -> None:
 
     model, draft = Path(launch.model), Path(launch.draft) if launch.draft else None
     if model.is_dir():
-        preflight(model, draft if draft is not None and draft.is_dir() else None, launch.tensor_parallel).raise_for_problems()
+        preflight(
+            model, draft if draft is not None and draft.is_dir() else None, launch.tensor_parallel
+        ).raise_for_problems()
 
 
 def serve_foreground(launch: Launch, runs: Path | None = None) -> int:
@@ -73,7 +75,9 @@ def serve_foreground(launch: Launch, runs: Path | None = None) -> int:
         with signals_raise(), server, follow(log):
             seconds = server.wait_ready(READY_TIMEOUT_S)
             _check_acceptance(launch, server, console)
-            console.print(f"[bold green]kimi: {launch.recipe} is ready[/] after {seconds:.0f} s at {server.base_url}/v1")
+            console.print(
+                f"[bold green]kimi: {launch.recipe} is ready[/] after {seconds:.0f} s at {server.base_url}/v1"
+            )
             return _wait(launch, server, folder, console)
     except Terminated as stopped:
         console.print(f"kimi: {stopped} received; the engine was stopped; log: {log}")
@@ -145,5 +149,7 @@ def _wait(launch: Launch, server: EngineServer, folder: Path, console: Console) 
                 )
     code = server.poll()
     raise KimiError(
-        f"the engine ended by itself with exit code {code}", where=str(server.log_path), remedy="read the end of its log"
+        f"the engine ended by itself with exit code {code}",
+        where=str(server.log_path),
+        remedy="read the end of its log",
     )

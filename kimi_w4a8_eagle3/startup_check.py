@@ -39,7 +39,8 @@ def require_acceptance(client: EngineClient, num_draft_tokens: int, draft: str) 
         )
     if acceptance.length <= _FLOOR:
         raise KimiError(
-            f"accept length {acceptance.length:.2f}: not one draft token was accepted in {acceptance.steps} verify steps",
+            f"accept length {acceptance.length:.2f}: not one draft token was accepted "
+            f"in {acceptance.steps} verify steps",
             where=f"draft {draft}",
             expected=f"more than {_FLOOR:.1f} (published drafts of Kimi-K2.5 reach 2.3 to 3.8)",
             remedy="check that --speculative-algorithm is EAGLE3, that the draft was trained for this target, and "

@@ -37,8 +37,8 @@ def exact_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def _group_rows(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Group the routed slots by expert.
 
-    topk_ids: [T, top_k], -1 = not on this rank. Returns (experts in use [B], grid [B, M] of slot numbers `t * top_k + s`,
-    valid [B, M]); unused grid cells hold slot 0 and are not valid.
+    topk_ids: [T, top_k], -1 = not on this rank. Returns (experts in use [B], grid [B, M] of slot numbers
+    `t * top_k + s`, valid [B, M]); unused grid cells hold slot 0 and are not valid.
     """
     flat = topk_ids.reshape(-1)
     slots = torch.nonzero(flat >= 0).squeeze(1)

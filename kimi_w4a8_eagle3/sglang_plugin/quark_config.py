@@ -25,7 +25,7 @@ class W4A8QuarkConfig(QuarkConfig):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.exclude_layers = [_as_sglang_pattern(name) for name in self.exclude_layers]
+        self.exclude_layers: list[str] = [_as_sglang_pattern(name) for name in self.quant_config.get("exclude") or []]
 
     @property
     def packed_modules_mapping(self) -> dict[str, list[str]]:

@@ -42,7 +42,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
 
     def create_weights(
         self,
-        layer: torch.nn.Module,
+        layer: Any,
         num_experts: int,
         hidden_size: int,
         intermediate_size_per_partition: int,
@@ -78,7 +78,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         add("w13_weight_scale_2", unset(num_experts, 2 * inter), **channel)
         add("w2_weight_scale_2", unset(num_experts, hidden_size), **channel)
 
-    def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: MoeRunnerConfig) -> None:
+    def create_moe_runner(self, layer: Any, moe_runner_config: MoeRunnerConfig) -> None:
         """Check that the layer computes what our kernels compute, and keep the scale that SGLang leaves to us."""
         config = moe_runner_config
         if config.activation != "silu" or not config.is_gated or config.apply_router_weight_on_input:
@@ -92,7 +92,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
             self.output_scale = float(config.routed_scaling_factor)
         self.top_k = int(config.top_k or layer.top_k)
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         """Fold the scales and repack the weights for the backend: one layer of extra memory, no loop over experts."""
         if self.prepared is not None:
             return
@@ -109,20 +109,16 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         ):
             setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
 
-    def apply_weights(
-        self, layer: torch.nn.Module, dispatch_output: StandardDispatchOutput
-    ) -> StandardCombineInput:
+    def apply_weights(self, layer: Any, dispatch_output: StandardDispatchOutput) -> StandardCombineInput:
         """Run the fused MoE on the tokens that SGLang routed."""
         assert self.backend is not None and self.prepared is not None
         topk = dispatch_output.topk_output
-        out = moe_forward(
-            self.backend, dispatch_output.hidden_states, self.prepared, topk.topk_weights, topk.topk_ids
-        )
+        out = moe_forward(self.backend, dispatch_output.hidden_states, self.prepared, topk.topk_weights, topk.topk_ids)
         if self.output_scale != 1.0:
             out = out * self.output_scale
         return StandardCombineInput(hidden_states=out)
 
-    def _loaded(self, layer: torch.nn.Module) -> QuarkMoeWeights:
+    def _loaded(self, layer: Any) -> QuarkMoeWeights:
         """What the loader left in the layer, with `weight_scale * weight_scale_2` folded per output channel."""
         experts, rows, _ = layer.w13_weight.shape
         s13 = layer.w13_weight_scale_2.view(experts, 2, rows // 2) * layer.w13_weight_scale.unsqueeze(-1)

@@ -25,7 +25,16 @@ class Kimi:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.output = folder / "kimi.out"
         self.port = free_port()
-        command = [sys.executable, "-m", "kimi_w4a8_eagle3.cli", "serve", "--recipe", "tiny", "--set", f"port={self.port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "kimi_w4a8_eagle3.cli",
+            "serve",
+            "--recipe",
+            "tiny",
+            "--set",
+            f"port={self.port}",
+        ]
         with self.output.open("wb") as file:
             self.process = subprocess.Popen([*command, *arguments], cwd=folder, stdout=file, stderr=subprocess.STDOUT)
 
@@ -104,7 +113,9 @@ def test_a_draft_of_another_target_fails_loudly(serve, tmp_path):
     shutil.copytree(tiny.draft_path(), draft)
     weights = load_file(draft / "model.safetensors")
     torch.manual_seed(0)
-    save_file({name: torch.randn_like(w.float()).to(w.dtype) for name, w in weights.items()}, draft / "model.safetensors")
+    save_file(
+        {name: torch.randn_like(w.float()).to(w.dtype) for name, w in weights.items()}, draft / "model.safetensors"
+    )
     kimi = serve("--draft", str(draft))
     assert kimi.process.wait(280) == 1
     assert "accept length 1.0" in kimi.text and "--speculative-algorithm is EAGLE3" in kimi.text

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kimi_w4a8_eagle3.errors import KimiError
-from kimi_w4a8_eagle3.metrics import Counters, acceptance_from_counters, acceptance_from_histograms, parse_counters, scrape
+from kimi_w4a8_eagle3.metrics import (
+    Counters,
+    acceptance_from_counters,
+    acceptance_from_histograms,
+    parse_counters,
+    scrape,
+)
 
 EXPOSITION = """\
 # TYPE sglang:generation_tokens counter

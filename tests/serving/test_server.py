@@ -90,10 +90,13 @@ def test_the_engine_ends_when_its_starter_is_killed(tmp_path):
     import sys, time
     from pathlib import Path
     from kimi_w4a8_eagle3.server import EngineServer
-    s = EngineServer([sys.executable, "-c", "import time; time.sleep(600)"], {{}}, "127.0.0.1", {free_port()}, Path({str(tmp_path / "log")!r}))
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    s = EngineServer(sleep, {{}}, "127.0.0.1", {free_port()}, Path({str(tmp_path / "log")!r}))
     s.start(); print(s.pid, flush=True); time.sleep(600)
     """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(starter)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(starter)], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         engine = int(process.stdout.readline())
         process.kill()

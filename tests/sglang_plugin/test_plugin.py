@@ -37,7 +37,7 @@ def config(weight, inputs):
     return QuarkConfig.from_config({
         "quant_method": "quark", "packed_modules_mapping": {}, "global_quant_config": layer,
         "layer_quant_config": {}, "layer_type_quant_config": {},
-        "exclude": ["language_model.model.layers.0.mlp.gate_proj", "language_model.model.layers.0.mlp.up_proj", "*lm_head"],
+        "exclude": [f"language_model.model.layers.0.mlp.{name}" for name in ("gate_proj", "up_proj")] + ["*lm_head"],
         "export": {"kv_cache_group": [], "pack_method": "reorder"},
     })
 
@@ -68,9 +68,10 @@ print(json.dumps({
 
 def run(program: str, older: bool) -> dict:
     path = [str(ROOT)] + ([str(OLDER)] if older else [])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
+    extra = {"PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True, timeout=240, check=False
+        command, env={**os.environ, **extra}, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

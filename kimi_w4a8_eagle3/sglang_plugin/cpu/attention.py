@@ -103,7 +103,9 @@ def extend_attention_cpu(
     first = torch.cumsum(new, 0) - new
     from_cache = k_extend is None or k_extend.shape[1:] == k_buffer.shape[1:]
     if not from_cache and bool((lengths != new).any()):
-        raise RuntimeError("MHA prefill over a cached MLA prefix reached the CPU attention: keys of the prefix are latent")
+        raise RuntimeError(
+            "MHA prefill over a cached MLA prefix reached the CPU attention: keys of the prefix are latent"
+        )
     for rows in _buckets(new, lengths, q_extend.shape[1]):
         queries, keys = int(new[rows].max()), int(lengths[rows].max())
         if queries == 0:
@@ -135,7 +137,12 @@ def _attend(
     length, groups = k.shape[1:3]
     per_group = heads // groups
     # One matmul per key head: its query heads share the keys.
-    q = q.float().view(batch, m, groups, per_group, dim).permute(0, 2, 3, 1, 4).reshape(batch, groups, per_group * m, dim)
+    q = (
+        q.float()
+        .view(batch, m, groups, per_group, dim)
+        .permute(0, 2, 3, 1, 4)
+        .reshape(batch, groups, per_group * m, dim)
+    )
     scores = torch.matmul(q * scale, k.float().permute(0, 2, 3, 1)).view(batch, groups, per_group, m, length)
     index = torch.arange(length)
     visible = (index <= position.unsqueeze(-1)) & (index < lengths.view(-1, 1, 1))
@@ -152,7 +159,9 @@ def _slots(req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, width: in
 
 def _buckets(new: torch.Tensor, lengths: torch.Tensor, heads: int) -> list[torch.Tensor]:
     """Split the batch into groups of similar size, so that padding stays small and a score block fits memory."""
-    size = torch.ceil(torch.log2(new.clamp_min(1).double())) * 64 + torch.ceil(torch.log2(lengths.clamp_min(1).double()))
+    size = torch.ceil(torch.log2(new.clamp_min(1).double())) * 64 + torch.ceil(
+        torch.log2(lengths.clamp_min(1).double())
+    )
     groups: list[torch.Tensor] = []
     for value in torch.unique(size):
         rows = torch.nonzero(size == value).squeeze(1)
