@@ -1,12 +1,35 @@
-"""Settings of the whole suite: deterministic property tests, one thread for small tensors."""
+"""Settings of the whole suite: deterministic property tests, one thread for small tensors, no silent skips."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Speed is measured in benchmarks: a slow machine must not fail a property.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+_NEEDS = "lld-19 (Debian package) and the extra `kernels`"
+
+
+def _skipped_kernel_tests(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
+    return [report for report in reporter.stats.get("skipped", []) if "kernels" in getattr(report, "keywords", {})]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say that kernel tests were skipped: without them the machine code is unproved."""
+    skipped = _skipped_kernel_tests(terminalreporter)
+    if skipped:
+        terminalreporter.section("kernels not tested")
+        terminalreporter.line(f"{len(skipped)} kernel tests were skipped; they need {_NEEDS}.")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skipped kernel test is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and reporter is not None and _skipped_kernel_tests(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
