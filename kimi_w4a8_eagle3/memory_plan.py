@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+
 from .aiter_regime import Regime
 from .errors import KimiError
 from .hardware import Gpu
@@ -47,6 +49,18 @@ class ModelCard:
             raise KimiError(f"unknown model card {name!r}{nearest(name, names)}", expected=", ".join(names))
         table = json.loads((folder / f"{name}.json").read_text())
         return cls(name, table["config"], table["routed_expert_bits"], table["other_bits"])
+
+    @classmethod
+    def of(cls, path: str, revision: str, name: str) -> ModelCard:
+        """The card of what is served: the config.json at `path` or in the Hub's cache, else the packaged card."""
+        folder = Path(path).expanduser()
+        if (folder / "config.json").is_file():
+            return cls.from_directory(folder)
+        if path.count("/") == 1 and not path.startswith(("/", ".", "~")):
+            cached = try_to_load_from_cache(path, "config.json", revision=revision)
+            if isinstance(cached, str):
+                return cls.from_directory(Path(cached).parent)
+        return cls.packaged(name)
 
     @classmethod
     def from_directory(cls, path: Path) -> ModelCard:
@@ -157,11 +171,14 @@ def make_plan(
     """
     if target is None and recipe.model.card is None:
         raise KimiError(f"recipe {recipe.name!r} names no model card", expected="model.card, or a model directory")
-    target = target or ModelCard.packaged(str(recipe.model.card))
+    if target is None:
+        path = str(args.get("model-path", recipe.model.repo))
+        target = ModelCard.of(path, recipe.model.revision, str(recipe.model.card))
     if draft is None and recipe.draft is not None and recipe.draft.card is not None:
-        draft = ModelCard.packaged(recipe.draft.card)
-    tp = int(str(args.get("tp-size", 1)))
-    page_size = int(str(args.get("page-size", 1)))
+        path = str(args.get("speculative-draft-model-path", recipe.draft.repo))
+        draft = ModelCard.of(path, recipe.draft.revision, recipe.draft.card)
+    tp = int(number(args, "tp-size", 1))
+    page_size = int(number(args, "page-size", 1))
     weights = target_weights(target, tp) | (draft_weights(draft, tp) if draft else {})
     target_kv = kv_shape(target.config, tp, _kv_dtype_bytes(args, "kv-cache-dtype"))
     draft_kv = kv_shape(draft.config, tp, _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")) if draft else None
@@ -172,9 +189,22 @@ def make_plan(
     return MemoryPlan(recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, kernels, verdict)
 
 
+def number(args: Mapping[str, ArgValue], name: str, default: float, most: float | None = None) -> float:
+    """The engine argument `name` as a positive number; raises KimiError when it is something else."""
+    value = args.get(name, default)
+    try:
+        found = float(str(value))
+    except ValueError:
+        found = 0.0
+    if found <= 0 or (most is not None and found > most):
+        expected = "a positive number" + ("" if most is None else f" up to {most:g}")
+        raise KimiError(f"--{name} {value} cannot be used", where="engine arguments", expected=expected)
+    return found
+
+
 def _ceiling(args: Mapping[str, ArgValue]) -> float:
     asked = args.get("mem-fraction-static", "auto")
-    return CEILING if asked == "auto" else float(str(asked))
+    return CEILING if asked == "auto" else number(args, "mem-fraction-static", CEILING, most=1)
 
 
 def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:
@@ -210,7 +240,8 @@ def _target_elements(c: Mapping[str, Any], tp: int) -> dict[str, float]:
 
 def _vision_elements(vision: Mapping[str, Any] | None, text_hidden: int) -> int:
     """A ViT and the two-layer projector that merges patches into the text width; whole on every rank."""
-    if not vision or "num_hidden_layers" not in vision:
+    vision = {name.removeprefix("vt_"): value for name, value in (vision or {}).items()}  # both spellings exist
+    if "num_hidden_layers" not in vision:
         return 0
     hidden, inter = vision["hidden_size"], vision["intermediate_size"]
     merged = hidden * math.prod(vision.get("merge_kernel_size", [1]))

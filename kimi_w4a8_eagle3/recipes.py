@@ -16,7 +16,7 @@ from .aiter_regime import Regime
 from .errors import KimiError
 from .gates import OUR_BACKENDS, ignored_gates, read_gates
 from .hardware import GIB, Gpu, Machine, gpu_by_name
-from .memory_plan import MemoryPlan, make_plan
+from .memory_plan import MemoryPlan, make_plan, number
 from .recipe_schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
 
 __all__ = ["Launch", "Recipe", "engine_arguments", "load_recipe", "recipe_names", "render", "with_settings"]
@@ -97,6 +97,7 @@ def render(
     _guard_memory(args, recipe, published, known_gpu, regime, notes)
     _warn(args, recipe, machine, notes)
     overrides = _overrides(settings, extra)
+    draft_tokens = number(args, "speculative-num-draft-tokens", 1)
     return Launch(
         recipe=recipe.name,
         engine=recipe.engine,
@@ -105,9 +106,9 @@ def render(
         model=str(args["model-path"]),
         draft=str(args["speculative-draft-model-path"]) if "speculative-draft-model-path" in args else None,
         host=str(args.get("host", "127.0.0.1")),
-        port=int(str(args.get("port", 30000))),
-        tensor_parallel=int(str(args.get("tp-size", 1))),
-        num_draft_tokens=int(str(args["speculative-num-draft-tokens"])) if "speculative-algorithm" in args else None,
+        port=int(number(args, "port", 30000)),
+        tensor_parallel=int(number(args, "tp-size", 1)),
+        num_draft_tokens=int(draft_tokens) if "speculative-algorithm" in args else None,
         progress_timeout_s=recipe.options.progress_timeout_s,
         notes=notes + [f"override: {text}" for text in overrides],
         overrides=overrides,
@@ -133,20 +134,20 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def parse_arguments(words: Sequence[str]) -> Args:
-    """Engine arguments as typed (`--port 8000 --flag --list 1 2 --x=3`) -> {"port": 8000, "flag": True, ...}."""
+    """Engine arguments as typed (`--port 8000 --flag --list 1 2 --x=3`) -> {"port": "8000", "flag": True, ...}."""
     args: Args = {}
     name: str | None = None
-    values: list[Any] = []
+    values: list[str] = []
     for word in [*words, "--"]:
         if not word.startswith("--"):
             if name is None:
                 raise KimiError(f"unexpected {word!r}", where="after --", expected="engine arguments: --name value")
-            values.append(_parse_value(word))
+            values.append(word)
             continue
         if name is not None:
             args[_canonical(name)] = values if len(values) > 1 else values[0] if values else True
         name, equals, value = word[2:].partition("=")
-        values = [_parse_value(value)] if equals else []
+        values = [value] if equals else []
     return args
 
 
@@ -177,9 +178,9 @@ def _assemble(recipe: Recipe, notes: list[str]) -> Args:
         args["revision"] = recipe.model.revision
     args.update(recipe.args)
     if recipe.draft is not None:
-        args["speculative-draft-model-path"] = _path(recipe.draft)
+        args.setdefault("speculative-draft-model-path", _path(recipe.draft))
         if recipe.draft.on_hub and recipe.draft.revision != "main":
-            args["speculative-draft-model-revision"] = recipe.draft.revision
+            args.setdefault("speculative-draft-model-revision", recipe.draft.revision)
     if recipe.options.sampling == "target":
         args["speculative-use-rejection-sampling"] = True
         notes.append("--speculative-use-rejection-sampling: options.sampling is 'target', so temperature is honoured")
@@ -206,7 +207,7 @@ def _derive_numa(args: Args, published_args: Args, machine: Machine, notes: list
     if args.get("numa-node") != "auto":
         return
     published = published_args.get("numa-node")
-    count = int(str(args.get("tp-size", 1)))
+    count = int(number(args, "tp-size", 1))
     nodes = machine.numa_nodes(count)
     if nodes is not None:
         args["numa-node"] = nodes
@@ -242,7 +243,7 @@ def _guard_memory(
         )
     plan = make_plan(recipe, args, gpu, regime)
     verdict = plan.verdict
-    asked_tokens = int(str(args.get("max-total-tokens", verdict.max_total_tokens)))
+    asked_tokens = int(number(args, "max-total-tokens", verdict.max_total_tokens))
     args["max-total-tokens"] = min(asked_tokens, verdict.max_total_tokens)
     if asked == "auto":
         args["mem-fraction-static"] = verdict.fraction
@@ -334,7 +335,11 @@ def _canonical(name: str) -> str:
 
 
 def _parse_value(text: str) -> Any:
-    """A TOML value where it is one (8000, 0.8, true, [0, 1]), else the text itself."""
+    """Text as it was typed (a revision of digits stays text), except true, false and [lists]."""
+    if text in ("true", "false"):
+        return text == "true"
+    if not text.startswith("["):
+        return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

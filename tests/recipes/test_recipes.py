@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,39 @@ def test_a_wrong_setting_is_refused(settings: list[str], message: str) -> None:
     with pytest.raises(KimiError) as caught:
         render(load_recipe("eagle3"), settings, machine=NO_GPU)
     assert message in caught.value.what
+
+
+@pytest.mark.parametrize("value", ["1e5", "0123", "2.10", '{"a": 1}', "1_000"])
+def test_a_value_reaches_the_engine_as_it_was_typed(value: str) -> None:
+    launch = render(load_recipe("w4a8"), [f"revision={value}"], ["--served-model-name", value], machine=NO_GPU)
+    assert value_of(launch.argv, "revision") == value_of(launch.argv, "served-model-name") == value
+
+
+def test_a_flag_of_the_recipe_can_be_switched_off() -> None:
+    assert "--enable-torch-compile" not in render(load_recipe("w4a8"), ["enable-torch-compile=false"]).argv
+
+
+@pytest.mark.parametrize(
+    "words", [["--tp", "many"], ["--tp", "0"], ["--mem-fraction-static", "1.2"], ["--max-total-tokens", "-5"]]
+)
+def test_a_number_that_cannot_be_is_refused(words: list[str]) -> None:
+    with pytest.raises(KimiError, match="cannot be used"):
+        render(load_recipe("eagle3"), [], words, machine=NO_GPU)
+
+
+def test_the_guard_reads_the_draft_that_is_served(tmp_path: Path) -> None:
+    config = {
+        "hidden_size": 7168,
+        "intermediate_size": 12288,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 1,
+        "vocab_size": 163840,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    launch = render(load_recipe("eagle3"), [], ["--speculative-draft-model-path", str(tmp_path)], machine=MI325X)
+    assert int(value_of(launch.argv, "max-total-tokens")) > 2_097_151  # an eighth of the heads, memory binds first
 
 
 def test_a_stray_word_after_the_dashes_is_refused() -> None:
