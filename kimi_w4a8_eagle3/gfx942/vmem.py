@@ -71,8 +71,8 @@ def decode_vmem(instruction: Instruction, kernel: Kernel, context: Context) -> S
         return _load_to_lds(context, address, form, offset)
     if space == "scratch":
         return _decode_scratch(action, form, operands, offset, context)
-    data = operands[0] if action == "load" or space == "buffer" else operands[1]
-    rest = [o for o in operands if o is not data]
+    place = 0 if action == "load" or space == "buffer" else 1
+    data, rest = operands[place], operands[:place] + operands[place + 1 :]  # an address may be the same register
     if data.kind != "vector" or data.count != form.words:
         raise UnknownInstruction(f"{data.text} does not fit {instruction.opcode}")
     address = _address(instruction, space, rest, offset, context, action)
@@ -263,8 +263,8 @@ def _decode_atomic(
 
 # -- scratch --------------------------------------------------------------------------------------------------------
 def _decode_scratch(action: str, form: Form, operands: list[Operand], offset: int, context: Context) -> Step:
-    data = operands[0] if action == "load" else operands[1]
-    vector, scalar = [o for o in operands if o is not data]
+    place = 0 if action == "load" else 1
+    data, (vector, scalar) = operands[place], operands[:place] + operands[place + 1 :]
     readers = []
     if vector.kind == "vector":
         readers.append(reader(vector, "u32"))
