@@ -7,10 +7,11 @@ from typing import Any
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith, math, rocdl
+from flydsl._mlir.dialects import arith, math
 
 from . import flydsl_ops as ops
 from .flydsl_layout import LOW_K_BIT
+from .flydsl_toolchain import cache_tag
 
 WAVES = 4
 NAN_BITS = 0x7FC00000
@@ -39,6 +40,10 @@ class QuantizeConfig:
         """A whole workgroup for long rows, else one wave."""
         return WAVES if self.columns > 2048 else 1
 
+    def grid(self, rows: Any) -> tuple[Any, ...]:
+        """Workgroups for `rows` rows."""
+        return (rows if self.waves_per_row > 1 else (rows + (WAVES - 1)) // WAVES), 1, 1
+
     def problem(self) -> str | None:
         """Why no kernel can be built, or None."""
         return f"rows of {self.columns} values: not a multiple of 16" if self.columns % (2 * LOW_K_BIT) else None
@@ -59,6 +64,7 @@ class _Quantize:
         self.step = 64 * cfg.waves_per_row * VALUES
 
     def run(self) -> None:
+        """Emit the whole kernel."""
         with ops.when(self.row < self.rows):
             if not self.cfg.routed:
                 self.quantize()
@@ -89,6 +95,7 @@ class _Quantize:
         return [ops.bitcast(ops.pack(ops.bf16_bits(pair)), v4f) for pair in loaded]
 
     def quantize(self) -> None:
+        """Write the INT8 row, its scale and its low sum."""
         self.lds = ops.lds_alloc(2 * 16 * WAVES) if self.cfg.waves_per_row > 1 else None
         values = self.load_values()
         scale, shrink = self.row_scale(values)
@@ -153,8 +160,13 @@ class _Quantize:
 def build_quantize(cfg: QuantizeConfig) -> Any:
     """Launcher: (x, router weights, expert ids, out int8, info [rows, 2], rows, stream)."""
 
+    tag = cache_tag(cfg)
+
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
-    def moe_quantize(x: fx.Int64, weights: fx.Int64, ids: fx.Int64, out: fx.Int64, info: fx.Int64, rows: fx.Int32):
+    def moe_quantize(
+        x: fx.Int64, weights: fx.Int64, ids: fx.Int64, out: fx.Int64, info: fx.Int64, rows: fx.Int32
+    ) -> None:
+        ops.identify(tag)
         _Quantize(cfg, x, weights, ids, out, info, rows).run()
 
     @flyc.jit
@@ -166,10 +178,9 @@ def build_quantize(cfg: QuantizeConfig) -> Any:
         info: fx.Int64,
         rows: fx.Int32,
         stream: fx.Stream = fx.Stream(None),  # noqa: B008
-    ):
-        blocks = rows if cfg.waves_per_row > 1 else (rows + (WAVES - 1)) // WAVES
+    ) -> None:
         moe_quantize(x, weights, ids, out, info, rows).launch(
-            grid=(blocks, 1, 1), block=(WAVES * ops.WAVE, 1, 1), stream=stream
+            grid=cfg.grid(rows), block=(WAVES * ops.WAVE, 1, 1), stream=stream
         )
 
     return launch
@@ -181,6 +192,10 @@ class ReduceConfig:
 
     hidden: int
     top_k: int
+
+    def grid(self, tokens: Any) -> tuple[Any, ...]:
+        """Workgroups for `tokens` tokens."""
+        return -(-self.hidden // (WAVES * 64 * 8)), tokens, 1
 
     def problem(self) -> str | None:
         """Why no kernel can be built, or None."""
@@ -195,6 +210,7 @@ class _Reduce:
         self.slots, self.info, self.ids, self.out, self.tokens = slots, info, ids, out, tokens
 
     def run(self) -> None:
+        """Emit the whole kernel."""
         cfg = self.cfg
         token = fx.block_idx.y
         channel = (fx.block_idx.x * (WAVES * 64) + fx.thread_idx.x) * 8
@@ -214,10 +230,16 @@ class _Reduce:
 
 
 def build_reduce(cfg: ReduceConfig) -> Any:
-    """Launcher: (slots bfloat16 [T * top_k, hidden], info, expert ids [T, top_k], out bfloat16 [T, hidden], T, stream)."""
+    """Launcher: (slots bfloat16 [T * top_k, hidden], info, ids [T, top_k], out bfloat16 [T, hidden], T, stream).
+
+    A slot with a negative expert id counts as zero, whatever its row holds.
+    """
+
+    tag = cache_tag(cfg)
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
-    def moe_reduce(slots: fx.Int64, info: fx.Int64, ids: fx.Int64, out: fx.Int64, tokens: fx.Int32):
+    def moe_reduce(slots: fx.Int64, info: fx.Int64, ids: fx.Int64, out: fx.Int64, tokens: fx.Int32) -> None:
+        ops.identify(tag)
         _Reduce(cfg, slots, info, ids, out, tokens).run()
 
     @flyc.jit
@@ -228,10 +250,9 @@ def build_reduce(cfg: ReduceConfig) -> Any:
         out: fx.Int64,
         tokens: fx.Int32,
         stream: fx.Stream = fx.Stream(None),  # noqa: B008
-    ):
-        columns = -(-cfg.hidden // (WAVES * ops.WAVE * 8))
+    ) -> None:
         moe_reduce(slots, info, ids, out, tokens).launch(
-            grid=(columns, tokens, 1), block=(WAVES * ops.WAVE, 1, 1), stream=stream
+            grid=cfg.grid(tokens), block=(WAVES * ops.WAVE, 1, 1), stream=stream
         )
 
     return launch

@@ -1,6 +1,7 @@
 """Stage 1, h = silu(gate) * up for the routed rows: configuration, arguments and launcher of both variants.
 
-`flydsl_stage1_decode` (tile_m 16, 32) is bound by reading weights, `flydsl_stage1_prefill` (64, 128) by the matrix unit.
+`flydsl_stage1_decode` (tile_m 16, 32) is bound by reading weights, `flydsl_stage1_prefill` (64, 128) by the matrix
+unit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from flydsl._mlir.dialects import arith, rocdl
 from . import flydsl_ops as ops
 from .flydsl_block import RoutingAddresses
 from .flydsl_layout import CHUNK_K
+from .flydsl_toolchain import cache_tag
 
 WAVES = 4
 LOG2_E = 1.4426950408889634
@@ -31,7 +33,8 @@ class Stage1Config:
     """Compile-time parameters of stage 1.
 
     tile_m: rows a workgroup; tile_n: intermediate channels a workgroup (as many gate and up rows of w13);
-    tile_k: k a wave covers in one turn of its loop (decode) or k of one LDS tile (prefill); pinned: keep the written order of loads (else the compiler's);
+    tile_k: k a wave covers in one turn of its loop (decode) or k of one LDS tile (prefill);
+    pinned: keep the written order of loads (else the compiler's);
     accumulators: write the int32 sums [slots, 2*inter] instead of h (tests).
     """
 
@@ -48,6 +51,10 @@ class Stage1Config:
     def decode(self) -> bool:
         """Whether the waves split K (decode) or the tile (prefill)."""
         return self.tile_m < 64
+
+    def grid(self, blocks: Any) -> tuple[Any, ...]:
+        """Workgroups for `blocks` row blocks."""
+        return self.inter // self.tile_n, blocks, 1
 
     def problem(self) -> str | None:
         """Why no kernel can be built for these sizes, or None."""
@@ -92,6 +99,8 @@ def build(cfg: Stage1Config) -> Any:
 
     workgroup: Any = Stage1Decode if cfg.decode else Stage1Prefill
 
+    tag = cache_tag(cfg)
+
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
     def moe_stage1(
         rows: fx.Int64,
@@ -105,7 +114,8 @@ def build(cfg: Stage1Config) -> Any:
         num_blocks: fx.Int64,
         out: fx.Int64,
         tokens: fx.Int32,
-    ):
+    ) -> None:
+        ops.identify(tag)
         routing = RoutingAddresses(order, block_expert, block_first, block_rows, num_blocks)
         workgroup(cfg, Arguments(rows, row_info, weights, w_scale, routing, out, tokens)).run()
 
@@ -124,9 +134,9 @@ def build(cfg: Stage1Config) -> Any:
         tokens: fx.Int32,
         blocks: fx.Int32,
         stream: fx.Stream = fx.Stream(None),  # noqa: B008
-    ):
+    ) -> None:
         moe_stage1(
             rows, row_info, weights, w_scale, order, block_expert, block_first, block_rows, num_blocks, out, tokens
-        ).launch(grid=(cfg.inter // cfg.tile_n, blocks, 1), block=(WAVES * ops.WAVE, 1, 1), stream=stream)
+        ).launch(grid=cfg.grid(blocks), block=(WAVES * ops.WAVE, 1, 1), stream=stream)
 
     return launch

@@ -58,11 +58,13 @@ class Stage1Decode:
         self.v4i = ops.vec_type(4, ops.i32_type())
 
     def run(self) -> None:
+        """Emit the whole kernel."""
         with ops.when(self.block.exists()):
             self.open_buffers()
             self.finish(self.main_loop())
 
     def open_buffers(self) -> None:
+        """The block's tables, buffers and the slots of this lane's rows."""
         cfg, args = self.cfg, self.args
         self.block.open()
         expert_bytes = cfg.inter * cfg.hidden
@@ -77,13 +79,16 @@ class Stage1Decode:
         self.rows = ops.buffer(args.rows, args.tokens * cfg.hidden)
 
     def load_weight(self, chunk: Any, tile: int) -> Any:
+        """One tile of a chunk: 16 channels x 128 k."""
         return ops.load(self.weights, self.v4i, self.weight_lane, self.tile_at[tile] + chunk * (WAVES * TILE_BYTES))
 
     def load_rows(self, chunk: Any) -> list[Any]:
+        """This wave's 128 k of the rows, 32 bytes a lane and row tile."""
         at = chunk * (WAVES * CHUNK_K)
         return [ops.load(self.rows, self.v4i, lane + 64 * j, at) for lane in self.row_lane for j in (0, 1)]
 
     def pin(self) -> None:
+        """Keep what was written before this point before it, unless the compiler may reorder."""
         if self.cfg.pinned:
             ops.pin_schedule()
 

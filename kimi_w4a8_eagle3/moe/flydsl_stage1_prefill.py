@@ -57,11 +57,13 @@ class Stage1Prefill:
         self.v4i = ops.vec_type(4, ops.i32_type())
 
     def run(self) -> None:
+        """Emit the whole kernel."""
         with ops.when(self.block.exists()):
             self.open_buffers()
             self.finish(self.main_loop())
 
     def open_buffers(self) -> None:
+        """The block's tables and buffers, and the LDS for rows."""
         cfg, args = self.cfg, self.args
         self.block.open()
         expert_bytes = cfg.inter * cfg.hidden
@@ -80,6 +82,7 @@ class Stage1Prefill:
         return [self.block.slot(first_row + (self.lane & 15) + 16 * m) for m in range(tiles)]
 
     def load_weight(self, chunk: Any, tile: int) -> Any:
+        """One tile of a chunk: 16 channels x 128 k."""
         return ops.load(self.weights, self.v4i, self.lane * 16, self.tile_at[tile] + chunk * TILE_BYTES)
 
     def fetch_rows(self, chunk: Any) -> list[Any]:
@@ -151,6 +154,7 @@ class Stage1Prefill:
         return _State([*state.weights[1:], loaded] if refill else state.weights[1:], sums)
 
     def pin(self) -> None:
+        """Keep what was written before this point before it, unless the compiler may reorder."""
         if self.cfg.pinned:
             ops.pin_schedule()
 
@@ -185,5 +189,6 @@ class Stage1Prefill:
                 ops.store(out, silu_mul(*scaled), at, channel * 4)
 
     def total(self, sums: list[Any], tile: int, m: int) -> Any:
+        """high / 16 + low of one result tile."""
         at = 2 * (tile * ROW_TILES + m)
         return arith.addi(arith.shrsi(sums[at], ops.splat(ops.const_i32(4), 4)), sums[at + 1])

@@ -24,6 +24,7 @@ from flydsl._mlir.dialects import arith, math
 from . import flydsl_ops as ops
 from .flydsl_block import RoutingAddresses, RowBlock
 from .flydsl_layout import CHUNK_K, TILE_BYTES, TILE_N
+from .flydsl_toolchain import cache_tag
 
 WAVES = 4
 RING_BYTES = 8192
@@ -68,6 +69,13 @@ class Stage2Config:
         """16-channel tiles that a wave computes."""
         return self.tile_n // TILE_N * self.waves_m // WAVES
 
+    def grid(self, blocks: Any) -> tuple[Any, ...]:
+        """Workgroups for `blocks` row blocks. Prefill takes all rows of some columns, then the next columns: what is
+        added to lies together, and so do the weights of one expert.
+        """
+        columns = self.hidden // self.tile_n
+        return (blocks, columns, 1) if self.atomic else (columns, blocks, 1)
+
     def problem(self) -> str | None:
         """Why no kernel can be built for these sizes, or None."""
         if self.inter % CHUNK_K or not CHUNK_K <= self.inter <= 1024:
@@ -111,12 +119,14 @@ class _Workgroup:
         self.v4f = ops.vec_type(4, ops.f32_type())
 
     def run(self) -> None:
+        """Emit the whole kernel."""
         with ops.when(self.block.exists()):
             self.open_buffers()
             self.load_rows()
             self.stream()
 
     def open_buffers(self) -> None:
+        """The block's tables and buffers, and where this wave's rows and columns start."""
         cfg, args = self.cfg, self.args
         self.block.open()
         expert_bytes = cfg.hidden * cfg.inter // 2
@@ -218,7 +228,10 @@ class _Workgroup:
     def one_tile(
         self, tile: Any, held: list[list[Any]], tiles_left: int | None
     ) -> tuple[list[list[Any]], list[Any], Any]:
-        """Multiply 16 channels: (ring, high and low sums of each row tile, scales). `tiles_left`, if known, ends the loading ahead."""
+        """Multiply 16 channels: (ring, high and low sums of each row tile, scales).
+
+        tiles_left: tiles up to the last, when known; ends the loading ahead.
+        """
         acc = [[self.zero, self.low_start[m]] for m in range(self.row_tiles)]
         scale = held[0][-1]
         for step in range(self.steps):
@@ -275,6 +288,8 @@ class _Workgroup:
 def build(cfg: Stage2Config) -> Any:
     """The launcher of one configuration: (ten addresses, tokens, blocks launched, stream)."""
 
+    tag = cache_tag(cfg)
+
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
     def moe_stage2(
         rows: fx.Int64,
@@ -288,7 +303,8 @@ def build(cfg: Stage2Config) -> Any:
         num_blocks: fx.Int64,
         out: fx.Int64,
         tokens: fx.Int32,
-    ):
+    ) -> None:
+        ops.identify(tag)
         routing = RoutingAddresses(order, block_expert, block_first, block_rows, num_blocks)
         _Workgroup(cfg, _Arguments(rows, row_info, weights, w_scale, routing, out, tokens)).run()
 
@@ -307,12 +323,11 @@ def build(cfg: Stage2Config) -> Any:
         tokens: fx.Int32,
         blocks: fx.Int32,
         stream: fx.Stream = fx.Stream(None),  # noqa: B008
-    ):
-        columns = cfg.hidden // cfg.tile_n
+    ) -> None:
         moe_stage2(
             rows, row_info, weights, w_scale, order, block_expert, block_first, block_rows, num_blocks, out, tokens
         ).launch(
-            grid=(blocks, columns, 1) if cfg.atomic else (columns, blocks, 1),
+            grid=cfg.grid(blocks),
             block=(WAVES * ops.WAVE, 1, 1),
             stream=stream,
         )

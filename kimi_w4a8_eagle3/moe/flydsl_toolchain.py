@@ -147,3 +147,25 @@ def _compile(launcher: Any, hints: dict[str, Any]) -> str:
         if len(found) != 1:
             raise KimiError("FlyDSL compiled a kernel but left no assembly", where=dump)
         return found[0].read_text()
+
+
+def cache_tag(config: Any) -> str:
+    """Distinguishes configurations in FlyDSL's own disk cache, whose key holds only a closure's scalars."""
+    return f"{source_key()} {config!r}"
+
+
+def compile_and_launch(launcher: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
+    """Launch a kernel for the first time, compiling it or loading it from FlyDSL's cache; returns its fast launcher."""
+    import flydsl.compiler as flyc
+
+    with linking(), _environment(FLYDSL_RUNTIME_CACHE_DIR=str(cache_dir() / "jit")):
+        compiled: Callable[..., Any] = flyc.compile(launcher, *args)
+    return compiled
+
+
+def compile_ahead(launcher: Any) -> None:
+    """Compile into FlyDSL's cache, from which `compile_and_launch` takes it; needs no GPU."""
+    count = len([p for p in inspect.signature(launcher.func).parameters if p != "stream"])
+    environment = {"COMPILE_ONLY": "1", "ARCH": ARCH, "FLYDSL_RUNTIME_CACHE_DIR": str(cache_dir() / "jit")}
+    with _environment(**environment), linking():
+        launcher(*range(1, count + 1))

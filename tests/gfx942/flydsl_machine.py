@@ -62,7 +62,7 @@ class Device:
         width = 2 * cfg.inter if cfg.accumulators else cfg.inter
         out = self.memory.empty((tokens * cfg.top_k, width), np.int32 if cfg.accumulators else np.float32)
         args = [self.put(a8), self.put(info), self.put(moe.w13), self.put(moe.s13), *self.routing(routed), out, tokens]
-        self.launch(cfg, (cfg.inter // cfg.tile_n, routed.max_blocks, 1), *args)
+        self.launch(cfg, cfg.grid(routed.max_blocks), *args)
         return self.get(out, torch.float32, unwritten=0)
 
     def stage2(
@@ -75,9 +75,7 @@ class Device:
         else:
             out = self.memory.empty((slots, cfg.hidden), np.float32 if cfg.accumulators else np.int16)
         args = [self.put(a8), self.put(info), self.put(moe.w2), self.put(moe.s2), *self.routing(routed), out, tokens]
-        columns = cfg.hidden // cfg.tile_n
-        grid = (routed.max_blocks, columns, 1) if cfg.atomic else (columns, routed.max_blocks, 1)
-        self.launch(cfg, grid, *args)
+        self.launch(cfg, cfg.grid(routed.max_blocks), *args)
         kind = torch.float32 if cfg.atomic or cfg.accumulators else torch.bfloat16
         return self.get(out, kind, unwritten=0)
 
@@ -89,8 +87,7 @@ class Device:
         out = self.memory.empty(tuple(x.shape), np.int8)
         info = self.memory.empty((x.shape[0], 2), np.int32)
         extra = [self.put(t) if t is not None else 0 for t in (weights, ids)]
-        blocks = x.shape[0] if cfg.waves_per_row > 1 else -(-x.shape[0] // 4)
-        self.launch(cfg, (blocks, 1, 1), self.put(x), *extra, out, info, x.shape[0])
+        self.launch(cfg, cfg.grid(x.shape[0]), self.put(x), *extra, out, info, x.shape[0])
         pairs = self.get(info, torch.int32, unwritten=0)
         return self.get(out, torch.int8, unwritten=0), pairs[:, 0].contiguous().view(torch.float32), pairs[:, 1]
 
@@ -98,8 +95,7 @@ class Device:
         tokens, top_k = ids.shape
         cfg = rows.ReduceConfig(slots.shape[1], top_k)
         out = self.memory.empty((tokens, slots.shape[1]), np.int16)
-        columns = -(-slots.shape[1] // 2048)
-        self.launch(cfg, (columns, tokens, 1), self.put(slots), self.put(info), self.put(ids), out, tokens)
+        self.launch(cfg, cfg.grid(tokens), self.put(slots), self.put(info), self.put(ids), out, tokens)
         return self.get(out, torch.bfloat16)
 
 

@@ -185,7 +185,7 @@ def test_a_missing_barrier_is_found(tile: tuple[int, int, int], monkeypatch: pyt
     text = toolchain.assembly(stage1.build, cfg)
     lines = text.splitlines()
     for number in [n for n, line in enumerate(lines) if line.strip() == "s_barrier"]:
-        broken = parse_kernel("\n".join(lines[:number] + ["\ts_nop 0"] + lines[number + 1 :]))
+        broken = parse_kernel("\n".join([*lines[:number], "\ts_nop 0", *lines[number + 1 :]]))
         monkeypatch.setattr("flydsl_machine.compiled", lambda _, kernel=broken: kernel)
         layer, failed = Layer(1024, 128), False
         for order in ("forward", "reverse", "roundrobin"):

@@ -1,0 +1,290 @@
+"""The FlyDSL backend for gfx942: tile choice, compiled launchers and the order of launches.
+
+Decode: quantize, route, stage 1, quantize, stage 2 (one row a slot), reduce. Prefill: the same with stage 2 adding into
+a float32 [T, H] that is converted at the end. Grids follow from shapes alone and nothing waits for the device, so a
+call can be captured in a graph once its kernels are compiled (`warm`, or a first call).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import KimiError
+from . import flydsl_layout as layout
+from . import flydsl_toolchain as toolchain
+from .contract import MoeShape, PreparedMoe, QuarkMoeWeights
+from .dispatch import GateReader, gpu_arch
+from .routing import Routing, route
+from .tiles import TABLE, find_row, read_rows
+
+STAGE2_WIDTHS = (1024, 512, 256, 128, 64)
+_MAX_BUFFER = 2**32 - 1  # bytes that a buffer descriptor spans
+GATE = "AITER_FLYDSL_STAGE{}_TILE_{}"
+
+Builder = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class FlydslTiles:
+    """One tile choice: rows a block, (n, k) of both stages, and whether stage 2 adds atomically."""
+
+    tile_m: int
+    stage1: tuple[int, int]
+    stage2: tuple[int, int]
+    atomic: bool
+
+    @classmethod
+    def from_row(cls, tiles: dict[str, Any]) -> FlydslTiles:
+        """Read the `tiles` of a table row: {"tile_m", "stage1": [n, k], "stage2": [n, k], "atomic"}."""
+        try:
+            (n1, k1), (n2, k2) = tiles["stage1"], tiles["stage2"]
+            return cls(int(tiles["tile_m"]), (int(n1), int(k1)), (int(n2), int(k2)), bool(tiles["atomic"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise KimiError(f"a FlyDSL row of the tile table is malformed: {error!r}", where=str(tiles)) from error
+
+    def to_row(self) -> dict[str, Any]:
+        """The inverse of `from_row`."""
+        return {
+            "tile_m": self.tile_m,
+            "stage1": list(self.stage1),
+            "stage2": list(self.stage2),
+            "atomic": self.atomic,
+        }
+
+
+class FlydslBackend:
+    """W4A8 MoE in FlyDSL for gfx942 (MI300X, MI325X)."""
+
+    name = "flydsl"
+
+    def __init__(self, gates: GateReader | None = None, table: Path = TABLE) -> None:
+        self._gates: GateReader = gates if gates is not None else {}
+        self._table = table
+        self._launchers: dict[Any, Any] = {}
+
+    def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
+        """Why this backend cannot run `shape` on `device`, or None when it can."""
+        arch = gpu_arch(device)
+        if arch != toolchain.ARCH:
+            return f"needs a {toolchain.ARCH} GPU, {device} is {arch or 'no GPU'}"
+        return toolchain.flydsl_problem() or toolchain.linker_problem() or self.shape_problem(shape)
+
+    def shape_problem(self, shape: MoeShape) -> str | None:
+        """Why no tile fits `shape`, or None."""
+        try:
+            for tokens in (1, 1 << 20):
+                self.configs(shape, tokens)
+        except KimiError as error:
+            return str(error)
+        return None
+
+    def describe(self, shape: MoeShape, device: torch.device) -> str:
+        """The tile choices for a few batches, for the log."""
+        return "; ".join(f"T<={t}: {self.tiles_for(shape, t).to_row()}" for t in (8, 160, 10240))
+
+    def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
+        """Repack one layer into `flydsl_layout`."""
+        return layout.prepare(weights)
+
+    # -- tiles ----------------------------------------------------------------------------------------------------
+    def tiles_for(self, shape: MoeShape, tokens: int) -> FlydslTiles:
+        """The table's tiles, fitted to the shape; then the gates, taken as they are."""
+        row = find_row(self.name, toolchain.ARCH, shape.hidden, shape.inter, tokens, self._table)
+        if row is None:
+            raise KimiError(f"no FlyDSL tiles for {tokens} tokens", where=str(self._table))
+        tiles = FlydslTiles.from_row(row["tiles"])
+        n2, k2 = tiles.stage2
+        n2 = next((n for n in STAGE2_WIDTHS if n <= n2 and shape.hidden % n == 0), n2)
+        k2 = k2 if shape.inter % k2 == 0 else layout.CHUNK_K
+        return self._gated(replace(tiles, stage2=(n2, k2)))
+
+    def _gated(self, tiles: FlydslTiles) -> FlydslTiles:
+        asked = {(s, a): self._gates.get(GATE.format(s, a)) for s in (1, 2) for a in "MNK"}
+        rows = {int(str(asked[s, "M"])) for s in (1, 2) if asked[s, "M"] is not None}
+        if len(rows) > 1:
+            raise KimiError(
+                f"the two stages share their blocks of rows, but {sorted(rows)} are asked for",
+                where="AITER_FLYDSL_STAGE1_TILE_M and AITER_FLYDSL_STAGE2_TILE_M",
+                expected="one number, or only one of the two set",
+            )
+        tile_m = rows.pop() if rows else tiles.tile_m
+        if tile_m != tiles.tile_m:  # another kind of kernel: its own defaults instead of the table's
+            decode = tile_m < 64
+            tiles = FlydslTiles(tile_m, (64, 256 if decode else 128), tiles.stage2, atomic=not decode)
+        stage1, stage2 = (
+            tuple(int(str(asked[s, a])) if asked[s, a] is not None else own for a, own in zip("NK", pair, strict=True))
+            for s, pair in ((1, tiles.stage1), (2, tiles.stage2))
+        )
+        return replace(tiles, stage1=(stage1[0], stage1[1]), stage2=(stage2[0], stage2[1]))
+
+    def configs(self, shape: MoeShape, tokens: int) -> dict[str, tuple[Builder, Any]]:
+        """Every kernel that a batch of `tokens` launches: name -> (builder, configuration)."""
+        from . import flydsl_rows as rows
+        from . import flydsl_stage1 as stage1
+        from . import flydsl_stage2 as stage2
+
+        tiles = self.tiles_for(shape, tokens)
+        size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
+        pinned = [self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is not False for s in (1, 2)]
+        kernels: dict[str, tuple[Builder, Any]] = {
+            "quantize": (rows.build_quantize, rows.QuantizeConfig(shape.hidden, bf16=True, routed=False)),
+            "stage1": (stage1.build, stage1.Stage1Config(*size, *tiles.stage1, pinned=pinned[0])),
+            "quantize2": (rows.build_quantize, rows.QuantizeConfig(shape.inter, bf16=False, routed=True)),
+            "stage2": (stage2.build, stage2.Stage2Config(*size, *tiles.stage2, tiles.atomic, pinned=pinned[1])),
+        }
+        if not tiles.atomic:
+            kernels["reduce"] = (rows.build_reduce, rows.ReduceConfig(shape.hidden, shape.top_k))
+        for _, config in kernels.values():
+            problem = config.problem()
+            if problem:
+                raise KimiError(
+                    problem, where=f"FlyDSL tiles {tiles.to_row()}", remedy="unset the AITER_FLYDSL_*_TILE_*"
+                )
+        return kernels
+
+    # -- running --------------------------------------------------------------------------------------------------
+    def forward(
+        self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Run both stages; see MoeBackend.forward for shapes.
+
+        A row of x with NaN or Inf makes its own output NaN and no other; T = 0 gives an empty result.
+        """
+        _check(x, moe, topk_weights, topk_ids)
+        if x.shape[0] == 0:
+            return torch.empty_like(x)
+        kernels = self.configs(moe.shape, x.shape[0])
+        return _Call(self, kernels, x, moe, topk_weights, topk_ids).run()
+
+    def launch(self, build: Builder, config: Any, *args: torch.Tensor | int) -> None:
+        """Launch one kernel on the current stream; it is compiled at its first use."""
+        stream = torch.cuda.current_stream().cuda_stream
+        numbers = (*(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in args), stream)
+        launcher = self._launchers.get(config)
+        if launcher is None:
+            self._launchers[config] = toolchain.compile_and_launch(build(config), numbers)
+        else:
+            launcher(*numbers)
+
+    def blocks(self, routing: Routing, slots: int, experts: int, tile_m: int) -> int:
+        """Row blocks to launch: those that can have rows, or the padded worst case where the gate asks for it."""
+        if self._gates.get("AITER_FLYDSL_MOE_GRID_TRIM") is False:
+            return (slots + experts * (tile_m - 1)) // tile_m
+        return routing.max_blocks
+
+
+def warm(shape: MoeShape, arch: str, gates: GateReader | None = None) -> int:
+    """Compile every kernel that the tile table can choose for `shape`; needs no GPU. Returns how many."""
+    backend = FlydslBackend(gates)
+    problem = toolchain.flydsl_problem() or toolchain.linker_problem() or backend.shape_problem(shape)
+    if arch != toolchain.ARCH:
+        problem = f"the FlyDSL kernels are for {toolchain.ARCH}, not {arch}"
+    if problem:
+        raise KimiError(problem, where="kimi warm", expected=f"FlyDSL and a shape that it runs on {toolchain.ARCH}")
+    wanted = {c: b for tokens in table_batches() for b, c in backend.configs(shape, tokens).values()}
+    for config, build in wanted.items():
+        toolchain.compile_ahead(build(config))
+    if not find_spec("triton"):
+        return len(wanted)
+    from .flydsl_route import compile_routes
+
+    return len(wanted) + compile_routes(shape, {backend.tiles_for(shape, t).tile_m: t for t in table_batches()})
+
+
+def table_batches(table: Path = TABLE) -> list[int]:
+    """One batch size for each FlyDSL row of the table."""
+    bounds = [row["max_tokens"] for row in read_rows(table) if row["backend"] == FlydslBackend.name]
+    return sorted({1 << 20 if bound is None else int(bound) for bound in bounds})
+
+
+class _Call:
+    """One forward: its buffers and launches."""
+
+    def __init__(
+        self,
+        backend: FlydslBackend,
+        kernels: dict[str, tuple[Builder, Any]],
+        x: torch.Tensor,
+        moe: PreparedMoe,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+    ) -> None:
+        self.backend, self.kernels, self.moe = backend, kernels, moe
+        self.x, self.weights, self.ids = x.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
+        self.tokens, self.slots = x.shape[0], topk_ids.numel()
+
+    def run(self) -> torch.Tensor:
+        """All launches; returns bfloat16 [T, H]."""
+        shape = self.moe.shape
+        tile_m = self.kernels["stage1"][1].tile_m
+        routing = self._route(tile_m)
+        blocks = self.backend.blocks(routing, self.slots, shape.num_experts, tile_m)
+
+        a8, info = self._quantize("quantize", self.x, self.tokens)
+        h = self._new((self.slots, shape.inter), torch.float32)
+        self._launch("stage1", a8, info, self.moe.w13, self.moe.s13, *_tables(routing), h, self.tokens, blocks)
+        h8, info2 = self._quantize("quantize2", h, self.slots, self.weights, self.ids)
+
+        out = torch.empty_like(self.x)
+        atomic = "reduce" not in self.kernels
+        if atomic:
+            partial = torch.zeros(self.tokens, shape.hidden, dtype=torch.float32, device=self.x.device)
+        else:
+            partial = self._new((self.slots, shape.hidden), torch.bfloat16)
+        self._launch("stage2", h8, info2, self.moe.w2, self.moe.s2, *_tables(routing), partial, self.tokens, blocks)
+        if atomic:
+            return out.copy_(partial)
+        self._launch("reduce", partial, info2, self.ids, out, self.tokens)
+        return out
+
+    def _new(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=self.x.device)
+
+    def _launch(self, name: str, *args: Any) -> None:
+        build, config = self.kernels[name]
+        self.backend.launch(build, config, *args)
+
+    def _quantize(
+        self, name: str, x: torch.Tensor, rows: int, *routed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(int8 like x, [rows, 2] of float32 scale and int32 low sum)."""
+        a8, info = self._new(tuple(x.shape), torch.int8), self._new((rows, 2), torch.int32)
+        weights, ids = routed or (0, 0)
+        self._launch(name, x, weights, ids, a8, info, rows)
+        return a8, info
+
+    def _route(self, tile_m: int) -> Routing:
+        """One small launch where Triton is there and the batch small enough for it, else torch operations."""
+        experts = self.moe.shape.num_experts
+        if not self.x.is_cuda or not find_spec("triton"):
+            return route(self.ids, experts, tile_m)
+        from .flydsl_route import route_slots
+
+        return route_slots(self.ids, experts, tile_m)
+
+
+def _tables(routing: Routing) -> tuple[torch.Tensor, ...]:
+    return routing.order, routing.block_expert, routing.block_first, routing.block_rows, routing.num_blocks
+
+
+def _check(x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> None:
+    shape, tokens = moe.shape, x.shape[0]
+    if moe.layout != layout.LAYOUT:
+        raise KimiError(f"weights in layout {moe.layout!r} reached the FlyDSL backend", expected=layout.LAYOUT)
+    wanted = {
+        "x": (x, (tokens, shape.hidden), torch.bfloat16),
+        "topk_weights": (topk_weights, (tokens, shape.top_k), torch.float32),
+        "topk_ids": (topk_ids, (tokens, shape.top_k), torch.int32),
+    }
+    for name, (tensor, size, dtype) in wanted.items():
+        if tuple(tensor.shape) != size or tensor.dtype != dtype:
+            raise KimiError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}", expected=f"{dtype} {size}")
+    row_bytes = max(4 * shape.hidden, shape.top_k * 4 * shape.inter)
+    if (tokens + 1) * row_bytes > _MAX_BUFFER:
+        raise KimiError(f"{tokens} tokens exceed the kernels' 4 GiB buffers", remedy="smaller prefill chunks")

@@ -1,0 +1,69 @@
+"""Routing for the FlyDSL backend by the Triton backend's sorting kernel: one launch for a decode batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .contract import MoeShape
+from .routing import Routing, empty_routing, route
+from .triton_backend import ROUTE_IN_KERNEL
+from .triton_kernels import _route_block
+
+
+@triton.jit(do_not_specialize=["slots"])
+def _route_slots(
+    ids: Any,
+    order: Any,
+    block_expert: Any,
+    block_first: Any,
+    block_rows: Any,
+    num_blocks: Any,
+    slots: Any,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    SP: tl.constexpr,
+    BM: tl.constexpr,
+) -> None:
+    _route_block(ids, order, block_expert, block_first, block_rows, num_blocks, slots, E, EP, SP, BM)
+
+
+def route_slots(ids: torch.Tensor, num_experts: int, tile_m: int) -> Routing:
+    """routing.route for topk_ids int32 [T, top_k]; batches too large for one program are sorted by torch."""
+    slots = ids.numel()
+    if slots > ROUTE_IN_KERNEL:
+        return route(ids, num_experts, tile_m)
+    routing = empty_routing(slots, num_experts, tile_m, ids.device)
+    tables = (routing.order, routing.block_expert, routing.block_first, routing.block_rows, routing.num_blocks)
+    _route_slots[(1,)](ids, *tables, slots, **_constants(slots, num_experts, tile_m))
+    return routing
+
+
+def _constants(slots: int, num_experts: int, tile_m: int) -> dict[str, Any]:
+    return {
+        "E": num_experts,
+        "EP": triton.next_power_of_2(num_experts + 1),
+        "SP": max(triton.next_power_of_2(slots), 32),
+        "BM": tile_m,
+        "num_warps": 8,
+    }
+
+
+def compile_routes(shape: MoeShape, largest: dict[int, int]) -> int:
+    """Compile the sorting kernel for batches up to `largest[tile_m]` tokens; needs no GPU. Returns how many."""
+    from .triton_compile import offline_driver, target_of
+
+    wanted = set()
+    for tile_m, tokens in largest.items():
+        size = 1
+        while size <= min(triton.next_power_of_2(tokens * shape.top_k), ROUTE_IN_KERNEL):
+            wanted.add((max(size, 32), tile_m))
+            size *= 2
+    ids = torch.empty(16, dtype=torch.int32, device="meta")
+    with offline_driver(target_of("gfx942")):
+        for slots, tile_m in wanted:
+            _route_slots.warmup(*[ids] * 6, slots, grid=(1,), **_constants(slots, shape.num_experts, tile_m))
+    return len(wanted)

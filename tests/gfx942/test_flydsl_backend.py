@@ -1,0 +1,179 @@
+"""The FlyDSL backend: whole forwards through the interpreter, tile choice, gates, errors, compilation cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.moe import flydsl_toolchain as toolchain
+from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+
+SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
+if SKIP is None:
+    from flydsl_machine import Device, compiled
+
+    from kimi_w4a8_eagle3.moe import flydsl_stage1 as stage1
+    from kimi_w4a8_eagle3.moe.flydsl_backend import FlydslBackend, FlydslTiles, table_batches, warm
+    from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+    from kimi_w4a8_eagle3.quark.packing import pack_reorder
+
+KIMI = {tp: MoeShape(384, 7168, 2048 // tp, 8) for tp in (4, 8)}
+SMALL = MoeShape(num_experts=6, hidden=1024, inter=256, top_k=3)
+
+
+def interpreted(**gates: Any) -> FlydslBackend:
+    """The backend with launches executed by the interpreter on copies of the tensors."""
+
+    class Interpreted(FlydslBackend):
+        def launch(self, build: Any, config: Any, *args: torch.Tensor | int) -> None:
+            device = Device()
+            kernel = compiled(config)
+            buffers = [device.put(a) if isinstance(a, torch.Tensor) else a for a in args[: len(kernel.args)]]
+            device.launch(config, config.grid(args[-1]), *buffers)
+            for tensor, buffer in zip(args, buffers, strict=False):
+                if isinstance(tensor, torch.Tensor):
+                    tensor.copy_(device.get(buffer, tensor.dtype))
+
+    return Interpreted(gates)
+
+
+def layer(shape: MoeShape, seed: int = 0) -> QuarkMoeWeights:
+    g = torch.Generator().manual_seed(seed)
+    e, h, i = shape.num_experts, shape.hidden, shape.inter
+    w13 = torch.randint(-8, 8, (e, 2 * i, h), generator=g).to(torch.int8)
+    w2 = torch.randint(-8, 8, (e, h, i), generator=g).to(torch.int8)
+    scales = (torch.rand(e, n, generator=g) * 4e-3 + 1e-4 for n in (2 * i, h))
+    return QuarkMoeWeights(shape, pack_reorder(w13), pack_reorder(w2), *scales)
+
+
+def batch(shape: MoeShape, tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, shape.hidden, generator=g).bfloat16()
+    ids = torch.stack([torch.randperm(shape.num_experts, generator=g)[: shape.top_k] for _ in range(tokens)]).int()
+    return x, torch.rand(ids.shape, generator=g), ids
+
+
+GATES = [
+    {},
+    {"AITER_FLYDSL_MOE_GRID_TRIM": False},
+    {"FLYDSL_MOE_STAGE1_SCHED": False, "FLYDSL_MOE_STAGE2_SCHED": False, "AITER_FLYDSL_STAGE2_TILE_K": 128},
+    {"AITER_FLYDSL_STAGE1_TILE_M": 64, "AITER_FLYDSL_STAGE1_TILE_N": 64},
+    {"AITER_FLYDSL_STAGE2_TILE_M": 32, "AITER_FLYDSL_STAGE2_TILE_N": 128},
+]
+
+
+@pytest.mark.parametrize("gates", GATES, ids=lambda g: ",".join(g) or "none")
+def test_forward_matches_the_reference(gates: dict[str, Any]) -> None:
+    weights, (x, router, ids) = layer(SMALL), batch(SMALL, 7)
+    ids[2, 1] = -1
+    backend, reference = interpreted(**gates), ReferenceBackend()
+    got = backend.forward(x, backend.prepare(weights), router, ids)
+    expected = reference.forward(x, reference.prepare(weights), router, ids).float()
+    assert got.dtype == torch.bfloat16 and got.shape == x.shape
+    assert (got.float() - expected).norm() / expected.norm() < 4e-3
+
+
+def test_a_broken_token_is_nan_and_its_neighbours_are_not() -> None:
+    weights, (x, router, ids) = layer(SMALL), batch(SMALL, 3)
+    backend = interpreted()
+    moe = backend.prepare(weights)
+    clean = backend.forward(x, moe, router, ids)
+    x[1, 5] = float("nan")
+    got = backend.forward(x, moe, router, ids)
+    assert got[1].isnan().all() and torch.equal(got[[0, 2]], clean[[0, 2]])
+
+
+def test_no_tokens() -> None:
+    backend = interpreted()
+    x, router, ids = batch(SMALL, 1)
+    out = backend.forward(x[:0], backend.prepare(layer(SMALL)), router[:0], ids[:0])
+    assert out.shape == (0, SMALL.hidden) and out.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("tp", KIMI)
+def test_every_row_of_the_table_has_a_kernel_for_kimi(tp: int) -> None:
+    backend = FlydslBackend()
+    assert backend.shape_problem(KIMI[tp]) is None
+    for tokens in [*table_batches(), 1, 8, 160, 10240]:
+        configs = backend.configs(KIMI[tp], tokens)
+        assert configs["stage2"][1].atomic == ("reduce" not in configs)
+        assert tokens > 1024 or configs["stage1"][1].tile_k == 256  # decode's default
+
+
+@pytest.mark.parametrize(
+    "gates,message",
+    [
+        ({"AITER_FLYDSL_STAGE2_TILE_K": 64}, "tile_k 64"),
+        ({"AITER_FLYDSL_STAGE1_TILE_N": 256}, r"no kernel for tile .*256"),
+        ({"AITER_FLYDSL_STAGE1_TILE_M": 48}, r"no kernel for tile .*48"),
+        ({"AITER_FLYDSL_STAGE1_TILE_M": 16, "AITER_FLYDSL_STAGE2_TILE_M": 64}, "share their blocks"),
+    ],
+)
+def test_env_tiles_that_do_not_fit_are_errors(gates: dict[str, Any], message: str) -> None:
+    with pytest.raises(KimiError, match=message):
+        FlydslBackend(gates).configs(KIMI[8], 8)
+
+
+@pytest.mark.parametrize(
+    "shape,message",
+    [
+        (MoeShape(8, 7168 + 128, 256, 8), "hidden size 7296"),
+        (MoeShape(8, 7168, 200, 8), "200"),
+        (MoeShape(8, 7168, 2048, 8), "intermediate size 2048"),
+    ],
+)
+def test_shapes_without_a_tile_say_why(shape: MoeShape, message: str) -> None:
+    problem = FlydslBackend().shape_problem(shape)
+    assert problem is not None and message in problem
+
+
+def test_other_devices_and_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "needs a gfx942 GPU" in str(FlydslBackend().unsupported(SMALL, torch.device("cpu")))
+    monkeypatch.setattr(toolchain.metadata, "version", lambda name: "9.9.9")
+    assert "9.9.9 is not supported" in str(toolchain.flydsl_problem())
+
+
+def test_a_missing_linker_is_one_clear_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    with pytest.raises(KimiError, match="lld-19") as error:
+        toolchain.rocm_path()
+    assert error.value.remedy == "apt-get install lld-19"
+
+
+def test_inputs_of_the_wrong_kind_are_refused() -> None:
+    backend = interpreted()
+    x, router, ids = batch(SMALL, 2)
+    moe = backend.prepare(layer(SMALL))
+    with pytest.raises(KimiError, match="topk_ids"):
+        backend.forward(x, moe, router, ids.long())
+    other = ReferenceBackend().prepare(layer(SMALL))
+    with pytest.raises(KimiError, match="layout"):
+        backend.forward(x, other, router, ids)
+
+
+def test_flydsl_caches_configurations_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """FlyDSL's own cache key holds no dataclass: without the tag, two tiles would share one kernel."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for tile_n in (32, 64):
+        toolchain.compile_ahead(stage1.build(stage1.Stage1Config(512, 128, 2, 16, tile_n)))
+    assert len(list(tmp_path.rglob("*.pkl"))) == 2
+    toolchain.compile_ahead(stage1.build(stage1.Stage1Config(512, 128, 2, 16, 32)))
+    assert len(list(tmp_path.rglob("*.pkl"))) == 2
+
+
+def test_warm_refuses_another_gpu() -> None:
+    with pytest.raises(KimiError, match="gfx942, not sm_90"):
+        warm(KIMI[8], "sm_90")
+
+
+def test_a_malformed_table_row_is_an_error() -> None:
+    with pytest.raises(KimiError, match="malformed"):
+        FlydslTiles.from_row({"tile_m": 16, "stage1": [32]})
+    row = {"tile_m": 16, "stage1": [32, 256], "stage2": [256, 256], "atomic": False}
+    assert FlydslTiles.from_row(row).to_row() == row
