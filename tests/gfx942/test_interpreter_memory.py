@@ -174,6 +174,16 @@ def test_range_check_is_per_word():
     assert (result == np.where(np.arange(256) < 254, data, 0)).all()
 
 
+@pytest.mark.parametrize(
+    "load",
+    ["buffer_load_dword v1, v1, s[20:23], 0 offen", "global_load_dword v1, v1, s[4:5]"],
+)
+def test_load_into_its_own_address_register(load):
+    body = resource(256) + f"v_mov_b32_e32 v5, v1\n{load}\ns_waitcnt vmcnt(0)\nglobal_store_dword v5, v1, s[6:7]"
+    result, _ = launch(body, np.arange(64, dtype=np.uint32))
+    assert (result == LANES).all()
+
+
 def test_buffer_store_out_of_range_is_dropped():
     body = resource(40, "s[6:7]") + "buffer_store_dword v0, v1, s[20:23], 0 offen"
     result, done = launch(body, np.zeros(4, np.uint32), 10)
