@@ -30,10 +30,14 @@ GIB = 2**30
 
 @dataclass
 class Row:
-    """One measured step. Bytes count tensors; `extra_bytes` is the peak beyond input and result."""
+    """One measured step. Bytes count tensors; `extra_bytes` is the peak beyond input and result.
+
+    `cpu_seconds` is the processor time of all threads, which other load on the machine hardly changes.
+    """
 
     step: str
     seconds: float
+    cpu_seconds: float
     in_bytes: int
     out_bytes: int
     extra_bytes: int
@@ -57,7 +61,7 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     words, scales = random_layer(MoeShape(experts, hidden, inter, top_k=8), torch.device(device))
-    console = Console()
+    console = Console(width=max(110, Console().width))
     rows = []
     for step in steps(words, scales):
         if isinstance(step, str):
@@ -144,20 +148,21 @@ def measure(
     name: str, run: Callable[[], list[torch.Tensor]], inputs: list[torch.Tensor], repeats: int, device: torch.device
 ) -> Row:
     """The fastest of `repeats` runs and the largest peak memory among them."""
-    seconds, extra, out_bytes = float("inf"), 0, 0
+    seconds, cpu_seconds, extra, out_bytes = float("inf"), float("inf"), 0, 0
     for _ in range(repeats):
         before = reset_peak(device)
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         result = run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = min(seconds, time.perf_counter() - started)
+        cpu_seconds = min(cpu_seconds, time.process_time() - cpu_started)
         # A backend may pass scales through; what is shared with the input is no new memory.
         shared = {tensor.data_ptr() for tensor in inputs}
         out_bytes = nbytes([tensor for tensor in result if tensor.data_ptr() not in shared])
         extra = max(extra, peak(device) - before - out_bytes)
         del result
-    return Row(name, seconds, nbytes(inputs), out_bytes, max(0, extra))
+    return Row(name, seconds, cpu_seconds, nbytes(inputs), out_bytes, max(0, extra))
 
 
 def nbytes(tensors: list[torch.Tensor]) -> int:
@@ -188,13 +193,15 @@ def as_table(rows: list[Row], title: str) -> Table:
     """Rows with speeds relative to the first one, which is the memcpy."""
     table = Table(title=f"Weight preparation: {title}")
     table.add_column("step")
-    for column in ("input GiB", "result GiB", "temporaries GiB", "seconds", "GB/s of input", "times memcpy"):
+    for column in ("in GiB", "out GiB", "temp GiB", "s", "GB/s in", "x memcpy", "CPU s"):
         table.add_column(column, justify="right")
     copy = rows[0]
     for row in rows:
         ratio = (row.seconds / row.in_bytes) / (copy.seconds / copy.in_bytes)
         sizes = (f"{size / GIB:.3f}" for size in (row.in_bytes, row.out_bytes, row.extra_bytes))
-        table.add_row(row.step, *sizes, f"{row.seconds:.3f}", f"{row.gb_per_s:.3f}", f"{ratio:.1f}")
+        table.add_row(
+            row.step, *sizes, f"{row.seconds:.3f}", f"{row.gb_per_s:.3f}", f"{ratio:.1f}", f"{row.cpu_seconds:.3f}"
+        )
     return table
 
 
