@@ -11,7 +11,7 @@ import typer
 def fetch(
     repos: Annotated[list[str] | None, typer.Argument(metavar="[REPO]...", help="Repositories, owner/name.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Fetch a recipe's target and draft, at its revisions.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit [default: main].")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit (default: main).")] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="A plain directory instead of the Hugging Face cache.")
     ] = None,

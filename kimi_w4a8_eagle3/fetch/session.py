@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from ..errors import KimiError
 from .download import fetch
 from .hub import Hub
 from .manifest import Manifest
@@ -18,6 +17,7 @@ from .offline import recall
 from .progress import Advance, show
 from .store import CacheStore, DirectoryStore, Store, exclusive
 from .targets import Target
+from .transfer import disk_error
 from .verify import QUARANTINE, Report, survey, verify
 
 
@@ -40,10 +40,14 @@ class Session:
     def run(self, target: Target, *, verify: bool, offline: bool) -> bool:
         """Do one target; False when it is incomplete or damaged, KimiError when it could not be done at all."""
         store = self.store(target.repo)
-        if verify:
-            return self._verify(target, store, offline)
-        if offline:
-            return self._offline(target, store)
+        try:
+            if verify:
+                return self._verify(target, store, offline)
+            return self._offline(target, store) if offline else self._fetch(target, store)
+        except OSError as error:
+            raise disk_error(error, store.root) from None
+
+    def _fetch(self, target: Target, store: Store) -> bool:
         result = fetch(self.hub, store, target.repo, target.revision, self._show, self.jobs)
         self._say(f"{target.repo} at {result.listing.commit}: complete, every digest checked")
         self._say(f"  {human(result.fetched)} fetched, {human(result.kept)} were already here")
@@ -64,7 +68,7 @@ class Session:
             listing = self.hub.listing(target.repo, target.revision)
             manifest = Manifest(listing)
         if manifest is None:
-            raise self._unknown(target, store)
+            return self._nothing_known(target, store)
         commit = manifest.listing.commit
         with exclusive(store), self._show(f"verifying {target.repo}", manifest.listing.size) as advance:
             report = verify(store, manifest, advance, min(self.jobs, 4))
@@ -81,7 +85,7 @@ class Session:
     def _offline(self, target: Target, store: Store) -> bool:
         manifest = recall(store, target.repo, target.revision)
         if manifest is None:
-            raise self._unknown(target, store)
+            return self._nothing_known(target, store)
         report = survey(store, manifest)
         if report.complete:
             self._say(f"{target.repo} at {manifest.listing.commit}: all {len(manifest.listing.files)} files are here")
@@ -111,13 +115,10 @@ class Session:
         partial = store.partial(file)
         return human(file.size) + (f", {human(partial.stat().st_size)} of it arrived" if partial.is_file() else "")
 
-    def _unknown(self, target: Target, store: Store) -> KimiError:
-        return KimiError(
-            f"nothing is known here about {target.repo} at {target.revision}",
-            where=str(store.root),
-            expected="an earlier fetch of this revision",
-            remedy=f"with network access: {self.command(target)}",
-        )
+    def _nothing_known(self, target: Target, store: Store) -> bool:
+        self._say(f"{target.repo} at {target.revision}: nothing of it is known in {store.root}")
+        self._say(f"  to do, with network access: {self.command(target)}")
+        return False
 
     def command(self, target: Target) -> str:
         """The command that fetches `target`."""

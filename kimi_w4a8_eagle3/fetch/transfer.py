@@ -97,7 +97,7 @@ class Transfer:
                         "then repeat the command",
                     ) from None
             except OSError as error:
-                raise _disk_error(error, partial) from None
+                raise disk_error(error, partial) from None
         final.parent.mkdir(parents=True, exist_ok=True)
         partial.replace(final)
 
@@ -174,7 +174,7 @@ def _check_range(response: httpx.Response, offset: int) -> None:
         raise Corrupt(f"asked for bytes from {offset}, got '{response.headers.get('content-range')}'")
 
 
-def _disk_error(error: OSError, path: Path) -> KimiError:
+def disk_error(error: OSError, path: Path) -> KimiError:
     """The message for a disk that takes no more."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return KimiError(

@@ -253,6 +253,12 @@ def test_disk_full_keeps_what_came_and_says_where(repo, tmp_path):
         subprocess.run(["umount", str(small)], check=True)
 
 
+def test_a_place_that_cannot_be_written_is_said_plainly(hub, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = kimi(hub, tmp_path, "fetch", NAME, "--dir", str(tmp_path / "file" / "model"))
+    assert done.returncode == 1 and "cannot write: Not a directory" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_write_that_takes_only_a_part_is_continued(tmp_path):
     """An unbuffered write on a nearly full disk takes what fits and reports no error."""
 

@@ -69,9 +69,21 @@ def test_offline_names_missing_files_and_sizes(plain, tmp_path):
     assert "1 of 7 files are missing or damaged (300.0 kB)" in done.stdout and f"missing  {SHARDS[2]}" in done.stdout
 
 
+def test_offline_tells_about_every_checkpoint_of_a_recipe(tmp_path):
+    done = kimi(NOWHERE, tmp_path, "fetch", "--recipe", "eagle3-opt", "--offline")
+    assert done.returncode == 1
+    assert "amd/Kimi-K2.5-W4A8 at main: nothing" in done.stdout
+    assert "to do, with network access: kimi fetch lightseekorg/kimi-k2.5-eagle3 --revision main" in done.stdout
+
+
+def test_a_recipe_with_built_in_models_needs_nothing(tmp_path):
+    done = kimi(NOWHERE, tmp_path, "fetch", "--recipe", "tiny")
+    assert done.returncode == 0 and "nothing to fetch" in done.stdout
+
+
 def test_hf_hub_offline_means_offline(hub, tmp_path):
     done = kimi(hub, tmp_path, "fetch", NAME, HF_HUB_OFFLINE="1")
-    assert done.returncode == 1 and "nothing is known here about org/model" in done.stderr
+    assert done.returncode == 1 and "nothing of it is known" in done.stdout
     assert not hub.log
 
 
@@ -95,7 +107,7 @@ def test_a_directory_without_manifest_is_verified_against_the_hub_once(repo, tmp
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).write_bytes(data)
     unknown = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline", "--dir", str(target))
-    assert unknown.returncode == 1 and "nothing is known here" in unknown.stderr
+    assert unknown.returncode == 1 and "nothing of it is known" in unknown.stdout
     with serve({NAME: repo}) as hub:
         assert kimi(hub, tmp_path, "fetch", NAME, "--verify", "--dir", str(target)).returncode == 0
         assert not any(hub.gets(path) for path in repo.files)
