@@ -273,7 +273,8 @@ def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgVal
 def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> None:
     """What a person should know before starting, none of which stops the start."""
     for checkpoint in (recipe.model, recipe.draft):
-        if checkpoint is not None and checkpoint.on_hub and not checkpoint.pinned:
+        served = checkpoint is not None and checkpoint.repo in args.values()  # not replaced on the command line
+        if checkpoint is not None and served and checkpoint.on_hub and not checkpoint.pinned:
             moving = f"the moving revision {checkpoint.revision!r}, not at a commit hash"
             notes.append(f"warning: {checkpoint.repo} is taken at {moving}")
     speculative = "speculative-algorithm" in args

@@ -205,6 +205,8 @@ def test_greedy_verification_is_warned_about_unless_sampling_is_on() -> None:
 
 def test_a_moving_revision_is_warned_about_and_a_pinned_one_passed() -> None:
     assert sum("moving revision" in note for note in render(load_recipe("eagle3"), machine=NO_GPU).notes) == 2
+    other = render(load_recipe("eagle3"), [], ["--model", "/models/x"], machine=NO_GPU)
+    assert sum("moving revision" in note for note in other.notes) == 1
     commit = "0123456789abcdef0123456789abcdef01234567"
     pinned = render(load_recipe("eagle3"), [f"model.revision={commit}"], machine=NO_GPU)
     assert sum("moving revision" in note for note in pinned.notes) == 1
