@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint venv tiny clean
+.PHONY: demo test lint venv tiny clean bench-load
 demo: $(STAMP)
 	$(BIN)/kimi demo
 
@@ -31,6 +31,9 @@ $(STAMP): pyproject.toml requirements/serve-cpu.txt requirements/constraints.txt
 	$(BIN)/pip install -q --no-deps --target $(VENV)/compat/sglang-0.5.16 sglang==0.5.16 transformers==5.12.1 tokenizers==0.22.2
 	$(BIN)/pip install -q -c requirements/constraints.txt -e '.[serve,bench,eval,quantize,kernels,dev]'
 	touch $@
+
+bench-load: $(STAMP)
+	$(BIN)/python bench/load_repack.py
 
 clean:
 	rm -rf runs build dist *.egg-info
