@@ -33,8 +33,8 @@ def acceptance(target: Target, draft: Draft, dialogues: Sequence[Dialogue], step
     for begin in range(0, len(dialogues), 100):
         part = dialogues[begin : begin + 100]
         tokens = pad_right([d.tokens for d in part])
-        logits = draft(tokens, captured_states(target, tokens, DraftConfig().captured), embedding, steps)
-        hits = [step[:, :-1].argmax(-1) == tokens[:, k + 2 :] for k, step in enumerate(logits)]
+        chain = draft(tokens, captured_states(target, tokens, DraftConfig().captured), embedding, steps)
+        hits = [draft.logits(hidden).argmax(-1) == tokens[:, k + 2 :] for k, hidden in enumerate(chain)]
         for row, dialogue in enumerate(part):
             last = dialogue.prompt  # index of the newest token; the prompt's own forward yields the first one
             while last < len(dialogue.tokens) - 1:

@@ -95,20 +95,25 @@ class Draft(nn.Module):
         self.lm_head = nn.Linear(target.hidden, target.vocab, bias=False)
 
     def forward(self, tokens: Tensor, captured: Tensor, embedding: Tensor, steps: int) -> list[Tensor]:
-        """Logits of `steps` draft steps from every position.
+        """Hidden states of `steps` draft steps from every position; `logits` turns them into guesses.
 
         tokens int64 [B, T]; captured [B, T, 3 * hidden], the target's states of the same positions;
-        embedding [vocab, hidden]. Entry k is [B, T - 1 - k, vocab]: at position i it guesses token i + 2 + k from the
-        target's states up to i and the true tokens up to i + 1 + k. (True tokens: a server's chain matters only as
-        long as its own guesses were right.)
+        embedding [vocab, hidden]. Entry k is [B, T - 2 - k, hidden]: at position i it knows the target's states up to
+        i and the true tokens up to i + 1 + k, and guesses token i + 2 + k. (True tokens: a server's chain matters only
+        as long as its own guesses were right.)
         """
         embeds = F.embedding(tokens, embedding)
-        hidden = self.fc(captured[:, :-1])
+        hidden = self.fc(captured)
         past: list[tuple[Tensor, Tensor]] = []
-        logits = []
+        out = []
         for k in range(steps):
-            length = tokens.shape[1] - 1 - k
+            length = tokens.shape[1] - 2 - k
             past = [(key[:, :, :length], value[:, :, :length]) for key, value in past]
-            hidden = self.midlayer(embeds[:, k + 1 :], hidden[:, :length], torch.arange(k, k + length), past)
-            logits.append(self.lm_head(self.norm(hidden)))
-        return logits
+            shifted = embeds[:, k + 1 : k + 1 + length]
+            hidden = self.midlayer(shifted, hidden[:, :length], torch.arange(k, k + length), past)
+            out.append(hidden)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> [..., vocab]."""
+        return self.lm_head(self.norm(hidden))

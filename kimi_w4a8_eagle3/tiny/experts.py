@@ -48,30 +48,32 @@ class Experts(nn.Module):
         slots = _Scatter.apply(done, layout).view(*ids.shape, x.shape[1])
         return (slots * weights.unsqueeze(-1)).sum(1).to(x.dtype)
 
-    def _plain(self, grouped: Tensor, counts: list[int]) -> Tensor:
+    def _plain(self, x: Tensor, sizes: list[int]) -> Tensor:
         rounding = fake_int4 if self.fake_int4 else lambda weight: weight
-        gate_up, down = rounding(self.gate_up), rounding(self.down)
-        out = []
-        for x, up_weight, down_weight in zip(grouped.split(counts), gate_up.unbind(0), down.unbind(0), strict=True):
-            gate, up = F.linear(x, up_weight).chunk(2, -1)
-            out.append(F.linear(F.silu(gate) * up, down_weight))
-        return torch.cat(out)
+        gate, up = _linear(x, rounding(self.gate_up), sizes).chunk(2, -1)
+        return _linear(F.silu(gate) * up, rounding(self.down), sizes)
 
-    def _w4a8(self, grouped: Tensor, counts: list[int]) -> Tensor:
-        w, out = self.int4, []
+    def _w4a8(self, x: Tensor, sizes: list[int]) -> Tensor:
+        w = self.int4
         assert w is not None
-        for i, x in enumerate(grouped.split(counts)):
-            gate, up = w4a8_linear(x, w.gate_up[i], w.gate_up_scale[i]).chunk(2, -1)
-            out.append(w4a8_linear(F.silu(gate) * up, w.down[i], w.down_scale[i]))
-        return torch.cat(out)
+        gate, up = w4a8_linear(x, w.gate_up, w.gate_up_scale, sizes).chunk(2, -1)
+        return w4a8_linear(F.silu(gate) * up, w.down, w.down_scale, sizes)
 
 
-def w4a8_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """INT8 activations per token times INT4 weights; float32 holds the integer sums exactly (K * 127 * 8 < 2**24)."""
+def _linear(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
+    """Rows [R, K] in groups of `sizes`, group e times weight [E, N, K][e] -> [R, N]."""
+    return torch.cat([F.linear(rows, matrix) for rows, matrix in zip(x.split(sizes), weight.unbind(0), strict=True)])
+
+
+def w4a8_linear(x: Tensor, weight: Tensor, scale: Tensor, sizes: list[int]) -> Tensor:
+    """INT8 activations per row times INT4 weights; float32 holds the integer sums exactly (K * 127 * 8 < 2**24).
+
+    x [R, K] in groups of `sizes`; weight float32 [E, N, K] of integers; scale [E, N]. Returns float32 [R, N].
+    """
     x = x.float()
     step = x.abs().amax(-1, keepdim=True) / _INT8_MAX
     step = torch.where(step == 0, 1.0, step)
-    return F.linear(torch.round(x / step), weight) * step * scale
+    return _linear(torch.round(x / step), weight, sizes) * step * scale.repeat_interleave(torch.tensor(sizes), 0)
 
 
 def fake_int4(weight: Tensor) -> Tensor:

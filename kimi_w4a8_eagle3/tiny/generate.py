@@ -24,7 +24,7 @@ def greedy(model: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int 
     width = max(map(len, prompts))
     tokens = torch.tensor([[PAD_ID] * (width - len(p)) + list(p) for p in prompts])
     padding = torch.tensor([width - len(p) for p in prompts]).unsqueeze(1)
-    cache, alive = Cache(), torch.ones(len(prompts), dtype=torch.bool)
+    cache, alive = Cache(width + max_new_tokens), torch.ones(len(prompts), dtype=torch.bool)
     out = torch.empty(len(prompts), 0, dtype=torch.long)
     start = 0
     while out.shape[1] < max_new_tokens and alive.any():
@@ -44,7 +44,7 @@ def answer_all(
     model: Target,
     tokenizer: Tokenizer,
     problems: Sequence[Problem],
-    batch: int = 128,
+    batch: int = 500,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[tuple[list[int], list[int]]]:
     """Prompt and reply tokens of each problem, asked as a single chat turn. `advance` is told of finished problems."""

@@ -7,7 +7,6 @@ Parameter names are those of the checkpoint, except that the routed experts of a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -30,19 +29,23 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
-@dataclass
 class Cache:
-    """Keys and values of one generation run, one entry a layer; grows along the token axis."""
+    """Keys and values of one generation run, room for `capacity` tokens."""
 
-    keys: dict[int, Tensor] = field(default_factory=dict)
-    values: dict[int, Tensor] = field(default_factory=dict)
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._layers: dict[int, tuple[Tensor, Tensor, int]] = {}
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append [B, heads, T, d] and return everything so far."""
-        if layer in self.keys:
-            k, v = torch.cat([self.keys[layer], k], 2), torch.cat([self.values[layer], v], 2)
-        self.keys[layer], self.values[layer] = k, v
-        return k, v
+        if layer not in self._layers:
+            room = [x.new_empty(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v)]
+            self._layers[layer] = room[0], room[1], 0
+        keys, values, begin = self._layers[layer]
+        end = begin + k.shape[2]
+        keys[:, :, begin:end], values[:, :, begin:end] = k, v
+        self._layers[layer] = keys, values, end
+        return keys[:, :, :end], values[:, :, :end]
 
 
 def yarn_frequencies(config: TargetConfig) -> Tensor:
@@ -94,9 +97,9 @@ class Attention(nn.Module):
         k_nope, v = kv.split([c.nope, c.v], -1)
         k_rope = rotate_pairs(k_rope.unsqueeze(1), *rope).expand(-1, c.heads, -1, -1)
         q, k = torch.cat([q_nope, rotate_pairs(q_rope, *rope)], -1), torch.cat([k_nope, k_rope], -1)
+        v = F.pad(v, (0, c.nope + c.rope - c.v))  # equal head sizes let torch take its fused CPU attention
         if cache is not None:
             k, v = cache.extend(layer, k, v)
-        v = F.pad(v, (0, c.nope + c.rope - c.v))  # equal head sizes let torch take its fused CPU attention
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
         return self.o_proj(out[..., : c.v].transpose(1, 2).flatten(2))
 

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftTraining:
-    """How the draft is trained. `unroll` draft steps are trained at once, one more than are served."""
+    """How the draft is trained. `unroll` draft steps are trained at once, as many as are served."""
 
     seed: int = 30360
-    dialogues: int = 6000
+    dialogues: int = 3200
     epochs: int = 4
-    batch: int = 40
-    unroll: int = 4
+    batch: int = 24
+    unroll: int = 3
     step_weight: float = 0.8  # step k counts step_weight ** k in the loss
-    lr: float = 4e-3
+    lr: float = 1.2e-2
     warmup: int = 20
     decay: float = 0.5
 
@@ -57,8 +57,8 @@ def on_policy(
     prompts = [tokenizer.encode(document(next(stream), rng)[0]).ids for _ in range(n)]
     prompts.sort(key=len)
     out: list[Dialogue] = []
-    for begin in range(0, n, 200):
-        part = prompts[begin : begin + 200]
+    for begin in range(0, n, 500):
+        part = prompts[begin : begin + 500]
         out += [Dialogue(p + r, len(p)) for p, r in zip(part, greedy(target, part), strict=True)]
         advance(len(part))
     return out
@@ -82,20 +82,18 @@ def train_draft(
     config = DraftConfig()
     draft = Draft(target.config, config)
     initialise(draft, settings.seed)
-    start_from_target(draft, target)
     opts = optimizers(draft, settings.lr, weight_decay=0.0)
     embedding = target.embed_tokens.weight.detach()
     total = draft_steps(settings)
     draft.train()
     for step, chosen in enumerate(_shuffled(len(dialogues), settings)):
-        tokens, labels = _rows([dialogues[i] for i in chosen])
+        tokens, in_reply = _rows([dialogues[i] for i in chosen])
         captured = captured_states(target, tokens, config.captured)
+        losses = []
         with torch.autocast("cpu", torch.bfloat16):
-            logits = draft(tokens, captured, embedding, settings.unroll)
-        losses = [
-            F.cross_entropy(step_logits.float().flatten(0, 1), labels[:, k + 2 :].flatten(), ignore_index=-100)
-            for k, step_logits in enumerate(_guesses(logits))
-        ]
+            for k, hidden in enumerate(draft(tokens, captured, embedding, settings.unroll)):
+                guessed, wanted = in_reply[:, k + 2 :], tokens[:, k + 2 :]
+                losses.append(F.cross_entropy(draft.logits(hidden[guessed]).float(), wanted[guessed]))
         loss = torch.stack([settings.step_weight**k * value for k, value in enumerate(losses)]).sum()
         set_learning_rate(opts, schedule(step, total, settings.lr, settings.warmup, settings.decay))
         loss.backward()
@@ -111,26 +109,13 @@ def draft_steps(settings: DraftTraining) -> int:
     return settings.epochs * (settings.dialogues // settings.batch)
 
 
-@torch.no_grad()
-def start_from_target(draft: Draft, target: Target) -> None:
-    """Begin with the target's head and final norm, and with `fc` passing the last captured state through."""
-    draft.lm_head.weight.copy_(target.lm_head.weight)
-    draft.norm.weight.copy_(target.norm.weight)
-    draft.fc.weight.mul_(0.1)[:, -target.config.hidden :] += torch.eye(target.config.hidden)
-
-
-def _guesses(logits: list[Tensor]) -> list[Tensor]:
-    """Drop the last position of each step: its guess would be the token after the end of the row."""
-    return [step[:, :-1] for step in logits]
-
-
 def _rows(dialogues: Sequence[Dialogue]) -> tuple[Tensor, Tensor]:
-    """Tokens [B, T] and labels [B, T]: the reply's tokens after its first, -100 elsewhere."""
+    """Tokens [B, T], and which of them a draft has to guess: the reply's, except its first, bool [B, T]."""
     tokens = pad_right([d.tokens for d in dialogues])
-    labels = torch.full_like(tokens, -100)
-    for row, d in enumerate(dialogues):
-        labels[row, d.prompt + 1 : len(d.tokens)] = tokens[row, d.prompt + 1 : len(d.tokens)]
-    return tokens, labels
+    columns = torch.arange(tokens.shape[1])
+    first = torch.tensor([d.prompt + 1 for d in dialogues]).unsqueeze(1)
+    end = torch.tensor([len(d.tokens) for d in dialogues]).unsqueeze(1)
+    return tokens, (columns >= first) & (columns < end)
 
 
 def _shuffled(n: int, settings: DraftTraining) -> Iterator[list[int]]:

@@ -25,14 +25,14 @@ class TargetTraining:
     """How the target is trained; 16 rows of 256 tokens make about 40 problems a step."""
 
     seed: int = 20260
-    steps: int = 2000
+    steps: int = 1600
     rows: int = 16
     length: int = 256
     lr: float = 5e-3
     warmup: int = 50
     decay: float = 0.35  # share of the run, at its end, in which the learning rate falls to zero
     weight_decay: float = 0.02
-    int4_from: float = 0.5  # share of the run after which three steps in four see INT4 weights
+    int4_from: float = 0.625  # share of the run after which three steps in four see INT4 weights
     balance_rate: float = 2e-3  # step of the router bias towards even load
     save_every: int = 100
 
