@@ -36,7 +36,7 @@ class DraftTraining:
     batch: int = 24
     unroll: int = 3
     step_weight: float = 0.8  # step k counts step_weight ** k in the loss
-    lr: float = 1.2e-2
+    lr: float = 1.6e-2
     warmup: int = 20
     decay: float = 0.5
 
