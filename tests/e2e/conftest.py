@@ -1,29 +1,12 @@
 """Real SGLang servers of the built-in model, one of each kind for a module."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from support.tiny_servers import started, tiny_launch
 
-from kimi_w4a8_eagle3 import serving
 from kimi_w4a8_eagle3.client import EngineClient
-from kimi_w4a8_eagle3.recipes import Launch, load_recipe, render
-from kimi_w4a8_eagle3.server import EngineServer, free_port
-
-READY_S = 280.0
-
-
-def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launch:
-    recipe = load_recipe("tiny")
-    if not speculate:
-        recipe = recipe.without_speculation()
-    return render(recipe, [f"port={free_port()}", *settings])
-
-
-def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
-    with serving.engine(launch, folder / "server.log") as server:
-        server.wait_ready(READY_S)
-        yield server
+from kimi_w4a8_eagle3.server import EngineServer
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ Each rank quantizes its own slice of the intermediate activation, so logits diff
 """
 
 import pytest
-from conftest import READY_S, tiny_launch
+from support.tiny_servers import READY_S, tiny_launch
 
 from kimi_w4a8_eagle3 import serving, tiny
 from kimi_w4a8_eagle3.client import EngineClient
