@@ -50,6 +50,12 @@ class ByteStore:
             return self.data.view(np.uint32)[index.at]
         return join_bytes(self.data[index.at])
 
+    def differs(self, index: Index, words: Array) -> Array:
+        """Where (like index.at) storing words [words, ...] would change a value."""
+        if index.aligned:
+            return self.data.view(np.uint32)[index.at] != words
+        return self.data[index.at] != split_bytes(words, len(index.at))
+
     def scatter(self, index: Index, words: Array) -> bool:
         """Store words [words, ...]; False if two accesses wrote different values to one place."""
         if index.aligned:

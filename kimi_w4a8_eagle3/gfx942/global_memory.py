@@ -41,6 +41,7 @@ class Memory:
         self._stored_by: npt.NDArray[np.int32] | None = None
         self._stored_range = (0, 0)
         self.report: Callable[[str], None] = _raise_race
+        self._redundant_writes = False
 
     def add(self, array: npt.ArrayLike, name: str = "") -> Buffer:
         """Register a copy of `array`; all its bytes count as written."""
@@ -102,9 +103,10 @@ class Memory:
         self._allocated = allocated
 
     # -- what the interpreter calls -----------------------------------------------------------------------------------
-    def begin_launch(self, report: Callable[[str], None]) -> None:
+    def begin_launch(self, report: Callable[[str], None], redundant_writes: bool = False) -> None:
         """Start tracking which workgroup stores what."""
         self.report = report
+        self._redundant_writes = redundant_writes
         self._stored_by = np.zeros(len(self._allocated), np.int32)
         self._stored_range = (len(self._allocated), 0)
 
@@ -125,18 +127,20 @@ class Memory:
     def store(self, address: Array, words: Array, size: int, group: Array) -> None:
         """Store words [words, n] at each address [n]."""
         index = self._index(address, size, "store")
+        at = (address.astype(np.int64) - BASE)[None] + np.arange(size)[:, None]
+        before = self._store.data[at] if self._redundant_writes else None
         if not self._store.scatter(index, words):
             self.report("two lanes of one store write different values to the same address")
-        offset = address.astype(np.int64) - BASE
-        if self._stored_by is None or not len(offset):
+        if self._stored_by is None or not len(address):
             return
         low, high = self._stored_range
-        self._stored_range = (min(low, int(offset.min())), max(high, int(offset.max()) + size))
-        at = offset[None] + np.arange(size)[:, None]
+        self._stored_range = (min(low, int(at.min())), max(high, int(at.max()) + 1))
         owner = self._stored_by[at]
         self._stored_by[at] = group + 1
-        # Before: stored earlier by another workgroup; after: in the same instruction of this batch.
-        if ((owner != 0) & (owner != group + 1)).any() or (self._stored_by[at] != group + 1).any():
+        earlier = (owner != 0) & (owner != group + 1)
+        together = self._stored_by[at] != group + 1  # in the same instruction of this batch
+        conflict = earlier | together if before is None else earlier & (before != self._store.data[at])
+        if conflict.any():
             self.report("two workgroups store to the same bytes")
 
     def update(self, address: Array, size: int) -> Array:

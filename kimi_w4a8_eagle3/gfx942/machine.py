@@ -54,6 +54,7 @@ class Machine:
         order: Order = "lockstep",
         lds_bytes: int = 0,
         races: str = "raise",
+        redundant_writes: bool = False,
         max_steps: int = 10_000_000,
     ) -> LaunchResult:
         """Run `grid` workgroups of `block` threads.
@@ -62,6 +63,7 @@ class Machine:
         order: "lockstep" (fast), "roundrobin", "forward" and "reverse" (each wave runs to its barrier), or a
         `random.Random` that picks the next wave before every instruction.
         lds_bytes: dynamic LDS beside the kernel's static size. races: "raise" or "collect".
+        redundant_writes: two waves (LDS) or workgroups (global memory) may write the same value to the same byte.
         """
         threads = int(np.prod(block))
         self._check_launch(kernel, block, threads, lds_bytes)
@@ -70,7 +72,7 @@ class Machine:
         context, steps = _decoded(kernel)
         context.begin(self.memory, report)
         kernarg = self.memory.add(kernarg_bytes(kernel, args, grid, block), f"{kernel.name} kernarg")
-        self.memory.begin_launch(report)
+        self.memory.begin_launch(report, redundant_writes)
         run = _Run(kernel, steps, context, order, max_steps)
         per_group = -(-threads // LANES)
         chunk = max(1, self.lockstep_rows // per_group)
@@ -79,7 +81,8 @@ class Machine:
             with np.errstate(all="ignore"):
                 for first in range(0, groups, chunk):
                     ids = np.arange(first, min(groups, first + chunk))
-                    run.chunk(ids, _start(kernel, ids, grid, block, kernarg), lds_bytes)
+                    waves = _start(kernel, ids, grid, block, kernarg)
+                    run.chunk(ids, waves, kernel.lds_bytes + lds_bytes, redundant_writes)
         finally:
             self.memory.release(kernarg)
         counts: Counter[str] = Counter()
@@ -159,10 +162,10 @@ class _Run:
         self.steps_left = max_steps
         self.executed = [0] * len(steps)
 
-    def chunk(self, ids: np.ndarray, waves: Waves, lds_bytes: int) -> None:
+    def chunk(self, ids: np.ndarray, waves: Waves, lds_bytes: int, redundant_writes: bool) -> None:
         """Run the workgroups `ids` from their first to their last instruction."""
         self.context.group_ids = ids
-        self.context.lds = Lds(len(ids), self.kernel.lds_bytes + lds_bytes, self.context.report)
+        self.context.lds = Lds(len(ids), lds_bytes, self.context.report, redundant_writes)
         scheduler = Scheduler(self.order, waves)
         while batch := scheduler.next():
             running = self._run(batch, scheduler)

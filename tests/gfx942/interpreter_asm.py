@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +86,7 @@ def contiguous(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
 
 
 def run_workgroup(
-    body: str, waves: int = 2, lds: int = 0, order: Order = "lockstep", races: str = "raise", out: int | None = None
+    body: str, waves: int = 2, lds: int = 0, order: Order = "lockstep", **options: Any
 ) -> tuple[npt.NDArray[np.generic], LaunchResult]:
     """Run `body` on one workgroup; it finds v1 = 4 * thread and stores v32 of each thread."""
     code = f"""
@@ -97,6 +98,6 @@ def run_workgroup(
     memory = Memory()
     result = memory.empty((64 * waves,), np.uint32, "outputs")
     launched = Machine(memory).launch(
-        kernel(code, args=1, lds=lds), (1, 1, 1), (64 * waves, 1, 1), [result], order=order, races=races
+        kernel(code, args=1, lds=lds), (1, 1, 1), (64 * waves, 1, 1), [result], order=order, **options
     )
     return memory.read(result), launched

@@ -194,6 +194,49 @@ def test_two_waves_writing_the_same_bytes(order):
         run_workgroup(code, waves=2, lds=256, order=order)
 
 
+SAME_VALUE = """
+	v_and_b32_e32 v2, 63, v0
+	v_lshlrev_b32_e32 v2, 2, v2
+	v_mov_b32_e32 v3, {value}
+	ds_write_b32 v2, v3
+	s_waitcnt lgkmcnt(0)
+	{barrier}
+	ds_read_b32 v32, v2
+	s_waitcnt lgkmcnt(0)"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_redundant_writes_can_be_allowed(order):
+    """Waves that wrote the same value may also read it back at once; different values stay a race."""
+    for barrier in ("s_barrier", "s_nop 0"):
+        code = SAME_VALUE.format(value=5, barrier=barrier)
+        values, _ = run_workgroup(code, waves=2, lds=256, order=order, redundant_writes=True)
+        assert (values == 5).all()
+        with pytest.raises(DataRace):
+            run_workgroup(code, waves=2, lds=256, order=order)
+        with pytest.raises(DataRace):
+            run_workgroup(SAME_VALUE.format(value="v0", barrier=barrier), lds=256, order=order, redundant_writes=True)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_redundant_writes_do_not_excuse_a_reader(order):
+    code = """
+	v_readfirstlane_b32 s10, v0
+	v_and_b32_e32 v2, 63, v0
+	v_lshlrev_b32_e32 v2, 2, v2
+	v_mov_b32_e32 v32, 5
+	s_cmp_gt_u32 s10, 64
+	s_cbranch_scc1 .Lreader
+	ds_write_b32 v2, v32
+	s_branch .Lend
+.Lreader:
+	ds_read_b32 v32, v2
+.Lend:
+	s_waitcnt lgkmcnt(0)"""
+    with pytest.raises((DataRace, UndefinedRead)):
+        run_workgroup(code, waves=3, lds=256, order=order, redundant_writes=True)
+
+
 def test_orders_show_what_a_race_does():
     """Collected instead of raised, the race destroys one wave's data or the other's, or none's, by the order."""
     code = WRITE_AFTER_READ.format(barrier="s_nop 0")

@@ -25,13 +25,15 @@ POINTERS = """
 """
 
 
-def launch(body, source, result_words=64, grid=1, threads=64, result=None, rows=256, **options):
+def launch(body, source, result_words=64, grid=1, threads=64, result=None, rows=256, redundant_writes=False, **options):
     """Run `body` with `source` in s[4:5] and a result buffer in s[6:7]; returns (result values, launch result)."""
     memory = Memory()
     given = memory.add(source, "source")
     out = memory.add(result, "result") if result is not None else memory.empty((result_words,), np.uint32, "result")
     code = kernel(POINTERS + body, **options)
-    done = Machine(memory, rows).launch(code, (grid, 1, 1), (threads, 1, 1), [given, out])
+    done = Machine(memory, rows).launch(
+        code, (grid, 1, 1), (threads, 1, 1), [given, out], redundant_writes=redundant_writes
+    )
     return memory.read(out, unwritten=0xEE), done
 
 
@@ -281,6 +283,11 @@ def test_two_workgroups_must_not_store_the_same_bytes():
     for rows in (1, 256):  # one workgroup after the other, and both in one batch
         with pytest.raises(DataRace, match="two workgroups"):
             launch(body, np.zeros(1, np.uint32), grid=2, rows=rows)
+    assert (launch(body, np.zeros(1, np.uint32), grid=2, redundant_writes=True)[0] == 1).all()
+    body = "v_mov_b32_e32 v32, s2\nglobal_store_dword v1, v32, s[6:7]"
+    for rows in (1, 256):
+        with pytest.raises(DataRace):
+            launch(body, np.zeros(1, np.uint32), grid=2, rows=rows, redundant_writes=True)
     body = "s_lshl_b32 s3, s2, 8\nv_add_u32_e32 v2, s3, v1\nglobal_store_dword v2, v0, s[6:7]"
     result, _ = launch(body, np.zeros(1, np.uint32), 192, grid=3)
     assert (result == np.tile(LANES, 3)).all()
