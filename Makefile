@@ -5,12 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint venv tiny clean bench-load
+.PHONY: demo test kernels lint venv tiny clean bench-load
 demo: $(STAMP)
 	$(BIN)/kimi demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# Compiles the gfx942 kernels, counts their machine code against the saved figures and executes it.
+kernels: $(STAMP)
+	$(BIN)/kimi kernels --compare kimi_w4a8_eagle3/moe/kernel_counts.json
+	$(BIN)/python -m pytest tests/gfx942
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from . import __version__
-from .commands import check, demo, doctor, fetch, gates, patch, plan, serve, tiny, tune_moe, warm
+from .commands import check, demo, doctor, fetch, gates, kernels, patch, plan, serve, tiny, tune_moe, warm
 from .errors import KimiError
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ app.add_typer(patch.app, name="patch")
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("plan")(plan.plan)
 app.command("gates")(gates.gates)
+app.command("kernels")(kernels.kernels)
 app.command("tune-moe")(tune_moe.tune_moe)
 app.command("warm")(warm.warm)
 app.add_typer(tiny.app, name="tiny")

@@ -52,6 +52,12 @@ class Stage1Config:
         """Whether the waves split K (decode) or the tile (prefill)."""
         return self.tile_m < 64
 
+    @property
+    def mfma_per_wave(self) -> int:
+        """Matrix instructions that one wave executes."""
+        of_workgroup = self.tile_m // 16 * (2 * self.tile_n // 16) * (self.hidden // 32)
+        return of_workgroup // WAVES
+
     def grid(self, blocks: Any) -> tuple[Any, ...]:
         """Workgroups for `blocks` row blocks."""
         return self.inter // self.tile_n, blocks, 1

@@ -69,6 +69,11 @@ class Stage2Config:
         """16-channel tiles that a wave computes."""
         return self.tile_n // TILE_N * self.waves_m // WAVES
 
+    @property
+    def mfma_per_wave(self) -> int:
+        """Matrix instructions that one wave executes."""
+        return self.tiles * self.row_tiles * (self.inter // 32)
+
     def grid(self, blocks: Any) -> tuple[Any, ...]:
         """Workgroups for `blocks` row blocks. Prefill takes all rows of some columns, then the next columns: what is
         added to lies together, and so do the weights of one expert.
@@ -144,11 +149,11 @@ class _Workgroup:
             self.out = ops.buffer(args.out, slots * (cfg.hidden * (4 if cfg.accumulators else 2)))
 
     def load_unit(self, tile: Any, step: int) -> list[Any]:
-        """One slot of the weight ring, tile_k x 16 channels; a tile's first slot brings its scales along."""
+        """One slot of the weight ring, tile_k x 16 channels; in the loop a tile's first slot brings its scales."""
         chunks = self.cfg.tile_k // CHUNK_K
         at = (self.first_tile + tile) * self.tile_bytes + step * (chunks * TILE_BYTES)
         words = [ops.load(self.weights, self.v4i, self.lane * 16 + c * TILE_BYTES, at) for c in range(chunks)]
-        return words if step else [*words, self.load_scale(tile)]
+        return words if step or not self.rolled else [*words, self.load_scale(tile)]
 
     def load_ahead(self, tile: Any, step: int) -> list[Any]:
         """The slot that follows slot (tile, step) by a ring."""
@@ -158,8 +163,12 @@ class _Workgroup:
     def load_rows(self) -> None:
         """Start the first weight loads, then gather the rows and what the epilogue needs of them."""
         cfg = self.cfg
-        self.units = cfg.tiles * self.steps
-        self.ring = min(max(1, RING_BYTES // (cfg.tile_k * TILE_N // 2)), self.units)
+        self.ring = min(max(1, RING_BYTES // (cfg.tile_k * TILE_N // 2)), cfg.tiles * self.steps)
+        self.group = max(1, self.ring // self.steps)  # tiles of one turn of the loop over tiles
+        self.turns = cfg.tiles // self.group
+        self.rolled = cfg.tiles % self.group == 0 and self.turns >= 3
+        if not self.rolled:
+            self.group, self.turns = cfg.tiles, 1
         first = [divmod(u, self.steps) for u in range(self.ring)]
         early = [] if cfg.atomic else [self.load_unit(fx.Int32(t), s) for t, s in first]
         row = self.first_row + (self.lane & 15)
@@ -200,26 +209,26 @@ class _Workgroup:
 
     def stream(self) -> None:
         """All tiles of this wave: unrolled when they are few, else in a rolled loop over ring-sized groups."""
-        group = max(1, self.ring // self.steps)  # tiles of one turn
-        turns = self.cfg.tiles // group
-        if self.cfg.tiles % group or turns < 3:
-            group, turns = self.cfg.tiles, 1
+        group, turns = self.group, self.turns
         sizes = [len(unit) for unit in self.held]
 
         def turn(i: Any, flat: list[Any], is_last: bool = False) -> list[Any]:
             items = iter(flat)
             held = [[next(items) for _ in range(size)] for size in sizes]
-            finished = []
+            unwritten = []
+            scales: list[Any] = []
             for t in range(group):
-                tiles_left = group - t if is_last else None
-                held, sums, scale = self.one_tile(i * group + t, held, tiles_left)
-                finished.append((i * group + t, sums, scale))
-                if turns > 1:
-                    self.write(*finished.pop())
-            if finished:
-                ops.pin_schedule()  # let the next weights arrive before anything else is computed
-            for done in finished:
-                self.write(*done)
+                if not self.rolled and t == group - 1:  # not earlier: they would take the place of weights
+                    scales = [self.load_scale(i * group + s) for s in range(group)]
+                held, sums, scale = self.one_tile(i * group + t, held, group - t if is_last else None)
+                if self.rolled:
+                    self.write(i * group + t, sums, scale)
+                else:
+                    unwritten.append((i * group + t, sums))
+            if unwritten:
+                ops.pin_schedule()  # all weights are used before anything else is computed
+            for (tile, sums), scale in zip(unwritten, scales, strict=True):
+                self.write(tile, sums, scale)
             return [x for unit in held for x in unit]
 
         flat = ops.loop(0, turns - 1, [x for unit in self.held for x in unit], turn)
@@ -233,20 +242,23 @@ class _Workgroup:
         tiles_left: tiles up to the last, when known; ends the loading ahead.
         """
         acc = [[self.zero, self.low_start[m]] for m in range(self.row_tiles)]
-        scale = held[0][-1]
+        scale = held[0][-1] if self.rolled else None
         for step in range(self.steps):
-            words, held = held[0][: self.cfg.tile_k // CHUNK_K], held[1:]
-            operands = [pair for w in words for pair in ops.unpack_weights(w)]
-            if self.cfg.pinned:
-                ops.pin_schedule()
-            if tiles_left is None or step + self.ring < tiles_left * self.steps:
-                held = [*held, self.load_ahead(tile, step)]
-            first = step * (self.cfg.tile_k // 64)
-            for m in range(self.row_tiles):
-                rows = self.operands[m][first : first + len(operands)]
-                for (high, low), (row_high, row_low) in zip(operands, rows, strict=True):
-                    acc[m][0] = self.multiply(high, row_high, acc[m][0])
-                    acc[m][1] = self.multiply(low, row_low, acc[m][1])
+            chunks = self.cfg.tile_k // CHUNK_K
+            words, held = held[0][:chunks], held[1:]
+            for c in range(chunks):
+                operands = ops.unpack_weights(words[c])
+                if self.cfg.pinned:
+                    ops.pin_schedule()
+                more = tiles_left is None or step + self.ring < tiles_left * self.steps
+                if more and c == chunks - 1:
+                    held = [*held, self.load_ahead(tile, step)]
+                first = 2 * (step * chunks + c)
+                for m in range(self.row_tiles):
+                    rows = self.operands[m][first : first + 2]
+                    for (high, low), (row_high, row_low) in zip(operands, rows, strict=True):
+                        acc[m][0] = self.multiply(high, row_high, acc[m][0])
+                        acc[m][1] = self.multiply(low, row_low, acc[m][1])
         return held, acc, scale
 
     def multiply(self, weights: Any, rows: Any, acc: Any) -> Any:
