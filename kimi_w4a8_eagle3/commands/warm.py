@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from ..gates import Gates
     from ..moe.contract import MoeShape
     from ..recipe_schema import Recipe
 
@@ -26,6 +27,7 @@ def warm(
     import torch
 
     from ..errors import KimiError
+    from ..gates import read_gates
     from ..moe.dispatch import AUTO, BACKENDS, gpu_arch
     from ..recipes import load_recipe
 
@@ -35,13 +37,19 @@ def warm(
         raise KimiError(f"the recipe {chosen.name!r} runs on a CPU: there is nothing to compile", where="--recipe")
     if moe_backend not in (AUTO, *BACKENDS):
         raise KimiError(f"there is no MoE backend {moe_backend!r}", where="--moe-backend", expected=", ".join(BACKENDS))
-    backend = _would_serve(arch) if moe_backend == AUTO else moe_backend
+    kernel_gates = read_gates(chosen.environment)
+    backend = next(name for name in (moe_backend, kernel_gates.moe_backend, _would_serve(arch)) if name != AUTO)
     shape = _shape(chosen, tp, model)
 
     console, start = Console(), time.monotonic()
-    compile_all = {"flydsl": _warm_flydsl, "triton": _warm_triton, "reference": lambda shape, arch: 0}[backend]
-    count = compile_all(shape, arch)
-    console.print(f"{backend}: {count} kernels for {arch}, {shape}, in {time.monotonic() - start:.0f} s", soft_wrap=True)
+    count = 0
+    if backend == "flydsl":
+        count = _warm_flydsl(shape, arch, kernel_gates)
+    elif backend == "triton":
+        count = _warm_triton(shape, arch)
+    console.print(
+        f"{backend}: {count} kernels for {arch}, {shape}, in {time.monotonic() - start:.0f} s", soft_wrap=True
+    )
 
 
 def _would_serve(arch: str) -> str:
@@ -84,11 +92,11 @@ def _warm_triton(shape: MoeShape, arch: str) -> int:
     return len(compile_moe(shape, arch, warm_tokens("triton", arch, shape)))
 
 
-def _warm_flydsl(shape: MoeShape, arch: str) -> int:
+def _warm_flydsl(shape: MoeShape, arch: str, gates: Gates) -> int:
     from ..errors import KimiError
 
     try:
         from ..moe.flydsl_backend import warm as compile_flydsl
     except ImportError as error:
         raise KimiError(f"FlyDSL kernels cannot be compiled: {error}", remedy="pip install flydsl==0.4.2") from error
-    return int(compile_flydsl(shape, arch))
+    return compile_flydsl(shape, arch, gates)
