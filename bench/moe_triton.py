@@ -3,8 +3,9 @@
     python bench/moe_triton.py [--inter 256] [--tokens 8 40 160 10240] [--json FILE] [--no-sglang]
 
 Every figure is a median of CUDA-event times. Batches up to 512 run inside a CUDA graph as in serving; the weights that
-they touch (164 MB at 8 tokens) do not fit the L2 cache, so nothing is left of the previous run. "copy" copies as many bytes as the weights of the experts that the batch touches. "peak" is the
-share of the GPU's dense INT8 peak. Each batch is first compared with the reference backend.
+they touch (164 MB at 8 tokens) do not fit the L2 cache, so nothing is left of the previous run. "copy" copies as many
+bytes as the weights of the experts that the batch touches. "peak" is the share of the GPU's dense INT8 peak. Each
+batch is first compared with the reference backend.
 """
 
 from __future__ import annotations
