@@ -25,6 +25,8 @@ FROM ${BASE_IMAGE}
 ARG BASE_IMAGE
 ARG VERSION=0.1.0
 ARG REVISION=unknown
+# Which of our extras the image must be able to run; the packages are there in any case.
+ARG EXTRAS=bench,eval,kernels
 LABEL org.opencontainers.image.title="kimi-w4a8-eagle3" \
       org.opencontainers.image.description="amd/Kimi-K2.5-W4A8 with EAGLE3 on 8x AMD Instinct MI325X: SGLang plus a plugin, no fork" \
       org.opencontainers.image.licenses="Apache-2.0" \
@@ -41,7 +43,7 @@ RUN python3 -m pip install --no-cache-dir --no-index --no-deps --target /opt/kim
  && echo /opt/kimi/packages > "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kimi.pth"
 ENV PATH=/opt/kimi/packages/bin:${PATH}
 COPY launch/docker/check_closure.py launch/docker/healthcheck.py /opt/kimi/
-RUN python3 /opt/kimi/check_closure.py 'kimi-w4a8-eagle3[bench,eval,kernels]'
+RUN python3 /opt/kimi/check_closure.py "kimi-w4a8-eagle3[${EXTRAS}]"
 
 # Files of AITER and SGLang that this deployment changes (docs/patches.md); a file that is not recognised ends the
 # build. Modules compiled from a patched file are removed and built again on first use (`kimi warm`).

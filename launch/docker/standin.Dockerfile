@@ -8,6 +8,6 @@ ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1
 COPY requirements/docker-base.txt tests/patching/patch_trees.py /standin/
 # hadolint ignore=DL3013
 RUN grep -vE '^(#|torch$)' /standin/docker-base.txt > /standin/packages.txt \
- && python3 -m pip install -r /standin/packages.txt pytest \
+ && python3 -m pip install -r /standin/packages.txt "python-dateutil<3" pytest \
  && python3 -m pip install --no-deps "sglang==${SGLANG}" \
  && PYTHONPATH=/standin python3 -c "import patch_trees, sysconfig; patch_trees.write_aiter(sysconfig.get_path('purelib'))"
