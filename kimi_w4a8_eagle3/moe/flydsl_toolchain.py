@@ -158,7 +158,7 @@ def compile_and_launch(launcher: Any, args: tuple[Any, ...]) -> Callable[..., An
     """Launch a kernel for the first time, compiling it or loading it from FlyDSL's cache; returns its fast launcher."""
     import flydsl.compiler as flyc
 
-    with linking(), _environment(FLYDSL_RUNTIME_CACHE_DIR=str(cache_dir() / "jit")):
+    with linking(), _environment(ARCH=ARCH, FLYDSL_RUNTIME_CACHE_DIR=str(cache_dir() / "jit")):
         compiled: Callable[..., Any] = flyc.compile(launcher, *args)
     return compiled
 
