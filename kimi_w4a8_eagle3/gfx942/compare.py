@@ -11,10 +11,10 @@ from collections.abc import Callable
 import numpy as np
 
 from .errors import UnknownInstruction
-from .numeric import exponent_f32, fma_to_odd, is_denormal
-from .operands import Operand, Reader, parse_operand, reader, scalar_reader, writer
+from .numeric import is_denormal
+from .operands import Operand, Reader, parse_operand, reader, writer
 from .parser import Instruction, Kernel
-from .state import EXEC, LANES, PARTIAL, PENDING, READY, VCC, Array, Waves
+from .state import EXEC, LANES, PARTIAL, PENDING, READY, Array, Waves
 from .valu import check_modifiers, source_readers
 
 Step = Callable[[Waves], object]
@@ -175,123 +175,6 @@ def _mad_64(dtype: type[np.generic], name: str) -> Callable[[Instruction, list[O
     return decode
 
 
-def _div_scale(instruction: Instruction, operands: list[Operand]) -> Step:
-    scaled_mask = _mask_register(operands[1])
-    first, denominator, numerator = (reader(o, "f32") for o in operands[2:5])
-    write = writer(operands[0], "f32")
-
-    def step(w: Waves) -> None:
-        s, d, n = np.broadcast_arrays(first(w), denominator(w), numerator(w))
-        is_d, is_n = s.view(np.uint32) == d.view(np.uint32), s.view(np.uint32) == n.view(np.uint32)
-        up, down = np.ldexp(s, 64), np.ldexp(s, -64)
-        tiny_inverse = is_denormal((1 / d.astype(np.float64)).astype(np.float32))
-        tiny_ratio = is_denormal((n.astype(np.float64) / d.astype(np.float64)).astype(np.float32))
-        conditions = [
-            (n == 0) | (d == 0),
-            exponent_f32(n) - exponent_f32(d) >= 96,
-            is_denormal(d),
-            tiny_inverse & tiny_ratio,
-            tiny_inverse,
-            tiny_ratio,
-            exponent_f32(n) <= 23,
-        ]
-        only_d, only_n = np.where(is_d, up, s), np.where(is_n, up, s)
-        results = [np.full_like(s, np.nan), only_d, up, only_d, down, only_n, up]
-        write(w, np.select(conditions, results, s), None)
-        flags = [c * 0 + (k in (1, 3, 5)) > 0 for k, c in enumerate(conditions)]
-        w.write_lane_mask(scaled_mask, np.select(conditions, flags, False))
-
-    return step
-
-
-def _div_fmas(instruction: Instruction, operands: list[Operand]) -> Step:
-    """Where V_DIV_SCALE scaled: times 2**64 or 2**-64, by the size of the quotient estimate."""
-    a, b, c = (reader(o, "f32") for o in operands[1:4])
-    write = writer(operands[0], "f32")
-
-    def step(w: Waves) -> None:
-        w.check_scalar(VCC, 2)
-        estimate = c(w)
-        total = fma_to_odd(a(w), b(w), estimate)
-        factor = np.where(exponent_f32(estimate) > 127, 2.0**64, 2.0**-64)
-        write(w, np.where(w.lane_mask(VCC), total * factor, total).astype(np.float32), None)
-
-    return step
-
-
-def _scalar_write(operand: Operand) -> Callable[[Waves, Array], None]:
-    if operand.kind != "scalar" or operand.count != 1:
-        raise UnknownInstruction(f"{operand.text} cannot hold one lane")
-    return lambda w, value: w.write_scalar(operand.register, value)
-
-
-def _read_lane(instruction: Instruction, operands: list[Operand]) -> Step:
-    store, register, lane = _scalar_write(operands[0]), operands[1].register, scalar_reader(operands[2], "u32")
-
-    def step(w: Waves) -> None:
-        lanes = np.broadcast_to(lane(w) & np.uint32(63), w.count)
-        _check_lane(w, register, lanes)
-        store(w, w.u32[register][np.arange(w.count), lanes])
-
-    return step
-
-
-def _read_first_lane(instruction: Instruction, operands: list[Operand]) -> Step:
-    store, source = _scalar_write(operands[0]), operands[1]
-    if source.kind == "scalar":
-        read = scalar_reader(source, "u32")
-        return lambda w: store(w, read(w))
-
-    def step(w: Waves) -> None:
-        lanes = np.argmax(w.exec, axis=1)  # lane 0 when no lane is active, as the ISA says
-        _check_lane(w, source.register, lanes)
-        store(w, w.u32[source.register][np.arange(w.count), lanes])
-
-    return step
-
-
-def _check_lane(w: Waves, register: int, lanes: Array) -> None:
-    state = w.vector_state[register]
-    if state == PENDING or (state == PARTIAL and not w.vector_written[register][np.arange(w.count), lanes].all()):
-        w.check_vector(register, all_lanes=True)
-
-
-def _write_lane(instruction: Instruction, operands: list[Operand]) -> Step:
-    register = operands[0].register
-    value, lane = scalar_reader(operands[1], "u32"), scalar_reader(operands[2], "u32")
-
-    def step(w: Waves) -> None:
-        w.before_vector_write(register)
-        rows, lanes = np.arange(w.count), np.broadcast_to(lane(w) & np.uint32(63), w.count)
-        w.u32[register][rows, lanes] = value(w)
-        if w.vector_state[register] == PARTIAL:
-            w.vector_written[register][rows, lanes] = True
-
-    return step
-
-
-def _count_bits_below(high: bool) -> Callable[[Instruction, list[Operand]], Step]:
-    below = np.array([((1 << lane) - 1) >> (32 if high else 0) & 0xFFFFFFFF for lane in range(LANES)], np.uint32)
-
-    def decode(instruction: Instruction, operands: list[Operand]) -> Step:
-        mask, add = reader(operands[1], "u32"), reader(operands[2], "u32")
-        write = writer(operands[0], "u32")
-        return lambda w: write(w, np.bitwise_count(mask(w) & below).astype(np.uint32) + add(w), None)
-
-    return decode
-
-
-def _swap(instruction: Instruction, operands: list[Operand]) -> Step:
-    first, second = (reader(o, "u32") for o in operands)
-
-    def step(w: Waves) -> None:
-        a, b = first(w).copy(), second(w).copy()
-        w.write_vector(operands[0].register, w.u32, b)
-        w.write_vector(operands[1].register, w.u32, a)
-
-    return step
-
-
 _SPECIAL: dict[str, Callable[[Instruction, list[Operand]], Step]] = {
     "v_cmp_class_f32": _class,
     "v_cndmask_b32": _select,
@@ -303,12 +186,4 @@ _SPECIAL: dict[str, Callable[[Instruction, list[Operand]], Step]] = {
     "v_subbrev_co_u32": _carry(True, True, True),
     "v_mad_u64_u32": _mad_64(np.uint64, "u"),
     "v_mad_i64_i32": _mad_64(np.int64, "i"),
-    "v_div_scale_f32": _div_scale,
-    "v_div_fmas_f32": _div_fmas,
-    "v_readlane_b32": _read_lane,
-    "v_readfirstlane_b32": _read_first_lane,
-    "v_writelane_b32": _write_lane,
-    "v_mbcnt_lo_u32_b32": _count_bits_below(False),
-    "v_mbcnt_hi_u32_b32": _count_bits_below(True),
-    "v_swap_b32": _swap,
 }

@@ -9,8 +9,10 @@ import numpy as np
 
 from .compare import decode_compare
 from .context import Context, lds_access_done
+from .division import decode_division
 from .ds import decode_ds
 from .errors import MachineError, UnknownInstruction
+from .lane_access import decode_lane_access
 from .mfma import decode_mfma
 from .mix import decode_mix
 from .packed import decode_packed
@@ -83,6 +85,8 @@ def _compute(instruction: Instruction, kernel: Kernel, context: Context) -> Step
             or decode_packed(instruction, kernel)
             or decode_mix(instruction, kernel)
             or decode_compare(instruction, kernel)
+            or decode_lane_access(instruction, kernel)
+            or decode_division(instruction, kernel)
             or decode_valu(instruction, kernel)
         )
     return decode_vmem(instruction, kernel, context)

@@ -46,7 +46,9 @@ def run(
     signature = {n: KINDS[str(b.dtype)] for n, b in zip(names, buffers, strict=False)}
     signature |= dict.fromkeys(scalars, "i32") | dict.fromkeys(constants, "constexpr")
     source = ASTSource(kernel, signature=signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("hip", "gfx942", 64), options={"num_warps": warps})
+    compiled = triton.compile(
+        source, target=GPUTarget("hip", "gfx942", 64), options={"num_warps": warps, "enable_fp_fusion": False}
+    )
     code = parse_kernel(compiled.asm["amdgcn"])
     arguments = [*buffers, *scalars.values()]
     arguments += [0] * (len(code.args) - len(arguments))  # Triton's scratch pointers

@@ -1,0 +1,77 @@
+"""Addresses of vector memory instructions, with the range check of buffer resources (CDNA3 ISA 9.1 and 10.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .context import ActiveLanes, Context
+from .errors import OutOfBounds, UnknownInstruction
+from .operands import Operand, reader, scalar_reader
+from .parser import Instruction
+from .state import Array, Waves
+
+# Gives the byte address of each active lane, and per word whether it is in range (None: all are).
+Address = Callable[[Waves, ActiveLanes, int], tuple[Array, Array | None]]
+
+
+def address_of(
+    instruction: Instruction, space: str, operands: list[Operand], offset: int, context: Context, action: str | None
+) -> Address:
+    """The address function of an instruction; `operands` without the data, `action` as in the opcode."""
+    if space == "buffer":
+        return _buffer_address(instruction, operands, offset, context, action or "load")
+    vector, base = operands[0], operands[1] if len(operands) > 1 else None
+    if base is None or base.kind == "off":
+        read = reader(vector, "u64")
+        return lambda w, lanes, size: (lanes.pick(read(w)) + np.uint64(offset & 0xFFFFFFFFFFFFFFFF), None)
+    low, high = reader(vector, "u32"), reader(base, "u64")
+    return lambda w, lanes, size: (
+        lanes.pick(low(w).astype(np.uint64) + high(w)) + np.uint64(offset & 0xFFFFFFFFFFFFFFFF),
+        None,
+    )
+
+
+def _buffer_address(
+    instruction: Instruction, operands: list[Operand], offset: int, context: Context, action: str
+) -> Address:
+    vector, resource, scalar = operands
+    index_on, offset_on = "idxen" in instruction.modifiers, "offen" in instruction.modifiers
+    if resource.kind != "scalar" or resource.count != 4:
+        raise UnknownInstruction(f"{resource.text} is not a buffer resource")
+    part = [Operand("vector", vector.text, vector.register + n) for n in range(2)]
+    read_index = reader(part[0], "u32") if index_on else None
+    read_offset = reader(part[int(index_on)], "u32") if offset_on else None
+    read_scalar = scalar_reader(scalar, "u32")
+
+    def address(w: Waves, lanes: ActiveLanes, size: int) -> tuple[Array, Array | None]:
+        w.check_scalar(resource.register, 4)
+        w0, w1, records, w3 = (w.s32[resource.register + n].astype(np.int64)[lanes.rows] for n in range(4))
+        if (w1 >> 31).any() or ((w3 >> 23) & 1).any():
+            raise UnknownInstruction("a swizzled or thread-id buffer resource is not modelled")
+        base, stride = w0 | ((w1 & 0xFFFF) << 32), (w1 >> 16) & 0x3FFF
+        extra = np.broadcast_to(np.asarray(read_scalar(w)), w.count).astype(np.int64)[lanes.rows]
+        at = np.full(lanes.count, offset, np.int64)
+        if read_offset:
+            at = at + lanes.pick(read_offset(w)).astype(np.int64)
+        steps = np.arange(max(1, size // 4))[:, None] * 4
+        last = at + steps + min(size, 4) - 1
+        index = lanes.pick(read_index(w)).astype(np.int64) if read_index else np.zeros(lanes.count, np.int64)
+        # Structured (stride != 0): the index is checked; raw: the byte offset, each word by itself.
+        raw = stride == 0
+        inside = np.where(raw, last < records, (index < records) & ((last < stride) | (not index_on)))
+        _reject_ambiguous(raw, at + steps, last, records, extra)
+        if not inside.all():
+            context.tallies[f"out_of_range_{action}s"] += int((~inside).any(axis=0).sum())
+        return (base + extra + index * stride + at).astype(np.uint64), None if inside.all() else inside
+
+    return address
+
+
+def _reject_ambiguous(raw: Array, first: Array, last: Array, records: Array, extra: Array) -> None:
+    """Sources disagree whether the scalar offset takes part in the range check: no kernel may depend on it."""
+    if extra.any() and (raw & (last < records) & (last >= records - extra)).any():
+        raise OutOfBounds("a buffer access is in range or not depending on how the scalar offset is checked")
+    if (records & 3).any() and (raw & (first < records) & (last >= records)).any():
+        raise OutOfBounds("a buffer access straddles the end of the buffer inside one word")
