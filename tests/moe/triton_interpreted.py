@@ -79,9 +79,8 @@ def test_forward_agrees_with_the_reference(layer: QuarkMoeWeights, tiles: str, r
 
 @pytest.mark.parametrize("nvidia", [False, True], ids=["weights right", "weights left"])
 @pytest.mark.parametrize("tiles", TILES)
-@pytest.mark.parametrize("routing", ["slots elsewhere", "one expert takes all"])
-def test_accumulators_are_exact(layer: QuarkMoeWeights, tiles: str, routing: str, nvidia: bool) -> None:
-    x, weights, ids = batch(SHAPE, ROUTINGS[routing])
+def test_accumulators_are_exact(layer: QuarkMoeWeights, tiles: str, nvidia: bool) -> None:
+    x, weights, ids = batch(SHAPE, ROUTINGS["slots elsewhere"])
     call = MoeCall(x, TritonBackend().prepare(layer), weights, ids, TILES[tiles], nvidia=nvidia)
     q, scale, blocks = call.quantize_and_route()
     flat = ids.reshape(-1).long()
