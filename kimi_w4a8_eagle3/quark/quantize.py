@@ -66,11 +66,12 @@ def _run_quark(source: Path, destination: Path, exclude: Sequence[str], device: 
     torchvision_ops.declare_missing()  # Quark imports transformers, which imports torchvision
     try:
         from quark.common.utils.log import ScreenLogger
+
+        ScreenLogger.set_shared_level(logging.INFO if verbose else logging.WARNING)
         from quark.torch import ModelQuantizer
     except ImportError as error:
         raise KimiError(f"AMD Quark cannot be imported: {error}", remedy="pip install amd-quark==0.13") from error
 
-    ScreenLogger.set_shared_level(logging.INFO if verbose else logging.WARNING)
     ModelQuantizer(_config(exclude)).direct_quantize_checkpoint(
         pretrained_model_path=str(source), save_path=str(destination), device=device
     )
