@@ -1,8 +1,7 @@
+# mypy: disable-error-code="no-untyped-def"
 """Routing for the FlyDSL backend by the Triton backend's sorting kernel: one launch for a decode batch."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -16,18 +15,18 @@ from .triton_kernels import _route_block
 
 @triton.jit(do_not_specialize=["slots"])
 def _route_slots(
-    ids: Any,
-    order: Any,
-    block_expert: Any,
-    block_first: Any,
-    block_rows: Any,
-    num_blocks: Any,
-    slots: Any,
+    ids,
+    order,
+    block_expert,
+    block_first,
+    block_rows,
+    num_blocks,
+    slots,
     E: tl.constexpr,
     EP: tl.constexpr,
     SP: tl.constexpr,
     BM: tl.constexpr,
-) -> None:
+):
     _route_block(ids, order, block_expert, block_first, block_rows, num_blocks, slots, E, EP, SP, BM)
 
 
