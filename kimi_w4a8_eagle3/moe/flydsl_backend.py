@@ -133,13 +133,13 @@ class FlydslBackend:
         size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
         pinned = [self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is not False for s in (1, 2)]
         kernels: dict[str, tuple[Builder, Any]] = {
-            "quantize": (rows.build_quantize, rows.QuantizeConfig(shape.hidden, bf16=True, routed=False)),
+            "quantize": (rows.build_quantize, rows.QuantizeConfig(shape.hidden, bf16=True)),
             "stage1": (stage1.build, stage1.Stage1Config(*size, *tiles.stage1, pinned=pinned[0])),
-            "quantize2": (rows.build_quantize, rows.QuantizeConfig(shape.inter, bf16=False, routed=True)),
+            "quantize2": (rows.build_quantize, rows.QuantizeConfig(shape.inter, bf16=False, experts=shape.num_experts)),
             "stage2": (stage2.build, stage2.Stage2Config(*size, *tiles.stage2, tiles.atomic, pinned=pinned[1])),
         }
         if not tiles.atomic:
-            kernels["reduce"] = (rows.build_reduce, rows.ReduceConfig(shape.hidden, shape.top_k))
+            kernels["reduce"] = (rows.build_reduce, rows.ReduceConfig(shape.hidden, shape.top_k, shape.num_experts))
         for _, config in kernels.values():
             problem = config.problem()
             if problem:
@@ -160,6 +160,7 @@ class FlydslBackend:
         if x.shape[0] == 0:
             return torch.empty_like(x)
         kernels = self.configs(moe.shape, x.shape[0])
+        _check_size(moe.shape, x.shape[0], atomic="reduce" not in kernels)
         return _Call(self, kernels, x, moe, topk_weights, topk_ids).run()
 
     def launch(self, build: Builder, config: Any, *args: torch.Tensor | int) -> None:
@@ -285,6 +286,11 @@ def _check(x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_i
     for name, (tensor, size, dtype) in wanted.items():
         if tuple(tensor.shape) != size or tensor.dtype != dtype:
             raise KimiError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}", expected=f"{dtype} {size}")
-    row_bytes = max(4 * shape.hidden, shape.top_k * 4 * shape.inter)
+
+
+def _check_size(shape: MoeShape, tokens: int, atomic: bool) -> None:
+    """Every buffer, with one row past its end, must be addressable by 32-bit offsets."""
+    result = 4 * shape.hidden if atomic else 2 * shape.top_k * shape.hidden
+    row_bytes = max(result, 2 * shape.hidden, 4 * shape.top_k * shape.inter)
     if (tokens + 1) * row_bytes > _MAX_BUFFER:
         raise KimiError(f"{tokens} tokens exceed the kernels' 4 GiB buffers", remedy="smaller prefill chunks")

@@ -27,13 +27,13 @@ VALUES = 4  # consecutive values of a lane
 class QuantizeConfig:
     """Quantize rows of `columns` bfloat16 or float32 values.
 
-    routed: rows are expert slots; rows whose expert id is negative are skipped and the stored scale is multiplied by
-    the slot's router weight.
+    experts: 0, or rows are the slots of so many experts: a row whose expert id is none of theirs is skipped, and the
+    stored scale is multiplied by the slot's router weight.
     """
 
     columns: int
     bf16: bool
-    routed: bool
+    experts: int = 0
 
     @property
     def waves_per_row(self) -> int:
@@ -47,6 +47,11 @@ class QuantizeConfig:
     def problem(self) -> str | None:
         """Why no kernel can be built, or None."""
         return f"rows of {self.columns} values: not a multiple of 16" if self.columns % (2 * LOW_K_BIT) else None
+
+
+def _is_expert(number: Any, experts: int) -> Any:
+    """0 <= number < experts, by one unsigned comparison."""
+    return arith.cmpi(arith.CmpIPredicate.ult, number.ir_value(), ops.const_i32(experts))
 
 
 class _Quantize:
@@ -66,10 +71,10 @@ class _Quantize:
     def run(self) -> None:
         """Emit the whole kernel."""
         with ops.when(self.row < self.rows):
-            if not self.cfg.routed:
+            if not self.cfg.experts:
                 self.quantize()
                 return
-            with ops.when(ops.scalar_load(self.ids, self.row) >= 0):
+            with ops.when(_is_expert(ops.scalar_load(self.ids, self.row), self.cfg.experts)):
                 self.quantize()
 
     def column_offsets(self, size: int) -> list[Any]:
@@ -112,7 +117,7 @@ class _Quantize:
         in_low = ((self.first & LOW_K_BIT) != 0).ir_value()
         low_sum = self.over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi, slot=1)
         stored = arith.mulf(scale, shrink[1])
-        if self.cfg.routed:
+        if self.cfg.experts:
             stored = arith.mulf(stored, ops.bitcast(ops.scalar_load(self.weights, self.row), ops.f32_type()))
         info = ops.buffer(self.info, fx.Int32(8), fx.Int64(self.row) * 8)
         ops.store(info, ops.pack([ops.bitcast(stored, ops.i32_type()), low_sum]), self.first * 8)  # lane 0 alone fits
@@ -188,10 +193,11 @@ def build_quantize(cfg: QuantizeConfig) -> Any:
 
 @dataclass(frozen=True)
 class ReduceConfig:
-    """out[t] = sum over s of scale[t, s] * slots[t, s], in the order of s."""
+    """out[t] = sum over s of scale[t, s] * slots[t, s], in the order of s; slots of no expert here are left out."""
 
     hidden: int
     top_k: int
+    experts: int
 
     def grid(self, tokens: Any) -> tuple[Any, ...]:
         """Workgroups for `tokens` tokens."""
@@ -219,7 +225,7 @@ class _Reduce:
         total = ops.splat(ops.const_f32(0.0), 8)
         for s in range(cfg.top_k):
             slot = token * cfg.top_k + s
-            routed = (ops.scalar_load(self.ids, slot) >= 0).ir_value()
+            routed = _is_expert(ops.scalar_load(self.ids, slot), cfg.experts)
             size = [fx.Int32(arith.select(routed, ops.const_i32(n), ops.const_i32(0))) for n in (row_bytes, 8)]
             row = ops.buffer(self.slots, size[0], fx.Int64(slot) * row_bytes)  # empty when the slot is not routed
             scale = ops.load(ops.buffer(self.info, size[1], fx.Int64(slot) * 8), ops.f32_type(), fx.Int32(0))
@@ -232,7 +238,7 @@ class _Reduce:
 def build_reduce(cfg: ReduceConfig) -> Any:
     """Launcher: (slots bfloat16 [T * top_k, hidden], info, ids [T, top_k], out bfloat16 [T, hidden], T, stream).
 
-    A slot with a negative expert id counts as zero, whatever its row holds.
+    A slot whose expert id is not in range counts as zero, whatever its row holds.
     """
 
     tag = cache_tag(cfg)

@@ -80,10 +80,14 @@ class Device:
         return self.get(out, kind, unwritten=0)
 
     def quantize(
-        self, x: torch.Tensor, weights: torch.Tensor | None = None, ids: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
+        experts: int = 5,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(a8, scale, low_sum)"""
-        cfg = rows.QuantizeConfig(x.shape[1], x.dtype == torch.bfloat16, weights is not None)
+        cfg = rows.QuantizeConfig(x.shape[1], x.dtype == torch.bfloat16, 0 if weights is None else experts)
         out = self.memory.empty(tuple(x.shape), np.int8)
         info = self.memory.empty((x.shape[0], 2), np.int32)
         extra = [self.put(t) if t is not None else 0 for t in (weights, ids)]
@@ -91,9 +95,9 @@ class Device:
         pairs = self.get(info, torch.int32, unwritten=0)
         return self.get(out, torch.int8, unwritten=0), pairs[:, 0].contiguous().view(torch.float32), pairs[:, 1]
 
-    def reduce(self, slots: torch.Tensor, info: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def reduce(self, slots: torch.Tensor, info: torch.Tensor, ids: torch.Tensor, experts: int = 5) -> torch.Tensor:
         tokens, top_k = ids.shape
-        cfg = rows.ReduceConfig(slots.shape[1], top_k)
+        cfg = rows.ReduceConfig(slots.shape[1], top_k, experts)
         out = self.memory.empty((tokens, slots.shape[1]), np.int16)
         self.launch(cfg, cfg.grid(tokens), self.put(slots), self.put(info), self.put(ids), out, tokens)
         return self.get(out, torch.bfloat16)

@@ -14,13 +14,14 @@ from kimi_w4a8_eagle3.moe import flydsl_toolchain as toolchain
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
 if SKIP is None:
-    from flydsl_machine import Device, compiled, info_of
+    from flydsl_machine import Device, info_of
 
     from kimi_w4a8_eagle3.gfx942 import DataRace, MachineError, parse_kernel
     from kimi_w4a8_eagle3.moe import flydsl_layout as layout
     from kimi_w4a8_eagle3.moe import flydsl_stage1 as stage1
     from kimi_w4a8_eagle3.moe import flydsl_stage2 as stage2
     from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+    from kimi_w4a8_eagle3.moe.flydsl_backend import FlydslBackend
     from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, quantize_rows
     from kimi_w4a8_eagle3.moe.routing import route
     from kimi_w4a8_eagle3.quark.packing import pack_reorder
@@ -250,10 +251,10 @@ def test_quantization_of_broken_rows() -> None:
 def test_routed_rows_take_their_weight_and_absent_slots_are_left_alone() -> None:
     x = special_rows(256, torch.float32)
     weights = torch.rand(9, generator=torch.Generator().manual_seed(0))
-    ids = torch.tensor([0, 1, -1, 2, 0, 1, 2, 0, 1], dtype=torch.int32)
+    ids = torch.tensor([0, 1, -1, 2, 0, 1, EXPERTS, 0, 1], dtype=torch.int32)
     a8, scale, _ = Device().quantize(x, weights, ids)
     expected, expected_scale = quantize_rows(x)
-    here = ids >= 0
+    here = (ids >= 0) & (ids < EXPERTS)
     assert torch.equal(a8[here].float(), expected[here]) and (a8[~here] == 0).all()
     assert torch.equal(scale[here], (expected_scale[:, 0] * weights)[here])
 
@@ -262,12 +263,13 @@ def test_reduction_skips_absent_slots() -> None:
     g = torch.Generator().manual_seed(0)
     slots = torch.randn(6 * 8, 1024, generator=g).bfloat16()
     scale = torch.rand(48, generator=g)
-    ids = torch.randint(-1, 4, (6, 8), generator=g).int()
-    ids[2] = -1
+    ids = torch.randint(-1, EXPERTS + 1, (6, 8), generator=g).int()
+    here = (ids >= 0) & (ids < EXPERTS)
+    ids[2], here[2] = -1, False
     info = torch.stack([scale.view(torch.int32), torch.zeros(48, dtype=torch.int32)], 1)
-    slots.view(6, 8, -1)[ids < 0] = float("nan")  # whatever lies in memory
+    slots.view(6, 8, -1)[~here] = float("nan")  # whatever lies in memory
     got = Device().reduce(slots, info, ids).float()
-    weighted = torch.where((ids >= 0)[..., None], slots.float().view(6, 8, -1) * scale.view(6, 8, 1), 0.0)
+    weighted = torch.where(here[..., None], slots.float().view(6, 8, -1) * scale.view(6, 8, 1), 0.0)
     expected = weighted.sum(1)
     assert (got[2] == 0).all()
     assert (got - expected).norm() / expected.norm() < 4e-3
@@ -299,6 +301,33 @@ def test_both_stages_joined_match_the_reference(prefill: bool) -> None:
     assert (out - expected).norm() / expected.norm() < 4e-3
 
 
-def test_compiled_kernels_do_not_spill() -> None:
-    for cfg in (stage1.Stage1Config(7168, 256, 8), stage2.Stage2Config(7168, 256, 8)):
-        assert compiled(cfg).scratch_bytes == 0
+@pytest.mark.parametrize("tokens", [8, 160, 10240])
+def test_the_very_code_that_serves_kimi(tokens: int) -> None:
+    """Real hidden and intermediate size (TP 8) and the table's tiles: the same machine code, for two tokens."""
+    configs = FlydslBackend().configs(MoeShape(384, 7168, 256, 8), tokens)
+    cfg1, cfg2 = configs["stage1"][1], configs["stage2"][1]
+    layer = Layer(7168, 256, seed=tokens)
+    ids = torch.full((2, 8), -1, dtype=torch.int32)  # top-8, on a rank that has three of the experts
+    ids[0, 2], ids[0, 7], ids[1, 0] = 4, 0, 4
+    rows = layer.rows(2, 7168)
+    scale = torch.tensor([0.01, 0.02])
+    routed = route(ids, EXPERTS, cfg1.tile_m)
+    h = Device("reverse").stage1(cfg1, rows, info_of(rows, scale), layer.moe, routed)
+    sums = torch.stack([(layer.w13[e].float() @ rows[t].float()) * scale[t] * layer.moe.s13[e] for t, e in ROUTED])
+    expected = torch.nn.functional.silu(sums[:, :256]) * sums[:, 256:]
+    slots = [2, 7, 8]
+    assert (h[slots] - expected).norm() / expected.norm() < 1e-5
+
+    rows = layer.rows(16, 256)
+    scale = torch.arange(1, 17) / 16
+    moe = replace(layer.moe, s2=torch.ones_like(layer.moe.s2))
+    got = Device("reverse").stage2(cfg2, rows, info_of(rows, scale), moe, routed).float()
+    sums = torch.stack([layer.w2[e].float() @ rows[s].float() for s, (_, e) in zip(slots, ROUTED, strict=True)])
+    if cfg2.atomic:
+        weighted = sums * scale[slots][:, None]
+        assert torch.allclose(got, torch.stack([weighted[0] + weighted[1], weighted[2]]), rtol=1e-6, atol=1e-3)
+    else:
+        assert (got[slots] - sums).norm() / sums.norm() < 2e-3  # one rounding to bfloat16
+
+
+ROUTED = ((0, 4), (0, 0), (1, 4))  # token and expert of the slots above
