@@ -204,7 +204,7 @@ def _answers(client: httpx.Client, base_url: str) -> bool:
 def _owner(port: int) -> str:
     try:
         for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid:
                 return f" (used by process {connection.pid}, {psutil.Process(connection.pid).name()})"
     except (psutil.Error, OSError):
         return ""
