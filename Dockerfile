@@ -57,7 +57,7 @@ RUN groupadd --force --system video \
 USER 10001
 WORKDIR /runs
 ENV HF_HOME=/models \
-    KIMI_HEALTH_URL=http://127.0.0.1:9527/health
+    HEALTHCHECK_URL=http://127.0.0.1:9527/health
 VOLUME ["/models", "/runs"]
 EXPOSE 9527
 

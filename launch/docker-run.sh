@@ -45,7 +45,7 @@ args=(
   --volume "$MODELS:/models"
   --volume "$RUNS:/runs"
   --volume "$RUNS/home-$image_id:/home/kimi" # kernels built at run time, kept for as long as the image is the same
-  --env "KIMI_HEALTH_URL=http://127.0.0.1:$PORT/health"
+  --env "HEALTHCHECK_URL=http://127.0.0.1:$PORT/health"
 )
 
 # The container's groups have other numbers than the host's: pass the numbers of the nodes themselves.

@@ -1,4 +1,4 @@
-"""Docker HEALTHCHECK: exit 0 when the server at KIMI_HEALTH_URL answers 200."""
+"""Docker HEALTHCHECK: exit 0 when the server at HEALTHCHECK_URL answers 200."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import urllib.error
 import urllib.request
 
-url = os.environ.get("KIMI_HEALTH_URL", "http://127.0.0.1:9527/health")
+url = os.environ.get("HEALTHCHECK_URL", "http://127.0.0.1:9527/health")
 try:
     with urllib.request.urlopen(url, timeout=8) as response:
         status = response.status

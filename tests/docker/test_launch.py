@@ -191,9 +191,9 @@ def test_healthcheck(status: int, code: int) -> None:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}/health"
-        assert run_script("healthcheck.py", KIMI_HEALTH_URL=url).returncode == code
+        assert run_script("healthcheck.py", HEALTHCHECK_URL=url).returncode == code
         server.shutdown()
-    result = run_script("healthcheck.py", KIMI_HEALTH_URL=url)  # nobody listens any more
+    result = run_script("healthcheck.py", HEALTHCHECK_URL=url)  # nobody listens any more
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
 
