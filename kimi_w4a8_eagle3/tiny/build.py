@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 CORPUS_DOCUMENTS, CORPUS_SEED = 20_000, 0
 EVALUATED_PROBLEMS = 1000
+_LOG_EVERY = 50
 _PACKAGES = ("torch", "amd-quark", "tokenizers", "safetensors")
 
 
@@ -106,6 +107,8 @@ def _stage(progress: Progress, title: str, total: int) -> Iterator[Callable[[int
     def show(step: int, values: dict[str, float]) -> None:
         shown = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
         progress.update(task, completed=step, description=f"{title}: {shown}")
+        if not progress.console.is_terminal and (step % _LOG_EVERY == 0 or step == total):
+            progress.console.print(f"{title}: step {step}/{total}  {shown}")  # a log file has no moving bar
 
     yield show
 

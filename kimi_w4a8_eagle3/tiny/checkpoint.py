@@ -42,7 +42,7 @@ def save_target(model: Target, tokenizer: Tokenizer, folder: Path) -> None:
     for shard in range(_SHARDS):
         part = names[shard * per_shard : (shard + 1) * per_shard]
         file = f"model-{shard + 1:05d}-of-{_SHARDS:05d}.safetensors"
-        save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
+        _save_tensors({name: tensors[name] for name in part}, folder / file)
         weight_map |= dict.fromkeys(part, file)
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
@@ -105,7 +105,7 @@ def save_draft(model: Draft, target: TargetConfig, config: DraftConfig, folder: 
     """Write the BF16 draft; no embedding, because the server hands it the target's."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.bfloat16().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _save_tensors(tensors, folder / "model.safetensors")
     _write_json(folder / "config.json", draft_config_json(target, config))
 
 
@@ -141,6 +141,11 @@ def _int4_weights(stacked: dict[tuple[str, str], Tensor]) -> Int4Weights:
 
 def _natural(name: str) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # safetensors writes for the owner only
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
