@@ -1,0 +1,134 @@
+"""`kimi eval`: is this deployment accurate, and does speculation change its answers?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from ..eval.targets import Choice
+
+app = typer.Typer(no_args_is_help=True, help="Accuracy with a verdict, and proof that speculation changes no answer.")
+
+_BASE_URL = typer.Option(None, "--base-url", help="A running server, e.g. http://127.0.0.1:9527.")
+_RECIPE = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for the time of the run.")
+_MODEL = typer.Option(None, "--model", help="The model name that the server must serve.")
+_NO_SPECULATION = typer.Option(False, "--no-speculation", help="With --recipe: without its draft.")
+_SETTINGS = typer.Option([], "--set", help="With --recipe: KEY=VALUE, an engine argument or a dotted recipe key.")
+_RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
+_BASELINE = typer.Option(None, "--baseline", help="Run directory to compare with, problem by problem.")
+_RESUME = typer.Option(None, "--resume", help="Finish an interrupted run; nothing answered is asked again.")
+_CONCURRENCY = typer.Option(256, "--concurrency", min=1, help="Requests in flight.")
+_MARGIN = typer.Option(0.01, "--margin", min=0.0001, max=1.0, help="Loss of accuracy that still counts as none.")
+_UNUSABLE = typer.Option(0.01, "--max-unusable", min=0.0, max=1.0, help="Share of failed or cut answers allowed.")
+
+
+@app.command("gsm8k")
+def gsm8k(
+    base_url: str | None = _BASE_URL,
+    recipe: str | None = _RECIPE,
+    model: str | None = _MODEL,
+    no_speculation: bool = _NO_SPECULATION,
+    settings: list[str] = _SETTINGS,
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder with train.jsonl and test.jsonl (no Hub)."),
+    limit: int | None = typer.Option(None, "--limit", min=1, help="Only the first problems."),
+    chat: bool = typer.Option(False, "--chat", help="Through the chat template instead of plain completions."),
+    shots: int = typer.Option(10, "--shots", min=0, help="Examples before each question."),
+    max_tokens: int = typer.Option(512, "--max-tokens", min=1, help="Longest answer; a longer one counts as cut."),
+    concurrency: int = _CONCURRENCY,
+    baseline: Path | None = _BASELINE,
+    published: str | None = typer.Option(None, "--published", help="Judge against this published configuration."),
+    margin: float = _MARGIN,
+    max_unusable: float = _UNUSABLE,
+    resume: Path | None = _RESUME,
+    runs: Path = _RUNS,
+) -> None:
+    """GSM8K, 10-shot, 1,319 problems, by lm-eval: accuracy with intervals and a verdict."""
+    from ..eval import accuracy, tasks
+    from ..eval.harness import Protocol
+
+    protocol = Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency)
+    options = accuracy.Options(data_dir, baseline, published, margin, max_unusable, runs)
+    _accuracy(_choice(base_url, recipe, model, no_speculation, settings, resume), protocol, options, resume)
+
+
+@app.command("tiny-math")
+def tiny_math(
+    base_url: str | None = _BASE_URL,
+    recipe: str | None = _RECIPE,
+    model: str | None = _MODEL,
+    no_speculation: bool = _NO_SPECULATION,
+    settings: list[str] = _SETTINGS,
+    problems: int = typer.Option(300, "--problems", min=1, help="Held-out problems to ask."),
+    concurrency: int = typer.Option(32, "--concurrency", min=1, help="Requests in flight."),
+    baseline: Path | None = _BASELINE,
+    margin: float = _MARGIN,
+    max_unusable: float = _UNUSABLE,
+    resume: Path | None = _RESUME,
+    runs: Path = _RUNS,
+) -> None:
+    """The built-in model's own task through the same chain; judged against the accuracy recorded for the model."""
+    from ..eval import accuracy, tasks
+    from ..eval.harness import Protocol
+
+    protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, problems, concurrency)
+    options = accuracy.Options(None, baseline, None, margin, max_unusable, runs)
+    _accuracy(_choice(base_url, recipe, model, no_speculation, settings, resume), protocol, options, resume)
+
+
+def _choice(
+    base_url: str | None,
+    recipe: str | None,
+    model: str | None,
+    no_speculation: bool,
+    settings: list[str],
+    resume: Path | None = None,
+) -> Choice:
+    """The server to test; a resumed run goes back to its own unless another is named."""
+    from ..eval.runs import load_run
+    from ..eval.targets import Choice
+
+    if resume is not None:
+        earlier = load_run(resume)
+        model = model or earlier["model"]  # a resumed run mixes its answers: they must come from one model
+        if base_url is None and recipe is None:
+            return Choice(**{**earlier["choice"], "model": model})
+    return Choice(base_url, recipe, model, not no_speculation, tuple(settings))
+
+
+def _accuracy(choice: Choice, protocol: object, options: object, resume: Path | None) -> None:
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from ..eval import accuracy, show
+    from ..eval.harness import Protocol
+    from ..eval.runs import load_run, protocol_of
+
+    assert isinstance(protocol, Protocol) and isinstance(options, accuracy.Options)
+    console = Console(highlight=False)
+    if resume is not None:
+        earlier = load_run(resume)
+        protocol = protocol_of(earlier)
+        if options.data_dir is None and earlier["data_dir"]:
+            options = replace(options, data_dir=Path(earlier["data_dir"]))
+    with _interruptible():
+        folder = accuracy.run(choice, protocol, options, console, resume)
+    raise typer.Exit(show.accuracy(folder, console))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """End cleanly, with every server that was started, on Ctrl-C and SIGTERM."""
+    from ..serving import Terminated, signals_raise
+
+    try:
+        with signals_raise():
+            yield
+    except Terminated as stopped:
+        typer.echo(f"\nkimi: {stopped} received; nothing was left running", err=True)
+        raise typer.Exit(stopped.exit_code) from None

@@ -1,0 +1,190 @@
+"""`kimi eval gsm8k` and `kimi eval tiny-math`: one accuracy run from a server to a verdict in its run directory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..errors import KimiError
+from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from . import tasks
+from .harness import Protocol, command, run_lm_eval
+from .outcomes import PROBLEMS, load_outcomes, newest, read_outcomes, write_outcomes
+from .recorder import REQUESTS, Patience, Recorder
+from .runs import load_run, require_same_protocol
+from .targets import Choice, Target, reached
+from .verdict import Reference, judge, load_references
+
+RESULT = "result.json"
+KIND = "eval-accuracy"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line decides beside the server and the protocol."""
+
+    data_dir: Path | None = None
+    baseline: Path | None = None
+    published: str | None = None
+    margin: float = 0.01
+    max_unusable: float = 0.01
+    runs: Path = DEFAULT_ROOT
+    patience: Patience = field(default_factory=Patience)
+
+
+def run(choice: Choice, protocol: Protocol, options: Options, console: Console, resume: Path | None = None) -> Path:
+    """Ask, score, judge; returns the run directory, whose result.json holds the verdict.
+
+    Raises KimiError when something keeps the run from its end; what was answered is kept for `resume`.
+    """
+    baseline = load_run(options.baseline) if options.baseline else None
+    if baseline is not None:
+        require_same_protocol(baseline, protocol)
+    files = tasks.check_data(options.data_dir) if options.data_dir and protocol.task is tasks.GSM8K else None
+    folder = resume or new_run_dir(f"eval-{protocol.task.title.lower()}", options.runs)
+    if protocol.task is tasks.TINY_MATH:
+        files = {"test": folder / "problems-asked.jsonl"}
+        tasks.write_tiny_problems(files["test"], protocol.limit or 0)
+    tasks.write_task(protocol.task, folder / "task", files)
+
+    with reached(choice, folder, console) as target:
+        if resume is None:
+            write_json(folder / RECORD, _record(target, choice, protocol, options))
+        console.print(f"{protocol.task.title}: {_describe(protocol)} on {target.model} at {target.base_url}; {folder}")
+        try:
+            recorder = _ask(target, protocol, folder, options.patience, console, offline=files is not None)
+        except KimiError as error:
+            error.remedy = f"what was answered is kept; go on with --resume {folder}"
+            raise
+    return _conclude(target, protocol, options, folder, recorder, baseline is not None)
+
+
+def _ask(
+    target: Target, protocol: Protocol, folder: Path, patience: Patience, console: Console, offline: bool
+) -> Recorder:
+    output = folder / "lm_eval"
+    shutil.rmtree(output, ignore_errors=True)  # of an interrupted run; the answers are in requests.jsonl
+    with Recorder(target.base_url, folder / REQUESTS, patience) as recorder, _progress(protocol, console) as progress:
+        words = command(protocol, target.model, recorder.base_url, folder / "task", output)
+        run_lm_eval(words, recorder, folder / "lm_eval.log", offline, lambda: progress(recorder))
+    return recorder
+
+
+def _conclude(
+    target: Target, protocol: Protocol, options: Options, folder: Path, recorder: Recorder, paired: bool
+) -> Path:
+    outcomes = read_outcomes(folder / "lm_eval", folder / REQUESTS, protocol.chat)
+    expected = protocol.limit or protocol.task.counts.get("test", len(outcomes))
+    if len(outcomes) != expected:
+        raise KimiError(f"lm-eval scored {len(outcomes)} problems instead of {expected}", where=str(folder))
+    write_outcomes(folder / PROBLEMS, outcomes)
+    references, judged = references_for(protocol, options, target)
+    verdict = judge(
+        outcomes,
+        references,
+        judged,
+        load_outcomes(options.baseline) if paired and options.baseline else None,
+        options.margin,
+        options.max_unusable,
+    )
+    result = {
+        "kind": KIND,
+        "task": protocol.task.title,
+        "protocol": describe(protocol),
+        "configuration": target.name,
+        "model": target.model,
+        "baseline": str(options.baseline) if options.baseline else None,
+        "judged_against": judged,
+        "requests": {"asked": recorder.finished - len(recorder.reused), "reused": len(recorder.reused),
+                     "retries": recorder.retries},
+        "lm_eval": str(newest(folder / "lm_eval", "*/results_*.json").relative_to(folder)),
+        "verdict": asdict(verdict),
+    }  # fmt: skip
+    write_json(folder / RESULT, result)
+    return folder
+
+
+def references_for(protocol: Protocol, options: Options, target: Target) -> tuple[list[Reference], str | None]:
+    """Accuracies to compare with, and the configuration among them that decides the verdict (None: nobody's)."""
+    if protocol.task is tasks.TINY_MATH:
+        found = _recorded_tiny()
+        return found, found[0].configuration if found else None
+    references = load_references()
+    names = {reference.configuration for reference in references}
+    if options.published is not None and options.published not in names:
+        raise KimiError(f"no published accuracy of {options.published!r}", "--published", ", ".join(sorted(names)))
+    comparable = protocol.shots == tasks.GSM8K.shots and not protocol.chat
+    recipe = target.launch.recipe if target.launch else None
+    judged = options.published or (recipe if recipe in names and comparable else None)
+    return references, judged
+
+
+def describe(protocol: Protocol) -> dict[str, Any]:
+    """The protocol as JSON: what two runs must share to be compared, and what they may differ in (concurrency)."""
+    return {**asdict(protocol), "task": protocol.task.name}
+
+
+def _recorded_tiny() -> list[Reference]:
+    """The accuracy that was recorded when the built-in model was made; none when it was not recorded."""
+    import json
+
+    from .. import tiny
+
+    try:
+        recorded = json.loads(tiny.METRICS.read_text())
+        accuracy, n = float(recorded["exact_match_w4a8"]), int(recorded["held_out_problems"])
+    except (OSError, ValueError, KeyError):
+        return []
+    return [
+        Reference("recorded", metric, accuracy, n, "metrics.json of the built-in model") for metric in tasks.METRICS
+    ]
+
+
+def _record(target: Target, choice: Choice, protocol: Protocol, options: Options) -> dict[str, Any]:
+    launch = target.launch
+    return record(
+        KIND,
+        {target.name: asdict(launch) if launch else {"base_url": target.base_url}},
+        launch.env if launch else {},
+        model=target.model,
+        choice=asdict(choice),
+        protocol=describe(protocol),
+        data_dir=str(options.data_dir.resolve()) if options.data_dir else None,
+    )
+
+
+def _describe(protocol: Protocol) -> str:
+    size = f"first {protocol.limit} problems" if protocol.limit else "all problems"
+    return f"{size}, {protocol.shots}-shot, {'chat' if protocol.chat else 'completions'}"
+
+
+@contextmanager
+def _progress(protocol: Protocol, console: Console) -> Iterator[Any]:
+    """Yield a function that shows how many requests are finished."""
+    total = protocol.limit or protocol.task.counts.get("test")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        line = progress.add_task("lm-eval starts", total=total)
+
+        def show(recorder: Recorder) -> None:
+            extra = "".join(
+                f", {count} {what}"
+                for count, what in ((recorder.retries, "retries"), (len(recorder.failed), "failed"))
+                if count
+            )
+            progress.update(line, completed=recorder.finished, description=f"{protocol.task.title}{extra}")
+
+        yield show

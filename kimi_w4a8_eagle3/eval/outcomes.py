@@ -1,0 +1,116 @@
+"""What happened to each problem: lm-eval's scored samples joined with the recorder's requests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import KimiError
+from .jsonl import lines
+from .recorder import prompt_sha256, read_answers
+from .tasks import MARKER, METRICS
+
+PROBLEMS = "problems.jsonl"
+Status = Literal["answered", "truncated", "failed"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One problem. extracted and correct: by metric. A failed request has no answer and counts in no accuracy."""
+
+    id: int
+    question: str
+    target: str
+    status: Status
+    text: str
+    extracted: dict[str, str]
+    correct: dict[str, bool]
+    completion_tokens: int | None
+    attempts: int
+    seconds: float
+    error: str | None = None
+
+    @property
+    def has_marker(self) -> bool:
+        """Whether the answer states its result behind `####`, as the examples do."""
+        return MARKER in self.text
+
+
+def read_outcomes(lm_eval_output: Path, requests: Path, chat: bool) -> list[Outcome]:
+    """Join the newest samples file under `lm_eval_output` with the recorded requests, in the order of the problems."""
+    answers = {answer.prompt_sha256: answer for answer in read_answers(requests).values()}
+    by_problem: dict[int, dict[str, dict[str, Any]]] = {}
+    for sample in _samples(lm_eval_output):
+        by_problem.setdefault(sample["doc_id"], {})[sample["filter"]] = sample
+    outcomes = []
+    for number, samples in sorted(by_problem.items()):
+        sample = samples[METRICS[0]]
+        prompt = sample["arguments"]["gen_args_0"]["arg_0"]
+        answer = answers.get(prompt_sha256(_messages(prompt) if chat else prompt))
+        if answer is None:
+            raise KimiError(
+                f"no request is recorded for problem {number}", where=str(requests), remedy="start a new run"
+            )
+        status: Status = "answered"
+        if answer.error is not None:
+            status = "failed"
+        elif answer.finish_reason == "length":
+            status = "truncated"
+        outcomes.append(
+            Outcome(
+                id=number,
+                question=sample["doc"]["question"],
+                target=sample["doc"]["answer"].rpartition(MARKER)[2].strip(),
+                status=status,
+                text=answer.text,
+                extracted={name: str(samples[name]["filtered_resps"][0]) for name in METRICS},
+                correct={name: samples[name]["exact_match"] == 1.0 for name in METRICS},
+                completion_tokens=answer.completion_tokens,
+                attempts=answer.attempts,
+                seconds=answer.seconds,
+                error=answer.error,
+            )
+        )
+    return outcomes
+
+
+def write_outcomes(path: Path, outcomes: list[Outcome]) -> None:
+    """One problem a line."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in outcomes))
+    temporary.replace(path)
+
+
+def load_outcomes(run: Path) -> list[Outcome]:
+    """The per-problem record of a finished run; raises KimiError when it is not one."""
+    path = run / PROBLEMS
+    try:
+        return [Outcome(**json.loads(line)) for line in lines(path)]
+    except (OSError, ValueError, TypeError) as error:
+        raise KimiError(
+            f"not the folder of a finished accuracy run: {error}",
+            where=str(path),
+            expected="a run of `kimi eval gsm8k` or `kimi eval tiny-math` that ended",
+            remedy="finish it with --resume, or name another run",
+        ) from error
+
+
+def newest(folder: Path, pattern: str) -> Path:
+    """lm-eval puts a time into its file names; a resumed run may leave more than one."""
+    found = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise KimiError("lm-eval left no result", where=f"{folder}/{pattern}", remedy="read lm_eval.log beside it")
+    return found[-1]
+
+
+def _samples(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines(newest(folder, "*/samples_*.jsonl"))]
+
+
+def _messages(prompt: Any) -> Any:
+    """Chat prompts are logged as the list itself, as JSON, or wrapped in a one-element list."""
+    while isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        prompt = prompt[0]
+    return json.loads(prompt) if isinstance(prompt, str) else prompt

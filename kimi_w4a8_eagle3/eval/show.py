@@ -1,0 +1,96 @@
+"""Prints a finished run's result.json: tables, the verdict and its reasons; returns the exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from .stats import ALPHA
+from .verdict import EXIT_CODES
+
+_COLOURS = {"pass": "green", "inconclusive": "yellow", "fail": "red", "invalid": "red"}
+_LISTED = 5
+
+
+def accuracy(folder: Path, console: Console) -> int:
+    """Print the result of an accuracy run; 0 pass, 3 fail, 4 invalid, 5 inconclusive."""
+    result = json.loads((folder / "result.json").read_text())
+    verdict = result["verdict"]
+    console.print(_accuracies(result))
+    if verdict["references"]:
+        console.print(_references(verdict["references"]))
+    if verdict["paired"]:
+        console.print(_paired(verdict["paired"]))
+    for item in verdict["differing"][:_LISTED]:
+        console.print(f"  problem {item['id']} (answer {item['target']}): {item['solved_by']}", markup=False)
+    if len(verdict["differing"]) > _LISTED:
+        console.print(f"  ... {len(verdict['differing'])} differing problems in result.json, with both answers")
+    requests = result["requests"]
+    console.print(
+        f"{verdict['problems']} problems: {verdict['failed']} failed, {verdict['truncated']} cut at the token limit, "
+        f"{verdict['without_marker']} answers without ####; {requests['asked']} asked, {requests['reused']} taken from "
+        f"the interrupted run, {requests['retries']} retries"
+    )
+    conclude(verdict["state"], verdict["reasons"], folder, console)
+    return EXIT_CODES[verdict["state"]]
+
+
+def conclude(state: str, reasons: list[str], folder: Path, console: Console) -> None:
+    """The verdict as a panel."""
+    text = "\n".join([f"[bold]{state.upper()}[/]", *map(escape, reasons), f"[dim]{folder}[/]"])
+    console.print(Panel.fit(text, border_style=_COLOURS[state]))
+
+
+def _accuracies(result: dict[str, Any]) -> Table:
+    table = Table(title=f"{result['task']}, {result['configuration']}", title_style="bold")
+    for column in ("metric", "solved", "accuracy", "95 % interval"):
+        table.add_column(column)
+    for item in result["verdict"]["accuracies"]:
+        i = item["interval"]
+        shown = (f"{i['value']:.2%}", f"{i['low']:.2%} to {i['high']:.2%}") if i else ("-", "-")
+        table.add_row(item["metric"], f"{item['correct']} of {item['answered']}", *shown)
+    return table
+
+
+def _references(found: list[dict[str, Any]]) -> Table:
+    table = Table(title="reported elsewhere", title_style="bold")
+    for column in ("configuration", "metric", "accuracy", "ours", "p"):
+        table.add_column(column)
+    for item in found:
+        reference = item["reference"]
+        noise = "within noise" if item["p"] >= ALPHA else "not noise"
+        accuracy = f"{reference['accuracy']:.2%} of {reference['n']}"
+        ours = f"{item['difference']:+.2%}, {noise}"
+        table.add_row(reference["configuration"], reference["metric"], accuracy, ours, f"{item['p']:.2g}")
+    return table
+
+
+def _paired(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="against the baseline, problem by problem", title_style="bold")
+    for column in (
+        "metric",
+        "both",
+        "only this",
+        "only baseline",
+        "neither",
+        "difference (90 %)",
+        "McNemar p",
+        "power",
+    ):
+        table.add_column(column, justify="right")
+    for row in rows:
+        d = row["difference"]
+        table.add_row(
+            row["metric"],
+            *(str(row[name]) for name in ("both", "only_new", "only_base", "neither")),
+            f"{d['value']:+.2%} [{d['low']:+.2%}, {d['high']:+.2%}]",
+            f"{row['mcnemar_p']:.3g}",
+            f"{row['power']:.0%} (80 % needs {row['needed']})",
+        )
+    return table

@@ -1,0 +1,162 @@
+"""The statistics behind the verdicts: intervals of an accuracy, paired and unpaired comparison, samples of tokens.
+
+scipy comes with lm-eval; it is imported where it is used, so that `kimi --help` works on a bare machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+_NORMAL = NormalDist()
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A share with its confidence limits, all in 0..1."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2%} [{self.low:.2%}, {self.high:.2%}]"
+
+
+def wilson(correct: int, n: int, confidence: float = 0.95) -> Interval:
+    """Wilson score interval of `correct` out of `n`; unlike the normal one it is right near 0 and 1."""
+    if not 0 <= correct <= n or n == 0:
+        raise ValueError(f"{correct} of {n} is not a share")
+    z = _NORMAL.inv_cdf(0.5 + confidence / 2)
+    p = correct / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def mcnemar_p(only_first: int, only_second: int) -> float:
+    """Exact two-sided McNemar test: are the problems that only one side solves split evenly?"""
+    from scipy.stats import binomtest
+
+    discordant = only_first + only_second
+    return 1.0 if discordant == 0 else float(binomtest(only_first, discordant).pvalue)
+
+
+def paired_z(only_new: int, only_base: int, n: int, difference: float) -> float:
+    """Score statistic (Tango 1998) of the hypothesis that accuracy(new) - accuracy(base) equals `difference`.
+
+    only_new, only_base: problems that only one side solves, of `n`. With difference 0 it is McNemar's statistic.
+    Positive when the data lie above the hypothesis.
+    """
+    b, c, d = only_new, only_base, difference
+    linear = -b - c + (2 * n - b + c) * d
+    discriminant = linear * linear + 8 * n * c * d * (1 - d)
+    share = (math.sqrt(max(0.0, discriminant)) - linear) / (4 * n)
+    variance = n * (2 * share + d * (1 - d))
+    excess = b - c - n * d
+    if variance <= 0:
+        return 0.0 if excess == 0 else math.copysign(math.inf, excess)
+    return excess / math.sqrt(variance)
+
+
+def paired_interval(only_new: int, only_base: int, n: int, confidence: float = 0.90) -> Interval:
+    """Score interval of accuracy(new) - accuracy(base); its lower limit at 90 % is the 5 % non-inferiority test."""
+    z = _NORMAL.inv_cdf(0.5 + confidence / 2)
+    value = (only_new - only_base) / n
+
+    def limit(outer: float, target: float) -> float:
+        inner = value
+        for _ in range(60):
+            middle = (inner + outer) / 2
+            if abs(paired_z(only_new, only_base, n, middle)) < target:
+                inner = middle
+            else:
+                outer = middle
+        return inner
+
+    return Interval(value, limit(-1.0 + 1e-9, z), limit(1.0 - 1e-9, z))
+
+
+def noninferiority_power(n: int, discordance: float, margin: float, alpha: float = ALPHA) -> float:
+    """Chance to prove non-inferiority when both sides are equally good, by enumeration of all outcomes.
+
+    n: problems answered by both. discordance: share of problems that exactly one side solves.
+    """
+    from scipy.stats import binom
+
+    critical = _NORMAL.inv_cdf(1 - alpha)
+    spread = 6 * math.sqrt(n * discordance * (1 - discordance)) + 1
+    total = 0.0
+    for d in range(max(0, int(n * discordance - spread)), min(n, int(n * discordance + spread)) + 1):
+        # The statistic grows with the number of problems that only the new side solves: find where it passes.
+        low, high = 0, d + 1
+        while low < high:
+            middle = (low + high) // 2
+            if paired_z(middle, d - middle, n, -margin) >= critical:
+                high = middle
+            else:
+                low = middle + 1
+        if low <= d:
+            total += float(binom.pmf(d, n, discordance)) * float(binom.sf(low - 1, d, 0.5))
+    return total
+
+
+def problems_needed(discordance: float, margin: float, power: float = 0.8, alpha: float = ALPHA) -> int:
+    """About how many problems prove non-inferiority with this power when both sides are equally good."""
+    z = _NORMAL.inv_cdf(1 - alpha) + _NORMAL.inv_cdf(power)
+    null_variance = max(discordance, margin * (1 - margin))
+    return math.ceil(null_variance * (z / margin) ** 2)
+
+
+def two_shares_p(correct_a: int, n_a: int, correct_b: int, n_b: int) -> float:
+    """Two-sided test that two independent runs have the same accuracy (pooled z; exact for small counts)."""
+    from scipy.stats import fisher_exact
+
+    wrong_a, wrong_b = n_a - correct_a, n_b - correct_b
+    pooled = (correct_a + correct_b) / (n_a + n_b)
+    if min(n_a, n_b) * min(pooled, 1 - pooled) < 5:
+        return float(fisher_exact([[correct_a, wrong_a], [correct_b, wrong_b]])[1])
+    z = (correct_a / n_a - correct_b / n_b) / math.sqrt(pooled * (1 - pooled) * (1 / n_a + 1 / n_b))
+    return 2 * (1 - _NORMAL.cdf(abs(z)))
+
+
+def same_distribution_p(
+    first: Sequence[Hashable], second: Sequence[Hashable], smallest_expected: float = 5.0
+) -> float | None:
+    """Chi-squared two-sample test over categories; rare ones are pooled. None: one category only, nothing to test."""
+    from scipy.stats import chi2
+
+    a, b = Counter(first), Counter(second)
+    share = min(len(first), len(second)) / (len(first) + len(second))
+    cells: list[tuple[int, int]] = []
+    rest = [0, 0]
+    for value in a.keys() | b.keys():
+        if (a[value] + b[value]) * share >= smallest_expected:
+            cells.append((a[value], b[value]))
+        else:
+            rest = [rest[0] + a[value], rest[1] + b[value]]
+    if sum(rest):
+        cells.append((rest[0], rest[1]))
+    if len(cells) < 2:
+        return None
+    total_a, total_b = len(first), len(second)
+    statistic = 0.0
+    for x, y in cells:
+        for count, total in ((x, total_a), (y, total_b)):
+            expected = (x + y) * total / (total_a + total_b)
+            statistic += (count - expected) ** 2 / expected
+    return float(chi2.sf(statistic, len(cells) - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjustment: with these, all tests together reject a true hypothesis with at most the wanted chance."""
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    adjusted, running = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        running = max(running, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = running
+    return adjusted

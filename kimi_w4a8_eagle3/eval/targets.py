@@ -1,0 +1,90 @@
+"""The server under test: one that runs already, or one that a recipe starts for the time of the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from .. import serving
+from ..client import EngineClient
+from ..errors import KimiError
+from ..recipes import Launch, load_recipe, render
+from ..server import free_port
+
+_READY_TIMEOUT_S = serving.READY_TIMEOUT_S
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the command line names a server. Exactly one of base_url and recipe is given.
+
+    model: the name it must serve. speculate: False takes the recipe's draft away.
+    """
+
+    base_url: str | None = None
+    recipe: str | None = None
+    model: str | None = None
+    speculate: bool = True
+    settings: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if (self.base_url is None) == (self.recipe is None):
+            raise KimiError("name the server: --base-url of a running one, or --recipe to start one")
+
+    def launch(self) -> Launch | None:
+        """The recipe's launch on a free port; None for a running server."""
+        if self.recipe is None:
+            return None
+        recipe = load_recipe(self.recipe)
+        if not self.speculate:
+            recipe = recipe.without_speculation()
+        port = [] if any(s.startswith("port=") for s in self.settings) else [f"port={free_port()}"]
+        return render(recipe, [*port, *self.settings])
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server that answers. `name` is for tables; `launch` is None for one that ran before."""
+
+    name: str
+    base_url: str
+    model: str
+    launch: Launch | None = None
+
+
+@contextmanager
+def reached(choice: Choice, folder: Path, console: Console, label: str = "server") -> Iterator[Target]:
+    """Yield the server of `choice`; one that was started here ends with the block, its log is in `folder`.
+
+    Raises KimiError when it does not answer or serves another model than `choice.model`.
+    """
+    launch = choice.launch()
+    if launch is None:
+        assert choice.base_url is not None
+        base_url = choice.base_url.rstrip("/").removesuffix("/v1")
+        yield _answering(base_url, base_url, choice.model, None)
+        return
+    serving.check_checkpoints(launch)
+    name = launch.recipe + ("" if launch.draft else " without speculation" if not choice.speculate else "")
+    with serving.engine(launch, folder / f"{label}.log", name) as server:
+        with console.status(f"{name}: starting the engine"):
+            seconds = server.wait_ready(_READY_TIMEOUT_S)
+        console.print(f"[green]✓[/] {name}: ready after {seconds:.0f} s")
+        yield _answering(name, server.base_url, choice.model, launch)
+
+
+def _answering(name: str, base_url: str, expected: str | None, launch: Launch | None) -> Target:
+    with EngineClient(base_url) as client:
+        served = client.model_name()
+    if expected is not None and served != expected:
+        raise KimiError(
+            f"the server serves {served!r}, not {expected!r}",
+            where=base_url,
+            expected=f"--served-model-name {expected}",
+            remedy="is this the right address? Name the model that is meant with --model",
+        )
+    return Target(name, base_url, served, launch)

@@ -1,0 +1,93 @@
+"""The tasks that lm-eval runs: their files in `eval/tasks`, and the data that a run points them at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import KimiError
+from ..resources import operator_dir
+from .jsonl import lines
+
+METRICS = ("flexible-extract", "strict-match")
+MARKER = "####"
+
+
+@dataclass(frozen=True)
+class Task:
+    """name: as in `eval/tasks/<name>.yaml`. shots: examples before each question. counts: problems by data file."""
+
+    name: str
+    title: str
+    shots: int
+    chat: bool
+    max_tokens: int
+    counts: dict[str, int]
+
+
+GSM8K = Task("kimi_gsm8k", "GSM8K", 10, False, 512, {"train": 7473, "test": 1319})
+TINY_MATH = Task("tiny_math", "tiny-math", 0, True, 96, {})
+
+
+def check_data(folder: Path, task: Task = GSM8K) -> dict[str, Path]:
+    """The data files of a folder, by split, after every line was read.
+
+    Raises KimiError for a missing file, a line that is not a problem, an answer without `#### N`, a wrong count.
+    """
+    files = {split: folder / f"{split}.jsonl" for split in task.counts}
+    for split, path in files.items():
+        try:
+            problems = lines(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise KimiError(
+                f"the data of {task.title} cannot be read: {getattr(error, 'strerror', None) or error}",
+                where=str(path),
+                expected="train.jsonl and test.jsonl as openai/gsm8k publishes them",
+                remedy="give their folder with --data-dir, or leave it out to use the Hugging Face Hub",
+            ) from error
+        for number, line in enumerate(problems, start=1):
+            _check_line(path, number, line)
+        if len(problems) != task.counts[split]:
+            raise KimiError(
+                f"{len(problems)} problems instead of {task.counts[split]}",
+                where=str(path),
+                expected=f"the complete {split} split; a part of it gives figures that compare with nothing",
+                remedy="download it again; to ask fewer problems use --limit",
+            )
+    return files
+
+
+def _check_line(path: Path, number: int, line: str) -> None:
+    try:
+        problem = json.loads(line)
+        question, answer = problem["question"], problem["answer"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise KimiError(
+            f"line {number} is not a problem: {what}", where=str(path), expected='{"question": ..., "answer": ...}'
+        ) from None
+    marked = isinstance(answer, str) and answer.rpartition(MARKER)[1] and answer.rpartition(MARKER)[2].strip()
+    if not (isinstance(question, str) and question.strip() and marked):
+        raise KimiError(
+            f"line {number} has no question or no answer", where=str(path), expected="an answer that ends with `#### N`"
+        )
+
+
+def write_task(task: Task, folder: Path, files: dict[str, Path] | None) -> None:
+    """Write the task file of one run: ours from `eval/tasks`, with its data taken from `files` where given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shipped = operator_dir("eval") / "tasks" / f"{task.name}.yaml"
+    lines = [f"include: {json.dumps(str(shipped.resolve()))}", f"task: {task.name}"]
+    if files is not None:
+        located = {split: str(path.resolve()) for split, path in files.items()}
+        lines += ["dataset_path: json", "dataset_name: null", f"dataset_kwargs: {json.dumps({'data_files': located})}"]
+    (folder / f"{task.name}.yaml").write_text("\n".join(lines) + "\n")
+
+
+def write_tiny_problems(path: Path, count: int) -> None:
+    """Write the first `count` held-out problems of the built-in model as `question`/`answer` lines."""
+    from .. import tiny
+
+    lines = [json.dumps({"question": p.question, "answer": p.solution}) for p in tiny.problems("held_out", count)]
+    path.write_text("\n".join(lines) + "\n")

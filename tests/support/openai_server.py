@@ -1,0 +1,103 @@
+"""A small real HTTP server with the OpenAI completion endpoints, whose answers and faults a test decides."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one request gets: a text with its finish reason, or an HTTP error. `drop`: close without an answer."""
+
+    text: str = ""
+    finish_reason: str = "stop"
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    drop: bool = False
+
+
+class OpenAIServer:
+    """`answer(prompt, n)` makes the reply to the n-th request (from 1) for a prompt; `asked` counts per prompt."""
+
+    def __init__(self, answer: Callable[[str, int], Reply], model: str = "test-model", port: int = 0) -> None:
+        self.answer, self.model = answer, model
+        self.asked: dict[str, int] = {}
+        self.bodies: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+        handler = type("Handler", (_Handler,), {"owner": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        self._http.daemon_threads = True
+        self.port = self._http.server_port
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def total(self) -> int:
+        return sum(self.asked.values())
+
+
+@contextmanager
+def openai_server(
+    answer: Callable[[str, int], Reply], model: str = "test-model", port: int = 0
+) -> Iterator[OpenAIServer]:
+    server = OpenAIServer(answer, model, port)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    owner: OpenAIServer
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def send(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {
+            "content-length": str(len(data)),
+            "content-type": "application/json",
+            **(headers or {}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            return self.send(200, {"object": "list", "data": [{"id": self.owner.model, "object": "model"}]})
+        return self.send(200, {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        chat = self.path.endswith("chat/completions")
+        prompt = body["messages"][-1]["content"] if chat else body["prompt"]
+        with self.owner.lock:
+            self.owner.asked[prompt] = number = self.owner.asked.get(prompt, 0) + 1
+            self.owner.bodies.append(body)
+        reply = self.owner.answer(prompt, number)
+        if reply.drop:
+            self.close_connection = True
+            return None
+        if reply.status != 200:
+            return self.send(reply.status, {"message": f"fault {reply.status}"}, reply.headers)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reply.finish_reason}
+        choice |= {"message": {"role": "assistant", "content": reply.text}} if chat else {"text": reply.text}
+        usage = {"prompt_tokens": 1, "completion_tokens": len(reply.text.split()), "total_tokens": 1}
+        return self.send(
+            200, {"id": "x", "object": "completion", "created": int(time.time()), "model": self.owner.model,
+                  "choices": [choice], "usage": usage}
+        )  # fmt: skip
