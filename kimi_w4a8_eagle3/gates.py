@@ -129,11 +129,10 @@ TABLE: tuple[Gate, ...] = (
         "FLYDSL_W4A16_HYBRID",
         "choice",
         "",
-        "the article's SGLang",
-        "w2_bf16: 16-bit activations through BF16 MFMA, down-projection weights expanded to BF16 (the W4A16 baseline)",
+        f"the article's SGLang, {PACKAGE}",
+        "w2_bf16: the W4A16 baseline, bfloat16 activations through BF16 MFMA",
         ("", "w2_bf16"),
-        backends=(),
-        always="",
+        backends=("flydsl",),
     ),
     Gate(
         "FLYDSL_MOE_STAGE1_SCHED",
@@ -211,6 +210,18 @@ TABLE: tuple[Gate, ...] = (
     Gate("SGLANG_USE_AITER", "bool", False, "sglang", "take AITER's kernels on ROCm"),
     Gate("SGLANG_DISABLE_CUDNN_CHECK", "bool", False, "sglang", "skip a check of the CUDA installation"),
     Gate("SGLANG_NUMA_BIND_V2", "bool", True, "sglang", "bind each rank to its NUMA node with --numa-node"),
+    # Defaults and values as in vLLM 0.19.0.
+    Gate("VLLM_ROCM_USE_AITER", "bool", False, "vllm", "take AITER's kernels on ROCm"),
+    Gate("VLLM_ROCM_USE_AITER_FP4_ASM_GEMM", "bool", False, "vllm", "MXFP4 GEMMs in assembly (gfx950)"),
+    Gate("VLLM_ROCM_USE_AITER_RMSNORM", "bool", True, "vllm", "AITER's RMSNorm; the article turns it off below TP 8"),
+    Gate(
+        "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION",
+        "choice",
+        "NONE",
+        "vllm",
+        "width of the all-reduce between GPUs; other than NONE and FP it rounds",
+        ("FP", "INT8", "INT6", "INT4", "NONE"),
+    ),
 )
 BY_NAME: dict[str, Gate] = {gate.name: gate for gate in TABLE}
 

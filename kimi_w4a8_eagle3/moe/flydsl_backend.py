@@ -1,8 +1,9 @@
 """The FlyDSL backend for gfx942: tile choice, compiled launchers and the order of launches.
 
 Decode: quantize, route, stage 1, quantize, stage 2 (one row a slot), reduce. Prefill: the same with stage 2 adding into
-a float32 [T, H] that is converted at the end. Grids follow from shapes alone and nothing waits for the device, so a
-call can be captured in a graph once its kernels are compiled (`warm`, or a first call).
+a float32 [T, H] that is converted at the end. FLYDSL_W4A16_HYBRID runs the BF16 baseline instead: route, stage 1,
+stage 2, reduce. Grids follow from shapes alone and nothing waits for the device, so a call can be captured in a graph
+once its kernels are compiled (`warm`, or a first call).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from .tiles import TABLE, find_row, read_rows
 STAGE2_WIDTHS = (1024, 512, 256, 128, 64)
 _MAX_BUFFER = 2**32 - 1  # bytes that a buffer descriptor spans
 GATE = "AITER_FLYDSL_STAGE{}_TILE_{}"
+W4A16_GATE = "FLYDSL_W4A16_HYBRID"
+W4A16_ROWS = 32  # most rows of a block that leave the baseline more than one wave a SIMD
 
 Builder = Callable[[Any], Any]
 
@@ -130,8 +133,12 @@ class FlydslBackend:
         from . import flydsl_stage2 as stage2
 
         tiles = self.tiles_for(shape, tokens)
+        if self._gates.get(W4A16_GATE):
+            return self._checked(_w4a16_configs(shape, min(tiles.tile_m, W4A16_ROWS)), tiles)
         size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
-        pinned = [self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is not False for s in (1, 2)]
+        # The gates are about decode's schedule; prefill's loses its loads in flight when it is left to the compiler.
+        unpinned = tiles.tile_m < 64
+        pinned = [not (unpinned and self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is False) for s in (1, 2)]
         kernels: dict[str, tuple[Builder, Any]] = {
             "quantize": (rows.build_quantize, rows.QuantizeConfig(shape.hidden, bf16=True)),
             "stage1": (stage1.build, stage1.Stage1Config(*size, *tiles.stage1, pinned=pinned[0])),
@@ -140,6 +147,10 @@ class FlydslBackend:
         }
         if not tiles.atomic:
             kernels["reduce"] = (rows.build_reduce, rows.ReduceConfig(shape.hidden, shape.top_k, shape.num_experts))
+        return self._checked(kernels, tiles)
+
+    @staticmethod
+    def _checked(kernels: dict[str, tuple[Builder, Any]], tiles: FlydslTiles) -> dict[str, tuple[Builder, Any]]:
         for _, config in kernels.values():
             problem = config.problem()
             if problem:
@@ -178,6 +189,18 @@ class FlydslBackend:
         if self._gates.get("AITER_FLYDSL_MOE_GRID_TRIM") is False:
             return (slots + experts * (tile_m - 1)) // tile_m
         return routing.max_blocks
+
+
+def _w4a16_configs(shape: MoeShape, tile_m: int) -> dict[str, tuple[Builder, Any]]:
+    from . import flydsl_rows as rows
+    from . import flydsl_w4a16 as w4a16
+
+    size = (shape.hidden, shape.inter, shape.top_k, tile_m)
+    return {
+        "stage1": (w4a16.build, w4a16.W4A16Config(1, *size)),
+        "stage2": (w4a16.build, w4a16.W4A16Config(2, *size)),
+        "reduce": (rows.build_reduce, rows.ReduceConfig(shape.hidden, shape.top_k, shape.num_experts)),
+    }
 
 
 def warm(shape: MoeShape, arch: str, gates: GateReader | None = None) -> int:
@@ -227,6 +250,8 @@ class _Call:
         routing = self._route(tile_m)
         blocks = self.backend.blocks(routing, self.slots, shape.num_experts, tile_m)
 
+        if "quantize" not in self.kernels:
+            return self._run_w4a16(routing, blocks)
         a8, info = self._quantize("quantize", self.x, self.tokens)
         h = self._new((self.slots, shape.inter), torch.float32)
         self._launch("stage1", a8, info, self.moe.w13, self.moe.s13, *_tables(routing), h, self.tokens, blocks)
@@ -242,6 +267,18 @@ class _Call:
         if atomic:
             return out.copy_(partial)
         self._launch("reduce", partial, info2, self.ids, out, self.tokens)
+        return out
+
+    def _run_w4a16(self, routing: Routing, blocks: int) -> torch.Tensor:
+        """The baseline with bfloat16 activations: no quantization, the router weight is the reduction's scale."""
+        shape, tables = self.moe.shape, _tables(routing)
+        h = self._new((self.slots, shape.inter), torch.bfloat16)
+        self._launch("stage1", self.x, self.moe.w13, self.moe.s13, *tables, h, self.tokens, blocks)
+        slots = self._new((self.slots, shape.hidden), torch.bfloat16)
+        self._launch("stage2", h, self.moe.w2, self.moe.s2, *tables, slots, self.tokens, blocks)
+        scale = torch.nn.functional.pad(self.weights.view(-1, 1), (0, 1))
+        out = torch.empty_like(self.x)
+        self._launch("reduce", slots, scale, self.ids, out, self.tokens)
         return out
 
     def _new(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

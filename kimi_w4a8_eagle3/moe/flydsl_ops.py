@@ -214,6 +214,11 @@ def mfma_bf16(weights: Any, rows: Any, acc: Any) -> Any:
     return mfma_f32_16x16x16bf16_1k(acc.type, [weights, rows, acc])
 
 
+def bf16x4(first: Any, second: Any) -> Any:
+    """Two i32 of packed bfloat16 pairs as the operand of mfma_bf16."""
+    return vector.bitcast(vec_type(4, ir.IntegerType.get_signless(16)), pack([first, second]))
+
+
 def pin_schedule() -> None:
     """Nothing may be moved across this point by the compiler's scheduler."""
     rocdl.sched_barrier(ir.Attribute.parse("#rocdl<sched_group_mask none>"))

@@ -58,6 +58,12 @@ class Stage1Config:
         of_workgroup = self.tile_m // 16 * (2 * self.tile_n // 16) * (self.hidden // 32)
         return of_workgroup // WAVES
 
+    @property
+    def hints(self) -> dict[str, Any]:
+        """Compiler hints: left alone, the compiler loads so far ahead that registers allow two waves a SIMD."""
+        far_ahead = not self.pinned and (self.tile_m, self.tile_n) == (16, 64)
+        return {"waves_per_eu": 3} if far_ahead else {}
+
     def grid(self, blocks: Any) -> tuple[Any, ...]:
         """Workgroups for `blocks` row blocks."""
         return self.inter // self.tile_n, blocks, 1
@@ -145,4 +151,5 @@ def build(cfg: Stage1Config) -> Any:
             rows, row_info, weights, w_scale, order, block_expert, block_first, block_rows, num_blocks, out, tokens
         ).launch(grid=cfg.grid(blocks), block=(WAVES * ops.WAVE, 1, 1), stream=stream)
 
+    launch.compile_hints = cfg.hints
     return launch

@@ -1,8 +1,8 @@
 """Compile FlyDSL kernels to gfx942 without a GPU, and keep the machine code.
 
 FlyDSL links with `$ROCM_PATH/llvm/bin/ld.lld`. Where ROCm is not installed, Debian's `ld.lld-19` does it, through a
-private folder that looks like ROCm. Compiled code is cached under a key of kernel sources, FlyDSL version, target,
-configuration and compiler hints.
+private folder that looks like ROCm. Compiled code is cached under a key of kernel sources, FlyDSL version, target and
+configuration.
 """
 
 from __future__ import annotations
@@ -111,18 +111,18 @@ def source_key() -> str:
     return digest.hexdigest()[:16]
 
 
-def assembly(build: Callable[[Any], Any], config: Any, hints: dict[str, Any] | None = None) -> str:
-    """The final gfx942 assembly of the launcher `build(config)`, compiled with `hints`; from the cache if it is there.
+def assembly(build: Callable[[Any], Any], config: Any) -> str:
+    """The final gfx942 assembly of the launcher `build(config)`; from the cache if it is there.
 
     Raises KimiError when FlyDSL or a linker is missing, or when the configuration has a `problem()`.
     """
     problem = flydsl_problem() or config.problem()
     if problem:
         raise KimiError(problem, where="compiling FlyDSL kernels", expected="a supported FlyDSL and configuration")
-    name = hashlib.sha256(f"{config!r} {sorted((hints or {}).items())}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(repr(config).encode()).hexdigest()[:16]
     stored = cache_dir() / source_key() / f"{type(config).__name__}-{name}.s"
     if not stored.exists():
-        text = _compile(build(config), hints or {})
+        text = _compile(build(config))
         stored.parent.mkdir(parents=True, exist_ok=True)
         fresh = stored.with_name(f"{stored.name}.{os.getpid()}")
         fresh.write_text(text)
@@ -130,8 +130,7 @@ def assembly(build: Callable[[Any], Any], config: Any, hints: dict[str, Any] | N
     return stored.read_text()
 
 
-def _compile(launcher: Any, hints: dict[str, Any]) -> str:
-    launcher.compile_hints = dict(hints)
+def _compile(launcher: Any) -> str:
     parameters = [p for p in inspect.signature(launcher.func).parameters if p != "stream"]
     with tempfile.TemporaryDirectory(prefix="flydsl-") as dump:
         environment = {

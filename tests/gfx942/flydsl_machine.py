@@ -15,6 +15,7 @@ from kimi_w4a8_eagle3.moe import flydsl_rows as rows
 from kimi_w4a8_eagle3.moe import flydsl_stage1 as stage1
 from kimi_w4a8_eagle3.moe import flydsl_stage2 as stage2
 from kimi_w4a8_eagle3.moe import flydsl_toolchain as toolchain
+from kimi_w4a8_eagle3.moe import flydsl_w4a16 as w4a16
 from kimi_w4a8_eagle3.moe.routing import Routing, route
 
 BUILDERS = {
@@ -22,6 +23,7 @@ BUILDERS = {
     stage2.Stage2Config: stage2.build,
     rows.QuantizeConfig: rows.build_quantize,
     rows.ReduceConfig: rows.build_reduce,
+    w4a16.W4A16Config: w4a16.build,
 }
 
 

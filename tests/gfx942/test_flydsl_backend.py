@@ -23,7 +23,7 @@ if SKIP is None:
     from kimi_w4a8_eagle3.moe import flydsl_stage1 as stage1
     from kimi_w4a8_eagle3.moe.flydsl_backend import FlydslBackend, FlydslTiles, table_batches, warm
     from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
-    from kimi_w4a8_eagle3.quark.packing import pack_reorder
+    from kimi_w4a8_eagle3.quark.packing import pack_reorder, unpack_reorder
 
 KIMI = {tp: MoeShape(384, 7168, 2048 // tp, 8) for tp in (4, 8)}
 SMALL = MoeShape(num_experts=6, hidden=1024, inter=256, top_k=3)
@@ -79,6 +79,23 @@ def test_forward_matches_the_reference(gates: dict[str, Any]) -> None:
     expected = reference.forward(x, reference.prepare(weights), router, ids).float()
     assert got.dtype == torch.bfloat16 and got.shape == x.shape
     assert (got.float() - expected).norm() / expected.norm() < 4e-3
+
+
+@pytest.mark.parametrize("tokens", [5, 40])
+def test_the_w4a16_baseline(tokens: int) -> None:
+    """No quantized activations: plain matrix products, with the roundings to bfloat16 that the baseline has."""
+    weights, (x, router, ids) = layer(SMALL), batch(SMALL, tokens)
+    ids[2, 1] = -1
+    backend = interpreted(FLYDSL_W4A16_HYBRID="w2_bf16", AITER_FLYDSL_STAGE1_TILE_M=64 if tokens > 5 else None)
+    got = backend.forward(x, backend.prepare(weights), router, ids).float()
+    w13 = unpack_reorder(weights.w13).double() * weights.s13[..., None]
+    w2 = unpack_reorder(weights.w2).double() * weights.s2[..., None]
+    expected = torch.zeros(tokens, SMALL.hidden, dtype=torch.double)
+    for t, s in (ids >= 0).nonzero().tolist():
+        gate, up = (w13[ids[t, s]] @ x[t].double()).chunk(2)
+        h = (torch.nn.functional.silu(gate) * up).bfloat16().double()
+        expected[t] += (w2[ids[t, s]] @ h) * router[t, s]
+    assert (got - expected).norm() / expected.norm() < 4e-3
 
 
 def test_a_broken_token_is_nan_and_its_neighbours_are_not() -> None:

@@ -16,7 +16,14 @@ from kimi_w4a8_eagle3.recipes import load_recipe, parse_arguments, recipe_names,
 NO_GPU = Machine()
 NUMA = [0, 0, 1, 1, 2, 2, 3, 3]
 MI325X = Machine(tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", node, 256 * GIB) for i, node in enumerate(NUMA)))
-SERVED = [name for name in recipe_names() if name != "tiny"]
+SERVED = ["eagle3", "eagle3-opt", "w4a16", "w4a8"]
+VLLM = [
+    "mi355x-kimi-mxfp4",
+    "mi355x-kimi-mxfp4-eagle3-bf16",
+    "mi355x-kimi-mxfp4-eagle3-fp8",
+    "mi355x-minimax-m2.5",
+    "mi355x-minimax-m2.5-eagle3-bf16",
+]
 
 
 def write(folder: Path, text: str, name: str = "mine") -> Path:
@@ -30,10 +37,10 @@ def value_of(argv: list[str], name: str) -> str:
 
 
 def test_all_recipes_of_the_issue_are_there() -> None:
-    assert recipe_names() == ["eagle3", "eagle3-opt", "tiny", "w4a16", "w4a8"]
+    assert recipe_names() == sorted([*SERVED, *VLLM, "tiny"])
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle3-opt", "tiny", "w4a16", "w4a8"])
+@pytest.mark.parametrize("name", [*SERVED, *VLLM, "tiny"])
 def test_a_packaged_recipe_is_valid_and_its_gates_too(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name and recipe.summary
@@ -272,6 +279,9 @@ def test_less_memory_than_the_recipe_is_made_for_is_warned_about() -> None:
 
 
 def test_a_gate_that_this_package_does_not_honour_is_warned_about() -> None:
-    notes = render(load_recipe("w4a16"), machine=MI325X).notes
+    w4a16 = load_recipe("w4a16")
+    triton = w4a16.model_copy(update={"env": {**w4a16.env, "KIMI_MOE_BACKEND": "triton"}})
+    notes = render(triton, machine=MI325X).notes
     assert any("FLYDSL_W4A16_HYBRID=w2_bf16 has no effect" in note for note in notes)
+    assert not any("has no effect" in note for note in render(w4a16, machine=MI325X).notes)
     assert not any("has no effect" in note for note in render(load_recipe("eagle3-opt"), machine=MI325X).notes)
