@@ -9,7 +9,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 # Folders that `kimi_w4a8_eagle3.resources.operator_dir` looks up by name.
-OPERATOR_FOLDERS = ["launch", "patches", "eval"]
+OPERATOR_FOLDERS = ["launch", "patches", "eval", "bench"]
 
 
 class BuildWithOperatorFolders(build_py):

@@ -13,7 +13,23 @@ from rich.console import Console
 from rich.markup import escape
 
 from . import __version__
-from .commands import check, demo, doctor, fetch, gates, kernels, patch, plan, serve, tiny, tune_moe, warm
+from .commands import (
+    bench,
+    check,
+    demo,
+    doctor,
+    eval,
+    fetch,
+    gates,
+    kernels,
+    patch,
+    plan,
+    report,
+    serve,
+    tiny,
+    tune_moe,
+    warm,
+)
 from .errors import KimiError
 
 app = typer.Typer(
@@ -50,6 +66,9 @@ app.command("kernels")(kernels.kernels)
 app.command("tune-moe")(tune_moe.tune_moe)
 app.command("warm")(warm.warm)
 app.add_typer(tiny.app, name="tiny")
+app.add_typer(eval.app, name="eval")
+app.add_typer(bench.app, name="bench")
+app.command("report")(report.report)
 
 
 def main() -> None:

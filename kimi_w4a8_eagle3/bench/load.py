@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import KimiError
-from ..server import tail_lines
+from ..server import last_line
 
 _GENERATOR = "sglang.benchmark.serving"
 _ON_CPU = "kimi_w4a8_eagle3.sglang_plugin.run_module"
+# What the generator prints between its warm-up and the measured requests.
+_WARMED_UP = b"Starting main benchmark run"
+_POLL_S = 0.1
+
+Content = TypeVar("Content", bound=BaseModel)
 
 
 class LoadResult(BaseModel):
@@ -49,6 +56,22 @@ class LoadResult(BaseModel):
     p99_e2e_latency_ms: float
 
 
+class LoadDetails(BaseModel):
+    """Per request, in the order sent: lengths in tokens, times in seconds (`--output-details`).
+
+    `itls[i]` holds the gaps between the tokens of request i; a gap that brought several tokens is divided by them.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    input_lens: list[int]
+    output_lens: list[int]
+    ttfts: list[float]
+    itls: list[list[float]]
+    generated_texts: list[str]
+    errors: list[str]
+
+
 def write_conversations(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
     """Write (user, assistant) pairs in the format of the generator's `custom` dataset."""
     lines = (json.dumps({"conversations": [{"content": user}, {"content": answer}]}) for user, answer in pairs)
@@ -68,21 +91,66 @@ def run_load(
     arguments: further options of `sglang.benchmark.serving` (dataset, lengths, model). output: the JSONL file; what the
     generator prints goes beside it as `.log`. Raises KimiError when the generator fails or a request did.
     """
-    command = [sys.executable, "-m", _ON_CPU, _GENERATOR, "--backend", "sglang", "--base-url", base_url]
-    command += ["--num-prompts", str(num_prompts), "--max-concurrency", str(concurrency)]
-    command += ["--output-file", str(output), *arguments]
-    log = output.with_suffix(".log")
-    with log.open("ab") as file:
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise KimiError(f"the load generator did not finish within {timeout_s:.0f} s", where=str(log)) from error
-    if done.returncode != 0:
-        tail = "\n".join(tail_lines(log, 15))
-        raise KimiError(f"the load generator failed with exit code {done.returncode}:\n{tail}", where=str(log))
+    counts = ["--num-prompts", str(num_prompts), "--max-concurrency", str(concurrency)]
+    drive(base_url, ["--backend", "sglang", *counts, *arguments], output, timeout_s)
     result = read_result(output)
+    require_complete(result, num_prompts, output.with_suffix(".log"))
+    return result
+
+
+def generator_command(base_url: str, arguments: Sequence[str], output: Path) -> list[str]:
+    """The load generator's command line: SGLang's own program, unchanged."""
+    program = [sys.executable, "-m", _ON_CPU, _GENERATOR]
+    return [*program, "--base-url", base_url, "--output-file", str(output), *arguments]
+
+
+def drive(
+    base_url: str,
+    arguments: Sequence[str],
+    output: Path,
+    timeout_s: float = 7200.0,
+    on_measured: Callable[[], None] | None = None,
+) -> None:
+    """Run the generator to its end; what it prints goes to `output` with the suffix `.log`.
+
+    on_measured is called when the warm-up is over and the measured requests are about to be sent: the generator
+    pauses for a second there. Raises KimiError when it fails, is killed or takes longer than `timeout_s`.
+    """
+    log = output.with_suffix(".log")
+    deadline = time.monotonic() + timeout_s
+    with log.open("ab") as file:
+        began = file.tell()
+        process = subprocess.Popen(
+            generator_command(base_url, arguments, output),
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    waiting = on_measured
+    try:
+        while process.poll() is None:
+            if waiting is not None and _WARMED_UP in _appended(log, began):
+                waiting()
+                waiting = None
+            if time.monotonic() > deadline:
+                raise KimiError(f"the load generator did not finish within {timeout_s:.0f} s", where=str(log))
+            time.sleep(_POLL_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if process.returncode != 0:
+        how = f"exit code {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
+        raise KimiError(
+            f"the load generator ended with {how}: {last_line(log)}",
+            where=str(log),
+            remedy="its log has the details; if it cannot connect, the server's log says why it stopped",
+        )
+
+
+def require_complete(result: LoadResult, num_prompts: int, log: Path) -> None:
+    """Raise KimiError unless every one of `num_prompts` requests was answered."""
     if result.completed != num_prompts:
         raise KimiError(
             f"{num_prompts - result.completed} of {num_prompts} requests failed",
@@ -90,15 +158,28 @@ def run_load(
             expected="every request answered",
             remedy="read the server's log; a run with failed requests is not comparable",
         )
-    return result
+
+
+def _appended(log: Path, offset: int) -> bytes:
+    with log.open("rb") as file:
+        file.seek(offset)
+        return file.read()
 
 
 def read_result(path: Path) -> LoadResult:
     """The last line of a result file. Raises KimiError for a missing file, a cut line or a missing figure."""
+    return _read(path, LoadResult)
+
+
+def read_details(path: Path) -> LoadDetails:
+    """The per-request part of the last line, which `--output-details` adds. Raises KimiError like `read_result`."""
+    return _read(path, LoadDetails)
+
+
+def _read(path: Path, kind: type[Content]) -> Content:
     line = last_json_line(path)
     try:
-        content: dict[str, Any] = json.loads(line)
-        return LoadResult.model_validate(content)
+        return kind.model_validate(json.loads(line))
     except (json.JSONDecodeError, ValidationError) as error:
         detail = error.errors()[0] if isinstance(error, ValidationError) else error
         raise KimiError(

@@ -1,0 +1,179 @@
+"""One measurement: the load generator against one server, with what client and server say about it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .. import metrics
+from ..client import EngineClient, Generation
+from ..errors import KimiError
+from ..metrics import Acceptance
+from . import repetition
+from .load import LoadDetails, LoadResult, drive, generator_command, last_json_line, read_details, read_result
+from .repetition import Repetition
+from .sampler import Sampler, ServerSummary
+from .subject import Subject
+from .workloads import CHAT_BACKEND, Point, Workload
+
+_PROBES = 4
+_PROMPTS_MODULE = "kimi_w4a8_eagle3.sglang_plugin.bench_prompts"
+
+
+class Measurement(BaseModel):
+    """What one run of the generator gave. `problems` is empty for a run that may be compared with others.
+
+    accepted_histogram[k]: verify steps that accepted k draft tokens, from `probes` requests repeated after the load;
+    the run's accept length itself comes from the server's counters over exactly the measured requests.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    side: str
+    workload: Workload
+    concurrency: int
+    num_prompts: int
+    seed: int
+    repetition_index: int = 0
+    started: str
+    raw: str = Field(description="the generator's JSONL beside result.json, with per-request details")
+    command: list[str]
+    load: LoadResult
+    acceptance: Acceptance | None = None
+    accepted_histogram: list[int] = []
+    probes: int = 0
+    server: ServerSummary | None = None
+    text: Repetition | None = None
+    notes: list[str] = []
+    problems: list[str] = []
+
+    @property
+    def usable(self) -> bool:
+        """True when the figures may be averaged and compared."""
+        return not self.problems
+
+
+def measure(subject: Subject, point: Point, dataset: Path, folder: Path, repetition_index: int = 0) -> Measurement:
+    """Run the generator once; artefacts in `folder`. Raises KimiError when it fails; failed requests are `problems`."""
+    raw = folder / f"{point.label}-{subject.label.replace(':', '-')}-r{repetition_index}.jsonl"
+    arguments = ["--model", subject.model, "--tokenizer", subject.tokenizer, *point.arguments(dataset)]
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    before: list[metrics.Counters] = []
+    with Sampler(subject.base_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
+
+        def open_window() -> None:
+            before.append(metrics.scrape(subject.base_url))
+            sampler.open_window()
+
+        drive(subject.base_url, arguments, raw, on_measured=open_window)
+        load, details = read_result(raw), read_details(raw)
+        if not before:
+            raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
+        counted = metrics.scrape(subject.base_url).since(before[0])
+        server = sampler.summary()
+    notes, problems = _judge(point, load, details, counted)
+    return Measurement(
+        side=subject.label,
+        workload=point.workload,
+        concurrency=point.concurrency,
+        num_prompts=point.num_prompts,
+        seed=point.seed,
+        repetition_index=repetition_index,
+        started=started,
+        raw=raw.name,
+        command=generator_command(subject.base_url, arguments, raw),
+        load=load,
+        acceptance=metrics.acceptance_from_counters(counted, subject.num_draft_tokens or 1)
+        if subject.num_draft_tokens
+        else None,
+        server=server,
+        notes=notes,
+        problems=problems,
+    )
+
+
+def examine_text(subject: Subject, point: Point, dataset: Path, folder: Path, found: Measurement) -> Measurement:
+    """Add what the text says: how much it repeats itself, and acceptance per position from a few repeated requests."""
+    prompts = _prompts(subject, point, dataset, folder)
+    outputs = read_details(folder / found.raw).generated_texts
+    answers = _probe(subject, point, prompts) if subject.num_draft_tokens else []
+    depth = (subject.num_draft_tokens or 1) - 1
+    histogram = _sum_histograms([answer.accepted_histogram for answer in answers], depth)
+    acceptance = found.acceptance
+    if acceptance is not None and (detail := metrics.acceptance_from_histograms([histogram], depth + 1)):
+        acceptance = Acceptance(acceptance.length, acceptance.rate, acceptance.steps, detail.per_position)
+    return found.model_copy(
+        update={
+            "text": repetition.measure(prompts, outputs),
+            "acceptance": acceptance,
+            "accepted_histogram": histogram if answers else [],
+            "probes": len(answers),
+        }
+    )
+
+
+def _judge(
+    point: Point, load: LoadResult, details: LoadDetails, counted: metrics.Counters
+) -> tuple[list[str], list[str]]:
+    """Notes for the reader, and problems that forbid a comparison."""
+    notes, problems = [], []
+    if load.completed != point.num_prompts:
+        first = next((error for error in details.errors if error), "")
+        reason = f": {first.strip().splitlines()[-1]}" if first.strip() else ""
+        problems.append(f"{point.num_prompts - load.completed} of {point.num_prompts} requests failed{reason}")
+    elif point.workload.ignore_eos and point.workload.range_ratio == 1.0:
+        wrong = sum(length != point.workload.output_len for length in details.output_lens)
+        if wrong:
+            problems.append(f"{wrong} outputs are not {point.workload.output_len} tokens long, as was asked")
+    if counted.requests != point.num_prompts and not problems:
+        problems.append(
+            f"the server finished {counted.requests:.0f} requests during the run, {point.num_prompts} were sent: "
+            "somebody else used it"
+        )
+    if load.total_input_tokens and abs(counted.prompt_tokens / load.total_input_tokens - 1) > 0.02 and not problems:
+        notes.append(
+            f"the server counted {counted.prompt_tokens:,.0f} prompt tokens, the generator meant to send "
+            f"{load.total_input_tokens:,}: decoded and encoded again, a text can change its length"
+        )
+    return notes, problems
+
+
+def _prompts(subject: Subject, point: Point, dataset: Path, folder: Path) -> list[str]:
+    """The texts that the generator sent, from its own dataset code."""
+    path = folder / f"{point.label}-prompts.jsonl"
+    if not path.is_file():
+        command = [sys.executable, "-m", _PROMPTS_MODULE, str(path), "--tokenizer", subject.tokenizer]
+        done = subprocess.run([*command, *point.arguments(dataset)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise KimiError(f"the prompts could not be rebuilt: {done.stderr[-600:]}", where=str(path))
+    return [str(json.loads(line)["prompt"]) for line in path.read_text().splitlines()]
+
+
+def _probe(subject: Subject, point: Point, prompts: Sequence[str]) -> list[Generation]:
+    """Send a few of the prompts again, one at a time, for the histograms that the generator does not keep."""
+    work = point.workload
+    extra: dict[str, Any] = {"ignore_eos": True} if work.ignore_eos else {}
+    with EngineClient(subject.base_url) as client:
+        ask = client.chat if work.backend == CHAT_BACKEND else client.generate
+        return [ask(prompt, work.output_len, **extra) for prompt in prompts[:_PROBES]]
+
+
+def _sum_histograms(histograms: Sequence[Sequence[int]], depth: int) -> list[int]:
+    total = [0] * (depth + 1)
+    for histogram in histograms:
+        for accepted, steps in enumerate(histogram):
+            total[min(accepted, depth)] += steps
+    return total
+
+
+def server_info(raw: Path) -> dict[str, Any]:
+    """The server's own arguments and state, as the generator embeds them in its result; {} when it did not."""
+    found = json.loads(last_json_line(raw)).get("server_info")
+    return found if isinstance(found, dict) else {}

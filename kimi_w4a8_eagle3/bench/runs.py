@@ -1,0 +1,133 @@
+"""A benchmark's run directory: written after every measurement, read back here and on other machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ..errors import KimiError
+from ..run_dir import RECORD, write_json
+from .load import read_details
+from .measure import Measurement
+from .statistics import Repetition
+
+RESULT = "result.json"
+Key = tuple[str, int]
+
+
+class RunResult(BaseModel):
+    """`result.json` of a benchmark. status `incomplete`: it was stopped by `reason`, what is there was measured."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["bench", "ab"]
+    status: Literal["running", "complete", "incomplete"]
+    reason: str = ""
+    sides: list[str]
+    measurements: list[Measurement] = []
+
+
+@dataclass
+class RunWriter:
+    """Keeps `result.json` up to date, so that a killed benchmark leaves what it measured, marked as unfinished."""
+
+    folder: Path
+    result: RunResult
+
+    def save(self) -> None:
+        """Write the result as it is now."""
+        write_json(self.folder / RESULT, self.result.model_dump(mode="json"))
+
+    def add(self, measurement: Measurement) -> None:
+        """Append one measurement and save."""
+        self.result.measurements.append(measurement)
+        self.save()
+
+    def replace(self, old: Measurement, new: Measurement) -> None:
+        """Exchange a measurement for the same with more facts, and save."""
+        self.result.measurements[self.result.measurements.index(old)] = new
+        self.save()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Mark the run complete, or incomplete with the reason."""
+        self.result.status = "complete" if error is None else "incomplete"
+        self.result.reason = "" if error is None else (str(error) or type(error).__name__).splitlines()[0]
+        self.save()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory that was read back. Measurements of a crashed or failed run stay out of `usable`."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    result: RunResult
+    _details: dict[str, Repetition] = field(default_factory=dict, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.folder.resolve().name
+
+    @property
+    def usable(self) -> list[Measurement]:
+        """Measurements without problems."""
+        return [each for each in self.result.measurements if each.usable]
+
+    @property
+    def refused(self) -> list[tuple[Measurement, str]]:
+        """Measurements that must not be averaged in, with the reason."""
+        return [(each, "; ".join(each.problems)) for each in self.result.measurements if not each.usable]
+
+    def repetitions(self, measurements: Iterable[Measurement]) -> list[Repetition]:
+        """The measurements with their per-request details; without them where the raw file is gone."""
+        return [self._repetition(each) for each in measurements]
+
+    def _repetition(self, measurement: Measurement) -> Repetition:
+        if measurement.raw not in self._details:
+            path = self.folder / measurement.raw
+            details = read_details(path) if path.is_file() else None
+            self._details[measurement.raw] = Repetition(measurement.load, details)
+        return self._details[measurement.raw]
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run directory. Raises KimiError when it is none, or its files are damaged."""
+    try:
+        result = RunResult.model_validate_json((folder / RESULT).read_text())
+        record = json.loads((folder / RECORD).read_text())
+    except OSError as error:
+        raise KimiError(
+            f"no benchmark run here: {error.strerror}",
+            where=str(error.filename or folder),
+            expected=f"{RESULT}, {RECORD}",
+        ) from None
+    except (ValidationError, json.JSONDecodeError) as error:
+        detail = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise KimiError(
+            f"the run directory cannot be read: {detail}",
+            where=str(folder),
+            expected="what `kimi bench` wrote",
+            remedy="the run was cut short or is of another kind: measure again",
+        ) from None
+    return Run(folder, record, result)
+
+
+def grouped(runs: Sequence[Run]) -> dict[Key, dict[str, list[tuple[Run, Measurement]]]]:
+    """Usable measurements by (workload, concurrency) and then by side, in the order measured."""
+    groups: dict[Key, dict[str, list[tuple[Run, Measurement]]]] = {}
+    for run in runs:
+        for each in run.usable:
+            sides = groups.setdefault((each.workload.name, each.concurrency), {})
+            sides.setdefault(each.side, []).append((run, each))
+    return groups
+
+
+def repetitions(pairs: Iterable[tuple[Run, Measurement]]) -> list[Repetition]:
+    """Measurements of possibly several runs with their details."""
+    return [repetition for run, each in pairs for repetition in run.repetitions([each])]

@@ -1,0 +1,161 @@
+"""What the server says about itself while a load runs: gauges sampled in the background, counters before and after."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from ..errors import KimiError
+
+GAUGES = {
+    "kv_usage": "sglang:token_usage",
+    "kv_used_tokens": "sglang:kv_used_tokens",
+    "running": "sglang:num_running_reqs",
+    "queued": "sglang:num_queue_reqs",
+    "throughput_tok_s": "sglang:gen_throughput",
+    "accept_length": "sglang:spec_accept_length",
+}
+# Sums over the requests finished in the window; the first token of a request ends its prefill.
+_SUMS = {
+    "queue_s": ("sglang:queue_time_seconds", ""),
+    "prefill_s": ("sglang:per_stage_req_latency_seconds", "prefill_forward"),
+    "first_token_s": ("sglang:time_to_first_token_seconds", ""),
+    "total_s": ("sglang:e2e_request_latency_seconds", ""),
+}
+_RETRACTED = "sglang:num_retracted_requests_total"
+FORWARD_SECONDS = "sglang:forward_execution_seconds_total"
+
+
+@dataclass(frozen=True)
+class ServerSummary:
+    """One window. Times are seconds a request, as the server measured them; None where it does not report them.
+
+    kv_usage_peak: largest share of the KV pool in use. samples: readings of the gauges (SGLang refreshes them every
+    40 decode steps by default, so short runs see few values). forward_s: seconds of forward passes by their mode, which
+    only GPU servers started with ENABLE_METRICS_DEVICE_TIMER report.
+    """
+
+    samples: int
+    kv_usage_peak: float
+    running_peak: float
+    queued_peak: float
+    queued_mean: float
+    retracted: float
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    forward_s: dict[str, float]
+
+
+Exposition = dict[str, list[tuple[Mapping[str, str], float]]]
+
+
+class Sampler:
+    """Reads /metrics every `every_s` seconds between `open_window()` and exit; each reading goes to `path` as JSON."""
+
+    def __init__(self, base_url: str, path: Path, every_s: float = 1.0) -> None:
+        self._url, self._path, self._every_s = f"{base_url}/metrics", path, every_s
+        self._readings: list[dict[str, float]] = []
+        self._first: Exposition | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join(timeout=15.0)
+        lines = "".join(json.dumps(reading) + "\n" for reading in self._readings)
+        self._path.write_text(lines)
+
+    def open_window(self) -> None:
+        """Note the counters now; `summary` counts from here."""
+        self._first = read(self._url)
+        self._readings.clear()
+
+    def summary(self) -> ServerSummary:
+        """What happened since `open_window`. Raises KimiError when the server does not answer."""
+        last = read(self._url)
+        return summarize(self._first or {}, last, self._readings)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            try:
+                exposition = read(self._url)
+            except KimiError:
+                continue  # a dead server shows in the load's own result
+            found = {name: max(values) for name, gauge in GAUGES.items() if (values := _values(exposition, gauge))}
+            self._readings.append({"time": time.time(), **found})
+
+
+def read(url: str) -> Exposition:
+    """The Prometheus text at `url` as {sample name: [(labels, value)]}."""
+    try:
+        response = httpx.get(url, timeout=10.0, follow_redirects=True)
+        response.raise_for_status()
+    except httpx.HTTPError as error:
+        raise KimiError(
+            f"no metrics: {error}", where=url, remedy="is the server running with --enable-metrics?"
+        ) from None
+    return parse(response.text)
+
+
+def parse(text: str) -> Exposition:
+    """Prometheus text as {sample name: [(labels, value)]}."""
+    found: Exposition = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def summarize(first: Exposition, last: Exposition, readings: Sequence[Mapping[str, float]]) -> ServerSummary:
+    """The window between two expositions, and the gauges read inside it."""
+
+    def added(name: str, stage: str = "") -> float:
+        return _total(last, name, stage) - _total(first, name, stage)
+
+    def a_request(key: str) -> float | None:
+        name, stage = _SUMS[key]
+        count = added(f"{name}_count", stage)
+        return added(f"{name}_sum", stage) / count if count > 0 else None
+
+    queued = [reading["queued"] for reading in readings if "queued" in reading]
+    total, first_token = a_request("total_s"), a_request("first_token_s")
+    modes = {labels.get("category", "") for labels, _ in last.get(FORWARD_SECONDS, [])}
+    return ServerSummary(
+        samples=len(readings),
+        kv_usage_peak=_peak(readings, "kv_usage"),
+        running_peak=_peak(readings, "running"),
+        queued_peak=max(queued, default=0.0),
+        queued_mean=sum(queued) / len(queued) if queued else 0.0,
+        retracted=added(_RETRACTED),
+        queue_s=a_request("queue_s"),
+        prefill_s=a_request("prefill_s"),
+        decode_s=None if total is None or first_token is None else total - first_token,
+        forward_s={mode: added(FORWARD_SECONDS, mode) for mode in sorted(modes)},
+    )
+
+
+def _peak(readings: Sequence[Mapping[str, float]], name: str) -> float:
+    return max((reading[name] for reading in readings if name in reading), default=0.0)
+
+
+def _values(exposition: Exposition, name: str) -> list[float]:
+    return [value for _, value in exposition.get(name, []) if value == value]
+
+
+def _total(exposition: Exposition, name: str, stage: str) -> float:
+    """Sum over labels; with a stage, over the series whose `stage` or `category` label says it."""
+    series = exposition.get(name, [])
+    return sum(v for labels, v in series if not stage or stage in (labels.get("stage"), labels.get("category")))

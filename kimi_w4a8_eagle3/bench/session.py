@@ -1,0 +1,166 @@
+"""`kimi bench WORKLOAD`: one server, one workload, one run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import serving
+from ..errors import KimiError
+from ..hardware import Machine
+from ..recipes import Launch, Recipe, load_recipe, render
+from ..run_dir import RECORD, new_run_dir, record, write_json
+from ..server import free_port
+from .measure import Measurement, examine_text, measure
+from .runs import RunResult, RunWriter
+from .subject import Subject, inspect, is_local, require_room
+from .texts import prepare
+from .workloads import Point, Workload
+
+PLAIN = "plain"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A recipe under a name: `eagle3-opt`, or `tiny:plain` for the recipe without its speculation."""
+
+    name: str
+    recipe: Recipe
+
+    @classmethod
+    def parse(cls, text: str) -> Side:
+        """Read `RECIPE` or `RECIPE:plain`."""
+        name, colon, suffix = text.partition(":")
+        if colon and suffix != PLAIN:
+            raise KimiError(
+                f"unknown suffix {suffix!r} of the recipe {name!r}",
+                where=text,
+                expected=f"RECIPE, or RECIPE:{PLAIN} for the recipe without speculation",
+            )
+        recipe = load_recipe(name)
+        return cls(text, recipe.without_speculation() if colon else recipe)
+
+    def launch(self, settings: list[str]) -> Launch:
+        """The command, on a free port of this machine."""
+        return render(self.recipe, [f"port={free_port()}", *settings])
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Where the user's text comes from; see `texts.prepare`."""
+
+    sharegpt: str | None = None
+    prompts: str | None = None
+
+
+def bench(
+    workload: Workload,
+    texts: Texts,
+    runs: Path,
+    say: Say,
+    *,
+    base_url: str | None = None,
+    side: Side | None = None,
+    settings: list[str] | None = None,
+) -> Path:
+    """Measure a running server (`base_url`) or one that is started from `side`; returns the run directory.
+
+    With both, the server must serve the recipe's model. Raises KimiError; what was measured before stays, marked
+    incomplete.
+    """
+    launch = side.launch(settings or []) if side else None
+    if base_url is not None:
+        inspect(base_url, side.name if side else "unknown", launch)  # a wrong address leaves no folder behind
+    folder = new_run_dir(f"bench-{workload.name}", runs)
+    name = side.name if side else "unknown"
+    with recorded(folder, "bench", [name], {name: launch} if launch and base_url is None else {}, base_url) as writer:
+        dataset = prepare(workload, folder, texts.sharegpt, texts.prompts)
+        if base_url is not None:
+            measure_points(inspect(base_url, name, launch), workload, dataset, writer, say)
+        elif side and launch:
+            with running(side, launch, folder / "server.log", say) as subject:
+                measure_points(subject, workload, dataset, writer, say)
+        else:
+            raise KimiError("nothing to measure", where="kimi bench", expected="--base-url URL or --recipe NAME")
+    require_usable(writer)
+    return folder
+
+
+@contextmanager
+def recorded(
+    folder: Path, kind: str, sides: list[str], launches: dict[str, Launch], base_url: str | None
+) -> Iterator[RunWriter]:
+    """Write the run's record, yield its writer, and mark the result complete or incomplete on the way out."""
+    gates = {f"{side}: {name}": value for side, launch in launches.items() for name, value in launch.env.items()}
+    facts: dict[str, Any] = {"base_url": base_url, "hardware": _hardware(base_url)}
+    started = {name: asdict(launch) for name, launch in launches.items()}
+    write_json(folder / RECORD, record(kind, started, gates, **facts))
+    writer = RunWriter(folder, RunResult.model_validate({"kind": kind, "status": "running", "sides": sides}))
+    writer.save()
+    try:
+        yield writer
+    except BaseException as error:
+        writer.close(error)
+        if isinstance(error, KimiError):
+            kept = len(writer.result.measurements)
+            error.remedy = (
+                f"{error.remedy + '; ' if error.remedy else ''}{kept} finished measurement(s) are in {folder}"
+            )
+        raise
+    writer.close()
+
+
+@contextmanager
+def running(side: Side, launch: Launch, log: Path, say: Say) -> Iterator[Subject]:
+    """The side's server, checked and ready; stopped on the way out."""
+    serving.check_checkpoints(launch)
+    say(f"{side.name}: starting the server (log: {log})")
+    with serving.engine(launch, log, side.name) as server:
+        seconds = server.wait_ready(serving.READY_TIMEOUT_S)
+        say(f"{side.name}: ready after {seconds:.0f} s")
+        yield inspect(server.base_url, side.name)
+
+
+def measure_points(
+    subject: Subject,
+    workload: Workload,
+    dataset: Path,
+    writer: RunWriter,
+    say: Say,
+    repetition_index: int = 0,
+    examine: bool = True,
+) -> None:
+    """Every point of `workload` once; the text is examined at the first point, where one point stands for all."""
+    require_room(subject, workload)
+    for number, point in enumerate(workload.points()):
+        say(f"{subject.label}: {_describe(point)}")
+        found = measure(subject, point, dataset, writer.folder, repetition_index)
+        writer.add(found)
+        if examine and number == 0 and found.usable:
+            writer.replace(found, examine_text(subject, point, dataset, writer.folder, found))
+
+
+def require_usable(writer: RunWriter) -> None:
+    """Raise KimiError when a measurement of the finished run is marked: its figures must not be used."""
+    bad: list[Measurement] = [each for each in writer.result.measurements if not each.usable]
+    if bad:
+        raise KimiError(
+            f"{len(bad)} of {len(writer.result.measurements)} measurements cannot be used: {bad[0].problems[0]}",
+            where=str(writer.folder),
+            expected="every request answered at the length asked for, by a server that nobody else uses",
+            remedy="they are marked in result.json and left out of reports; read the server's log and measure again",
+        )
+
+
+def _describe(point: Point) -> str:
+    return f"{point.workload.name}: {point.num_prompts} prompts at concurrency {point.concurrency}, seed {point.seed}"
+
+
+def _hardware(base_url: str | None) -> dict[str, Any]:
+    """Architectures of this machine's GPUs, which are the server's when it runs here."""
+    local = base_url is None or is_local(base_url)
+    return {"known": local, "gpus": [device.arch for device in Machine.detect().devices] if local else []}

@@ -1,0 +1,114 @@
+"""The server under measurement: what it serves, and whether the workload fits into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from ..client import EngineClient
+from ..errors import KimiError
+from ..recipes import Launch
+from .sampler import parse
+from .workloads import Workload
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A running server. label: the recipe it was started from, as far as is known. context_len in tokens."""
+
+    base_url: str
+    label: str
+    model: str
+    model_path: str
+    tokenizer: str
+    version: str
+    num_draft_tokens: int | None
+    context_len: int | None
+
+
+def is_local(base_url: str) -> bool:
+    """True when the server runs on this machine, so that this machine's hardware is what is measured."""
+    return urlsplit(base_url).hostname in _LOOPBACK
+
+
+def inspect(base_url: str, label: str = "unknown", expected: Launch | None = None) -> Subject:
+    """Ask the server at `base_url` what it is.
+
+    expected: the launch it should be running. Raises KimiError when it does not answer or serves another model.
+    """
+    base_url = base_url.rstrip("/")
+    with EngineClient(base_url) as client:
+        model = client.model_name()
+    info = _get_json(f"{base_url}/server_info")
+    model_path = str(info.get("model_path", model))
+    if expected is not None and Path(model_path).name != Path(expected.model).name:
+        raise KimiError(
+            f"the server serves {model_path}",
+            where=base_url,
+            expected=f"{expected.model} (recipe {expected.recipe})",
+            remedy="give the address of the right server, or leave --recipe out",
+        )
+    speculative = info.get("speculative_algorithm")
+    return Subject(
+        base_url=base_url,
+        label=label,
+        model=model,
+        model_path=model_path,
+        tokenizer=str(info.get("tokenizer_path") or model_path),
+        version=str(info.get("version", "unknown")),
+        num_draft_tokens=int(info.get("speculative_num_draft_tokens") or 0) or None if speculative else None,
+        context_len=_context_len(base_url),
+    )
+
+
+def require_room(subject: Subject, workload: Workload) -> None:
+    """Raise KimiError when a request of `workload` does not fit into the server's context."""
+    needed = workload.context_len
+    if needed is not None and subject.context_len is not None and needed > subject.context_len:
+        raise KimiError(
+            f"the workload {workload.name!r} needs {needed:,} tokens a request, the server's context has "
+            f"{subject.context_len:,}",
+            where=subject.base_url,
+            expected=f"a context of at least {needed:,} tokens",
+            remedy="start the server with a longer --context-length, or shorten with --input-len / --output-len",
+        )
+
+
+def _context_len(base_url: str) -> int | None:
+    """From the metrics, which name the length that the running engine settled on."""
+    response = _get(f"{base_url}/metrics")
+    if response.status_code != 200:
+        raise KimiError(
+            f"no metrics: HTTP {response.status_code}",
+            where=f"{base_url}/metrics",
+            expected="Prometheus text",
+            remedy="start the server with --enable-metrics (every recipe does)",
+        )
+    found = [value for _, value in parse(response.text).get("sglang:context_len", [])]
+    return int(max(found)) if found else None
+
+
+def _get_json(url: str) -> dict[str, Any]:
+    response = _get(url)
+    try:
+        content = response.json()
+    except ValueError:
+        content = None
+    if response.status_code != 200 or not isinstance(content, dict):
+        raise KimiError(f"HTTP {response.status_code} without server facts", where=url, expected="an SGLang server")
+    return content
+
+
+def _get(url: str) -> httpx.Response:
+    try:
+        return httpx.get(url, timeout=30.0, follow_redirects=True)
+    except httpx.HTTPError as error:
+        raise KimiError(
+            f"the server does not answer: {error or type(error).__name__}", where=url, remedy="is it running?"
+        ) from None

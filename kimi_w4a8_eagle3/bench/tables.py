@@ -1,0 +1,133 @@
+"""Results as tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..errors import KimiError
+from .compare import compare_sides
+from .measure import Measurement
+from .published import compare
+from .runs import Run, grouped, repetitions
+from .statistics import METRICS, Interval, Metric, estimate
+
+
+def print_run(run: Run, console: Console | None = None) -> None:
+    """The figures of one run, what the server says, and the published comparison."""
+    console = console or Console(highlight=False)
+    for (workload, concurrency), sides in grouped([run]).items():
+        for side, pairs in sides.items():
+            console.print(_figures(f"{workload}, concurrency {concurrency}, {side}", pairs))
+            _facts(pairs[0][1], console)
+    comparisons = compare([run])
+    if comparisons:
+        table = Table("published", "figure", "published", "measured", "difference", "what it means", title_style="bold")
+        for each in comparisons:
+            table.add_row(
+                f"{each.workload} {each.side}",
+                each.metric.title,
+                number(each.published, each.metric),
+                number(each.measured.value, each.metric),
+                f"{each.difference:+.1%}",
+                each.verdict,
+            )
+        console.print(table)
+    for refused, reason in run.refused:
+        console.print(f"[red]left out[/] {refused.workload.name}, {refused.side}: {reason}")
+    console.print(f"Everything is in {run.folder}; `kimi report {run.folder}` makes a page of it", markup=False)
+
+
+def print_comparison(runs: Sequence[Run], base: str | None = None, console: Console | None = None) -> None:
+    """Every side against the base, figure by figure; refused measurements with their reason.
+
+    Raises KimiError when the runs have no two sides of one workload.
+    """
+    console = console or Console(highlight=False)
+    for run in runs:
+        if run.result.status != "complete":
+            console.print(f"[yellow]warning:[/] {run.name} is {run.result.status}: {escape(run.result.reason)}")
+        for refused, reason in run.refused:
+            console.print(f"[red]left out[/] {run.name}: {refused.workload.name}, {refused.side}: {escape(reason)}")
+    rows = compare_sides(runs, base)
+    if not rows:
+        raise KimiError(
+            "nothing to compare",
+            where=", ".join(str(run.folder) for run in runs),
+            expected="usable measurements of one workload and concurrency on at least two sides",
+            remedy="run the same workload on another recipe, or use `kimi bench ab`",
+        )
+    for key, group in groupby(rows, key=lambda row: (row.workload, row.concurrency, row.a, row.b)):
+        name, concurrency, a, b = key
+        members = list(group)
+        title = f"{name}, concurrency {concurrency}: {b} over {a}" + (" (env-only delta)" * members[0].env_only)
+        table = Table("figure", a, b, "ratio [95% interval]", "verdict", title=title, title_style="bold")
+        for row in members:
+            table.add_row(
+                row.metric.title,
+                number(row.value_a.value, row.metric),
+                number(row.value_b.value, row.metric),
+                _ratio(row.change),
+                row.verdict,
+            )
+        console.print(table)
+
+
+def _ratio(change: Interval) -> str:
+    if change.low is None or change.high is None:
+        return f"{change.value:.3f}"
+    return f"{change.value:.3f} [{change.low:.3f}, {change.high:.3f}]"
+
+
+def number(value: float, metric: Metric) -> str:
+    """A figure with its unit and three significant digits or more."""
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
+    return f"{value:,.{digits}f} {metric.unit}"
+
+
+def interval(found: Interval, metric: Metric) -> str:
+    """A figure with its 95% interval where there is one."""
+    if found.low is None or found.high is None:
+        return number(found.value, metric)
+    low, high = (number(bound, metric).removesuffix(f" {metric.unit}") for bound in (found.low, found.high))
+    return f"{number(found.value, metric)} [{low}, {high}]"
+
+
+def _figures(title: str, pairs: list[tuple[Run, Measurement]]) -> Table:
+    table = Table(title=title, title_style="bold")
+    table.add_column("figure")
+    table.add_column("measured [95% interval]", justify="right")
+    reps = repetitions(pairs)
+    for metric in METRICS.values():
+        table.add_row(metric.title, interval(estimate(reps, metric), metric))
+    return table
+
+
+def _facts(found: Measurement, console: Console) -> None:
+    """Acceptance, server and text, one line each."""
+    if found.acceptance is not None:
+        accepted = found.acceptance
+        detail = ", ".join(f"{share:.0%}" for share in accepted.per_position)
+        positions = f"; accepted at draft position 1, 2, ...: {detail} ({found.probes} probes)" if detail else ""
+        console.print(
+            f"accept length {accepted.length:.3f} over {accepted.steps:,} verify steps, "
+            f"accept rate {accepted.rate:.1%}{positions}"
+        )
+    if (server := found.server) is not None:
+        console.print(
+            f"server: KV use up to {server.kv_usage_peak:.1%}, queue up to {server.queued_peak:.0f}, "
+            f"retracted {server.retracted:.0f}; a request: {_seconds('queue', server.queue_s)}, "
+            f"{_seconds('prefill', server.prefill_s)}, {_seconds('decode', server.decode_s)}"
+        )
+    if found.text is not None and found.text.warning:
+        console.print(f"[yellow]warning:[/] {found.text.warning}")
+    for note in found.notes:
+        console.print(f"[yellow]note:[/] {note}")
+
+
+def _seconds(name: str, value: float | None) -> str:
+    return f"{name} not reported" if value is None else f"{name} {value:.3f} s"

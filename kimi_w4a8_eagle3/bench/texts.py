@@ -1,0 +1,153 @@
+"""The text that a workload sends: read, checked, and written in the format that the load generator reads.
+
+The generator drops what it cannot use without a word and then sends fewer requests than asked, so every file is
+checked before a server is touched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import KimiError
+from .load import write_conversations
+from .workloads import Workload
+
+Pair = tuple[str, str]
+
+SHAREGPT_REPO = "anon8231489123/ShareGPT_Vicuna_unfiltered"
+SHAREGPT_FILE = "ShareGPT_V3_unfiltered_cleaned_split.json"
+_HUB_PREFIX = "hf://datasets/"
+_FORMATS = "ShareGPT .json, .jsonl with conversations, question/answer or prompt/response, or .txt paragraphs"
+_QUESTION_KEYS = ("question", "prompt", "instruction", "input")
+_ANSWER_KEYS = ("answer", "response", "completion", "output")
+# More conversations than any workload needs; the rest of a 600 MB file would only cost time.
+_MOST = 20_000
+
+
+def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str | None) -> Path:
+    """Write (or find) the dataset of `workload` and return the path that the generator is given.
+
+    sharegpt: a ShareGPT file; without it the one on the Hub is used. prompts: any text of the user's instead, see
+    `read_pairs`. Raises KimiError when a file is missing, malformed or has too few usable texts.
+    """
+    needed = max(point.num_prompts for point in workload.points())
+    if prompts is not None:
+        source, pairs = prompts, read_pairs(_local(prompts))
+    elif workload.text == "problems":
+        source, pairs = "the built-in problems", _problems(needed, as_document=workload.dataset == "random")
+    elif workload.text == "sharegpt":
+        path = _local(sharegpt) if sharegpt else _download(SHAREGPT_REPO, SHAREGPT_FILE)
+        source, pairs = str(path), read_pairs(path)
+        if workload.dataset == "random":
+            _require(pairs, needed, source)
+            return path.resolve()
+    else:
+        raise KimiError(
+            f"the workload {workload.name!r} needs a file of prompts",
+            where="kimi bench",
+            expected=_FORMATS,
+            remedy="give it with --prompts FILE (or hf://datasets/OWNER/NAME/FILE)",
+        )
+    _require(pairs, needed, source)
+    return _write(pairs, folder, workload)
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """(user text, answer) pairs of a file; the answer may be empty. See `_FORMATS` for what is understood."""
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise KimiError(f"the text file cannot be read: {reason}", where=str(path), expected=_FORMATS) from None
+    if path.suffix == ".txt":
+        pairs = [(block.strip(), "") for block in content.split("\n\n") if block.strip()]
+    else:
+        pairs = _from_json(content, path)
+    if not pairs:
+        raise KimiError("no usable text in the file", where=str(path), expected=_FORMATS)
+    return pairs
+
+
+def _from_json(content: str, path: Path) -> list[Pair]:
+    try:
+        if path.suffix == ".jsonl":
+            rows: Any = [json.loads(line) for line in content.splitlines() if line.strip()]
+        else:
+            rows = json.loads(content)
+    except json.JSONDecodeError as error:
+        raise KimiError(
+            f"not valid JSON: {error}",
+            where=str(path),
+            expected=_FORMATS,
+            remedy="the file was cut short or is of another format: fetch it again",
+        ) from None
+    if not isinstance(rows, list):
+        raise KimiError(f"a JSON {type(rows).__name__} instead of a list", where=str(path), expected=_FORMATS)
+    return [pair for row in rows[:_MOST] if isinstance(row, dict) and (pair := _pair(row))]
+
+
+def _pair(row: dict[str, Any]) -> Pair | None:
+    turns = row.get("conversations") or row.get("conversation")
+    if isinstance(turns, list):
+        texts = [str(turn.get("value") or turn.get("content") or "") for turn in turns if isinstance(turn, dict)]
+        return (texts[0], texts[1]) if len(texts) >= 2 and texts[0] else None
+    question = next((row[key] for key in _QUESTION_KEYS if row.get(key)), None)
+    answer = next((row[key] for key in _ANSWER_KEYS if row.get(key)), "")
+    return (str(question), str(answer)) if question else None
+
+
+def _require(pairs: list[Pair], needed: int, source: str) -> None:
+    if len(pairs) < needed:
+        raise KimiError(
+            f"{len(pairs)} usable texts, the workload sends {needed} different prompts",
+            where=source,
+            expected=f"at least {needed}",
+            remedy="give a larger file, or fewer prompts with --num-prompts",
+        )
+
+
+def _problems(needed: int, as_document: bool) -> list[Pair]:
+    """As a document, question and solution in the model's chat format, which is all the text it has ever seen."""
+    from .. import tiny
+    from ..tiny.tokenizer import IM_END, chat_text
+
+    drawn = tiny.problems("held_out", needed, seed=7)
+    if as_document:
+        return [(f"{chat_text(p.question)}{p.solution}{IM_END}", p.solution) for p in drawn]
+    return [(problem.question, problem.solution) for problem in drawn]
+
+
+def _write(pairs: Iterable[Pair], folder: Path, workload: Workload) -> Path:
+    """ShareGPT JSON for `random`, the generator's `custom` JSONL for conversations. It skips empty answers."""
+    filled = [(user, answer or "(no answer)") for user, answer in pairs]
+    if workload.dataset == "random":
+        path = folder / "texts.json"
+        rows = [{"conversations": [{"value": user}, {"value": answer}]} for user, answer in filled]
+        path.write_text(json.dumps(rows))
+    else:
+        path = folder / "texts.jsonl"
+        write_conversations(path, filled)
+    return path.resolve()
+
+
+def _local(name: str) -> Path:
+    if name.startswith(_HUB_PREFIX):
+        owner, repo, *inside = name.removeprefix(_HUB_PREFIX).split("/")
+        return _download(f"{owner}/{repo}", "/".join(inside))
+    return Path(name).expanduser()
+
+
+def _download(repo: str, filename: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo, filename, repo_type="dataset"))
+    except Exception as error:  # the client raises many types for: no network, no such file, no permission
+        raise KimiError(
+            f"{filename} could not be downloaded: {str(error).splitlines()[0]}",
+            where=f"{_HUB_PREFIX}{repo}",
+            remedy="give a local file: --sharegpt FILE, or --prompts FILE for text of your own",
+        ) from None

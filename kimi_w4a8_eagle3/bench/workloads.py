@@ -1,0 +1,195 @@
+"""What is measured: named workloads of `bench/workloads.toml`, checked, and expanded to single measurements."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..errors import KimiError
+from ..names import nearest
+from ..resources import operator_dir
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Positive = Annotated[int, Field(gt=0)]
+CHAT_BACKEND = "sglang-oai-chat"
+
+
+class Workload(BaseModel):
+    """One workload; lengths in tokens. `random` repeats text to `input_len`, `conversations` sends it as it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    summary: str
+    dataset: Literal["random", "conversations"]
+    text: Literal["sharegpt", "problems", "file"]
+    input_len: Positive | None = None
+    output_len: Annotated[int, Field(ge=4)]
+    range_ratio: float = Field(default=1.0, ge=0, le=1)
+    concurrency: Annotated[list[Positive], Field(min_length=1)]
+    num_prompts: Positive | None = None
+    prompts_per_concurrency: Positive | None = None
+    warmups: int = Field(default=1, ge=0)
+    warmups_per_concurrency: Positive | None = None
+    seeds: Annotated[list[int], Field(min_length=1)] = [42]
+    chat_template: bool = False
+    ignore_eos: bool = True
+    reference: str | None = Field(default=None, description="point of bench/published that this reproduces")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Workload:
+        if (self.num_prompts is None) == (self.prompts_per_concurrency is None):
+            raise ValueError("give either num_prompts or prompts_per_concurrency")
+        if (self.dataset == "random") != (self.input_len is not None):
+            raise ValueError("input_len belongs to the dataset 'random', and only to it")
+        return self
+
+    @property
+    def context_len(self) -> int | None:
+        """Tokens that one request needs in the server's context; None when the text decides."""
+        return None if self.input_len is None else self.input_len + self.output_len
+
+    @property
+    def backend(self) -> str:
+        """The generator's client: `random` text reaches a chat template only through the chat endpoint."""
+        return CHAT_BACKEND if self.dataset == "random" and self.chat_template else "sglang"
+
+    def points(self) -> list[Point]:
+        """One measurement for each concurrency and seed, seeds innermost."""
+        return [
+            Point(
+                workload=self,
+                concurrency=concurrency,
+                num_prompts=self.num_prompts or concurrency * (self.prompts_per_concurrency or 1),
+                warmups=concurrency * self.warmups_per_concurrency if self.warmups_per_concurrency else self.warmups,
+                seed=seed,
+            )
+            for concurrency in self.concurrency
+            for seed in self.seeds
+        ]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of the load generator."""
+
+    workload: Workload
+    concurrency: int
+    num_prompts: int
+    warmups: int
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """A file name for this point's artefacts."""
+        return f"{self.workload.name}-c{self.concurrency}-s{self.seed}"
+
+    def arguments(self, dataset: Path) -> list[str]:
+        """Options of `sglang.benchmark.serving` for this point, without server, model and output.
+
+        For `con2` and `con40` these are the published commands, argument for argument, plus the generator's default
+        seed and warm-up written out, the dataset's place, and --output-details.
+        """
+        work = self.workload
+        words = ["--backend", work.backend, "--dataset-path", str(dataset), "--request-rate", "inf"]
+        words += ["--num-prompts", str(self.num_prompts), "--max-concurrency", str(self.concurrency)]
+        words += ["--warmup-requests", str(self.warmups), "--seed", str(self.seed), "--output-details"]
+        if work.dataset == "random":
+            words += ["--dataset-name", "random", "--random-input-len", str(work.input_len)]
+            words += ["--random-output-len", str(work.output_len), "--random-range-ratio", str(work.range_ratio)]
+        else:
+            words += ["--dataset-name", "custom", "--sharegpt-output-len", str(work.output_len)]
+            words += ["--apply-chat-template"] if work.chat_template else []
+        if work.backend == CHAT_BACKEND:
+            words += ["--extra-request-body", '{"stream_options": {"include_usage": true}}']
+        return words if work.ignore_eos else [*words, "--disable-ignore-eos"]
+
+
+def workload_names() -> list[str]:
+    """Names of the packaged workloads, in file order."""
+    return list(_tables(_packaged()))
+
+
+def load_workload(name_or_path: str) -> Workload:
+    """A packaged workload by name, or the single one of a TOML file of the user's.
+
+    Raises KimiError for an unknown name, a TOML mistake, an unknown key or a bad value (concurrency 0, ...).
+    """
+    if name_or_path.endswith(".toml"):
+        path = Path(name_or_path).expanduser()
+        tables = _tables(path)
+        if len(tables) != 1:
+            raise KimiError(f"{len(tables)} workloads in one file", where=str(path), expected="exactly one [table]")
+        name = next(iter(tables))
+    else:
+        path, name = _packaged(), name_or_path
+        tables = _tables(path)
+        if name not in tables:
+            raise KimiError(
+                f"unknown workload {name!r}{nearest(name, tables)}",
+                where="kimi bench",
+                expected=", ".join(tables),
+                remedy="or give a .toml file with one workload",
+            )
+    return _validate({"name": name, **tables[name]}, str(path))
+
+
+def with_changes(
+    workload: Workload,
+    concurrency: Sequence[int] = (),
+    seeds: Sequence[int] = (),
+    num_prompts: int | None = None,
+    input_len: int | None = None,
+    output_len: int | None = None,
+) -> Workload:
+    """The workload with the command line's changes; a changed one no longer claims to be the published point."""
+    changes: dict[str, Any] = {}
+    if concurrency:
+        changes["concurrency"] = list(concurrency)
+    if num_prompts is not None:
+        changes |= {"num_prompts": num_prompts, "prompts_per_concurrency": None}
+    for key, value in (("input_len", input_len), ("output_len", output_len)):
+        if value is not None:
+            changes[key] = value
+    if changes:
+        changes["reference"] = None
+    if seeds:
+        changes["seeds"] = list(seeds)
+    return _validate({**workload.model_dump(), **changes}, "the command line")
+
+
+def _packaged() -> Path:
+    return operator_dir("bench") / "workloads.toml"
+
+
+def _tables(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise KimiError(f"the workload file cannot be read: {error.strerror}", where=str(path)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise KimiError(f"not valid TOML: {error}", where=str(path)) from None
+
+
+def _validate(table: dict[str, Any], where: str) -> Workload:
+    try:
+        return Workload.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0]) if first["loc"] else ""
+        valid = [name for name in Workload.model_fields if name != "name"]
+        hint = nearest(key, valid) if first["type"] == "extra_forbidden" else ""
+        raise KimiError(
+            f"workload {table['name']}: {key or 'table'}: {first['msg']}{hint}",
+            where=where,
+            expected=", ".join(valid) if hint or first["type"] == "extra_forbidden" else "",
+        ) from None

@@ -1,0 +1,190 @@
+"""`kimi bench`: measure, compare, predict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from ..bench.session import Texts
+    from ..bench.workloads import Workload
+
+
+class _WorkloadGroup(TyperGroup):
+    """`kimi bench con2` is short for `kimi bench run con2`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["run", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_WorkloadGroup,
+    no_args_is_help=True,
+    help="Measure a server: `kimi bench con2`, `con40`, or any workload of `kimi bench list`.",
+)
+
+RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
+SHAREGPT = typer.Option(
+    "", "--sharegpt", help="ShareGPT JSON file whose texts are sent; default: fetched from the Hub."
+)
+PROMPTS = typer.Option(
+    "", "--prompts", help="Text of your own instead: ShareGPT .json, .jsonl, .txt, or hf://datasets/OWNER/NAME/FILE."
+)
+CONCURRENCY = typer.Option([], "--concurrency", "-c", help="Instead of the workload's; may be repeated.")
+SEED = typer.Option([], "--seed", help="Instead of the workload's; may be repeated.")
+NUM_PROMPTS = typer.Option(None, "--num-prompts", "-n", help="Instead of the workload's.")
+INPUT_LEN = typer.Option(None, "--input-len", help="Tokens of a `random` prompt, instead of the workload's.")
+OUTPUT_LEN = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's.")
+SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi serve`.")
+
+
+@app.command("list")
+def list_workloads() -> None:
+    """Show the workloads."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..bench.workloads import load_workload, workload_names
+
+    table = Table("workload", "what it measures", "concurrency", "seeds")
+    for name in workload_names():
+        work = load_workload(name)
+        table.add_row(name, work.summary, ", ".join(map(str, work.concurrency)), str(len(work.seeds)))
+    Console().print(table)
+
+
+@app.command("run")
+def run(
+    workload: str = typer.Argument(help="Name of a workload (`kimi bench list`), or a TOML file with one."),
+    base_url: str = typer.Option(
+        "", "--base-url", help="Measure this running server (default port of the recipes: 9527)."
+    ),
+    recipe: str = typer.Option(
+        "",
+        "--recipe",
+        "-r",
+        help="Start this recipe (RECIPE:plain: without speculation); with --base-url: what it serves.",
+    ),
+    sharegpt: str = SHAREGPT,
+    prompts: str = PROMPTS,
+    concurrency: list[int] = CONCURRENCY,
+    seed: list[int] = SEED,
+    num_prompts: int | None = NUM_PROMPTS,
+    input_len: int | None = INPUT_LEN,
+    output_len: int | None = OUTPUT_LEN,
+    settings: list[str] = SETTINGS,
+    runs: Path = RUNS,
+) -> None:
+    """Run one workload against a server and compare with the published figures."""
+    from ..bench.runs import read_run
+    from ..bench.session import Side, bench
+    from ..bench.tables import print_run
+    from ..errors import KimiError
+
+    work = _workload(workload, concurrency, seed, num_prompts, input_len, output_len)
+    if not base_url and not recipe:
+        raise KimiError(
+            "no server to measure",
+            where="kimi bench",
+            expected="--base-url URL of a running server, or --recipe NAME to start one",
+            remedy="for example --recipe tiny with a tiny-* workload, on any machine",
+        )
+    side = Side.parse(recipe) if recipe else None
+    with _signals():
+        folder = bench(
+            work, _texts(sharegpt, prompts), runs, typer.echo, base_url=base_url or None, side=side, settings=settings
+        )
+    print_run(read_run(folder))
+
+
+@app.command("ab")
+def ab(
+    a: str = typer.Option(..., "--a", help="First side: a recipe, or RECIPE:plain for it without speculation."),
+    b: str = typer.Option(..., "--b", help="Second side."),
+    workload: list[str] = typer.Option(["con2", "con40"], "--workload", "-w", help="May be repeated."),
+    repeats: int = typer.Option(4, "--repeats", min=1, help="Measurements of each workload and side."),
+    rounds: int = typer.Option(2, "--rounds", min=1, help="Times each side gets its turn; 2 is the order A B B A."),
+    sharegpt: str = SHAREGPT,
+    prompts: str = PROMPTS,
+    concurrency: list[int] = CONCURRENCY,
+    seed: list[int] = SEED,
+    num_prompts: int | None = NUM_PROMPTS,
+    settings: list[str] = SETTINGS,
+    runs: Path = RUNS,
+    report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
+) -> None:
+    """Start two sides in turn, measure both alike, and say what differs."""
+    from ..bench import ab as machinery
+    from ..bench.runs import read_run
+    from ..bench.session import Side
+    from ..bench.tables import print_comparison, print_run
+
+    works = [_workload(name, concurrency, seed, num_prompts) for name in dict.fromkeys(workload)]
+    plan = machinery.Plan((Side.parse(a), Side.parse(b)), works, repeats, rounds)
+    with _signals():
+        folder = machinery.ab(plan, _texts(sharegpt, prompts), runs, typer.echo, settings)
+    run = read_run(folder)
+    print_run(run)
+    print_comparison([run], base=a)
+    if report:
+        from ..report.page import write_report
+
+        typer.echo(f"kimi: report: {write_report([run], folder / 'report')}")
+
+
+@app.command("compare")
+def compare(
+    runs: list[Path] = typer.Argument(help="Run directories of `kimi bench`, from this machine or another."),
+    base: str = typer.Option("", "--base", help="Side that the others are compared with; default: the first measured."),
+) -> None:
+    """Compare the sides of runs made earlier. Runs that crashed or failed are left out, with the reason."""
+    from ..bench.runs import read_run
+    from ..bench.tables import print_comparison
+
+    print_comparison([read_run(run) for run in runs], base or None)
+
+
+def _workload(
+    name: str,
+    concurrency: list[int],
+    seeds: list[int],
+    num_prompts: int | None = None,
+    input_len: int | None = None,
+    output_len: int | None = None,
+) -> Workload:
+    from ..bench.workloads import load_workload, with_changes
+
+    return with_changes(load_workload(name), concurrency, seeds, num_prompts, input_len, output_len)
+
+
+def _texts(sharegpt: str, prompts: str) -> Texts:
+    from ..bench.session import Texts
+
+    return Texts(sharegpt or None, prompts or None)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Signals stop servers and generators cleanly; a full disk is one message."""
+    from ..errors import KimiError
+    from ..serving import Terminated, signals_raise
+
+    try:
+        with signals_raise():
+            yield
+    except Terminated as stopped:
+        typer.echo(f"kimi: {stopped} received; servers were stopped; the run directory is marked incomplete", err=True)
+        raise typer.Exit(stopped.exit_code) from None
+    except OSError as error:
+        raise KimiError(
+            f"a file cannot be written: {error.strerror}",
+            where=str(error.filename or ""),
+            remedy="is the disk full? What was measured before stays in the run directory",
+        ) from error

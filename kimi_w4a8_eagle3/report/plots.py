@@ -1,0 +1,221 @@
+"""The report's figures, drawn with matplotlib; each function returns a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..bench import published
+from ..bench.measure import Measurement
+from ..bench.runs import Run, grouped, repetitions
+from ..bench.speedup import Speedup
+from ..bench.statistics import METRICS, Interval, estimate
+
+# Grey, blue and green for the three configurations of the article; further sides take the next colours.
+_COLOURS = {"w4a8": "#8c8c8c", "eagle3": "#2f6db5", "eagle3-opt": "#3a9a5b"}
+_MORE = ["#2f6db5", "#c8772e", "#7b5ea7", "#3a9a5b", "#b5485a", "#4aa3a3"]
+_PANELS = (
+    "tpot_median_ms",
+    "output_throughput_tok_s",
+    "tpot_p99_ms",
+    "itl_median_ms",
+    "ttft_median_ms",
+)
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.axisbelow": True,
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "none",
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its group on the x axis, the side, whether it is a published figure, and its value."""
+
+    group: str
+    side: str
+    published: bool
+    value: Interval
+
+
+Bars = Mapping[str, Sequence[Bar]]  # metric key (or accept_length) -> bars
+
+
+def colour(side: str, sides: Sequence[str]) -> str:
+    """A side's colour: grey for plain sides, the article's for its configurations, else the next free one."""
+    if side in _COLOURS:
+        return _COLOURS[side]
+    if side.endswith(":plain"):
+        return "#8c8c8c"
+    others = [name for name in sides if name not in _COLOURS and not name.endswith(":plain")]
+    return _MORE[others.index(side) % len(_MORE)]
+
+
+def measured_bars(runs: Sequence[Run], reproducing: bool) -> dict[str, list[Bar]]:
+    """Bars of the workloads that reproduce a published point, or of all the others."""
+    bars: dict[str, list[Bar]] = {}
+    for (workload, concurrency), sides in grouped(runs).items():
+        for side, pairs in sides.items():
+            work = pairs[0][1].workload
+            if (work.reference is not None) != reproducing:
+                continue
+            group = work.reference or (workload if len(work.concurrency) == 1 else f"{workload} c={concurrency}")
+            reps = repetitions(pairs)
+            for key in _PANELS:
+                bars.setdefault(key, []).append(Bar(group, side, False, estimate(reps, METRICS[key])))
+            lengths = [each.acceptance.length for _, each in pairs if each.acceptance is not None]
+            if lengths:
+                value = Interval(float(np.median(lengths)), None, None)
+                bars.setdefault("accept_length", []).append(Bar(group, side, False, value))
+    return bars
+
+
+def published_bars() -> dict[str, list[Bar]]:
+    """Bars of the article's points."""
+    bars: dict[str, list[Bar]] = {}
+    for point, sides in published.points().items():
+        for side, values in sides.items():
+            for key, value in values.items():
+                bars.setdefault(key, []).append(Bar(point, side, True, Interval(value, None, None)))
+    return bars
+
+
+def six_panels(bars: Bars, title: str) -> Figure:
+    """TPOT, throughput, TPOT P99, ITL, TTFT and accept length; published bars are hatched, measured ones solid."""
+    with plt.rc_context(_STYLE):
+        figure, axes = plt.subplots(2, 3, figsize=(11, 6))
+        known = list(_COLOURS)
+        sides = sorted(
+            dict.fromkeys(bar.side for each in bars.values() for bar in each),
+            key=lambda side: known.index(side) if side in known else len(known) * (not side.endswith(":plain")),
+        )
+        for letter, axis, key in zip("abcdef", axes.flat, (*_PANELS, "accept_length"), strict=True):
+            metric = METRICS.get(key)
+            name = f"{metric.title} ({metric.unit})" if metric else "accept length (tokens a verify step)"
+            axis.set_title(f"({letter}) {name}", loc="left")
+            _panel(axis, bars.get(key, []), sides, log=key == "ttft_median_ms")
+        handles = [plt.Rectangle((0, 0), 1, 1, color=colour(side, sides)) for side in sides]
+        labels = list(sides)
+        kinds = {bar.published for each in bars.values() for bar in each}
+        if True in kinds:
+            handles.append(plt.Rectangle((0, 0), 1, 1, facecolor="white", edgecolor="#444444", hatch="////"))
+            labels.append("published")
+        if kinds == {True, False}:
+            handles.append(plt.Rectangle((0, 0), 1, 1, facecolor="#444444"))
+            labels.append("measured here")
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        figure.suptitle(title, fontweight="bold")
+        return figure
+
+
+def _panel(axis: Axes, bars: Sequence[Bar], sides: Sequence[str], log: bool) -> None:
+    if not bars:
+        axis.text(0.5, 0.5, "not reported", ha="center", va="center", color="#888888", transform=axis.transAxes)
+        axis.set_xticks([])
+        axis.set_yticks([])
+        return
+    groups = list(dict.fromkeys(bar.group for bar in bars))
+    rank = {bar: (sides.index(bar.side), not bar.published) for bar in bars}
+    width = min(0.28, 0.8 / max(sum(bar.group == group for bar in bars) for group in groups))
+    top = max(bar.value.high or bar.value.value for bar in bars)
+    for bar in bars:
+        beside = sorted((other for other in bars if other.group == bar.group), key=rank.__getitem__)
+        x = groups.index(bar.group) + (beside.index(bar) - (len(beside) - 1) / 2) * width
+        shade = colour(bar.side, sides)
+        look: dict[str, Any] = (
+            {"facecolor": "white", "edgecolor": shade, "hatch": "////"} if bar.published else {"color": shade}
+        )
+        axis.bar(x, bar.value.value, width * 0.92, **look)
+        if bar.value.low is not None and bar.value.high is not None:
+            axis.plot([x, x], [bar.value.low, bar.value.high], color="#222222", linewidth=1)
+        height = max(bar.value.value, bar.value.high or 0)
+        axis.annotate(
+            _short(bar.value.value),
+            (x, height),
+            (0, 2),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=7,
+        )
+    if log:
+        axis.set_yscale("log")
+        axis.set_ylim(min(bar.value.value for bar in bars) / 2, top * 3)
+    else:
+        axis.set_ylim(0, top * 1.18)
+    axis.set_xticks(range(len(groups)), groups)
+    axis.set_xlim(-0.6, len(groups) - 0.4)
+    axis.grid(axis="y", color="#e5e5e5")
+
+
+def acceptance_histogram(rows: Mapping[str, Sequence[float]]) -> Figure:
+    """Share of verify steps by accepted draft tokens; one group of bars for each row (label -> shares)."""
+    with plt.rc_context(_STYLE):
+        figure, axis = plt.subplots(figsize=(7.5, 3.6))
+        depth = max(len(shares) for shares in rows.values())
+        width = 0.8 / len(rows)
+        for i, (label, shares) in enumerate(rows.items()):
+            x = np.arange(len(shares)) + (i - (len(rows) - 1) / 2) * width
+            shade = "#bbbbbb" if label.startswith("published") else _MORE[i % len(_MORE)]
+            axis.bar(x, np.asarray(shares) * 100, width * 0.92, color=shade, label=label)
+        axis.set_xticks(range(depth), [str(k) for k in range(depth)])
+        axis.set_xlabel("draft tokens accepted in a verify step")
+        axis.set_ylabel("share of steps, %")
+        axis.grid(axis="y", color="#e5e5e5")
+        axis.legend(frameon=False, fontsize=8)
+        return figure
+
+
+def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float], ceiling: float = 4.0) -> Figure:
+    """TPOT speed-up over the accept length, with what was measured, the break-even line and known texts."""
+    with plt.rc_context(_STYLE):
+        figure, axis = plt.subplots(figsize=(8.5, 4.6))
+        lengths = np.linspace(1, ceiling, 200)
+        for i, curve in enumerate(curves):
+            shade = _MORE[i % len(_MORE)]
+            style = "-" if curve.measured_here else "--"
+            label = f"{curve.title} (even at {curve.break_even:.2f})"
+            axis.plot(lengths, [curve.at(length) for length in lengths], style, color=shade, label=label)
+            axis.plot(curve.accept_length, curve.measured, "o", color=shade)
+        axis.axhline(1, color="#444444", linewidth=0.8)
+        top = max(max(curve.at(ceiling) for curve in curves), 1.2) * 1.08
+        axis.set_ylim(0, top)
+        for name, length in marks.items():
+            axis.axvline(length, color="#cccccc", linewidth=0.8, zorder=0)
+            axis.text(length, top * 0.02, f" {name}", rotation=90, fontsize=7, color="#666666", ha="right", va="bottom")
+        axis.set_xlim(1, ceiling)
+        axis.set_xlabel("accept length (tokens committed by a verify step)")
+        axis.set_ylabel("TPOT speed-up over no speculation")
+        axis.legend(frameon=False, fontsize=8, loc="upper left")
+        return figure
+
+
+def histogram_rows(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
+    """Measured histograms as shares, and the published one."""
+    rows = {}
+    for each in measurements:
+        steps = sum(each.accepted_histogram)
+        if steps:
+            rows[f"{each.workload.name}, {each.side}"] = [count / steps for count in each.accepted_histogram]
+    reference = published.load("acceptance")["accepted_share_by_count"]
+    rows[f"published: {reference['source'].split(',', 1)[-1].strip()}"] = list(reference["shares"])
+    return rows
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,47 @@
+"""`python -m kimi_w4a8_eagle3.sglang_plugin.bench_prompts OUTPUT ARGS`: the prompts that the load generator sends.
+
+ARGS are the generator's own options. Its dataset code runs with the same seeds, so the texts are the same ones; they
+go to OUTPUT as JSON lines. Needed to say how much a workload's text repeats itself and to probe acceptance with it.
+"""
+
+from __future__ import annotations
+
+from kimi_w4a8_eagle3.sglang_plugin import cpu
+
+cpu.install()
+
+
+def main(output: str, words: list[str]) -> None:
+    """Write one `{"prompt": ..., "prompt_len": ...}` a line."""
+    import argparse
+    import json
+    import random
+    from pathlib import Path
+
+    import numpy as np
+    from sglang.benchmark.datasets import get_dataset
+    from sglang.benchmark.utils import get_tokenizer
+
+    parser = argparse.ArgumentParser()
+    for name in ("--dataset-name", "--dataset-path", "--tokenizer"):
+        parser.add_argument(name, required=True)
+    for name in ("--num-prompts", "--seed"):
+        parser.add_argument(name, type=int, required=True)
+    for name in ("--random-input-len", "--random-output-len", "--sharegpt-output-len", "--sharegpt-context-len"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--random-range-ratio", type=float, default=1.0)
+    parser.add_argument("--prompt-suffix", default="")
+    parser.add_argument("--apply-chat-template", action="store_true")
+    args, _ = parser.parse_known_args(words)
+
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    rows = get_dataset(args, get_tokenizer(args.tokenizer))
+    lines = (json.dumps({"prompt": row.prompt, "prompt_len": row.prompt_len}) for row in rows)
+    Path(output).write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1], sys.argv[2:])
