@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.hardware import gpu_by_name
 from kimi_w4a8_eagle3.moe import flydsl_toolchain as toolchain
@@ -69,6 +71,16 @@ class TestCompiled:
     def test_no_figure_got_worse(self, rows: dict[str, counts.Figures]) -> None:
         """After a deliberate change: kimi kernels --save kimi_w4a8_eagle3/moe/kernel_counts.json"""
         assert counts.regressions(rows, counts.read_figures(counts.BASELINE)) == []
+
+    def test_the_command_names_what_got_worse(self, rows: dict[str, counts.Figures], tmp_path: Path) -> None:
+        saved = {name: {**row, "vgprs": 0.0} for name, row in rows.items()}  # not a figure that is held
+        counts.write_figures(saved, tmp_path / "same.json")
+        runner, wanted = CliRunner(), ["kernels", "--tp", "8", "--tokens", "8", "--compare"]
+        assert runner.invoke(app, [*wanted, str(tmp_path / "same.json")]).exit_code == 0
+        saved["tp8 stage1 m16 n32 k256"]["weight_bytes_in_flight"] = 9999.0
+        counts.write_figures(saved, tmp_path / "better.json")
+        result = runner.invoke(app, [*wanted, str(tmp_path / "better.json")])
+        assert "tp8 stage1 m16 n32 k256: weight_bytes_in_flight 9999 -> 8192" in str(result.exception)
 
 
 def figures(**changes: float) -> counts.Figures:
