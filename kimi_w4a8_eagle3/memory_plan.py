@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,17 @@ CEILING = 0.90  # the fraction published for the recipe without speculation
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model's config and the width of its stored weights."""
+    """A model's config and the width of its stored weights.
+
+    bits: the width of single kinds of weights (as `target_weights` and `draft_weights` name them), where it is not
+    `other_bits`.
+    """
 
     name: str
     config: dict[str, Any]
-    routed_expert_bits: int
-    other_bits: int
+    routed_expert_bits: float
+    other_bits: float
+    bits: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def packaged(cls, name: str) -> ModelCard:
@@ -48,7 +53,7 @@ class ModelCard:
         if name not in names:
             raise KimiError(f"unknown model card {name!r}{nearest(name, names)}", expected=", ".join(names))
         table = json.loads((folder / f"{name}.json").read_text())
-        return cls(name, table["config"], table["routed_expert_bits"], table["other_bits"])
+        return cls(name, table["config"], table["routed_expert_bits"], table["other_bits"], table.get("bits", {}))
 
     @classmethod
     def of(cls, path: str, revision: str, name: str) -> ModelCard:
@@ -64,7 +69,7 @@ class ModelCard:
 
     @classmethod
     def from_directory(cls, path: Path) -> ModelCard:
-        """The card of a downloaded checkpoint: its config.json, 4-bit experts when it is quantized to int4."""
+        """The card of a downloaded checkpoint: its config.json, and its experts' width by how they are quantized."""
         file = path / "config.json"
         if not file.is_file():
             raise KimiError("no config.json", where=str(path), expected="a checkpoint directory")
@@ -72,25 +77,24 @@ class ModelCard:
             config = json.loads(file.read_text())
         except json.JSONDecodeError as error:
             raise KimiError(f"not valid JSON: {error}", where=str(file)) from None
-        bits = 4 if "int4" in json.dumps(config.get("quantization_config", {})) else 16
-        return cls(path.name, config, bits, 16)
+        return cls(path.name, config, _expert_bits(config), 16)
 
 
 def target_weights(card: ModelCard, tp: int) -> dict[str, int]:
-    """Bytes per rank of a DeepSeek-V3-style MoE model (Kimi-K2.5), by kind."""
-    text = card.config.get("text_config", card.config)
+    """Bytes per rank of a MoE model with latent (Kimi-K2.5) or grouped-query attention (MiniMax-M2.5), by kind."""
+    text = _moe_names(card.config.get("text_config", card.config))
     try:
         parts = _target_elements(text, tp)
     except KeyError as error:
         raise KimiError(
-            f"config.json lacks {error}", where=card.name, expected="a DeepSeek-V3-style MoE model"
+            f"config.json lacks {error}", where=card.name, expected="a MoE model like Kimi-K2.5 or MiniMax-M2.5"
         ) from None
     width = card.other_bits / 8
-    weights = {kind: math.ceil(count * width) for kind, count in parts.items()}
+    weights = {kind: math.ceil(count * card.bits.get(kind, card.other_bits) / 8) for kind, count in parts.items()}
     moe_layers = text["num_hidden_layers"] - text["first_k_dense_replace"]
     experts = moe_layers * text["n_routed_experts"]
     inter = math.ceil(text["moe_intermediate_size"] / tp)
-    weights["routed experts"] = experts * 3 * text["hidden_size"] * inter * card.routed_expert_bits // 8
+    weights["routed experts"] = int(experts * 3 * text["hidden_size"] * inter * card.routed_expert_bits / 8)
     if card.routed_expert_bits == 4:
         weights["expert scales"] = experts * (2 * inter + text["hidden_size"]) * 4  # one float32 per output channel
     weights["vision"] = math.ceil(_vision_elements(card.config.get("vision_config"), text["hidden_size"]) * width)
@@ -107,7 +111,8 @@ def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
     layer = qkv + heads * head * hidden + 3 * hidden * c["intermediate_size"] / tp
     fc = 3 * c.get("target_hidden_size", hidden) * hidden  # not split by SGLang
     lm_head = (c.get("draft_vocab_size") or c["vocab_size"]) * hidden / tp
-    return {"draft": math.ceil((layer * c["num_hidden_layers"] + fc + lm_head) * card.other_bits / 8)}
+    layers = layer * c["num_hidden_layers"] * card.bits.get("draft layer", card.other_bits)
+    return {"draft": math.ceil((layers + (fc + lm_head) * card.other_bits) / 8)}
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ class MemoryPlan:
     budget: Budget
     kernels: list[PagedKernel]
     verdict: Verdict
+    engine: str = "sglang"
 
     @property
     def tokens(self) -> int:
@@ -136,7 +142,8 @@ class MemoryPlan:
         parts["target KV"] = self.tokens * self.target_kv.bytes_per_token
         if self.draft_kv is not None:
             parts["draft KV"] = self.tokens * self.draft_kv.bytes_per_token
-        parts["graphs"] = GRAPH_MAX_REQUESTS * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL
+        if self.engine == "sglang":
+            parts["graphs"] = GRAPH_MAX_REQUESTS * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL
         parts["reserve"] = self.gpu.hbm_bytes - sum(parts.values())
         return parts
 
@@ -172,21 +179,29 @@ def make_plan(
     if target is None and recipe.model.card is None:
         raise KimiError(f"recipe {recipe.name!r} names no model card", expected="model.card, or a model directory")
     if target is None:
-        path = str(args.get("model-path", recipe.model.repo))
+        path = str(args.get("model-path", args.get("model", recipe.model.repo)))
         target = ModelCard.of(path, recipe.model.revision, str(recipe.model.card))
     if draft is None and recipe.draft is not None and recipe.draft.card is not None:
         path = str(args.get("speculative-draft-model-path", recipe.draft.repo))
         draft = ModelCard.of(path, recipe.draft.revision, recipe.draft.card)
+    args = _names_of_sglang(args)
     tp = int(number(args, "tp-size", 1))
     page_size = int(number(args, "page-size", 1))
     weights = target_weights(target, tp) | (draft_weights(draft, tp) if draft else {})
     target_kv = kv_shape(target.config, tp, _kv_dtype_bytes(args, "kv-cache-dtype"))
     draft_kv = kv_shape(draft.config, tp, _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")) if draft else None
     shapes = [shape for shape in (target_kv, draft_kv) if shape is not None]
-    kernels = paged_kernels(shapes, regime)
+    # The guard reads the kernels that SGLang takes; those of other engines are not known to it.
+    kernels = paged_kernels(shapes, regime) if recipe.engine == "sglang" else []
     budget = Budget(gpu.hbm_bytes, sum(weights.values()), sum(shape.bytes_per_token for shape in shapes), page_size)
     verdict = decide(budget, kernels, regime, _ceiling(args))
-    return MemoryPlan(recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, kernels, verdict)
+    return MemoryPlan(recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, kernels, verdict, recipe.engine)
+
+
+def _names_of_sglang(args: Mapping[str, ArgValue]) -> Mapping[str, ArgValue]:
+    """vLLM's names for what a plan reads, by SGLang's names."""
+    same = {"tensor-parallel-size": "tp-size", "gpu-memory-utilization": "mem-fraction-static"}
+    return {same.get(name, name): value for name, value in args.items()}
 
 
 def number(args: Mapping[str, ArgValue], name: str, default: float, most: float | None = None) -> float:
@@ -218,24 +233,52 @@ def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:
 
 def _target_elements(c: Mapping[str, Any], tp: int) -> dict[str, float]:
     """Elements per rank of everything that is stored in 16 bits."""
-    hidden, layers, heads = c["hidden_size"], c["num_hidden_layers"], c["num_attention_heads"]
+    hidden, layers = c["hidden_size"], c["num_hidden_layers"]
     moe_layers = layers - c["first_k_dense_replace"]
-    qk_head = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
-    q_rank = c.get("q_lora_rank") or 0
-    latents = hidden * (q_rank + c["kv_lora_rank"] + c["qk_rope_head_dim"])
-    q = (q_rank or hidden) * heads * qk_head
-    kv_b = c["kv_lora_rank"] * heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
-    out = heads * c["v_head_dim"] * hidden
-    # kv_b counts twice: SGLang keeps its two halves a second time in the layout that MLA decode absorbs.
-    attention = layers * (latents + (q + 2 * kv_b + out) / tp + 2 * hidden)
+    attention = layers * (_latent_attention(c, tp) if c.get("kv_lora_rank") else _grouped_attention(c, tp))
     embeddings = c["vocab_size"] * hidden / tp
     return {
-        "attention": attention,
+        "attention": attention + layers * 2 * hidden,
         "dense MLP": c["first_k_dense_replace"] * 3 * hidden * c["intermediate_size"] / tp,
         "shared experts": moe_layers * c["n_shared_experts"] * 3 * hidden * c["moe_intermediate_size"] / tp,
         "router": moe_layers * c["n_routed_experts"] * hidden,
         "embeddings, lm_head": embeddings * (1 if c.get("tie_word_embeddings") else 2),
     }
+
+
+def _latent_attention(c: Mapping[str, Any], tp: int) -> float:
+    """Elements per rank of one MLA layer.
+
+    kv_b counts twice: its two halves are kept a second time in the layout that MLA decode absorbs.
+    """
+    hidden, heads, q_rank = c["hidden_size"], c["num_attention_heads"], c.get("q_lora_rank") or 0
+    latents = hidden * (q_rank + c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    q = (q_rank or hidden) * heads * (c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
+    kv_b = c["kv_lora_rank"] * heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
+    out = heads * c["v_head_dim"] * hidden
+    return latents + (q + 2 * kv_b + out) / tp
+
+
+def _grouped_attention(c: Mapping[str, Any], tp: int) -> float:
+    """Elements per rank of one layer of grouped-query attention; KV heads are repeated when TP exceeds them."""
+    heads, head = c["num_attention_heads"] / tp, c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    kv_heads = max((c.get("num_key_value_heads") or c["num_attention_heads"]) / tp, 1)
+    return 2 * c["hidden_size"] * (heads + kv_heads) * head
+
+
+def _moe_names(text: Mapping[str, Any]) -> dict[str, Any]:
+    """MiniMax's names for the sizes of a mixture of experts, by DeepSeek's: every layer is one, none is shared."""
+    if "num_local_experts" not in text:
+        return dict(text)
+    same = {"n_routed_experts": text["num_local_experts"], "moe_intermediate_size": text["intermediate_size"]}
+    return {"first_k_dense_replace": 0, "n_shared_experts": 0, **same, **text}
+
+
+def _expert_bits(config: Mapping[str, Any]) -> float:
+    """Stored bits of a routed expert's weight: INT4, MXFP4 (an 8-bit scale for 32 values), FP8, else 16."""
+    quantization = json.dumps(config.get("quantization_config", {})).lower()
+    widths = {"int4": 4.0, "fp4": 4.25, "fp8": 8.0}
+    return next((bits for name, bits in widths.items() if name in quantization), 16.0)
 
 
 def _vision_elements(vision: Mapping[str, Any] | None, text_hidden: int) -> int:

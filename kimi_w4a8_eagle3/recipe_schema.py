@@ -22,7 +22,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ArgValue = bool | int | float | str | list[int] | list[float] | list[str]
+ArgValue = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, bool | int | float | str]
 MAX_EXTENDS = 8
 NOT_INHERITED = ("summary", "published")
 
@@ -90,6 +90,7 @@ class Published(_Strict):
     con2: dict[str, float] = {}
     con40: dict[str, float] = {}
     gsm8k_10shot: dict[str, float] = {}
+    tok_s_per_gpu: dict[str, float] = Field(default={}, description="output tokens a second and GPU, by concurrency")
 
 
 class Recipe(_Strict):
@@ -97,7 +98,8 @@ class Recipe(_Strict):
 
     name: str
     summary: str
-    engine: Literal["sglang"]
+    engine: Literal["sglang", "vllm"]
+    image: str | None = Field(default=None, description="container image that the published figures come from")
     model: Checkpoint
     draft: Checkpoint | None = None
     args: dict[str, ArgValue] = {}
@@ -151,7 +153,11 @@ def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
             raise KimiError(f"setting {key!r} has no section", where="--set", expected="SECTION.KEY=VALUE")
         if section == "args":
             table["improve"].pop(rest, None)
-            table["args"][rest] = value
+            name, _, inner = rest.partition(".")
+            if inner and isinstance(table["args"].get(name), dict):
+                table["args"][name] = _merge(table["args"][name], _nested(inner.split("."), _number(value)))
+            else:
+                table["args"][rest] = value
         elif section == "env":
             table["env"][rest] = value
         else:
@@ -203,6 +209,14 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _nested(keys: list[str], value: Any) -> dict[str, Any]:
     return {keys[0]: value if len(keys) == 1 else _nested(keys[1:], value)}
+
+
+def _number(value: Any) -> Any:
+    """Inside a table that becomes JSON a number is not text, however it was typed."""
+    try:
+        return int(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _explain(error: ValidationError, path: Path) -> KimiError:

@@ -10,31 +10,26 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from . import vllm_serve
 from .aiter_regime import Regime
+from .engine_args import Args, argument_groups, command_words, parse_arguments, parse_setting, show
 from .errors import KimiError
 from .gates import OUR_BACKENDS, ignored_gates, read_gates
 from .hardware import GIB, Gpu, Machine, gpu_by_name
 from .memory_plan import MemoryPlan, make_plan, number
 from .recipe_schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
 
-__all__ = ["Launch", "Recipe", "engine_arguments", "load_recipe", "recipe_names", "render", "with_settings"]
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-Args = dict[str, ArgValue]
-
-# Other spellings that SGLang's parser accepts for the arguments that this module reads or replaces.
-ALIASES = {
-    "model": "model-path",
-    "tp": "tp-size",
-    "tensor-parallel-size": "tp-size",
-    "speculative-draft-model": "speculative-draft-model-path",
-}
+__all__ = [
+    "Launch",
+    "Recipe",
+    "engine_arguments",
+    "load_recipe",
+    "parse_arguments",
+    "recipe_names",
+    "render",
+    "with_settings",
+]
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,7 @@ class Launch:
     num_draft_tokens: int | None = None
     notes: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
+    image: str | None = None
 
     @property
     def base_url(self) -> str:
@@ -69,8 +65,12 @@ class Launch:
         """The launch as lines that a shell runs: exports, then the command."""
         exports = [f"export {name}={shlex.quote(value)}" for name, value in self.env.items()]
         words = ["python" if word == sys.executable else shlex.quote(word) for word in self.argv]
-        groups = _argument_groups(words)
+        groups = argument_groups(words)
         return "\n".join([*exports, " \\\n    ".join(groups)])
+
+    def docker(self) -> str | None:
+        """The same in the recipe's own image as one shell command; None where a recipe names no image."""
+        return None if self.image is None else vllm_serve.docker_run(self.image, self.argv, self.env)
 
 
 def render(
@@ -92,11 +92,13 @@ def render(
     notes: list[str] = []
     published = recipe.args
     recipe, args = engine_arguments(recipe, settings, extra, notes)
+    overrides = _overrides(recipe.engine, settings, extra)
+    if recipe.engine == "vllm":
+        return _vllm_launch(recipe, args, machine, notes, overrides)
     _derive_numa(args, published, machine, notes)
     known_gpu = gpu or machine.gpu or _reference(recipe, notes)
     _guard_memory(args, recipe, published, known_gpu, regime, notes)
     _warn(args, recipe, machine, notes)
-    overrides = _overrides(settings, extra)
     draft_tokens = number(args, "speculative-num-draft-tokens", 1)
     return Launch(
         recipe=recipe.name,
@@ -119,50 +121,34 @@ def engine_arguments(
     recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = (), notes: list[str] | None = None
 ) -> tuple[Recipe, Args]:
     """The recipe with the command line's overrides, and its engine arguments before anything depends on the machine."""
-    typed = {f"args.{name}": value for name, value in parse_arguments(extra).items()}
-    recipe = with_settings(recipe, dict(parse_setting(text) for text in settings) | typed)
-    return recipe, _assemble(recipe, [] if notes is None else notes)
+    engine = recipe.engine
+    notes = [] if notes is None else notes
+    typed = {f"args.{name}": value for name, value in parse_arguments(extra, engine).items()}
+    recipe = with_settings(recipe, dict(parse_setting(text, engine) for text in settings) | typed)
+    args = vllm_serve.assemble(recipe, notes) if engine == "vllm" else _assemble(recipe, notes)
+    _improve(args, recipe, notes)
+    return recipe, args
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
-    """`port=8000` -> ("args.port", 8000); `options.sampling=target` -> ("options.sampling", "target")."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise KimiError(f"cannot read the setting {text!r}", where="--set", expected="KEY=VALUE")
-    key = key.strip() if "." in key else f"args.{_canonical(key.strip())}"
-    return key, _parse_value(value.strip())
-
-
-def parse_arguments(words: Sequence[str]) -> Args:
-    """Engine arguments as typed (`--port 8000 --flag --list 1 2 --x=3`) -> {"port": "8000", "flag": True, ...}."""
-    args: Args = {}
-    name: str | None = None
-    values: list[str] = []
-    for word in [*words, "--"]:
-        if not word.startswith("--"):
-            if name is None:
-                raise KimiError(f"unexpected {word!r}", where="after --", expected="engine arguments: --name value")
-            values.append(word)
-            continue
-        if name is not None:
-            args[_canonical(name)] = values if len(values) > 1 else values[0] if values else True
-        name, equals, value = word[2:].partition("=")
-        values = [value] if equals else []
-    return args
-
-
-def command_words(args: Mapping[str, ArgValue]) -> list[str]:
-    """{"port": 8000, "flag": True, "off": False, "list": [1, 2]} -> --port 8000 --flag --list 1 2."""
-    words: list[str] = []
-    for name, value in args.items():
-        if value is False:
-            continue
-        words.append(f"--{name}")
-        if isinstance(value, list):
-            words += [str(item) for item in value]
-        elif value is not True:
-            words.append(str(value))
-    return words
+def _vllm_launch(recipe: Recipe, args: Args, machine: Machine, notes: list[str], overrides: list[str]) -> Launch:
+    """vLLM sizes its own cache, so nothing is derived from the machine."""
+    _warn_unpinned(args, recipe, notes)
+    notes += [f"warning: {text}" for text in unmet_requirements(recipe, machine)]
+    return Launch(
+        recipe=recipe.name,
+        engine=recipe.engine,
+        argv=vllm_serve.command(args),
+        env=recipe.environment,
+        model=str(args["model"]),
+        draft=vllm_serve.speculation(args).get("model"),
+        host=str(args.get("host", "0.0.0.0")),
+        port=int(number(args, "port", vllm_serve.DEFAULT_PORT)),
+        tensor_parallel=int(number(args, "tensor-parallel-size", 1)),
+        progress_timeout_s=recipe.options.progress_timeout_s,
+        notes=notes + [f"override: {text}" for text in overrides],
+        overrides=overrides,
+        image=recipe.image,
+    )
 
 
 def _program(args: Mapping[str, ArgValue]) -> list[str]:
@@ -172,7 +158,7 @@ def _program(args: Mapping[str, ArgValue]) -> list[str]:
 
 
 def _assemble(recipe: Recipe, notes: list[str]) -> Args:
-    """Published arguments, then the options, then the improvements; each difference leaves a note."""
+    """Published arguments, then the options; each difference leaves a note."""
     args: Args = {"model-path": _path(recipe.model)}
     if recipe.model.on_hub and recipe.model.revision != "main":
         args["revision"] = recipe.model.revision
@@ -189,18 +175,23 @@ def _assemble(recipe: Recipe, notes: list[str]) -> Args:
         notes.append(
             "--disable-custom-all-reduce: options.all_reduce is 'rccl' (slower; avoids the custom kernel's hangs)"
         )
+    return args
+
+
+def _improve(args: Args, recipe: Recipe, notes: list[str]) -> None:
+    """What this package changes, each with its reason."""
     for name, improvement in recipe.improve.items():
         args[name] = improvement.value
         if improvement.value != "auto":
             published = recipe.args.get(name)
-            was = "not in the published command" if published is None else f"published: {_show(name, published)}"
-            notes.append(f"{_show(name, improvement.value)} ({was}): {improvement.why}")
-    return args
+            was = "not in the published command" if published is None else f"published: {show(name, published)}"
+            notes.append(f"{show(name, improvement.value)} ({was}): {improvement.why}")
 
 
-def _overrides(settings: Sequence[str], extra: Sequence[str]) -> list[str]:
-    shown = [_show(key.removeprefix("args."), value) for key, value in map(parse_setting, settings)]
-    return shown + [_show(name, value) for name, value in parse_arguments(extra).items()]
+def _overrides(engine: str, settings: Sequence[str], extra: Sequence[str]) -> list[str]:
+    parsed = [parse_setting(text, engine) for text in settings]
+    shown = [show(key.removeprefix("args."), value) for key, value in parsed]
+    return shown + [show(name, value) for name, value in parse_arguments(extra, engine).items()]
 
 
 def _derive_numa(args: Args, published_args: Args, machine: Machine, notes: list[str]) -> None:
@@ -212,11 +203,11 @@ def _derive_numa(args: Args, published_args: Args, machine: Machine, notes: list
     if nodes is not None:
         args["numa-node"] = nodes
         note = "read from this machine's PCI topology"
-        notes.append(f"{_show('numa-node', nodes)}: {note}" + (", as published" if nodes == published else ""))
+        notes.append(f"{show('numa-node', nodes)}: {note}" + (", as published" if nodes == published else ""))
     elif isinstance(published, list) and len(published) == count:
         args["numa-node"] = published
         notes.append(
-            f"{_show('numa-node', published)}: the published list, because this machine's layout is not readable"
+            f"{show('numa-node', published)}: the published list, because this machine's layout is not readable"
         )
     else:
         del args["numa-node"]
@@ -264,19 +255,15 @@ def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgVal
         more = verdict.max_total_tokens - plan.budget.tokens(published)
         gain = f"; {more:+,} tokens against the published {published}"
     return (
-        f"{_show('mem-fraction-static', args['mem-fraction-static'])} "
-        f"{_show('max-total-tokens', args['max-total-tokens'])}: page-offset guard for {plan.gpu.name} "
+        f"{show('mem-fraction-static', args['mem-fraction-static'])} "
+        f"{show('max-total-tokens', args['max-total-tokens'])}: page-offset guard for {plan.gpu.name} "
         f"({plan.gpu.hbm_gib:.0f} GiB), AITER {verdict.regime.value}: {cause}{gain}"
     )
 
 
 def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> None:
     """What a person should know before starting, none of which stops the start."""
-    for checkpoint in (recipe.model, recipe.draft):
-        served = checkpoint is not None and checkpoint.repo in args.values()  # not replaced on the command line
-        if checkpoint is not None and served and checkpoint.on_hub and not checkpoint.pinned:
-            moving = f"the moving revision {checkpoint.revision!r}, not at a commit hash"
-            notes.append(f"warning: {checkpoint.repo} is taken at {moving}")
+    _warn_unpinned(args, recipe, notes)
     speculative = "speculative-algorithm" in args
     if speculative and recipe.options.sampling == "greedy" and recipe.hardware.gpus:
         notes.append(
@@ -287,6 +274,15 @@ def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> Non
     backend = gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0]
     warnings = ignored_gates(gates, backend) + unmet_requirements(recipe, machine)
     notes += [f"warning: {text}" for text in warnings]
+
+
+def _warn_unpinned(args: Args, recipe: Recipe, notes: list[str]) -> None:
+    served = {*map(str, args.values()), str(vllm_serve.speculation(args).get("model"))}
+    for checkpoint in (recipe.model, recipe.draft):
+        # One that the command line replaced is not served.
+        if checkpoint is not None and checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:
+            moving = f"the moving revision {checkpoint.revision!r}, not at a commit hash"
+            notes.append(f"warning: {checkpoint.repo} is taken at {moving}")
 
 
 def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
@@ -328,37 +324,3 @@ def _path(checkpoint: Checkpoint) -> str:
     if checkpoint.repo not in builders:
         raise KimiError(f"unknown built-in model {checkpoint.repo!r}", expected=", ".join(builders))
     return str(getattr(tiny, builders[checkpoint.repo])())
-
-
-def _canonical(name: str) -> str:
-    name = name.replace("_", "-")
-    return ALIASES.get(name, name)
-
-
-def _parse_value(text: str) -> Any:
-    """Text as it was typed (a revision of digits stays text), except true, false and [lists]."""
-    if text in ("true", "false"):
-        return text == "true"
-    if not text.startswith("["):
-        return text
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _show(name: str, value: Any) -> str:
-    if "." in name:
-        return f"{name}={value}"
-    return " ".join(command_words({name: value})) or f"no --{name}"
-
-
-def _argument_groups(words: Sequence[str]) -> list[str]:
-    """Words grouped so that each argument stands on its own line with its values."""
-    groups: list[str] = []
-    for word in words:
-        if word.startswith("--") or not groups:
-            groups.append(word)
-        else:
-            groups[-1] += f" {word}"
-    return groups

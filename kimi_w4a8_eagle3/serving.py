@@ -49,7 +49,12 @@ def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineSer
 
 
 def check_checkpoints(launch: Launch) -> None:
-    """Read the checkpoints' headers and configs before any weight; repo ids not on this disk are left to the engine."""
+    """Read the checkpoints' headers and configs before any weight; repo ids not on this disk are left to the engine.
+
+    The checks are those of the W4A8 format, which only the sglang recipes serve.
+    """
+    if launch.engine != "sglang":
+        return
     from .quark.preflight import preflight
 
     model, draft = Path(launch.model), Path(launch.draft) if launch.draft else None

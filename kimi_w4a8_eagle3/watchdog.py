@@ -1,7 +1,8 @@
 """Watches an engine for progress in tokens, not for an open port: ranks that wait for each other still answer /health.
 
 Progress is a token counter that moved (`/metrics`), or, when none did, a generated health-check token
-(`/health_generate`, which an idle server answers and a deadlocked one does not). Without either for `timeout_s` the
+(SGLang's `/health_generate`, a completion of one token with vLLM: an idle server answers, a deadlocked one does not).
+Without either for `timeout_s` the
 stacks of all engine processes are written down and `on_stall` is called once.
 """
 
@@ -27,8 +28,15 @@ from prometheus_client.parser import text_string_to_metric_families
 logger = logging.getLogger(__name__)
 
 # Counted on every decode step and prefill batch, and per finished request; either moving is progress.
-TOKEN_COUNTERS = ("sglang:realtime_tokens_total", "sglang:generation_tokens_total", "sglang:prompt_tokens_total")
-RUNNING, QUEUED = "sglang:num_running_reqs", "sglang:num_queue_reqs"
+TOKEN_COUNTERS = (
+    "sglang:realtime_tokens_total",
+    "sglang:generation_tokens_total",
+    "sglang:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+)
+RUNNING = ("sglang:num_running_reqs", "vllm:num_requests_running")
+QUEUED = ("sglang:num_queue_reqs", "vllm:num_requests_waiting")
 PROBE_TIMEOUT_S = 30.0  # SGLang itself gives up a health check after 20 s
 DUMP_TIMEOUT_S = 60.0
 
@@ -48,8 +56,10 @@ class Sample:
         for family in text_string_to_metric_families(text):
             for series in family.samples:
                 sums[series.name] = sums.get(series.name, 0.0) + series.value
-        tokens = sum(sums.get(name, 0.0) for name in TOKEN_COUNTERS)
-        return cls(tokens, sums.get(RUNNING, 0.0), sums.get(QUEUED, 0.0))
+        tokens, running, queued = (
+            sum(sums.get(name, 0.0) for name in names) for names in (TOKEN_COUNTERS, RUNNING, QUEUED)
+        )
+        return cls(tokens, running, queued)
 
 
 class Progress:
@@ -178,9 +188,16 @@ def _read_metrics(client: httpx.Client) -> Sample | None:
 
 def _answers_health_check(client: httpx.Client) -> bool:
     try:
-        return client.get("/health_generate").status_code == 200
-    except httpx.HTTPError:
+        status = client.get("/health_generate").status_code
+        return _completes_a_token(client) if status == 404 else status == 200
+    except (httpx.HTTPError, ValueError, LookupError):
         return False
+
+
+def _completes_a_token(client: httpx.Client) -> bool:
+    """The same question to vLLM, whose /health does not generate."""
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    return client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 1}).status_code == 200
 
 
 def _describe(progress: Progress) -> str:

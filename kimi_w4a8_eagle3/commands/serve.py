@@ -22,6 +22,7 @@ def serve(
     gpu: str = typer.Option("", "--gpu", help="Compute memory for this GPU (mi325x, ...) instead of this machine's."),
     model: Path | None = typer.Option(None, "--model", help="Serve this directory instead of the recipe's model."),
     draft: Path | None = typer.Option(None, "--draft", help="Draft directory instead of the recipe's draft."),
+    docker: bool = typer.Option(False, "--docker", help="With --dry-run: print the command that runs it in its image."),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print JSON."),
     any_hardware: bool = typer.Option(False, "--any-hardware", help="Start although the machine is not the recipe's."),
 ) -> None:
@@ -46,8 +47,14 @@ def serve(
         regime=installed_regime(),
     )
     read_gates({**os.environ, **launch.env})  # a misspelt gate is an error before anything is loaded
+    if docker and launch.image is None:
+        raise KimiError(
+            f"the recipe {chosen.name!r} names no image",
+            where="--docker",
+            remedy="see launch/docker-run.sh and Dockerfile",
+        )
     if dry_run:
-        _show(launch, as_json)
+        _show(launch, as_json, docker)
         return
     if not any_hardware and (unmet := unmet_requirements(chosen, machine)):
         raise KimiError(
@@ -56,17 +63,23 @@ def serve(
         )
     from ..serving import serve_foreground
 
-    _show(launch, as_json=False)
+    _show(launch, as_json=False, docker=False)
     raise typer.Exit(serve_foreground(launch))
 
 
-def _show(launch: Launch, as_json: bool) -> None:
+def _show(launch: Launch, as_json: bool, docker: bool) -> None:
+    container = launch.docker()
     if as_json:
-        fields = ("recipe", "engine", "argv", "env", "model", "draft", "base_url", "notes", "overrides")
-        typer.echo(json.dumps({name: getattr(launch, name) for name in fields}, indent=2))
+        fields = ("recipe", "engine", "image", "argv", "env", "model", "draft", "base_url", "notes", "overrides")
+        typer.echo(json.dumps({name: getattr(launch, name) for name in fields} | {"docker": container}, indent=2))
         return
-    typer.echo(launch.shell())
+    typer.echo(container if docker else launch.shell())
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if container is not None and not docker:
+        console.print(
+            "# in the image of the published figures (--docker prints this alone):", style="dim", markup=False
+        )
+        console.print(container, markup=False)
     for note in launch.notes:
         style = "yellow" if note.startswith("warning:") else "cyan" if note.startswith("override:") else "dim"
         console.print(f"# {note}", style=style, markup=False)

@@ -24,6 +24,7 @@ class Needs:
     port: int
     numa: list[int] | None
     environment: dict[str, str]
+    engine: str = "sglang"
 
     @property
     def on_gpu(self) -> bool:
@@ -47,7 +48,8 @@ class Needs:
             hbm=recipe.hardware.hbm_gib * GIB,
             checkpoints=tuple(c for c in (recipe.model, recipe.draft) if c is not None),
             host=str(args.get("host", "127.0.0.1")),
-            port=int(str(args.get("port", 30000))),
+            port=int(str(args.get("port", 8000 if recipe.engine == "vllm" else 30000))),
             numa=[int(node) for node in numa] if isinstance(numa, list) else None,
             environment=recipe.environment,
+            engine=recipe.engine,
         )

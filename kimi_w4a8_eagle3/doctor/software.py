@@ -14,6 +14,7 @@ SGLANG_SUPPORTED = {
     "0.5.10rc0": "the article's base; needs patch sglang-load-plugins",
 }
 FLYDSL_PINNED = "0.4.2"
+VLLM_READ = "0.19.0"
 PLUGIN = "kimi_w4a8_eagle3"
 
 
@@ -26,7 +27,9 @@ def python(facts: Facts) -> Result:
 
 
 def sglang(facts: Facts) -> Result:
-    """The engine, in a release that was tried."""
+    """SGLang, in a release that was tried."""
+    if facts.needs.engine != "sglang":
+        return skip("sglang", f"the recipe serves with {facts.needs.engine}")
     version = facts.probe.package("sglang")
     if version is None:
         return fail("sglang", "not installed", f"use the image, or `make venv`; the pinned release is {SGLANG_PINNED}")
@@ -37,6 +40,17 @@ def sglang(facts: Facts) -> Result:
         return ok("sglang", f"{version} ({SGLANG_SUPPORTED[release]})")
     tried = ", ".join([SGLANG_PINNED, *SGLANG_SUPPORTED])
     return warn("sglang", f"{version} was never tried", f"use one of {tried}; `kimi check` tells whether it fits")
+
+
+def vllm(facts: Facts) -> Result:
+    """vLLM; which build, the recipe's image says."""
+    if facts.needs.engine != "vllm":
+        return skip("vllm", f"the recipe serves with {facts.needs.engine}")
+    version = facts.probe.package("vllm")
+    if version is None:
+        command = f"kimi serve --recipe {facts.needs.recipe} --dry-run --docker"
+        return fail("vllm", "not installed", f"run it in the recipe's image: `{command}`")
+    return ok("vllm", f"{version} (options were checked with {VLLM_READ})")
 
 
 def torch(facts: Facts) -> Result:
@@ -51,7 +65,9 @@ def torch(facts: Facts) -> Result:
 
 
 def kernels(facts: Facts) -> list[Result]:
-    """AITER and FlyDSL, which the GPU recipes take their kernels from."""
+    """AITER and FlyDSL, which the GPU recipes of SGLang take their kernels from."""
+    if facts.needs.engine != "sglang":
+        return [skip("aiter", "comes with vLLM's image"), skip("flydsl", "vLLM does not use it")]
     if not facts.needs.on_gpu:
         return [skip("aiter", "not needed on a CPU"), skip("flydsl", "not needed on a CPU")]
     aiter = facts.probe.package("amd-aiter", "aiter")
@@ -75,6 +91,8 @@ def kernels(facts: Facts) -> list[Result]:
 
 def plugin(facts: Facts) -> Result:
     """SGLang finds our plugin by its entry point."""
+    if facts.needs.engine != "sglang":
+        return skip("plugin", "it extends SGLang")
     if PLUGIN in facts.probe.plugins():
         return ok("plugin", f"{PLUGIN} is registered with SGLang")
     return fail("plugin", "SGLang's plugin list lacks this package", "install the package with pip, not by PYTHONPATH")
@@ -82,6 +100,8 @@ def plugin(facts: Facts) -> Result:
 
 def patches(facts: Facts) -> list[Result]:
     """The state of every patch."""
+    if facts.needs.engine != "sglang":
+        return [skip("patches", "they concern SGLang's kernels")]
     if not facts.needs.on_gpu:
         return [skip("patches", "they concern GPU kernels")]
     from ..patching.patcher import SATISFIED, Status

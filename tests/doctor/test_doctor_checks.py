@@ -381,6 +381,39 @@ def test_a_check_that_breaks_does_not_hide_the_others(tmp_path):
     assert any(result.name == "port" and result.verdict.value == "ok" for result in report.results)
 
 
+def mi355x(root):
+    """Eight MI355X with a vLLM image's packages."""
+    machine = mi325x(root, commands={}, packages={"vllm": "0.19.0+rocm722", "torch": "2.11.0+git1234"})
+    for index, pci in enumerate(smi_texts.PCI):
+        files = gpu_files(index, pci, arch=90500)
+        for path, text in files.items():
+            files[path] = text.replace("simd_count 1216", "simd_count 1024").replace(
+                str(smi_texts.TOTAL_MIB << 20), str(288 << 30)
+            )
+        write(root, files)
+    return machine
+
+
+def test_an_mi355x_with_vllm_is_ready_for_its_recipe(tmp_path):
+    machine, needs = mi355x(tmp_path), Needs.of(load_recipe("mi355x-kimi-mxfp4-eagle3-fp8"))
+    fetch_pretended(machine, needs)
+    report = examine(machine, needs)
+    assert problems(report) == {}
+    found = {result.name: result.found for result in report.results}
+    assert found["arch"] == "8 x gfx950" and found["gpus"].startswith("8 x MI35")
+    assert found["vllm"].startswith("0.19.0+rocm722")
+    skipped = {result.name for result in report.results if result.verdict.value == "skip"}
+    assert {"sglang", "plugin", "aiter", "flydsl", "patches"} <= skipped
+
+
+def test_without_vllm_the_image_is_named(tmp_path):
+    needs = Needs.of(load_recipe("mi355x-minimax-m2.5"))
+    result = check(mi325x(tmp_path), "vllm", needs)
+    assert result.verdict.value == "fail" and "--recipe mi355x-minimax-m2.5 --dry-run --docker" in result.remedy
+    assert check(mi325x(tmp_path), "arch", needs).verdict.value == "fail"  # a gfx942 machine
+    assert check(mi325x(tmp_path), "vllm").verdict.value == "skip"
+
+
 def test_needs_follow_the_recipe(tmp_path):
     assert (EAGLE3.gpus, EAGLE3.arch, EAGLE3.port, EAGLE3.numa) == (8, ("gfx942",), 9527, None)
     assert [checkpoint.repo for checkpoint in EAGLE3.checkpoints] == [

@@ -13,7 +13,7 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.hardware import GIB, gpu_by_name
 from kimi_w4a8_eagle3.memory_plan import MemoryPlan, ModelCard, draft_weights, make_plan, target_weights
-from kimi_w4a8_eagle3.recipes import load_recipe
+from kimi_w4a8_eagle3.recipes import engine_arguments, load_recipe
 
 KIMI = ModelCard.packaged("kimi-k2.5-w4a8")
 EAGLE = ModelCard.packaged("kimi-k2.5-eagle3")
@@ -68,6 +68,29 @@ def test_sglang_takes_a_draft_layer_for_a_target_layer() -> None:
     assert plan.budget.cell_bytes == 74_368 and plan.engine_cell_bytes == 71_424
     assert plan.engine_tokens(0.80) > plan.budget.tokens(0.80)
     assert plan_of("w4a8").engine_cell_bytes == plan_of("w4a8").budget.cell_bytes == 70_272
+
+
+def vllm_plan(name: str) -> MemoryPlan:
+    recipe, args = engine_arguments(load_recipe(name))
+    return make_plan(recipe, args, gpu_by_name("mi355x"), Regime.UNKNOWN)
+
+
+def test_mxfp4_experts_take_four_and_a_quarter_bits_on_four_gpus() -> None:
+    plan = vllm_plan("mi355x-kimi-mxfp4-eagle3-fp8")
+    assert plan.weights["routed experts"] == 60 * 384 * 3 * 7168 * 512 * 17 // 32
+    assert plan.kernels == [] and "graphs" not in plan.segments  # the guard and SGLang's graphs are not vLLM's
+    assert sum(plan.segments.values()) == plan.gpu.hbm_bytes
+    bf16 = vllm_plan("mi355x-kimi-mxfp4-eagle3-bf16")
+    layer = (2 * 7168 * 3 * 8192 + 8192 * 7168 + 3 * 7168 * 12288) // 4
+    assert bf16.weights["draft"] - plan.weights["draft"] == layer  # one byte of two, of the seven projections
+
+
+def test_minimax_has_grouped_attention_in_fp8_and_no_dense_layer() -> None:
+    plan = vllm_plan("mi355x-minimax-m2.5")
+    assert "dense MLP" not in plan.weights and "shared experts" not in plan.weights
+    assert plan.weights["attention"] == 62 * (2 * 3072 * (12 + 2) * 128 + 2 * 3072)
+    assert plan.weights["routed experts"] == 62 * 256 * 3 * 3072 * 384
+    assert plan.budget.cell_bytes == 62 * 2 * 2 * 128 * 2
 
 
 def test_without_a_draft_memory_is_the_limit() -> None:

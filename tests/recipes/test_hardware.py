@@ -10,10 +10,12 @@ from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.hardware import GIB, Machine, gpu_by_name
 
 
-def add_node(sysfs: Path, number: int, *, simds: int, bus: int = 0, numa: str | None = None, hbm: int = 0) -> None:
+def add_node(
+    sysfs: Path, number: int, *, simds: int, bus: int = 0, numa: str | None = None, hbm: int = 0, target: int = 90402
+) -> None:
     node = sysfs / f"class/kfd/kfd/topology/nodes/{number}"
     (node / "mem_banks/0").mkdir(parents=True)
-    target = 90402 if simds else 0
+    target = target if simds else 0
     node.joinpath("properties").write_text(
         f"cpu_cores_count 0\nsimd_count {simds}\ngfx_target_version {target}\nlocation_id {bus << 8}\ndomain 0\n"
     )
@@ -60,6 +62,27 @@ def test_models_are_told_apart_by_units_and_memory(tmp_path: Path) -> None:
     assert Machine.detect(tmp_path).gpu == gpu_by_name("mi300x")
     add_node(tmp_path, 2, simds=320, bus=2, hbm=191 * GIB)
     assert Machine.detect(tmp_path).gpu is None  # mixed
+
+
+@pytest.mark.parametrize(
+    ("simds", "target", "hbm", "name"),
+    [
+        (320, 90402, 191, "mi308x"),
+        (1216, 90402, 191, "mi300x"),
+        (1216, 90402, 255, "mi325x"),
+        (1024, 90500, 287, "mi350x"),  # an MI355X has the same units and memory, and more power
+    ],
+)
+def test_every_known_gpu_is_recognised(tmp_path: Path, simds: int, target: int, hbm: int, name: str) -> None:
+    add_node(tmp_path, 1, simds=simds, bus=1, hbm=hbm * GIB, target=target)
+    found = Machine.detect(tmp_path).gpu
+    assert found == gpu_by_name(name) and found.arch == Machine.detect(tmp_path).devices[0].arch
+
+
+def test_mi350x_and_mi355x_have_what_the_data_sheet_says() -> None:
+    for name in ("mi350x", "MI355X"):
+        gpu = gpu_by_name(name)
+        assert (gpu.arch, gpu.compute_units, gpu.hbm_gib, gpu.hbm_tb_s) == ("gfx950", 256, 288, 8.0)
 
 
 def test_an_unknown_gpu_name_is_refused_with_the_nearest() -> None:

@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-SOURCES = ("kimi_w4a8_eagle3", "launch", "patches", "pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "README.md")
+SOURCES = (
+    "kimi_w4a8_eagle3",
+    "launch",
+    "bench",
+    "patches",
+    "pyproject.toml",
+    "setup.py",
+    "MANIFEST.in",
+    "LICENSE",
+    "README.md",
+)
 
 
 @pytest.fixture(scope="module")
