@@ -66,7 +66,7 @@ def kernels(
         _print_counts(console, found)
         for size, shape in shapes.items():
             _print_floors(console, card, shape, tokens, size, found)
-    if not (ALL_TP <= set(tp) and ALL_TOKENS <= set(tokens)):  # only a part was asked for
+    if not (set(tp) >= ALL_TP and set(tokens) >= ALL_TOKENS):  # only a part was asked for
         before = {name: row for name, row in before.items() if name in found}
     worse = regressions(found, before)
     if worse:
