@@ -16,6 +16,7 @@ SOURCES = (
     "kimi_w4a8_eagle3",
     "launch",
     "bench",
+    "eval",
     "patches",
     "pyproject.toml",
     "setup.py",
