@@ -80,6 +80,75 @@ def tiny_math(
     _accuracy(_choice(base_url, recipe, model, no_speculation, settings, resume), protocol, options, resume)
 
 
+@app.command("lossless")
+def lossless(
+    base_url: str | None = _BASE_URL,
+    reference_url: str | None = typer.Option(None, "--reference-url", help="The same model without speculation."),
+    recipe: str | None = _RECIPE,
+    model: str | None = _MODEL,
+    settings: list[str] = _SETTINGS,
+    prompts: int = typer.Option(48, "--prompts", min=6, help="Chat, maths, code, long, short and non-ASCII in turn."),
+    max_tokens: int = typer.Option(128, "--max-tokens", min=2, help="Tokens compared per prompt."),
+    tie_gap: float = typer.Option(0.25, "--tie-gap", min=0.0, help="Nats below which two tokens are a numerical tie."),
+    samples: int = typer.Option(400, "--samples", min=0, help="Sampled continuations per prefix; 0: greedy only."),
+    require_sampling: bool = typer.Option(
+        False, "--require-sampling", help="Fail also an engine that is known to verify greedily at any temperature."
+    ),
+    runs: Path = _RUNS,
+) -> None:
+    """The same tokens with and without speculation, at concurrency 1 and 40; the same distribution when sampling."""
+    from rich.console import Console
+
+    from ..errors import KimiError
+    from ..eval import lossless as machinery
+    from ..eval import show
+    from ..eval.targets import Choice
+    from ..eval.verdict import EXIT_CODES
+
+    if (base_url is None) != (reference_url is None):
+        raise KimiError("--base-url and --reference-url go together", expected="two servers, or one --recipe")
+    target = Choice(base_url, recipe, model, True, tuple(settings))
+    reference = Choice(reference_url, recipe, model, False, tuple(settings))
+    plan = machinery.Plan(prompts, max_tokens, tie_gap, samples, require_sampling=require_sampling, runs=runs)
+    console = Console(highlight=False)
+    with _interruptible():
+        folder, report = machinery.run(reference, target, plan, console)
+    show.conclude(report.state, report.reasons, folder, console)
+    raise typer.Exit(EXIT_CODES[report.state])
+
+
+@app.command("smoke")
+def smoke(
+    base_url: str | None = _BASE_URL,
+    recipe: str | None = _RECIPE,
+    model: str | None = _MODEL,
+    no_speculation: bool = _NO_SPECULATION,
+    settings: list[str] = _SETTINGS,
+    problems: int = typer.Option(30, "--problems", min=1),
+    max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Longest answer."),
+    min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
+    min_accept_length: float = typer.Option(1.5, "--min-accept-length", min=1.0, help="Tokens per verify step."),
+    runs: Path = _RUNS,
+) -> None:
+    """A quick gate for a rollout: no failures, sane answers, accepted drafts."""
+    from rich.console import Console
+
+    from ..eval import show
+    from ..eval import smoke as machinery
+    from ..eval.verdict import EXIT_CODES
+
+    console = Console(highlight=False)
+    floors = machinery.Floors(
+        problems, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not no_speculation
+    )
+    with _interruptible():
+        choice = _choice(base_url, recipe, model, no_speculation, settings)
+        folder, state, checks = machinery.run(choice, floors, console, runs)
+    lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
+    show.conclude(state, lines, folder, console)
+    raise typer.Exit(EXIT_CODES[state])
+
+
 def _choice(
     base_url: str | None,
     recipe: str | None,

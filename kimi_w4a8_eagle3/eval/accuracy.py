@@ -138,9 +138,9 @@ def _recorded_tiny() -> list[Reference]:
     from .. import tiny
 
     try:
-        recorded = json.loads(tiny.METRICS.read_text())
+        recorded = json.loads(tiny.METRICS.read_text())["evaluation"]
         accuracy, n = float(recorded["exact_match_w4a8"]), int(recorded["held_out_problems"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []
     return [
         Reference("recorded", metric, accuracy, n, "metrics.json of the built-in model") for metric in tasks.METRICS

@@ -1,0 +1,99 @@
+"""Asks an engine for tokens by their ids: greedy with top logprobs, or sampled; what the lossless check compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from ..errors import KimiError
+
+TOP = 10
+_TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One generation. ids include the token that ended it, when one did. top[i]: (logprob, id) of the best candidates
+    at position i, empty unless asked for. verify_steps: 0 without speculation.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    top: tuple[tuple[tuple[float, int], ...], ...] = ()
+    verify_steps: int = 0
+
+
+class Probe:
+    """Talks to SGLang's native endpoints of one server; raises KimiError with the server's words on any failure."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self._http = httpx.Client(base_url=base_url, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=512))
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def chat_ids(self, content: str, model: str) -> tuple[int, ...]:
+        """Token ids of one user message in the server's chat template, ready to be answered."""
+        body = {"model": model, "messages": [{"role": "user", "content": content}]}
+        return tuple(self._post("/tokenize", body)["tokens"])
+
+    def greedy(self, ids: Sequence[int], max_tokens: int, with_top: bool) -> Tokens:
+        """The greedy continuation of `ids`."""
+        body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": _params(0.0, max_tokens)}
+        if with_top:
+            body |= {"return_logprob": True, "top_logprobs_num": TOP}
+        return _tokens(self._post("/generate", body))
+
+    def samples(self, ids: Sequence[int], max_tokens: int, temperature: float, n: int) -> list[tuple[int, ...]]:
+        """`n` independent continuations of `ids`, each cut to `max_tokens` ids (shorter where an answer ended)."""
+        body = {"input_ids": list(ids), "sampling_params": {**_params(temperature, max_tokens), "n": n}}
+        found = self._post("/generate", body)
+        return [_tokens(each).ids for each in (found if isinstance(found, list) else [found])]
+
+    def server_info(self) -> dict[str, Any]:
+        """The engine's own arguments and state."""
+        try:
+            response = self._http.get("/server_info")
+            found = response.json() if response.status_code == 200 else {}
+        except (httpx.HTTPError, ValueError):
+            found = {}
+        return found if isinstance(found, dict) else {}
+
+    def all(self, call: Callable[[_In], _Out], inputs: Sequence[_In], concurrency: int) -> list[_Out]:
+        """`call` for every input, `concurrency` at a time, results in the order of the inputs."""
+        with ThreadPoolExecutor(concurrency) as pool:
+            return list(pool.map(call, inputs))
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        try:
+            response = self._http.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise KimiError(f"the server does not answer: {error or type(error).__name__}", self.base_url) from error
+        if response.status_code != 200:
+            raise KimiError(f"the server refused {path}: HTTP {response.status_code}: {response.text}", self.base_url)
+        return response.json()
+
+
+def _params(temperature: float, max_tokens: int) -> dict[str, Any]:
+    return {"temperature": temperature, "max_new_tokens": max_tokens, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+
+
+def _tokens(body: dict[str, Any]) -> Tokens:
+    meta = body["meta_info"]
+    ids = tuple(body["output_ids"])
+    ended_by = meta["finish_reason"].get("matched")
+    if isinstance(ended_by, int) and (not ids or ids[-1] != ended_by):
+        ids = (*ids, ended_by)
+    top = tuple(tuple((entry[0], entry[1]) for entry in place or ()) for place in meta.get("output_top_logprobs") or ())
+    return Tokens(ids, body["text"], meta["finish_reason"]["type"], top, meta.get("spec_verify_ct") or 0)

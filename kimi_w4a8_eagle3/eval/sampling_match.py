@@ -1,0 +1,81 @@
+"""Are sampled continuations of two servers drawn from the same distribution?
+
+With speculation the first new token comes from prefill and only the following ones from verification, so a few
+tokens are drawn after each fixed prefix: every position is tested by itself, and all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import stats
+
+LENGTH = 4
+ALPHA = 0.01
+Samples = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Test:
+    """One two-sample test. kinds: different outcomes seen from the reference and from the other server."""
+
+    prefix: int
+    what: str
+    p: float
+    adjusted_p: float
+    kinds: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class SamplingMatch:
+    """All tests; `ignores_temperature` when one server varies after the first token and the other never does."""
+
+    tests: list[Test]
+    samples: int
+    temperature: float
+    ignores_temperature: bool
+
+    @property
+    def differs(self) -> bool:
+        """Whether some test rejects after Holm's adjustment."""
+        return any(test.adjusted_p < ALPHA for test in self.tests)
+
+    @property
+    def conclusive(self) -> bool:
+        """False when nothing varied: there was no distribution to compare."""
+        return bool(self.tests)
+
+
+def compare(reference: Sequence[Samples], found: Sequence[Samples], temperature: float) -> SamplingMatch:
+    """Compare two servers' samples, prefix by prefix (chi-squared, Holm over all tests)."""
+    raw: list[tuple[int, str, float, tuple[int, int]]] = []
+    for prefix, (ours, theirs) in enumerate(zip(reference, found, strict=True)):
+        for what, a, b in _views(ours, theirs):
+            p = stats.same_distribution_p(a, b)
+            if p is not None:
+                raw.append((prefix, what, p, (len(set(a)), len(set(b)))))
+    adjusted = stats.holm([p for _, _, p, _ in raw])
+    tests = [Test(prefix, what, p, q, kinds) for (prefix, what, p, kinds), q in zip(raw, adjusted, strict=True)]
+    varies = any(_varies_later(each) for each in reference)
+    return SamplingMatch(
+        tests=tests,
+        samples=len(reference[0]) if reference else 0,
+        temperature=temperature,
+        ignores_temperature=varies and not any(_varies_later(each) for each in found),
+    )
+
+
+def _views(a: Samples, b: Samples) -> list[tuple[str, list[tuple[int, ...]], list[tuple[int, ...]]]]:
+    """Each position by itself (an ended text is its own outcome), then the whole continuation."""
+    views = [(f"token {i + 1}", [s[i : i + 1] for s in a], [s[i : i + 1] for s in b]) for i in range(LENGTH)]
+    return [*views, (f"{LENGTH} tokens together", list(a), list(b))]
+
+
+def _varies_later(samples: Samples) -> bool:
+    """Whether texts that begin with the same token go on differently."""
+    continuations: dict[int, set[tuple[int, ...]]] = {}
+    for each in samples:
+        if each:
+            continuations.setdefault(each[0], set()).add(each[1:])
+    return any(len(found) > 1 for found in continuations.values())

@@ -1,0 +1,111 @@
+"""`kimi eval smoke`: a minute's gate for a rollout: nothing fails, answers make sense, drafts are accepted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from .. import tiny
+from ..client import EngineClient, Generation
+from ..errors import KimiError
+from ..metrics import Acceptance, acceptance_from_histograms
+from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from .targets import Choice, reached
+from .verdict import State
+
+KIND = "eval-smoke"
+_NUMBER = re.compile(r"-?\d[\d,]*")
+_LOOP = re.compile(r"(.{4,60}?)\1{7,}", re.DOTALL)  # the same piece eight times in a row
+_DRAFT_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Floors:
+    """What a healthy server reaches. max_tokens: enough for a model that reasons aloud."""
+
+    problems: int = 30
+    max_tokens: int = 512
+    concurrency: int = 8
+    correct: float = 0.6
+    accept_length: float = 1.5
+    speculates: bool = True
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the result."""
+
+    name: str
+    found: str
+    wanted: str
+    passed: bool
+
+
+def run(choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_ROOT) -> tuple[Path, State, list[Check]]:
+    """Ask easy problems and check the answers; returns the run directory, pass or fail, and the checks."""
+    folder = new_run_dir("eval-smoke", runs)
+    problems = tiny.problems("held_out", floors.problems, seed=21)
+    with reached(choice, folder, console) as server, EngineClient(server.base_url) as client:
+
+        def ask(problem: tiny.Problem) -> Generation | KimiError:
+            try:
+                return client.chat(problem.question, floors.max_tokens)
+            except KimiError as error:
+                return error
+
+        with console.status(f"{server.name}: {len(problems)} problems"), ThreadPoolExecutor(floors.concurrency) as pool:
+            answers = list(pool.map(ask, problems))
+    checks = check(problems, answers, floors)
+    state: State = "pass" if all(each.passed for each in checks) else "fail"
+    launch = server.launch
+    servers = {server.name: asdict(launch) if launch else {"base_url": server.base_url}}
+    write_json(folder / RECORD, record(KIND, servers, launch.env if launch else {}, model=server.model))
+    shown = [
+        {"question": p.question, "answer": p.answer, "reply": asdict(a) if isinstance(a, Generation) else str(a)}
+        for p, a in zip(problems, answers, strict=True)
+    ]
+    result = {"kind": KIND, "configuration": server.name, "state": state, "floors": asdict(floors)}
+    write_json(folder / "result.json", {**result, "checks": [asdict(each) for each in checks], "problems": shown})
+    return folder, state, checks
+
+
+def check(problems: Sequence[tiny.Problem], answers: Sequence[Generation | KimiError], floors: Floors) -> list[Check]:
+    """The checks on a set of answers; a failed request is one that raised."""
+    replies = [a for a in answers if isinstance(a, Generation)]
+    failures = [a for a in answers if isinstance(a, KimiError)]
+    n = len(answers)
+    odd = [a for a in replies if not a.text.strip() or _LOOP.search(a.text) or "\ufffd" in a.text]
+    cut = sum(a.finish_reason == "length" for a in replies)
+    solved = sum(
+        isinstance(a, Generation) and stated_number(a.text) == p.answer for p, a in zip(problems, answers, strict=True)
+    )
+    first = f": {failures[0].what}" if failures else ""
+    return [
+        Check("requests answered", f"{len(replies)} of {n}{first}", "all", not failures),
+        Check("empty, garbled or looping answers", str(len(odd)), "none", not odd),
+        Check("answers cut at the limit", str(cut), f"at most {n // 10}", cut <= n // 10),
+        Check("problems solved", f"{solved} of {n}", f">= {floors.correct:.0%}", solved >= floors.correct * n),
+        *_acceptance_checks(acceptance_from_histograms((a.accepted_histogram for a in replies), _DRAFT_TOKENS), floors),
+    ]
+
+
+def stated_number(text: str) -> int | None:
+    """The number behind the last `####`, else the last number of the text."""
+    marked = tiny.parse_answer(text)
+    if marked is not None:
+        return marked
+    found = _NUMBER.findall(text)
+    return int(found[-1].replace(",", "")) if found else None
+
+
+def _acceptance_checks(acceptance: Acceptance | None, floors: Floors) -> list[Check]:
+    if not floors.speculates:
+        return [Check("speculation", "off" if acceptance is None else "on", "off", acceptance is None)]
+    found = "no speculation" if acceptance is None else f"{acceptance.length:.2f}"
+    good = acceptance is not None and acceptance.length >= floors.accept_length
+    return [Check("accept length", found, f">= {floors.accept_length:.2f}", good)]
