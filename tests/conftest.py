@@ -1,12 +1,17 @@
 """Settings of the whole suite: deterministic property tests, one thread for small tensors, no silent skips."""
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.tiny_servers import started, tiny_launch
+
+from kimi_w4a8_eagle3.client import EngineClient
+from kimi_w4a8_eagle3.server import EngineServer
 
 # Speed is measured in benchmarks: a slow machine must not fail a property.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -33,3 +38,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") and reporter is not None and _skipped_kernel_tests(reporter):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """The built-in model with EAGLE3 in real SGLang, one for the whole run; idle, it uses no processor time."""
+    yield from started(tiny_launch(), tmp_path_factory.mktemp("eagle3"))
+
+
+@pytest.fixture
+def client(eagle3: EngineServer) -> Iterator[EngineClient]:
+    """A client of that server."""
+    with EngineClient(eagle3.base_url) as made:
+        yield made

@@ -68,6 +68,10 @@ def serve(tmp_path):
             each.process.wait()
 
 
+def scheduler_of(family: list[psutil.Process]) -> psutil.Process:
+    return next(p for p in family if "scheduler" in " ".join([p.name(), *p.cmdline()]))
+
+
 def all_gone(family: list[psutil.Process]) -> bool:
     _, alive = psutil.wait_procs(family, timeout=30)
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
@@ -88,8 +92,7 @@ def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
     kimi = serve()
     kimi.wait_for(READY)
     family = kimi.family()
-    scheduler = next(p for p in family if "scheduler" in " ".join([p.name(), *p.cmdline()]))
-    os.kill(scheduler.pid, signal.SIGKILL)
+    os.kill(scheduler_of(family).pid, signal.SIGKILL)
     assert kimi.process.wait(120) == 1
     assert all_gone(family)
     assert "the engine ended by itself" in kimi.text
@@ -130,3 +133,16 @@ def test_a_truncated_checkpoint_is_refused_before_anything_starts(serve, tmp_pat
     assert kimi.process.wait(60) == 1
     assert shard.name in kimi.text
     assert not list(tmp_path.glob("runs/*/server.log"))
+
+
+def test_a_server_that_hangs_is_ended_with_its_stacks(serve, tmp_path):
+    """/health keeps answering 200 while the scheduler stands still; tokens do not."""
+    kimi = serve("--set", "options.progress_timeout_s=8")
+    kimi.wait_for(READY)
+    family = kimi.family()
+    os.kill(scheduler_of(family).pid, signal.SIGSTOP)
+    assert kimi.process.wait(120) == 1
+    assert all_gone(family)
+    assert "no token was generated for 8 s" in kimi.text
+    stacks = next(tmp_path.glob("runs/*/stacks*"))
+    assert "scheduler" in stacks.read_text()
