@@ -24,6 +24,7 @@ from .commands import (
     kernels,
     patch,
     plan,
+    quantize,
     report,
     serve,
     tiny,
@@ -63,6 +64,7 @@ app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("plan")(plan.plan)
 app.command("gates")(gates.gates)
 app.command("kernels")(kernels.kernels)
+app.add_typer(quantize.app, name="quantize")
 app.command("tune-moe")(tune_moe.tune_moe)
 app.command("warm")(warm.warm)
 app.add_typer(tiny.app, name="tiny")

@@ -1,11 +1,11 @@
-"""BF16 (or compressed-tensors INT4) checkpoint -> AMD Quark W4A8, shard by shard; only this module imports quark."""
+"""BF16 (or compressed-tensors INT4) checkpoint -> AMD Quark W4A8, shard by shard."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ def quantize_w4a8(
     scratch = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
     scratch.mkdir(parents=True)
     try:
-        _run_quark(source, scratch, exclude, device, verbose)
+        run_quark(source, scratch, lambda: _config(exclude), device, verbose)
         for file in scratch.iterdir():
             file.chmod(0o644)  # Quark writes its shards readable for the owner only
         if destination.exists():
@@ -60,7 +60,8 @@ def quantize_w4a8(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run_quark(source: Path, destination: Path, exclude: Sequence[str], device: str, verbose: bool) -> None:
+def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], device: str, verbose: bool) -> None:
+    """Quark's file-to-file quantization with what `config` returns; called once quark can be imported."""
     from ..sglang_plugin.cpu import torchvision_ops
 
     torchvision_ops.declare_missing()  # Quark imports transformers, which imports torchvision
@@ -72,7 +73,7 @@ def _run_quark(source: Path, destination: Path, exclude: Sequence[str], device: 
     except ImportError as error:
         raise KimiError(f"AMD Quark cannot be imported: {error}", remedy="pip install amd-quark==0.13") from error
 
-    ModelQuantizer(_config(exclude)).direct_quantize_checkpoint(
+    ModelQuantizer(config()).direct_quantize_checkpoint(
         pretrained_model_path=str(source), save_path=str(destination), device=device
     )
 

@@ -1,0 +1,178 @@
+"""`kimi quantize`: make the W4A8 target or the FP8 draft with AMD Quark, and tell what it did to the weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..quark.by_shard import Outcome
+    from ..quark.report import Report
+    from ..quark.safetensors_header import Checkpoint
+
+app = typer.Typer(
+    name="quantize", help="Quantize a target or a draft with AMD Quark, shard by shard.", no_args_is_help=True
+)
+
+SOURCE = typer.Argument(..., metavar="SRC", help="Folder of the checkpoint to quantize.")
+DESTINATION = typer.Argument(
+    ..., metavar="DST", help="Folder to make; an interrupted run continues with the same command."
+)
+REPORT_WIDTH = 120
+DEVICE = typer.Option("cpu", "--device", help="Where Quark computes: cpu, cuda, cuda:1, ...")
+REPORT = typer.Option(None, "--report", help="Also write the whole report to this JSON file.")
+NO_REPORT = typer.Option(False, "--no-report", help="Do not compare the weights afterwards.")
+AS_JSON = typer.Option(False, "--json", help="Print the report as JSON.")
+VERBOSE = typer.Option(False, "--verbose", help="Show Quark's own messages.")
+
+
+@app.command("w4a8-target")
+def w4a8_target(
+    source: Path = SOURCE,
+    destination: Path = DESTINATION,
+    exclude: list[str] = typer.Option([], "--exclude", help="Layers to leave alone instead of the published list."),
+    device: str = DEVICE,
+    report: Path | None = REPORT,
+    no_report: bool = NO_REPORT,
+    as_json: bool = AS_JSON,
+    verbose: bool = VERBOSE,
+) -> None:
+    """BF16 or compressed-tensors INT4 Kimi target -> INT4 experts in the format of amd/Kimi-K2.5-W4A8."""
+    from ..quark import sources
+    from ..quark.quantize import KIMI_EXCLUDE, quantize_w4a8
+
+    patterns = exclude or list(KIMI_EXCLUDE)
+    version = sources.require_quark()
+    config, checkpoint = sources.read_source(source)
+    sources.require_target(config, checkpoint, patterns, optional=sources.VISION)
+
+    def quantize(folder: Path, result: Path) -> None:
+        quantize_w4a8(folder, result, exclude=patterns, device=device, verbose=verbose)
+
+    job = {"format": "w4a8", "exclude": patterns, "quark": version, "device": device}
+    _run(checkpoint, destination, quantize, job)
+    _after(source, destination, report, no_report, as_json)
+
+
+@app.command("fp8-draft")
+def fp8_draft(
+    source: Path = SOURCE,
+    destination: Path = DESTINATION,
+    vllm_exclude: bool = typer.Option(False, "--vllm-exclude", help="Write the exclude list as vLLM reads it."),
+    device: str = DEVICE,
+    report: Path | None = REPORT,
+    no_report: bool = NO_REPORT,
+    as_json: bool = AS_JSON,
+    verbose: bool = VERBOSE,
+) -> None:
+    """EAGLE3 draft -> FP8 weights per channel (`ptpc_fp8`); fc and lm_head stay."""
+    from ..quark import exclude, sources
+    from ..quark.fp8_draft import DRAFT_EXCLUDE, quantize_fp8
+
+    version = sources.require_quark()
+    config, checkpoint = sources.read_source(source)
+    sources.require_draft(config, checkpoint)
+
+    def quantize(folder: Path, result: Path) -> None:
+        quantize_fp8(folder, result, device=device, verbose=verbose)
+        if vllm_exclude:
+            exclude.fix_exclude(result)
+
+    job = {
+        "format": "ptpc_fp8",
+        "exclude": list(DRAFT_EXCLUDE),
+        "quark": version,
+        "device": device,
+        "vllm": vllm_exclude,
+    }
+    _run(checkpoint, destination, quantize, job)
+    _after(source, destination, report, no_report, as_json)
+
+
+@app.command("fix-exclude")
+def fix_exclude(directory: Path = typer.Argument(..., metavar="DIR", help="Folder of an FP8 draft.")) -> None:
+    """Rewrite a draft's exclude list (fc, lm_head) as the patterns that vLLM needs; doing it twice is harmless."""
+    from ..quark import exclude
+
+    changed = exclude.fix_exclude(directory)
+    typer.echo(f"{directory / 'config.json'}: {'rewritten' if changed else 'already as vLLM reads it'}")
+
+
+@app.command("report")
+def show_report(
+    source: Path = typer.Argument(..., metavar="SRC", help="Folder of the checkpoint before quantization."),
+    destination: Path = typer.Argument(..., metavar="DST", help="Folder of the quantized one."),
+    report: Path | None = REPORT,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Compare a quantized checkpoint with its source: errors, outlier rows, dtypes, sizes."""
+    _after(source, destination, report, False, as_json)
+
+
+def _run(
+    checkpoint: Checkpoint, destination: Path, quantize: Callable[[Path, Path], None], job: dict[str, Any]
+) -> Outcome:
+    from ..fetch.progress import show
+    from ..quark.by_shard import quantize_by_shard
+
+    console = _stderr()
+    total = sum(file.stat().st_size for file in checkpoint.files)
+    with show(console, f"quantize {checkpoint.directory.name}", total) as advance:
+        outcome = quantize_by_shard(checkpoint, destination, quantize, job, advance)
+    again = f", {outcome.resumed} of them by an earlier run" if outcome.resumed else ""
+    console.print(f"kimi: {outcome.shards} shards quantized{again}: {destination}")
+    return outcome
+
+
+def _after(source: Path, destination: Path, file: Path | None, skip: bool, as_json: bool) -> None:
+    if skip:
+        return
+    from ..quark.report import compare
+    from ..run_dir import write_json
+
+    found = compare(source, destination)
+    if file is not None:
+        write_json(file, found.as_dict())
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        _print(found)
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if console.width < REPORT_WIDTH:  # names of weights are worth more than a narrow table
+        console = Console(highlight=False, width=REPORT_WIDTH)
+    table = Table(title="quantized weights, worst kind first")
+    for name in ("weights", "count", "relative error", "worst SQNR dB", "outlier rows", "worst row"):
+        table.add_column(name, justify="left" if name == "weights" else "right", no_wrap=True)
+    for kind in report.kinds():
+        worst = f"{kind.worst.worst_row_error:.4f}"
+        table.add_row(
+            kind.name,
+            str(kind.count),
+            f"{kind.relative_error:.4f}",
+            f"{kind.sqnr_db:.1f}",
+            str(kind.outlier_rows),
+            worst,
+        )
+    console.print(table)
+    counts = [", ".join(f"{n} {d}" for d, n in found.items()) for found in (report.dtypes_before, report.dtypes_after)]
+    console.print(f"tensors: {counts[0]} -> {counts[1]}; {report.unchanged} unchanged")
+    share = report.bytes_after / report.bytes_before
+    console.print(f"size: {report.bytes_before:,} -> {report.bytes_after:,} bytes ({share:.1%})")
+
+
+def _stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)

@@ -1,0 +1,143 @@
+"""Quantize a checkpoint shard by shard, so that an interrupted run continues and a finished one appears at once.
+
+Everything grows in `.<name>.partial` beside the destination: finished shards, and beside each what its part of index
+and config says. The folder is renamed to the destination when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import KimiError
+from .safetensors_header import INDEX_NAME, SINGLE_NAME, Checkpoint
+
+QuantizeFolder = Callable[[Path, Path], None]
+Advance = Callable[[int], None]
+RESERVE_BYTES = 64 << 20
+_JOB, _DONE, _OUT, _WORK = "job.json", "done", "out", "work"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did: shards in all, and how many of them an earlier, interrupted run had finished."""
+
+    shards: int
+    resumed: int
+
+
+def quantize_by_shard(
+    checkpoint: Checkpoint, destination: Path, quantize: QuantizeFolder, job: dict[str, Any], advance: Advance
+) -> Outcome:
+    """Call `quantize(folder with one shard, new folder)` for each shard and put the results together.
+
+    job: what else the result depends on; an earlier attempt continues only if it and the source are the same. advance:
+    told the bytes of each finished source shard. Raises KimiError when the destination is taken or the disk too small;
+    what was finished stays in the partial folder for the next run.
+    """
+    _require_free(destination)
+    partial = destination.with_name(f".{destination.name}.partial")
+    todo = _continue(partial, {**job, "source": _identity(checkpoint)}, checkpoint)
+    require_space(destination.parent, sum(file.stat().st_size for file in todo))
+    for file in checkpoint.files:
+        if file in todo:
+            _one_shard(checkpoint, file, partial, quantize)
+        advance(file.stat().st_size)
+    _finish(checkpoint, partial)
+    if destination.exists():
+        destination.rmdir()
+    (partial / _OUT).rename(destination)
+    shutil.rmtree(partial)
+    return Outcome(len(checkpoint.files), len(checkpoint.files) - len(todo))
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """A quantized shard is smaller than its source, so the source's size is room enough. Raises KimiError."""
+    free = shutil.disk_usage(_existing(folder)).free
+    if free < needed + RESERVE_BYTES:
+        raise KimiError(
+            f"not enough disk: {free / 2**30:.1f} GiB free, up to {needed / 2**30:.1f} GiB needed",
+            str(folder),
+            "room for a copy of the source's remaining shards",
+            "free some space, or name a destination on another disk",
+        )
+
+
+def _require_free(destination: Path) -> None:
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise KimiError("the destination is not empty", str(destination), remedy="name a new folder or empty this one")
+
+
+def _continue(partial: Path, job: dict[str, Any], checkpoint: Checkpoint) -> list[Path]:
+    """Shards that are still to be done; an attempt at another job is thrown away."""
+    record = partial / _JOB
+    if not record.is_file() or json.loads(record.read_text()) != job:
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            for name in (_OUT, _DONE):
+                (partial / name).mkdir(parents=True)
+        except OSError as error:
+            raise KimiError(
+                f"cannot write beside the destination: {error.strerror}", str(partial.parent), "a writable folder"
+            ) from error
+        record.write_text(json.dumps(job))
+    return [file for file in checkpoint.files if not (partial / _OUT / file.name).is_file()]
+
+
+def _one_shard(checkpoint: Checkpoint, file: Path, partial: Path, quantize: QuantizeFolder) -> None:
+    work = partial / _WORK
+    shutil.rmtree(work, ignore_errors=True)
+    source, result = work / "source", work / "result"
+    source.mkdir(parents=True)
+    shutil.copyfile(checkpoint.directory / "config.json", source / "config.json")
+    (source / file.name).symlink_to(file.resolve())
+    quantize(source, result)
+    index = json.loads((result / INDEX_NAME).read_text())
+    config = json.loads((result / "config.json").read_text())
+    # The shard goes last: its presence says that its record is there too.
+    (partial / _DONE / f"{file.name}.json").write_text(json.dumps({"index": index["weight_map"], "config": config}))
+    (result / file.name).chmod(0o644)  # Quark writes its shards readable for the owner only
+    (result / file.name).rename(partial / _OUT / file.name)
+    shutil.rmtree(work)
+
+
+def _finish(checkpoint: Checkpoint, partial: Path) -> None:
+    """Index and config of the whole, and the source's other files."""
+    out = partial / _OUT
+    records = [json.loads((partial / _DONE / f"{file.name}.json").read_text()) for file in checkpoint.files]
+    weight_map = {name: shard for record in records for name, shard in record["index"].items()}
+    config = records[0]["config"]
+    config["quantization_config"]["exclude"] = sorted(
+        {name for record in records for name in record["config"]["quantization_config"]["exclude"]}
+    )
+    for path in checkpoint.directory.iterdir():
+        if path.suffix != ".safetensors" and not path.name.lower().startswith("readme") and path.name != INDEX_NAME:
+            _copy(path, out / path.name)
+    (out / "config.json").write_text(json.dumps(config, indent=4, ensure_ascii=False))
+    if checkpoint.files[0].name != SINGLE_NAME:
+        total = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (out / INDEX_NAME).write_text(json.dumps(index, indent=4, ensure_ascii=False))
+
+
+def _copy(path: Path, target: Path) -> None:
+    if path.is_dir():
+        shutil.copytree(path, target, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(path, target)
+
+
+def _identity(checkpoint: Checkpoint) -> dict[str, list[int]]:
+    """Size and time of every file that the result depends on."""
+    files = [checkpoint.directory / "config.json", *checkpoint.files]
+    return {os.fspath(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    return folder if folder.exists() else _existing(folder.parent)

@@ -1,0 +1,32 @@
+"""BF16 EAGLE3 draft -> AMD Quark `ptpc_fp8`: FP8 weights with a scale per channel, inputs quantized per token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .quantize import run_quark
+
+if TYPE_CHECKING:
+    from quark.torch.quantization.config.config import QConfig
+
+# `fc` merges three hidden states of the target and lm_head chooses the token: both stay as they are.
+DRAFT_EXCLUDE = ("fc", "lm_head")
+
+
+def quantize_fp8(source: Path, destination: Path, *, device: str = "cpu", verbose: bool = False) -> None:
+    """Quantize every linear layer of the draft in `source` but `fc` and `lm_head` into the new folder `destination`.
+
+    A projection [N, K] comes out as `weight` F8_E4M3 [N, K] and `weight_scale` float32 [N].
+    """
+    run_quark(source, destination, _config, device, verbose)
+
+
+def _config() -> QConfig:
+    from quark.torch.quantization.config.config import FP8E4M3PerChannelSpec, QConfig, QLayerConfig
+
+    weight = FP8E4M3PerChannelSpec(is_dynamic=False, ch_axis=0).to_quantization_spec()
+    activation = FP8E4M3PerChannelSpec(is_dynamic=True, ch_axis=1).to_quantization_spec()
+    return QConfig(
+        global_quant_config=QLayerConfig(weight=weight, input_tensors=activation), exclude=list(DRAFT_EXCLUDE)
+    )

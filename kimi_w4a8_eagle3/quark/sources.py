@@ -1,0 +1,135 @@
+"""What can be quantized, asked before anything is written: a whole checkpoint in a format that Quark reads."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from ..errors import KimiError
+from .config import read_json
+from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
+
+QUARK_MINIMUM = "0.13"
+INSTALL_QUARK = f"pip install amd-quark=={QUARK_MINIMUM}"
+# A text-only checkpoint of the same model has none of these layers.
+VISION = ("*mm_projector*", "*vision_tower*")
+# Parts of one weight in compressed-tensors' pack-quantized format.
+PACKED_PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
+
+
+def require_quark() -> str:
+    """The installed version of AMD Quark; raises KimiError when it is missing or too old."""
+    try:
+        version = metadata.version("amd-quark")
+    except metadata.PackageNotFoundError:
+        raise KimiError(
+            "AMD Quark is not installed", expected=f"amd-quark {QUARK_MINIMUM}", remedy=INSTALL_QUARK
+        ) from None
+    if Version(version) < Version(QUARK_MINIMUM):
+        raise KimiError(f"AMD Quark {version} is too old", expected=f"{QUARK_MINIMUM} or later", remedy=INSTALL_QUARK)
+    return version
+
+
+def read_source(directory: Path) -> tuple[dict[str, Any], Checkpoint]:
+    """config.json and the tensors of a checkpoint; raises KimiError for the first problem of its files."""
+    config = read_json(directory / "config.json")
+    checkpoint = read_checkpoint(directory)
+    if checkpoint.problems:
+        raise checkpoint.problems[0]
+    return config, checkpoint
+
+
+def require_target(
+    config: dict[str, Any], checkpoint: Checkpoint, exclude: Sequence[str], optional: Sequence[str]
+) -> None:
+    """A target that is BF16 or compressed-tensors INT4, whose weights lie in one shard each, and that has what
+    `exclude` names; patterns in `optional` may match nothing."""
+    quantization = quantization_of(config)
+    if quantization is not None and not is_packed_int4(quantization):
+        raise _already(quantization, checkpoint, "16-bit weights, or compressed-tensors INT4 (pack-quantized)")
+    modules = linear_modules(checkpoint)
+    unmatched = [p for p in exclude if p not in optional and not fnmatch.filter(modules, p)]
+    if unmatched:
+        raise KimiError(
+            f"no layer of this checkpoint is named by the exclude patterns {', '.join(unmatched)}",
+            str(checkpoint.directory),
+            "a Kimi-K2.5 target, with attention, router, dense and shared-expert layers",
+            "check the source, or give the patterns that leave its layers alone with --exclude",
+        )
+    if all(any(fnmatch.fnmatch(module, p) for p in exclude) for module in modules):
+        raise KimiError("every layer is excluded: nothing would be quantized", str(checkpoint.directory))
+    _require_whole_modules(checkpoint)
+
+
+def require_draft(config: dict[str, Any], checkpoint: Checkpoint) -> None:
+    """An EAGLE3 draft with 16-bit weights and its `fc`."""
+    quantization = quantization_of(config)
+    if quantization is not None:
+        raise _already(quantization, checkpoint, "16-bit weights")
+    if "fc" not in linear_modules(checkpoint):
+        raise KimiError(
+            "the draft has no fc.weight, so it is no EAGLE3 draft",
+            str(checkpoint.directory),
+            "fc.weight, which merges hidden states of the target",
+            "name the folder of an EAGLE3 draft",
+        )
+
+
+def quantization_of(config: dict[str, Any]) -> dict[str, Any] | None:
+    """The `quantization_config`, at the top or in `text_config`."""
+    text = config.get("text_config")
+    found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+    return found if isinstance(found, dict) else None
+
+
+def is_packed_int4(quantization: dict[str, Any]) -> bool:
+    """Whether this is compressed-tensors' symmetric INT4 in groups, as moonshotai/Kimi-K2.5 ships it."""
+    groups = quantization.get("config_groups")
+    weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
+    return (
+        quantization.get("quant_method") == "compressed-tensors"
+        and quantization.get("format") == "pack-quantized"
+        and bool(weights)
+        and all(w.get("num_bits") == 4 and w.get("type") == "int" and w.get("symmetric") for w in weights)
+    )
+
+
+def linear_modules(checkpoint: Checkpoint) -> list[str]:
+    """Names of the modules that Quark takes for linear layers: a matrix called weight, no norm, no embedding."""
+    names = []
+    for tensor in checkpoint.tensors.values():
+        module, _, leaf = tensor.name.rpartition(".")
+        matrix = leaf == "weight_packed" or (leaf == "weight" and len(tensor.shape) > 1)
+        if matrix and module and not module.endswith("norm") and "embed" not in module:
+            names.append(module)
+    return names
+
+
+def _require_whole_modules(checkpoint: Checkpoint) -> None:
+    """Quark reads shard by shard: the parts of a packed weight must lie together."""
+    packed: dict[str, TensorInfo] = {}
+    for tensor in checkpoint.tensors.values():
+        module, _, leaf = tensor.name.rpartition(".")
+        if leaf in PACKED_PARTS and (first := packed.setdefault(module, tensor)).file != tensor.file:
+            raise KimiError(
+                f"the parts of {module} lie in two shards, {first.file.name} and {tensor.file.name}",
+                str(checkpoint.directory),
+                "each packed weight with its scale in one shard, because shards are quantized one by one",
+                "save the checkpoint again with whole layers in a shard",
+            )
+
+
+def _already(quantization: dict[str, Any], checkpoint: Checkpoint, expected: str) -> KimiError:
+    method = quantization.get("quant_method", "an unknown method")
+    form = f" ({quantization['format']})" if "format" in quantization else ""
+    return KimiError(
+        f"the checkpoint is already quantized: {method}{form}",
+        str(checkpoint.directory / "config.json"),
+        expected,
+        "quantize from the unquantized checkpoint",
+    )
