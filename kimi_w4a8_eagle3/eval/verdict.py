@@ -200,7 +200,8 @@ def _judge_baseline(verdict: Verdict, outcomes: Sequence[Outcome], baseline: Seq
         verdict.conclude(
             paired.state,
             f"{metric}: {paired.difference.value:+.2%} [{paired.difference.low:+.2%}, {paired.difference.high:+.2%}] "
-            f"against the baseline, margin {margin:.1%}, power {paired.power:.0%}: {words}",
+            f"against the baseline, margin {margin:.1%}: {words} "
+            f"(power {paired.power:.0%} with {paired.n} problems; 80% takes about {paired.needed})",
         )
     verdict.differing = [_difference(new, base) for new, base in pairs if new.correct != base.correct]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ class OpenAIServer:
         self.asked: dict[str, int] = {}
         self.bodies: list[dict[str, Any]] = []
         self.lock = threading.Lock()
+        self.connections: list[socket.socket] = []
         handler = type("Handler", (_Handler,), {"owner": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._http.daemon_threads = True
@@ -41,6 +44,9 @@ class OpenAIServer:
     def close(self) -> None:
         self._http.shutdown()
         self._http.server_close()
+        for connection in self.connections:  # kept-alive ones would be answered for ever
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def total(self) -> int:
         return sum(self.asked.values())
@@ -60,6 +66,10 @@ def openai_server(
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     owner: OpenAIServer
+
+    def setup(self) -> None:
+        super().setup()
+        self.owner.connections.append(self.connection)
 
     def log_message(self, *args: object) -> None:
         pass

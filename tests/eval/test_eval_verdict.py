@@ -1,0 +1,106 @@
+"""Verdicts on outcomes: validity, published values, a baseline, the problems that differ."""
+
+import pytest
+
+from kimi_w4a8_eagle3.eval.outcomes import Outcome
+from kimi_w4a8_eagle3.eval.tasks import METRICS
+from kimi_w4a8_eagle3.eval.verdict import Reference, judge, load_references
+
+N = 1319
+
+
+def outcome(number, solved=True, strict=None, status="answered", text="#### 1"):
+    correct = {METRICS[0]: solved, METRICS[1]: solved if strict is None else strict}
+    return Outcome(number, f"question {number}", "1", status, text, dict.fromkeys(METRICS, "1"), correct, 5, 1, 0.1)
+
+
+def run(wrong=(), n=N, **changes):
+    return [outcome(i, i not in wrong, **changes.get(f"p{i}", {})) for i in range(n)]
+
+
+def test_without_a_comparison_the_run_is_measured():
+    verdict = judge(run(wrong=range(79)))
+    assert verdict.state == "pass" and verdict.exit_code == 0
+    flexible = verdict.accuracies[0]
+    assert (flexible.correct, flexible.answered) == (1240, N)
+    assert flexible.interval.low < 1240 / N < flexible.interval.high
+
+
+def test_failed_requests_leave_the_accuracy_alone_and_make_a_run_invalid_above_one_percent():
+    few = [outcome(i, solved=False, status="failed", text="") if i < 13 else outcome(i) for i in range(N)]
+    verdict = judge(few)
+    assert verdict.state == "pass" and verdict.failed == 13
+    assert verdict.accuracies[0].interval.value == 1.0  # not scored as wrong
+    many = [outcome(i, solved=False, status="failed", text="") if i < 14 else outcome(i) for i in range(N)]
+    assert judge(many).state == "invalid" and judge(many).exit_code == 4
+    assert "14 requests failed" in judge(many).reasons[0]
+
+
+def test_cut_answers_count_towards_validity_and_are_scored():
+    cut = [outcome(i, solved=False, status="truncated", text="...") if i < 20 else outcome(i) for i in range(N)]
+    verdict = judge(cut)
+    assert verdict.state == "invalid" and verdict.truncated == 20
+    assert verdict.accuracies[0].correct == N - 20
+    assert judge(cut, max_unusable=0.05).state == "pass"
+
+
+def test_answers_without_the_marker_are_counted():
+    answers = [outcome(i, strict=i >= 5, text="18" if i < 5 else "#### 18") for i in range(100)]
+    verdict = judge(answers)
+    assert verdict.without_marker == 5
+    assert [a.correct for a in verdict.accuracies] == [100, 95]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "state", "words"),
+    [(87, "pass", "within noise"), (140, "fail", "lower, not noise"), (40, "pass", "higher, not noise")],
+)
+def test_against_a_published_value(wrong, state, words):
+    verdict = judge(run(wrong=range(wrong)), load_references(), "eagle3-opt")
+    assert verdict.state == state
+    assert all(words in reason for reason in verdict.reasons)
+    assert len(verdict.references) == 7  # shown: all; judged: one configuration
+
+
+def test_published_values_alone_judge_nothing():
+    assert judge(run(wrong=range(400)), [Reference("x", METRICS[0], 0.93, N, "s")]).state == "pass"
+
+
+def test_equal_runs_are_not_inferior_on_the_full_set_and_inconclusive_on_forty_problems():
+    full = judge(run(wrong={1, 2}), baseline=run(wrong={1, 2}))
+    assert full.state == "pass" and full.differing == []
+    few = judge(run(n=40), baseline=run(n=40))
+    assert few.state == "inconclusive" and few.exit_code == 5
+    assert few.paired[0].needed > 40 and few.paired[0].power < 0.8
+
+
+def test_a_worse_run_fails_and_lists_what_only_the_baseline_solves():
+    verdict = judge(run(wrong=range(60)), baseline=run(wrong={0, 700}))
+    assert verdict.state == "fail" and verdict.exit_code == 3
+    paired = verdict.paired[0]
+    assert (paired.only_new, paired.only_base, paired.neither, paired.both) == (1, 59, 1, N - 61)
+    assert paired.mcnemar_p < 1e-10 and paired.difference.high < 0
+    listed = {d.id: d for d in verdict.differing}
+    assert set(listed) == set(range(1, 60)) | {700}
+    assert listed[700].solved_by == dict.fromkeys(METRICS, "new")
+    assert listed[5].solved_by == dict.fromkeys(METRICS, "baseline") and listed[5].question == "question 5"
+
+
+def test_a_loss_within_the_margin_is_no_worse_even_when_it_is_significant():
+    verdict = judge(run(wrong=range(6)), baseline=run())
+    assert verdict.paired[0].mcnemar_p < 0.05 and verdict.state == "pass"
+
+
+def test_problems_that_failed_in_one_run_are_not_compared():
+    failed = [outcome(i, solved=False, status="failed") if i < 5 else outcome(i) for i in range(N)]
+    assert judge(failed, baseline=run()).paired[0].n == N - 5
+    assert judge(run(), baseline=failed).paired[0].n == N - 5
+
+
+def test_the_baseline_may_hold_the_problems_in_another_order_or_lack_some():
+    verdict = judge(run(wrong={3}), baseline=list(reversed(run(wrong={3})))[:1000])
+    assert verdict.paired[0].n == 1000 and verdict.paired[0].only_new == 0
+
+
+def test_nothing_in_common_is_invalid():
+    assert judge(run(n=3), baseline=[outcome(99)]).state == "invalid"
