@@ -12,6 +12,7 @@ from rich.table import Table
 from ..errors import KimiError
 from .compare import compare_sides
 from .measure import Measurement
+from .predict import Choice, Fit, Load, Point, mean_error
 from .published import compare
 from .runs import Run, grouped, repetitions
 from .statistics import METRICS, Interval, Metric, estimate
@@ -81,6 +82,39 @@ def _ratio(change: Interval) -> str:
     if change.low is None or change.high is None:
         return f"{change.value:.3f}"
     return f"{change.value:.3f} [{change.low:.3f}, {change.high:.3f}]"
+
+
+def print_model(fit: Fit, points: Sequence[Point], console: Console | None = None) -> None:
+    """The fitted unknowns, and every published figure beside the model's."""
+    console = console or Console(highlight=False)
+    table = Table("article", "point", "figure", "published", "model", "error", title="8x MI325X, 10240 in / 512 out")
+    for each in points:
+        metric = METRICS[each.key]
+        error = "calibrated" if each.calibrated else f"{each.error:+.1%}"
+        values = (number(each.published, metric), number(each.predicted, metric))
+        table.add_row(each.source, f"{each.point} {each.side}", metric.title, *values, error)
+    console.print(table)
+    console.print(
+        f"fitted: {fit.layer_s * 1e6:.0f} us a layer and step, decode at {fit.decode_efficiency:.0%} and prefill at "
+        f"{fit.prefill_efficiency:.0%} of the peaks; mean error of the {sum(not p.calibrated for p in points)} other "
+        f"points: {mean_error(points):.1%}"
+    )
+
+
+def print_choices(load: Load, found: Sequence[Choice], console: Console | None = None) -> None:
+    """Draft steps from 0 up, the best one marked."""
+    console = console or Console(highlight=False)
+    best = max(found, key=lambda choice: choice.throughput_tok_s)
+    title = (
+        f"concurrency {load.concurrency}, {load.input_len} in / {load.output_len} out, text accepted at "
+        f"{load.accept_length:.2f} with {load.steps} draft steps"
+    )
+    table = Table("draft steps", "draft tokens", "accept length", "TPOT", "output throughput", "", title=title)
+    for each in found:
+        tokens = str(each.steps + 1) if each.steps else "no speculation"
+        values = (f"{each.accept_length:.2f}", f"{each.tpot_ms:.2f} ms", f"{each.throughput_tok_s:,.0f} tok/s")
+        table.add_row(str(each.steps), tokens, *values, "best" if each is best else "")
+    console.print(table)
 
 
 def number(value: float, metric: Metric) -> str:

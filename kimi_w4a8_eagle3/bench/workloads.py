@@ -184,7 +184,8 @@ def _validate(table: dict[str, Any], where: str) -> Workload:
     try:
         return Workload.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
+        errors = error.errors()
+        first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
         key = str(first["loc"][0]) if first["loc"] else ""
         valid = [name for name in Workload.model_fields if name != "name"]
         hint = nearest(key, valid) if first["type"] == "extra_forbidden" else ""

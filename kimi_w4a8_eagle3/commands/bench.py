@@ -151,6 +151,33 @@ def compare(
     print_comparison([read_run(run) for run in runs], base or None)
 
 
+@app.command("predict")
+def predict(
+    concurrency: int = typer.Option(40, "--concurrency", "-c", help="Requests in flight."),
+    accept_length: float = typer.Option(3.93, "--accept-length", "-l", help="Known accept length of the text ..."),
+    steps: int = typer.Option(3, "--steps", min=1, help="... and the number of draft steps at which it is known."),
+    input_len: int = typer.Option(10240, "--input-len", help="Tokens of a prompt."),
+    output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
+    plot: Path | None = typer.Option(None, "--plot", help="Write predicted against published figures as a PNG."),
+) -> None:
+    """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps."""
+    from ..bench.machine_model import Cluster
+    from ..bench.predict import Load, calibrate, check, choices
+    from ..bench.tables import print_choices, print_model
+
+    load = Load(concurrency, input_len, output_len, steps=steps, accept_length=accept_length)
+    cluster = Cluster()
+    fit = calibrate(cluster)
+    points = check(fit, cluster)
+    print_model(fit, points)
+    print_choices(load, choices(load, fit, cluster))
+    if plot is not None:
+        from ..report.model_plot import save_model_plot
+
+        save_model_plot(points, plot)
+        typer.echo(f"kimi: plot: {plot}")
+
+
 def _workload(
     name: str,
     concurrency: list[int],

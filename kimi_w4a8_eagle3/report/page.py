@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bench import published, speedup
+from ..bench import predict, published, speedup
 from ..bench.compare import Row, compare_sides
+from ..bench.machine_model import Cluster
 from ..bench.measure import Measurement
 from ..bench.runs import Run, grouped, repetitions
 from ..bench.statistics import METRICS, estimate
@@ -62,6 +63,7 @@ def write_report(runs: Sequence[Run], folder: Path) -> Path:
 def _figures(runs: Sequence[Run]) -> list[tuple[str, str, str, Figure]]:
     """(file name, title, text, figure), in the order of the page."""
     from . import plots
+    from .model_plot import model_plot
 
     found: list[tuple[str, str, str, Figure]] = []
     reproduced = plots.measured_bars(runs, reproducing=True)
@@ -87,6 +89,12 @@ def _figures(runs: Sequence[Run]) -> list[tuple[str, str, str, Figure]]:
         if row["text"] in _MARKED
     }
     found.append(("speedup", "Speed-up and accept length", text, plots.speedup_curves(curves, marks)))
+    points = predict.check(predict.calibrate(Cluster()), Cluster())
+    text = (
+        "Time of a step counted from the model's shapes and the GPU's peaks, with three fitted numbers: time a layer, "
+        "and the shares of the peaks that decode and prefill reach. See kimi bench predict."
+    )
+    found.append(("model", "What the machine should do", text, model_plot(points)))
     examined = [each for run in runs for each in run.usable if each.accepted_histogram]
     text = "How many draft tokens a verify step accepted, from a few requests repeated one at a time after the load."
     figure = plots.acceptance_histogram(plots.histogram_rows(examined))

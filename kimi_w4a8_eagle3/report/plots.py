@@ -21,8 +21,8 @@ from ..bench.speedup import Speedup
 from ..bench.statistics import METRICS, Interval, estimate
 
 # Grey, blue and green for the three configurations of the article; further sides take the next colours.
-_COLOURS = {"w4a8": "#8c8c8c", "eagle3": "#2f6db5", "eagle3-opt": "#3a9a5b"}
-_MORE = ["#2f6db5", "#c8772e", "#7b5ea7", "#3a9a5b", "#b5485a", "#4aa3a3"]
+_ARTICLE = {"w4a8": "#8c8c8c", "eagle3": "#2f6db5", "eagle3-opt": "#3a9a5b"}
+COLOURS = ["#2f6db5", "#c8772e", "#7b5ea7", "#3a9a5b", "#b5485a", "#4aa3a3"]
 _PANELS = (
     "tpot_median_ms",
     "output_throughput_tok_s",
@@ -30,7 +30,7 @@ _PANELS = (
     "itl_median_ms",
     "ttft_median_ms",
 )
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.spines.top": False,
@@ -58,12 +58,12 @@ Bars = Mapping[str, Sequence[Bar]]  # metric key (or accept_length) -> bars
 
 def colour(side: str, sides: Sequence[str]) -> str:
     """A side's colour: grey for plain sides, the article's for its configurations, else the next free one."""
-    if side in _COLOURS:
-        return _COLOURS[side]
+    if side in _ARTICLE:
+        return _ARTICLE[side]
     if side.endswith(":plain"):
         return "#8c8c8c"
-    others = [name for name in sides if name not in _COLOURS and not name.endswith(":plain")]
-    return _MORE[others.index(side) % len(_MORE)]
+    others = [name for name in sides if name not in _ARTICLE and not name.endswith(":plain")]
+    return COLOURS[others.index(side) % len(COLOURS)]
 
 
 def measured_bars(runs: Sequence[Run], reproducing: bool) -> dict[str, list[Bar]]:
@@ -97,9 +97,9 @@ def published_bars() -> dict[str, list[Bar]]:
 
 def six_panels(bars: Bars, title: str) -> Figure:
     """TPOT, throughput, TPOT P99, ITL, TTFT and accept length; published bars are hatched, measured ones solid."""
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axes = plt.subplots(2, 3, figsize=(11, 6))
-        known = list(_COLOURS)
+        known = list(_ARTICLE)
         sides = sorted(
             dict.fromkeys(bar.side for each in bars.values() for bar in each),
             key=lambda side: known.index(side) if side in known else len(known) * (not side.endswith(":plain")),
@@ -165,13 +165,13 @@ def _panel(axis: Axes, bars: Sequence[Bar], sides: Sequence[str], log: bool) -> 
 
 def acceptance_histogram(rows: Mapping[str, Sequence[float]]) -> Figure:
     """Share of verify steps by accepted draft tokens; one group of bars for each row (label -> shares)."""
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7.5, 3.6))
         depth = max(len(shares) for shares in rows.values())
         width = 0.8 / len(rows)
         for i, (label, shares) in enumerate(rows.items()):
             x = np.arange(len(shares)) + (i - (len(rows) - 1) / 2) * width
-            shade = "#bbbbbb" if label.startswith("published") else _MORE[i % len(_MORE)]
+            shade = "#bbbbbb" if label.startswith("published") else COLOURS[i % len(COLOURS)]
             axis.bar(x, np.asarray(shares) * 100, width * 0.92, color=shade, label=label)
         axis.set_xticks(range(depth), [str(k) for k in range(depth)])
         axis.set_xlabel("draft tokens accepted in a verify step")
@@ -183,11 +183,11 @@ def acceptance_histogram(rows: Mapping[str, Sequence[float]]) -> Figure:
 
 def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float], ceiling: float = 4.0) -> Figure:
     """TPOT speed-up over the accept length, with what was measured, the break-even line and known texts."""
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(8.5, 4.6))
         lengths = np.linspace(1, ceiling, 200)
         for i, curve in enumerate(curves):
-            shade = _MORE[i % len(_MORE)]
+            shade = COLOURS[i % len(COLOURS)]
             style = "-" if curve.measured_here else "--"
             label = f"{curve.title} (even at {curve.break_even:.2f})"
             axis.plot(lengths, [curve.at(length) for length in lengths], style, color=shade, label=label)

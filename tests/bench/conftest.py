@@ -1,0 +1,70 @@
+"""Runs of the real load generator against the null server, made once for all tests here."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.bench_null import NUM_PROMPTS, serve
+
+from kimi_w4a8_eagle3.bench.measure import Measurement
+from kimi_w4a8_eagle3.bench.runs import Run, read_run
+from kimi_w4a8_eagle3.bench.session import Texts, bench
+from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
+from kimi_w4a8_eagle3.errors import KimiError
+
+
+@pytest.fixture(scope="session")
+def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """`kimi bench tiny-con2` with fewer prompts against a server whose acceptance is known."""
+    server = serve()
+    try:
+        workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
+        folder = bench(workload, Texts(), tmp_path_factory.mktemp("runs"), lambda _: None, base_url=server.base_url)
+    finally:
+        server.shutdown()
+    return read_run(folder)
+
+
+@pytest.fixture(scope="session")
+def failed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, KimiError]:
+    """The same against a server that refuses every third request (the warm-up is the first)."""
+    server = serve(fail_every=3)
+    runs = tmp_path_factory.mktemp("runs")
+    try:
+        workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
+        with pytest.raises(KimiError) as caught:
+            bench(workload, Texts(), runs, lambda _: None, base_url=server.base_url)
+    finally:
+        server.shutdown()
+    return read_run(next(runs.iterdir())), caught.value
+
+
+@pytest.fixture
+def copies(null_run: Run, tmp_path: Path) -> Callable[..., Run]:
+    """Builds run directories out of the measured one: `copies(side="w4a8", scale=0.5, count=3)`."""
+
+    def build(name: str, side: str, scale: float = 1.0, count: int = 1, **changes: object) -> Run:
+        folder = tmp_path / name
+        shutil.copytree(null_run.folder, folder)
+        source = null_run.result.measurements[0]
+        line = json.loads((folder / source.raw).read_text().splitlines()[-1])
+        measurements: list[Measurement] = []
+        for index in range(count):
+            raw = f"copy-{index}.jsonl"
+            wobble = scale * (1 + 0.01 * index)
+            scaled = {key: value * wobble for key, value in line.items() if key.endswith("_ms") and value}
+            scaled |= {"ttfts": [t * wobble for t in line["ttfts"]]}
+            scaled |= {"itls": [[gap * wobble for gap in gaps] for gaps in line["itls"]]}
+            scaled |= {"output_throughput": line["output_throughput"] / wobble}
+            content = {**line, **scaled}
+            (folder / raw).write_text(json.dumps(content) + "\n")
+            load = source.load.model_copy(update={k: content[k] for k in type(source.load).model_fields})
+            update = {"side": side, "raw": raw, "load": load, "repetition_index": index, **changes}
+            measurements.append(source.model_copy(update=update))
+        result = null_run.result.model_copy(update={"measurements": measurements, "sides": [side]})
+        (folder / "result.json").write_text(result.model_dump_json())
+        return read_run(folder)
+
+    return build

@@ -1,0 +1,194 @@
+"""Statistics, repetition, speed-up curves, published verdicts and the machine model: the arithmetic behind a report."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_w4a8_eagle3.bench import predict, published, speedup
+from kimi_w4a8_eagle3.bench.compare import compare_sides
+from kimi_w4a8_eagle3.bench.load import LoadDetails, LoadResult
+from kimi_w4a8_eagle3.bench.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
+from kimi_w4a8_eagle3.bench.repetition import WARN_ABOVE, measure, repeated_share
+from kimi_w4a8_eagle3.bench.runs import Run
+from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval, Repetition, estimate, ratio, request_values
+from kimi_w4a8_eagle3.errors import KimiError
+
+Copies = Callable[..., Run]
+
+
+def repetition(tpots_ms: list[float], tokens: int = 11) -> Repetition:
+    """A repetition whose requests have exactly these times per output token."""
+    itls = [[tpot / 1000] * (tokens - 1) for tpot in tpots_ms]
+    details = LoadDetails(
+        input_lens=[1] * len(itls),
+        output_lens=[tokens] * len(itls),
+        ttfts=[0.1] * len(itls),
+        itls=itls,
+        generated_texts=[""] * len(itls),
+        errors=[""] * len(itls),
+    )
+    figures = dict.fromkeys(LoadResult.model_fields, 1.0) | {"max_concurrency": 1, "completed": len(itls)}
+    figures |= {"total_input_tokens": 1, "total_output_tokens": 1, "median_tpot_ms": float(np.median(tpots_ms))}
+    return Repetition(LoadResult.model_validate(figures), details)
+
+
+def test_tpot_of_a_request_is_the_time_after_its_first_token() -> None:
+    details = repetition([4.0, 6.0]).details
+    assert details is not None
+    assert request_values(details, "tpot") == pytest.approx([4.0, 6.0])
+
+
+def test_the_ratio_interval_holds_the_truth_and_excludes_one() -> None:
+    rng = np.random.default_rng(1)
+    slow = [repetition(list(rng.normal(20, 1, 40))) for _ in range(3)]
+    fast = [repetition(list(rng.normal(10, 1, 40))) for _ in range(3)]
+    found = ratio(slow, fast, METRICS["tpot_median_ms"])
+    assert found.covers(0.5) and not found.covers(1.0)
+    assert found.value == pytest.approx(0.5, abs=0.03)
+
+
+def test_two_samples_of_one_distribution_are_not_told_apart() -> None:
+    rng = np.random.default_rng(2)
+    one, two = ([repetition(list(rng.normal(20, 3, 20))) for _ in range(3)] for _ in range(2))
+    assert ratio(one, two, METRICS["tpot_median_ms"]).covers(1.0)
+
+
+def test_repetitions_that_differ_widen_the_interval() -> None:
+    same = [repetition([10.0] * 20) for _ in range(4)]
+    spread = [repetition([value] * 20) for value in (8.0, 10.0, 10.0, 12.0)]
+    narrow, wide = (estimate(each, METRICS["tpot_median_ms"]) for each in (same, spread))
+    assert (narrow.low, narrow.high) == pytest.approx((10.0, 10.0))
+    assert wide.low is not None and wide.low < 9.5
+
+
+def test_throughput_has_no_interval_below_three_repetitions() -> None:
+    assert estimate([repetition([1.0])] * 2, METRICS["output_throughput_tok_s"]).low is None
+    assert estimate([repetition([1.0])] * 3, METRICS["output_throughput_tok_s"]).low is not None
+
+
+def test_repeated_text_is_told_from_prose() -> None:
+    sentence = "The quick brown fox jumps over the lazy dog near the river bank. "
+    assert repeated_share(sentence * 20) > 0.9
+    assert repeated_share(sentence) == 0.0
+    assert repeated_share(sentence, after=sentence) == 1.0
+    assert measure([sentence * 20], ["something new"]).warning is not None
+    assert measure([sentence], ["something new"]).warning is None
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_repetition_is_a_share(text: str, before: str) -> None:
+    assert 0.0 <= repeated_share(text, before) <= 1.0
+    assert repeated_share(text, before) >= repeated_share(text) - 1e-12
+    assert 0 < WARN_ABOVE < 1
+
+
+def test_chunks_are_put_together_again() -> None:
+    made = repetition([1.0])
+    assert made.details is not None
+    details = made.details.model_copy(update={"itls": [[0.004, 0.004, 0.004, 0.010, 0.002, 0.002]]})
+    assert speedup.step_gaps_ms(Repetition(made.load, details)) == pytest.approx([12.0, 10.0, 4.0])
+
+
+def test_the_published_curves_pass_through_their_points_and_break_even() -> None:
+    for curve in speedup.from_published():
+        assert curve.at(curve.accept_length) == pytest.approx(curve.measured)
+        assert curve.at(curve.break_even) == pytest.approx(1.0)
+    con2, con40 = speedup.from_published()
+    assert con2.measured == pytest.approx(16.94 / 5.40)
+    assert 1 < con2.break_even < con40.break_even < 2
+
+
+def test_two_runs_give_a_measured_curve(copies: Copies) -> None:
+    runs = [copies("a", "w4a8", scale=4.0, acceptance=None), copies("b", "eagle3")]
+    [curve] = speedup.from_runs(runs)
+    assert curve.measured == pytest.approx(4.0)
+    assert curve.at(curve.accept_length) == pytest.approx(4.0)
+
+
+def test_sides_are_compared_with_the_first_and_the_env_only_delta_is_named(copies: Copies) -> None:
+    runs = [copies("a", "w4a8", 3.0, 3), copies("b", "eagle3", 1.1, 3), copies("c", "eagle3-opt", 1.0, 3)]
+    rows = compare_sides(runs)
+    assert {(row.a, row.b) for row in rows} == {("w4a8", "eagle3"), ("w4a8", "eagle3-opt"), ("eagle3", "eagle3-opt")}
+    assert next(row for row in rows if row.env_only).change.value == pytest.approx(1 / 1.1)
+    throughput = next(row for row in rows if row.b == "eagle3" and row.metric.higher_is_better)
+    assert throughput.verdict == "better" and throughput.change.value == pytest.approx(3 / 1.1)
+
+
+def test_refused_measurements_are_never_averaged_in(copies: Copies) -> None:
+    good, bad = copies("a", "w4a8"), copies("b", "eagle3", problems=["1 of 6 requests failed"])
+    assert compare_sides([good, bad]) == []
+    assert bad.refused[0][1] == "1 of 6 requests failed"
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        (Interval(43.0, 42.0, 44.0), "no difference"),
+        (Interval(45.0, 44.5, 45.5), "moved by 9.2% between two days"),
+        (Interval(60.0, 59.0, 61.0), "worse by 40.4%"),
+        (Interval(30.0, 29.0, 31.0), "better by 29.8%"),
+    ],
+)
+def test_what_a_difference_from_the_published_figure_means(interval: Interval, words: str) -> None:
+    assert words in published._verdict("con40", METRICS["tpot_median_ms"], 42.73, interval)
+
+
+def test_other_machines_are_not_compared(copies: Copies, null_run: Run) -> None:
+    workload = null_run.result.measurements[0].workload.model_copy(update={"reference": "con40"})
+    run = copies("a", "w4a8", workload=workload)
+    assert {each.verdict for each in published.compare([run])} == {
+        "not comparable: measured with no AMD GPU, published on 8x MI325X, TP 8"
+    }
+    mi325x = Run(run.folder, {**run.record, "hardware": {"known": True, "gpus": ["gfx942"] * 8}}, run.result)
+    assert all("not comparable" not in each.verdict for each in published.compare([mi325x]))
+
+
+def test_the_model_meets_its_calibration_and_comes_near_the_rest() -> None:
+    cluster = Cluster()
+    fit = predict.calibrate(cluster)
+    points = predict.check(fit, cluster)
+    assert sum(point.calibrated for point in points) == 3
+    assert all(abs(point.error) < 1e-9 for point in points if point.calibrated)
+    assert predict.mean_error(points) < 0.10
+    speculative = [point for point in points if "eagle3" in point.side and point.key == "tpot_median_ms"]
+    assert len(speculative) == 3 and all(abs(point.error) < 0.06 for point in speculative)
+
+
+def test_weights_of_a_gpu_add_up_to_the_checkpoint() -> None:
+    shapes = kimi()
+    routed = shapes.experts * expert_weights(shapes, 8) * shapes.moe_layers
+    assert (fixed_weights(shapes, 8) * 2 + routed * 0.5) / 2**30 == pytest.approx(63.5, rel=0.05)
+
+
+@given(st.integers(1, 400))
+def test_experts_touched_grow_with_the_tokens(tokens: int) -> None:
+    shapes = kimi()
+    assert shapes.top_k - 1e-9 <= experts_touched(tokens, shapes) <= shapes.experts
+    assert experts_touched(tokens, shapes) < experts_touched(tokens + 1, shapes)
+
+
+@given(st.floats(0.01, 0.999), st.integers(1, 7))
+def test_acceptance_probability_is_inverted(alpha: float, steps: int) -> None:
+    length = sum(alpha**i for i in range(steps + 1))
+    assert predict.acceptance_probability(length, steps) == pytest.approx(alpha, abs=1e-6)
+
+
+def test_text_that_is_hard_to_draft_wants_fewer_steps() -> None:
+    cluster = Cluster()
+    fit = predict.calibrate(cluster)
+
+    def best(length: float) -> int:
+        found = predict.choices(predict.Load(40, steps=3, accept_length=length), fit, cluster)
+        return max(found, key=lambda choice: choice.throughput_tok_s).steps
+
+    assert best(1.1) == 0
+    assert best(1.1) < best(2.2) < best(3.9)
+
+
+@pytest.mark.parametrize("load", [{"accept_length": 4.1, "steps": 3}, {"concurrency": 0}, {"output_len": 1}])
+def test_impossible_loads_are_refused(load: dict[str, float]) -> None:
+    with pytest.raises(KimiError):
+        predict.Load(**{"concurrency": 2, **load})  # type: ignore[arg-type]

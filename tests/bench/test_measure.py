@@ -1,0 +1,131 @@
+"""One measurement by the real generator: every figure that is known in advance comes out exactly."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from support.bench_null import NUM_PROMPTS, serve
+
+from kimi_w4a8_eagle3.bench import load
+from kimi_w4a8_eagle3.bench.load import read_details, read_result
+from kimi_w4a8_eagle3.bench.null_server import steps_of
+from kimi_w4a8_eagle3.bench.runs import Run, read_run
+from kimi_w4a8_eagle3.bench.session import Texts, bench
+from kimi_w4a8_eagle3.bench.subject import inspect
+from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.recipes import load_recipe, render
+
+TOKENS = 48
+STEPS = steps_of(TOKENS)
+
+
+def test_tokens_and_requests_are_counted(null_run: Run) -> None:
+    found = null_run.result.measurements[0].load
+    assert found.completed == NUM_PROMPTS
+    assert found.total_output_tokens == NUM_PROMPTS * TOKENS
+    assert found.total_input_tokens == NUM_PROMPTS * 192
+
+
+def test_accept_length_counts_the_measured_requests_and_not_the_warm_up(null_run: Run) -> None:
+    accepted = null_run.result.measurements[0].acceptance
+    assert accepted is not None
+    assert accepted.steps == NUM_PROMPTS * len(STEPS)
+    assert accepted.length == pytest.approx((TOKENS - 1) / len(STEPS))
+
+
+def test_positions_come_from_the_probes(null_run: Run) -> None:
+    found = null_run.result.measurements[0]
+    expected = [sum(step == k + 1 for step in STEPS) * found.probes for k in range(4)]
+    assert found.accepted_histogram == expected
+    assert found.acceptance is not None
+    assert found.acceptance.per_position == pytest.approx([sum(s > k for s in STEPS) / len(STEPS) for k in (1, 2, 3)])
+
+
+def test_the_rebuilt_prompts_are_repeated_text(null_run: Run) -> None:
+    found = null_run.result.measurements[0]
+    prompts = [
+        json.loads(line) for line in (null_run.folder / "tiny-con2-c2-s42-prompts.jsonl").read_text().splitlines()
+    ]
+    assert len(prompts) == NUM_PROMPTS
+    assert {row["prompt_len"] for row in prompts} == {192}
+    assert found.text is not None and found.text.prompt > 0.5
+    assert found.text.warning is not None and "repeats itself" in found.text.warning
+
+
+def test_everything_needed_to_repeat_the_run_is_recorded(null_run: Run) -> None:
+    found, record = null_run.result.measurements[0], null_run.record
+    assert null_run.result.status == "complete"
+    assert "sglang.benchmark.serving" in found.command and "--seed" in found.command
+    assert {"versions", "git_commit", "machine", "hardware", "command", "gates", "started"} <= set(record)
+    assert read_result(null_run.folder / found.raw) == found.load
+    assert len(read_details(null_run.folder / found.raw).itls) == NUM_PROMPTS
+
+
+def test_failed_requests_mark_the_measurement(failed_run: tuple[Run, KimiError]) -> None:
+    run, error = failed_run
+    assert "2 of 6 requests failed" in str(error)
+    assert str(run.folder) in str(error)
+    assert run.usable == [] and "2 of 6 requests failed" in run.refused[0][1]
+
+
+def test_a_wrong_output_length_is_a_problem(null_run: Run) -> None:
+    from kimi_w4a8_eagle3.bench.measure import _judge
+    from kimi_w4a8_eagle3.metrics import Counters
+
+    point = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS).points()[0]
+    found = null_run.result.measurements[0]
+    details = read_details(null_run.folder / found.raw)
+    counted = Counters(0, found.load.total_input_tokens, 0, NUM_PROMPTS)
+    assert _judge(point, found.load, details, counted) == ([], [])
+    short = details.model_copy(update={"output_lens": [TOKENS - 1, *details.output_lens[1:]]})
+    assert _judge(point, found.load, short, counted)[1] == ["1 outputs are not 48 tokens long, as was asked"]
+    shared = Counters(0, found.load.total_input_tokens, 0, NUM_PROMPTS + 1)
+    assert "somebody else" in _judge(point, found.load, details, shared)[1][0]
+
+
+def test_a_cut_line_is_one_message(null_run: Run, tmp_path: Path) -> None:
+    whole = (null_run.folder / null_run.result.measurements[0].raw).read_text()
+    path = tmp_path / "cut.jsonl"
+    path.write_text(whole[: len(whole) // 2])
+    with pytest.raises(KimiError, match="cannot be read"):
+        read_result(path)
+    path.write_text("")
+    with pytest.raises(KimiError, match="empty result"):
+        read_result(path)
+
+
+def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suicide = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"]
+    monkeypatch.setattr(load, "generator_command", lambda *_: suicide)
+    server = serve()
+    try:
+        with pytest.raises(KimiError, match="signal 9") as caught:
+            bench(load_workload("tiny-con2"), Texts(), tmp_path, lambda _: None, base_url=server.base_url)
+    finally:
+        server.shutdown()
+    run = read_run(next(tmp_path.iterdir()))
+    assert run.result.status == "incomplete" and "signal 9" in run.result.reason
+    assert "0 finished measurement(s)" in str(caught.value)
+
+
+def test_a_server_that_is_down_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(KimiError, match="does not answer"):
+        bench(load_workload("tiny-con2"), Texts(), tmp_path, lambda _: None, base_url="http://127.0.0.1:9")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_wrong_model_and_a_short_context_are_refused(tmp_path: Path) -> None:
+    server = serve(context_len=1024)
+    try:
+        with pytest.raises(KimiError, match="the server serves null-model"):
+            inspect(server.base_url, "tiny", render(load_recipe("tiny")))
+        sharegpt = tmp_path / "texts.json"
+        sharegpt.write_text(json.dumps([{"conversations": [{"value": f"a {i}"}, {"value": "b"}]} for i in range(10)]))
+        with pytest.raises(KimiError, match=r"needs 10,752 tokens a request, the server's context has 1,024"):
+            texts = Texts(sharegpt=str(sharegpt))
+            bench(load_workload("con2"), texts, tmp_path / "runs", lambda _: None, base_url=server.base_url)
+    finally:
+        server.shutdown()

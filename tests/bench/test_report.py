@@ -1,0 +1,104 @@
+"""The report: one page without outside files, from runs of this machine or another; and the A/B order."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kimi_w4a8_eagle3.bench.ab import Plan
+from kimi_w4a8_eagle3.bench.runs import Run, read_run
+from kimi_w4a8_eagle3.bench.session import Side
+from kimi_w4a8_eagle3.bench.workloads import load_workload
+from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.report.page import write_report
+
+Copies = Callable[..., Run]
+
+
+def test_the_page_stands_alone_and_shows_both_kinds_of_figures(copies: Copies, tmp_path: Path) -> None:
+    runs = [copies("a", "w4a8", 3.0, 2, acceptance=None), copies("b", "eagle3", 1.0, 2)]
+    page = write_report(runs, tmp_path / "out").read_text()
+    assert not re.search(r"(?:src|href)=\"(?!data:image/png;base64,)", page)
+    assert page.count("data:image/png;base64,") == 5
+    for text in ("TPOT P99", "break-even", "repeats itself", "eagle3 over w4a8", "sglang.benchmark.serving", "MTBench"):
+        assert text in page
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"report.html", "measured.png", "published.png", "speedup.png", "model.png", "acceptance.png"}
+
+
+def test_a_run_read_elsewhere_without_its_raw_files_still_reports(copies: Copies, tmp_path: Path) -> None:
+    run = copies("a", "w4a8")
+    for path in run.folder.glob("*.jsonl"):
+        path.unlink()
+    assert write_report([read_run(run.folder)], tmp_path / "out").is_file()
+
+
+def test_marked_measurements_are_named_and_nothing_to_show_is_an_error(
+    copies: Copies, failed_run: tuple[Run, KimiError], tmp_path: Path
+) -> None:
+    page = write_report([copies("a", "w4a8"), failed_run[0]], tmp_path / "out").read_text()
+    assert "2 of 6 requests failed" in page
+    with pytest.raises(KimiError, match="none of the runs"):
+        write_report([failed_run[0]], tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", ["{", '{"kind": "bench"}'])
+def test_a_damaged_run_is_one_message(copies: Copies, content: str) -> None:
+    run = copies("a", "w4a8")
+    (run.folder / "result.json").write_text(content)
+    with pytest.raises(KimiError, match="cannot be read"):
+        read_run(run.folder)
+
+
+def test_no_run_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(KimiError, match="no benchmark run here"):
+        read_run(tmp_path)
+
+
+def plan(repeats: int, rounds: int) -> Plan:
+    return Plan((Side.parse("tiny:plain"), Side.parse("tiny")), [load_workload("tiny-con2")], repeats, rounds)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "rounds", "order"),
+    [
+        (4, 2, [("tiny:plain", [0, 2]), ("tiny", [0, 2, 1, 3]), ("tiny:plain", [1, 3])]),
+        (2, 1, [("tiny:plain", [0, 1]), ("tiny", [0, 1])]),
+        (3, 3, [("tiny:plain", [0]), ("tiny", [0, 1]), ("tiny:plain", [1, 2]), ("tiny", [2])]),
+    ],
+)
+def test_sides_take_turns_and_both_measure_every_repetition(
+    repeats: int, rounds: int, order: list[tuple[str, list[int]]]
+) -> None:
+    assert [(side.name, numbers) for side, numbers in plan(repeats, rounds).blocks()] == order
+
+
+def test_plain_is_the_recipe_without_speculation() -> None:
+    assert Side.parse("tiny").launch([]).num_draft_tokens == 4
+    assert Side.parse("tiny:plain").launch([]).num_draft_tokens is None
+    with pytest.raises(KimiError, match="unknown suffix 'fast'"):
+        Side.parse("tiny:fast")
+
+
+def test_bad_plans_are_refused() -> None:
+    with pytest.raises(KimiError, match="1 repetition"):
+        plan(1, 2)
+    with pytest.raises(KimiError, match="both sides are tiny"):
+        Plan((Side.parse("tiny"), Side.parse("tiny")), [], 1, 1)
+
+
+def test_the_command_line_compares_and_predicts(copies: Copies, tmp_path: Path) -> None:
+    folders = [str(copies("a", "w4a8", 2.0).folder), str(copies("b", "eagle3").folder)]
+    shown = CliRunner().invoke(app, ["bench", "compare", *folders]).output
+    assert "eagle3 over w4a8" in shown and "TPOT median" in shown
+    plot = tmp_path / "model.png"
+    shown = CliRunner().invoke(app, ["bench", "predict", "-c", "2", "--plot", str(plot)]).output
+    assert "best" in shown and plot.stat().st_size > 10_000
+
+
+def test_a_workload_name_is_short_for_run() -> None:
+    result = CliRunner().invoke(app, ["bench", "con2"])
+    assert isinstance(result.exception, KimiError) and "no server to measure" in str(result.exception)

@@ -1,0 +1,17 @@
+"""A null server with the built-in model's tokenizer, for tests of the benchmark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.bench.null_server import NullServer, Settings
+
+NUM_PROMPTS = 6
+
+
+def serve(**settings: Any) -> NullServer:
+    """Listening on a free port; end it with `shutdown()`."""
+    server = NullServer(0, Settings(tokenizer=str(tiny.target_path()), **settings))
+    server.start()
+    return server
