@@ -1,0 +1,118 @@
+"""FP8 drafts: the card's dtype table, Quark's configuration, the exclude list that vLLM needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.quantizing import quantize, quantized
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.quark.exclude import fix_exclude
+from kimi_w4a8_eagle3.quark.report import compare
+
+VLLM = ["re:.*fc.*", "re:.*lm_head.*"]
+
+
+def exclude_of(directory: Path) -> list[str]:
+    return json.loads((directory / "config.json").read_text())["quantization_config"]["exclude"]
+
+
+def test_dtypes_are_those_of_the_published_draft(card_draft: Path, fp8: Path) -> None:
+    report = compare(card_draft, fp8)
+    assert report.dtypes_after == {"F8_E4M3": 7, "F32": 7, "F16": 6, "BF16": 1}
+    assert report.unchanged == 7
+    assert len(report.weights) == 7 and all(0.02 < weight.relative_error < 0.03 for weight in report.weights)
+    assert exclude_of(fp8) == ["fc", "lm_head"]
+
+
+def test_the_configuration_says_ptpc_fp8(fp8: Path) -> None:
+    quantization = json.loads((fp8 / "config.json").read_text())["quantization_config"]
+    layer = quantization["global_quant_config"]
+    assert quantization["quant_method"] == "quark"
+    assert [layer["weight"][key] for key in ("dtype", "qscheme", "ch_axis", "is_dynamic")] == [
+        "fp8_e4m3",
+        "per_channel",
+        0,
+        False,
+    ]
+    assert [layer["input_tensors"][key] for key in ("dtype", "qscheme", "ch_axis", "is_dynamic")] == [
+        "fp8_e4m3",
+        "per_channel",
+        1,
+        True,
+    ]
+    assert layer["output_tensors"] is None and quantization["export"]["weight_format"] == "real_quantized"
+
+
+def test_weights_are_scaled_by_row(card_draft: Path, fp8: Path) -> None:
+    before, after = load_file(card_draft / "model.safetensors"), load_file(fp8 / "model.safetensors")
+    for name in (name.removesuffix("_scale") for name in after if name.endswith("_scale")):
+        weight, scale = before[name].float(), after[f"{name}_scale"]
+        torch.testing.assert_close(scale, weight.abs().amax(1) / 448)
+        # Half an FP8 step of the value, or of the smallest normal number.
+        error = (after[name].float() * scale[:, None] - weight).abs()
+        assert (error <= (weight.abs() / 16).clamp(min=2**-10) * 1.001 + scale[:, None] * 2**-9).all()
+    for name in ("fc.weight", "lm_head.weight", "embed_tokens.weight", "norm.weight"):
+        assert torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype
+
+
+def test_the_built_in_draft(tmp_path: Path) -> None:
+    result = quantize("fp8-draft", tiny.draft_path(), tmp_path / "fp8", "--vllm-exclude")
+    assert result.exit_code == 0, result.exception
+    assert "13 BF16 -> 7 F32, 7 F8_E4M3, 6 BF16; 6 unchanged" in result.stdout
+    assert "midlayer.self_attn.q_proj" in result.stdout
+    assert exclude_of(tmp_path / "fp8") == VLLM
+
+
+@pytest.fixture
+def copy(fp8: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(fp8, tmp_path / "copy"))
+
+
+def test_fix_exclude_rewrites_once_and_touches_nothing_else(copy: Path) -> None:
+    before = json.loads((copy / "config.json").read_text())
+    first, text = quantize("fix-exclude", copy), (copy / "config.json").read_text()
+    second = quantize("fix-exclude", copy)
+    assert "rewritten" in first.stdout and "already" in second.stdout
+    assert (copy / "config.json").read_text() == text and exclude_of(copy) == VLLM
+    after = json.loads(text)
+    before["quantization_config"]["exclude"] = after["quantization_config"]["exclude"] = None
+    assert after == before
+    assert sorted(f.name for f in copy.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_fix_exclude_keeps_other_entries(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"]["exclude"] = ["model.fc", "re:.*lm_head.*", "lm_head", "midlayer.self_attn.o_proj"]
+    (copy / "config.json").write_text(json.dumps(config))
+    assert fix_exclude(copy)
+    assert exclude_of(copy) == [*VLLM, "midlayer.self_attn.o_proj"]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        (None, "was not quantized by AMD Quark"),
+        ({"quant_method": "fp8"}, "was not quantized by AMD Quark"),
+        ({"quant_method": "quark", "exclude": ["lm_head"]}, "does not name fc"),
+    ],
+)
+def test_fix_exclude_refuses_what_is_no_fp8_draft(copy: Path, quantization: object, message: str) -> None:
+    config = json.loads((copy / "config.json").read_text()) | {"quantization_config": quantization}
+    (copy / "config.json").write_text(json.dumps(config))
+    text = (copy / "config.json").read_text()
+    with pytest.raises(KimiError, match=message):
+        fix_exclude(copy)
+    assert (copy / "config.json").read_text() == text
+
+
+def test_the_built_in_draft_twice_gives_the_same_bytes(fp8: Path, card_draft: Path, tmp_path: Path) -> None:
+    again = quantized("fp8-draft", card_draft, tmp_path / "again", "--no-report")
+    for file in fp8.iterdir():
+        assert (again / file.name).read_bytes() == file.read_bytes()

@@ -1,0 +1,196 @@
+"""Interrupted runs, full disks and bad sources: one message, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from safetensors.torch import load_file, save_file
+from support.quantizing import quantize
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.quark import by_shard
+from kimi_w4a8_eagle3.quark.by_shard import quantize_by_shard
+from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
+from kimi_w4a8_eagle3.quark.safetensors_header import INDEX_NAME, read_checkpoint
+
+JOB = {"format": "w4a8"}
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_an_interrupted_run_continues_with_the_next_shard(tmp_path: Path) -> None:
+    """Real quantization, cut off in the middle of the second shard."""
+    checkpoint, seen = read_checkpoint(tiny.target_bf16_path()), []
+
+    def once(source: Path, result: Path) -> None:
+        seen.append(next(source.glob("*.safetensors")).name)
+        if len(seen) == 2:
+            result.mkdir()
+            (result / "half.safetensors").write_bytes(b"half")
+            raise KeyboardInterrupt
+        quantize_w4a8(source, result)
+
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        quantize_by_shard(checkpoint, tmp_path / "out", once, JOB, done.append)
+    assert not (tmp_path / "out").exists() and len(done) == 1
+    outcome = quantize_by_shard(checkpoint, tmp_path / "out", once, JOB, done.append)
+    assert (outcome.shards, outcome.resumed) == (2, 1)
+    assert seen == [checkpoint.files[0].name, checkpoint.files[1].name, checkpoint.files[1].name]
+    assert sum(done[1:]) == sum(file.stat().st_size for file in checkpoint.files)
+    for file in tiny.target_path().glob("*.safetensors"):
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("change", ["job", "source"])
+def test_another_job_or_source_starts_anew(tmp_path: Path, change: str) -> None:
+    source = Path(shutil.copytree(tiny.target_bf16_path(), tmp_path / "source"))
+    checkpoint, calls = read_checkpoint(source), []
+
+    def fails_second(folder: Path, result: Path) -> None:
+        calls.append(folder)
+        if len(calls) == 2:
+            raise RuntimeError("stop")
+        fake(folder, result)
+
+    with pytest.raises(RuntimeError):
+        quantize_by_shard(checkpoint, tmp_path / "out", fails_second, JOB, lambda _: None)
+    if change == "source":
+        shard = checkpoint.files[0]
+        save_file(load_file(shard), shard, metadata={"format": "pt"})
+    job = JOB if change == "source" else {"format": "other"}
+    outcome = quantize_by_shard(checkpoint, tmp_path / "out", fake, job, lambda _: None)
+    assert outcome.resumed == 0
+
+
+def fake(source: Path, result: Path) -> None:
+    """The files that a quantizer leaves, with the weights as they were; only order and records matter here."""
+    result.mkdir()
+    shard = next(source.glob("*.safetensors"))
+    shutil.copyfile(shard, result / shard.name)
+    config = json.loads((source / "config.json").read_text()) | {"quantization_config": {"exclude": [shard.stem]}}
+    (result / "config.json").write_text(json.dumps(config))
+    (result / INDEX_NAME).write_text(json.dumps({"weight_map": dict.fromkeys(load_file(shard), shard.name)}))
+
+
+def test_exclude_lists_and_indexes_of_the_shards_are_joined(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(tiny.target_bf16_path())
+    quantize_by_shard(checkpoint, tmp_path / "out", fake, JOB, lambda _: None)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["quantization_config"]["exclude"] == [file.stem for file in checkpoint.files]
+    assert read_checkpoint(tmp_path / "out").problems == []
+
+
+def test_a_full_disk_is_found_before_anything_is_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_shard.shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 1 << 20))
+    result = quantize("w4a8-target", tiny.target_bf16_path(), tmp_path / "deep/er/out")
+    assert "not enough disk" in str(result.exception) and not (tmp_path / "deep/er/out").exists()
+
+
+def test_a_destination_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine").write_text("mine")
+    result = quantize("w4a8-target", tiny.target_bf16_path(), tmp_path / "out")
+    assert "not empty" in str(result.exception)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
+
+
+def broken(source: Path, directory: Path, change: Callable[[Path], None]) -> Path:
+    shutil.copytree(source, directory)
+    change(directory)
+    return directory
+
+
+def marked(method: str) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        config = json.loads((directory / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": method}
+        (directory / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def lose_shard(directory: Path) -> None:
+    sorted(directory.glob("*.safetensors"))[1].unlink()
+
+
+def truncate(directory: Path) -> None:
+    shard = directory / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-9])
+
+
+def drop(name: str) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        tensors = load_file(directory / "model.safetensors")
+        del tensors[name]
+        save_file(tensors, directory / "model.safetensors")
+
+    return change
+
+
+def scatter(directory: Path) -> None:
+    """Move the scale of one packed weight into the other shard."""
+    first, second = sorted(directory.glob("*.safetensors"))
+    one, two = load_file(first), load_file(second)
+    name = next(name for name in one if name.endswith(".weight_packed")).replace("_packed", "_scale")
+    two[name] = one.pop(name)
+    save_file(one, first)
+    save_file(two, second)
+    index = json.loads((directory / INDEX_NAME).read_text())
+    index["weight_map"][name] = second.name
+    (directory / INDEX_NAME).write_text(json.dumps(index))
+
+
+BF16, DRAFT, W4A8 = tiny.target_bf16_path, tiny.draft_path, tiny.target_path
+BAD = {
+    "already W4A8": ("w4a8-target", W4A8, lambda d: None, "already quantized: quark"),
+    "already FP8 blocks": ("w4a8-target", BF16, marked("fp8"), "already quantized: fp8"),
+    "quantized draft": ("fp8-draft", DRAFT, marked("quark"), "already quantized: quark"),
+    "a missing shard": ("w4a8-target", BF16, lose_shard, "00002-of-00002.safetensors is missing"),
+    "a truncated shard": ("fp8-draft", DRAFT, truncate, "truncated"),
+    "a draft without fc": ("fp8-draft", DRAFT, drop("fc.weight"), "no fc.weight"),
+    "a draft as target": ("w4a8-target", DRAFT, lambda d: None, "exclude patterns"),
+    "no config": ("fp8-draft", DRAFT, lambda d: (d / "config.json").unlink(), "config.json is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_source_is_refused_before_anything_is_written(kind: str, tmp_path: Path) -> None:
+    command, original, change, message = BAD[kind]
+    source = broken(original(), tmp_path / "source", change)
+    result = quantize(command, source, tmp_path / "out")
+    assert isinstance(result.exception, KimiError) and message in result.exception.what
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_packed_weight_in_two_shards_is_refused(packed: Path, tmp_path: Path) -> None:
+    source = broken(packed, tmp_path / "source", scatter)
+    result = quantize("w4a8-target", source, tmp_path / "out")
+    assert "lie in two shards" in str(result.exception)
+
+
+@pytest.mark.parametrize(("installed", "message"), [(None, "is not installed"), ("0.11.1", "0.11.1 is too old")])
+def test_quark_missing_or_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, message: str
+) -> None:
+    def version(name: str) -> str:
+        if installed is None:
+            raise metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(metadata, "version", version)
+    result = quantize("fp8-draft", tiny.draft_path(), tmp_path / "out")
+    assert message in str(result.exception) and "pip install amd-quark" in str(result.exception)
+    assert not list(tmp_path.iterdir())
