@@ -70,8 +70,12 @@ def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], de
 
         ScreenLogger.set_shared_level(logging.INFO if verbose else logging.WARNING)
         from quark.torch import ModelQuantizer
-    except ImportError as error:
-        raise KimiError(f"AMD Quark cannot be imported: {error}", remedy="pip install amd-quark==0.13") from error
+    except (ImportError, RuntimeError) as error:  # RuntimeError: it compiles an extension when first imported
+        raise KimiError(
+            f"AMD Quark cannot be imported: {error}",
+            expected="amd-quark 0.13, and a C++ compiler for the extension that it builds at its first import",
+            remedy="pip install amd-quark==0.13; apt-get install g++",
+        ) from error
 
     ModelQuantizer(config()).direct_quantize_checkpoint(
         pretrained_model_path=str(source), save_path=str(destination), device=device
