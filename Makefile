@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test kernels lint venv tiny clean bench-load
+.PHONY: bench demo test kernels lint venv tiny clean bench-load
 demo: $(STAMP)
 	$(BIN)/kimi demo
 
@@ -39,6 +39,10 @@ $(STAMP): pyproject.toml requirements/serve-cpu.txt requirements/constraints.txt
 
 bench-load: $(STAMP)
 	$(BIN)/python bench/load_repack.py
+
+# Speculation on and off on the built-in model, twice each in the order A B B A, and the report.
+bench: $(STAMP)
+	$(BIN)/kimi bench ab --a tiny:plain --b tiny -w tiny-con2 -w tiny-con40 -w tiny-maths --repeats 2 --rounds 2
 
 clean:
 	rm -rf runs build dist *.egg-info

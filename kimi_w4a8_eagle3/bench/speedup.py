@@ -14,6 +14,7 @@ from itertools import groupby
 import numpy as np
 
 from . import published
+from .measure import Measurement
 from .runs import Run, grouped, repetitions
 from .statistics import METRICS, Repetition, estimate
 
@@ -29,6 +30,7 @@ class Speedup:
     accept_length: float
     step_ms: float
     stall_ms: float
+    base_step_ms: float | None = None
 
     def at(self, accept_length: float) -> float:
         """Speed-up over the plain side if the text were accepted at this length."""
@@ -52,19 +54,30 @@ def from_runs(runs: Sequence[Run]) -> list[Speedup]:
     for (workload, concurrency), sides in grouped(runs).items():
         plain = [name for name, pairs in sides.items() if pairs[0][1].acceptance is None]
         for name, pairs in sides.items():
-            lengths = [each.acceptance.length for _, each in pairs if each.acceptance is not None]
-            if not plain or not lengths:
+            if not plain:
                 continue
-            reps = repetitions(pairs)
-            length = float(np.median(lengths))
-            tpot = estimate(reps, METRICS["tpot_median_ms"]).value
-            base = estimate(repetitions(sides[plain[0]]), METRICS["tpot_median_ms"]).value
-            step = _step_ms(reps)
-            if step is None or step / length > tpot:
-                step = tpot * length
             title = f"{workload}, concurrency {concurrency}: {name} over {plain[0]}"
-            found.append(Speedup(title, True, base, tpot, length, step, tpot - step / length))
+            measurements = [each for _, each in pairs]
+            curve = from_pairs(title, repetitions(sides[plain[0]]), repetitions(pairs), measurements)
+            if curve is not None:
+                found.append(curve)
     return found
+
+
+def from_pairs(
+    title: str, base: Sequence[Repetition], fast: Sequence[Repetition], measurements: Sequence[Measurement]
+) -> Speedup | None:
+    """The curve of a speculating side (`fast`, with its measurements) over a plain one; None without acceptance."""
+    lengths = [each.acceptance.length for each in measurements if each.acceptance is not None]
+    if not lengths:
+        return None
+    length = float(np.median(lengths))
+    tpot = estimate(fast, METRICS["tpot_median_ms"]).value
+    base_tpot = estimate(base, METRICS["tpot_median_ms"]).value
+    step = _step_ms(fast)
+    if step is None or step / length > tpot:
+        step = tpot * length
+    return Speedup(title, True, base_tpot, tpot, length, step, tpot - step / length, _step_ms(base))
 
 
 def from_published() -> list[Speedup]:

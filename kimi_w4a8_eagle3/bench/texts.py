@@ -25,6 +25,8 @@ _QUESTION_KEYS = ("question", "prompt", "instruction", "input")
 _ANSWER_KEYS = ("answer", "response", "completion", "output")
 # More conversations than any workload needs; the rest of a 600 MB file would only cost time.
 _MOST = 20_000
+# The built-in problems are drawn in excess, so that other seeds send other prompts.
+_SPARE = 8
 
 
 def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str | None) -> Path:
@@ -37,7 +39,7 @@ def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str
     if prompts is not None:
         source, pairs = prompts, read_pairs(_local(prompts))
     elif workload.text == "problems":
-        source, pairs = "the built-in problems", _problems(needed, as_document=workload.dataset == "random")
+        source, pairs = "the built-in problems", _problems(_SPARE * needed, as_document=workload.dataset == "random")
     elif workload.text == "sharegpt":
         path = _local(sharegpt) if sharegpt else _download(SHAREGPT_REPO, SHAREGPT_FILE)
         source, pairs = str(path), read_pairs(path)

@@ -114,6 +114,17 @@ class Point:
         return words if work.ignore_eos else [*words, "--disable-ignore-eos"]
 
 
+def at_input_lengths(workload: Workload, lengths: Sequence[int]) -> list[Workload]:
+    """The workload once for each input length, named `con2@8192`; itself when no length is given."""
+    return [
+        _validate(
+            {**workload.model_dump(), "name": f"{workload.name}@{length}", "input_len": length, "reference": None},
+            "--input-len",
+        )
+        for length in lengths
+    ] or [workload]
+
+
 def workload_names() -> list[str]:
     """Names of the packaged workloads, in file order."""
     return list(_tables(_packaged()))

@@ -116,6 +116,7 @@ def ab(
     concurrency: list[int] = CONCURRENCY,
     seed: list[int] = SEED,
     num_prompts: int | None = NUM_PROMPTS,
+    input_len: list[int] = typer.Option([], "--input-len", help="Sweep: each workload at each of these lengths."),
     settings: list[str] = SETTINGS,
     runs: Path = RUNS,
     report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
@@ -125,8 +126,10 @@ def ab(
     from ..bench.runs import read_run
     from ..bench.session import Side
     from ..bench.tables import print_comparison, print_run
+    from ..bench.workloads import at_input_lengths
 
-    works = [_workload(name, concurrency, seed, num_prompts) for name in dict.fromkeys(workload)]
+    named = [_workload(name, concurrency, seed, num_prompts) for name in dict.fromkeys(workload)]
+    works = [each for work in named for each in at_input_lengths(work, input_len)]
     plan = machinery.Plan((Side.parse(a), Side.parse(b)), works, repeats, rounds)
     with _signals():
         folder = machinery.ab(plan, _texts(sharegpt, prompts), runs, typer.echo, settings)
