@@ -150,7 +150,7 @@ def test_a_failed_quantization_leaves_nothing(tmp_path, monkeypatch):
         (destination / "half").touch()
         raise RuntimeError("stopped")
 
-    monkeypatch.setattr(quantize, "_run_quark", fail)
+    monkeypatch.setattr(quantize, "run_quark", fail)
     with pytest.raises(RuntimeError, match="stopped"):
         quantize.quantize_w4a8(tiny.target_bf16_path(), tmp_path / "new")
     assert not list(tmp_path.iterdir())
