@@ -22,4 +22,7 @@ def register() -> None:
     if read_gates(os.environ).check_model_name:
         HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
     if cpu.installed():
+        from .cpu import fp8_linear
+
+        HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
         cpu.claim_attention_backend()
