@@ -41,7 +41,10 @@ def naive_forward(x, w13, w2, s13, s2, topk_weights, topk_ids) -> torch.Tensor:
             e = int(topk_ids[t, slot])
             if e < 0:
                 continue
-            y = [sum(p * int(q) for p, q in zip(a, w13[e, n], strict=True)) * sx * float(s13[e, n]) for n in range(2 * inter)]
+            y = [
+                sum(p * int(q) for p, q in zip(a, w13[e, n], strict=True)) * sx * float(s13[e, n])
+                for n in range(2 * inter)
+            ]
             act = [y[i] / (1 + math.exp(-y[i])) * y[inter + i] for i in range(inter)]
             b, sa = naive_quantize(act)
             for n in range(hidden):
