@@ -18,6 +18,7 @@ from . import tasks
 from .harness import Protocol, command, run_lm_eval
 from .outcomes import PROBLEMS, load_outcomes, newest, read_outcomes, write_outcomes
 from .recorder import REQUESTS, Patience, Recorder
+from .report import write_page
 from .runs import load_run, require_same_protocol
 from .targets import Choice, Target, reached
 from .verdict import Reference, judge, load_references
@@ -108,6 +109,7 @@ def _conclude(
         "verdict": asdict(verdict),
     }  # fmt: skip
     write_json(folder / RESULT, result)
+    write_page(folder)
     return folder
 
 
@@ -122,6 +124,8 @@ def references_for(protocol: Protocol, options: Options, target: Target) -> tupl
         raise KimiError(f"no published accuracy of {options.published!r}", "--published", ", ".join(sorted(names)))
     comparable = protocol.shots == tasks.GSM8K.shots and not protocol.chat
     recipe = target.launch.recipe if target.launch else None
+    if recipe is not None and recipe not in names and options.published is None:
+        return [], None  # another model: these accuracies say nothing about it
     judged = options.published or (recipe if recipe in names and comparable else None)
     return references, judged
 

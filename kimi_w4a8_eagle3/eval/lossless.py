@@ -17,6 +17,7 @@ from . import sampling_match
 from .greedy_match import Divergence, divergences
 from .probe import Probe, Tokens
 from .prompts import Prompt, prompts
+from .report import write_page
 from .sampling_match import Samples, SamplingMatch
 from .targets import Choice, Target, reached
 from .verdict import State
@@ -95,6 +96,7 @@ def run(reference: Choice, target: Choice, plan: Plan, console: Console) -> tupl
     report = compare(asked, expected, found, plan)
     write_json(folder / RECORD, _record(expected, found, plan))
     write_json(folder / "result.json", _result(asked, expected, found, report, plan))
+    write_page(folder)
     return folder, report
 
 

@@ -34,8 +34,8 @@ def accuracy(folder: Path, console: Console) -> int:
     requests = result["requests"]
     console.print(
         f"{verdict['problems']} problems: {verdict['failed']} failed, {verdict['truncated']} cut at the token limit, "
-        f"{verdict['without_marker']} answers without ####; {requests['asked']} asked, {requests['reused']} taken from "
-        f"the interrupted run, {requests['retries']} retries"
+        f"{verdict['without_marker']} answers without ####, {verdict['empty']} empty; {requests['asked']} asked, "
+        f"{requests['reused']} taken from the interrupted run, {requests['retries']} retries"
     )
     conclude(verdict["state"], verdict["reasons"], folder, console)
     return EXIT_CODES[verdict["state"]]

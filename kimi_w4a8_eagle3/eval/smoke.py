@@ -15,6 +15,7 @@ from ..client import EngineClient, Generation
 from ..errors import KimiError
 from ..metrics import Acceptance, acceptance_from_histograms
 from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from .report import write_page
 from .targets import Choice, reached
 from .verdict import State
 
@@ -71,6 +72,7 @@ def run(choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_R
     ]
     result = {"kind": KIND, "configuration": server.name, "state": state, "floors": asdict(floors)}
     write_json(folder / "result.json", {**result, "checks": [asdict(each) for each in checks], "problems": shown})
+    write_page(folder)
     return folder, state, checks
 
 

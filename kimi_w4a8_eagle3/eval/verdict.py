@@ -98,6 +98,7 @@ class Verdict:
     failed: int = 0
     truncated: int = 0
     without_marker: int = 0
+    empty: int = 0
     accuracies: list[Accuracy] = field(default_factory=list)
     references: list[AgainstReference] = field(default_factory=list)
     paired: list[Paired] = field(default_factory=list)
@@ -132,6 +133,7 @@ def judge(
         failed=sum(o.status == "failed" for o in outcomes),
         truncated=sum(o.status == "truncated" for o in outcomes),
         without_marker=sum(o.status != "failed" and not o.has_marker for o in outcomes),
+        empty=sum(o.status != "failed" and not o.text.strip() for o in outcomes),
     )
     _judge_validity(verdict, max_unusable)
     answered = [o for o in outcomes if o.status != "failed"]
@@ -166,6 +168,10 @@ def _judge_validity(verdict: Verdict, max_unusable: float) -> None:
             "invalid",
             f"{verdict.failed} requests failed and {verdict.truncated} answers were cut at the token limit: "
             f"{unusable / verdict.problems:.1%} of {verdict.problems}, more than {max_unusable:.1%}",
+        )
+    if verdict.empty > max_unusable * verdict.problems:
+        verdict.reasons.append(
+            f"{verdict.empty} of {verdict.problems} answers are empty (scored as wrong): does this model want --chat?"
         )
 
 

@@ -49,10 +49,10 @@ def test_an_answer_is_written_down_and_never_asked_for_again(path):
 
 @pytest.mark.parametrize("fault", [Reply(status=429), Reply(status=500), Reply(status=503), Reply(drop=True)])
 def test_what_can_pass_is_tried_again(path, fault):
-    with openai_server(lambda p, n: fault if n < 3 else Reply("yes")) as server:
-        with Recorder(server.base_url, path, QUICK) as recorder:
-            assert text(ask(recorder, "a")) == "yes"
-            assert recorder.retries == 2 and not recorder.failed
+    answer = lambda p, n: fault if n < 3 else Reply("yes")  # noqa: E731
+    with openai_server(answer) as server, Recorder(server.base_url, path, QUICK) as recorder:
+        assert text(ask(recorder, "a")) == "yes"
+        assert recorder.retries == 2 and not recorder.failed
     (answer,) = read_answers(path).values()
     assert answer.attempts == 3 and answer.error is None
 
@@ -73,12 +73,12 @@ def test_what_keeps_failing_is_counted_and_asked_again_in_a_resumed_run(path):
 
 
 def test_a_refused_prompt_fails_at_once_and_alone(path):
-    with openai_server(lambda p, n: Reply(status=400) if p == "too long" else Reply("ok")) as server:
-        with Recorder(server.base_url, path, QUICK) as recorder:
-            assert text(ask(recorder, "too long")) == "" and text(ask(recorder, "b")) == "ok"
-            (failure,) = recorder.failed.values()
-            assert failure.error == 'HTTP 400: {"message": "fault 400"}' and failure.attempts == 1
-            assert server.asked["too long"] == 1
+    answer = lambda p, n: Reply(status=400) if p == "too long" else Reply("ok")  # noqa: E731
+    with openai_server(answer) as server, Recorder(server.base_url, path, QUICK) as recorder:
+        assert text(ask(recorder, "too long")) == "" and text(ask(recorder, "b")) == "ok"
+        (failure,) = recorder.failed.values()
+        assert failure.error == 'HTTP 400: {"message": "fault 400"}' and failure.attempts == 1
+        assert server.asked["too long"] == 1
 
 
 def test_a_wrong_model_ends_the_run(path):

@@ -48,6 +48,10 @@ class OpenAIServer:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def stop_listening(self) -> None:
+        """Refuse new connections from now on; may be called while a request is answered."""
+        self._http.socket.close()
+
     def total(self) -> int:
         return sum(self.asked.values())
 

@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# GSM8K in the published protocol against a running server, e.g. eval/gsm8k.sh http://127.0.0.1:9527 --baseline runs/...
+exec kimi eval gsm8k --base-url "${1:?base URL of the server}" "${@:2}"

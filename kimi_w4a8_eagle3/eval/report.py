@@ -1,0 +1,109 @@
+"""A finished evaluation as HTML: a section for a larger report, and a page of its own in the run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import KimiError
+from . import stats
+
+PAGE = "report.html"
+_TITLES = {"eval-accuracy": "Accuracy", "eval-lossless": "Is speculation lossless?", "eval-smoke": "Smoke test"}
+_STYLE = """
+body { font: 15px/1.5 "DejaVu Sans", "Segoe UI", Helvetica, Arial, sans-serif; max-width: 1080px; margin: 2rem auto; }
+table { border-collapse: collapse; font-size: 13.5px; width: 100%; margin: .6rem 0 1rem; }
+th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid #dcdce0; vertical-align: top; }
+th:first-child, td:first-child, .text { text-align: left; } pre { white-space: pre-wrap; margin: 0; }
+.soft { color: #66666b; } .better { color: #23743f; } .worse { color: #a8323e; } svg { max-width: 100%; height: auto; }
+"""
+
+
+def is_evaluation(folder: Path) -> bool:
+    """Whether a run directory holds a finished evaluation."""
+    try:
+        return json.loads((folder / "result.json").read_text()).get("kind") in _TITLES
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def section(folder: Path) -> str:
+    """One `<section>` for the run in `folder`, escaped and without outside files; needs no script.
+
+    Raises KimiError when `folder` is not the directory of a finished evaluation.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    if not is_evaluation(folder):
+        raise KimiError("not the folder of a finished evaluation", str(folder), "a run of `kimi eval` with result.json")
+    result = json.loads((folder / "result.json").read_text())
+    environment = Environment(
+        loader=PackageLoader("kimi_w4a8_eagle3.eval", "."), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("section.html.jinja").render(run=folder.name, **_content(result))
+
+
+def write_page(folder: Path) -> Path:
+    """Write the section as a page of its own into the run directory; returns its path."""
+    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{folder.name}</title><style>{_STYLE}</style>"
+    page = folder / PAGE
+    temporary = page.with_suffix(".tmp")
+    temporary.write_text(f"{head}<body>{section(folder)}</body></html>", encoding="utf-8")
+    temporary.replace(page)
+    return page
+
+
+def _content(result: dict[str, Any]) -> dict[str, Any]:
+    """What the template shows of a result, whatever its kind."""
+    kind = result["kind"]
+    tables = ("accuracies", "references", "paired", "differing", "divergences")
+    content: dict[str, Any] = {name: [] for name in tables}
+    content |= {"title": _TITLES[kind], "configuration": result["configuration"], "picture": None}
+    if kind == "eval-accuracy":
+        verdict = result["verdict"]
+        references = [_with_interval(each) for each in verdict["references"]]
+        content |= {name: verdict[name] for name in ("state", "reasons", "accuracies", "paired", "differing")}
+        content |= {"references": references, "picture": _intervals(verdict["accuracies"], references)}
+        content["title"] = f"Accuracy: {result['task']}"
+    elif kind == "eval-lossless":
+        content |= {name: result["report"][name] for name in ("state", "reasons", "divergences")}
+    else:
+        checks = result["checks"]
+        content |= {"state": result["state"], "reasons": [f"{c['name']}: {c['found']} ({c['wanted']})" for c in checks]}
+    return content
+
+
+def _with_interval(found: dict[str, Any]) -> dict[str, Any]:
+    reference = found["reference"]
+    interval = stats.wilson(round(reference["accuracy"] * reference["n"]), reference["n"])
+    return {**found, "low": interval.low, "high": interval.high, "within_noise": found["p"] >= stats.ALPHA}
+
+
+def _intervals(accuracies: list[dict[str, Any]], references: list[dict[str, Any]]) -> Any:
+    """Accuracies with their 95 % intervals, one line each, ours in colour (SVG)."""
+    from markupsafe import Markup, escape
+
+    rows = [
+        (f"this run, {a['metric']}", a["interval"]["value"], a["interval"]["low"], a["interval"]["high"], "#1f5fa8")
+        for a in accuracies
+        if a["interval"]
+    ]
+    for found in references:
+        reference = found["reference"]
+        name = f"{reference['configuration']}, {reference['metric']}"
+        rows.append((name, reference["accuracy"], found["low"], found["high"], "#66666b"))
+    if not rows:
+        return None
+    left, right = min(row[2] for row in rows), max(row[3] for row in rows)
+    scale = 560 / max(right - left, 0.01)
+    parts = []
+    for number, (name, value, low, high, colour) in enumerate(rows):
+        y = 18 + 22 * number
+        x = [300 + (each - left) * scale for each in (low, value, high)]
+        parts.append(f'<text x="290" y="{y + 4}" text-anchor="end" font-size="12">{escape(name)}</text>')
+        parts.append(f'<line x1="{x[0]:.1f}" x2="{x[2]:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<circle cx="{x[1]:.1f}" cy="{y}" r="4" fill="{colour}"/>')
+        parts.append(f'<text x="{x[2] + 6:.1f}" y="{y + 4}" font-size="12" fill="{colour}">{value:.2%}</text>')
+    height = 22 * len(rows) + 14
+    return Markup(f'<svg viewBox="0 0 940 {height}" role="img" aria-label="accuracies">{"".join(parts)}</svg>')

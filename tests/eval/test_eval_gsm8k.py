@@ -1,0 +1,169 @@
+"""`kimi eval gsm8k` with the real lm-eval against a real HTTP server that fails on purpose, dies and comes back."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.openai_server import OpenAIServer, Reply, openai_server
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.eval import accuracy, tasks
+from kimi_w4a8_eagle3.eval.harness import Protocol
+from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
+from kimi_w4a8_eagle3.eval.recorder import Patience
+from kimi_w4a8_eagle3.eval.targets import Choice
+
+LIMIT = 24
+PROTOCOL = Protocol(tasks.GSM8K, chat=False, shots=10, max_tokens=64, limit=LIMIT, concurrency=4)
+QUICK = Patience(attempts=3, first_pause_s=0.02, longest_pause_s=0.1, server_away_s=0.5)
+SILENT = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Our own problems in the number and format of GSM8K."""
+    folder = tmp_path_factory.mktemp("data")
+    for split, (start, count) in {"train": (0, 7473), "test": (10_000, 1319)}.items():
+        lines = (
+            json.dumps({"question": f"What is {n} plus 1?", "answer": f"It is {n + 1}.\n#### {n + 1}"})
+            for n in range(start, start + count)
+        )
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def answer(prompt: str, n: int) -> Reply:
+    """Problem 3 is wrong, 5 lacks the marker, 7 is cut, 9 always fails, 11 is refused twice and then answered."""
+    number = int(prompt.rpartition("What is ")[2].split()[0])
+    right = f" It is {number + 1}.\n#### {number + 1}"
+    return {
+        10_003: Reply(" #### 5"),
+        10_005: Reply(f" It is {number + 1}."),
+        10_007: Reply(" It is, let me think", finish_reason="length"),
+        10_009: Reply(status=500),
+        10_011: Reply(status=429, headers={"Retry-After": "0"}) if n < 3 else Reply(right),
+    }.get(number, Reply(right))
+
+
+@dataclass
+class Resumed:
+    """A run whose server died after some answers and that was finished with --resume against a second server."""
+
+    folder: Path
+    interrupted: KimiError
+    answered_before: set[str]
+    asked_after: set[str]
+    output: str
+    exit_code: int
+
+
+@pytest.fixture(scope="module")
+def resumed(data, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("runs")
+    answered: set[str] = set()
+    server: list[OpenAIServer] = []
+
+    def mortal(prompt: str, n: int) -> Reply:
+        if len(answered) >= 8:
+            return Reply(drop=True)
+        reply = answer(prompt, n)
+        if reply.status == 200:
+            answered.add(prompt)
+        if len(answered) == 8:
+            server[0].stop_listening()
+        return reply
+
+    server.append(OpenAIServer(mortal))
+    options = accuracy.Options(data_dir=data, runs=runs, patience=QUICK)
+    with pytest.raises(KimiError) as caught:
+        accuracy.run(Choice(base_url=server[0].base_url), PROTOCOL, options, SILENT)
+    server[0].close()
+    (folder,) = runs.iterdir()
+    assert not (folder / accuracy.RESULT).exists()
+    with openai_server(answer, port=server[0].port) as again:
+        words = [sys.executable, "-m", "kimi_w4a8_eagle3.cli", "eval", "gsm8k", "--resume", str(folder)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    return Resumed(
+        folder, caught.value, answered, set(again.asked), " ".join((done.stdout + done.stderr).split()), done.returncode
+    )
+
+
+def test_a_server_that_dies_ends_the_run_with_the_way_to_go_on(resumed):
+    assert "nothing has listened" in resumed.interrupted.what
+    assert f"--resume {resumed.folder}" in resumed.interrupted.remedy
+
+
+def test_a_resumed_run_asks_nothing_twice(resumed):
+    assert len(resumed.answered_before) >= 8
+    assert not resumed.answered_before & resumed.asked_after
+    assert len(resumed.answered_before | resumed.asked_after) == LIMIT
+    assert f"{len(resumed.answered_before)} taken from the interrupted run" in resumed.output
+
+
+def test_each_problem_is_recorded_with_what_happened_to_it(resumed):
+    outcomes = {o.id: o for o in load_outcomes(resumed.folder)}
+    assert len(outcomes) == LIMIT
+    flexible, strict = tasks.METRICS
+    assert outcomes[0].correct == {flexible: True, strict: True} and outcomes[0].target == "10001"
+    assert outcomes[3].correct == {flexible: False, strict: False} and outcomes[3].extracted[strict] == "5"
+    assert outcomes[5].correct == {flexible: True, strict: False}
+    assert outcomes[5].status == "answered" and not outcomes[5].has_marker
+    assert outcomes[7].status == "truncated"
+    assert outcomes[9].status == "failed" and "HTTP 500" in outcomes[9].error
+    assert all(outcomes[n].correct == {flexible: True, strict: True} for n in range(12, LIMIT))
+    assert outcomes[11].status == "answered" and all(outcomes[11].correct.values())
+
+
+def test_the_verdict_counts_instead_of_hiding(resumed):
+    result = json.loads((resumed.folder / accuracy.RESULT).read_text())
+    verdict = result["verdict"]
+    assert resumed.exit_code == 4 and "INVALID 1 requests failed and 1 answers were cut" in resumed.output.replace(
+        "│ ", ""
+    )
+    assert verdict["state"] == "invalid" and (verdict["failed"], verdict["truncated"]) == (1, 1)
+    assert all(each["answered"] == LIMIT - 1 for each in verdict["accuracies"])
+    theirs = json.loads((resumed.folder / result["lm_eval"]).read_text())["results"]["kimi_gsm8k"]
+    for each in verdict["accuracies"]:  # lm-eval scores the failed one as wrong; the number of right ones is the same
+        assert each["correct"] == round(theirs[f"exact_match,{each['metric']}"] * LIMIT)
+
+
+def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
+    options = accuracy.Options(data_dir=data, runs=tmp_path)
+    with openai_server(answer, model="other") as server:
+        with pytest.raises(KimiError, match="serves 'other', not 'kimi'"):
+            accuracy.run(Choice(base_url=server.base_url, model="kimi"), PROTOCOL, options, SILENT)
+        assert server.total() == 0
+
+
+def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
+    from kimi_w4a8_eagle3.commands.eval import _choice
+
+    assert _choice("http://127.0.0.1:1", None, None, False, [], resumed.folder).model == "test-model"
+
+
+def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
+    options = accuracy.Options(data_dir=data, runs=tmp_path, baseline=resumed.folder)
+    five_shot = Protocol(tasks.GSM8K, chat=False, shots=5, max_tokens=64, limit=LIMIT)
+    with openai_server(answer) as server:
+        with pytest.raises(KimiError, match="another protocol: shots 10, here 5"):
+            accuracy.run(Choice(base_url=server.base_url), five_shot, options, SILENT)
+        options = accuracy.Options(data_dir=data, runs=tmp_path, baseline=tmp_path)
+        with pytest.raises(KimiError, match="not the folder of an accuracy run"):
+            accuracy.run(Choice(base_url=server.base_url), PROTOCOL, options, SILENT)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("choice", [{}, {"base_url": "http://127.0.0.1:1", "recipe": "tiny"}])
+def test_the_server_must_be_named_once(choice):
+    with pytest.raises(KimiError, match="name the server"):
+        Choice(**choice)
+
+
+def test_nobody_at_the_address_is_said_before_a_long_run(data, tmp_path):
+    with pytest.raises(KimiError, match="does not answer"):
+        options = accuracy.Options(data_dir=data, runs=tmp_path)
+        accuracy.run(Choice(base_url="http://127.0.0.1:9"), PROTOCOL, options, SILENT)
