@@ -51,6 +51,19 @@ def test_decode_stores_the_new_key_and_attends_to_all(heads, groups, dim_k, dim_
         torch.testing.assert_close(out[b], naive(q[b], k[slots], v[slots], 0.3), rtol=1e-4, atol=1e-5)
 
 
+def test_keys_and_values_of_one_allocation_are_both_stored():
+    """SGLang's MHA pool is one tensor; comparing allocations instead of addresses once lost the draft's values."""
+    k, v = torch.zeros(2, POOL_SLOTS, 2, 8).unbind(0)
+    table, pool = torch.tensor([[3, 5]], dtype=torch.int32), torch.tensor([0])
+    new_k, new_v, out = torch.randn(1, 2, 8), torch.randn(1, 2, 8), torch.empty(1, 4, 8)
+    attention.decode_attention_cpu(
+        torch.randn(1, 4, 8), k, v, 1.0, 1.0, out, new_k, new_v, torch.tensor([5]), torch.empty(0), table, pool,
+        torch.tensor([2]), 0.3, 0.0, False, 0, None, None,
+    )  # fmt: skip
+    assert torch.equal(k[5], new_k[0])
+    assert torch.equal(v[5], new_v[0])
+
+
 def extend(q, k_ext, v_ext, k, v, table, pool, seq_lens, new, out) -> None:
     start = torch.cumsum(new, 0) - new
     attention.extend_attention_cpu(

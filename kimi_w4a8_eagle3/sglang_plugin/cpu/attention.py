@@ -61,7 +61,8 @@ def decode_attention_cpu(
     _require_plain(logit_cap, is_cross_attn, sliding_window, sinks, None)
     if key is not None and value is not None:
         k_cache[loc] = key.view(-1, *k_cache.shape[1:]).to(k_cache.dtype)
-        if v_cache.untyped_storage().data_ptr() != k_cache.untyped_storage().data_ptr():
+        # An MLA value is a view that begins where its key begins; an MHA pool may hold both in one allocation.
+        if v_cache.data_ptr() != k_cache.data_ptr():
             v_cache[loc] = value.view(-1, *v_cache.shape[1:]).to(v_cache.dtype)
     lengths = seq_lens.long()
     slots = _slots(req_to_token, req_pool_indices, int(lengths.max()) if len(lengths) else 0)
