@@ -21,6 +21,7 @@ from .commands import (
     eval,
     fetch,
     gates,
+    inferencex,
     kernels,
     patch,
     plan,
@@ -69,6 +70,7 @@ app.command("tune-moe")(tune_moe.tune_moe)
 app.command("warm")(warm.warm)
 app.add_typer(tiny.app, name="tiny")
 app.add_typer(eval.app, name="eval")
+bench.app.command("export-inferencex")(inferencex.export_inferencex)
 app.add_typer(bench.app, name="bench")
 app.command("report")(report.report)
 

@@ -24,6 +24,11 @@ else:
 
 ArgValue = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, bool | int | float | str]
 MAX_EXTENDS = 8
+# How SGLang fixes the accept length: drafts of the real draft model, accepted to match the length on average.
+FIXED_ACCEPTANCE = {
+    "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+    "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+}
 NOT_INHERITED = ("summary", "published")
 
 
@@ -62,6 +67,7 @@ class Options(_Strict):
     sampling: Literal["greedy", "target"] = "greedy"
     all_reduce: Literal["custom", "rccl"] = "custom"
     progress_timeout_s: float = Field(default=900, gt=0)
+    golden_acceptance: float | None = Field(default=None, ge=1, description="a fixed accept length, benchmarks only")
 
 
 class Hardware(_Strict):
@@ -112,7 +118,9 @@ class Recipe(_Strict):
     @property
     def environment(self) -> dict[str, str]:
         """Variables that the engine starts with."""
-        return {name: value for name, value in self.env.items() if value is not False}
+        golden = self.options.golden_acceptance
+        fixed = {} if golden is None else {"SGLANG_SIMULATE_ACC_LEN": f"{golden:g}", **FIXED_ACCEPTANCE}
+        return {name: value for name, value in self.env.items() if value is not False} | fixed
 
     def without_speculation(self) -> Recipe:
         """The same recipe without its draft and the engine's `speculative-*` arguments: the other side of an A/B."""

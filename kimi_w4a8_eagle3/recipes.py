@@ -180,12 +180,25 @@ def _assemble(recipe: Recipe, notes: list[str]) -> Args:
 
 def _improve(args: Args, recipe: Recipe, notes: list[str]) -> None:
     """What this package changes, each with its reason."""
+    _check_golden(recipe, notes)
     for name, improvement in recipe.improve.items():
         args[name] = improvement.value
         if improvement.value != "auto":
             published = recipe.args.get(name)
             was = "not in the published command" if published is None else f"published: {show(name, published)}"
             notes.append(f"{show(name, improvement.value)} ({was}): {improvement.why}")
+
+
+def _check_golden(recipe: Recipe, notes: list[str]) -> None:
+    golden, most = recipe.options.golden_acceptance, recipe.args.get("speculative-num-draft-tokens")
+    if golden is None:
+        return
+    if recipe.engine != "sglang" or not isinstance(most, int) or golden > most:
+        raise KimiError(
+            f"options.golden_acceptance = {golden:g} does not fit the recipe {recipe.name!r}",
+            expected="a recipe for SGLang with speculation, and at most its draft tokens",
+        )
+    notes.append(f"warning: the accept length is fixed at {golden:g}, the texts are not the model's: benchmarks only")
 
 
 def _overrides(engine: str, settings: Sequence[str], extra: Sequence[str]) -> list[str]:
