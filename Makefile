@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: bench demo test kernels lint venv tiny clean bench-load
+.PHONY: bench eval demo test kernels lint venv tiny clean bench-load
 demo: $(STAMP)
 	$(BIN)/kimi demo
 
@@ -46,3 +46,15 @@ bench: $(STAMP)
 
 clean:
 	rm -rf runs build dist *.egg-info
+
+# Accuracy and losslessness of the built-in model, every step through the real lm-eval (about ten minutes on 2 cores).
+# GSM8K comes from the Hugging Face Hub, or from GSM8K_DIR=folder with train.jsonl and test.jsonl.
+GATES := --set env.FLYDSL_MOE_STAGE1_SCHED=0 --set env.AITER_FLYDSL_STAGE2_TILE_K=256
+TINY_MATH := $(BIN)/kimi eval tiny-math --recipe tiny --margin 0.02
+eval: $(STAMP)
+	$(BIN)/kimi eval smoke --recipe tiny
+	$(TINY_MATH) --no-speculation
+	base=$$(ls -td runs/*-eval-tiny-math* | head -1) && \
+	$(TINY_MATH) --baseline $$base && $(TINY_MATH) $(GATES) --baseline $$base
+	$(BIN)/kimi eval lossless --recipe tiny
+	$(BIN)/kimi eval gsm8k --recipe tiny --limit 40 --max-tokens 128 --concurrency 40 $(addprefix --data-dir ,$(GSM8K_DIR))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from . import stats
 
 LENGTH = 4
-ALPHA = 0.01
+ALPHA = 0.001  # one false alarm in a thousand checks; ignored temperature is at 1e-20
 Samples = list[tuple[int, ...]]
 
 

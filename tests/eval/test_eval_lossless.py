@@ -1,0 +1,136 @@
+"""The comparison itself, on recorded tokens: ties and bugs, ended texts, samples; real servers are in tests/e2e."""
+
+import numpy as np
+import pytest
+
+from kimi_w4a8_eagle3.eval import lossless, sampling_match
+from kimi_w4a8_eagle3.eval.greedy_match import divergences, first_difference
+from kimi_w4a8_eagle3.eval.lossless import Answers, Plan
+from kimi_w4a8_eagle3.eval.probe import Tokens
+from kimi_w4a8_eagle3.eval.prompts import KINDS, Prompt, prompts
+from kimi_w4a8_eagle3.eval.targets import Target
+
+PROMPT = [Prompt("chat", "hello")]
+TOP = (((-0.1, 7), (-2.4, 8)), ((-0.69, 5), (-0.75, 6)), ((-0.01, 9), (-5.0, 4)))
+
+
+def tokens(*ids, top=(), steps=0, reason="stop"):
+    return Tokens(ids, "", reason, top, steps)
+
+
+def one(expected, found, tie_gap=0.25):
+    parted = divergences(PROMPT, [expected], [found], 1, tie_gap)
+    return parted[0] if parted else None
+
+
+def test_first_difference():
+    assert first_difference((1, 2, 3), (1, 2, 3)) is None
+    assert first_difference((1, 2, 3), (1, 9, 3)) == 1
+    assert first_difference((1, 2), (1, 2, 3)) == 2
+    assert first_difference((), (4,)) == 0
+
+
+def test_equal_texts_have_no_divergence():
+    assert one(tokens(7, 5, 9, top=TOP), tokens(7, 5, 9)) is None
+
+
+def test_a_small_gap_is_a_tie_and_a_large_one_a_bug():
+    tie = one(tokens(7, 5, 9, top=TOP), tokens(7, 6, 1))
+    assert (tie.position, tie.reference_token, tie.token, tie.judgement) == (1, 5, 6, "tie")
+    assert tie.gap == pytest.approx(0.06) and tie.top2 == ((-0.69, 5), (-0.75, 6))
+    bug = one(tokens(7, 5, 9, top=TOP), tokens(8, 5, 9))
+    assert (bug.position, bug.judgement) == (0, "bug") and bug.gap == pytest.approx(2.3)
+    assert one(tokens(7, 5, 9, top=TOP), tokens(7, 6, 9), tie_gap=0.05).judgement == "bug"
+
+
+def test_a_token_that_the_reference_never_considered_is_a_bug():
+    bug = one(tokens(7, 5, 9, top=TOP), tokens(7, 99, 9))
+    assert bug.judgement == "bug" and bug.gap is None and "none of its best candidates" in str(bug)
+
+
+def test_a_text_that_ends_elsewhere_is_a_bug():
+    shorter = one(tokens(7, 5, 9, top=TOP), tokens(7, 5))
+    assert (shorter.position, shorter.token, shorter.judgement) == (2, None, "bug")
+    assert one(tokens(7, 5, top=TOP[:2]), tokens(7, 5, 9)).judgement == "bug"
+
+
+def test_prompts_cover_all_kinds_without_repetition():
+    asked = prompts(120)
+    assert len(asked) == 120 == len({p.text for p in asked})
+    assert {p.kind for p in prompts(6)} == set(KINDS)
+    assert max(len(p.text) for p in asked if p.kind == "long") > 2000
+    assert min(len(p.text) for p in asked) == 1
+    assert any(ord(c) > 0xFFFF for p in asked for c in p.text)
+
+
+def draw(rng, weights, n, greedy_after_first=False):
+    def row():
+        first = int(rng.choice(len(weights), p=weights))
+        rest = [0] * 3 if greedy_after_first else [int(x) for x in rng.choice(len(weights), 3, p=weights)]
+        return (first, *rest)
+
+    return [row() for _ in range(n)]
+
+
+def test_samples_of_one_distribution_agree_and_of_two_do_not():
+    rng = np.random.default_rng(3)
+    a, b = [0.5, 0.3, 0.15, 0.05], [0.35, 0.4, 0.2, 0.05]
+    matches = [sampling_match.compare([draw(rng, a, 100)], [draw(rng, a, 100)], 1.0) for _ in range(60)]
+    assert not any(m.differs or m.ignores_temperature for m in matches) and all(m.conclusive for m in matches)
+    smallest = [min(t.adjusted_p for t in m.tests) for m in matches]
+    assert sum(p < 0.1 for p in smallest) <= 12  # about 6 of 60 expected: the level is kept
+    other = sampling_match.compare([draw(rng, a, 400)], [draw(rng, b, 400)], 1.0)
+    assert other.differs and not other.ignores_temperature
+
+
+def test_greedy_verification_is_recognised():
+    rng = np.random.default_rng(1)
+    a = [0.5, 0.3, 0.15, 0.05]
+    match = sampling_match.compare([draw(rng, a, 200)], [draw(rng, a, 200, greedy_after_first=True)], 1.0)
+    assert match.differs and match.ignores_temperature
+    assert [t.what for t in match.tests if t.adjusted_p >= 0.001] == ["token 1"]  # prefill samples as it should
+
+
+def test_without_any_variation_there_is_nothing_to_say():
+    match = sampling_match.compare([[(1, 2, 3, 4)] * 50], [[(1, 2, 3, 4)] * 50], 1.0)
+    assert not match.conclusive and not match.differs
+
+
+def answers(name, greedy, info=None, sampled=()):
+    target = Target(name, "http://127.0.0.1:1", "m")
+    return Answers(target, [(1, 2)], {1: [greedy], 40: [greedy]}, [(1,)], list(sampled), info or {})
+
+
+def report(found, plan=None, expected=None, **info):
+    expected = expected or answers("plain", tokens(7, 5, 9, top=TOP))
+    return lossless.compare(PROMPT, expected, found, plan or Plan(samples=0))
+
+
+def test_verdicts():
+    assert report(answers("eagle3", tokens(7, 5, 9, steps=1))).state == "pass"
+    bug = report(answers("eagle3", tokens(8, 5, 9, steps=1)))
+    assert bug.state == "fail" and "2 of 2 greedy answers differ" in bug.reasons[0]
+    tie = report(answers("eagle3", tokens(7, 6, 9, steps=1)))
+    assert tie.state == "pass" and "2 part at a numerical tie" in tie.reasons[0]
+    idle = report(answers("eagle3", tokens(7, 5, 9, steps=0)))
+    assert idle.state == "invalid" and "does not speculate" in idle.reasons[0]
+    other = answers("eagle3", tokens(7, 5, 9, steps=1))
+    other.prompt_ids = [(3,)]
+    assert report(other).state == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("rejection_sampling", "required", "state"),
+    [(False, False, "pass"), (False, True, "fail"), (True, False, "fail")],
+)
+def test_ignored_temperature_is_tolerated_only_where_the_engine_declares_it(rejection_sampling, required, state):
+    rng = np.random.default_rng(2)
+    weights = [0.5, 0.3, 0.2]
+    expected = answers("plain", tokens(7, 5, 9, top=TOP), sampled=[draw(rng, weights, 200)])
+    found = answers(
+        "eagle3",
+        tokens(7, 5, 9, steps=1),
+        {"speculative_use_rejection_sampling": rejection_sampling},
+        [draw(rng, weights, 200, greedy_after_first=True)],
+    )
+    assert report(found, Plan(samples=200, require_sampling=required), expected).state == state

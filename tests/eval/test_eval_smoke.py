@@ -1,0 +1,90 @@
+"""Smoke checks on answers, and the HTML of a run."""
+
+import json
+
+import pytest
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.client import Generation
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.eval import report, smoke
+
+PROBLEMS = tiny.problems("held_out", 10, seed=21)
+GOOD = [Generation(p.solution, (1,), "stop", (0, 0, 1, 4)) for p in PROBLEMS]
+
+
+def failed(answers, **floors):
+    return [c.name for c in smoke.check(PROBLEMS, answers, smoke.Floors(**floors)) if not c.passed]
+
+
+def replaced(*answers):
+    return [*answers, *GOOD[len(answers) :]]
+
+
+def test_good_answers_pass():
+    assert failed(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("", "empty, garbled or looping answers"),
+        ("now now now now now now now now now now now", "empty, garbled or looping answers"),
+        ("\ufffd\ufffd 12", "empty, garbled or looping answers"),
+    ],
+)
+def test_one_odd_answer_fails(text, name):
+    assert failed(replaced(Generation(text, (1,), "stop", (0, 0, 1, 4)))) == [name]
+
+
+def test_failures_cut_answers_wrong_answers_and_rejected_drafts():
+    assert failed(replaced(KimiError("HTTP 500"))) == ["requests answered"]
+    cut = [Generation(p.solution, (1,), "length", (0, 0, 1, 4)) for p in PROBLEMS]
+    assert failed(cut[:1] + GOOD[1:]) == [] and failed(cut) == ["answers cut at the limit"]
+    wrong = [Generation("#### -1", (1,), "stop", (0, 0, 1, 4)) for _ in PROBLEMS]
+    assert failed(wrong) == ["problems solved"] and failed(wrong[:4] + GOOD[4:]) == []
+    rejected = [Generation(p.solution, (1,), "stop", (9, 1, 0, 0)) for p in PROBLEMS]
+    assert failed(rejected) == ["accept length"] and failed(rejected, accept_length=1.05) == []
+    plain = [Generation(p.solution, (1,), "stop", ()) for p in PROBLEMS]
+    assert failed(plain) == ["accept length"] and failed(plain, speculates=False) == []
+    assert failed(GOOD, speculates=False) == ["speculation"]
+
+
+@pytest.mark.parametrize(("text", "number"), [("so 3 + 4 = 7\n#### 7", 7), ("It is **1,234**.", 1234), ("none", None)])
+def test_stated_number(text, number):
+    assert smoke.stated_number(text) == number
+
+
+def test_html_escapes_what_a_model_says_and_needs_nothing_from_outside(tmp_path):
+    interval = {"value": 0.9, "low": 0.85, "high": 0.95}
+    reference = {"configuration": "w4a8", "metric": "strict-match", "accuracy": 0.9333, "n": 1319, "source": "S"}
+    nasty = "<script>alert(1)</script>"
+    differing = {
+        "id": 3,
+        "question": nasty,
+        "target": "4",
+        "solved_by": {"strict-match": "new"},
+        "new": nasty,
+        "base": "",
+    }
+    verdict = {
+        "state": "fail",
+        "reasons": ["worse"],
+        "accuracies": [{"metric": "strict-match", "correct": 9, "answered": 10, "interval": interval}],
+        "references": [{"reference": reference, "difference": -0.03, "p": 0.2}],
+        "paired": [],
+        "differing": [differing | {"new": nasty, "base": ""}],
+    }
+    result = {"kind": "eval-accuracy", "task": "GSM8K", "configuration": "eagle3", "verdict": verdict}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    page = report.write_page(tmp_path).read_text()
+    assert "<script" not in page and "&lt;script&gt;" in page and "http" not in page
+    assert "90.00%" in page and "85.00 to 95.00%" in page and "within noise" in page and "<svg" in page
+    assert "FAIL" in page
+
+
+def test_a_section_needs_a_finished_evaluation(tmp_path):
+    assert not report.is_evaluation(tmp_path)
+    (tmp_path / "result.json").write_text('{"kind": "ab"}')
+    with pytest.raises(KimiError, match="not the folder of a finished evaluation"):
+        report.section(tmp_path)
