@@ -27,6 +27,22 @@ _MARGIN = typer.Option(0.01, "--margin", min=0.0001, max=1.0, help="Loss of accu
 _UNUSABLE = typer.Option(0.01, "--max-unusable", min=0.0, max=1.0, help="Share of failed or cut answers allowed.")
 
 
+@app.callback()
+def requirements() -> None:
+    """Accuracy with a verdict, and proof that speculation changes no answer."""
+    import importlib.util
+
+    from ..errors import KimiError
+
+    missing = [name for name in ("lm_eval", "aiohttp", "scipy", "jinja2") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise KimiError(
+            f"`kimi eval` needs {', '.join(missing)}",
+            expected="the extra `eval`",
+            remedy="pip install 'kimi-w4a8-eagle3[eval]'",
+        )
+
+
 @app.command("gsm8k")
 def gsm8k(
     base_url: str | None = _BASE_URL,

@@ -8,14 +8,21 @@ import typer
 
 
 def report(
-    runs: list[Path] = typer.Argument(help="Run directories of `kimi bench`, from this machine or another."),
+    runs: list[Path] = typer.Argument(help="Run directories of `kimi bench` and `kimi eval`, from any machine."),
     out: Path | None = typer.Option(
         None, "--out", "-o", help="Folder of the report; default: `report` in the last run."
     ),
 ) -> None:
-    """Write one self-contained HTML page and PNG figures from finished benchmark runs."""
+    """Write one self-contained HTML page and PNG figures from finished benchmark and evaluation runs."""
     from ..bench.runs import read_run
+    from ..eval.report import PAGE, append_sections, is_evaluation, write_pages
     from ..report.page import write_report
 
-    page = write_report([read_run(run) for run in runs], out or runs[-1] / "report")
+    folder = out or runs[-1] / "report"
+    evaluations = [run for run in runs if is_evaluation(run)]
+    measured = [run for run in runs if run not in evaluations]
+    if measured:
+        page = append_sections(write_report([read_run(run) for run in measured], folder), evaluations)
+    else:
+        page = write_pages(evaluations, folder / PAGE)
     typer.echo(f"kimi: report: {page}")

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..errors import KimiError
 from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..serving import Terminated
 from . import tasks
 from .harness import Protocol, command, run_lm_eval
 from .outcomes import PROBLEMS, load_outcomes, newest, read_outcomes, write_outcomes
@@ -45,6 +46,9 @@ def run(choice: Choice, protocol: Protocol, options: Options, console: Console, 
 
     Raises KimiError when something keeps the run from its end; what was answered is kept for `resume`.
     """
+    count = protocol.task.counts.get("test")
+    if protocol.limit and count and protocol.limit > count:
+        raise KimiError(f"{protocol.limit} problems were asked for", "--limit", f"at most {count}")
     baseline = load_run(options.baseline) if options.baseline else None
     if baseline is not None:
         require_same_protocol(baseline, protocol)
@@ -62,7 +66,10 @@ def run(choice: Choice, protocol: Protocol, options: Options, console: Console, 
         try:
             recorder = _ask(target, protocol, folder, options.patience, console, offline=files is not None)
         except KimiError as error:
-            error.remedy = f"what was answered is kept; go on with --resume {folder}"
+            error.remedy = "; ".join(filter(None, (error.remedy, f"what was answered is kept: --resume {folder}")))
+            raise
+        except Terminated:
+            console.print(f"kimi: what was answered is kept; go on with --resume {folder}")
             raise
     return _conclude(target, protocol, options, folder, recorder, baseline is not None)
 

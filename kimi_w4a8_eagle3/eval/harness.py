@@ -80,7 +80,11 @@ def run_lm_eval(words: list[str], recorder: Recorder, log: Path, offline: bool, 
         raise KimiError(recorder.fatal, where=recorder.upstream)
     if process.returncode != 0:
         tail = "\n".join(tail_lines(log, 15))
-        raise KimiError(f"lm-eval failed with exit code {process.returncode}; the end of its log:\n{tail}", str(log))
+        raise KimiError(
+            f"lm-eval failed with exit code {process.returncode}; the end of its log:\n{tail}",
+            where=str(log),
+            remedy="" if offline else "without a way to the Hugging Face Hub, give the data with --data-dir",
+        )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

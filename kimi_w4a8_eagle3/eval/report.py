@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,25 @@ def section(folder: Path) -> str:
 
 def write_page(folder: Path) -> Path:
     """Write the section as a page of its own into the run directory; returns its path."""
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{folder.name}</title><style>{_STYLE}</style>"
-    page = folder / PAGE
+    return write_pages([folder], folder / PAGE)
+
+
+def write_pages(folders: Sequence[Path], page: Path) -> Path:
+    """One page with a section for each evaluation; returns its path."""
+    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>Evaluation</title><style>{_STYLE}</style>"
+    return _write(page, f"{head}<body>{''.join(map(section, folders))}</body></html>")
+
+
+def append_sections(page: Path, folders: Sequence[Path]) -> Path:
+    """Add a section for each evaluation to the end of a finished page; returns the page."""
+    body, end, rest = page.read_text(encoding="utf-8").rpartition("</body>")
+    return _write(page, f"{body}{''.join(map(section, folders))}{end}{rest}")
+
+
+def _write(page: Path, text: str) -> Path:
+    page.parent.mkdir(parents=True, exist_ok=True)
     temporary = page.with_suffix(".tmp")
-    temporary.write_text(f"{head}<body>{section(folder)}</body></html>", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(page)
     return page
 

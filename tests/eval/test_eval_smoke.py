@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.client import Generation
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.eval import report, smoke
@@ -88,3 +90,16 @@ def test_a_section_needs_a_finished_evaluation(tmp_path):
     (tmp_path / "result.json").write_text('{"kind": "ab"}')
     with pytest.raises(KimiError, match="not the folder of a finished evaluation"):
         report.section(tmp_path)
+
+
+def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(tmp_path):
+    checks = [{"name": "requests answered", "found": "3 of 4", "wanted": "all", "passed": False}]
+    result = {"kind": "eval-smoke", "configuration": "eagle3", "state": "fail", "checks": checks}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "3 of 4" in (tmp_path / "out" / "report.html").read_text()
+    bench = tmp_path / "bench.html"
+    bench.write_text("<html><body><p>speed</p></body></html>")
+    text = report.append_sections(bench, [tmp_path]).read_text()
+    assert text.index("speed") < text.index("3 of 4") < text.index("</body></html>")
