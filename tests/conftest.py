@@ -20,6 +20,14 @@ settings.load_profile("suite")
 _NEEDS = "lld-19 (Debian package) and the extra `kernels`"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with a real server run in one worker, one after the other, beginning first: they share a server and memory."""
+    items.sort(key=lambda item: item.get_closest_marker("server") is None)
+    for item in items:
+        if item.get_closest_marker("server"):
+            item.add_marker(pytest.mark.xdist_group("server"))
+
+
 def _skipped_kernel_tests(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
     return [report for report in reporter.stats.get("skipped", []) if "kernels" in getattr(report, "keywords", {})]
 
