@@ -32,7 +32,8 @@ class Repetition:
             return None
         return (
             f"the text repeats itself: {self.prompt:.0%} of the prompts' {N}-word sequences occurred before in the "
-            f"same prompt, {self.output:.0%} of the outputs' in prompt or output; real text accepts fewer drafts"
+            f"same prompt, {self.output:.0%} of the outputs' in prompt or output; "
+            "its accept length says little about other text"
         )
 
 

@@ -39,7 +39,7 @@ def model_plot(points: Sequence[Point]) -> Figure:
             )
         labels = [f"{each.source} {each.point} {each.side}: {METRICS[each.key].title}" for each in ordered]
         axis.set_yticks(range(len(ordered)), labels, fontsize=7.5)
-        axis.invert_yaxis()
+        axis.set_ylim(len(ordered) - 0.4, -0.6)
         axis.axvline(0, color="#444444", linewidth=0.8)
         reach = max(abs(each.error) for each in points) * 130
         axis.set_xlim(-reach, reach)

@@ -70,7 +70,7 @@ def _figures(runs: Sequence[Run]) -> list[tuple[str, str, str, Figure]]:
     others = plots.measured_bars(runs, reproducing=False)
     if others:
         text = "Workloads that are not published points. Thin lines: 95% intervals."
-        found.append(("measured", "Measured here", text, plots.six_panels(others, "Measured here")))
+        found.append(("measured", "Measured here", text, plots.six_panels(others, f"Measured on {_machine(runs[0])}")))
     bars = plots.published_bars()
     for key, more in reproduced.items():
         bars.setdefault(key, []).extend(more)
@@ -107,6 +107,11 @@ def _figures(runs: Sequence[Run]) -> list[tuple[str, str, str, Figure]]:
     figure = plots.acceptance_histogram(plots.histogram_rows(examined))
     found.append(("acceptance", "Accepted draft tokens", text, figure))
     return found
+
+
+def _machine(run: Run) -> str:
+    gpus = run.record.get("hardware", {}).get("gpus") or []
+    return f"{len(gpus)}x {gpus[0]}" if gpus else f"{run.record['machine']['processor']}, no GPU"
 
 
 def _save(folder: Path, name: str, title: str, text: str, figure: Figure) -> Picture:

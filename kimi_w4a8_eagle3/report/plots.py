@@ -190,7 +190,8 @@ def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float], ceilin
         for i, curve in enumerate(curves):
             shade = COLOURS[i % len(COLOURS)]
             style = "-" if curve.measured_here else "--"
-            label = f"{curve.title} (even at {curve.break_even:.2f})"
+            even = f"even at {curve.break_even:.2f}" if curve.break_even <= ceiling else "never even"
+            label = f"{curve.title} ({even})"
             axis.plot(lengths, [curve.at(length) for length in lengths], style, color=shade, label=label)
             axis.plot(curve.accept_length, curve.measured, "o", color=shade)
         axis.axhline(1, color="#444444", linewidth=0.8)
