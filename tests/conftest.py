@@ -21,7 +21,7 @@ _NEEDS = "lld-19 (Debian package) and the extra `kernels`"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a real server run in one worker, one after the other, beginning first: they share a server and memory."""
+    """Tests with a real server run in one worker, one after the other, and first: they share a server and memory."""
     items.sort(key=lambda item: item.get_closest_marker("server") is None)
     for item in items:
         if item.get_closest_marker("server"):
