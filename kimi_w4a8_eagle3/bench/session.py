@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,8 @@ def recorded(
     try:
         yield writer
     except BaseException as error:
-        writer.close(error)
+        with suppress(KimiError):  # on a full disk the mark cannot be written, and the first error says more
+            writer.close(error)
         if isinstance(error, KimiError):
             kept = len(writer.result.measurements)
             error.remedy = (

@@ -97,7 +97,7 @@ def run(
             remedy="for example --recipe tiny with a tiny-* workload, on any machine",
         )
     side = Side.parse(recipe) if recipe else None
-    with _signals():
+    with _signals(runs):
         folder = bench(
             work, _texts(sharegpt, prompts), runs, typer.echo, base_url=base_url or None, side=side, settings=settings
         )
@@ -131,7 +131,7 @@ def ab(
     named = [_workload(name, concurrency, seed, num_prompts) for name in dict.fromkeys(workload)]
     works = [each for work in named for each in at_input_lengths(work, input_len)]
     plan = machinery.Plan((Side.parse(a), Side.parse(b)), works, repeats, rounds)
-    with _signals():
+    with _signals(runs):
         folder = machinery.ab(plan, _texts(sharegpt, prompts), runs, typer.echo, settings)
     run = read_run(folder)
     print_run(run)
@@ -201,7 +201,7 @@ def _texts(sharegpt: str, prompts: str) -> Texts:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
+def _signals(runs: Path) -> Iterator[None]:
     """Signals stop servers and generators cleanly; a full disk is one message."""
     from ..errors import KimiError
     from ..serving import Terminated, signals_raise
@@ -215,6 +215,6 @@ def _signals() -> Iterator[None]:
     except OSError as error:
         raise KimiError(
             f"a file cannot be written: {error.strerror}",
-            where=str(error.filename or ""),
+            where=str(error.filename or runs),
             remedy="is the disk full? What was measured before stays in the run directory",
         ) from error
