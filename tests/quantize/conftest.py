@@ -8,6 +8,13 @@ import pytest
 from support.quantizing import quantized, write_card_draft, write_packed_target
 
 from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.sglang_plugin.cpu import torchvision_ops
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torchvision() -> None:
+    """Quark and compressed-tensors import transformers, which imports torchvision."""
+    torchvision_ops.declare_missing()
 
 
 @pytest.fixture(scope="session")
