@@ -1,6 +1,7 @@
 """The recorder over real HTTP: answers kept, retries, failures counted, servers that go away, files of a crash."""
 
 import json
+import re
 import threading
 import time
 
@@ -114,6 +115,17 @@ def test_a_server_that_comes_back_in_time_is_waited_for(path):
         with openai_server(lambda p, n: Reply("after"), port=first.port):
             waiting.join(20)
     assert answers == ["after"]
+
+
+def test_an_absence_ends_with_the_next_answer(path):
+    """Two short absences hours apart are not one long absence."""
+    with openai_server(lambda p, n: Reply("ok")) as server, Recorder(server.base_url, path, QUICK) as recorder:
+        recorder._away_since = time.monotonic() - 1000
+        assert text(ask(recorder, "a")) == "ok"
+        server.close()
+        assert ask(recorder, "b").status_code == 503
+        away = re.search(r"for (\d+) s", recorder.fatal)
+        assert away is not None and int(away[1]) < 100
 
 
 def test_retry_after_is_honoured_up_to_the_longest_pause():
