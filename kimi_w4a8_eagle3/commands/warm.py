@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,23 +22,27 @@ def warm(
     arch: str = typer.Option("", "--arch", help="gfx942, sm_90, ...; default: this machine's GPU, else the recipe's."),
     tp: int = typer.Option(0, "--tp", min=0, help="Tensor-parallel size; default: the recipe's."),
     moe_backend: str = typer.Option("auto", "--moe-backend", help="flydsl, triton, or auto for what would serve."),
+    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE, as for `kimi serve`."),
     model: Path | None = typer.Option(None, "--model", help="Read the target's config.json in this directory."),
 ) -> None:
-    """Compile every MoE kernel that the recipe's server can ask for into the compilers' own caches; needs no GPU."""
+    """Compile every MoE kernel that the recipe's server can ask for into the compilers' own caches; needs no GPU.
+
+    The server inherits this environment and the recipe's variables win, so kernel gates count from both.
+    """
     import torch
 
     from ..errors import KimiError
     from ..gates import read_gates
     from ..moe.dispatch import AUTO, BACKENDS, gpu_arch
-    from ..recipes import load_recipe
+    from ..recipes import engine_arguments, load_recipe
 
-    chosen = load_recipe(recipe)
+    chosen = engine_arguments(load_recipe(recipe), settings)[0]
     arch = arch or gpu_arch(torch.device("cuda")) or next(iter(chosen.hardware.arch), "")
     if not arch:
         raise KimiError(f"the recipe {chosen.name!r} runs on a CPU: there is nothing to compile", where="--recipe")
     if moe_backend not in (AUTO, *BACKENDS):
         raise KimiError(f"there is no MoE backend {moe_backend!r}", where="--moe-backend", expected=", ".join(BACKENDS))
-    kernel_gates = read_gates(chosen.environment)
+    kernel_gates = read_gates({**os.environ, **chosen.environment})
     backend = next(name for name in (moe_backend, kernel_gates.moe_backend, _would_serve(arch)) if name != AUTO)
     shape = _shape(chosen, tp, model)
 
@@ -96,7 +101,7 @@ def _warm_flydsl(shape: MoeShape, arch: str, gates: Gates) -> int:
     from ..errors import KimiError
 
     try:
-        from ..moe.flydsl_backend import warm as compile_flydsl
+        from ..moe.flydsl_warm import warm as compile_flydsl
     except ImportError as error:
         raise KimiError(f"FlyDSL kernels cannot be compiled: {error}", remedy="pip install flydsl==0.4.2") from error
     return compile_flydsl(shape, arch, gates)

@@ -128,11 +128,14 @@ class FlydslBackend:
 
     def configs(self, shape: MoeShape, tokens: int) -> dict[str, tuple[Builder, Any]]:
         """Every kernel that a batch of `tokens` launches: name -> (builder, configuration)."""
+        return self.configs_of(shape, self.tiles_for(shape, tokens))
+
+    def configs_of(self, shape: MoeShape, tiles: FlydslTiles) -> dict[str, tuple[Builder, Any]]:
+        """Every kernel that these tiles need; raises KimiError when one does not exist."""
         from . import flydsl_rows as rows
         from . import flydsl_stage1 as stage1
         from . import flydsl_stage2 as stage2
 
-        tiles = self.tiles_for(shape, tokens)
         if self._gates.get(W4A16_GATE):
             return self._checked(_w4a16_configs(shape, min(tiles.tile_m, W4A16_ROWS)), tiles)
         size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
@@ -172,7 +175,7 @@ class FlydslBackend:
             return torch.empty_like(x)
         kernels = self.configs(moe.shape, x.shape[0])
         _check_size(moe.shape, x.shape[0], atomic="reduce" not in kernels)
-        return _Call(self, kernels, x, moe, topk_weights, topk_ids).run()
+        return FlydslCall(self, kernels, x, moe, topk_weights, topk_ids).run()
 
     def launch(self, build: Builder, config: Any, *args: torch.Tensor | int) -> None:
         """Launch one kernel on the current stream; it is compiled at its first use."""
@@ -203,31 +206,13 @@ def _w4a16_configs(shape: MoeShape, tile_m: int) -> dict[str, tuple[Builder, Any
     }
 
 
-def warm(shape: MoeShape, arch: str, gates: GateReader | None = None) -> int:
-    """Compile every kernel that the tile table can choose for `shape`; needs no GPU. Returns how many."""
-    backend = FlydslBackend(gates)
-    problem = toolchain.flydsl_problem() or toolchain.linker_problem() or backend.shape_problem(shape)
-    if arch != toolchain.ARCH:
-        problem = f"the FlyDSL kernels are for {toolchain.ARCH}, not {arch}"
-    if problem:
-        raise KimiError(problem, where="kimi warm", expected=f"FlyDSL and a shape that it runs on {toolchain.ARCH}")
-    wanted = {c: b for tokens in table_batches() for b, c in backend.configs(shape, tokens).values()}
-    for config, build in wanted.items():
-        toolchain.compile_ahead(build(config))
-    if not find_spec("triton"):
-        return len(wanted)
-    from .flydsl_route import compile_routes
-
-    return len(wanted) + compile_routes(shape, {backend.tiles_for(shape, t).tile_m: t for t in table_batches()})
-
-
 def table_batches(table: Path = TABLE) -> list[int]:
     """One batch size for each FlyDSL row of the table."""
     bounds = [row["max_tokens"] for row in read_rows(table) if row["backend"] == FlydslBackend.name]
     return sorted({1 << 20 if bound is None else int(bound) for bound in bounds})
 
 
-class _Call:
+class FlydslCall:
     """One forward: its buffers and launches."""
 
     def __init__(
@@ -245,33 +230,40 @@ class _Call:
 
     def run(self) -> torch.Tensor:
         """All launches; returns bfloat16 [T, H]."""
-        shape = self.moe.shape
-        tile_m = self.kernels["stage1"][1].tile_m
-        routing = self._route(tile_m)
-        blocks = self.backend.blocks(routing, self.slots, shape.num_experts, tile_m)
-
+        routing = self.route()
         if "quantize" not in self.kernels:
-            return self._run_w4a16(routing, blocks)
-        a8, info = self._quantize("quantize", self.x, self.tokens)
-        h = self._new((self.slots, shape.inter), torch.float32)
-        self._launch("stage1", a8, info, self.moe.w13, self.moe.s13, *_tables(routing), h, self.tokens, blocks)
-        h8, info2 = self._quantize("quantize2", h, self.slots, self.weights, self.ids)
+            return self._run_w4a16(routing)
+        return self.down(*self.stage1(*self.quantize(), routing), routing)
 
+    def quantize(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(int8 [T, H], its row info); see `_quantize`."""
+        return self._quantize("quantize", self.x, self.tokens)
+
+    def stage1(self, a8: torch.Tensor, info: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gate, up and SiLU, quantized again: (int8 [S, I] by slot, its row info)."""
+        moe, blocks = self.moe, self._blocks(routing)
+        h = self._new((self.slots, moe.shape.inter), torch.float32)
+        self._launch("stage1", a8, info, moe.w13, moe.s13, *_tables(routing), h, self.tokens, blocks)
+        return self._quantize("quantize2", h, self.slots, self.weights, self.ids)
+
+    def down(self, h8: torch.Tensor, info: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Stage 2 and the sum over a token's slots: bfloat16 [T, H]."""
+        moe, hidden, blocks = self.moe, self.moe.shape.hidden, self._blocks(routing)
         out = torch.empty_like(self.x)
         atomic = "reduce" not in self.kernels
         if atomic:
-            partial = torch.zeros(self.tokens, shape.hidden, dtype=torch.float32, device=self.x.device)
+            partial = torch.zeros(self.tokens, hidden, dtype=torch.float32, device=self.x.device)
         else:
-            partial = self._new((self.slots, shape.hidden), torch.bfloat16)
-        self._launch("stage2", h8, info2, self.moe.w2, self.moe.s2, *_tables(routing), partial, self.tokens, blocks)
+            partial = self._new((self.slots, hidden), torch.bfloat16)
+        self._launch("stage2", h8, info, moe.w2, moe.s2, *_tables(routing), partial, self.tokens, blocks)
         if atomic:
             return out.copy_(partial)
-        self._launch("reduce", partial, info2, self.ids, out, self.tokens)
+        self._launch("reduce", partial, info, self.ids, out, self.tokens)
         return out
 
-    def _run_w4a16(self, routing: Routing, blocks: int) -> torch.Tensor:
+    def _run_w4a16(self, routing: Routing) -> torch.Tensor:
         """The baseline with bfloat16 activations: no quantization, the router weight is the reduction's scale."""
-        shape, tables = self.moe.shape, _tables(routing)
+        shape, tables, blocks = self.moe.shape, _tables(routing), self._blocks(routing)
         h = self._new((self.slots, shape.inter), torch.bfloat16)
         self._launch("stage1", self.x, self.moe.w13, self.moe.s13, *tables, h, self.tokens, blocks)
         slots = self._new((self.slots, shape.hidden), torch.bfloat16)
@@ -297,14 +289,21 @@ class _Call:
         self._launch(name, x, weights, ids, a8, info, rows)
         return a8, info
 
-    def _route(self, tile_m: int) -> Routing:
+    def _blocks(self, routing: Routing) -> int:
+        return self.backend.blocks(routing, self.slots, self.moe.shape.num_experts, self._tile_m)
+
+    @property
+    def _tile_m(self) -> int:
+        return int(self.kernels["stage1"][1].tile_m)
+
+    def route(self) -> Routing:
         """One small launch where Triton is there and the batch small enough for it, else torch operations."""
         experts = self.moe.shape.num_experts
         if not self.x.is_cuda or not find_spec("triton"):
-            return route(self.ids, experts, tile_m)
+            return route(self.ids, experts, self._tile_m)
         from .flydsl_route import route_slots
 
-        return route_slots(self.ids, experts, tile_m)
+        return route_slots(self.ids, experts, self._tile_m)
 
 
 def _tables(routing: Routing) -> tuple[torch.Tensor, ...]:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from .contract import MoeShape
 from .routing import Routing, empty_routing, route
 from .triton_backend import ROUTE_IN_KERNEL
 from .triton_kernels import _route_block
@@ -53,18 +53,14 @@ def _constants(slots: int, num_experts: int, tile_m: int) -> dict[str, Any]:
     }
 
 
-def compile_routes(shape: MoeShape, largest: dict[int, int]) -> int:
-    """Compile the sorting kernel for batches up to `largest[tile_m]` tokens; needs no GPU. Returns how many."""
+def compile_routes(num_experts: int, batches: Iterable[tuple[int, int]]) -> int:
+    """Compile what `route_slots` launches for (slots, tile_m); needs no GPU. Returns how many kernels that are."""
     from .triton_compile import offline_driver, target_of
 
-    wanted = set()
-    for tile_m, tokens in largest.items():
-        size = 1
-        while size <= min(triton.next_power_of_2(tokens * shape.top_k), ROUTE_IN_KERNEL):
-            wanted.add((max(size, 32), tile_m))
-            size *= 2
+    in_kernel = [(slots, tile_m) for slots, tile_m in batches if slots <= ROUTE_IN_KERNEL]
+    wanted = {tuple(_constants(slots, num_experts, tile_m).items()) for slots, tile_m in in_kernel}
     ids = torch.empty(16, dtype=torch.int32, device="meta")
     with offline_driver(target_of("gfx942")):
-        for slots, tile_m in wanted:
-            _route_slots.warmup(*[ids] * 6, slots, grid=(1,), **_constants(slots, shape.num_experts, tile_m))
+        for constants in wanted:
+            _route_slots.warmup(*[ids] * 6, 1, grid=(1,), **dict(constants))
     return len(wanted)

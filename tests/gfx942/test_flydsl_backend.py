@@ -21,7 +21,8 @@ if SKIP is None:
     from flydsl_machine import Device, compiled
 
     from kimi_w4a8_eagle3.moe import flydsl_stage1 as stage1
-    from kimi_w4a8_eagle3.moe.flydsl_backend import FlydslBackend, FlydslTiles, table_batches, warm
+    from kimi_w4a8_eagle3.moe.flydsl_backend import FlydslBackend, FlydslTiles, table_batches
+    from kimi_w4a8_eagle3.moe.flydsl_warm import warm
     from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
     from kimi_w4a8_eagle3.quark.packing import pack_reorder, unpack_reorder
 
@@ -222,4 +223,4 @@ def test_the_sorting_kernel_compiles_without_a_gpu() -> None:
     pytest.importorskip("triton")
     from kimi_w4a8_eagle3.moe.flydsl_route import compile_routes
 
-    assert compile_routes(SMALL, {16: 4}) == 1
+    assert compile_routes(SMALL.num_experts, [(12, 16), (9, 16), (4096, 16)]) == 1
