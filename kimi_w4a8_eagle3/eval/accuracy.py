@@ -53,6 +53,7 @@ def run(choice: Choice, protocol: Protocol, options: Options, console: Console, 
     if baseline is not None:
         require_same_protocol(baseline, protocol)
     files = tasks.check_data(options.data_dir) if options.data_dir and protocol.task is tasks.GSM8K else None
+    choice.check()
     folder = resume or new_run_dir(f"eval-{protocol.task.title.lower()}", options.runs)
     if protocol.task is tasks.TINY_MATH:
         files = {"test": folder / "problems-asked.jsonl"}

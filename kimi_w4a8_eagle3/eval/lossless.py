@@ -87,6 +87,8 @@ class Report:
 
 def run(reference: Choice, target: Choice, plan: Plan, console: Console) -> tuple[Path, Report]:
     """Ask both servers, one after the other, and compare; returns the run directory and the report."""
+    reference.check()
+    target.check()
     folder = new_run_dir("eval-lossless", plan.runs)
     asked = prompts(plan.prompts)
     with reached(reference, folder, console, "reference") as server:

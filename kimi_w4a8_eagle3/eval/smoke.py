@@ -49,6 +49,7 @@ class Check:
 
 def run(choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_ROOT) -> tuple[Path, State, list[Check]]:
     """Ask easy problems and check the answers; returns the run directory, pass or fail, and the checks."""
+    choice.check()
     folder = new_run_dir("eval-smoke", runs)
     problems = tiny.problems("held_out", floors.problems, seed=21)
     with reached(choice, folder, console) as server, EngineClient(server.base_url) as client:

@@ -12,7 +12,8 @@ from rich.console import Console
 from .. import serving
 from ..client import EngineClient
 from ..errors import KimiError
-from ..recipes import Launch, load_recipe, render
+from ..hardware import Machine
+from ..recipes import Launch, load_recipe, render, unmet_requirements
 from ..server import free_port
 
 _READY_TIMEOUT_S = serving.READY_TIMEOUT_S
@@ -42,8 +43,21 @@ class Choice:
         recipe = load_recipe(self.recipe)
         if not self.speculate:
             recipe = recipe.without_speculation()
+        if unmet := unmet_requirements(recipe, Machine.detect()):
+            raise KimiError(
+                f"this machine cannot serve the recipe {recipe.name!r}: {unmet[0]}",
+                remedy="give the address of a running server with --base-url, or use --recipe tiny",
+            )
         port = [] if any(s.startswith("port=") for s in self.settings) else [f"port={free_port()}"]
         return render(recipe, [*port, *self.settings])
+
+    def check(self) -> None:
+        """Raise KimiError for what can be known before a run directory exists: no answer, wrong model, no GPUs."""
+        launch = self.launch()
+        if launch is not None:
+            serving.check_checkpoints(launch)
+        elif self.base_url is not None:
+            _answering(self.base_url, _root(self.base_url), self.model, None)
 
 
 @dataclass(frozen=True)
@@ -65,16 +79,20 @@ def reached(choice: Choice, folder: Path, console: Console, label: str = "server
     launch = choice.launch()
     if launch is None:
         assert choice.base_url is not None
-        base_url = choice.base_url.rstrip("/").removesuffix("/v1")
+        base_url = _root(choice.base_url)
         yield _answering(base_url, base_url, choice.model, None)
         return
-    serving.check_checkpoints(launch)
     name = launch.recipe + ("" if launch.draft else " without speculation" if not choice.speculate else "")
     with serving.engine(launch, folder / f"{label}.log", name) as server:
         with console.status(f"{name}: starting the engine"):
             seconds = server.wait_ready(_READY_TIMEOUT_S)
         console.print(f"[green]✓[/] {name}: ready after {seconds:.0f} s")
         yield _answering(name, server.base_url, choice.model, launch)
+
+
+def _root(base_url: str) -> str:
+    """The server's address, also when it was given with the path of the OpenAI API."""
+    return base_url.rstrip("/").removesuffix("/v1")
 
 
 def _answering(name: str, base_url: str, expected: str | None, launch: Launch | None) -> Target:

@@ -137,6 +137,7 @@ def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
         with pytest.raises(KimiError, match="serves 'other', not 'kimi'"):
             accuracy.run(Choice(base_url=server.base_url, model="kimi"), PROTOCOL, options, SILENT)
         assert server.total() == 0
+    assert not list(tmp_path.iterdir())  # no half-made run directory
 
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
@@ -167,3 +168,8 @@ def test_nobody_at_the_address_is_said_before_a_long_run(data, tmp_path):
     with pytest.raises(KimiError, match="does not answer"):
         options = accuracy.Options(data_dir=data, runs=tmp_path)
         accuracy.run(Choice(base_url="http://127.0.0.1:9"), PROTOCOL, options, SILENT)
+
+
+def test_a_recipe_for_gpus_is_refused_on_a_machine_without_them(data, tmp_path):
+    with pytest.raises(KimiError, match="this machine cannot serve the recipe 'eagle3-opt'"):
+        accuracy.run(Choice(recipe="eagle3-opt"), PROTOCOL, accuracy.Options(data_dir=data, runs=tmp_path), SILENT)
