@@ -107,9 +107,17 @@ def noninferiority_power(n: int, discordance: float, margin: float, alpha: float
 
 def problems_needed(discordance: float, margin: float, power: float = 0.8, alpha: float = ALPHA) -> int:
     """About how many problems prove non-inferiority with this power when both sides are equally good."""
-    z = _NORMAL.inv_cdf(1 - alpha) + _NORMAL.inv_cdf(power)
-    null_variance = max(discordance, margin * (1 - margin))
-    return math.ceil(null_variance * (z / margin) ** 2)
+    enough = 16
+    while noninferiority_power(enough, discordance, margin, alpha) < power:
+        enough *= 2
+    too_few = enough // 2
+    while enough - too_few > max(1, enough // 100):
+        middle = (too_few + enough) // 2
+        if noninferiority_power(middle, discordance, margin, alpha) < power:
+            too_few = middle
+        else:
+            enough = middle
+    return enough
 
 
 def two_shares_p(correct_a: int, n_a: int, correct_b: int, n_b: int) -> float:
