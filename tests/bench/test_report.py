@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.bench import long_input
 from kimi_w4a8_eagle3.bench.ab import Plan
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
 from kimi_w4a8_eagle3.bench.session import Side
@@ -102,3 +104,24 @@ def test_the_command_line_compares_and_predicts(copies: Copies, tmp_path: Path) 
 def test_a_workload_name_is_short_for_run() -> None:
     result = CliRunner().invoke(app, ["bench", "con2"])
     assert isinstance(result.exception, KimiError) and "no server to measure" in str(result.exception)
+
+
+def test_long_inputs_are_split_by_the_servers_forward_times(copies: Copies, null_run: Run, tmp_path: Path) -> None:
+    source = null_run.result.measurements[0]
+    assert source.server is not None and source.acceptance is not None
+    steps, length = source.acceptance.steps, source.acceptance.length
+    runs = []
+    for number, (input_len, verify_s) in enumerate([(1024, 0.001), (8192, 0.002)]):
+        work = source.workload.model_copy(update={"name": f"x@{input_len}", "input_len": input_len})
+        timed = replace(source.server, forward_s={"target_verify": verify_s, "decode": 0.0005, "extend": 9.0})
+        runs.append(copies(f"a{number}", "w4a8", 900.0, workload=work, acceptance=None))
+        runs.append(copies(f"b{number}", "eagle3", 300.0, workload=work, server=timed))
+    short, long = long_input.from_runs(runs)
+    assert (short.input_len, long.input_len) == (1024, 8192)
+    assert short.gain == pytest.approx(3.0)
+    assert short.parts_ms["verify"] == pytest.approx(0.001 * 1000 * source.concurrency / steps / length)
+    assert long.parts_ms["verify"] == pytest.approx(2 * short.parts_ms["verify"])
+    assert short.parts_ms["draft"] == pytest.approx(short.parts_ms["verify"] / 2)
+    assert "Long inputs" in write_report(runs, tmp_path / "out").read_text()
+    assert (tmp_path / "out" / "long-input.png").is_file()
+    assert long_input.from_runs(runs[:2]) == []
