@@ -230,6 +230,7 @@ def long_inputs(rows: Sequence[LongInput]) -> Figure:
                 f"{row.gain:.2f}", (x, row.gain), (0, 2), textcoords="offset points", ha="center", fontsize=8
             )
         right.axhline(1, color="#444444", linewidth=0.8)
+        right.set_ylim(0, 1.15 * max(1.0, *(row.gain for row in rows)))
         right.set_xticks(range(len(rows)), ticks)
         right.set_title("TPOT speed-up", loc="left")
         for axis in (left, right):
