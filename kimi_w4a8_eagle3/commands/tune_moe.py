@@ -1,13 +1,23 @@
-"""`kimi tune-moe`: measure the Triton MoE's tile choices on this machine's GPU and write the tile table."""
+"""`kimi tune-moe`: measure the MoE's tile choices on this machine's GPU and write the tile table."""
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
-KEY = ("backend", "arch", "hidden", "inter")  # measured rows replace all earlier rows of this key
+if TYPE_CHECKING:
+    import torch
+
+    from ..gates import Gates
+    from ..moe.contract import MoeBackend, MoeShape
+    from ..moe.tune import Measure, Space
+
+TUNABLE = ("flydsl", "triton")
 
 
 def tune_moe(
@@ -17,38 +27,72 @@ def tune_moe(
     experts: int = typer.Option(384, min=1, help="Routed experts."),
     top_k: int = typer.Option(8, min=1, help="Experts a token."),
     tokens: list[int] = typer.Option([], "--tokens", min=1, help="Batch sizes to tune; default: 2 to 10240."),
+    moe_backend: str = typer.Option("auto", "--moe-backend", help="flydsl, triton, or auto for what would serve."),
     output: Path | None = typer.Option(None, "--output", help="The table to update; default: the package's own."),
 ) -> None:
     """Measure tile choices on this GPU and write the fastest into the table; rows of other shapes and GPUs stay."""
     import torch
 
     from ..errors import KimiError
+    from ..gates import read_gates
     from ..moe.contract import MoeShape
-    from ..moe.dispatch import gpu_arch
+    from ..moe.dispatch import AUTO, gpu_arch, select_backend
     from ..moe.tiles import TABLE, read_rows, write_rows
 
-    arch = gpu_arch(torch.device("cuda"))
+    if moe_backend not in (AUTO, *TUNABLE):
+        raise KimiError(
+            f"no MoE backend {moe_backend!r} has tiles to measure",
+            where="--moe-backend",
+            expected=", ".join((AUTO, *TUNABLE)),
+        )
+    if inter % tp:
+        raise KimiError(f"{inter} columns cannot be split over {tp} ranks", where="--tp")
+    device = torch.device("cuda")
+    arch = gpu_arch(device)
     if arch is None:
         raise KimiError(
             "this machine has no GPU to measure on",
             expected="a GPU that torch sees (torch.cuda.is_available())",
             remedy="run `kimi tune-moe` on the machine that will serve",
         )
-    if inter % tp:
-        raise KimiError(f"{inter} columns cannot be split over {tp} ranks", where="--tp")
+    if not find_spec("triton"):
+        raise KimiError("Triton's benchmark routine is not installed", remedy="pip install triton")
     table = output or TABLE
-    rows = [*read_rows(table if table.exists() else TABLE)]  # a table that cannot be read fails before the measuring
+    rows = read_rows(table if table.exists() else TABLE)  # a table that cannot be read fails before the measuring
 
-    from ..moe.tune import BATCHES, gpu_measure, search, table_rows
+    from ..moe.tune import BATCHES, merged, search, table_rows
 
-    device, console = torch.device("cuda"), Console()
+    gates, console = read_gates(os.environ), Console()
     shape = MoeShape(experts, hidden, inter // tp, top_k)
+    backend = select_backend(shape, device, gates, moe_backend)
+    space, measure = _space(backend, shape, arch, device, gates)
+    console.print(f"measuring the {backend.name} backend on {torch.cuda.get_device_name(device)}")
     found = []
-    for best in search(shape, sorted(set(tokens)) or BATCHES, gpu_measure(shape, arch, device)):
+    for best in search(shape, sorted(set(tokens)) or BATCHES, space, measure):
         console.print(f"T={best.tokens}: {best.stage1_us:.1f} + {best.stage2_us:.1f} us, {best.tiles.to_row()}")
         found.append(best)
 
-    new = table_rows(found, shape, arch, torch.cuda.get_device_name(device))
-    replaced = {tuple(row[key] for key in KEY) for row in new}
-    write_rows([row for row in rows if tuple(row[key] for key in KEY) not in replaced] + new, table)
+    new = table_rows(found, backend.name, shape, arch, torch.cuda.get_device_name(device))
+    write_rows(merged(rows, new), table)
     console.print(f"wrote {len(found)} rows to {table}")
+
+
+def _space(
+    backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device, gates: Gates
+) -> tuple[Space, Measure]:
+    """The candidates of the chosen backend, and their stopwatch."""
+    from ..errors import KimiError
+    from ..moe.tune import gpu_timer
+
+    if backend.name == "triton":
+        from ..moe.triton_tune import triton_measure, triton_space
+
+        return triton_space(shape), triton_measure(shape, arch, device, gpu_timer)
+    if backend.name == "flydsl":
+        from ..moe.flydsl_backend import FlydslBackend
+        from ..moe.flydsl_tune import flydsl_measure, flydsl_space, refuse_fixed_tiles
+
+        refuse_fixed_tiles(gates)
+        assert isinstance(backend, FlydslBackend)
+        return flydsl_space(shape), flydsl_measure(shape, backend, device, gpu_timer)
+    raise KimiError(f"the {backend.name} backend has no tiles to measure", where="the dispatcher's choice")

@@ -174,7 +174,9 @@ class FlydslBackend:
         if x.shape[0] == 0:
             return torch.empty_like(x)
         kernels = self.configs(moe.shape, x.shape[0])
-        _check_size(moe.shape, x.shape[0], atomic="reduce" not in kernels)
+        problem = size_problem(moe.shape, x.shape[0], atomic="reduce" not in kernels)
+        if problem:
+            raise KimiError(problem, remedy="smaller prefill chunks")
         return FlydslCall(self, kernels, x, moe, topk_weights, topk_ids).run()
 
     def launch(self, build: Builder, config: Any, *args: torch.Tensor | int) -> None:
@@ -324,9 +326,8 @@ def _check(x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_i
             raise KimiError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}", expected=f"{dtype} {size}")
 
 
-def _check_size(shape: MoeShape, tokens: int, atomic: bool) -> None:
-    """Every buffer, with one row past its end, must be addressable by 32-bit offsets."""
+def size_problem(shape: MoeShape, tokens: int, atomic: bool) -> str | None:
+    """Why a batch is too large: every buffer, with one row past its end, must be addressable by 32-bit offsets."""
     result = 4 * shape.hidden if atomic else 2 * shape.top_k * shape.hidden
     row_bytes = max(result, 2 * shape.hidden, 4 * shape.top_k * shape.inter)
-    if (tokens + 1) * row_bytes > _MAX_BUFFER:
-        raise KimiError(f"{tokens} tokens exceed the kernels' 4 GiB buffers", remedy="smaller prefill chunks")
+    return f"{tokens} tokens exceed the kernels' 4 GiB buffers" if (tokens + 1) * row_bytes > _MAX_BUFFER else None

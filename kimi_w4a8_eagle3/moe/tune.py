@@ -1,27 +1,54 @@
-"""Search Triton tiles by measurement: stage 1 and stage 2 are timed apart, for each block size and batch."""
+"""Search tiles by measurement: stage 1 and stage 2 are timed apart, for each block size and batch.
+
+A backend's `Space` lists its candidates and says how to time them; `triton_tune` and `flydsl_tune` make one each.
+"""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import KimiError
 from .contract import MoeShape, QuarkMoeWeights
 from .tiles import Row
-from .triton_backend import MoeCall, StageTile, TritonBackend, TritonTiles
 
 if TYPE_CHECKING:
     import torch
 
 BATCHES = (2, 8, 40, 160, 512, 2048, 10240)
-_STAGE1_N, _STAGE2_N = (16, 32, 64, 128, 256), (64, 128, 256)
-_BLOCK_K = (64, 128, 256)
-_WARPS, _STAGES = (4, 8), (2, 3, 4)
-_PARTIAL_MIB = (32, 128, 512)
+BLOCK_SIZES = (16, 32, 64, 128)
+INFINITE = float("inf")
 
+
+class Tiles(Protocol):
+    """A tile choice of some backend."""
+
+    def to_row(self) -> dict[str, Any]:
+        """The `tiles` of a table row."""
+        ...
+
+
+# Microseconds of one call, or None when it does not run.
+Timer = Callable[[Callable[[], object]], float | None]
 # (tiles, tokens) -> microseconds of stage 1 with what follows it, of stage 2 with the reduction; None: does not run.
-Measure = Callable[[TritonTiles, int], tuple[float | None, float | None]]
+Measure = Callable[[Any, int], tuple[float | None, float | None]]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The candidates of a backend for one shape.
+
+    stage1, stage2: block size -> tiles of that stage, none where the block size has no kernel.
+    join: (block size, tile of stage 1, tile of stage 2) -> tiles. variants: what to try on stage 2 at the end.
+    """
+
+    backend: str
+    stage1: Callable[[int], list[Any]]
+    stage2: Callable[[int], list[Any]]
+    join: Callable[[int, Any, Any], Tiles]
+    variants: Callable[[Any], list[Any]] = lambda tiles: []
 
 
 @dataclass(frozen=True)
@@ -29,30 +56,35 @@ class Best:
     """The fastest tiles found for a batch."""
 
     tokens: int
-    tiles: TritonTiles
+    tiles: Tiles
     stage1_us: float
     stage2_us: float
 
 
-def search(shape: MoeShape, batches: Iterable[int], measure: Measure) -> Iterator[Best]:
-    """The fastest tiles for each batch: every stage tile for every block size, then the partial-row budgets."""
+def search(shape: MoeShape, batches: Iterable[int], space: Space, measure: Measure) -> Iterator[Best]:
+    """The fastest tiles for each batch: every stage tile for every block size, then the variants of the best.
+
+    Raises KimiError when none runs.
+    """
     for tokens in batches:
-        best = min((_search_block(shape, tokens, m, measure) for m in _block_sizes(shape, tokens)), key=_total)
-        for mib in _PARTIAL_MIB:
-            tiles = TritonTiles(best.tiles.block_m, best.tiles.stage1, best.tiles.stage2, mib)
+        found = (_search_block(tokens, block_m, space, measure) for block_m in _block_sizes(shape, tokens))
+        best = min((entry for entry in found if entry is not None), key=_total, default=None)
+        if best is None or _total(best) == INFINITE:
+            raise KimiError(f"no tile of the {space.backend} backend ran", where=f"T={tokens}, {shape}")
+        for tiles in space.variants(best.tiles):
             time = measure(tiles, tokens)[1]
             if time is not None and time < best.stage2_us:
                 best = Best(tokens, tiles, best.stage1_us, time)
         yield best
 
 
-def table_rows(found: Iterable[Best], shape: MoeShape, arch: str, gpu: str) -> list[Row]:
+def table_rows(found: Iterable[Best], backend: str, shape: MoeShape, arch: str, gpu: str) -> list[Row]:
     """Rows of the tile table: each batch is the upper bound of its row, the last row has none."""
     best = list(found)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return [
         {
-            "backend": "triton",
+            "backend": backend,
             "arch": arch,
             "hidden": shape.hidden,
             "inter": shape.inter,
@@ -65,33 +97,22 @@ def table_rows(found: Iterable[Best], shape: MoeShape, arch: str, gpu: str) -> l
     ]
 
 
-def gpu_measure(shape: MoeShape, arch: str, device: torch.device) -> Measure:
-    """Time tiles on the GPU at hand, with random weights and uniformly routed tokens."""
-    import torch
+def merged(rows: Iterable[Row], new: list[Row]) -> list[Row]:
+    """`rows` with those that measure the same (backend, GPU, shape) as `new` replaced by it."""
+    replaced = {_key(row) for row in new}
+    return [row for row in rows if _key(row) not in replaced] + new
+
+
+def gpu_timer(function: Callable[[], object]) -> float | None:
+    """Microseconds of one call on the GPU at hand, or None when the tile does not compile or run."""
     from triton.testing import do_bench
 
-    moe = TritonBackend().prepare(random_layer(shape, device))
-
-    def time_us(function: Callable[[], object]) -> float | None:
-        try:
-            return 1000 * float(do_bench(function, warmup=5, rep=20))
-        except Exception as error:  # Triton raises its own types for a tile that needs too much memory or registers
-            if "out of memory" in str(error).lower():
-                raise
-            return None
-
-    def measure(tiles: TritonTiles, tokens: int) -> tuple[float | None, float | None]:
-        x, weights, ids = random_batch(shape, tokens, device)
-        call = MoeCall(x, moe, weights, ids, tiles, nvidia=arch.startswith("sm_"))
-        q, scale, routing = call.quantize_and_route()
-        act = torch.zeros(ids.numel(), shape.inter, dtype=torch.int8, device=device)
-        factor, out = torch.ones(ids.numel(), device=device), torch.empty_like(x)
-        return (
-            time_us(lambda: call.stage1(q, scale, routing)),
-            time_us(lambda: call.down(act, factor, routing, out)),
-        )
-
-    return measure
+    try:
+        return 1000 * float(do_bench(function, warmup=5, rep=20))
+    except Exception as error:  # compilers raise their own types for a tile that needs too much memory or registers
+        if "out of memory" in str(error).lower():
+            raise
+        return None
 
 
 def random_layer(shape: MoeShape, device: torch.device) -> QuarkMoeWeights:
@@ -124,35 +145,27 @@ def random_batch(shape: MoeShape, tokens: int, device: torch.device) -> tuple[to
 def _block_sizes(shape: MoeShape, tokens: int) -> list[int]:
     """Block sizes around the rows that an expert gets; more than twice that is padding."""
     rows = tokens * shape.top_k / shape.num_experts
-    return [size for size in (16, 32, 64, 128) if size == 16 or size <= 2 * rows]
+    return [size for size in BLOCK_SIZES if size == BLOCK_SIZES[0] or size <= 2 * rows]
 
 
-def _search_block(shape: MoeShape, tokens: int, block_m: int, measure: Measure) -> Best:
+def _search_block(tokens: int, block_m: int, space: Space, measure: Measure) -> Best | None:
     """Time both stages' candidates in one pass: the i-th of each shares a call."""
-    stage1 = _candidates(_STAGE1_N, shape.inter, shape.hidden)
-    stage2 = _candidates(_STAGE2_N, shape.hidden, shape.inter)
-    times1: dict[StageTile, float] = {}
-    times2: dict[StageTile, float] = {}
+    stage1, stage2 = space.stage1(block_m), space.stage2(block_m)
+    if not stage1 or not stage2:
+        return None
+    times1: dict[Any, float] = {}
+    times2: dict[Any, float] = {}
     for index in range(max(len(stage1), len(stage2))):
         first, second = stage1[index % len(stage1)], stage2[index % len(stage2)]
-        time1, time2 = measure(TritonTiles(block_m, first, second, _PARTIAL_MIB[1]), tokens)
-        times1[first] = float("inf") if time1 is None else time1
-        times2[second] = float("inf") if time2 is None else time2
+        time1, time2 = measure(space.join(block_m, first, second), tokens)
+        times1[first] = INFINITE if time1 is None else time1
+        times2[second] = INFINITE if time2 is None else time2
     first, second = min(times1, key=times1.__getitem__), min(times2, key=times2.__getitem__)
-    return Best(tokens, TritonTiles(block_m, first, second, _PARTIAL_MIB[1]), times1[first], times2[second])
+    return Best(tokens, space.join(block_m, first, second), times1[first], times2[second])
 
 
-def _candidates(block_n: tuple[int, ...], columns: int, k: int) -> list[StageTile]:
-    """Tiles within the matrix; a K loop of one step is not pipelined, so its stages are not varied."""
-    found = []
-    for n in block_n:
-        for step in _BLOCK_K:
-            if n > max(columns, 16) or step > max(k // 2, 32):
-                continue
-            for warps in _WARPS:
-                stages = _STAGES if k // 2 > step else _STAGES[:1]
-                found += [StageTile(n, step, warps, count) for count in stages]
-    return found or [StageTile(16, 32, 4, 2)]
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ("backend", "arch", "hidden", "inter"))
 
 
 def _total(best: Best) -> float:
