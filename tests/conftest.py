@@ -20,6 +20,7 @@ settings.load_profile("suite")
 _NEEDS = "lld-19 (Debian package) and the extra `kernels`"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with a real server run in one worker, one after the other, and first: they share a server and memory."""
     items.sort(key=lambda item: item.get_closest_marker("server") is None)
