@@ -27,13 +27,15 @@ CONCURRENCIES = (1, 40)
 _PREFIX_TOKENS = 3
 _SAMPLES_PER_REQUEST = 25
 _MAX_LISTED = 5
+_LEAST_GAP = 1e-6
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much is compared. tie_gap: nats below which two tokens count as equally good for the reference.
 
-    The default is two steps of a bfloat16 logit between 16 and 32. samples: continuations per prefix and server, 0 for
+    The default is two steps of a bfloat16 logit between 16 and 32; a reference that parts from itself at larger gaps
+    between the concurrencies raises it to that noise. samples: continuations per prefix and server, 0 for
     greedy only. require_sampling: a server that declares to verify greedily fails as well.
     """
 
@@ -80,6 +82,8 @@ class Report:
     reasons: list[str]
     divergences: list[Divergence]
     self_differences: int
+    self_gap: float
+    tie_gap: float
     prompts: int
     accept_length: float | None
     sampling: SamplingMatch | None
@@ -104,19 +108,26 @@ def run(reference: Choice, target: Choice, plan: Plan, console: Console) -> tupl
 
 def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) -> Report:
     """The verdict on two servers' answers to the same prompts."""
+    first = expected.greedy[plan.concurrencies[0]]
+    own = [
+        each
+        for concurrency in plan.concurrencies[1:]
+        for each in divergences(asked, first, expected.greedy[concurrency], concurrency, plan.tie_gap)
+    ]
+    noise = max((each.gap for each in own if each.gap is not None), default=0.0)
+    tie_gap = max(plan.tie_gap, noise + _LEAST_GAP)
     parted = [
         each
         for concurrency in plan.concurrencies
-        for each in divergences(
-            asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency, plan.tie_gap
-        )
+        for each in divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency, tie_gap)
     ]
-    first, *others = (expected.greedy[concurrency] for concurrency in plan.concurrencies)
     report = Report(
         state="pass",
         reasons=[],
         divergences=parted,
-        self_differences=sum(any(a.ids != other[i].ids for other in others) for i, a in enumerate(first)),
+        self_differences=len({each.prompt for each in own}),
+        self_gap=noise,
+        tie_gap=tie_gap,
         prompts=len(asked),
         accept_length=found.accept_length,
         sampling=sampling_match.compare(expected.sampled, found.sampled, plan.temperature) if plan.samples else None,
@@ -181,13 +192,14 @@ def _judge_greedy(report: Report, expected: Answers, found: Answers, plan: Plan)
     else:
         report.reasons.append(
             f"{total - ties} of {total} greedy answers have the same tokens (concurrency {_both(plan)}), "
-            f"{ties} part at a numerical tie (gap below {plan.tie_gap} nats); accept length {found.accept_length:.2f}"
+            f"{ties} part at a numerical tie (gap below {report.tie_gap:.2f} nats); "
+            f"accept length {found.accept_length:.2f}"
         )
-    if ties:
+    if report.divergences:
         report.reasons += [str(each) for each in report.divergences if each.judgement == "tie"][:_MAX_LISTED]
         report.reasons.append(
             f"for comparison: {report.self_differences} of {report.prompts} answers of the reference itself depend on "
-            "the concurrency"
+            f"the concurrency, with gaps up to {report.self_gap:.2f}"
         )
 
 
