@@ -137,7 +137,7 @@ def test_ignored_temperature_is_tolerated_only_where_the_engine_declares_it(reje
 
 
 def test_a_reference_that_parts_from_itself_raises_the_threshold_to_its_own_noise():
-    """Between concurrency 1 and 40 the reference takes 8 for 7 (gap 2.3): up to that gap nothing can be called a bug."""
+    """Between concurrency 1 and 40 the reference takes 8 for 7 (gap 2.3): up to there nothing can be called a bug."""
     noisy = answers("plain", tokens(7, 5, 9, top=TOP))
     noisy.greedy[40] = [tokens(8, 5, 9, top=(((-0.2, 8), (-0.3, 7)), *TOP[1:]))]
     found = answers("eagle3", tokens(8, 5, 9, steps=1))
