@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -20,13 +21,21 @@ settings.load_profile("suite")
 _NEEDS = "lld-19 (Debian package) and the extra `kernels`"
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a real server run in one worker, one after the other, and first: they share a server and memory."""
+    """The long tests, those with a real server, begin first."""
     items.sort(key=lambda item: item.get_closest_marker("server") is None)
-    for item in items:
-        if item.get_closest_marker("server"):
-            item.add_marker(pytest.mark.xdist_group("server"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker takes all tests with a server, which share it and its memory; the other begins with the rest."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ServersTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "servers" if nodeid.startswith("tests/e2e/") else nodeid.partition("::")[0]
+
+    return ServersTogether(config, log)
 
 
 def _skipped_kernel_tests(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:

@@ -169,7 +169,11 @@ def test_extreme_values_stay_exact() -> None:
         assert (got == -8 * 512 * value).all()
 
 
-@pytest.mark.parametrize("order", ["forward", "reverse", "roundrobin", random.Random(3)], ids=["forward", "reverse", "roundrobin", "random"])
+@pytest.mark.parametrize(
+    "order",
+    ["forward", "reverse", "roundrobin", random.Random(3)],
+    ids=["forward", "reverse", "roundrobin", "random"],
+)
 @pytest.mark.parametrize("tile", [(16, 64, 256), (64, 64, 128)])
 def test_stage1_under_adversarial_wave_orders(tile: tuple[int, int, int], order: Any) -> None:
     layer = Layer(1024, 128)
