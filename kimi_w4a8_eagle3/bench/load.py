@@ -116,12 +116,18 @@ def drive(
     on_measured is called when the warm-up is over and the measured requests are about to be sent: the generator
     pauses for a second there. Raises KimiError when it fails, is killed or takes longer than `timeout_s`.
     """
-    log = output.with_suffix(".log")
+    run_generator(generator_command(base_url, arguments, output), output.with_suffix(".log"), timeout_s, on_measured)
+
+
+def run_generator(
+    command: Sequence[str], log: Path, timeout_s: float = 7200.0, on_measured: Callable[[], None] | None = None
+) -> None:
+    """Run a load generator's whole `command` to its end; what it prints is appended to `log`. See `drive`."""
     deadline = time.monotonic() + timeout_s
     with log.open("ab") as file:
         began = file.tell()
         process = subprocess.Popen(
-            generator_command(base_url, arguments, output),
+            command,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=file,

@@ -50,6 +50,7 @@ class Measurement(BaseModel):
     accepted_histogram: list[int] = []
     probes: int = 0
     server: ServerSummary | None = None
+    gpus: int | None = Field(default=None, description="GPUs of the server, where they are known")
     text: Repetition | None = None
     notes: list[str] = []
     problems: list[str] = []
@@ -123,15 +124,7 @@ def _judge(
     point: Point, load: LoadResult, details: LoadDetails, counted: metrics.Counters
 ) -> tuple[list[str], list[str]]:
     """Notes for the reader, and problems that forbid a comparison."""
-    notes, problems = [], []
-    if load.completed != point.num_prompts:
-        first = next((error for error in details.errors if error), "")
-        reason = f": {first.strip().splitlines()[-1]}" if first.strip() else ""
-        problems.append(f"{point.num_prompts - load.completed} of {point.num_prompts} requests failed{reason}")
-    elif point.workload.ignore_eos and point.workload.range_ratio == 1.0:
-        wrong = sum(length != point.workload.output_len for length in details.output_lens)
-        if wrong:
-            problems.append(f"{wrong} outputs are not {point.workload.output_len} tokens long, as was asked")
+    notes, problems = [], judge_lengths(point, load, details)
     if counted.requests != point.num_prompts and not problems:
         problems.append(
             f"the server finished {counted.requests:.0f} requests during the run, {point.num_prompts} were sent: "
@@ -143,6 +136,20 @@ def _judge(
             f"{load.total_input_tokens:,}: decoded and encoded again, a text can change its length"
         )
     return notes, problems
+
+
+def judge_lengths(point: Point, load: LoadResult, details: LoadDetails) -> list[str]:
+    """Problems that the generator's own result shows: failed requests, outputs that are not as long as asked."""
+    problems = []
+    if load.completed != point.num_prompts:
+        first = next((error for error in details.errors if error), "")
+        reason = f": {first.strip().splitlines()[-1]}" if first.strip() else ""
+        problems.append(f"{point.num_prompts - load.completed} of {point.num_prompts} requests failed{reason}")
+    elif point.workload.ignore_eos and point.workload.range_ratio == 1.0:
+        wrong = sum(length != point.workload.output_len for length in details.output_lens)
+        if wrong:
+            problems.append(f"{wrong} outputs are not {point.workload.output_len} tokens long, as was asked")
+    return problems
 
 
 def _prompts(subject: Subject, point: Point, dataset: Path, folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ import json
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal
 
 MODEL = "null-model"
 DRAFT_TOKENS = 4
@@ -25,6 +25,7 @@ class Settings:
     tokenizer: str = MODEL
     context_len: int = 16384
     speculative: bool = True
+    engine: Literal["sglang", "vllm"] = "sglang"
     fail_every: int = 0
     cap: int = 0
 
@@ -86,8 +87,10 @@ class NullServer(ThreadingHTTPServer):
             return bool(self.settings.fail_every) and self.totals.asked % self.settings.fail_every == 0
 
     def metrics(self) -> str:
-        """Prometheus text with SGLang's names."""
+        """Prometheus text with the engine's names."""
         t = self.totals
+        if self.settings.engine == "vllm":
+            return self._vllm_metrics()
         counters = {
             "generation_tokens_total": t.generation_tokens,
             "prompt_tokens_total": t.prompt_tokens,
@@ -97,6 +100,14 @@ class NullServer(ThreadingHTTPServer):
         lines = [f"# TYPE sglang:{name} counter\nsglang:{name} {value}.0" for name, value in counters.items()]
         lines.append(f"# TYPE sglang:context_len gauge\nsglang:context_len {self.settings.context_len}.0")
         return "\n".join(lines) + "\n"
+
+    def _vllm_metrics(self) -> str:
+        """vLLM's counters of speculation: drafts proposed and accepted, and by position."""
+        t = self.totals
+        accepted = t.generation_tokens - t.requests - t.verify_calls
+        counts = {"drafts": t.verify_calls, "draft_tokens": t.verify_calls * (DRAFT_TOKENS - 1)}
+        counts["accepted_tokens"] = accepted
+        return "".join(f"vllm:spec_decode_num_{name}_total {value}.0\n" for name, value in counts.items())
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -111,8 +122,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/metrics":
             self._send(200, self.server.metrics(), "text/plain")
         elif self.path == "/v1/models":
-            self._json({"data": [{"id": MODEL}]})
-        elif self.path == "/server_info":
+            facts = {"root": settings.tokenizer, "max_model_len": settings.context_len}
+            self._json({"data": [{"id": MODEL, **(facts if settings.engine == "vllm" else {})}]})
+        elif self.path == "/version" and settings.engine == "vllm":
+            self._json({"version": "null"})
+        elif self.path == "/server_info" and settings.engine == "sglang":
             speculative: dict[str, Any] = {"speculative_algorithm": None}
             if settings.speculative:
                 speculative = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": DRAFT_TOKENS}
@@ -160,17 +174,17 @@ class _Handler(BaseHTTPRequestHandler):
         tokens = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
         chat = self.path.endswith("chat/completions")
         usage = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
-        self.server.count(1, tokens, 0)
+        steps = steps_of(tokens) if self.server.settings.engine == "vllm" and self.server.settings.speculative else []
+        self.server.count(1, tokens, len(steps))
         if not body.get("stream"):
             message: dict[str, Any] = (
                 {"message": {"role": "assistant", "content": "x " * tokens}} if chat else {"text": "x " * tokens}
             )
             self._json({"choices": [{"index": 0, "finish_reason": "length", **message}], "usage": usage})
             return
-        piece: dict[str, Any] = {"delta": {"content": "x "}} if chat else {"text": "x "}
-        chunks: list[dict[str, Any]] = [
-            {"choices": [{"index": 0, "finish_reason": None, **piece}]} for _ in range(tokens)
-        ]
+        texts = ["x " * count for count in ([1, *steps] if steps else [1] * tokens)]
+        pieces: list[dict[str, Any]] = [{"delta": {"content": text}} if chat else {"text": text} for text in texts]
+        chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "finish_reason": None, **piece}]} for piece in pieces]
         chunks.append({"choices": [], "usage": usage})
         self._stream([json.dumps(chunk) for chunk in chunks])
 

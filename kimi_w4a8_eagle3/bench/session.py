@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .. import serving
 from ..errors import KimiError
@@ -14,6 +15,7 @@ from ..hardware import Machine
 from ..recipes import Launch, Recipe, load_recipe, render
 from ..run_dir import RECORD, new_run_dir, record, write_json
 from ..server import free_port
+from . import vllm_load
 from .measure import Measurement, examine_text, measure
 from .runs import RunResult, RunWriter
 from .subject import Subject, inspect, is_local, require_room
@@ -22,6 +24,9 @@ from .workloads import Point, Workload
 
 PLAIN = "plain"
 Say = Callable[[str], None]
+Generator = Literal["sglang", "vllm"]
+Look = Callable[..., Subject]
+Take = Callable[..., Measurement]
 
 
 @dataclass(frozen=True)
@@ -66,24 +71,34 @@ def bench(
     base_url: str | None = None,
     side: Side | None = None,
     settings: list[str] | None = None,
+    generator: Generator = "sglang",
 ) -> Path:
     """Measure a running server (`base_url`) or one that is started from `side`; returns the run directory.
 
-    With both, the server must serve the recipe's model. Raises KimiError; what was measured before stays, marked
-    incomplete.
+    With both, the server must serve the recipe's model. generator: whose load generator sends the requests. Raises
+    KimiError; what was measured before stays, marked incomplete.
     """
     launch = side.launch(settings or []) if side else None
+    look: Look = inspect
+    take: Take = measure
+    read_texts = prepare
+    if generator == "vllm":
+        workload = vllm_load.adapted(workload, own_text=texts != Texts())
+        look, read_texts = vllm_load.inspect_server, vllm_load.prepare_prompts
+        take = partial(vllm_load.measure, gpus=launch.tensor_parallel if launch else None)
     if base_url is not None:
-        inspect(base_url, side.name if side else "unknown", launch)  # a wrong address leaves no folder behind
+        look(base_url, side.name if side else "unknown", launch)  # a wrong address leaves no folder behind
     folder = new_run_dir(f"bench-{workload.name}", runs)
     name = side.name if side else "unknown"
     with recorded(folder, "bench", [name], {name: launch} if launch and base_url is None else {}, base_url) as writer:
-        dataset = prepare(workload, folder, texts.sharegpt, texts.prompts)
+        dataset = read_texts(workload, folder, texts.sharegpt, texts.prompts)
+        examine = generator == "sglang"
         if base_url is not None:
-            measure_points(inspect(base_url, name, launch), workload, dataset, writer, say)
+            subject = look(base_url, name, launch)
+            measure_points(subject, workload, dataset, writer, say, examine=examine, take=take)
         elif side and launch:
-            with running(side, launch, folder / "server.log", say) as subject:
-                measure_points(subject, workload, dataset, writer, say)
+            with running(side, launch, folder / "server.log", say, look) as subject:
+                measure_points(subject, workload, dataset, writer, say, examine=examine, take=take)
         else:
             raise KimiError("nothing to measure", where="kimi bench", expected="--base-url URL or --recipe NAME")
     require_usable(writer)
@@ -116,14 +131,14 @@ def recorded(
 
 
 @contextmanager
-def running(side: Side, launch: Launch, log: Path, say: Say) -> Iterator[Subject]:
+def running(side: Side, launch: Launch, log: Path, say: Say, look: Look = inspect) -> Iterator[Subject]:
     """The side's server, checked and ready; stopped on the way out."""
     serving.check_checkpoints(launch)
     say(f"{side.name}: starting the server (log: {log})")
     with serving.engine(launch, log, side.name) as server:
         seconds = server.wait_ready(serving.READY_TIMEOUT_S)
         say(f"{side.name}: ready after {seconds:.0f} s")
-        yield inspect(server.base_url, side.name)
+        yield look(server.base_url, side.name)
 
 
 def measure_points(
@@ -134,12 +149,13 @@ def measure_points(
     say: Say,
     repetition_index: int = 0,
     examine: bool = True,
+    take: Take = measure,
 ) -> None:
     """Every point of `workload` once; the text is examined at the first point, where one point stands for all."""
     require_room(subject, workload)
     for number, point in enumerate(workload.points()):
         say(f"{subject.label}: {_describe(point)}")
-        found = measure(subject, point, dataset, writer.folder, repetition_index)
+        found = take(subject, point, dataset, writer.folder, repetition_index)
         writer.add(found)
         if examine and number == 0 and found.usable:
             writer.replace(found, examine_text(subject, point, dataset, writer.folder, found))

@@ -47,13 +47,7 @@ def inspect(base_url: str, label: str = "unknown", expected: Launch | None = Non
         model = client.model_name()
     info = _get_json(f"{base_url}/server_info")
     model_path = str(info.get("model_path", model))
-    if expected is not None and Path(model_path).name != Path(expected.model).name:
-        raise KimiError(
-            f"the server serves {model_path}",
-            where=base_url,
-            expected=f"{expected.model} (recipe {expected.recipe})",
-            remedy="give the address of the right server, or leave --recipe out",
-        )
+    require_model(model_path, base_url, expected)
     speculative = info.get("speculative_algorithm")
     return Subject(
         base_url=base_url,
@@ -65,6 +59,17 @@ def inspect(base_url: str, label: str = "unknown", expected: Launch | None = Non
         num_draft_tokens=int(info.get("speculative_num_draft_tokens") or 0) or None if speculative else None,
         context_len=_context_len(base_url),
     )
+
+
+def require_model(model_path: str, base_url: str, expected: Launch | None) -> None:
+    """Raise KimiError when the server serves another model than `expected` would."""
+    if expected is not None and Path(model_path).name != Path(expected.model).name:
+        raise KimiError(
+            f"the server serves {model_path}",
+            where=base_url,
+            expected=f"{expected.model} (recipe {expected.recipe})",
+            remedy="give the address of the right server, or leave --recipe out",
+        )
 
 
 def require_room(subject: Subject, workload: Workload) -> None:
@@ -101,7 +106,12 @@ def _get_json(url: str) -> dict[str, Any]:
     except ValueError:
         content = None
     if response.status_code != 200 or not isinstance(content, dict):
-        raise KimiError(f"HTTP {response.status_code} without server facts", where=url, expected="an SGLang server")
+        raise KimiError(
+            f"HTTP {response.status_code} without server facts",
+            where=url,
+            expected="an SGLang server",
+            remedy="a vLLM server is measured with --generator vllm",
+        )
     return content
 
 

@@ -14,6 +14,7 @@ from .compare import compare_sides
 from .measure import Measurement
 from .predict import Choice, Fit, Load, Point, mean_error
 from .published import compare
+from .published_per_gpu import compare_per_gpu
 from .runs import Run, grouped, repetitions
 from .statistics import METRICS, Interval, Metric, estimate
 
@@ -38,9 +39,25 @@ def print_run(run: Run, console: Console | None = None) -> None:
                 each.verdict,
             )
         console.print(table)
+    print_per_gpu(run, console)
     for refused, reason in run.refused:
         console.print(f"[red]left out[/] {refused.workload.name}, {refused.side}: {reason}")
     console.print(f"Everything is in {run.folder}; `kimi report {run.folder}` makes a page of it", markup=False)
+
+
+def print_per_gpu(run: Run, console: Console) -> None:
+    """Output tokens a second and GPU beside the published ones, where the server's GPUs are known."""
+    rows = compare_per_gpu(run)
+    if not rows:
+        return
+    table = Table("workload", "concurrency", "GPUs", "measured", "published", "difference", "what it means")
+    table.title, table.title_style = "output tok/s/GPU", "bold"
+    for row in rows:
+        published = "" if row.published is None else f"{row.published:,.1f}"
+        difference = "" if row.difference is None else f"{row.difference:+.1%}"
+        counts = (str(row.concurrency), str(row.gpus))
+        table.add_row(f"{row.workload} {row.side}", *counts, f"{row.measured:,.1f}", published, difference, row.verdict)
+    console.print(table)
 
 
 def print_comparison(runs: Sequence[Run], base: str | None = None, console: Console | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -80,11 +80,14 @@ def run(
     input_len: int | None = INPUT_LEN,
     output_len: int | None = OUTPUT_LEN,
     settings: list[str] = SETTINGS,
+    generator: str = typer.Option(
+        "sglang", "--generator", help="Whose load generator: sglang, or vllm (`vllm bench serve`, when installed)."
+    ),
     runs: Path = RUNS,
 ) -> None:
     """Run one workload against a server and compare with the published figures."""
     from ..bench.runs import read_run
-    from ..bench.session import Side, bench
+    from ..bench.session import Generator, Side, bench
     from ..bench.tables import print_run
     from ..errors import KimiError
 
@@ -96,10 +99,19 @@ def run(
             expected="--base-url URL of a running server, or --recipe NAME to start one",
             remedy="for example --recipe tiny with a tiny-* workload, on any machine",
         )
+    if generator not in get_args(Generator):
+        raise KimiError(f"unknown load generator {generator!r}", where="--generator", expected="sglang or vllm")
     side = Side.parse(recipe) if recipe else None
     with _signals(runs):
         folder = bench(
-            work, _texts(sharegpt, prompts), runs, typer.echo, base_url=base_url or None, side=side, settings=settings
+            work,
+            _texts(sharegpt, prompts),
+            runs,
+            typer.echo,
+            base_url=base_url or None,
+            side=side,
+            settings=settings,
+            generator=cast(Generator, generator),
         )
     print_run(read_run(folder))
 
