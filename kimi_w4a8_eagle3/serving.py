@@ -16,7 +16,7 @@ from rich.console import Console
 from . import startup_check
 from .client import EngineClient
 from .errors import KimiError
-from .run_dir import RECORD, new_run_dir, record, write_json
+from .run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from .server import EngineServer
 from .watchdog import Watchdog
 
@@ -64,14 +64,14 @@ def check_checkpoints(launch: Launch) -> None:
         ).raise_for_problems()
 
 
-def serve_foreground(launch: Launch, runs: Path | None = None) -> int:
+def serve_foreground(launch: Launch, runs: Path = DEFAULT_ROOT) -> int:
     """Serve until the engine ends or a signal comes; returns the exit code of `kimi serve`.
 
     Leaves no process behind, whatever ends it, and says where the log is.
     """
     console = Console(stderr=True, highlight=False)
     check_checkpoints(launch)
-    folder = new_run_dir(f"serve-{launch.recipe}") if runs is None else new_run_dir(f"serve-{launch.recipe}", runs)
+    folder = new_run_dir(f"serve-{launch.recipe}", runs)
     log = folder / "server.log"
     write_json(folder / RECORD, record("serve", {launch.recipe: {"argv": launch.argv, "env": launch.env}}, launch.env))
     console.print(f"kimi: log of the engine: {log}")

@@ -87,7 +87,7 @@ def require_room(subject: Subject, workload: Workload) -> None:
 
 def _context_len(base_url: str) -> int | None:
     """From the metrics, which name the length that the running engine settled on."""
-    response = _get(f"{base_url}/metrics")
+    response = get_response(f"{base_url}/metrics")
     if response.status_code != 200:
         raise KimiError(
             f"no metrics: HTTP {response.status_code}",
@@ -100,7 +100,7 @@ def _context_len(base_url: str) -> int | None:
 
 
 def _get_json(url: str) -> dict[str, Any]:
-    response = _get(url)
+    response = get_response(url)
     try:
         content = response.json()
     except ValueError:
@@ -115,7 +115,8 @@ def _get_json(url: str) -> dict[str, Any]:
     return content
 
 
-def _get(url: str) -> httpx.Response:
+def get_response(url: str) -> httpx.Response:
+    """GET `url`, whatever its status; raises KimiError when nothing answers."""
     try:
         return httpx.get(url, timeout=30.0, follow_redirects=True)
     except httpx.HTTPError as error:

@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import httpx
 from pydantic import ValidationError
 
 from ..engine_args import command_words
@@ -25,7 +24,7 @@ from ..recipes import Launch
 from ..vllm_bench import length_range
 from .load import LoadResult, last_json_line, read_details, run_generator
 from .measure import Measurement, judge_lengths
-from .subject import Subject, inspect, require_model
+from .subject import Subject, get_response, inspect, require_model
 from .texts import prepare
 from .workloads import Point, Workload
 
@@ -80,9 +79,9 @@ def adapted(workload: Workload, own_text: bool = False) -> Workload:
 def inspect_server(base_url: str, label: str = "unknown", expected: Launch | None = None) -> Subject:
     """What the server at `base_url` is: SGLang by its own facts, anything else by its OpenAI model card."""
     base_url = base_url.rstrip("/")
-    if _get(f"{base_url}/server_info").status_code == 200:
+    if get_response(f"{base_url}/server_info").status_code == 200:
         return inspect(base_url, label, expected)
-    response = _get(f"{base_url}/v1/models")
+    response = get_response(f"{base_url}/v1/models")
     try:
         card: Mapping[str, Any] = response.json()["data"][0]
         model, path = str(card["id"]), str(card.get("root") or card["id"])
@@ -91,7 +90,7 @@ def inspect_server(base_url: str, label: str = "unknown", expected: Launch | Non
             f"HTTP {response.status_code} without a model", where=f"{base_url}/v1/models", expected="a vLLM server"
         ) from None
     require_model(path, base_url, expected)
-    version = _get(f"{base_url}/version")
+    version = get_response(f"{base_url}/version")
     return Subject(
         base_url=base_url,
         label=label,
@@ -246,12 +245,3 @@ def _unreadable(path: Path, detail: object) -> KimiError:
         expected="one JSON object, as `vllm bench serve --save-result` of vLLM 0.19.0 writes it",
         remedy="the run was cut short or the disk is full: measure again",
     )
-
-
-def _get(url: str) -> httpx.Response:
-    try:
-        return httpx.get(url, timeout=30.0, follow_redirects=True)
-    except httpx.HTTPError as error:
-        raise KimiError(
-            f"the server does not answer: {error or type(error).__name__}", where=url, remedy="is it running?"
-        ) from None
