@@ -1,0 +1,73 @@
+"""The state of one replica, as its supervisor sees it and as probes and metrics show it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from ..metrics import Acceptance
+
+
+class Phase(str, Enum):
+    """Where a replica is in its life; only READY takes new requests."""
+
+    STARTING = "starting"  # the engine loads weights and builds kernels
+    CHECKING = "checking"  # it answers; the canary prompts run
+    READY = "ready"
+    DRAINING = "draining"  # running requests finish, no new ones come
+    STALLED = "stalled"  # it answers but no token advances
+    DOWN = "down"
+
+
+@dataclass
+class ReplicaState:
+    """One replica; written by its supervisor, read by the ops endpoint's threads.
+
+    name: label of its metrics. base_url: where its engine answers. progress_timeout_s: of the watchdog.
+    num_draft_tokens: None without speculation. last_progress: time.monotonic() when a token last advanced.
+    """
+
+    name: str
+    base_url: str
+    progress_timeout_s: float
+    num_draft_tokens: int | None = None
+    phase: Phase = Phase.STARTING
+    reason: str = "not started"
+    since: float = field(default_factory=time.time)
+    canary: Acceptance | None = None
+    canary_at: float | None = None
+    last_progress: float | None = None
+    stalls: int = 0
+    restarts: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def enter(self, phase: Phase, reason: str = "") -> None:
+        """Change the phase; the reason is one sentence for a person."""
+        with self._lock:
+            self.phase, self.reason, self.since = phase, reason, time.time()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the replica takes requests now."""
+        return self.phase is Phase.READY
+
+
+class FleetView(Protocol):
+    """What the ops endpoint shows. A single server is a fleet of one without a router."""
+
+    recipe: str
+    router_url: str | None
+    router_metrics_url: str | None
+
+    def replicas(self) -> Sequence[ReplicaState]:
+        """All replicas, in a fixed order."""
+        ...
+
+    def live(self) -> tuple[bool, str]:
+        """Whether the process should be left alone, and why not."""
+        ...
