@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml requirements/serve-cpu.txt requirements/constraints.txt
 	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/serve-cpu.txt
 	$(BIN)/pip install -q --no-deps sglang==0.5.23 torchvision==0.28.0
 	test -d $(VENV)/compat/sglang-0.5.16 || $(BIN)/pip install -q --no-deps --target $(VENV)/compat/sglang-0.5.16 sglang==0.5.16 transformers==5.12.1 tokenizers==0.22.2
-	$(BIN)/pip install -q -c requirements/constraints.txt -e '.[serve,bench,eval,quantize,kernels,dev]'
+	$(BIN)/pip install -q -c requirements/constraints.txt -e '.[serve,scale,bench,eval,quantize,kernels,dev]'
 	touch $@
 
 bench-load: $(STAMP)
