@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import httpx
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from .errors import KimiError
@@ -81,8 +82,13 @@ def scrape(base_url: str, timeout_s: float = 10.0) -> Counters:
 
 def parse_counters(text: str) -> Counters:
     """Sum the counters of a Prometheus exposition over their labels; a counter that is absent so far is 0."""
+    return counters_of(text_string_to_metric_families(text))
+
+
+def counters_of(families: Iterable[Metric]) -> Counters:
+    """`parse_counters` of an exposition that is parsed already."""
     totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
+    for family in families:
         for sample in family.samples:
             totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     return Counters(*(totals.get(name, 0.0) for name in (GENERATION_TOKENS, PROMPT_TOKENS, VERIFY_CALLS, REQUESTS)))

@@ -1,0 +1,186 @@
+"""The ops endpoint of `kimi serve` and `kimi route`: /live, /ready, /metrics and /status beside the API's port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import uvicorn
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ..errors import KimiError
+from ..metrics import Acceptance
+from ..server import require_free_port
+from .fleet_metrics import seconds_since_progress
+from .observer import FleetObserver
+from .scrape import new_client
+from .state import FleetView, Phase, ReplicaState
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_INTERVAL_S = 5.0
+_START_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 5.0
+# Which phase speaks for a fleet without a ready replica: the one nearest to serving.
+_NEAREST_FIRST = (Phase.READY, Phase.CHECKING, Phase.STARTING, Phase.DRAINING, Phase.STALLED, Phase.DOWN)
+
+
+class OpsServer:
+    """Serves probes and metrics of a fleet from a thread of this process.
+
+    It only reads the view: phases belong to the supervisor. Used as a context manager, or with start() and stop().
+    """
+
+    def __init__(self, host: str, port: int, view: FleetView, sample_interval_s: float = SAMPLE_INTERVAL_S) -> None:
+        self.host, self.port = host, port
+        self._view = view
+        self._observer = FleetObserver(view)
+        self._sample_interval_s = sample_interval_s
+        routes = [
+            Route("/live", self._live),
+            Route("/ready", self._ready),
+            Route("/metrics", self._metrics),
+            Route("/status", self._status),
+        ]
+        app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware)], lifespan=self._lifespan)
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=2)
+        self._server = uvicorn.Server(config)
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers; a wildcard host is reached over loopback."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def acceptance(self, replica: str) -> Acceptance | None:
+        """Acceptance of a replica over the last minute; None when no verify step fell in it."""
+        return self._observer.acceptance(replica)
+
+    def start(self) -> None:
+        """Returns once it answers; raises KimiError when the port is taken."""
+        self._listener = listener = _listen(self.host, self.port)
+        # Outside the main thread uvicorn leaves the process's signal handlers alone.
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, name="ops-endpoint", daemon=True
+        )
+        self._thread.start()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                self.stop()
+                raise KimiError("the ops endpoint did not start", where=self.base_url)
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop answering and close the port; idempotent."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(timeout=_STOP_TIMEOUT_S)
+        if self._listener is not None:
+            self._listener.close()
+
+    def __enter__(self) -> OpsServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        async with new_client() as self._client:
+            sampling = asyncio.create_task(self._sample())
+            yield
+            sampling.cancel()
+
+    async def _sample(self) -> None:
+        """Keep the acceptance windows filled, whether or not anybody reads /metrics."""
+        while True:
+            try:
+                await self._observer.sample(self._client)
+            except Exception:  # one odd exposition must not end the sampling for good
+                logger.exception("the metrics could not be sampled")
+            await asyncio.sleep(self._sample_interval_s)
+
+    async def _live(self, _: Request) -> Response:
+        live, reason = self._view.live()
+        return JSONResponse({"live": live, "reason": reason}, 200 if live else 503)
+
+    async def _ready(self, _: Request) -> Response:
+        replicas = self._view.replicas()
+        ready = any(replica.ready for replica in replicas)
+        return JSONResponse({"ready": ready, **_speaking_for(replicas)}, 200 if ready else 503)
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(await self._observer.exposition(self._client), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def _status(self, _: Request) -> Response:
+        replicas = self._view.replicas()
+        live, reason = self._view.live()
+        body = {
+            "recipe": self._view.recipe,
+            "live": live,
+            "live_reason": reason,
+            "ready": any(replica.ready for replica in replicas),
+            "router_url": self._view.router_url,
+            "replicas": [_status_of(replica, self.acceptance(replica.name)) for replica in replicas],
+        }
+        return JSONResponse(body)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, bound here so that a port that is taken is an error of this call."""
+    remedy = "stop that process, or choose another port with --ops-port (0 switches the endpoint off)"
+    try:
+        require_free_port(host, port)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except KimiError as error:
+        raise replace(error, where="--ops-port", remedy=remedy) from error
+    except OSError as error:
+        raise KimiError(f"port {port} on {host} cannot be used: {error}", where="--ops-port", remedy=remedy) from error
+
+
+def _speaking_for(replicas: Sequence[ReplicaState]) -> dict[str, Any]:
+    """The phase nearest to serving, and the reason of each replica that does not serve."""
+    if not replicas:
+        return {"phase": Phase.DOWN.value, "reason": "no replica is known"}
+    phase = min((replica.phase for replica in replicas), key=_NEAREST_FIRST.index)
+    waiting = [replica for replica in replicas if not replica.ready]
+    if len(replicas) == 1:
+        return {"phase": phase.value, "reason": "".join(replica.reason for replica in waiting)}
+    reasons = (f"{replica.name}: {replica.phase.value}, {replica.reason}" for replica in waiting)
+    return {"phase": phase.value, "reason": "; ".join(reasons)}
+
+
+def _status_of(replica: ReplicaState, recent: Acceptance | None) -> dict[str, Any]:
+    canary = None if replica.canary is None else {**asdict(replica.canary), "at": replica.canary_at}
+    return {
+        "name": replica.name,
+        "base_url": replica.base_url,
+        "phase": replica.phase.value,
+        "reason": replica.reason,
+        "since": replica.since,
+        "ready": replica.ready,
+        "num_draft_tokens": replica.num_draft_tokens,
+        "acceptance": None if recent is None else asdict(recent),
+        "canary": canary,
+        "seconds_since_progress": seconds_since_progress(replica),
+        "progress_timeout_s": replica.progress_timeout_s,
+        "stalls": replica.stalls,
+        "restarts": dict(replica.restarts),
+    }

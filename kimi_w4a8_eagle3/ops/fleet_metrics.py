@@ -1,0 +1,135 @@
+"""Our own metric families: what the supervisor knows and no engine can say about itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from .. import __version__
+from ..metrics import Acceptance
+from .state import FleetView, Phase, ReplicaState
+
+Series = Iterable[tuple[Sequence[str], float]]
+
+
+def fleet_families(
+    view: FleetView, recent: Mapping[str, Acceptance | None], answering: Collection[str]
+) -> list[Metric]:
+    """The families of all replicas.
+
+    recent: acceptance of the last minute by replica. answering: replicas whose own metrics were read just now.
+    """
+    return [_build_info(view.recipe), *_states(view.replicas(), answering), *_acceptance(view.replicas(), recent)]
+
+
+def seconds_since_progress(replica: ReplicaState) -> float | None:
+    """Age of the last progress; None before the watchdog began to watch."""
+    return None if replica.last_progress is None else max(time.monotonic() - replica.last_progress, 0.0)
+
+
+def _build_info(recipe: str) -> Metric:
+    try:
+        sglang = version("sglang")
+    except PackageNotFoundError:  # `kimi route` needs no engine on its machine
+        sglang = ""
+    labels = ("version", "sglang", "recipe")
+    return _gauge("kimi_build_info", "Always 1; what is running.", labels, [((__version__, sglang, recipe), 1.0)])
+
+
+def _states(replicas: Sequence[ReplicaState], answering: Collection[str]) -> list[Metric]:
+    one = ("replica",)
+    waited = [((r.name,), age) for r in replicas if (age := seconds_since_progress(r)) is not None]
+    return [
+        _gauge(
+            "kimi_replica_phase",
+            "1 for the phase that the replica is in, 0 for all others.",
+            ("replica", "phase"),
+            [((r.name, phase.value), float(r.phase is phase)) for r in replicas for phase in Phase],
+        ),
+        _gauge(
+            "kimi_replica_ready", "1 while the replica takes requests.", one, [((r.name,), r.ready) for r in replicas]
+        ),
+        _gauge(
+            "kimi_replica_up",
+            "1 when the engine's own metrics were read for this exposition.",
+            one,
+            [((r.name,), r.name in answering) for r in replicas],
+        ),
+        _gauge(
+            "kimi_seconds_since_progress",
+            "Seconds since a token counter moved or a health check generated a token.",
+            one,
+            waited,
+        ),
+        _gauge(
+            "kimi_progress_timeout_seconds",
+            "Seconds without progress after which the watchdog calls the replica stalled.",
+            one,
+            [((r.name,), r.progress_timeout_s) for r in replicas],
+        ),
+        _counter(
+            "kimi_watchdog_stalls",
+            "Stalls that the progress watchdog found.",
+            one,
+            [((r.name,), r.stalls) for r in replicas],
+        ),
+        _counter(
+            "kimi_replica_restarts",
+            "Restarts of the replica by reason.",
+            ("replica", "reason"),
+            [((r.name, reason), count) for r in replicas for reason, count in sorted(r.restarts.items())],
+        ),
+    ]
+
+
+def _acceptance(replicas: Sequence[ReplicaState], recent: Mapping[str, Acceptance | None]) -> list[Metric]:
+    known = {name: found for name, found in recent.items() if found is not None}
+    canaries = [(r.name, r.canary, r.canary_at) for r in replicas if r.canary is not None and r.canary_at is not None]
+    return [
+        _gauge(
+            "kimi_accept_length",
+            "Tokens committed per verify step over the last minute, the bonus token included.",
+            ("replica",),
+            [((name,), found.length) for name, found in known.items()],
+        ),
+        _gauge(
+            "kimi_accept_rate",
+            "Share of the last minute's verify steps that accepted the draft token at this position.",
+            ("replica", "position"),
+            [
+                ((name, str(position)), share)
+                for name, found in known.items()
+                for position, share in enumerate(found.per_position, start=1)
+            ],
+        ),
+        _gauge(
+            "kimi_canary_accept_length",
+            "Accept length of the last canary prompts.",
+            ("replica",),
+            [((name,), canary.length) for name, canary, _ in canaries],
+        ),
+        _gauge(
+            "kimi_canary_timestamp_seconds",
+            "When the canary prompts last ran, in Unix time.",
+            ("replica",),
+            [((name,), at) for name, _, at in canaries],
+        ),
+    ]
+
+
+def _gauge(name: str, help_text: str, labels: Sequence[str], series: Series) -> Metric:
+    return _filled(GaugeMetricFamily(name, help_text, labels=labels), series)
+
+
+def _counter(name: str, help_text: str, labels: Sequence[str], series: Series) -> Metric:
+    return _filled(CounterMetricFamily(name, help_text, labels=labels), series)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, series: Series) -> Metric:
+    for labels, value in series:
+        family.add_metric(labels, float(value))
+    return family
