@@ -27,6 +27,7 @@ from .commands import (
     plan,
     quantize,
     report,
+    route,
     serve,
     tiny,
     tune_moe,
@@ -62,6 +63,7 @@ app.command("doctor")(doctor.doctor)
 app.command("fetch")(fetch.fetch)
 app.add_typer(patch.app, name="patch")
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
+app.command("route")(route.route)
 app.command("plan")(plan.plan)
 app.command("gates")(gates.gates)
 app.command("kernels")(kernels.kernels)

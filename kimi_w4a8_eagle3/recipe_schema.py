@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from .errors import KimiError
+from .fleet.router_settings import RouterSettings
 from .names import nearest
 from .resources import operator_dir
 
@@ -111,6 +112,7 @@ class Recipe(_Strict):
     args: dict[str, ArgValue] = {}
     improve: dict[str, Improvement] = {}
     options: Options = Options()
+    router: RouterSettings = Field(default=RouterSettings(), description="used by --replicas and `kimi route`")
     env: dict[str, EnvValue] = {}
     hardware: Hardware = Hardware()
     published: Published | None = None
@@ -252,6 +254,7 @@ def _valid_keys(parents: list[str]) -> list[str]:
         "draft": Checkpoint,
         "improve": Improvement,
         "options": Options,
+        "router": RouterSettings,
         "hardware": Hardware,
         "published": Published,
     }

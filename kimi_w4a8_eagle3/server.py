@@ -107,16 +107,21 @@ class EngineServer:
         self._remember_children()
         return None if self._process is None else self._process.poll()
 
-    def stop(self) -> None:
-        """End the process and everything it spawned: SIGTERM, then SIGKILL after a grace period. Idempotent."""
+    def stop(self, grace_s: float = _STOP_GRACE_S) -> bool:
+        """End the process and everything it spawned: SIGTERM, then SIGKILL after `grace_s`. Idempotent.
+
+        SGLang answers what it has begun before it ends, so a long grace is a drain. False: it had to be killed.
+        """
         if self._process is None:
-            return
+            return True
         self._remember_children()
+        by_itself = True
         if self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.wait(_STOP_GRACE_S)
+                self._process.wait(grace_s)
             except subprocess.TimeoutExpired:
+                by_itself = False
                 self._process.kill()
                 self._process.wait()
         survivors = [child for child in self._children.values() if child.is_running()]
@@ -126,6 +131,7 @@ class EngineServer:
         for child in alive:
             _signal(child, signal.SIGKILL)
         psutil.wait_procs(alive, timeout=3.0)
+        return by_itself
 
     def __enter__(self) -> EngineServer:
         self.start()

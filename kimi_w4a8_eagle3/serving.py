@@ -1,39 +1,69 @@
-"""`kimi serve`: run one engine in the foreground, checked before and after its start, and end it cleanly."""
+"""`kimi serve`: one engine, or several behind the router, in the foreground; checked, watched, ended cleanly."""
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from . import startup_check
-from .client import EngineClient
 from .errors import KimiError
+from .fleet.events import EventLog
+from .fleet.identity import fingerprint
+from .fleet.registrar import Registrar
+from .fleet.replica import DRAIN_TIMEOUT_S, READY_TIMEOUT_S, Replica, with_weight_version
+from .fleet.router import RouterEndpoint, router_endpoint
+from .fleet.router_settings import RouterSettings
+from .fleet.supervisor import Fleet, RouterKeeper
+from .ops.state import FleetView, Phase, ReplicaState
 from .run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
-from .server import EngineServer
-from .watchdog import Watchdog
+from .server import EngineServer, require_free_port
+from .signals import Terminated, signals_raise
 
 if TYPE_CHECKING:
     from .recipes import Launch
 
-# A cold start on MI325X reads 497 GB and builds kernels; the engine's own exit ends the wait earlier.
-READY_TIMEOUT_S = 5400.0
-_POLL_S = 0.5
+__all__ = ["READY_TIMEOUT_S", "ServeOptions", "Terminated", "engine", "serve_foreground", "signals_raise"]
 
 
-class Terminated(Exception):
-    """SIGTERM or SIGINT reached this process."""
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `kimi serve` and `kimi route` add to a recipe.
 
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
+    ops_port: of probes and metrics; None switches them off. keys: variables for the engines that say where the
+    clients' key is; never the key itself.
+    """
+
+    ops_host: str = "127.0.0.1"
+    ops_port: int | None = None
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
+    keys: dict[str, str] = field(default_factory=dict)
+    client_key: str | None = field(default=None, repr=False)
+    runs: Path = DEFAULT_ROOT
+
+
+@dataclass(frozen=True)
+class SingleServer:
+    """What probes and metrics show of one engine without a router."""
+
+    recipe: str
+    state: ReplicaState
+    router_url: str | None = None
+    router_metrics_url: str | None = None
+
+    def replicas(self) -> Sequence[ReplicaState]:
+        """The one."""
+        return [self.state]
+
+    def live(self) -> tuple[bool, str]:
+        """False when no token advances or the engine is gone."""
+        state = self.state
+        return state.phase not in (Phase.STALLED, Phase.DOWN), state.reason
 
 
 def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineServer:
@@ -64,46 +94,126 @@ def check_checkpoints(launch: Launch) -> None:
         ).raise_for_problems()
 
 
-def serve_foreground(launch: Launch, runs: Path = DEFAULT_ROOT) -> int:
-    """Serve until the engine ends or a signal comes; returns the exit code of `kimi serve`.
+def serve_foreground(launch: Launch, options: ServeOptions) -> int:
+    """Serve one engine until it ends or a signal comes; returns the exit code of `kimi serve`.
 
     Leaves no process behind, whatever ends it, and says where the log is.
     """
     console = Console(stderr=True, highlight=False)
     check_checkpoints(launch)
-    folder = new_run_dir(f"serve-{launch.recipe}", runs)
+    _require_ops_port(options)
+    folder = _new_run("serve", launch, [launch], options.runs)
     log = folder / "server.log"
-    write_json(folder / RECORD, record("serve", {launch.recipe: {"argv": launch.argv, "env": launch.env}}, launch.env))
+    log.touch()
     console.print(f"kimi: log of the engine: {log}")
-    server = engine(launch, log)
+    events = EventLog(folder, console)
+    replica = Replica(_prepared([launch], options)[0], log, events, "0", options.drain_timeout_s, options.client_key)
     try:
-        with signals_raise(), server, follow(log):
-            seconds = server.wait_ready(READY_TIMEOUT_S)
-            _check_acceptance(launch, server, console)
-            console.print(
-                f"[bold green]kimi: {launch.recipe} is ready[/] after {seconds:.0f} s at {server.base_url}/v1"
-            )
-            return _wait(launch, server, folder, console)
+        with signals_raise(drain=True), _ops(options, SingleServer(launch.recipe, replica.state)), follow(log):
+            replica.serve()
     except Terminated as stopped:
         console.print(f"kimi: {stopped} received; the engine was stopped; log: {log}")
         return stopped.exit_code
+    return 0
 
 
-@contextmanager
-def signals_raise() -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into Terminated in the main thread, so that every `with` block cleans up."""
+def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSettings, options: ServeOptions) -> int:
+    """Serve engines on loopback behind the router, which listens where `front` says; returns the exit code.
 
-    def handler(number: int, _: FrameType | None) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the clean-up
-        raise Terminated(number)
-
-    previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    A replica that ends or stalls is started again, the router too; SIGHUP restarts the replicas one after the other.
+    """
+    console = Console(stderr=True, highlight=False)
+    check_checkpoints(front)
+    require_free_port(front.host, front.port)
+    _require_ops_port(options)
+    folder = _new_run("serve", front, launches, options.runs)
+    console.print(f"kimi: logs of engines and router: {folder}")
+    events = EventLog(folder, console)
+    replicas = [
+        Replica(
+            launch, folder / f"replica-{number}.log", events, str(number), options.drain_timeout_s, options.client_key
+        )
+        for number, launch in enumerate(_prepared(launches, options))
+    ]
+    endpoint = router_endpoint(front.host, front.port)
+    fleet = Fleet(front.recipe, replicas, endpoint, events)
     try:
-        yield
-    finally:
-        for number, old in previous.items():
-            signal.signal(number, old)
+        with (
+            signals_raise(drain=True, on_hangup=fleet.renew.set),
+            RouterKeeper(endpoint, router, folder, events),
+            fleet.registrar,
+            _ops(options, fleet),
+        ):
+            console.print(f"[bold]kimi: {len(replicas)} replicas of {front.recipe} behind {endpoint.base_url}/v1[/]")
+            fleet.run()
+    except Terminated as stopped:
+        console.print(f"kimi: {stopped} received; all engines and the router were stopped; logs: {folder}")
+        return stopped.exit_code
+    return 0
+
+
+@dataclass(frozen=True)
+class RouterOnly:
+    """What probes and metrics show of a router whose replicas run elsewhere: they have probes of their own."""
+
+    recipe: str
+    registrar: Registrar
+    endpoint: RouterEndpoint
+
+    @property
+    def router_url(self) -> str | None:
+        """Where clients reach the router."""
+        return self.endpoint.base_url
+
+    @property
+    def router_metrics_url(self) -> str | None:
+        """The router's own metrics."""
+        return self.endpoint.metrics_url
+
+    def replicas(self) -> Sequence[ReplicaState]:
+        """One state for each registered replica."""
+        states = []
+        for url in sorted(self.registrar.registered()):
+            state = ReplicaState(url.removeprefix("http://"), url, progress_timeout_s=0)
+            state.enter(Phase.READY, "registered")
+            states.append(state)
+        return states
+
+    def live(self) -> tuple[bool, str]:
+        """The router is kept alive by this process."""
+        return True, ""
+
+
+def route_foreground(
+    host: str,
+    port: int,
+    model: str | None,
+    router: RouterSettings,
+    discover: Callable[[], frozenset[str]],
+    options: ServeOptions,
+) -> int:
+    """Route to replicas that run elsewhere until a signal comes; returns the exit code of `kimi route`."""
+    console = Console(stderr=True, highlight=False)
+    require_free_port(host, port)
+    _require_ops_port(options)
+    folder = new_run_dir("route", options.runs)
+    write_json(folder / RECORD, record("route", {}, {}, router=router.model_dump(), host=host, port=port, model=model))
+    events = EventLog(folder, console)
+    endpoint = router_endpoint(host, port)
+    registrar = Registrar(endpoint, discover, events, model)
+    try:
+        with (
+            signals_raise(),
+            RouterKeeper(endpoint, router, folder, events),
+            registrar,
+            _ops(options, RouterOnly("route", registrar, endpoint)),
+        ):
+            console.print(f"[bold]kimi: routing at {endpoint.base_url}/v1[/]; log: {folder}")
+            threading.Event().wait()
+    except Terminated as stopped:
+        console.print(f"kimi: {stopped} received; the router was stopped; the replicas go on; log: {folder}")
+        return stopped.exit_code
+    return 0
 
 
 @contextmanager
@@ -131,30 +241,37 @@ def follow(path: Path, write: Callable[[str], object] = sys.stdout.write) -> Ite
         thread.join(timeout=5.0)
 
 
-def _check_acceptance(launch: Launch, server: EngineServer, console: Console) -> None:
-    if launch.draft is None or launch.num_draft_tokens is None:
+def _prepared(launches: Sequence[Launch], options: ServeOptions) -> list[Launch]:
+    """The launches with the weights' fingerprint and the keys' whereabouts; the checkpoints are read once."""
+    first = launches[0]
+    folders = [Path(path) for path in (first.model, first.draft) if path is not None]
+    weights = fingerprint(*folders) if all(folder.is_dir() for folder in folders) else None
+    return [replace(with_weight_version(launch, weights), env={**launch.env, **options.keys}) for launch in launches]
+
+
+def _new_run(kind: str, front: Launch, launches: Sequence[Launch], runs: Path) -> Path:
+    folder = new_run_dir(f"{kind}-{front.recipe}", runs)
+    servers = {
+        front.recipe if len(launches) == 1 else f"replica-{number}": {"argv": launch.argv, "env": launch.env}
+        for number, launch in enumerate(launches)
+    }
+    write_json(folder / RECORD, record(kind, servers, front.env))
+    return folder
+
+
+def _require_ops_port(options: ServeOptions) -> None:
+    if options.ops_port is None:
         return
-    with EngineClient(server.base_url) as client:
-        found = startup_check.require_acceptance(client, launch.num_draft_tokens, launch.draft)
-    console.print(f"kimi: start-up check: accept length {found.length:.2f} of {launch.num_draft_tokens}")
+    try:
+        require_free_port(options.ops_host, options.ops_port)
+    except KimiError as error:
+        raise replace(error, where="--ops-port", remedy="choose another port with --ops-port, or 0 for none") from error
 
 
-def _wait(launch: Launch, server: EngineServer, folder: Path, console: Console) -> int:
-    """Wait for the engine's end, with the progress watchdog beside it."""
-    stalled = threading.Event()
-    watchdog = Watchdog(server.base_url, launch.progress_timeout_s, on_stall=stalled.set, pid=server.pid, folder=folder)
-    with watchdog:
-        while server.poll() is None:
-            if stalled.wait(_POLL_S):
-                raise KimiError(
-                    f"no token was generated for {launch.progress_timeout_s:.0f} s although requests are running",
-                    where=str(folder),
-                    remedy="the stacks of all processes are in that folder; on ROCm try the recipe option "
-                    "all_reduce = 'rccl' (a hang in the custom all-reduce), then restart",
-                )
-    code = server.poll()
-    raise KimiError(
-        f"the engine ended by itself with exit code {code}",
-        where=str(server.log_path),
-        remedy="read the end of its log",
-    )
+def _ops(options: ServeOptions, view: FleetView) -> AbstractContextManager[object]:
+    """The ops endpoint while the block runs."""
+    if options.ops_port is None:
+        return nullcontext()
+    from .ops.endpoint import OpsServer  # its web server is not installed everywhere
+
+    return OpsServer(options.ops_host, options.ops_port, view)

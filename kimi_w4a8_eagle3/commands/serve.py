@@ -25,8 +25,18 @@ def serve(
     docker: bool = typer.Option(False, "--docker", help="With --dry-run: print the command that runs it in its image."),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print JSON."),
     any_hardware: bool = typer.Option(False, "--any-hardware", help="Start although the machine is not the recipe's."),
+    replicas: int = typer.Option(1, "--replicas", min=1, help="Engines on this machine, behind SGLang's router."),
+    ops_port: int | None = typer.Option(None, "--ops-port", help="Probes and metrics; default: port + 1; 0: none."),
+    ops_host: str = typer.Option("127.0.0.1", "--ops-host", help="Where probes and metrics listen."),
+    drain_timeout: float = typer.Option(
+        120.0, "--drain-timeout", min=0, help="Seconds for running requests at SIGTERM."
+    ),
+    api_key_file: Path | None = typer.Option(None, "--api-key-file", help="File with the key that clients must send."),
 ) -> None:
-    """Serve a recipe, or show what would run. Engine arguments may follow after `--`."""
+    """Serve a recipe, or show what would run. Engine arguments may follow after `--`.
+
+    SIGTERM lets running requests finish, SIGINT does not; with --replicas, SIGHUP restarts one replica after the other.
+    """
     from ..aiter_regime import installed_regime
     from ..errors import KimiError
     from ..gates import read_gates
@@ -38,14 +48,13 @@ def serve(
     for section, path in (("model", model), ("draft", draft)):
         if path is not None:
             chosen = with_settings(chosen, {f"{section}.repo": str(path.resolve()), f"{section}.revision": "main"})
-    launch = render(
-        chosen,
-        settings,
-        context.args,
-        machine=machine,
-        gpu=gpu_by_name(gpu) if gpu else None,
-        regime=installed_regime(),
-    )
+
+    def rendered(on: Machine, more: list[str]) -> Launch:
+        known_gpu = gpu_by_name(gpu) if gpu else None
+        words = [*context.args, *more]
+        return render(chosen, settings, words, machine=on, gpu=known_gpu, regime=installed_regime())
+
+    launch = rendered(machine, [])
     read_gates({**os.environ, **launch.env})  # a misspelt gate is an error before anything is loaded
     if docker and launch.image is None:
         raise KimiError(
@@ -61,10 +70,29 @@ def serve(
             f"this machine cannot serve the recipe {chosen.name!r}: {unmet[0]}",
             remedy="add --dry-run to see the command, --any-hardware to start all the same, or use --recipe tiny",
         )
-    from ..serving import serve_foreground
+    from ..serving import ServeOptions, serve_fleet, serve_foreground
 
+    keys, client_key = _keys(api_key_file)
+    options = ServeOptions(ops_host, _ops_port(ops_port, launch.port), drain_timeout, keys, client_key)
     _show(launch, as_json=False, docker=False)
-    raise typer.Exit(serve_foreground(launch))
+    if replicas == 1:
+        raise typer.Exit(serve_foreground(launch, options))
+    from ..fleet.placement import replica_launches
+    from ..recipes import engine_arguments
+
+    launches = replica_launches(launch, replicas, machine, rendered)
+    router = engine_arguments(chosen, settings, context.args)[0].router
+    raise typer.Exit(serve_fleet(launches, launch, router, options))
+
+
+def _keys(api_key_file: Path | None) -> tuple[dict[str, str], str | None]:
+    """Variables that tell the engines where the clients' key is, and the key, which this process needs itself."""
+    return {}, None
+
+
+def _ops_port(asked: int | None, port: int) -> int | None:
+    """0 switches probes and metrics off; the default is beside the engine's port."""
+    return port + 1 if asked is None else asked or None
 
 
 def _show(launch: Launch, as_json: bool, docker: bool) -> None:

@@ -60,9 +60,20 @@ class ReplicaState:
 class FleetView(Protocol):
     """What the ops endpoint shows. A single server is a fleet of one without a router."""
 
-    recipe: str
-    router_url: str | None
-    router_metrics_url: str | None
+    @property
+    def recipe(self) -> str:
+        """The recipe that the replicas serve."""
+        ...
+
+    @property
+    def router_url(self) -> str | None:
+        """Where clients reach the router; None without one."""
+        ...
+
+    @property
+    def router_metrics_url(self) -> str | None:
+        """The router's own Prometheus endpoint."""
+        ...
 
     def replicas(self) -> Sequence[ReplicaState]:
         """All replicas, in a fixed order."""

@@ -1,0 +1,41 @@
+"""`kimi route`: the router in front of replicas that run elsewhere."""
+
+from __future__ import annotations
+
+import typer
+
+
+def route(
+    worker: list[str] = typer.Option([], "--worker", "-w", help="http://HOST:PORT of a replica; once for each."),
+    workers_dns: str = typer.Option("", "--workers-dns", help="NAME:PORT; every address of the name is a replica."),
+    recipe: str = typer.Option("", "--recipe", "-r", help="Take the model's name and the router's settings from it."),
+    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE: a key of the recipe's table, as router.policy."),
+    host: str = typer.Option("127.0.0.1", "--host", help="Where clients reach the router."),
+    port: int = typer.Option(9527, "--port", help="Where clients reach the router."),
+    ops_port: int | None = typer.Option(None, "--ops-port", help="Probes and metrics; default: port + 1; 0: none."),
+    ops_host: str = typer.Option("127.0.0.1", "--ops-host", help="Where probes and metrics listen."),
+) -> None:
+    """Route requests to replicas on other nodes; a replica with another model or other weights is refused.
+
+    Replicas may come and go: addresses and identities are looked at every few seconds.
+    """
+    from ..errors import KimiError
+    from ..fleet import discovery
+    from ..fleet.router_settings import RouterSettings
+    from ..recipes import engine_arguments, load_recipe
+    from ..serving import ServeOptions, route_foreground
+
+    if bool(worker) == bool(workers_dns):
+        raise KimiError(
+            "nothing, or two things, to route to", expected="either --worker URL ... or --workers-dns NAME:PORT"
+        )
+    discover = discovery.static(worker) if worker else discovery.dns(workers_dns)
+    router, model = RouterSettings(), None
+    if recipe:
+        chosen, args = engine_arguments(load_recipe(recipe), settings)
+        router = chosen.router
+        model = str(args["served-model-name"]) if "served-model-name" in args else str(args["model-path"])
+    elif settings:
+        raise KimiError("there is nothing to set", where="--set", expected="--recipe together with --set")
+    options = ServeOptions(ops_host, port + 1 if ops_port is None else ops_port or None)
+    raise typer.Exit(route_foreground(host, port, model, router, discover, options))

@@ -1,0 +1,1 @@
+"""Several replicas behind SGLang's router: started, identified, registered, restarted one by one."""

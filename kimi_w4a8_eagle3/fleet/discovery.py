@@ -1,0 +1,59 @@
+"""Where replicas are: a fixed list, or a name whose addresses change (a headless service in Kubernetes)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from ..errors import KimiError
+
+Discover = Callable[[], frozenset[str]]
+
+
+def static(urls: Sequence[str]) -> Discover:
+    """The replicas at these base URLs. Raises KimiError for one that is not `http://HOST:PORT`."""
+    found = frozenset(_checked(url) for url in urls)
+    if len(found) < len(urls):
+        raise KimiError("a replica is given twice", where="--worker", expected="one URL for each replica")
+    return lambda: found
+
+
+def dns(address: str) -> Discover:
+    """The replicas at all addresses of `NAME:PORT`, asked anew each time.
+
+    A headless service lists the pods that are ready, so a pod that drains disappears from it. No address means no
+    replica; a name server that does not answer means that nothing is known, and the last answer stays.
+    """
+    name, _, port = address.rpartition(":")
+    if not name or not port.isdigit() or not 0 < int(port) < 65536:
+        raise KimiError(f"cannot read {address!r}", where="--workers-dns", expected="NAME:PORT")
+    last: frozenset[str] = frozenset()
+
+    def discover() -> frozenset[str]:
+        nonlocal last
+        try:
+            found = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
+                last = frozenset()
+            return last
+        last = frozenset(_url(str(entry[4][0]), int(port)) for entry in found)
+        return last
+
+    return discover
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url.rstrip("/"))
+    try:
+        usable = parts.scheme == "http" and parts.hostname and parts.port and not parts.path and not parts.query
+    except ValueError:
+        usable = False
+    if not usable:
+        raise KimiError(f"cannot read the replica {url!r}", where="--worker", expected="http://HOST:PORT")
+    return url.rstrip("/")

@@ -1,0 +1,37 @@
+"""What happened to a fleet and when: one line for a person on the terminal, one JSON line for a program in the run."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+EVENTS = "events.jsonl"
+_STYLES = {"ready": "green", "registered": "green", "down": "red", "stalled": "red", "refused": "red", "gave-up": "red"}
+
+
+class EventLog:
+    """Appends to `folder/events.jsonl` and prints; used by several threads.
+
+    A line: {"time": Unix seconds, "source": "replica-0" | "router" | "fleet", "event": word, "reason": sentence}.
+    """
+
+    def __init__(self, folder: Path, console: Console) -> None:
+        self._path = folder / EVENTS
+        self._console = console
+        self._lock = threading.Lock()
+
+    def __call__(self, source: str, event: str, reason: str = "") -> None:
+        """Record one event."""
+        line = json.dumps({"time": round(time.time(), 3), "source": source, "event": event, "reason": reason})
+        text = f"kimi: {source} {event}" + (f": {reason}" if reason else "")
+        with self._lock:
+            self._console.print(text, style=_STYLES.get(event, ""), markup=False)
+            try:
+                with self._path.open("a") as file:
+                    file.write(line + "\n")
+            except OSError:  # a full disk must not end what it cannot record; the terminal has the line
+                return

@@ -1,0 +1,93 @@
+"""Who a replica is: only replicas of the same model, weights and draft may stand behind one router.
+
+A router spreads requests without looking at weights. A replica of another quantization, another revision or another
+draft would give some users other answers, or other speed, at random; nothing else in the stack would notice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ..errors import KimiError
+
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+UNKNOWN = "default"  # SGLang's weight version where nobody gave one
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What replicas of one service have in common.
+
+    model: the name that clients ask for. weights: `fingerprint` of target and draft, which the engine was started
+    with as its weight version and names in every answer; `UNKNOWN` for an engine started without it.
+    """
+
+    model: str
+    weights: str
+    architecture: str
+
+    def differences(self, other: Identity) -> list[str]:
+        """One phrase for each part in which `other` differs."""
+        parts = (
+            ("model", self.model, other.model),
+            ("weights", self.weights, other.weights),
+            ("architecture", self.architecture, other.architecture),
+        )
+        return [f"{name} {found!r} instead of {wanted!r}" for name, wanted, found in parts if found != wanted]
+
+
+def ask_identity(base_url: str, timeout_s: float = 5.0) -> Identity:
+    """The identity of the engine at `base_url`; httpx.HTTPError when it does not answer, KimiError for nonsense."""
+    answer = httpx.get(f"{base_url}/model_info", timeout=timeout_s)
+    answer.raise_for_status()
+    try:
+        return _identity(answer.json())
+    except (ValueError, KeyError, TypeError) as error:
+        raise KimiError(
+            "this is no SGLang server",
+            where=f"{base_url}/model_info",
+            expected="served_model_name, weight_version and architectures as SGLang 0.5 answers them",
+            remedy="give the address of an engine, not of its metrics or of another program",
+        ) from error
+
+
+def _identity(info: dict[str, Any]) -> Identity:
+    return Identity(
+        model=str(info["served_model_name"]),
+        weights=str(info["weight_version"]),
+        architecture=",".join(info.get("architectures") or ()),
+    )
+
+
+def fingerprint(*checkpoints: Path) -> str:
+    """12 hexadecimal digits that differ when the configs, tensor layouts or weights of these directories differ.
+
+    Reads the JSON files, every safetensors header and a few blocks of every weight file: seconds for 497 GB. It tells
+    checkpoints apart; it is no proof against somebody who makes two alike on purpose (`kimi fetch --verify` is).
+    """
+    digest = hashlib.sha256()
+    for folder in checkpoints:
+        for path in sorted(folder.glob("*.json")):
+            digest.update(f"{path.name}\0".encode() + path.read_bytes())
+        for path in sorted(folder.glob("*.safetensors")):
+            digest.update(f"{path.name}\0".encode())
+            _add_samples(digest, path)
+    return digest.hexdigest()[:12]
+
+
+def _add_samples(digest: hashlib._Hash, path: Path) -> None:
+    size = path.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        digest.update(file.read(min(header, size)))
+        body = file.tell()
+        for sample in range(_SAMPLES):
+            file.seek(body + (size - body) * sample // _SAMPLES)
+            digest.update(file.read(_SAMPLE_BYTES))

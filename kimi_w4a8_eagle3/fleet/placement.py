@@ -1,0 +1,46 @@
+"""Which part of a machine each replica gets: its own GPUs, its own port on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..errors import KimiError
+from ..hardware import Machine
+from ..server import free_port
+
+if TYPE_CHECKING:
+    from ..recipes import Launch
+
+
+def replica_launches(
+    front: Launch, count: int, machine: Machine, render: Callable[[Machine, list[str]], Launch]
+) -> Sequence[Launch]:
+    """The launches of `count` replicas, of which `front` is what clients see.
+
+    render: the recipe on a machine with more engine arguments at the end. Raises KimiError when GPUs are missing.
+    """
+    if front.engine != "sglang":
+        raise KimiError(
+            f"the recipe {front.recipe!r} serves with {front.engine}",
+            where="--replicas",
+            expected="a recipe for SGLang, whose router stands in front",
+        )
+    gpus = front.tensor_parallel if machine.devices else 0
+    if gpus * count > len(machine.devices):
+        raise KimiError(
+            f"{count} replicas of {gpus} GPUs need {count * gpus}, this machine has {len(machine.devices)}",
+            where="--replicas",
+            remedy="one replica for each 8 GPUs: use several nodes with `kimi route` in front (docs/operations.md)",
+        )
+    return [_replica(number * gpus, gpus, machine, render) for number in range(count)]
+
+
+def _replica(first: int, gpus: int, machine: Machine, render: Callable[[Machine, list[str]], Launch]) -> Launch:
+    part = replace(machine, devices=machine.devices[first : first + gpus])
+    arguments = ["--host", "127.0.0.1", "--port", str(free_port())]
+    if gpus:
+        arguments += ["--base-gpu-id", str(first)]
+    launch = render(part, arguments)
+    return replace(launch, env={**launch.env, "KIMI_DOOR": "closed"})  # nobody but the router has business there

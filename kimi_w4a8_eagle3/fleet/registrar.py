@@ -1,0 +1,138 @@
+"""Keeps the router's list of replicas true: those that should take requests, and that are the same service.
+
+One loop compares what is wanted with what the router has and mends the difference. It therefore needs no special case
+for a router that was restarted and forgot everything, a replica that came back, or one that drains.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+import httpx
+
+from ..errors import KimiError
+from .events import EventLog
+from .identity import Identity, ask_identity
+from .router import RouterControl, RouterEndpoint, Worker
+
+INTERVAL_S = 0.5
+_RECHECK_S = 3.0  # a pod may go, or come back at the same address with another model
+
+
+@dataclass
+class _Checked:
+    at: float
+    accepted: bool
+
+
+class Registrar:
+    """Registers replicas with the router at `endpoint` and removes them again.
+
+    wanted: base URLs of the replicas that should take requests now. model: the name they must serve; None takes the
+    name of the first. A replica whose identity differs from the first one's is refused for as long as that one, or
+    another like it, is registered.
+    """
+
+    def __init__(
+        self,
+        endpoint: RouterEndpoint,
+        wanted: Callable[[], frozenset[str]],
+        events: EventLog,
+        model: str | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._wanted = wanted
+        self._events = events
+        self._model = model
+        self._expected: Identity | None = None
+        self._checks: dict[str, _Checked] = {}
+        self._workers: dict[str, Worker] = {}
+        self._passed = threading.Condition()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="registrar", daemon=True)
+
+    def registered(self) -> frozenset[str]:
+        """Base URLs that the router had at the last pass."""
+        return frozenset(self._workers)
+
+    def healthy(self) -> int:
+        """How many of them the router's own health checks find well."""
+        return sum(worker.healthy for worker in list(self._workers.values()))
+
+    def wait_until(self, condition: Callable[[frozenset[str]], bool], timeout_s: float) -> bool:
+        """Wait until the registered URLs meet a condition; False when they do not in time."""
+        with self._passed:
+            return self._passed.wait_for(lambda: condition(self.registered()), timeout_s)
+
+    def reconcile(self) -> None:
+        """One pass; nothing changes when the router does not answer."""
+        try:
+            with RouterControl(self._endpoint) as control:
+                self._mend(control)
+        except httpx.HTTPError:
+            self._workers = {}
+        with self._passed:
+            self._passed.notify_all()
+
+    def __enter__(self) -> Registrar:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._end.set()
+        self._thread.join(timeout=30.0)
+
+    def _run(self) -> None:
+        while not self._end.wait(INTERVAL_S):
+            self.reconcile()
+
+    def _mend(self, control: RouterControl) -> None:
+        wanted = self._wanted()
+        self._checks = {url: check for url, check in self._checks.items() if url in wanted}
+        listed = {worker.url: worker for worker in control.workers()}
+        accepted = {url for url in sorted(wanted) if self._accepts(url, url in listed)}
+        if not accepted and not listed:
+            self._expected = None  # the next replica decides anew who belongs here
+        control.remove(worker for url, worker in listed.items() if url not in accepted)
+        for url in sorted(accepted - listed.keys()):
+            control.add(url)
+        self._announce_changes(listed)
+
+    def _announce_changes(self, listed: dict[str, Worker]) -> None:
+        for url in sorted(listed.keys() - self._workers.keys()):
+            self._events("router", "registered", url)
+        for url in sorted(self._workers.keys() - listed.keys()):
+            self._events("router", "removed", url)
+        self._workers = listed
+
+    def _accepts(self, url: str, is_listed: bool) -> bool:
+        """Whether the replica at `url` is there and belongs here; one that is slow to answer keeps its place."""
+        check = self._checks.get(url)
+        if check is not None and time.monotonic() - check.at < _RECHECK_S:
+            return check.accepted
+        try:
+            reason = self._objection(ask_identity(url))
+        except httpx.HTTPStatusError as error:
+            reason = f"it answers HTTP {error.response.status_code} to /model_info"
+        except httpx.ConnectError:
+            return False  # nothing listens there any more, so waiting for the router's health check helps nobody
+        except httpx.HTTPError:
+            return is_listed  # busy, perhaps
+        except KimiError as error:
+            reason = error.what
+        if reason and (check is None or check.accepted):
+            self._events("router", "refused", f"{url}: {reason}")
+        self._checks[url] = _Checked(time.monotonic(), accepted=not reason)
+        return not reason
+
+    def _objection(self, found: Identity) -> str:
+        """Why a replica does not belong here; empty when it does."""
+        if self._model is not None and found.model != self._model:
+            return f"it serves {found.model!r}, this router is for {self._model!r}"
+        if self._expected is None:
+            self._expected = found
+        return ", ".join(self._expected.differences(found))

@@ -1,0 +1,172 @@
+"""One replica: an engine that is started, asked its canary questions, watched for progress, drained and ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import startup_check
+from ..client import EngineClient
+from ..errors import KimiError
+from ..ops.state import Phase, ReplicaState
+from ..server import EngineServer
+from ..signals import Terminated
+from ..watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from ..recipes import Launch
+
+# A cold start on MI325X reads 497 GB and builds kernels; the engine's own exit ends the wait earlier.
+READY_TIMEOUT_S = 5400.0
+DRAIN_TIMEOUT_S = 120.0
+_POLL_S = 0.25
+
+Announce = Callable[[str, str, str], None]  # source, event, reason
+
+
+class Stalled(KimiError):
+    """The engine answered but generated nothing although it had requests."""
+
+
+class _Asked(Exception):
+    """Somebody asked the replica to end while it was starting."""
+
+
+class Replica:
+    """An engine of `launch` and its state; `serve` is one life of it, from start to end.
+
+    log_path: the engine's output, appended over all lives. The stacks of a stalled engine are written beside it.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        log_path: Path,
+        announce: Announce,
+        name: str = "0",
+        drain_timeout_s: float = DRAIN_TIMEOUT_S,
+        client_key: str | None = None,
+    ) -> None:
+        self.launch = launch
+        self.log_path = log_path
+        self.state = ReplicaState(name, launch.base_url, launch.progress_timeout_s, launch.num_draft_tokens)
+        self._announce = announce
+        self._drain_timeout_s = drain_timeout_s
+        self._client_key = client_key
+        self._asked = threading.Event()
+        self._gently = True
+        self._server: EngineServer | None = None
+        self.was_ready = False  # in its present or last life
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"replica-{self.state.name}"
+
+    def serve(self) -> None:
+        """One life. Returns when it was asked to end; raises KimiError with the reason when it ended otherwise."""
+        self._enter(Phase.STARTING, "weights are loaded, kernels are built")
+        self.was_ready = False
+        reason = "it was asked to end"
+        try:
+            with self._engine() as server:
+                self._server = server
+                try:
+                    seconds = server.wait_ready(READY_TIMEOUT_S, on_wait=self._leave_if_asked)
+                    self._check()
+                    self._enter(Phase.READY, f"after {seconds:.0f} s at {server.base_url}/v1")
+                    self.was_ready = True
+                    self._watch(server)
+                    if self._gently:
+                        self._drain(server)
+                except Terminated as ended:  # reaches the main thread only, so only the replica of a single server
+                    if ended.number == signal.SIGTERM and self.state.ready:
+                        self._drain(server)
+                    raise
+        except _Asked:
+            return
+        except KimiError as error:
+            reason = error.what
+            raise
+        finally:
+            self._asked.clear()
+            self._enter(Phase.DOWN, reason)
+
+    def end(self) -> None:
+        """Ask the replica to finish its running requests and end; `serve` returns when it has. For other threads."""
+        self._gently = True
+        self._asked.set()
+
+    def end_now(self, grace_s: float = 8.0) -> None:
+        """End it without waiting for its requests; returns when its processes are gone. For other threads."""
+        self._gently = False
+        self._asked.set()
+        if self._server is not None:
+            self._server.stop(grace_s)
+
+    def _engine(self) -> EngineServer:
+        launch = self.launch
+        name = f"{launch.engine} ({launch.recipe})"
+        return EngineServer(launch.argv, launch.env, launch.host, launch.port, self.log_path, name)
+
+    def _enter(self, phase: Phase, reason: str) -> None:
+        self.state.enter(phase, reason)
+        self._announce(self.label, phase.value, reason)
+
+    def _leave_if_asked(self, _seconds: float, _line: str) -> None:
+        if self._asked.is_set():
+            raise _Asked
+
+    def _check(self) -> None:
+        """The canary prompts: an accept length at its floor ends this life."""
+        state = self.state
+        if self.launch.draft is None or state.num_draft_tokens is None:
+            return
+        self._enter(Phase.CHECKING, "canary prompts")
+        with EngineClient(state.base_url, self._client_key) as client:
+            state.canary = startup_check.require_acceptance(client, state.num_draft_tokens, self.launch.draft)
+        state.canary_at = time.time()
+
+    def _watch(self, server: EngineServer) -> None:
+        """Return when asked to end; raise when the engine ends by itself or makes no progress."""
+        stalled = threading.Event()
+        state = self.state
+        watchdog = Watchdog(
+            state.base_url, state.progress_timeout_s, stalled.set, pid=server.pid, folder=self.log_path.parent
+        )
+        with watchdog:
+            while server.poll() is None:
+                if self._asked.wait(_POLL_S):
+                    return
+                if stalled.is_set():
+                    state.stalls += 1
+                    self._enter(Phase.STALLED, f"no token for {state.progress_timeout_s:.0f} s")
+                    raise Stalled(
+                        f"no token was generated for {state.progress_timeout_s:.0f} s although requests are running",
+                        where=str(self.log_path.parent),
+                        remedy="the stacks of all processes are in that folder; on ROCm try the recipe option "
+                        "all_reduce = 'rccl' (a hang in the custom all-reduce), then restart",
+                    )
+        raise KimiError(
+            f"the engine ended by itself with exit code {server.poll()}",
+            where=str(self.log_path),
+            remedy="read the end of its log",
+        )
+
+    def _drain(self, server: EngineServer) -> None:
+        """Let the running requests finish. SGLang does that itself between SIGTERM and its end."""
+        self._enter(Phase.DRAINING, f"running requests may take {self._drain_timeout_s:.0f} s")
+        if not server.stop(self._drain_timeout_s):
+            self._announce(self.label, "cut", f"requests ran longer than {self._drain_timeout_s:.0f} s")
+
+
+def with_weight_version(launch: Launch, weights: str | None) -> Launch:
+    """`launch` whose engine names its weights in every answer; unchanged where they are unknown or named already."""
+    if weights is None or launch.engine != "sglang" or "--weight-version" in launch.argv:
+        return launch
+    return replace(launch, argv=[*launch.argv, "--weight-version", weights])

@@ -1,0 +1,124 @@
+"""SGLang's router as a process of ours, and its control plane as a small client."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import secrets
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from ..errors import KimiError
+from ..server import EngineServer, free_port
+from .router_settings import RouterSettings
+from .run_router import ARGUMENTS
+
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A replica as the router lists it."""
+
+    id: str
+    url: str
+    healthy: bool
+    load: int
+
+
+@dataclass(frozen=True)
+class RouterEndpoint:
+    """Where a router listens and what opens its control plane.
+
+    control_key: made anew for every router and known to nobody else, so that clients cannot add or remove replicas.
+    Clients' keys are not the router's business: it passes their Authorization header on to the replicas' doors. (It
+    would put a key that it knows on every request, whoever sent it.)
+    """
+
+    host: str
+    port: int
+    metrics_port: int
+    control_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+
+    @property
+    def base_url(self) -> str:
+        """Where a client on this machine reaches the router."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """The router's own Prometheus endpoint, on loopback."""
+        return f"http://127.0.0.1:{self.metrics_port}/metrics"
+
+
+def router_endpoint(host: str, port: int) -> RouterEndpoint:
+    """An endpoint with a free port for the router's metrics."""
+    return RouterEndpoint(host, port, free_port())
+
+
+def router_process(endpoint: RouterEndpoint, settings: RouterSettings, log_path: Path) -> EngineServer:
+    """The router's process, not started. Raises KimiError when sglang-router is not installed."""
+    if importlib.util.find_spec("sglang_router") is None:
+        raise KimiError(
+            "sglang-router is not installed",
+            where="the router in front of the replicas",
+            remedy="pip install 'kimi-w4a8-eagle3[scale]'",
+        )
+    arguments = settings.router_arguments() | {
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "prometheus_host": "127.0.0.1",
+        "prometheus_port": endpoint.metrics_port,
+        "control_plane_api_keys": [["fleet", "kimi", endpoint.control_key, "admin"]],
+    }
+    return EngineServer(
+        argv=[sys.executable, "-m", "kimi_w4a8_eagle3.fleet.run_router"],
+        env={ARGUMENTS: json.dumps(arguments)},
+        host=endpoint.host,
+        port=endpoint.port,
+        log_path=log_path,
+        name="router",
+    )
+
+
+class RouterControl:
+    """The router's list of replicas. Every method raises httpx.HTTPError when the router does not answer."""
+
+    def __init__(self, endpoint: RouterEndpoint) -> None:
+        self._http = httpx.Client(
+            base_url=endpoint.base_url,
+            timeout=_TIMEOUT_S,
+            headers={"Authorization": f"Bearer {endpoint.control_key}"},
+        )
+
+    def workers(self) -> list[Worker]:
+        """Replicas that are registered now."""
+        answer = self._http.get("/workers")
+        answer.raise_for_status()
+        return [_worker(entry) for entry in answer.json()["workers"]]
+
+    def add(self, url: str) -> None:
+        """Ask for a replica to be registered; it is listed a moment later."""
+        self._http.post("/workers", json={"url": url}).raise_for_status()
+
+    def remove(self, workers: Iterable[Worker]) -> None:
+        """Send no new request to these replicas; what they are answering goes on."""
+        for worker in workers:
+            self._http.delete(f"/workers/{worker.id}").raise_for_status()
+
+    def __enter__(self) -> RouterControl:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._http.close()
+
+
+def _worker(entry: dict[str, Any]) -> Worker:
+    return Worker(str(entry["id"]), str(entry["url"]), bool(entry["is_healthy"]), int(entry["load"]))

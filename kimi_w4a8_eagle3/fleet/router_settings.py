@@ -1,0 +1,69 @@
+"""The settings of the router that a recipe may change: its table `[router]`.
+
+Defaults suit one replica per 8-GPU node; names are those of sglang-router, except that times are in seconds everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RouterSettings(BaseModel):
+    """How requests are spread over replicas, and when a replica counts as ill."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    policy: Literal["cache_aware", "round_robin", "power_of_two", "random"] = "cache_aware"
+    cache_threshold: float = Field(default=0.3, ge=0, le=1, description="prefix share above which the cache decides")
+    # A node runs 40 requests well: beyond a difference of 16 the load decides, whatever prefix a replica has cached.
+    balance_abs_threshold: int = Field(default=16, ge=0)
+    balance_rel_threshold: float = Field(default=1.5, ge=1)
+    max_payload_size: int = Field(default=32 << 20, gt=0, description="bytes of a request's body")
+    max_concurrent_requests: int = Field(default=-1, ge=-1, description="over all replicas; -1: the doors decide")
+    queue_size: int = Field(default=100, ge=0)
+    queue_timeout_s: int = Field(default=60, gt=0)
+    request_timeout_s: int = Field(default=1800, gt=0)
+    shutdown_grace_period_s: int = Field(default=5, ge=0, description="requests are drained before, see the fleet")
+    retries: int = Field(default=3, ge=1, description="attempts of a request that has not begun to answer")
+    retry_max_backoff_s: float = Field(default=2.0, gt=0)
+    # SGLang's /health generates a token and gives up after 20 s; a long prefill may hold it up that long.
+    health_check_interval_s: int = Field(default=10, gt=0)
+    health_check_timeout_s: int = Field(default=25, gt=0)
+    health_failures: int = Field(default=2, ge=1)
+    health_successes: int = Field(default=1, ge=1)
+    cors_allowed_origins: list[str] = []
+    log_level: Literal["debug", "info", "warn", "error"] = "warn"
+
+    def router_arguments(self) -> dict[str, Any]:
+        """The same as fields of `sglang_router.router_args.RouterArgs` (0.3.2)."""
+        same = self.model_dump(
+            include={
+                "policy",
+                "cache_threshold",
+                "balance_abs_threshold",
+                "balance_rel_threshold",
+                "max_payload_size",
+                "max_concurrent_requests",
+                "queue_size",
+                "cors_allowed_origins",
+                "log_level",
+            }
+        )
+        return same | {
+            "queue_timeout_secs": self.queue_timeout_s,
+            "request_timeout_secs": self.request_timeout_s,
+            "shutdown_grace_period_secs": self.shutdown_grace_period_s,
+            "retry_max_retries": self.retries,
+            "retry_max_backoff_ms": round(1000 * self.retry_max_backoff_s),
+            "health_check_interval_secs": self.health_check_interval_s,
+            "health_check_timeout_secs": self.health_check_timeout_s,
+            "health_failure_threshold": self.health_failures,
+            "health_success_threshold": self.health_successes,
+            # The router's circuit breaker counts 4xx answers as failures of the replica (measured, 0.3.2): one client
+            # with a wrong key would close the service for everybody. The registrar takes ill replicas out instead.
+            "disable_circuit_breaker": True,
+            "worker_startup_check_interval": 1,  # only replicas that answer are registered
+            "history_backend": "none",  # conversations would be kept in the router's memory without a limit
+        }
