@@ -1,0 +1,27 @@
+"""One real router for the tests of what stands behind it."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kimi_w4a8_eagle3.fleet.events import EventLog
+from kimi_w4a8_eagle3.fleet.router import RouterEndpoint, router_endpoint, router_process
+from kimi_w4a8_eagle3.fleet.router_settings import RouterSettings
+from kimi_w4a8_eagle3.server import free_port
+
+
+@pytest.fixture(scope="session")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterEndpoint]:
+    endpoint = router_endpoint("127.0.0.1", free_port())
+    settings = RouterSettings(policy="round_robin", health_check_interval_s=1, health_check_timeout_s=2)
+    with router_process(endpoint, settings, tmp_path_factory.mktemp("router") / "router.log") as process:
+        process.wait_ready(60)
+        yield endpoint
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> EventLog:
+    return EventLog(tmp_path, Console(file=io.StringIO()))

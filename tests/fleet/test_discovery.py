@@ -1,0 +1,58 @@
+"""Addresses of replicas: what is read, what is refused, what a name server's silence means."""
+
+import socket
+
+import pytest
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.fleet import discovery
+
+
+def answers(monkeypatch, result):
+    def getaddrinfo(name, port, **_):
+        if isinstance(result[0], Exception):
+            raise result[0]
+        return [(None, None, None, "", (address, port)) for address in result[0]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+def test_a_fixed_list():
+    assert discovery.static(["http://a:1", "http://b:2/"])() == {"http://a:1", "http://b:2"}
+
+
+@pytest.mark.parametrize("url", ["a:1", "https://a:1", "http://a", "http://a:1/v1", "http://a:x", "http://:80", ""])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(KimiError, match="cannot read the replica"):
+        discovery.static([url])
+
+
+def test_the_same_replica_twice_is_refused():
+    with pytest.raises(KimiError, match="twice"):
+        discovery.static(["http://a:1", "http://a:1/"])
+
+
+def test_every_address_of_a_name(monkeypatch):
+    result = [["10.0.0.1", "10.0.0.2", "fd00::1"]]
+    answers(monkeypatch, result)
+    discover = discovery.dns("replicas.kimi.svc:9527")
+    assert discover() == {"http://10.0.0.1:9527", "http://10.0.0.2:9527", "http://[fd00::1]:9527"}
+
+
+def test_no_ready_pod_is_no_replica_but_no_name_server_keeps_the_last(monkeypatch):
+    result = [["10.0.0.1"]]
+    answers(monkeypatch, result)
+    discover = discovery.dns("replicas:9527")
+    assert discover() == {"http://10.0.0.1:9527"}
+    result[0] = socket.gaierror(socket.EAI_AGAIN, "try again")
+    assert discover() == {"http://10.0.0.1:9527"}
+    result[0] = socket.gaierror(socket.EAI_NONAME, "unknown")
+    assert discover() == frozenset()
+    result[0] = socket.gaierror(socket.EAI_AGAIN, "try again")
+    assert discover() == frozenset()
+
+
+@pytest.mark.parametrize("text", ["replicas", "replicas:", ":9527", "replicas:0", "replicas:http", "replicas:70000"])
+def test_a_name_needs_a_port(text):
+    with pytest.raises(KimiError, match="cannot read"):
+        discovery.dns(text)

@@ -1,0 +1,66 @@
+"""Fingerprints tell checkpoints apart, identities tell replicas apart."""
+
+import json
+import shutil
+import struct
+
+import pytest
+from support.small_engines import ARCHITECTURE, SmallEngine
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.fleet.identity import Identity, ask_identity, fingerprint
+from kimi_w4a8_eagle3.fleet.replica import with_weight_version
+from kimi_w4a8_eagle3.recipes import load_recipe, render
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"a": 1}')
+    header = json.dumps({"w": {"dtype": "U8", "shape": [100000], "data_offsets": [0, 100000]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(100000))
+    return folder
+
+
+def test_a_copy_has_the_same_fingerprint(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "copy")
+    assert fingerprint(tmp_path / "copy") == fingerprint(checkpoint)
+
+
+def test_a_config_a_layout_or_a_block_of_weights_changes_it(checkpoint):
+    seen = {fingerprint(checkpoint)}
+    (checkpoint / "config.json").write_text('{"a": 2}')
+    seen.add(fingerprint(checkpoint))
+    weights = checkpoint / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-50_000:] = b"\1" * 50_000
+    weights.write_bytes(content)
+    seen.add(fingerprint(checkpoint))
+    weights.rename(checkpoint / "model-00001-of-00001.safetensors")
+    seen.add(fingerprint(checkpoint))
+    assert len(seen) == 4
+
+
+def test_the_draft_is_part_of_it():
+    target, draft = tiny.target_path(), tiny.draft_path()
+    assert len({fingerprint(target), fingerprint(draft), fingerprint(target, draft)}) == 3
+
+
+def test_an_engine_says_who_it_is():
+    with SmallEngine("one", model="kimi", weights="abc") as engine:
+        assert ask_identity(engine.url) == Identity("kimi", "abc", ARCHITECTURE)
+
+
+def test_another_program_is_no_engine():
+    with SmallEngine("one") as engine, pytest.raises(KimiError, match="no SGLang server"):
+        ask_identity(f"{engine.url}/v1/models?")
+
+
+def test_the_engine_is_started_with_its_fingerprint():
+    launch = render(load_recipe("tiny"))
+    named = with_weight_version(launch, "abc")
+    assert named.argv[-2:] == ["--weight-version", "abc"]
+    assert with_weight_version(named, "other") is named  # an operator's own version stays
+    assert with_weight_version(launch, None) is launch

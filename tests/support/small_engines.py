@@ -1,0 +1,69 @@
+"""Real HTTP servers with the endpoints by which a router knows an SGLang engine: quick to start, any identity."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from types import TracebackType
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kimi_w4a8_eagle3.server import free_port
+
+ARCHITECTURE = "KimiK25ForConditionalGeneration"
+
+
+class SmallEngine:
+    """Answers chat with its own name after `delay_s`; identity may be changed while it runs."""
+
+    def __init__(self, name: str, model: str = "kimi", weights: str = "aaaa", port: int | None = None) -> None:
+        self.name, self.model, self.weights = name, model, weights
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.delay_s = 0.0
+        self.asked = self.answered = 0
+
+    def __enter__(self) -> SmallEngine:
+        routes = [
+            Route("/health", self._ok),
+            Route("/model_info", self._info),
+            Route("/server_info", self._info),
+            Route("/get_server_info", self._info),
+            Route("/v1/models", self._models),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes), host="127.0.0.1", port=self.port, log_config=None, lifespan="off"
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(timeout=10)
+
+    async def _ok(self, _: Request) -> Response:
+        return Response()
+
+    async def _info(self, _: Request) -> Response:
+        names = {"served_model_name": self.model, "model_path": f"/models/{self.model}", "model_type": "kimi_k25"}
+        return JSONResponse({**names, "weight_version": self.weights, "architectures": [ARCHITECTURE], "tp_size": 8})
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+
+    async def _chat(self, _: Request) -> Response:
+        self.asked += 1
+        await asyncio.sleep(self.delay_s)
+        self.answered += 1
+        message = {"role": "assistant", "content": self.name}
+        return JSONResponse({"object": "chat.completion", "choices": [{"index": 0, "message": message}]})
