@@ -23,6 +23,7 @@ AUTO = "auto"
 GATE = "KIMI_MOE_BACKEND"
 
 _logged: set[str] = set()
+_selected: set[str] = set()
 
 
 class GateReader(Protocol):
@@ -49,17 +50,22 @@ def select_backend(shape: MoeShape, device: torch.device, gates: GateReader, req
                 expected=f"a backend that runs {shape} on {device}",
                 remedy=f"install what is missing, or set {AUTO!r}",
             )
-        _log_once(backend, shape, device, f"asked for by {asked_by}")
+        _record(backend, shape, device, f"asked for by {asked_by}")
         return backend
 
     rejected: list[str] = []
     for name in BACKENDS:
         backend, reason = _try_backend(name, shape, device, gates)
         if backend is not None:
-            _log_once(backend, shape, device, "; ".join(rejected) or "preferred")
+            _record(backend, shape, device, "; ".join(rejected) or "preferred")
             return backend
         rejected.append(f"not {name}: {reason}")
     raise KimiError("no MoE backend can run", expected=f"a backend for {shape} on {device}", remedy="; ".join(rejected))
+
+
+def selected_backends() -> frozenset[str]:
+    """Names of the backends that were selected in this process so far."""
+    return frozenset(_selected)
 
 
 def load_backend(name: str, gates: GateReader) -> MoeBackend:
@@ -126,7 +132,9 @@ def _absent(name: str, device: torch.device) -> str | None:
     return None
 
 
-def _log_once(backend: MoeBackend, shape: MoeShape, device: torch.device, why: str) -> None:
+def _record(backend: MoeBackend, shape: MoeShape, device: torch.device, why: str) -> None:
+    """Remember the choice, and log it once for each shape."""
+    _selected.add(backend.name)
     describe = getattr(backend, "describe", None)
     tiles = f" | {describe(shape, device)}" if describe else ""
     message = (

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..aiter_regime import installed_regime
 from ..gates import Gates, read_gates
-from ..page_guard import KvShape, cap_tokens, paged_kernels
+from ..page_guard import KvShape, cap_tokens, paged_kernels, token_limit
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,13 @@ _TARGETS = (
     ("sglang.srt.mem_cache.kv_cache_configurator", "KVCacheConfigurator._apply_token_constraints"),
     ("sglang.srt.model_executor.model_runner_kv_cache_mixin", "ModelRunnerKVCacheMixin._resolve_token_capacity"),
 )
+
+_limits: list[int] = []  # of the pools sized in this process
+
+
+def known_limit() -> int | None:
+    """The smallest pool limit that the guard applied in this process; None when nothing limits its pools."""
+    return min(_limits, default=None)
 
 
 def install(registry: Any) -> None:
@@ -44,7 +51,11 @@ def cap_pool(original: Callable[..., int], owner: Any, token_capacity: int) -> i
     if not _applies(owner, gates):
         return tokens
     kernels = paged_kernels(_shapes(owner), installed_regime(), gates.page_guard_int_max)
-    capped, reason = cap_tokens(tokens, kernels, int(owner.page_size or 1))
+    page_size = int(owner.page_size or 1)
+    limit, _ = token_limit(kernels, page_size)
+    if limit is not None:
+        _limits.append(limit)
+    capped, reason = cap_tokens(tokens, kernels, page_size)
     if reason:
         logger.warning("page-offset guard: %s", reason)
     return capped

@@ -1,0 +1,137 @@
+"""Adds what SGLang's own /metrics leaves out: verify steps by accepted drafts, the page guard, the MoE backend.
+
+SGLang builds its collectors only with --enable-metrics, so nothing happens without it. prometheus_client is imported
+inside the hooks: it decides at its import whether several processes share their metrics, from a variable that the
+engine sets after the plugins were loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pkgutil
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from ..moe.dispatch import selected_backends
+from . import page_guard_hook
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+
+_COLLECTORS = "sglang.srt.observability.metrics_collector"
+TOKENIZER_COLLECTOR = f"{_COLLECTORS}.TokenizerMetricsCollector.__init__"
+FINISHED_CHUNK = "sglang.srt.managers.tokenizer_manager.TokenizerManager.collect_metrics"
+SCHEDULER_CONSTANTS = f"{_COLLECTORS}.SchedulerMetricsCollector.emit_constants"
+
+
+def install(registry: Any) -> None:
+    """Register the hooks with SGLang's HookRegistry; a release without these methods keeps its metrics as they are."""
+    from sglang.srt.plugins.hook_registry import HookType
+
+    targets = {
+        TOKENIZER_COLLECTOR: define_spec_steps,
+        FINISHED_CHUNK: count_spec_steps,
+        SCHEDULER_CONSTANTS: emit_constants,
+    }
+    missing = [target for target in targets if not _exists(target)]
+    if missing:
+        logger.info("no metrics of kimi-w4a8-eagle3: this SGLang release has no %s", ", ".join(missing))
+        return
+    for target, hook in targets.items():
+        registry.register(target, hook, HookType.AFTER)
+
+
+def _exists(target: str) -> bool:
+    try:
+        pkgutil.resolve_name(target)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def _harmless(hook: Callable[P, None]) -> Callable[P, None]:
+    """SGLang ends the engine when one of its own functions raises: a metric is not worth that."""
+
+    @functools.wraps(hook)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception:
+            logger.exception("a metric of kimi-w4a8-eagle3 failed")
+
+    return guarded
+
+
+class SpecSteps:
+    """The counter kimi_spec_steps_total with one child for each number of accepted drafts, made once."""
+
+    def __init__(self, counter: Any, labels: dict[str, Any], depth: int) -> None:
+        self._counter, self._labels = counter, labels
+        self._children: list[Any] = []
+        self._grow(depth)
+
+    def add(self, histogram: list[int]) -> None:
+        """Add the verify steps of one finished request: `histogram[k]` accepted k drafts."""
+        self._grow(len(histogram))
+        for child, steps in zip(self._children, histogram, strict=False):
+            child.inc(steps)
+
+    def _grow(self, count: int) -> None:
+        for accepted in range(len(self._children), count):
+            self._children.append(self._counter.labels(**self._labels, accepted=str(accepted)))
+
+
+@_harmless
+def define_spec_steps(_: None, collector: Any, server_args: Any = None, *__: Any, **___: Any) -> None:
+    """AFTER hook of the tokenizer process's collector: counted there, every request appears once whatever the ranks.
+
+    The series begin at zero, so that a rate sees the first requests; without speculation there are none.
+    """
+    from prometheus_client import Counter
+
+    counter = (getattr(collector, "_counter_cls", None) or Counter)(
+        name="kimi_spec_steps_total",
+        documentation="Verify steps of finished requests by number of accepted draft tokens.",
+        labelnames=[*collector.labels, "accepted"],
+    )
+    depth = getattr(server_args, "speculative_num_draft_tokens", None) or 0
+    collector.kimi_spec_steps = SpecSteps(counter, collector.labels, depth)
+
+
+@_harmless
+def count_spec_steps(_: None, manager: Any, state: Any, output: Any, index: int) -> None:
+    """AFTER hook of `TokenizerManager.collect_metrics`, which runs for every piece of output of every request."""
+    if not state.finished:
+        return
+    histograms = getattr(output, "spec_correct_drafts_histogram", None)
+    if histograms and index < len(histograms) and histograms[index]:
+        manager.metrics_collector.kimi_spec_steps.add(histograms[index])
+
+
+@_harmless
+def emit_constants(_: None, collector: Any, *__: Any, max_total_num_tokens: int, **___: Any) -> None:
+    """AFTER hook of what a scheduler says once after loading; each rank has its own labels, as for SGLang's gauges."""
+    if getattr(collector, "kimi_constants_emitted", False):
+        return
+    collector.kimi_constants_emitted = True
+    pool = _gauge(collector, "kimi_page_guard_pool_tokens", "Tokens in the KV pool that target and draft share.")
+    pool.labels(**collector.labels).set(max_total_num_tokens)
+    limit = page_guard_hook.known_limit()
+    if limit is not None:
+        text = "Tokens that every paged kernel can index with 32-bit offsets; absent where nothing limits the pool."
+        _gauge(collector, "kimi_page_guard_cap_tokens", text).labels(**collector.labels).set(limit)
+    info = _gauge(collector, "kimi_moe_backend_info", "1 for each W4A8 MoE backend in use.", "backend")
+    for backend in sorted(selected_backends()):
+        info.labels(**collector.labels, backend=backend).set(1)
+
+
+def _gauge(collector: Any, name: str, documentation: str, *extra: str) -> Any:
+    from prometheus_client import Gauge
+
+    return (getattr(collector, "_gauge_cls", None) or Gauge)(
+        name=name,
+        documentation=documentation,
+        labelnames=[*collector.labels, *extra],
+        multiprocess_mode="mostrecent",  # a rank's process sets it once; the label of its process id says nothing
+    )
