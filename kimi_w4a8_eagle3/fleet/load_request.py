@@ -16,6 +16,7 @@ import httpx
 from .load_questions import Question, bearer
 
 _CHAT = "/v1/chat/completions"
+_CHARACTERS_A_TOKEN = 2.4  # of the built-in model
 
 
 class Manner(str, Enum):
@@ -123,11 +124,18 @@ class Client:
     """Asks one server or router; used as an async context manager.
 
     hang_s: silence that counts as a hang. leave_after: pieces, or for an answer in one piece tenths of a second, after
-    which a client that leaves does so.
+    which a client that leaves does so. slow_s: between two pieces that a slow client reads.
     """
 
-    def __init__(self, base_url: str, api_key: str | None = None, hang_s: float = 60.0, leave_after: int = 5) -> None:
-        self._leave_after = leave_after
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        hang_s: float = 60.0,
+        leave_after: int = 5,
+        slow_s: float = 1.0,
+    ) -> None:
+        self._leave_after, self._slow_s = leave_after, slow_s
         timeout = httpx.Timeout(hang_s, connect=10.0)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
         headers = bearer(api_key)
@@ -178,14 +186,12 @@ class Client:
         return record
 
     async def _whole(self, question: Question, manner: Manner, record: Record, received: _Received) -> None:
-        post = self._http.post(_CHAT, json=question.body(stream=False))
-        if manner is Manner.LEAVES_PLAIN:
-            try:
-                await asyncio.wait_for(post, self._leave_after / 10)
-            except asyncio.TimeoutError:
-                record.outcome = Outcome.LEFT
+        patience = self._leave_after / 10 if manner is Manner.LEAVES_PLAIN else None
+        try:
+            response = await asyncio.wait_for(self._http.post(_CHAT, json=question.body(stream=False)), patience)
+        except asyncio.TimeoutError:
+            record.outcome = Outcome.LEFT
             return
-        response = await post
         if _refuses(response, response.text, record):
             return
         received.take_body(response.json())
@@ -205,7 +211,7 @@ class Client:
                     record.outcome = Outcome.LEFT
                     return
                 if manner is Manner.SLOW and line:
-                    await asyncio.sleep(1.0)
+                    await asyncio.sleep(self._slow_s)
         record.outcome, record.detail = _judge(question, received)
 
     async def _bad(self, question: Question, number: int, record: Record) -> None:
@@ -270,10 +276,10 @@ def _judge(question: Question, received: _Received) -> tuple[Outcome, str]:
 def _arrivals(received: _Received) -> tuple[float, list[tuple[float, float]]]:
     """Tokens, spread over the pieces by their length: a piece does not say how many tokens it has.
 
-    An answer that was cut has no count; four characters count as a token then, as in the built-in model's answers.
+    An answer that was cut has no count; it is estimated.
     """
     length = len(received.text)
-    tokens = float(received.tokens) if received.tokens is not None else length / 4
+    tokens = float(received.tokens) if received.tokens is not None else length / _CHARACTERS_A_TOKEN
     return tokens, [(at, tokens * len(piece) / length) for at, piece in received.pieces] if length else []
 
 
