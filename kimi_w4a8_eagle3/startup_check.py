@@ -18,7 +18,7 @@ PROMPTS = (
     "Repeat this sentence three times: The train leaves at noon.",
 )
 _MAX_TOKENS = 48
-_FLOOR = 1.0
+FLOOR = 1.0  # the accept length at which drafts only cost
 
 
 def measure(client: EngineClient, num_draft_tokens: int) -> Acceptance | None:
@@ -37,12 +37,12 @@ def require_acceptance(client: EngineClient, num_draft_tokens: int, draft: str) 
             expected="verify steps in the answers' statistics",
             remedy="look for the speculative worker in the server's log",
         )
-    if acceptance.length <= _FLOOR:
+    if acceptance.length <= FLOOR:
         raise KimiError(
             f"accept length {acceptance.length:.2f}: not one draft token was accepted "
             f"in {acceptance.steps} verify steps",
             where=f"draft {draft}",
-            expected=f"more than {_FLOOR:.1f} (published drafts of Kimi-K2.5 reach 2.3 to 3.8)",
+            expected=f"more than {FLOOR:.1f} (published drafts of Kimi-K2.5 reach 2.3 to 3.8)",
             remedy="check that --speculative-algorithm is EAGLE3, that the draft was trained for this target, and "
             "that eagle_aux_hidden_state_layer_ids are the layers it was trained on",
         )

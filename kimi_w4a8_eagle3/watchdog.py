@@ -95,6 +95,7 @@ class Progress:
 class Watchdog:
     """A thread that polls the server at `base_url` and calls `on_stall` once when it stops making progress.
 
+    on_progress: called with the time.monotonic() of every poll that saw progress.
     pid and folder: dump the stacks of that process and its children into the folder first. Used as a context manager;
     start it after the server has answered for the first time.
     """
@@ -107,10 +108,12 @@ class Watchdog:
         pid: int | None = None,
         folder: Path | None = None,
         poll_s: float | None = None,
+        on_progress: Callable[[float], object] | None = None,
     ) -> None:
         self._base_url = base_url
         self._timeout_s = timeout_s
         self._on_stall = on_stall
+        self._on_progress = on_progress
         self._pid = pid
         self._folder = folder
         self._poll_s = min(10.0, timeout_s / 10) if poll_s is None else poll_s
@@ -140,12 +143,18 @@ class Watchdog:
         with httpx.Client(base_url=self._base_url, timeout=min(PROBE_TIMEOUT_S, max(self._timeout_s, 1.0))) as client:
             while not self._end.wait(self._poll_s):
                 if progress.advanced(_read_metrics(client), time.monotonic()):
+                    self._tell(progress)
                     continue
                 if time.monotonic() - progress.last >= probe_after and _answers_health_check(client):
                     progress.answered(time.monotonic())
+                    self._tell(progress)
                 if progress.stalled(time.monotonic()):
                     self._report(progress)
                     return
+
+    def _tell(self, progress: Progress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(progress.last)
 
     def _report(self, progress: Progress) -> None:
         if self._end.is_set():  # the engine is being stopped, which looks like a stall

@@ -49,7 +49,24 @@ class ReplicaState:
     def enter(self, phase: Phase, reason: str = "") -> None:
         """Change the phase; the reason is one sentence for a person."""
         with self._lock:
-            self.phase, self.reason, self.since = phase, reason, time.time()
+            self._set(phase, reason)
+
+    def enter_unless_changed(self, since: float, phase: Phase, reason: str = "") -> bool:
+        """`enter`, unless somebody has changed the phase after `since` was read; True when it was entered."""
+        with self._lock:
+            if self.since != since:
+                return False
+            self._set(phase, reason)
+            return True
+
+    def progressed(self, at: float) -> None:
+        """A token advanced at this time.monotonic(); the progress watchdog calls it."""
+        self.last_progress = at
+
+    def _set(self, phase: Phase, reason: str) -> None:
+        if phase in (Phase.STARTING, Phase.DOWN):
+            self.last_progress = None  # of an engine that is gone: its age would look like a stall
+        self.phase, self.reason, self.since = phase, reason, time.time()
 
     @property
     def ready(self) -> bool:

@@ -1,0 +1,127 @@
+"""Asks the canary prompts again while a replica serves: a collapse of acceptance makes it not ready.
+
+The prompts are those of the start-up check. They run when nothing else tells how well drafts are accepted (the replica
+was idle), or when its traffic accepts nothing, which text alone can cause: only the canary decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .. import startup_check
+from ..client import EngineClient
+from ..errors import KimiError
+from ..metrics import Acceptance
+from .state import FleetView, Phase, ReplicaState
+
+logger = logging.getLogger(__name__)
+
+Recent = Callable[[str], Acceptance | None]
+Connect = Callable[[str], EngineClient]
+
+
+@dataclass(frozen=True)
+class CanaryPolicy:
+    """When the canary runs.
+
+    idle_s: at most this often while no request finishes. retry_s: this often after a collapse, or while the traffic's
+    accept length is at the floor over at least `suspicious_steps` verify steps.
+    """
+
+    floor: float = startup_check.FLOOR
+    idle_s: float = 300.0
+    retry_s: float = 30.0
+    suspicious_steps: int = 200
+    poll_s: float = 5.0
+
+    def due(self, since_last_s: float, recent: Acceptance | None, collapsed: bool) -> bool:
+        """Whether to ask now. recent: acceptance of the last minute; None when the replica was idle."""
+        if collapsed:
+            return since_last_s >= self.retry_s
+        if recent is None:
+            return since_last_s >= self.idle_s
+        suspicious = recent.length <= self.floor and recent.steps >= self.suspicious_steps
+        return suspicious and since_last_s >= self.retry_s
+
+
+class CanaryWatch:
+    """One thread for each replica that speculates; used as a context manager around the time they are supervised.
+
+    recent: acceptance of a replica over the last minute, by its name (`OpsServer.acceptance`).
+    connect: makes a client of an engine, with its key where one is needed.
+    """
+
+    def __init__(
+        self,
+        view: FleetView,
+        recent: Recent,
+        connect: Connect = EngineClient,
+        policy: CanaryPolicy = CanaryPolicy(),
+    ) -> None:
+        self._recent, self._connect, self._policy = recent, connect, policy
+        self._end = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._watch, args=(state,), name=f"canary-{state.name}", daemon=True)
+            for state in view.replicas()
+            if state.num_draft_tokens is not None
+        ]
+
+    def __enter__(self) -> CanaryWatch:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()  # a question under way ends with its engine
+
+    def _watch(self, state: ReplicaState) -> None:
+        canary = Canary(state, self._connect, self._policy)
+        while not self._end.wait(self._policy.poll_s):
+            canary.step(self._recent(state.name), time.time())
+
+
+class Canary:
+    """The canary of one replica: asks when it is due, and moves the replica between READY and CHECKING."""
+
+    def __init__(self, state: ReplicaState, connect: Connect, policy: CanaryPolicy) -> None:
+        self._state, self._connect, self._policy = state, connect, policy
+        self._asked_at = 0.0
+        self._collapsed_since: float | None = None  # `since` of the CHECKING that this object entered
+
+    def step(self, recent: Acceptance | None, now: float) -> None:
+        """Ask if it is due at Unix time `now`, and draw the conclusion."""
+        state = self._state
+        since = state.since  # before the phase: a change between the two is then noticed below
+        collapsed = state.phase is Phase.CHECKING and since == self._collapsed_since
+        if not (state.ready or collapsed):
+            return
+        last = max(self._asked_at, state.canary_at or since)
+        if not self._policy.due(now - last, recent, collapsed):
+            return
+        self._asked_at = now
+        found = self._ask()
+        if found is None:
+            return
+        state.canary, state.canary_at = found, now
+        if found.length > self._policy.floor:
+            if collapsed and state.enter_unless_changed(since, Phase.READY, "the canary accepts drafts again"):
+                logger.warning("replica %s: accept length %.2f, ready again", state.name, found.length)
+        elif not collapsed:
+            reason = f"accept length {found.length:.2f} on the canary prompts: no draft token is accepted"
+            if state.enter_unless_changed(since, Phase.CHECKING, reason):
+                self._collapsed_since = state.since
+                logger.error("replica %s is not ready: %s", state.name, reason)
+
+    def _ask(self) -> Acceptance | None:
+        """None when the engine did not answer: whether it still lives is the progress watchdog's question."""
+        assert self._state.num_draft_tokens is not None
+        try:
+            with self._connect(self._state.base_url) as client:
+                return startup_check.measure(client, self._state.num_draft_tokens)
+        except (KimiError, ValueError) as error:
+            logger.warning("replica %s: the canary got no answer: %s", self._state.name, error)
+            return None
