@@ -1,0 +1,104 @@
+"""What an engine leaves in /tmp and /dev/shm when it ends: SGLang unlinks its sockets and shared memory only in its CI.
+
+An engine that restarts every day would fill both. Each engine therefore gets a temporary folder of its own, and the
+shared memory that its processes were seen to use is remembered there; whoever started the engine removes both. A
+supervisor that was itself killed cannot: its folders are found by the lock that ended with it, at the next start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PREFIX = "kimi-"  # short: SGLang's sockets lie in the folder, and a socket's path has at most 107 characters
+_LOCK = "owner.lock"
+_SHARED_MEMORY = "shared-memory.txt"
+_DEV_SHM = "/dev/shm/"
+
+
+class Belongings:
+    """The temporary folder and the shared memory of one engine, from its start until `remove`.
+
+    folder: give it to the engine as TMPDIR.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        unlocked = self.folder / (_LOCK + ".tmp")
+        self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unlocked.rename(self.folder / _LOCK)  # under that name it is never seen without its lock
+        self._seen: set[Path] = set()
+
+    def see(self, pids: Iterable[int]) -> None:
+        """Remember the shared memory that these processes use now. Cheap enough for every few seconds."""
+        new = shared_memory_of(pids) - self._seen
+        if new:
+            self._seen |= new
+            with suppress(OSError):  # only a supervisor that is killed would miss it
+                (self.folder / _SHARED_MEMORY).write_text("\n".join(map(str, sorted(self._seen))))
+
+    def remove(self) -> None:
+        """Remove everything; call it after the engine's last process has ended. Idempotent."""
+        _remove(self.folder, self._seen)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove_orphans() -> list[Path]:
+    """Remove what engines left whose supervisor was killed; returns their folders."""
+    found = []
+    for folder in sorted(Path(tempfile.gettempdir()).glob(_PREFIX + "*")):
+        with _owned(folder) as owned:
+            if not owned:
+                continue
+            names: list[str] = []
+            with suppress(OSError):
+                names = (folder / _SHARED_MEMORY).read_text().splitlines()
+            left = {Path(name) for name in names}
+            if not left & shared_memory_of(_all_pids()):  # otherwise its engine is still ending: another time
+                _remove(folder, left)
+                found.append(folder)
+    return found
+
+
+def shared_memory_of(pids: Iterable[int]) -> set[Path]:
+    """Files in /dev/shm that these processes have mapped; processes that have ended or are not ours are left out."""
+    found: set[Path] = set()
+    for pid in pids:
+        with suppress(OSError), Path(f"/proc/{pid}/maps").open() as file:
+            found.update(Path(line[line.index(_DEV_SHM) :].rstrip("\n")) for line in file if _DEV_SHM in line)
+    return {path for path in found if not path.name.endswith("(deleted)")}
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[bool]:
+    """Whether the folder's owner is dead, which frees its lock; ours for the block then."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(lock)
+
+
+def _remove(folder: Path, shared_memory: Iterable[Path]) -> None:
+    for path in shared_memory:
+        path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _all_pids() -> Iterator[int]:
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
