@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..quark.preflight import Report
+    from ..quark.problems import Problem
 
 
 def check(
@@ -29,6 +31,7 @@ def check(
     from ..quark.preflight import preflight
 
     report = preflight(model, draft, tp)
+    report.problems += _code_problems([path for path in (model, draft) if path is not None and path.is_dir()])
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
@@ -37,6 +40,26 @@ def check(
         if report.problems:
             console.print(_problems(report))
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _code_problems(folders: list[Path]) -> list[Problem]:
+    """Python files of the checkpoints that `kimi serve` would refuse to run."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from ..errors import KimiError
+    from ..quark.problems import Problem
+    from ..trusted_code import Source, TrustRecord, code_of, record_path, untrusted
+
+    problems = []
+    for folder in folders:
+        try:
+            files = code_of(Source(str(folder), folder), Path(HF_HUB_CACHE))
+            error = untrusted(files, TrustRecord.load(record_path(os.environ)), [str(folder)])
+        except KimiError as found:
+            error = found
+        if error is not None:
+            problems.append(Problem.of("code", error))
+    return problems
 
 
 def _summary(report: Report) -> Table:

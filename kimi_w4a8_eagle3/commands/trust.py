@@ -1,0 +1,72 @@
+"""`kimi trust`: show the Python code that checkpoints bring, and record that it was read and may run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..trusted_code import CodeFile, TrustRecord
+
+
+def trust(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Directory, or owner/name.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="The target and draft of this recipe.")] = None,
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit of MODEL.")] = "main",
+    yes: Annotated[bool, typer.Option("--yes", help="Record the files as read and accepted.")] = False,
+) -> None:
+    """Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.
+
+    `kimi serve` runs accepted files only. Exit status 1 while some are not accepted.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from rich.console import Console
+
+    from ..errors import KimiError
+    from ..trusted_code import TrustRecord, code_of, locate, record_path
+
+    wanted = [(name, revision) for name in names or []] + (_of_recipe(recipe) if recipe else [])
+    if not wanted and recipe is None:
+        raise KimiError("nothing was named", expected="MODEL ..., or --recipe NAME")
+    cache = Path(HF_HUB_CACHE)
+    record = TrustRecord.load(record_path(os.environ))
+    files = [file for name, wanted_revision in wanted for file in code_of(locate(name, wanted_revision, cache), cache)]
+    console = Console(highlight=False)
+    if not files:
+        console.print("these checkpoints bring no code of their own: there is nothing to accept")
+        return
+    console.print(_table(files, record))
+    if yes:
+        record.add(files)
+        console.print(f"recorded in {record.path}", soft_wrap=True, markup=False)
+    elif not all(record.trusts(file) for file in files):
+        console.print("read them; then the same command with --yes records them", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _of_recipe(name: str) -> list[tuple[str, str]]:
+    """The Hub repositories and directories of a recipe; a built-in model brings no code."""
+    from ..recipes import load_recipe
+
+    recipe = load_recipe(name)
+    checkpoints = [checkpoint for checkpoint in (recipe.model, recipe.draft) if checkpoint is not None]
+    return [(item.repo, item.revision) for item in checkpoints if not item.repo.startswith("builtin:")]
+
+
+def _table(files: list[CodeFile], record: TrustRecord) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Code that the checkpoint brings", title_justify="left")
+    for header in ("file", "lines", "SHA-256", "state"):
+        table.add_column(header, overflow="fold")
+    for file in files:
+        state = "accepted" if record.trusts(file) else "changed" if file.name in record.known else "new"
+        lines = len(file.path.read_bytes().splitlines())
+        table.add_row(escape(str(file.path)), str(lines), file.sha256, state)
+    return table
