@@ -30,6 +30,7 @@ from .commands import (
     route,
     serve,
     tiny,
+    top,
     tune_moe,
     warm,
 )
@@ -64,6 +65,7 @@ app.command("fetch")(fetch.fetch)
 app.add_typer(patch.app, name="patch")
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("route")(route.route)
+app.command("top")(top.top)
 app.command("plan")(plan.plan)
 app.command("gates")(gates.gates)
 app.command("kernels")(kernels.kernels)

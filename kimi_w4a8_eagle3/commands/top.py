@@ -1,0 +1,21 @@
+"""`kimi top`: a live view of one server or of a fleet behind its router."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def top(
+    url: Annotated[str, typer.Argument(help="The ops endpoint, or an SGLang server.")] = "http://127.0.0.1:9528",
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table of one interval, and end.")] = False,
+) -> None:
+    """Watch replicas: load, throughput, latencies, acceptance, KV pool, router."""
+    from ..ops.top import run
+
+    try:
+        run(url, interval, once)
+    except KeyboardInterrupt:  # the way to leave it
+        return
