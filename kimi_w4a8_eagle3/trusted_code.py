@@ -223,12 +223,14 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     named = arguments.get(tokenizer_argument)
     tokenizer = locate(str(named), "main", cache) if named is not None else None
     sources = [source for source in (model, draft, tokenizer) if source is not None]
-    files = [file for source in sources for file in code_of(source, cache)]
+    code = {source: code_of(source, cache) for source in sources}
+    files = [file for found in code.values() for file in found]
     argv = list(launch.argv)
     if not files:
         note = f"--{OPTION} left out: no checkpoint here brings code of its own"
         return replace(launch, argv=_without_trust(argv), notes=[*launch.notes, note])
-    if problem := untrusted(files, record, [source.name for source in sources]):
+    unaccepted = [source.name for source, found in code.items() if not all(map(record.trusts, found))]
+    if problem := untrusted(files, record, unaccepted):
         raise problem
     pins: dict[str, str | None] = {"revision": model.commit}
     if launch.engine == "sglang":

@@ -40,7 +40,9 @@ def trust(
     if not files:
         console.print("these checkpoints bring no code of their own: there is nothing to accept")
         return
-    console.print(_table(files, record))
+    for source in dict.fromkeys(file.source for file in files):
+        console.print(_table([file for file in files if file.source == source], record))
+        console.print(f"{source}, in {source.folder}\n", soft_wrap=True, markup=False)
     if yes:
         record.add(files)
         console.print(f"recorded in {record.path}", soft_wrap=True, markup=False)
@@ -62,11 +64,11 @@ def _table(files: list[CodeFile], record: TrustRecord) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="Code that the checkpoint brings", title_justify="left")
+    table = Table()
     for header in ("file", "lines", "SHA-256", "state"):
         table.add_column(header, overflow="fold")
     for file in files:
         state = "accepted" if record.trusts(file) else "changed" if file.name in record.known else "new"
         lines = len(file.path.read_bytes().splitlines())
-        table.add_row(escape(str(file.path)), str(lines), file.sha256, state)
+        table.add_row(escape(file.name), str(lines), file.sha256, state)
     return table

@@ -143,8 +143,9 @@ def test_draft_and_tokenizer_bring_code_too(what, folder, tmp_path, record, cach
         "draft": launch_of(str(plain), draft=str(folder)),
         "tokenizer": launch_of(str(plain), "--tokenizer-path", str(folder)),
     }[what]
-    with pytest.raises(KimiError, match=r"words\.py: new"):
+    with pytest.raises(KimiError, match=r"words\.py: new") as refused:
         require_trusted(launch, record, cache)
+    assert f"kimi trust {folder} --yes" in refused.value.remedy  # the other checkpoint needs no decision
 
 
 def test_the_option_is_left_out_where_no_checkpoint_brings_code(folder, record, cache):
