@@ -83,7 +83,7 @@ def _launch(speculate: bool) -> Launch:
 def _serve(name: str, launch: Launch, questions: Sequence[tiny.Problem], folder: Path, console: Console) -> Side:
     """Start one server, ask, load, measure, stop."""
     label = "eagle3" if launch.draft else "w4a8"
-    serving.check_checkpoints(launch)
+    launch = serving.checked(launch)
     write_json(folder / f"{label}-{RECORD}", record("demo", {launch.recipe: asdict(launch)}, launch.env))
     log = folder / f"{label}-server.log"
     with serving.engine(launch, log, name) as server:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from .client import EngineClient
 from .errors import KimiError
 from .fleet.events import EventLog
 from .fleet.identity import fingerprint
@@ -24,6 +26,7 @@ from .ops.state import FleetView, Phase, ReplicaState
 from .run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from .server import EngineServer, require_free_port
 from .signals import Terminated, signals_raise
+from .trusted_code import locate, require_trusted
 
 if TYPE_CHECKING:
     from .recipes import Launch
@@ -78,13 +81,15 @@ def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineSer
     )
 
 
-def check_checkpoints(launch: Launch) -> None:
-    """Read the checkpoints' headers and configs before any weight; repo ids not on this disk are left to the engine.
+def checked(launch: Launch) -> Launch:
+    """The launch as it may run, after everything that can be known from files: code, headers, configs, identity.
 
-    The checks are those of the W4A8 format, which only the sglang recipes serve.
+    Code of a checkpoint must be trusted (`trusted_code`), a W4A8 checkpoint on this disk must be whole (`preflight`),
+    and the engine is told the fingerprint of its weights, which it names in every answer. Raises KimiError.
     """
+    launch = require_trusted(launch)
     if launch.engine != "sglang":
-        return
+        return launch
     from .quark.preflight import preflight
 
     model, draft = Path(launch.model), Path(launch.draft) if launch.draft else None
@@ -92,6 +97,7 @@ def check_checkpoints(launch: Launch) -> None:
         preflight(
             model, draft if draft is not None and draft.is_dir() else None, launch.tensor_parallel
         ).raise_for_problems()
+    return with_weight_version(launch, _weights(launch))
 
 
 def serve_foreground(launch: Launch, options: ServeOptions) -> int:
@@ -100,14 +106,14 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
     Leaves no process behind, whatever ends it, and says where the log is.
     """
     console = Console(stderr=True, highlight=False)
-    check_checkpoints(launch)
+    launch = checked(launch)
     _require_ops_port(options)
     folder = _new_run("serve", launch, [launch], options.runs)
     log = folder / "server.log"
     log.touch()
     console.print(f"kimi: log of the engine: {log}")
     events = EventLog(folder, console)
-    replica = Replica(_prepared([launch], options)[0], log, events, "0", options.drain_timeout_s, options.client_key)
+    replica = Replica(_with_keys(launch, options), log, events, "0", options.drain_timeout_s, options.client_key)
     try:
         with signals_raise(drain=True), _ops(options, SingleServer(launch.recipe, replica.state)), follow(log):
             replica.serve()
@@ -123,7 +129,7 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
     A replica that ends or stalls is started again, the router too; SIGHUP restarts the replicas one after the other.
     """
     console = Console(stderr=True, highlight=False)
-    check_checkpoints(front)
+    launches = [checked(launch) for launch in launches]
     require_free_port(front.host, front.port)
     _require_ops_port(options)
     folder = _new_run("serve", front, launches, options.runs)
@@ -133,7 +139,7 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
         Replica(
             launch, folder / f"replica-{number}.log", events, str(number), options.drain_timeout_s, options.client_key
         )
-        for number, launch in enumerate(_prepared(launches, options))
+        for number, launch in enumerate(launches)
     ]
     endpoint = router_endpoint(front.host, front.port)
     fleet = Fleet(front.recipe, replicas, endpoint, events)
@@ -159,6 +165,7 @@ class RouterOnly:
     recipe: str
     registrar: Registrar
     endpoint: RouterEndpoint
+    known: dict[str, ReplicaState] = field(default_factory=dict)
 
     @property
     def router_url(self) -> str | None:
@@ -171,13 +178,14 @@ class RouterOnly:
         return self.endpoint.metrics_url
 
     def replicas(self) -> Sequence[ReplicaState]:
-        """One state for each registered replica."""
-        states = []
-        for url in sorted(self.registrar.registered()):
-            state = ReplicaState(url.removeprefix("http://"), url, progress_timeout_s=0)
-            state.enter(Phase.READY, "registered")
-            states.append(state)
-        return states
+        """One state for each replica that was ever registered, so that one that is gone is seen to be."""
+        registered = self.registrar.registered()
+        for url in sorted(registered - self.known.keys()):
+            self.known[url] = ReplicaState(url.removeprefix("http://"), url, progress_timeout_s=0)
+        for url, state in self.known.items():
+            if state.ready != (url in registered):
+                state.enter(*((Phase.READY, "registered") if url in registered else (Phase.DOWN, "not registered")))
+        return [self.known[url] for url in sorted(self.known)]
 
     def live(self) -> tuple[bool, str]:
         """The router is kept alive by this process."""
@@ -203,13 +211,18 @@ def route_foreground(
     registrar = Registrar(endpoint, discover, events, model)
     try:
         with (
-            signals_raise(),
-            RouterKeeper(endpoint, router, folder, events),
+            signals_raise(drain=True),
+            RouterKeeper(endpoint, router, folder, events, options.drain_timeout_s) as keeper,
             registrar,
             _ops(options, RouterOnly("route", registrar, endpoint)),
         ):
             console.print(f"[bold]kimi: routing at {endpoint.base_url}/v1[/]; log: {folder}")
-            threading.Event().wait()
+            try:
+                threading.Event().wait()
+            except Terminated as ended:
+                if ended.number == signal.SIGTERM:
+                    keeper.drain()
+                raise
     except Terminated as stopped:
         console.print(f"kimi: {stopped} received; the router was stopped; the replicas go on; log: {folder}")
         return stopped.exit_code
@@ -241,12 +254,23 @@ def follow(path: Path, write: Callable[[str], object] = sys.stdout.write) -> Ite
         thread.join(timeout=5.0)
 
 
-def _prepared(launches: Sequence[Launch], options: ServeOptions) -> list[Launch]:
-    """The launches with the weights' fingerprint and the keys' whereabouts; the checkpoints are read once."""
-    first = launches[0]
-    folders = [Path(path) for path in (first.model, first.draft) if path is not None]
-    weights = fingerprint(*folders) if all(folder.is_dir() for folder in folders) else None
-    return [replace(with_weight_version(launch, weights), env={**launch.env, **options.keys}) for launch in launches]
+def _with_keys(launch: Launch, options: ServeOptions) -> Launch:
+    return replace(launch, env={**launch.env, **options.keys})
+
+
+def _weights(launch: Launch) -> str | None:
+    """The fingerprint of target and draft; None when one of them is not on this disk."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    def revision(option: str) -> str:
+        return launch.argv[launch.argv.index(option) + 1] if option in launch.argv else "main"
+
+    named = [(launch.model, "--revision"), (launch.draft, "--speculative-draft-model-revision")]
+    try:
+        sources = [locate(name, revision(option), Path(HF_HUB_CACHE)) for name, option in named if name is not None]
+    except KimiError:
+        return None
+    return fingerprint(*(source.folder for source in sources))
 
 
 def _new_run(kind: str, front: Launch, launches: Sequence[Launch], runs: Path) -> Path:
@@ -268,10 +292,17 @@ def _require_ops_port(options: ServeOptions) -> None:
         raise replace(error, where="--ops-port", remedy="choose another port with --ops-port, or 0 for none") from error
 
 
-def _ops(options: ServeOptions, view: FleetView) -> AbstractContextManager[object]:
-    """The ops endpoint while the block runs."""
+@contextmanager
+def _ops(options: ServeOptions, view: FleetView) -> Iterator[None]:
+    """Probes, metrics and the repeated canary while the block runs."""
     if options.ops_port is None:
-        return nullcontext()
+        yield
+        return
+    from .ops.canary import CanaryWatch
     from .ops.endpoint import OpsServer  # its web server is not installed everywhere
 
-    return OpsServer(options.ops_host, options.ops_port, view)
+    def connect(base_url: str) -> EngineClient:
+        return EngineClient(base_url, options.client_key)
+
+    with OpsServer(options.ops_host, options.ops_port, view) as ops, CanaryWatch(view, ops.acceptance, connect):
+        yield

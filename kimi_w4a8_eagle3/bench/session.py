@@ -133,7 +133,7 @@ def recorded(
 @contextmanager
 def running(side: Side, launch: Launch, log: Path, say: Say, look: Look = inspect) -> Iterator[Subject]:
     """The side's server, checked and ready; stopped on the way out."""
-    serving.check_checkpoints(launch)
+    launch = serving.checked(launch)
     say(f"{side.name}: starting the server (log: {log})")
     with serving.engine(launch, log, side.name) as server:
         seconds = server.wait_ready(serving.READY_TIMEOUT_S)

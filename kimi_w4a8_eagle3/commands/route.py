@@ -13,6 +13,9 @@ def route(
     host: str = typer.Option("127.0.0.1", "--host", help="Where clients reach the router."),
     port: int = typer.Option(9527, "--port", help="Where clients reach the router."),
     ops_port: int | None = typer.Option(None, "--ops-port", help="Probes and metrics; default: port + 1; 0: none."),
+    drain_timeout: float = typer.Option(
+        120.0, "--drain-timeout", min=0, help="Seconds for running requests at SIGTERM."
+    ),
     ops_host: str = typer.Option("127.0.0.1", "--ops-host", help="Where probes and metrics listen."),
 ) -> None:
     """Route requests to replicas on other nodes; a replica with another model or other weights is refused.
@@ -37,5 +40,5 @@ def route(
         model = str(args["served-model-name"]) if "served-model-name" in args else str(args["model-path"])
     elif settings:
         raise KimiError("there is nothing to set", where="--set", expected="--recipe together with --set")
-    options = ServeOptions(ops_host, port + 1 if ops_port is None else ops_port or None)
+    options = ServeOptions(ops_host, port + 1 if ops_port is None else ops_port or None, drain_timeout)
     raise typer.Exit(route_foreground(host, port, model, router, discover, options))

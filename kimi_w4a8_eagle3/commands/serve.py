@@ -87,7 +87,10 @@ def serve(
 
 def _keys(api_key_file: Path | None) -> tuple[dict[str, str], str | None]:
     """Variables that tell the engines where the clients' key is, and the key, which this process needs itself."""
-    return {}, None
+    from ..door_settings import key_file_environment, read_door
+
+    keys = {} if api_key_file is None else key_file_environment(api_key_file)
+    return keys, read_door({**os.environ, **keys}).api_key
 
 
 def _ops_port(asked: int | None, port: int) -> int | None:

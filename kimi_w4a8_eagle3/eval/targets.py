@@ -55,7 +55,7 @@ class Choice:
         """Raise KimiError for what can be known before a run directory exists: no answer, wrong model, no GPUs."""
         launch = self.launch()
         if launch is not None:
-            serving.check_checkpoints(launch)
+            serving.checked(launch)
         elif self.base_url is not None:
             _answering(self.base_url, _root(self.base_url), self.model, None)
 
@@ -82,6 +82,7 @@ def reached(choice: Choice, folder: Path, console: Console, label: str = "server
         base_url = _root(choice.base_url)
         yield _answering(base_url, base_url, choice.model, None)
         return
+    launch = serving.checked(launch)
     name = launch.recipe + ("" if launch.draft else " without speculation" if not choice.speculate else "")
     with serving.engine(launch, folder / f"{label}.log", name) as server:
         with console.status(f"{name}: starting the engine"):

@@ -137,7 +137,12 @@ class Replica:
         stalled = threading.Event()
         state = self.state
         watchdog = Watchdog(
-            state.base_url, state.progress_timeout_s, stalled.set, pid=server.pid, folder=self.log_path.parent
+            state.base_url,
+            state.progress_timeout_s,
+            stalled.set,
+            pid=server.pid,
+            folder=self.log_path.parent,
+            on_progress=self._note_progress,
         )
         with watchdog:
             while server.poll() is None:
@@ -157,6 +162,9 @@ class Replica:
             where=str(self.log_path),
             remedy="read the end of its log",
         )
+
+    def _note_progress(self, at: float) -> None:
+        self.state.last_progress = at
 
     def _drain(self, server: EngineServer) -> None:
         """Let the running requests finish. SGLang does that itself between SIGTERM and its end."""

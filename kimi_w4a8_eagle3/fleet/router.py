@@ -63,8 +63,13 @@ def router_endpoint(host: str, port: int) -> RouterEndpoint:
     return RouterEndpoint(host, port, free_port())
 
 
-def router_process(endpoint: RouterEndpoint, settings: RouterSettings, log_path: Path) -> EngineServer:
-    """The router's process, not started. Raises KimiError when sglang-router is not installed."""
+def router_process(
+    endpoint: RouterEndpoint, settings: RouterSettings, log_path: Path, drain_timeout_s: float = 0.0
+) -> EngineServer:
+    """The router's process, not started; at SIGTERM it finishes what it passes on, for `drain_timeout_s`.
+
+    Raises KimiError when sglang-router is not installed.
+    """
     if importlib.util.find_spec("sglang_router") is None:
         raise KimiError(
             "sglang-router is not installed",
@@ -76,6 +81,7 @@ def router_process(endpoint: RouterEndpoint, settings: RouterSettings, log_path:
         "port": endpoint.port,
         "prometheus_host": "127.0.0.1",
         "prometheus_port": endpoint.metrics_port,
+        "shutdown_grace_period_secs": max(1, round(drain_timeout_s)),
         "control_plane_api_keys": [["fleet", "kimi", endpoint.control_key, "admin"]],
     }
     return EngineServer(

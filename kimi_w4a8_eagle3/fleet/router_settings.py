@@ -25,7 +25,6 @@ class RouterSettings(BaseModel):
     queue_size: int = Field(default=100, ge=0)
     queue_timeout_s: int = Field(default=60, gt=0)
     request_timeout_s: int = Field(default=1800, gt=0)
-    shutdown_grace_period_s: int = Field(default=5, ge=0, description="requests are drained before, see the fleet")
     retries: int = Field(default=3, ge=1, description="attempts of a request that has not begun to answer")
     retry_max_backoff_s: float = Field(default=2.0, gt=0)
     # SGLang's /health generates a token and gives up after 20 s; a long prefill may hold it up that long.
@@ -54,7 +53,6 @@ class RouterSettings(BaseModel):
         return same | {
             "queue_timeout_secs": self.queue_timeout_s,
             "request_timeout_secs": self.request_timeout_s,
-            "shutdown_grace_period_secs": self.shutdown_grace_period_s,
             "retry_max_retries": self.retries,
             "retry_max_backoff_ms": round(1000 * self.retry_max_backoff_s),
             "health_check_interval_secs": self.health_check_interval_s,

@@ -23,14 +23,23 @@ MAX_FAILED_STARTS = 5  # in a row, of one replica
 _MAX_BACKOFF_S = 30.0
 _POLL_S = 0.25
 _ROUTER_READY_S = 60.0
+_ROUTER_STOP_S = 5.0
 _REMOVAL_S = 30.0
 
 
 class RouterKeeper:
     """The router's process, started again whenever it ends; used as a context manager."""
 
-    def __init__(self, endpoint: RouterEndpoint, settings: RouterSettings, folder: Path, events: EventLog) -> None:
-        self._process: EngineServer = router_process(endpoint, settings, folder / "router.log")
+    def __init__(
+        self,
+        endpoint: RouterEndpoint,
+        settings: RouterSettings,
+        folder: Path,
+        events: EventLog,
+        drain_timeout_s: float = 0.0,
+    ) -> None:
+        self._process: EngineServer = router_process(endpoint, settings, folder / "router.log", drain_timeout_s)
+        self._drain_timeout_s = drain_timeout_s
         self._events = events
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="router", daemon=True)
@@ -43,7 +52,14 @@ class RouterKeeper:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
-        self._process.stop()
+        self._process.stop(_ROUTER_STOP_S)
+
+    def drain(self) -> None:
+        """Take no new connection, finish the requests that run, end."""
+        self._end.set()
+        self._thread.join()
+        self._events("router", "draining", f"running requests may take {self._drain_timeout_s:.0f} s")
+        self._process.stop(self._drain_timeout_s + _ROUTER_STOP_S)
 
     def _start(self) -> None:
         self._process.start()
