@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .door_settings import VARIABLES as DOOR_VARIABLES
 from .errors import KimiError
 from .names import nearest
 
@@ -322,6 +323,8 @@ def _is_gate(name: str) -> bool:
     """True for a name in the table; raises KimiError for one that looks like a gate and is none."""
     if name in BY_NAME:
         return True
+    if name in DOOR_VARIABLES:
+        return False
     if not name.startswith(PREFIXES) or name.startswith(FOREIGN_PREFIXES) or name in FOREIGN_NAMES:
         return False
     hint = nearest(name, BY_NAME)

@@ -15,11 +15,12 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from ..gates import read_gates
-    from . import cpu, metrics_hook, model_name_hook, page_guard_hook, quark_hook
+    from . import cpu, door, metrics_hook, model_name_hook, page_guard_hook, quark_hook
 
     HookRegistry.register(quark_hook.TARGET, quark_hook.from_config, HookType.AROUND)
     page_guard_hook.install(HookRegistry)
     metrics_hook.install(HookRegistry)
+    door.install(HookRegistry)
     if read_gates(os.environ).check_model_name:
         HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
     if cpu.installed():

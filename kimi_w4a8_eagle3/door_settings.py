@@ -1,0 +1,159 @@
+"""What the door in front of every engine lets in: keys, policy and limits, read once from the environment.
+
+The door itself is `sglang_plugin/door.py`; docs/door.md says what is open and what is closed. SGLang is never given
+a key: it writes its arguments, keys included, into its log and into /server_info.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from .errors import KimiError
+from .names import nearest
+
+Policy = Literal["auto", "open", "closed"]
+
+API_KEY = "KIMI_API_KEY"
+ADMIN_KEY = "KIMI_ADMIN_KEY"
+FILE_SUFFIX = "_FILE"  # KIMI_API_KEY_FILE names a file that holds the key
+
+_MIN_KEY = 8
+VARIABLES = (
+    "KIMI_DOOR",
+    "KIMI_MAX_BODY_BYTES",
+    "KIMI_MAX_PROMPT_TOKENS",
+    "KIMI_MAX_CONCURRENT_REQUESTS",
+    "KIMI_MAX_SEQUENCES",
+    API_KEY,
+    API_KEY + FILE_SUFFIX,
+    ADMIN_KEY,
+    ADMIN_KEY + FILE_SUFFIX,
+)
+# A misspelt limit would be no limit. Names with KIMI_API belong to other programs too.
+_OURS = ("KIMI_DOOR", "KIMI_MAX_", "KIMI_ADMIN_")
+
+
+@dataclass(frozen=True)
+class DoorSettings:
+    """The door's settings; keys do not show in its repr.
+
+    policy: who may use endpoints that are not for clients: `open` anybody who may use the others, `closed` the holder
+    of the admin key, `auto` open on loopback without any key and closed otherwise. max_prompt_tokens None: the
+    model's context. max_concurrent None: any number. max_sequences: prompts times `n` in one request.
+    """
+
+    api_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    policy: Policy = "auto"
+    max_body_bytes: int = 32 * 2**20
+    max_prompt_tokens: int | None = None
+    max_concurrent: int | None = None
+    max_sequences: int = 512
+
+    def admin_open(self, host: str) -> bool:
+        """True when endpoints that are not for clients answer without an admin key on a server bound to `host`."""
+        if self.policy == "auto":
+            return self.api_key is None and self.admin_key is None and is_loopback(host)
+        return self.policy == "open" and self.admin_key is None
+
+    @property
+    def must_hold(self) -> bool:
+        """True when somebody asked for a closed door: an engine that cannot have it must not start."""
+        return bool(self.policy == "closed" or self.api_key or self.admin_key or self.max_concurrent)
+
+
+def read_door(environ: Mapping[str, str]) -> DoorSettings:
+    """The settings in `environ` (usually os.environ); KimiError for a value or a key file that cannot be used."""
+    for name in environ:
+        if name.startswith(_OURS) and name not in VARIABLES:
+            raise KimiError(f"unknown variable {name}{nearest(name, VARIABLES)}", where="environment")
+    policy = environ.get("KIMI_DOOR") or "auto"
+    if policy not in get_args(Policy):
+        raise KimiError(
+            f"KIMI_DOOR={policy!r} is not allowed", where="environment", expected=", ".join(get_args(Policy))
+        )
+    usual = DoorSettings()
+    return DoorSettings(
+        api_key=read_key(environ, API_KEY),
+        admin_key=read_key(environ, ADMIN_KEY),
+        policy=cast(Policy, policy),
+        max_body_bytes=_count(environ, "KIMI_MAX_BODY_BYTES") or usual.max_body_bytes,
+        max_prompt_tokens=_count(environ, "KIMI_MAX_PROMPT_TOKENS"),
+        max_concurrent=_count(environ, "KIMI_MAX_CONCURRENT_REQUESTS"),
+        max_sequences=_count(environ, "KIMI_MAX_SEQUENCES") or usual.max_sequences,
+    )
+
+
+def read_key(environ: Mapping[str, str], name: str) -> str | None:
+    """The key in the variable `name`, or in the file that `name`_FILE names; None when neither is set."""
+    in_file = environ.get(name + FILE_SUFFIX)
+    if environ.get(name) and in_file:
+        raise KimiError(
+            f"both {name} and {name}{FILE_SUFFIX} are set", where="environment", expected="one of them, not both"
+        )
+    if in_file:
+        return read_key_file(Path(in_file))
+    key = environ.get(name)
+    return _usable(key.strip(), name) if key else None
+
+
+def key_file_environment(path: Path, name: str = API_KEY) -> dict[str, str]:
+    """The variable that tells an engine where its key is, after the file was checked; the key itself is not in it."""
+    read_key_file(path)
+    return {name + FILE_SUFFIX: str(path.resolve())}
+
+
+def read_key_file(path: Path) -> str:
+    """The key in a file: its only line, at least 8 visible ASCII characters, in a file that only its owner reads."""
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no ASCII text"
+        raise KimiError(
+            f"the key file cannot be read: {reason}",
+            where=str(path),
+            expected="a file with one line, the key",
+            remedy=f"umask 077; openssl rand -hex 32 > {path}",
+        ) from error
+    if mode & stat.S_IROTH:
+        raise KimiError(
+            "everybody on this machine can read the key file",
+            where=str(path),
+            expected="mode 0600, or 0640 with a group of its own",
+            remedy=f"chmod 600 {path}",
+        )
+    return _usable(text, str(path))
+
+
+def is_loopback(host: str) -> bool:
+    """True when a server bound to `host` is reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _usable(key: str, where: str) -> str:
+    if len(key) >= _MIN_KEY and all("!" <= character <= "~" for character in key):
+        return key
+    raise KimiError(
+        "this is no usable key",  # which never appears in a message
+        where=where,
+        expected=f"one line of at least {_MIN_KEY} visible ASCII characters without spaces",
+        remedy="openssl rand -hex 32",
+    )
+
+
+def _count(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise KimiError(f"{name}={text!r} is not allowed", where="environment", expected="a whole number above 0")
+    return int(text)

@@ -1,0 +1,72 @@
+"""Which of SGLang's endpoints are for whom.
+
+A list of what clients need, not of what is dangerous: SGLang marks some endpoints as administrative, but forgets
+/server_info, /open_session and others, and every release adds endpoints. What is not listed here is for the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from starlette.routing import Match
+
+
+class Access(Enum):
+    """Who may use an endpoint."""
+
+    PUBLIC = "public"  # probes, scrapers and the router, which sends no key when it asks who a worker is
+    CLIENT = "client"
+    ADMIN = "admin"
+
+
+_PUBLIC = frozenset(
+    {
+        "/health",
+        "/health_generate",
+        "/ready",
+        "/ping",
+        "/metrics",
+        "/metrics/",
+        "/v1/loads",
+        "/model_info",
+        "/get_model_info",
+    }
+)
+# The settings of the whole engine: an operator gets all of them, anybody else what names the model.
+SERVER_INFO = frozenset({"/server_info", "/get_server_info"})
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+GENERATE = "/generate"
+MESSAGES = "/v1/messages"
+COUNT_TOKENS = "/v1/messages/count_tokens"
+RESPONSES = "/v1/responses"
+TOKENIZE = frozenset({"/v1/tokenize", "/tokenize"})
+DETOKENIZE = frozenset({"/v1/detokenize", "/detokenize"})
+
+# Endpoints whose JSON body is read and checked before SGLang sees it.
+CHECKED = frozenset({CHAT, COMPLETIONS, GENERATE, MESSAGES, COUNT_TOKENS, RESPONSES}) | TOKENIZE | DETOKENIZE
+# Those that make tokens: they count against the limit on concurrent requests.
+GENERATING = frozenset({CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES})
+
+_CLIENT = CHECKED | {"/", "/v1/models"}
+_CLIENT_FOLDERS = ("/v1/models/", "/v1/responses/")
+
+
+def classify(path: str, is_endpoint: Callable[[], bool]) -> Access:
+    """Who may use `path`; `is_endpoint()` tells, for a path that is not listed, whether the engine has it at all.
+
+    A path that nobody serves is a client's typing mistake: SGLang answers it with 404.
+    """
+    if path in _CLIENT or path.startswith(_CLIENT_FOLDERS):
+        return Access.CLIENT
+    if path in _PUBLIC or path in SERVER_INFO:
+        return Access.PUBLIC
+    return Access.ADMIN if is_endpoint() else Access.CLIENT
+
+
+def serves(app: Any, scope: dict[str, Any]) -> bool:
+    """True when a route of the application matches the path, with this or another method."""
+    return any(route.matches(scope)[0] != Match.NONE for route in app.router.routes)

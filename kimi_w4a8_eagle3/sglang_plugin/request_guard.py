@@ -1,0 +1,71 @@
+"""Refuses, with a message, requests whose numbers would stop SGLang's scheduler, and prompts that are too long.
+
+SGLang checks a request in the process that tokenizes, where an error becomes HTTP 400, and trusts it afterwards: in
+the scheduler's process an exception ends the engine, for everybody. These are the values that were seen to get through.
+The prompt's length is checked here too, because here it is known in tokens, whichever endpoint it came from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from ..door_settings import read_door
+
+TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
+
+_INT32 = 2**31 - 1
+
+
+def validate_one_request(
+    original: Callable[..., None], manager: Any, obj: Any, input_ids: Sequence[int] | None
+) -> None:
+    """AROUND hook of `TARGET`: SGLang's own checks, and these first; ValueError is what SGLang answers 400 to."""
+    vocabulary = manager.model_config.vocab_size
+    if input_ids is not None:
+        check_prompt(input_ids, vocabulary, _max_prompt_tokens())
+    check_numbers(obj.sampling_params, vocabulary)
+    _require_tokens(getattr(obj, "token_ids_logprob", None), vocabulary, "token_ids_logprob")
+    original(manager, obj, input_ids)
+
+
+def check_prompt(input_ids: Sequence[int], vocabulary: int, max_tokens: int | None) -> None:
+    """Raise ValueError for a prompt without tokens, with tokens that do not exist, or longer than the limit."""
+    if len(input_ids) == 0:
+        raise ValueError("the prompt is empty")
+    if max_tokens is not None and len(input_ids) > max_tokens:
+        raise ValueError(f"the prompt has {len(input_ids)} tokens; this server takes at most {max_tokens}")
+    if min(input_ids) < 0 or max(input_ids) >= vocabulary:
+        raise ValueError(f"token ids must be between 0 and {vocabulary - 1}")
+
+
+def check_numbers(params: Mapping[str, Any] | None, vocabulary: int) -> None:
+    """Raise ValueError for sampling parameters that the scheduler cannot put into its tensors."""
+    for name in ("top_k", "max_new_tokens", "min_new_tokens"):
+        value = (params or {}).get(name)
+        if isinstance(value, int) and value > _INT32:
+            raise ValueError(f"{name} must be at most {_INT32}, got {value:.3g}")
+    _require_tokens((params or {}).get("stop_token_ids"), vocabulary, "stop_token_ids")
+    for pattern in _texts((params or {}).get("stop_regex")):
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"stop_regex is no regular expression: {error}") from None
+
+
+@cache
+def _max_prompt_tokens() -> int | None:
+    """Read once: the environment of a process does not change under it."""
+    return read_door(os.environ).max_prompt_tokens
+
+
+def _require_tokens(ids: Any, vocabulary: int, name: str) -> None:
+    if isinstance(ids, list) and any(isinstance(each, int) and not 0 <= each < vocabulary for each in ids):
+        raise ValueError(f"{name} must be between 0 and {vocabulary - 1}")
+
+
+def _texts(value: Any) -> Iterable[str]:
+    return [value] if isinstance(value, str) else value or ()
