@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: bench eval demo test kernels lint venv tiny clean bench-load
+.PHONY: bench eval demo test kernels lint venv audit tiny clean bench-load
 demo: $(STAMP)
 	$(BIN)/kimi demo
 
@@ -21,6 +21,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 venv: $(STAMP)
+
+# Known vulnerabilities of what the image adds and of this environment; asks api.osv.dev (requirements/audit.sh).
+audit: $(STAMP)
+	requirements/audit.sh --venv
 
 # Makes the built-in model from nothing (about an hour on one core); a stopped run continues.
 tiny: $(STAMP)

@@ -17,7 +17,7 @@ Families = tuple[Metric, ...]
 
 def new_client() -> httpx.AsyncClient:
     """A client for engines and router: they are near, so no proxy of the environment is asked."""
-    return httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None)
+    return httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None)  # noqa: S113 - `scrape` bounds all of it
 
 
 async def scrape(client: httpx.AsyncClient, url: str | None, timeout_s: float = TIMEOUT_S) -> Families | None:
