@@ -21,9 +21,11 @@ import httpx
 import psutil
 
 from .errors import KimiError
+from .leftovers import Belongings, remove_orphans
 
 _STOP_GRACE_S = 20.0
 _POLL_S = 0.25
+_LOOK_S = 5.0  # between two looks at the shared memory of an engine, which take milliseconds a process
 _TAIL_LINES = 25
 
 
@@ -43,6 +45,8 @@ class EngineServer:
     name: str = "server"
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _children: dict[int, psutil.Process] = field(default_factory=dict, repr=False)
+    _belongings: Belongings | None = field(default=None, repr=False)
+    _look_again: float = field(default=0.0, repr=False)
 
     @property
     def base_url(self) -> str:
@@ -60,12 +64,14 @@ class EngineServer:
     def start(self) -> None:
         """Start the process; raises KimiError when the port is taken or the program cannot be executed."""
         require_free_port(self.host, self.port)
+        remove_orphans()
         try:
+            self._belongings = Belongings()
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             with self.log_path.open("ab") as log:
                 self._process = subprocess.Popen(
                     list(self.argv),
-                    env={**os.environ, **self.env},
+                    env={**os.environ, **self.env, "TMPDIR": str(self._belongings.folder)},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -73,6 +79,7 @@ class EngineServer:
                     preexec_fn=_die_with_parent,
                 )
         except OSError as error:
+            self._remove_belongings()
             raise KimiError(
                 f"{self.name} could not be started: {error.strerror}",
                 where=error.filename or str(self.log_path),
@@ -131,6 +138,7 @@ class EngineServer:
         for child in alive:
             _signal(child, signal.SIGKILL)
         psutil.wait_procs(alive, timeout=3.0)
+        self._remove_belongings()
         return by_itself
 
     def __enter__(self) -> EngineServer:
@@ -149,6 +157,13 @@ class EngineServer:
                 self._children.setdefault(child.pid, child)
         except psutil.NoSuchProcess:
             return
+        if self._belongings is not None and time.monotonic() >= self._look_again:
+            self._belongings.see([self._process.pid, *self._children])
+            self._look_again = time.monotonic() + _LOOK_S
+
+    def _remove_belongings(self) -> None:
+        if self._belongings is not None:
+            self._belongings.remove()
 
     def _failure(self, what: str) -> KimiError:
         tail = "\n".join(tail_lines(self.log_path, _TAIL_LINES))
