@@ -53,16 +53,19 @@ RUN kimi patch apply --remove-stale && kimi patch verify
 RUN groupadd --force --system video \
  && groupadd --force --system render \
  && useradd --create-home --uid 10001 --groups video,render kimi \
- && install --directory --owner kimi --group kimi /models /runs
+ && install --directory --owner kimi --group kimi /models /runs /trust
 USER 10001
 WORKDIR /runs
+# transformers copies a checkpoint's own code before it runs it; serving needs /models and /trust read-only.
 ENV HF_HOME=/models \
-    HEALTHCHECK_URL=http://127.0.0.1:9527/health
-VOLUME ["/models", "/runs"]
-EXPOSE 9527
+    HF_MODULES_CACHE=/home/kimi/.cache/huggingface/modules \
+    KIMI_TRUSTED_CODE=/trust/trusted-code.json \
+    HEALTHCHECK_URL=http://127.0.0.1:9528/live
+VOLUME ["/models", "/runs", "/trust"]
+EXPOSE 9527 9528
 
-# Reading 497 GB and building kernels takes a while; /health says that the server is up, the watchdog of `kimi serve`
-# ends it when tokens stop coming.
-HEALTHCHECK --interval=30s --timeout=10s --start-period=60m --retries=3 CMD ["python3", "/opt/kimi/healthcheck.py"]
+# /live of `kimi serve` is 200 while the engine loads or advances tokens, and 503 once they stop. `kimi fetch` and other
+# commands have no such port: they show as unhealthy, which nothing acts upon.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=5m --retries=3 CMD ["python3", "/opt/kimi/healthcheck.py"]
 ENTRYPOINT ["kimi"]
 CMD ["--help"]

@@ -7,7 +7,7 @@ import sys
 import urllib.error
 import urllib.request
 
-url = os.environ.get("HEALTHCHECK_URL", "http://127.0.0.1:9527/health")
+url = os.environ.get("HEALTHCHECK_URL", "http://127.0.0.1:9528/live")
 try:
     with urllib.request.urlopen(url, timeout=8) as response:  # noqa: S310 - the image and its operator set the URL
         status = response.status

@@ -54,6 +54,12 @@ def test_the_image_runs_kimi_as_a_user_of_the_gpu_groups() -> None:
     assert last["ENTRYPOINT"] == '["kimi"]'
     assert "/models" in last["VOLUME"]
     assert "healthcheck.py" in last["HEALTHCHECK"]
+    assert last["EXPOSE"].split() == ["9527", "9528"]
+    variables = dict(pair.split("=", 1) for keyword, rest in final if keyword == "ENV" for pair in rest.split())
+    # What is written at run time, by code of the checkpoint among others, lies outside the read-only volumes.
+    assert variables["HF_MODULES_CACHE"].startswith("/home/kimi/")
+    assert variables["KIMI_TRUSTED_CODE"].startswith("/trust/") and "/trust" in last["VOLUME"]
+    assert variables["HEALTHCHECK_URL"].endswith(":9528/live")
     runs = " ".join(rest for keyword, rest in final if keyword == "RUN")
     assert "useradd --create-home --uid 10001 --groups video,render kimi" in runs
     assert "kimi patch apply --remove-stale && kimi patch verify" in runs

@@ -36,12 +36,38 @@ def test_the_docker_line_has_what_eight_gpus_need() -> None:
         ("--device", "/dev/dri"),
         ("--ipc", "host"),
         ("--ulimit", "memlock=-1"),
-        ("--volume", "/data/models:/models"),
+        ("--volume", "/data/models:/models:ro"),
         ("--volume", "/data/my runs:/runs"),
         ("--name", "k"),
     ]:
         assert pair in pairs
     assert words[-4:] == ["kimi-w4a8-eagle3", "serve", "--recipe", "eagle3-opt"]
+
+
+def test_nothing_of_the_image_can_be_written_and_no_capability_is_left() -> None:
+    words = shlex.split(docker_run("--print", "serve", CONFIG="/c").stdout)
+    pairs = set(itertools.pairwise(words))
+    assert "--read-only" in words and "--cap-add" not in words
+    assert {("--cap-drop", "ALL"), ("--security-opt", "no-new-privileges:true"), ("--volume", "/c:/trust:ro")} <= pairs
+    (tmpfs,) = [after for word, after in pairs if word == "--tmpfs"]
+    assert tmpfs.startswith("/tmp:") and "exec" in tmpfs.split(":")[1].split(",")  # docker's default is noexec
+
+
+def test_fetch_and_trust_may_write_what_serve_only_reads_and_need_no_gpu() -> None:
+    for command in ("fetch", "trust"):
+        words = shlex.split(docker_run("--print", command, MODELS="/m", CONFIG="/c").stdout)
+        assert "/m:/models" in words and "/c:/trust" in words and "--device" not in words
+
+
+def test_keys_come_as_files() -> None:
+    words = shlex.split(docker_run("--print", "serve", API_KEY_FILE="/k/api", ADMIN_KEY_FILE="/k/admin").stdout)
+    pairs = set(itertools.pairwise(words))
+    for host, inside, name in [
+        ("/k/api", "/run/secrets/kimi-api-key", "KIMI_API_KEY_FILE"),
+        ("/k/admin", "/run/secrets/kimi-admin-key", "KIMI_ADMIN_KEY_FILE"),
+    ]:
+        assert {("--volume", f"{host}:{inside}:ro"), ("--env", f"{name}={inside}")} <= pairs
+    assert "KIMI_API_KEY_FILE" not in docker_run("--print", "serve").stdout
 
 
 def test_groups_are_those_of_the_device_nodes() -> None:
@@ -92,6 +118,11 @@ def test_the_script_has_no_shell_error() -> None:
         assert os.access(ROOT / script, os.X_OK)
 
 
+def inside_volume(volume: str) -> str:
+    """`HOST:INSIDE[:ro]` -> `INSIDE[:ro]`; the host's part has a colon of its own in `${NAME:-default}`."""
+    return volume[volume.index(":/") + 1 :]
+
+
 def test_compose_agrees_with_the_docker_line() -> None:
     compose = yaml.safe_load((ROOT / "launch/compose.yaml").read_text())
     (service,) = compose["services"].values()
@@ -103,10 +134,11 @@ def test_compose_agrees_with_the_docker_line() -> None:
         assert ("--ulimit", f"{name}={value}") in pairs
     assert ("--ipc", service["ipc"]) in pairs
     assert ("--network", service["network_mode"]) in pairs
-    for option, key in (("--cap-add", "cap_add"), ("--security-opt", "security_opt")):
+    assert service["read_only"] and "--read-only" in words
+    for option, key in (("--cap-drop", "cap_drop"), ("--security-opt", "security_opt"), ("--tmpfs", "tmpfs")):
         assert {after for word, after in pairs if word == option} == set(service[key])
-    assert {volume.rpartition(":")[2] for volume in service["volumes"]} == {
-        after.rpartition(":")[2] for word, after in pairs if word == "--volume"
+    assert {inside_volume(volume) for volume in service["volumes"]} == {
+        inside_volume(after) for word, after in pairs if word == "--volume"
     }
     assert service["command"][:2] == ["serve", "--recipe"]
     named = {volume.partition(":-")[2].partition("}")[0] or volume.partition(":")[0] for volume in service["volumes"]}
@@ -182,7 +214,7 @@ def run_script(name: str, *arguments: str, **environment: str) -> subprocess.Com
 def test_healthcheck(status: int, code: int) -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status if self.path == "/health" else 404)
+            self.send_response(status if self.path == "/live" else 404)
             self.end_headers()
 
         def log_message(self, *_: object) -> None: ...
@@ -190,7 +222,7 @@ def test_healthcheck(status: int, code: int) -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/health"
+        url = f"http://127.0.0.1:{server.server_port}/live"
         assert run_script("healthcheck.py", HEALTHCHECK_URL=url).returncode == code
         server.shutdown()
     result = run_script("healthcheck.py", HEALTHCHECK_URL=url)  # nobody listens any more
