@@ -159,6 +159,24 @@ def test_an_idle_engine_that_answers_a_health_check_is_left_alone(engine: Engine
     assert "/health_generate" in engine.asked
 
 
+@pytest.mark.parametrize("generating", [True, False], ids=["tokens", "health-checks"])
+def test_progress_is_told_and_a_stall_is_not(engine: Engine, generating: bool) -> None:
+    engine.generating = generating
+    told: list[float] = []
+    more, stalled = threading.Event(), threading.Event()
+
+    def progressed(at: float) -> None:
+        told.append(at)
+        if len(told) >= 3:
+            more.set()
+
+    with Watchdog(engine.url, 0.6, stalled.set, poll_s=0.05, on_progress=progressed):
+        assert more.wait(30)
+        engine.generating = engine.healthy = False
+        assert stalled.wait(30)
+    assert told == sorted(told) and told[-1] <= time.monotonic() - 0.6
+
+
 def test_an_engine_whose_http_server_is_gone_is_stalled() -> None:
     stalled = threading.Event()
     with Watchdog("http://127.0.0.1:9", 0.4, stalled.set, poll_s=0.05):

@@ -1,0 +1,73 @@
+"""When the canary asks, and what it may change. Its questions to a real engine are in tests/e2e/test_ops.py."""
+
+import pytest
+from support.fleet_views import replica
+
+from kimi_w4a8_eagle3.client import EngineClient
+from kimi_w4a8_eagle3.metrics import Acceptance
+from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
+from kimi_w4a8_eagle3.ops.state import Phase
+
+GOOD, BAD = Acceptance(3.5, 0.8, 1000), Acceptance(1.0, 0.0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("since_last_s", "recent", "collapsed", "due"),
+    [
+        (299, None, False, False),
+        (300, None, False, True),
+        (9999, GOOD, False, False),
+        (30, BAD, False, True),
+        (29, BAD, False, False),
+        (9999, Acceptance(1.0, 0.0, 199), False, False),
+        (30, None, True, True),
+        (29, None, True, False),
+        (30, GOOD, True, True),
+    ],
+    ids=[
+        "idle-soon",
+        "idle",
+        "traffic",
+        "suspicious",
+        "suspicious-soon",
+        "few-steps",
+        "retry",
+        "retry-soon",
+        "hopeful",
+    ],
+)
+def test_when_it_asks(since_last_s: float, recent: Acceptance | None, collapsed: bool, due: bool) -> None:
+    assert CanaryPolicy().due(since_last_s, recent, collapsed) == due
+
+
+def test_an_engine_that_does_not_answer_is_the_watchdogs_business() -> None:
+    state = replica("0", "http://127.0.0.1:1")
+    Canary(state, EngineClient, CanaryPolicy(idle_s=0)).step(None, state.since + 1)
+    assert state.phase is Phase.READY and state.canary is None
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.READY], ids=lambda phase: phase.value)
+def test_it_asks_nobody_who_does_not_serve(phase: Phase) -> None:
+    def refuse(url: str) -> EngineClient:
+        raise AssertionError("it asked")
+
+    state = replica("0", "http://127.0.0.1:1", phase)
+    Canary(state, refuse, CanaryPolicy(idle_s=0, retry_s=0)).step(None, state.since + 1000)
+
+
+def test_a_phase_that_changed_meanwhile_is_kept() -> None:
+    state = replica("0", "http://127.0.0.1:1")
+    since = state.since
+    state.enter(Phase.DRAINING, "it ends")
+    assert not state.enter_unless_changed(since, Phase.CHECKING, "collapsed")
+    assert (state.phase, state.reason) == (Phase.DRAINING, "it ends")
+    assert state.enter_unless_changed(state.since, Phase.DOWN, "ended") and state.phase is Phase.DOWN
+
+
+def test_a_new_life_forgets_the_progress_of_the_last() -> None:
+    state = replica("0", "http://127.0.0.1:1")
+    state.progressed(1.0)
+    state.enter(Phase.STALLED)
+    assert state.last_progress == 1.0
+    state.enter(Phase.STARTING)
+    assert state.last_progress is None

@@ -1,0 +1,190 @@
+"""The ops endpoint over real exporters on loopback: probes, one exposition, and processes that do not answer."""
+
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from support.fleet_views import HandmadeFleet, replica
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.metrics import Acceptance
+from kimi_w4a8_eagle3.ops.endpoint import OpsServer
+from kimi_w4a8_eagle3.ops.reading import Reading
+from kimi_w4a8_eagle3.ops.state import Phase
+from kimi_w4a8_eagle3.server import free_port
+
+
+class Exporter:
+    """Speaks for an engine: prometheus_client's own HTTP server with the counters that matter here."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self.steps = Counter("kimi_spec_steps", "Verify steps.", ["accepted"], registry=registry)
+        for accepted in "0123":
+            self.steps.labels(accepted)
+        Gauge("sglang:num_running_reqs", "Running.", registry=registry).set(2)
+        port = free_port()
+        self.base_url = f"http://127.0.0.1:{port}"
+        self._server, self._thread = start_http_server(port, "127.0.0.1", registry)
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def exporters() -> Iterator[list[Exporter]]:
+    made = [Exporter(), Exporter()]
+    yield made
+    for exporter in made:
+        exporter.stop()
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """A process that accepts connections and never answers: an engine that was stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def serve(fleet: HandmadeFleet) -> OpsServer:
+    return OpsServer("127.0.0.1", free_port(), fleet, sample_interval_s=0.05)
+
+
+def reading(ops: OpsServer) -> Reading:
+    return Reading.parse(httpx.get(f"{ops.base_url}/metrics", timeout=30).text, at=time.monotonic())
+
+
+def test_ready_follows_the_phases_and_says_why_not() -> None:
+    fleet = HandmadeFleet([replica("0", "http://127.0.0.1:1", Phase.STARTING, "weights are loaded")])
+    with serve(fleet) as ops:
+        answer = httpx.get(f"{ops.base_url}/ready")
+        assert (answer.status_code, answer.json()) == (
+            503, {"ready": False, "phase": "starting", "reason": "weights are loaded"}
+        )  # fmt: skip
+        for phase in Phase:
+            fleet.states[0].enter(phase)
+            assert httpx.get(f"{ops.base_url}/ready").status_code == (200 if phase is Phase.READY else 503)
+        fleet.states.append(replica("1", "http://127.0.0.1:1", Phase.CHECKING, "canary prompts"))
+        answer = httpx.get(f"{ops.base_url}/ready").json()
+        assert answer["phase"] == "checking" and "1: checking, canary prompts" in answer["reason"]
+        fleet.states[1].enter(Phase.READY)
+        assert httpx.get(f"{ops.base_url}/ready").status_code == 200
+        fleet.states.clear()
+        assert httpx.get(f"{ops.base_url}/ready").status_code == 503
+
+
+def test_live_is_the_supervisors_word() -> None:
+    fleet = HandmadeFleet([replica("0", "http://127.0.0.1:1", Phase.STARTING)])
+    with serve(fleet) as ops:
+        assert httpx.get(f"{ops.base_url}/live").status_code == 200
+        fleet.alive = (False, "no token for 120 s")
+        answer = httpx.get(f"{ops.base_url}/live")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "no token for 120 s")
+
+
+def test_one_exposition_has_every_replica_router_and_ours(exporters: list[Exporter]) -> None:
+    fleet = HandmadeFleet([replica(str(i), e.base_url) for i, e in enumerate(exporters)])
+    fleet.router_metrics_url = f"{exporters[0].base_url}/metrics"  # any exposition serves for the router's
+    state = fleet.states[0]
+    state.restarts["stalled"] += 2
+    state.stalls, state.canary, state.canary_at = 3, Acceptance(3.5, 0.8, 40), 1234.5
+    state.progressed(time.monotonic() - 7)
+    exporters[1].steps.labels("3").inc(5)
+    with serve(fleet) as ops:
+        found = reading(ops)
+    assert found.total("kimi_spec_steps_total", replica="1", accepted="3") == 5
+    assert {s.labels.get("replica") for s in found.samples["sglang:num_running_reqs"]} == {"0", "1", None}
+    assert found.total("kimi_replica_restarts_total", replica="0", reason="stalled") == 2
+    assert found.total("kimi_watchdog_stalls_total", replica="0") == 3
+    assert found.total("kimi_canary_accept_length") == 3.5 and found.total("kimi_canary_timestamp_seconds") == 1234.5
+    assert found.total("kimi_seconds_since_progress", replica="0") == pytest.approx(7, abs=5)
+    assert found.total("kimi_seconds_since_progress", replica="1") is None
+    assert found.total("kimi_replica_phase", replica="0") == 1 and found.total("kimi_build_info", recipe="tiny") == 1
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package `prometheus`)")
+def test_promtool_has_nothing_to_say_about_our_metrics(exporters: list[Exporter]) -> None:
+    fleet = HandmadeFleet([replica("0", exporters[0].base_url)])
+    fleet.states[0].restarts["ended"] += 1
+    with serve(fleet) as ops:
+        text = httpx.get(f"{ops.base_url}/metrics").text
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    complaints = [line for line in (done.stdout + done.stderr).splitlines() if "kimi_" in line]
+    assert done.returncode in (0, 3) and not complaints  # 3: the colons in SGLang's own names
+
+
+def test_the_window_shows_what_was_counted_while_it_watched(exporters: list[Exporter]) -> None:
+    exporters[0].steps.labels("0").inc(1000)  # before anybody watched
+    fleet = HandmadeFleet([replica("0", exporters[0].base_url)])
+    with serve(fleet) as ops:
+        assert reading(ops).total("kimi_accept_length") is None
+        time.sleep(0.3)
+        exporters[0].steps.labels("3").inc(6)
+        exporters[0].steps.labels("1").inc(2)
+        deadline = time.monotonic() + 20
+        while (found := reading(ops)).total("kimi_accept_length") is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert ops.acceptance("0") == Acceptance(1 + 20 / 8, 20 / 24, 8, (1.0, 0.75, 0.75))
+    assert found.total("kimi_accept_length", replica="0") == 3.5
+    assert [found.total("kimi_accept_rate", position=p) for p in "123"] == [1.0, 0.75, 0.75]
+
+
+def test_a_silent_replica_neither_blocks_nor_breaks_the_others(exporters: list[Exporter], mute: str) -> None:
+    fleet = HandmadeFleet(
+        [replica("0", exporters[0].base_url), replica("1", mute), replica("2", "http://127.0.0.1:1", Phase.DOWN)]
+    )
+    fleet.router_metrics_url = f"{mute}/metrics"
+    with serve(fleet) as ops:
+        began = time.monotonic()
+        found = reading(ops)
+        assert time.monotonic() - began < 15  # it gives up after 1.5 s; without that it would wait for ever
+        assert httpx.get(f"{ops.base_url}/ready").status_code == 200
+    assert [found.total("kimi_replica_up", replica=r) for r in "012"] == [1, 0, 0]
+    assert found.total("kimi_replica_phase", replica="2", phase="down") == 1
+    assert found.total("sglang:num_running_reqs") == 2
+
+
+def test_what_is_no_exposition_counts_as_no_answer(exporters: list[Exporter]) -> None:
+    with serve(HandmadeFleet([])) as page:  # its /live is JSON
+        fleet = HandmadeFleet([replica("0", f"{page.base_url}/live?x="), replica("1", exporters[1].base_url)])
+        with serve(fleet) as ops:
+            found = reading(ops)
+    assert [found.total("kimi_replica_up", replica=r) for r in "01"] == [0, 1]
+
+
+def test_status_is_the_same_as_json(exporters: list[Exporter]) -> None:
+    fleet = HandmadeFleet([replica("0", exporters[0].base_url, Phase.DRAINING, "it leaves")], router_url="http://r")
+    fleet.states[0].restarts["rolling"] += 1
+    with serve(fleet) as ops:
+        status = httpx.get(f"{ops.base_url}/status").json()
+    assert (status["recipe"], status["ready"], status["live"], status["router_url"]) == (
+        "tiny",
+        False,
+        True,
+        "http://r",
+    )
+    found = status["replicas"][0]
+    assert (found["phase"], found["reason"], found["restarts"]) == ("draining", "it leaves", {"rolling": 1})
+    assert found["canary"] is None and found["acceptance"] is None
+
+
+def test_a_taken_port_is_an_error_that_names_its_owner_and_stop_frees_the_port() -> None:
+    fleet = HandmadeFleet([])
+    before = threading.active_count()
+    with serve(fleet) as ops:
+        with pytest.raises(KimiError, match="used by process") as refused:
+            OpsServer("127.0.0.1", ops.port, fleet).start()
+        assert refused.value.where == "--ops-port"
+    with OpsServer("127.0.0.1", ops.port, fleet) as again:
+        assert httpx.get(f"{again.base_url}/live").status_code == 200
+    again.stop()  # a second time
+    assert threading.active_count() == before
