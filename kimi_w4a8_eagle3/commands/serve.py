@@ -70,11 +70,14 @@ def serve(
             f"this machine cannot serve the recipe {chosen.name!r}: {unmet[0]}",
             remedy="add --dry-run to see the command, --any-hardware to start all the same, or use --recipe tiny",
         )
+    from ..door_settings import is_loopback
     from ..serving import ServeOptions, serve_fleet, serve_foreground
 
     keys, client_key = _keys(api_key_file)
     options = ServeOptions(ops_host, _ops_port(ops_port, launch.port), drain_timeout, keys, client_key)
     _show(launch, as_json=False, docker=False)
+    if client_key is None and not is_loopback(launch.host):
+        Console(stderr=True).print(f"# warning: open to the network at {launch.host} without a key", style="yellow")
     if replicas == 1:
         raise typer.Exit(serve_foreground(launch, options))
     from ..fleet.placement import replica_launches

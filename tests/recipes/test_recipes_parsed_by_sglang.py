@@ -73,7 +73,7 @@ def test_the_parser_would_refuse_a_mistake(parsed: dict[str, dict]) -> None:
 def test_eagle3_opt_is_the_published_command_but_for_explained_differences(parsed: dict[str, dict]) -> None:
     ours, published = parsed["eagle3-opt"]["values"], parsed["published"]["values"]
     differing = {name for name in published if ours[name] != published[name]}
-    assert differing == {"mem_fraction_static", "max_total_tokens", "watchdog_timeout", "enable_metrics"}
+    assert differing == {"host", "mem_fraction_static", "max_total_tokens", "watchdog_timeout", "enable_metrics"}
     notes = "\n".join(render(load_recipe("eagle3-opt"), machine=Machine()).notes)
     for name in differing:
         assert f"--{name.replace('_', '-')}" in notes

@@ -60,7 +60,7 @@ def test_the_fp8_recipe_is_the_published_command_and_environment() -> None:
     published, ours = shlex.split(PUBLISHED), launch_of(FP8)
     assert ours.argv[:3] == published[:3] == ["vllm", "serve", "amd/Kimi-K2.5-MXFP4"]
     expected = options(published)
-    expected["gpu-memory-utilization"] = ["0.9"]
+    expected |= {"gpu-memory-utilization": ["0.9"], "host": ["127.0.0.1"]}
     assert options(ours.argv) == expected
     assert ours.env == PUBLISHED_ENV
     assert (ours.draft, ours.tensor_parallel, ours.base_url) == ("amd/kimi-k2.5-eagle3-fp8", 4, "http://127.0.0.1:8888")
@@ -88,7 +88,7 @@ def test_minimax_is_expert_parallel_with_three_draft_tokens() -> None:
     table = json.loads(found["speculative-config"][0])
     assert (table["num_speculative_tokens"], table["draft_tensor_parallel_size"]) == (3, 1)
     notes = launch_of("mi355x-minimax-m2.5").notes
-    assert sum("not in the published command" in note for note in notes) == 4  # the article prints no command for it
+    assert sum("not in the published command" in note for note in notes) == 5  # the article prints no command for it
 
 
 @pytest.mark.parametrize("name", NAMES)
