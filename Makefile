@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: bench eval demo test kernels lint venv audit tiny clean bench-load
+.PHONY: demo test lint kernels venv audit tiny bench bench-load eval scale-demo faults soak fuzz clean
 demo: $(STAMP)
 	$(BIN)/kimi demo
 
@@ -40,6 +40,22 @@ $(STAMP): pyproject.toml requirements/serve-cpu.txt requirements/constraints.txt
 	test -d $(VENV)/compat/sglang-0.5.16 || $(BIN)/pip install -q --no-deps --target $(VENV)/compat/sglang-0.5.16 sglang==0.5.16 transformers==5.12.1 tokenizers==0.22.2
 	$(BIN)/pip install -q -c requirements/constraints.txt -e '.[serve,scale,bench,eval,quantize,kernels,dev]'
 	touch $@
+
+# Two replicas behind SGLang's router under load; one is killed, both are restarted one after the other (three minutes).
+scale-demo: $(STAMP)
+	$(BIN)/kimi scale-demo
+
+# Every fault of docs/reliability.md with real processes; writes its table anew.
+faults: $(STAMP)
+	$(BIN)/python bench/faults.py
+
+# Twenty minutes of mixed load, aborts and bad requests against two replicas: leaks, lost tokens. MINUTES=60 is longer.
+soak: $(STAMP)
+	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),20)
+
+# Five minutes of hostile requests, with a healthy client beside them.
+fuzz: $(STAMP)
+	$(BIN)/python bench/fuzz_api.py --minutes $(or $(MINUTES),5)
 
 bench-load: $(STAMP)
 	$(BIN)/python bench/load_repack.py
