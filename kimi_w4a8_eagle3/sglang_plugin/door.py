@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
 from ..door_settings import DoorSettings, read_door
+from ..errors import KimiError
 from . import request_guard
 from .door_access import CHECKED, GENERATING, SERVER_INFO, Access, classify, serves
 from .door_requests import ModelLimits, Refusal, RequestRules, sglang_fields
@@ -58,9 +59,12 @@ def install(registry: Any) -> None:
     """Register the door and the request guard; an engine that cannot have a door which was asked for does not start."""
     from sglang.srt.plugins.hook_registry import HookType
 
-    settings = read_door(os.environ)
     if multiprocessing.parent_process() is not None:
         return  # a scheduler or detokenizer: it serves no HTTP, and should not import what does
+    try:
+        settings = read_door(os.environ)
+    except KimiError as error:
+        _stop(str(error))
     module, _, function = TARGET.rpartition(".")
     if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes"):
         _cannot_guard(settings, "SGLANG_RUST_SERVER serves HTTP from a program that the door cannot reach")
@@ -69,6 +73,17 @@ def install(registry: Any) -> None:
     else:
         registry.register(TARGET, guard_http_server, HookType.AROUND)
         registry.register(request_guard.TARGET, request_guard.validate_one_request, HookType.AROUND)
+
+
+def _cannot_guard(settings: DoorSettings, why: str) -> None:
+    if settings.must_hold:
+        _stop(f"{why}; KIMI_DOOR, a key or KIMI_MAX_CONCURRENT_REQUESTS asks for a door, so nothing is served")
+    logger.warning("door: not installed: %s", why)
+
+
+def _stop(why: str) -> NoReturn:
+    """End the process: SGLang logs an Exception of a plugin and goes on without the plugin, the door wide open."""
+    raise SystemExit(f"kimi: {why}")
 
 
 def _defines(module: str, function: str) -> bool:
@@ -91,6 +106,8 @@ def guard_http_server(
         )
     elif getattr(server_args, "grpc_port", None) is not None:
         _cannot_guard(settings, "--grpc-port opens a second door that this one does not guard")
+    elif not hasattr(type(tokenizer_manager)._validate_one_request, "__wrapped__"):
+        _cannot_guard(settings, f"this SGLang release has no {request_guard.TARGET}")
     else:
         admin_open = settings.admin_open(server_args.host)
         limits = ModelLimits(tokenizer_manager.context_len, bool(getattr(server_args, "allowed_media_domains", ())))
@@ -118,12 +135,6 @@ def describe(settings: DoorSettings, admin_open: bool) -> str:
             *limits,
         )
     )
-
-
-def _cannot_guard(settings: DoorSettings, why: str) -> None:
-    if settings.must_hold:
-        raise RuntimeError(f"{why}; KIMI_DOOR, a key or KIMI_MAX_CONCURRENT_REQUESTS asks for it, so nothing is served")
-    logger.warning("door: not installed: %s", why)
 
 
 class Door:

@@ -1,0 +1,110 @@
+"""The door in front of a real engine: what would stop SGLang is answered with 4xx, and others do not notice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from kimi_w4a8_eagle3.client import EngineClient
+from kimi_w4a8_eagle3.server import EngineServer
+
+pytestmark = pytest.mark.server
+
+MODEL = "kimi-k2.5-tiny"
+QUESTION = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples?"}]
+CHAT = {"model": MODEL, "messages": QUESTION, "max_tokens": 4}
+COMPLETION = {"model": MODEL, "prompt": "Tom has", "max_tokens": 4}
+GENERATE = {"text": "Tom has", "sampling_params": {"max_new_tokens": 4}}
+
+
+def sampling(**params: Any) -> dict[str, Any]:
+    return {"text": "Tom has", "sampling_params": {"max_new_tokens": 4, **params}}
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
+
+
+# Each of these ended SGLang 0.5.23's engine, kept it busy for minutes or was answered with 500: docs/door.md.
+HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
+    "top_k beyond int32, chat": ("/v1/chat/completions", {**CHAT, "top_k": 2**31}),
+    "top_k beyond int32, completions": ("/v1/completions", {**COMPLETION, "top_k": 2**31}),
+    "top_k beyond int64": ("/generate", sampling(top_k=2**63)),
+    "empty prompt": ("/generate", {**GENERATE, "text": ""}),
+    "empty prompt in a batch": ("/generate", {**GENERATE, "text": ["Tom", ""]}),
+    "no ids in a batch": ("/generate", {"input_ids": [[]], "sampling_params": {}}),
+    "empty prompt, completions": ("/v1/completions", {**COMPLETION, "prompt": ""}),
+    "negative token id": ("/v1/completions", {**COMPLETION, "prompt": [-1]}),
+    "token id beyond the vocabulary": ("/generate", {"input_ids": [1, 10**9], "sampling_params": {}}),
+    "token id beyond the vocabulary, batch": ("/generate", {"input_ids": [[1], [10**9]], "sampling_params": {}}),
+    "chat with token ids": ("/v1/chat/completions", {**CHAT, "input_ids": [-1]}),
+    "10,000 answers": ("/v1/chat/completions", {**CHAT, "n": 10000}),
+    "2^40 answers": ("/generate", sampling(n=2**40)),
+    "broken stop pattern": ("/v1/chat/completions", {**CHAT, "stop_regex": "("}),
+    "stop token beyond the vocabulary": ("/generate", sampling(stop_token_ids=[2**70])),
+    "template argument that exists": ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"tokenize": True}}),
+    "schema without an end": ("/v1/chat/completions", schema({"$ref": "#"})),
+    "schema 400 levels deep": ("/v1/chat/completions", schema(json.loads('{"items":' * 400 + "{}" + "}" * 400))),
+    "parameters without prompts": ("/generate", {"text": "Tom", "sampling_params": []}),
+    "more parameters than prompts": ("/generate", {"text": "Tom", "sampling_params": [{}, {}]}),
+    "logprobs of a token beyond the vocabulary": (
+        "/generate",
+        {**GENERATE, "return_logprob": True, "token_ids_logprob": [10**9]},
+    ),
+    "pickled code": ("/generate", {**GENERATE, "custom_logit_processor": '{"callable": "80049526"}'}),
+    "unknown model": ("/v1/chat/completions", {**CHAT, "model": "another"}),
+    "negative temperature": ("/v1/chat/completions", {**CHAT, "temperature": -1}),
+    "a prompt of 100,000 words": ("/v1/completions", {**COMPLETION, "prompt": "word " * 100_000}),
+    "an image on loopback": (
+        "/v1/chat/completions",
+        {
+            **CHAT,
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}]}
+            ],
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def healthy(eagle3: EngineServer) -> str:
+    """What a client that asks nothing special gets, before any of this."""
+    with EngineClient(eagle3.base_url) as client:
+        return client.chat(QUESTION[0]["content"], 24).text
+
+
+@pytest.mark.parametrize(("path", "body"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_requests_are_refused_and_nobody_else_notices(
+    eagle3: EngineServer, client: EngineClient, healthy: str, path: str, body: dict[str, Any]
+) -> None:
+    response = httpx.post(eagle3.base_url + path, json=body, timeout=60)
+    assert 400 <= response.status_code < 500, response.text[:300]
+    answer = response.json()
+    error = answer.get("error", answer)
+    assert error if isinstance(error, str) else error["message"], "a refusal says why"
+    assert client.chat(QUESTION[0]["content"], 24).text == healthy
+
+
+def test_a_stream_runs_on_while_another_client_misbehaves(eagle3: EngineServer, client: EngineClient) -> None:
+    expected = client.chat(QUESTION[0]["content"], 200).text
+    pieces = []
+    for number, piece in enumerate(client.stream_chat(QUESTION[0]["content"], 200)):
+        pieces.append(piece)
+        if number % 5 == 0:
+            path, body = list(HOSTILE.values())[number % len(HOSTILE)]
+            assert 400 <= httpx.post(eagle3.base_url + path, json=body, timeout=60).status_code < 500
+    assert len(pieces) > 10
+    assert "".join(pieces) == expected
+
+
+def test_the_operators_endpoints_answer_on_loopback_but_not_to_web_pages(eagle3: EngineServer) -> None:
+    assert "internal_states" in httpx.get(f"{eagle3.base_url}/server_info", timeout=30).json()
+    page = {"Origin": "https://example.org"}
+    assert httpx.post(f"{eagle3.base_url}/flush_cache", headers=page, timeout=30).status_code == 403
+    public = httpx.get(f"{eagle3.base_url}/server_info", headers=page, timeout=30).json()
+    assert public["served_model_name"] == MODEL
+    assert "internal_states" not in public
