@@ -1,8 +1,10 @@
-"""`kimi plan`: what a recipe takes of each GPU's memory, and what the page-offset guard makes of it. Needs no GPU."""
+"""`kimi plan`: what a recipe takes of each GPU's memory, what the page-offset guard makes of it, what N nodes give."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..node_plan import INPUT_LEN, LOAD_S, OUTPUT_LEN, NodePlan, make_node_plan
+
 if TYPE_CHECKING:
     from ..memory_plan import MemoryPlan
 
-INPUT_LEN, OUTPUT_LEN = 10240, 512  # the published workload
+GB = 1e9
 FRACTIONS = (0.80, 0.85, 0.90)
 
 
@@ -25,10 +29,14 @@ def plan(
     model: Path | None = typer.Option(None, "--model", help="Read the target's config.json in this directory."),
     draft: Path | None = typer.Option(None, "--draft", help="Read the draft's config.json in this directory."),
     aiter: str = typer.Option("", "--aiter", help="Plan for this AITER version instead of the installed one."),
+    nodes: int | None = typer.Option(None, "--nodes", min=1, help="Plan N nodes, one replica on each."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     picture: Path | None = typer.Option(None, "--picture", help="Also draw a stacked bar to this .png or .svg file."),
 ) -> None:
-    """Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone."""
+    """Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.
+
+    With --nodes: what N nodes give, what is left when one is away, and what they load. Needs no GPU.
+    """
     from ..aiter_regime import detect_regime, installed_regime
     from ..errors import KimiError
     from ..hardware import Machine, gpu_by_name
@@ -54,8 +62,12 @@ def plan(
     )
     if picture is not None:
         _draw(result, picture)
+    several = None if nodes is None else make_node_plan(result, chosen, args, nodes)
     if as_json:
-        typer.echo(json.dumps(as_dict(result), indent=2))
+        content = as_dict(result) | ({"nodes": nodes_as_dict(several)} if several else {})
+        typer.echo(json.dumps(content, indent=2))
+    elif several:
+        _print_nodes(several)
     else:
         _print(result)
 
@@ -103,6 +115,33 @@ def as_dict(plan: MemoryPlan) -> dict[str, Any]:
     return content
 
 
+def nodes_as_dict(plan: NodePlan) -> dict[str, Any]:
+    """The plan of several nodes as plain data; sizes in bytes, rates in bytes or tokens a second."""
+    rate, down = plan.rate, plan.nodes - 1
+    return {
+        "count": plan.nodes,
+        "kv_tokens": plan.nodes * plan.kv_tokens,
+        "requests": plan.nodes * plan.requests,
+        "output_tok_s_upper_bound": rate and plan.nodes * rate.tok_s,
+        "concurrency_per_node": plan.concurrency,
+        "published_per_node": rate and asdict(rate),
+        "imbalance": plan.imbalance and asdict(plan.imbalance),
+        "prefix_cache": plan.prefix_cache,
+        "one_node_away": {
+            "kv_tokens": down * plan.kv_tokens,
+            "requests": down * plan.requests,
+            "output_tok_s_upper_bound": rate and down * rate.tok_s,
+            "concurrency_per_node": plan.one_down_concurrency,
+            "tpot_ratio": plan.one_down_tpot_ratio,
+        },
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        "read_bytes": plan.checkpoint_bytes and plan.nodes * plan.checkpoint_bytes,
+        "load_seconds": LOAD_S,
+        "shared_storage_bytes_per_s": plan.load_bandwidth,
+        "shm_bytes_per_node": plan.shm_bytes,
+    }
+
+
 def _print(plan: MemoryPlan) -> None:
     console = Console(highlight=False, soft_wrap=True)
     table = Table(title=f"{plan.recipe} on {plan.gpu.name}, TP {plan.tp}: memory of one GPU")
@@ -136,6 +175,76 @@ def _print(plan: MemoryPlan) -> None:
             f"  at {row['mem_fraction_static']:.2f}: {row['tokens']:,} tokens, {state} (as SGLang sizes it without the "
             f"cap: {row['tokens_as_sglang_sizes']:,}, {alone}); guard: {row['guard_gains_tokens']:+,} tokens"
         )
+
+
+def _print_nodes(plan: NodePlan) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    counts = {"one node": 1}
+    if plan.nodes > 1:
+        counts |= {f"{plan.nodes} nodes": plan.nodes, "one of them away": plan.nodes - 1}
+    table = Table(title=f"{plan.recipe}, one replica on each node of {plan.gpus}x {plan.gpu}")
+    table.add_column("", no_wrap=True)
+    for name in counts:
+        table.add_column(name, justify="right")
+    rows: dict[str, float] = {
+        "KV tokens": plan.kv_tokens,
+        f"requests of {INPUT_LEN:,}+{OUTPUT_LEN} that fit": plan.requests,
+    }
+    if plan.rate is not None:
+        rows[f"output tok/s at {plan.concurrency} a node, at most"] = plan.rate.tok_s
+    for row, value in rows.items():
+        table.add_row(row, *(f"{value * count:,.0f}" for count in counts.values()))
+    console.print(table)
+    for line in _about_nodes(plan):
+        console.print(line, markup=False)
+
+
+def _about_nodes(plan: NodePlan) -> Iterator[str]:
+    """What the table's figures are worth, and what the nodes need; one line each."""
+    if plan.rate is None:
+        yield "output rate: none is published for this recipe"
+    else:
+        yield f"output rate: {plan.rate.tok_s:,.0f} tok/s is published for one node ({plan.rate.source})"
+    if plan.nodes > 1:
+        yield from _about_routing(plan)
+        yield (
+            f"one node away (failed, or in a rolling restart): {plan.concurrency} requests a node become "
+            f"{plan.one_down_concurrency:.0f} on each other{_slower(plan.one_down_tpot_ratio)}"
+        )
+        minutes = LOAD_S // 60
+        yield f"rolling restart: one node at a time, {plan.nodes} x {minutes} minutes if a load takes {minutes}"
+    if plan.checkpoint_bytes is None or plan.load_bandwidth is None:
+        yield "weights: the checkpoints' sizes are not known here; `kimi fetch` shows them"
+        return
+    size, bandwidth = plan.checkpoint_bytes / GB, plan.load_bandwidth / GB
+    yield (
+        f"weights: {size:,.0f} GB a copy; one on each node's own disk is {plan.nodes * size:,.0f} GB; one on shared "
+        f"storage must come at {bandwidth:.2f} GB/s for all nodes to load together in {LOAD_S // 60} minutes"
+    )
+    yield (
+        f"host memory of a node: {size:,.0f} GB of page cache, so that {plan.gpus} ranks read the files once between "
+        f"them, beside {plan.shm_bytes / 2**30:.0f} GiB of shared memory and the processes"
+    )
+
+
+def _about_routing(plan: NodePlan) -> Iterator[str]:
+    if plan.engine != "sglang":
+        yield f"routing: `kimi route` takes SGLang replicas; {plan.engine} ones need another balancer"
+        return
+    yield "routing: times nodes is an upper bound, measured by nobody; the router's own time comes on top"
+    if plan.imbalance is not None:
+        yield (
+            f"  imbalance: its thresholds allow {plan.imbalance.most:.0f} requests on one node beside "
+            f"{plan.imbalance.least:.0f} on each other{_slower(plan.imbalance.tpot_ratio)}"
+        )
+    if plan.prefix_cache:
+        yield "  prefix cache: one a node; what the balance moves to another node is computed again there"
+    else:
+        yield "  prefix cache: off in this recipe, so that routing cannot cost hits"
+
+
+def _slower(ratio: float | None) -> str:
+    return "" if ratio is None else f", TPOT x{ratio:.2f} there (the model of `kimi bench predict`)"
 
 
 def _draw(plan: MemoryPlan, path: Path) -> None:
