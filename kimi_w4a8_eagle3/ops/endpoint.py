@@ -26,13 +26,13 @@ from ..metrics import Acceptance
 from ..server import require_free_port
 from .fleet_metrics import seconds_since_progress
 from .observer import FleetObserver
-from .scrape import new_client
+from .scrape import TIMEOUT_S, new_client
 from .state import FleetView, Phase, ReplicaState
 
 logger = logging.getLogger(__name__)
 
 SAMPLE_INTERVAL_S = 5.0
-_START_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 # Which phase speaks for a fleet without a ready replica: the one nearest to serving.
 _NEAREST_FIRST = (Phase.READY, Phase.CHECKING, Phase.STARTING, Phase.DRAINING, Phase.STALLED, Phase.DOWN)
@@ -44,11 +44,18 @@ class OpsServer:
     It only reads the view: phases belong to the supervisor. Used as a context manager, or with start() and stop().
     """
 
-    def __init__(self, host: str, port: int, view: FleetView, sample_interval_s: float = SAMPLE_INTERVAL_S) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        view: FleetView,
+        sample_interval_s: float = SAMPLE_INTERVAL_S,
+        scrape_timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self.host, self.port = host, port
         self._view = view
-        self._observer = FleetObserver(view)
-        self._sample_interval_s = sample_interval_s
+        self._observer = FleetObserver(view, scrape_timeout_s)
+        self._sample_interval_s, self._scrape_timeout_s = sample_interval_s, scrape_timeout_s
         routes = [
             Route("/live", self._live),
             Route("/ready", self._ready),
@@ -79,7 +86,7 @@ class OpsServer:
             target=self._server.run, kwargs={"sockets": [listener]}, name="ops-endpoint", daemon=True
         )
         self._thread.start()
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = time.monotonic() + _START_TIMEOUT_S + self._scrape_timeout_s  # for the first look at the engines
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 self.stop()
@@ -104,18 +111,22 @@ class OpsServer:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with new_client() as self._client:
-            sampling = asyncio.create_task(self._sample())
+            await self._sample()  # counting has begun when start() returns
+            sampling = asyncio.create_task(self._keep_sampling())
             yield
             sampling.cancel()
 
-    async def _sample(self) -> None:
+    async def _keep_sampling(self) -> None:
         """Keep the acceptance windows filled, whether or not anybody reads /metrics."""
         while True:
-            try:
-                await self._observer.sample(self._client)
-            except Exception:  # one odd exposition must not end the sampling for good
-                logger.exception("the metrics could not be sampled")
             await asyncio.sleep(self._sample_interval_s)
+            await self._sample()
+
+    async def _sample(self) -> None:
+        try:
+            await self._observer.sample(self._client)
+        except Exception:  # one odd exposition must not end the sampling for good
+            logger.exception("the metrics could not be sampled")
 
     async def _live(self, _: Request) -> Response:
         live, reason = self._view.live()

@@ -11,16 +11,20 @@ import httpx
 from ..metrics import Acceptance
 from .exposition import Source, merge, render
 from .fleet_metrics import fleet_families
-from .scrape import Families, scrape, scrape_all
+from .scrape import TIMEOUT_S, Families, scrape, scrape_all
 from .state import FleetView
 from .window import AcceptanceWindow, SpecTotals
 
 
 class FleetObserver:
-    """Reads engines and router; `sample` is to be called every few seconds, from one task."""
+    """Reads engines and router; `sample` is to be called every few seconds, from one task.
 
-    def __init__(self, view: FleetView) -> None:
+    timeout_s: what a process may take to answer before it is left out.
+    """
+
+    def __init__(self, view: FleetView, timeout_s: float = TIMEOUT_S) -> None:
         self._view = view
+        self._timeout_s = timeout_s
         self._windows: dict[str, AcceptanceWindow] = {}
 
     def acceptance(self, replica: str) -> Acceptance | None:
@@ -30,13 +34,14 @@ class FleetObserver:
 
     async def sample(self, client: httpx.AsyncClient) -> None:
         """Feed the windows with what the engines count now."""
-        expositions = await scrape_all(client, self._urls())
+        expositions = await scrape_all(client, self._urls(), self._timeout_s)
         await asyncio.to_thread(self._add, expositions)
 
     async def exposition(self, client: httpx.AsyncClient) -> bytes:
         """The merged exposition of replicas, router and supervisor, read now."""
         router, engines = await asyncio.gather(
-            scrape(client, self._view.router_metrics_url), scrape_all(client, self._urls())
+            scrape(client, self._view.router_metrics_url, self._timeout_s),
+            scrape_all(client, self._urls(), self._timeout_s),
         )
         return await asyncio.to_thread(self._merged, engines, router or ())
 

@@ -20,7 +20,7 @@ def new_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None)  # noqa: S113 - `scrape` bounds all of it
 
 
-async def scrape(client: httpx.AsyncClient, url: str | None, timeout_s: float = TIMEOUT_S) -> Families | None:
+async def scrape(client: httpx.AsyncClient, url: str | None, timeout_s: float) -> Families | None:
     """The families of the exposition at `url`; None without a URL, or when no exposition came in time."""
     if url is None:
         return None
@@ -32,7 +32,7 @@ async def scrape(client: httpx.AsyncClient, url: str | None, timeout_s: float = 
         return None
 
 
-async def scrape_all(client: httpx.AsyncClient, urls: Mapping[str, str]) -> dict[str, Families]:
+async def scrape_all(client: httpx.AsyncClient, urls: Mapping[str, str], timeout_s: float) -> dict[str, Families]:
     """The expositions by name; a process that does not answer is left out and delays no other."""
-    answers = await asyncio.gather(*(scrape(client, url) for url in urls.values()))
+    answers = await asyncio.gather(*(scrape(client, url, timeout_s) for url in urls.values()))
     return {name: families for name, families in zip(urls, answers, strict=True) if families is not None}

@@ -4,11 +4,14 @@ Each rank quantizes its own slice of the intermediate activation, so logits diff
 (docs/checkpoint.md has the figures); answers that the model is sure of do not.
 """
 
+import httpx
 import pytest
 from support.tiny_servers import READY_S, tiny_launch
 
 from kimi_w4a8_eagle3 import serving, tiny
 from kimi_w4a8_eagle3.client import EngineClient
+from kimi_w4a8_eagle3.ops.exposition import parse
+from kimi_w4a8_eagle3.ops.window import SpecTotals
 
 pytestmark = pytest.mark.server
 
@@ -16,12 +19,19 @@ pytestmark = pytest.mark.server
 TWO_RANKS = ("args.tp=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
 
 
+def spec_steps(base_url: str) -> float:
+    return sum(SpecTotals.of(parse(httpx.get(f"{base_url}/metrics", follow_redirects=True).text)).histogram)
+
+
 def test_two_ranks_solve_the_problems_with_eagle3(tmp_path):
     problems = tiny.problems("held_out", 20, seed=4)
     with serving.engine(tiny_launch(settings=TWO_RANKS), tmp_path / "server.log") as server:
         server.wait_ready(READY_S)
+        before = spec_steps(server.base_url)
         with EngineClient(server.base_url) as client:
             answers = client.chat_all([p.question for p in problems], 96, 4)
+        counted = spec_steps(server.base_url) - before
     solved = sum(tiny.parse_answer(a.text) == p.answer for a, p in zip(answers, problems, strict=True))
     assert solved >= 15
     assert sum(sum(a.accepted_histogram[1:]) for a in answers) > 0  # both ranks agree on accepted drafts
+    assert counted == sum(sum(a.accepted_histogram) for a in answers)  # each step once, not once a rank

@@ -1,0 +1,129 @@
+"""The ops endpoint over a real engine: its counters against the answers' own statistics, probes, canary, kimi top."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from support.fleet_views import HandmadeFleet, replica
+from typer.testing import CliRunner
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.client import EngineClient
+from kimi_w4a8_eagle3.metrics import acceptance_from_histograms
+from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
+from kimi_w4a8_eagle3.ops.endpoint import OpsServer
+from kimi_w4a8_eagle3.ops.exposition import parse
+from kimi_w4a8_eagle3.ops.reading import Reading
+from kimi_w4a8_eagle3.ops.state import Phase
+from kimi_w4a8_eagle3.ops.window import SpecTotals
+from kimi_w4a8_eagle3.server import EngineServer, free_port
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def fleet(eagle3: EngineServer) -> HandmadeFleet:
+    return HandmadeFleet([replica("0", eagle3.base_url)])
+
+
+@pytest.fixture
+def ops(fleet: HandmadeFleet) -> Iterator[OpsServer]:
+    with OpsServer("127.0.0.1", free_port(), fleet, sample_interval_s=0.2, scrape_timeout_s=30) as server:
+        yield server
+
+
+def scrape(base_url: str) -> str:
+    return httpx.get(f"{base_url}/metrics", follow_redirects=True, timeout=30).raise_for_status().text
+
+
+def spec_steps(base_url: str) -> tuple[float, ...]:
+    return SpecTotals.of(parse(scrape(base_url))).histogram
+
+
+def settled(base_url: str, least: float) -> tuple[float, ...]:
+    """The counter once it has `least` steps: an answer may reach its client just before it is counted."""
+    deadline = time.monotonic() + 30
+    while sum(found := spec_steps(base_url)) < least and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def ask(client: EngineClient, seed: int) -> list[tuple[int, ...]]:
+    questions = [p.question for p in tiny.problems("held_out", 12, seed=seed)]
+    return [answer.accepted_histogram for answer in client.chat_all(questions, 64, 4)]
+
+
+def test_the_engine_counts_exactly_what_its_answers_say(eagle3, client, ops):
+    before = spec_steps(eagle3.base_url)
+    assert len(before) == 4
+    histograms = ask(client, seed=31)
+    expected = [sum(h[k] for h in histograms if k < len(h)) for k in range(4)]
+    after = settled(eagle3.base_url, sum(before) + sum(expected))
+    assert [late - early for late, early in zip(after, before, strict=True)] == expected
+    assert sum(after) == Reading.parse(scrape(eagle3.base_url), 0).total("sglang:spec_verify_calls_total")
+
+
+def test_the_last_minute_is_what_the_answers_say(client, ops):
+    deadline = time.monotonic() + 60
+    expected = acceptance_from_histograms(ask(client, seed=32), 4)
+    while ops.acceptance("0") != expected and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ops.acceptance("0") == expected
+    reading = Reading.parse(scrape(ops.base_url), 0)
+    assert reading.total("kimi_accept_length", replica="0") == pytest.approx(expected.length)
+    shares = [reading.total("kimi_accept_rate", replica="0", position=position) for position in "123"]
+    assert shares == pytest.approx(list(expected.per_position))
+
+
+def test_the_merged_exposition_is_the_engines_with_a_label(eagle3, ops):
+    engine, merged = parse(scrape(eagle3.base_url)), Reading.parse(scrape(ops.base_url), 0)
+    for name in ("sglang:generation_tokens_total", "sglang:e2e_request_latency_seconds_count"):
+        assert merged.total(name, replica="0") == Reading.of(engine, 0).total(name)
+    assert {f.name for f in engine} <= {f.name for f in parse(scrape(ops.base_url))}
+    assert merged.labels("kimi_moe_backend_info", "backend") == ("reference",)
+    assert merged.total("kimi_page_guard_pool_tokens") == merged.total("sglang:max_total_num_tokens")
+    assert "kimi_page_guard_cap_tokens" not in merged.samples  # this attention backend has no such limit
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package `prometheus`)")
+def test_promtool_reads_the_merged_exposition(ops):
+    text = scrape(ops.base_url)
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 3), done.stderr  # 1: not readable; 3: it dislikes a name, as those of SGLang
+    assert not [line for line in (done.stdout + done.stderr).splitlines() if "kimi_" in line]
+
+
+def test_a_collapse_on_the_canary_makes_it_not_ready_until_it_recovers(eagle3, fleet, ops):
+    """The draft is fine, so the floor is moved instead: above the longest possible step, and back."""
+    (state,) = fleet.states
+
+    def canary(floor: float) -> Canary:
+        return Canary(state, EngineClient, CanaryPolicy(floor=floor, idle_s=0, retry_s=0))
+
+    watch = canary(floor=4.5)
+    watch.step(None, state.since + 1)
+    assert state.phase is Phase.CHECKING and "no draft token is accepted" in state.reason
+    assert 1.5 < state.canary.length < 4.5
+    answer = httpx.get(f"{ops.base_url}/ready")
+    assert answer.status_code == 503 and "accept length" in answer.json()["reason"]
+    watch.step(None, state.since + 2)
+    assert state.phase is Phase.CHECKING
+    watch._policy = CanaryPolicy(floor=1.0, idle_s=0, retry_s=0)
+    watch.step(None, state.since + 3)
+    assert state.phase is Phase.READY and httpx.get(f"{ops.base_url}/ready").status_code == 200
+    state.enter(Phase.CHECKING, "start-up check")  # somebody else's
+    canary(floor=1.0).step(None, state.since + 4)
+    assert state.phase is Phase.CHECKING
+
+
+def test_kimi_top_shows_the_engine_directly_and_through_the_endpoint(eagle3, client, ops):
+    for url, phase in ((ops.base_url, "ready"), (eagle3.base_url, "-")):
+        done = CliRunner().invoke(app, ["top", url, "--once", "--interval", "0.3"])
+        assert done.exit_code == 0, done.output
+        rows = {line[:22].strip(): line[22:].strip() for line in done.output.splitlines()}
+        assert rows["phase"] == phase and rows["MoE backend"] == "reference"
+        assert rows["running / queued"] == "0 / 0"

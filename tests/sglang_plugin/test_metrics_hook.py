@@ -1,0 +1,107 @@
+"""Our metrics inside SGLang's process: hooks applied on both releases, and what the counter counts.
+
+What a real engine then shows is checked in tests/e2e/test_ops.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+import kimi_w4a8_eagle3
+from kimi_w4a8_eagle3.sglang_plugin.metrics_hook import SpecSteps, count_spec_steps, emit_constants
+
+ROOT = Path(kimi_w4a8_eagle3.__file__).parents[1]
+OLDER = Path(sys.prefix) / "compat" / "sglang-0.5.16"
+
+HOOKED = """
+import json, pkgutil, sys
+from kimi_w4a8_eagle3.sglang_plugin import cpu
+cpu.install()
+from sglang.srt.plugins import load_plugins
+load_plugins()
+early = "prometheus_client" in sys.modules  # it must not be imported before the engine has named the shared folder
+import sglang
+from kimi_w4a8_eagle3.sglang_plugin import metrics_hook as ours
+targets = (ours.TOKENIZER_COLLECTOR, ours.FINISHED_CHUNK, ours.SCHEDULER_CONSTANTS)
+hooked = [hasattr(pkgutil.resolve_name(target), "__wrapped__") for target in targets]
+
+class Registry:
+    targets = []
+    def register(self, target, *_):
+        self.targets.append(target)
+
+ours.FINISHED_CHUNK = "sglang.srt.managers.tokenizer_manager.TokenizerManager.no_such_method"
+ours.install(Registry())
+print(json.dumps({
+    "version": sglang.__version__, "hooked": hooked, "early": early, "hooked_without_target": Registry.targets,
+}))
+"""
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["0.5.23", "0.5.16"])
+def test_both_releases_are_hooked_before_prometheus_client_is_imported(older: bool) -> None:
+    path = [str(ROOT)] + ([str(OLDER)] if older else [])
+    extra = {"PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
+    command = [sys.executable, "-c", textwrap.dedent(HOOKED)]
+    done = subprocess.run(
+        command, env={**os.environ, **extra}, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["version"] == ("0.5.16" if older else "0.5.23")
+    assert found["hooked"] == [True, True, True] and not found["early"]
+    assert found["hooked_without_target"] == []  # a release that lacks one of them keeps its metrics as they are
+
+
+@pytest.fixture
+def steps() -> tuple[SpecSteps, CollectorRegistry]:
+    registry = CollectorRegistry()
+    counter = Counter("kimi_spec_steps", "Steps.", ["model_name", "accepted"], registry=registry)
+    return SpecSteps(counter, {"model_name": "m"}, 4), registry
+
+
+def counted(registry: CollectorRegistry) -> list[float | None]:
+    return [
+        registry.get_sample_value("kimi_spec_steps_total", {"model_name": "m", "accepted": str(k)}) for k in range(6)
+    ]
+
+
+def test_series_begin_at_zero_and_grow_with_the_histogram(steps: tuple[SpecSteps, CollectorRegistry]) -> None:
+    counter, registry = steps
+    assert counted(registry) == [0, 0, 0, 0, None, None]
+    counter.add([1, 0, 2])
+    counter.add([0, 0, 0, 0, 5])
+    assert counted(registry) == [1, 0, 2, 0, 5, None]
+
+
+@pytest.mark.parametrize(
+    ("finished", "histograms", "expected"),
+    [
+        (True, [[9], [1, 2]], [1, 2, 0, 0, None, None]),
+        (False, [[9], [1, 2]], [0, 0, 0, 0, None, None]),
+        (True, [[9]], [0, 0, 0, 0, None, None]),
+        (True, [[9], []], [0, 0, 0, 0, None, None]),
+        (True, None, [0, 0, 0, 0, None, None]),
+    ],
+    ids=["finished", "running", "short-list", "no-steps", "no-speculation"],
+)
+def test_only_a_finished_requests_own_histogram_is_counted(
+    steps: tuple[SpecSteps, CollectorRegistry], finished: bool, histograms: list | None, expected: list
+) -> None:
+    counter, registry = steps
+    manager = SimpleNamespace(metrics_collector=SimpleNamespace(kimi_spec_steps=counter))
+    output = SimpleNamespace(spec_correct_drafts_histogram=histograms)
+    count_spec_steps(None, manager, SimpleNamespace(finished=finished), output, 1)
+    assert counted(registry) == expected
+
+
+def test_a_metric_that_fails_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    emit_constants(None, SimpleNamespace(), max_total_num_tokens=5)  # no labels: an attribute error inside
+    assert "a metric of kimi-w4a8-eagle3 failed" in caplog.text
