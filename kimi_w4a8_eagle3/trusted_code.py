@@ -246,6 +246,22 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     return replace(launch, argv=argv, env={**launch.env, "HF_HUB_OFFLINE": "1"}, notes=[*launch.notes, note])
 
 
+def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cache: Path | None = None) -> None:
+    """Raise KimiError when loading the tokenizer `name` would run code that is not recorded, or download it.
+
+    Load generators allow a tokenizer's code always, and take its name from the server that they measure.
+    """
+    record = TrustRecord.load(record_path(os.environ)) if record is None else record
+    cache = _hub_cache() if cache is None else cache
+    try:
+        source = locate(name, "main", cache)
+    except KimiError as error:
+        error.remedy = f"hf download {name} --include '*.json' '*.py' '*.model' '*.jinja'"
+        raise
+    if problem := untrusted(code_of(source, cache), record, [name]):
+        raise problem
+
+
 def _references(folder: Path) -> set[str]:
     """All class references in the `auto_map` tables of a checkpoint, however deep."""
     found: set[str] = set()

@@ -128,7 +128,8 @@ def run_generator(
         began = file.tell()
         process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            # Offline: a tokenizer's code was checked on this disk (`require_trusted_tokenizer`).
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

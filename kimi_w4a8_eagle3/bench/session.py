@@ -15,6 +15,7 @@ from ..hardware import Machine
 from ..recipes import Launch, Recipe, load_recipe, render
 from ..run_dir import RECORD, new_run_dir, record, write_json
 from ..server import free_port
+from ..trusted_code import require_trusted_tokenizer
 from . import vllm_load
 from .measure import Measurement, examine_text, measure
 from .runs import RunResult, RunWriter
@@ -153,6 +154,7 @@ def measure_points(
 ) -> None:
     """Every point of `workload` once; the text is examined at the first point, where one point stands for all."""
     require_room(subject, workload)
+    require_trusted_tokenizer(subject.tokenizer)
     for number, point in enumerate(workload.points()):
         say(f"{subject.label}: {_describe(point)}")
         found = take(subject, point, dataset, writer.folder, repetition_index)

@@ -14,10 +14,18 @@ from support.fetch_helpers import kimi
 from support.hub_server import HubServer, Repo, serve
 from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.bench.null_server import NullServer, Settings
 from kimi_w4a8_eagle3.commands import trust as trust_command
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.recipes import Launch, load_recipe, render
-from kimi_w4a8_eagle3.trusted_code import Source, TrustRecord, code_of, record_path, require_trusted
+from kimi_w4a8_eagle3.trusted_code import (
+    Source,
+    TrustRecord,
+    code_of,
+    record_path,
+    require_trusted,
+    require_trusted_tokenizer,
+)
 
 NAME = "org/kimi"
 CODE = b"""
@@ -187,6 +195,27 @@ def test_a_reference_that_leads_out_of_the_checkpoint_is_refused(reference, fold
     (folder / "config.json").write_text(json.dumps({"text_config": {"auto_map": {"AutoConfig": reference}}}))
     with pytest.raises(KimiError, match="there is no file"):
         require_trusted(launch_of(str(folder)), record, cache)
+
+
+def test_a_measured_server_cannot_name_a_tokenizer_whose_code_runs_here(folder, record, cache):
+    with pytest.raises(KimiError, match=r"words\.py: new"):
+        require_trusted_tokenizer(str(folder), record, cache)
+    with pytest.raises(KimiError, match="org/absent at main is not on this disk") as refused:
+        require_trusted_tokenizer("org/absent", record, cache)
+    assert refused.value.remedy.startswith("hf download org/absent")
+    accept(record, folder, cache)
+    require_trusted_tokenizer(str(folder), record, cache)
+
+
+def test_kimi_bench_asks_before_its_load_generator_loads_a_tokenizer(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("KIMI_TRUSTED_CODE", str(tmp_path / "code.json"))
+    server = NullServer(0, Settings(tokenizer=str(folder)))
+    server.start()
+    options = ["bench", "run", "tiny-con2", "--base-url", server.base_url, "--runs", str(tmp_path / "runs")]
+    done = kimi("http://127.0.0.1:9", tmp_path, *options)
+    server.shutdown()
+    assert done.returncode == 1
+    assert "words.py: new" in done.stderr
 
 
 def test_a_damaged_record_is_an_error_and_trusts_nothing(tmp_path):
