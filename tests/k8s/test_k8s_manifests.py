@@ -263,6 +263,12 @@ def test_every_mount_has_a_volume_and_every_volume_a_mount(objects: list[Manifes
         assert mounts == set(volumes) and len(volumes) == len(set(volumes))
 
 
+def image_environment() -> dict[str, str]:
+    """The variables that the image's last ENV instruction sets."""
+    instruction = re.findall(r"^ENV ((?:.*\\\n)*.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[-1]
+    return dict(word.split("=", 1) for word in shlex.split(instruction.replace("\\\n", " ")))
+
+
 def writable(container: Manifest) -> set[str]:
     return {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
 
@@ -271,7 +277,7 @@ def test_what_is_written_is_mounted(objects: list[Manifest]) -> None:
     """With a read-only root file system; the folders are those of the Dockerfile, /tmp and shared memory."""
     assert {"/home/kimi", "/runs", "/tmp", "/dev/shm"} <= writable(served(replicas(objects)))
     assert {"/home/kimi", "/runs", "/tmp"} <= writable(served(router(objects)))
-    modules = environment(objects, served(replicas(objects))).get("HF_MODULES_CACHE", "/home/kimi")
+    modules = image_environment()["HF_MODULES_CACHE"]  # transformers copies a checkpoint's own code there
     assert any(Path(modules).is_relative_to(folder) for folder in writable(served(replicas(objects))))
 
 
@@ -376,7 +382,9 @@ def test_the_image_is_named_by_digest_and_its_kernels_have_a_folder_of_their_own
 def test_the_model_is_fetched_first_then_read_only_and_has_room(on_gpus: list[Manifest]) -> None:
     workload = replicas(on_gpus)
     models = next(each for each in served(workload)["volumeMounts"] if each["mountPath"] == "/models")
-    assert models["readOnly"] is True
+    assert models["readOnly"] is True and image_environment()["HF_HOME"] == "/models"
+    trust = next(each for each in served(workload)["volumeMounts"] if each["name"] == "trusted-code")
+    assert Path(image_environment()["KIMI_TRUSTED_CODE"]).is_relative_to(trust["mountPath"]) and trust["readOnly"]
     assert environment(on_gpus, served(workload))["HF_HUB_OFFLINE"] == "1"
     (fetch,) = pod_of(workload)["spec"]["initContainers"]
     if "volumeClaimTemplates" in workload["spec"]:
