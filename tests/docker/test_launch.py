@@ -3,6 +3,7 @@ from __future__ import annotations
 import http.server
 import itertools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -51,6 +52,18 @@ def test_nothing_of_the_image_can_be_written_and_no_capability_is_left() -> None
     assert {("--cap-drop", "ALL"), ("--security-opt", "no-new-privileges:true"), ("--volume", "/c:/trust:ro")} <= pairs
     (tmpfs,) = [after for word, after in pairs if word == "--tmpfs"]
     assert tmpfs.startswith("/tmp:") and "exec" in tmpfs.split(":")[1].split(",")  # docker's default is noexec
+
+
+def test_the_check_of_the_read_only_root_has_the_containers_writable_places() -> None:
+    words = shlex.split(docker_run("--print", "serve").stdout)
+    volumes = {inside_volume(after) for word, after in itertools.pairwise(words) if word == "--volume"}
+    script = (ROOT / "launch/check-readonly.sh").read_text()
+    for volume in volumes:
+        inside, _, mode = volume.partition(":")
+        bind = "--ro-bind" if mode == "ro" else "--bind"
+        assert re.search(rf'(?<![\w-]){bind} "\$base/\w+" {inside}\s', script), volume
+    written = set(re.findall(r'(?<![\w-])--bind "\$base/\w+" (\S+)', script))
+    assert written == {volume for volume in volumes if not volume.endswith(":ro")}
 
 
 def test_fetch_and_trust_may_write_what_serve_only_reads_and_need_no_gpu() -> None:
@@ -113,7 +126,13 @@ def test_without_the_driver_nothing_is_started(fake_docker: Path, tmp_path: Path
 
 
 def test_the_script_has_no_shell_error() -> None:
-    for script in ["launch/docker-run.sh", "launch/check-dockerfile.sh", "requirements/lock-docker.sh"]:
+    for script in [
+        "launch/docker-run.sh",
+        "launch/check-dockerfile.sh",
+        "launch/check-readonly.sh",
+        "requirements/audit.sh",
+        "requirements/lock-docker.sh",
+    ]:
         subprocess.run(["bash", "-n", ROOT / script], check=True)
         assert os.access(ROOT / script, os.X_OK)
 
