@@ -57,8 +57,6 @@ _ERROR_TYPES = {  # as OpenAI and Anthropic name them
 
 def install(registry: Any) -> None:
     """Register the door and the request guard; an engine that cannot have a door which was asked for does not start."""
-    from sglang.srt.plugins.hook_registry import HookType
-
     if multiprocessing.parent_process() is not None:
         return  # a scheduler or detokenizer: it serves no HTTP, and should not import what does
     try:
@@ -71,6 +69,8 @@ def install(registry: Any) -> None:
     elif not _defines(module, function):
         _cannot_guard(settings, f"this SGLang release has no {TARGET}")
     else:
+        from sglang.srt.plugins.hook_registry import HookType
+
         registry.register(TARGET, guard_http_server, HookType.AROUND)
         registry.register(request_guard.TARGET, request_guard.validate_one_request, HookType.AROUND)
 

@@ -34,7 +34,7 @@ _OPENAI = _SAMPLING | _names(
     """
 )
 # Fields of each endpoint, of those that SGLang knows, which a client may set.
-_ALLOWED: dict[str, frozenset[str]] = {
+ALLOWED: dict[str, frozenset[str]] = {
     CHAT: _OPENAI
     | _names(
         """
@@ -59,7 +59,7 @@ _ALLOWED: dict[str, frozenset[str]] = {
     """
     ),
 }
-_ALLOWED_SAMPLING = _SAMPLING | _names(
+ALLOWED_SAMPLING = _SAMPLING | _names(
     "max_new_tokens min_new_tokens sampling_seed spaces_between_special_tokens stream_interval"
 )
 _TEMPLATE_SWITCHES = _names("thinking enable_thinking preserve_thinking reasoning_effort")
@@ -131,7 +131,7 @@ class RequestRules:
         }[path](body)
 
     def _check_fields(self, path: str, body: Mapping[str, Any]) -> None:
-        _refuse_closed(body, self.known.get(path, frozenset()), _ALLOWED.get(path))
+        _refuse_closed(body, self.known.get(path, frozenset()), ALLOWED.get(path))
 
     def _check_chat(self, body: Mapping[str, Any]) -> None:
         self._check_media(body.get("messages"), "messages")
@@ -153,7 +153,7 @@ class RequestRules:
             raise Refusal("a list of sampling_params goes with a list of prompts", param="sampling_params")
         for each in sets:
             if isinstance(each, dict):
-                _refuse_closed(each, self.known.get("sampling_params", frozenset()), _ALLOWED_SAMPLING)
+                _refuse_closed(each, self.known.get("sampling_params", frozenset()), ALLOWED_SAMPLING)
                 self._check_sampling(each, prompts)
         _check_logprobs(body.get("top_logprobs_num"), "top_logprobs_num")
         _at_most(body.get("token_ids_logprob"), _MAX_LIST, "token_ids_logprob")

@@ -12,9 +12,13 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
+from kimi_w4a8_eagle3.door_check import require_door
 from kimi_w4a8_eagle3.door_settings import DoorSettings
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.sglang_plugin import door as door_module
 from kimi_w4a8_eagle3.sglang_plugin.door import Door
 from kimi_w4a8_eagle3.sglang_plugin.door_requests import ModelLimits, RequestRules
+from kimi_w4a8_eagle3.sglang_plugin.request_guard import check_numbers, check_prompt
 
 CLIENT_KEY = "client-key-0123"
 ADMIN_KEY = "admin-key-4567"
@@ -498,3 +502,44 @@ def test_a_preflight_reaches_the_application() -> None:
 def test_keys_show_nowhere() -> None:
     assert CLIENT_KEY not in repr(KEYS) + str(KEYS)
     assert ADMIN_KEY not in repr(KEYS) + str(KEYS)
+
+
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({"KIMI_DOOR": "closed", "SGLANG_RUST_SERVER": "1"}, "SGLANG_RUST_SERVER serves HTTP from a program"),
+        ({"KIMI_API_KEY_FILE": "/nowhere/key"}, "the key file cannot be read"),
+        ({"KIMI_MAX_BODY_BYTES": "much"}, "KIMI_MAX_BODY_BYTES='much' is not allowed"),
+    ],
+    ids=["another-front-end", "no-key-file", "misspelt"],
+)
+def test_no_door_no_engine(environ: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match=f"kimi: {reason}"):  # SGLang would catch an Exception and go on
+        door_module.install(None)
+
+
+def test_an_engine_without_a_door_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(app: Any) -> None:
+        monkeypatch.setattr(httpx, "get", lambda url, timeout: ask(app, "GET", url.removeprefix("http://engine")))
+
+    serve(guarded(Engine(), KEYS))
+    require_door("http://engine", key_expected=True, closed_expected=True)
+    serve(guarded(Engine(), DoorSettings()))
+    require_door("http://engine", key_expected=False, closed_expected=False)
+    for key, closed in ((True, False), (False, True)):
+        with pytest.raises(KimiError, match="the engine has no door"):
+            require_door("http://engine", key_expected=key, closed_expected=closed)
+
+
+def test_the_request_guard_refuses_what_the_scheduler_cannot_take() -> None:
+    check_prompt([0, 1, 99], vocabulary=100, max_tokens=3)
+    for ids in ([], [-1], [100], [1] * 4):
+        with pytest.raises(ValueError, match=r"prompt|token ids"):
+            check_prompt(ids, vocabulary=100, max_tokens=3)
+    check_numbers(None, 100)
+    check_numbers({"top_k": 2**31 - 1, "stop_token_ids": [99], "stop_regex": ["a+"], "max_new_tokens": None}, 100)
+    for bad in ({"top_k": 2**31}, {"max_new_tokens": 2**63}, {"stop_token_ids": [100]}, {"stop_regex": "("}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            check_numbers(bad, 100)
