@@ -28,6 +28,7 @@ from .commands import (
     quantize,
     report,
     route,
+    scale_demo,
     serve,
     tiny,
     top,
@@ -65,6 +66,7 @@ app.command("fetch")(fetch.fetch)
 app.add_typer(patch.app, name="patch")
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("route")(route.route)
+app.command("scale-demo")(scale_demo.scale_demo)
 app.command("top")(top.top)
 app.command("plan")(plan.plan)
 app.command("gates")(gates.gates)

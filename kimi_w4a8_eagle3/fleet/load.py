@@ -11,7 +11,7 @@ import json
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -41,7 +41,7 @@ class Load:
         total: int | None = None,
         retries: int = 0,
         hang_s: float = 60.0,
-        leave_after: int = 5,
+        leave_after: int | Callable[[], int] = 5,
         api_key: str | None = None,
     ) -> None:
         self._base_url, self._questions, self._concurrency = base_url, questions, concurrency
@@ -67,6 +67,11 @@ class Load:
         """Wait until all `total` requests have ended; False when they have not in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def drop(self) -> None:
+        """Break off the requests that run, as clients that go away."""
+        self._stop.set()
+        self._drop.set()
 
     def __enter__(self) -> Load:
         self._thread.start()

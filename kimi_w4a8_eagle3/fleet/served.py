@@ -96,6 +96,13 @@ class ServedFleet:
         return self._process
 
     @property
+    def temporary(self) -> Path:
+        """Its folder for temporary files, which nobody else uses."""
+        if self._temporary is None:
+            raise KimiError("the fleet was not started")
+        return Path(self._temporary.name)
+
+    @property
     def run(self) -> Path:
         """Its run folder: logs and events."""
         if self._run is None:
@@ -145,14 +152,22 @@ class ServedFleet:
             return []
         return [Event(**json.loads(line)) for line in lines]
 
-    def wait_event(self, matches: Callable[[Event], bool], since: float, timeout_s: float) -> Event:
+    def wait_event(
+        self,
+        matches: Callable[[Event], bool],
+        since: float,
+        timeout_s: float,
+        on_wait: Callable[[float], None] | None = None,
+    ) -> Event:
         """The first event after a Unix time that matches; KimiError when none comes."""
-        end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
+        began = time.monotonic()
+        while time.monotonic() - began < timeout_s:
             self.look()
             for event in self.events():
                 if event.time >= since and matches(event):
                     return event
+            if on_wait is not None:
+                on_wait(time.monotonic() - began)
             time.sleep(_POLL_S)
         raise self._failure(f"an event did not come within {timeout_s:.0f} s")
 
@@ -214,6 +229,13 @@ class ServedFleet:
                 f"`kimi serve` did not end within {timeout_s:.0f} s of signal {signal_number}"
             ) from None
 
+    def debris(self, patience_s: float = 15.0) -> Leftovers:
+        """What is left of engines and routers that have ended while the fleet lives on."""
+        end = time.monotonic() + patience_s
+        while (found := self._debris()) and time.monotonic() < end:
+            time.sleep(0.25)
+        return found
+
     def leftovers(self, patience_s: float = 30.0) -> Leftovers:
         """What is left of an ended fleet, once `patience_s` have passed or nothing is left."""
         end = time.monotonic() + patience_s
@@ -240,10 +262,23 @@ class ServedFleet:
         if self._temporary is not None:
             self._temporary.cleanup()
 
+    def _debris(self) -> Leftovers:
+        family = self.look()
+        ours = {process.pid for process in family}
+        orphans = [process for process in self._family.values() if process.pid not in ours and _alive(process)]
+        used = shared_memory_of(ours)
+        temporary = sorted(self.temporary.glob("kimi-*"))  # one of each engine and one of the router
+        surplus = [path.name for path in temporary[: len(temporary) - self.replicas - 1]]
+        return Leftovers(
+            processes=tuple(f"{process.pid} {_name(process)}" for process in orphans),
+            ports=(),  # every port belongs to a process
+            shared_memory=tuple(sorted(path.name for path in self._shared_memory - used if path.exists())),
+            temporary_files=tuple(surplus),
+        )
+
     def _leftovers(self) -> Leftovers:
         alive = [process for process in self._family.values() if _alive(process)]
-        temporary = Path(self._temporary.name) if self._temporary is not None else None
-        files = sorted(path.name for path in temporary.iterdir()) if temporary is not None else []
+        files = sorted(path.name for path in self.temporary.iterdir())
         return Leftovers(
             processes=tuple(f"{process.pid} {_name(process)}" for process in alive),
             ports=tuple(sorted(self._ports & _listening())),
