@@ -36,13 +36,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A greedy chat request. answer: None where only the number of tokens is known (`ignore_eos`, `max_tokens`)."""
+    """A greedy chat request. answer: None where only the number of tokens is known (`ignore_eos`, `max_tokens`).
+
+    counted: the server also lists every token, so that the text of an answer that is not known can be checked, too.
+    """
 
     model: str
     messages: tuple[tuple[str, str], ...]  # role, content
     max_tokens: int
     answer: Answer | None = None
     ignore_eos: bool = False
+    counted: bool = False
 
     def body(self, stream: bool) -> dict[str, Any]:
         """The request's JSON."""
@@ -52,6 +56,7 @@ class Question:
             "max_tokens": self.max_tokens,
             "temperature": 0.0,
             "ignore_eos": self.ignore_eos,
+            **({"logprobs": True, "skip_special_tokens": False} if self.counted else {}),
         }
         return body | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
 

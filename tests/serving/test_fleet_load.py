@@ -173,6 +173,44 @@ def test_an_endless_question_is_judged_by_its_tokens():
             assert json.loads(server.bodies[0])["ignore_eos"] is True
 
 
+def listed(text, tokens):
+    found = piece(text)
+    found["choices"][0]["logprobs"] = {"content": [{"token": token, "logprob": -0.1} for token in tokens]}
+    return found
+
+
+COUNTED = {
+    "whole": ([("Now Tom", ["Now", " Tom"]), (" has", [" has"])], Outcome.OK),
+    "text-lost": ([("Now", ["Now", " Tom"]), (" has", [" has"])], Outcome.WRONG),
+    "piece-twice": ([("Now Tom", ["Now", " Tom"]), ("Now Tom", ["Now", " Tom"]), (" has", [" has"])], Outcome.WRONG),
+    "piece-lost": ([("Now Tom", ["Now", " Tom"])], Outcome.WRONG),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_an_unknown_answer_is_compared_with_the_list_of_its_tokens(name):
+    pieces, expected = COUNTED[name]
+    question = Question("m", (("user", "Tom"),), 3, ignore_eos=True, counted=True)
+    sent = [*(listed(*each) for each in pieces), finish("length"), usage(3), "[DONE]"]
+    with scripted_server(lambda *_: streamed(sent)) as server:
+        record = ask(server.base_url, Manner.STREAM, question)
+        assert record.outcome is expected, record.detail
+        assert json.loads(server.bodies[0])["logprobs"] is True
+
+
+def test_when_a_client_leaves_can_be_drawn_anew_for_every_request():
+    drawn = iter([1, 3])
+    sent = streamed(events(), pause_s=0.02, hold=True)
+
+    async def run():
+        async with Client(server.base_url, leave_after=lambda: next(drawn)) as client:
+            return [await client.ask(QUESTION, Manner.LEAVES_STREAM) for _ in range(2)]
+
+    with scripted_server(lambda *_: sent) as server:
+        records = asyncio.run(run())
+    assert [(r.outcome, len(r.arrivals)) for r in records] == [(Outcome.LEFT, 1), (Outcome.LEFT, 3)]
+
+
 def test_the_key_is_sent_as_openai_clients_send_it():
     with scripted_server(lambda *_: whole(body())) as server:
         assert ask(server.base_url, Manner.PLAIN, api_key="k").outcome is Outcome.OK
