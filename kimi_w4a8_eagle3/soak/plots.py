@@ -1,0 +1,107 @@
+"""The picture of a soak: what was served, and everything that could leak, over the same minutes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from ..fleet.load import throughput
+from ..fleet.load_request import Record
+from ..report.plots import COLOURS, STYLE, plt
+from .processes import Held
+from .session import Soak
+from .verdict import MIB
+from .watch import RUNNING, USED, WAITING
+
+_STEP_S = 15.0
+_DPI = 110
+
+
+def draw(found: Soak, path: Path, title: str) -> None:
+    """Write the picture, a PNG."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(3, 2, figsize=(12, 9.5), sharex=True)
+        (tokens, outcomes), (memory, descriptors), (slots, queue) = axes
+        _throughput(tokens, found)
+        _outcomes(outcomes, found)
+        _held(memory, found, "memory of its own (USS), MiB", lambda held: held.uss / MIB, log=True)
+        _held(descriptors, found, "open descriptors (colours as on the left)", lambda held: float(held.fds), log=False)
+        _engines(slots, found, "KV slots in use", (USED,))
+        _engines(queue, found, "requests", (RUNNING, WAITING))
+        for axis in axes.flat:
+            axis.axvspan(0, (found.ended - found.began) / 60, color="#f2f2f2", zorder=0)
+            axis.grid(axis="y", color="#e4e4e4", linewidth=0.6)
+        for axis in axes[-1]:
+            axis.set_xlabel("minutes since the load began (grey: load)")
+        figure.suptitle(title)
+        figure.savefig(path, dpi=_DPI)
+        plt.close(figure)
+
+
+def _throughput(axis: Axes, found: Soak) -> None:
+    steps = throughput(found.records, found.began, found.ended, _STEP_S)
+    axis.plot([at / 60 for at, _ in steps], [rate for _, rate in steps], color=COLOURS[0])
+    axis.set_title("tokens received a second", loc="left")
+    axis.set_ylim(bottom=0)
+
+
+def _outcomes(axis: Axes, found: Soak) -> None:
+    """Requests that have ended, by outcome, added up."""
+    minutes = [step * _STEP_S / 60 for step in range(int((found.samples[-1].at - found.began) / _STEP_S) + 1)]
+    for colour, name in zip(COLOURS * 2, _by_frequency(found.records), strict=False):
+        ended = [(record.ended - found.began) / 60 for record in found.records if _label(record) == name]
+        axis.plot(minutes, [sum(at <= minute for at in ended) for minute in minutes], label=name, color=colour)
+    axis.set_title("requests ended", loc="left")
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _held(axis: Axes, found: Soak, title: str, value: Callable[[Held], float], log: bool) -> None:
+    """One line for each process; replicas share a colour for each kind of process."""
+    names = list(found.before.held)
+    kinds = list(dict.fromkeys(_kind(name) for name in names))
+    for name in names:
+        points = [(_minute(found, s.at), value(s.held[name])) for s in found.samples if name in s.held]
+        first = next(other for other in names if _kind(other) == _kind(name)) == name
+        axis.plot(
+            *zip(*points, strict=True),
+            color=COLOURS[kinds.index(_kind(name)) % len(COLOURS)],
+            linestyle="-" if first else "--",
+            label=_kind(name) if first else None,
+        )
+    axis.set_title(title, loc="left")
+    if log:
+        axis.set_yscale("log")
+        axis.legend(frameon=False, fontsize=8, ncols=2)
+    else:
+        axis.set_ylim(bottom=0)
+
+
+def _engines(axis: Axes, found: Soak, title: str, keys: Sequence[str]) -> None:
+    shown = {USED: "", RUNNING: " running", WAITING: " waiting"}
+    for number, name in enumerate(found.before.engines):
+        for style, key in zip(("-", ":"), keys, strict=False):
+            points = [(_minute(found, s.at), s.engines[name][key]) for s in found.samples if name in s.engines]
+            axis.plot(*zip(*points, strict=True), style, color=COLOURS[number], label=name + shown[key])
+    axis.set_title(title, loc="left")
+    axis.legend(frameon=False, fontsize=8, ncols=2)
+
+
+def _minute(found: Soak, at: float) -> float:
+    return (at - found.began) / 60
+
+
+def _kind(process: str) -> str:
+    """The scheduler of replica 0 and that of replica 1 are of one kind."""
+    return process.partition(" ")[2] if process.startswith("replica-") else process
+
+
+def _label(record: Record) -> str:
+    status = record.outcome.value == "refused" and record.status
+    return f"{record.outcome.value} ({status})" if status else record.outcome.value
+
+
+def _by_frequency(records: Sequence[Record]) -> list[str]:
+    return [name for name, _ in Counter(map(_label, records)).most_common()]
