@@ -45,6 +45,7 @@ _PUBLIC_INFO = (
     "dp_size",
     "version",
     "speculative_algorithm",
+    "speculative_num_draft_tokens",
 )
 _GRAMMAR_FAULT = b"Grammar accept_token failed"
 _ERROR_TYPES = {  # as OpenAI and Anthropic name them
@@ -251,10 +252,11 @@ class Door:
 def _from_this_process(scope: Scope) -> bool:
     """True for the engine's requests to itself: it warms up over HTTP, without a key, when it has started.
 
-    The other end of such a connection is a socket of this very process, which nobody else can pretend.
+    The other end of such a connection is a socket of this very process, which nobody else can pretend. POST alone:
+    what the engine might be made to fetch for a client, an image for one, it fetches with GET.
     """
     client, server = scope.get("client"), scope.get("server")
-    if not client or not server or client[0] != server[0]:
+    if scope["method"] != "POST" or not client or not server or client[0] != server[0]:
         return False
     try:
         mine = psutil.Process().net_connections("tcp")

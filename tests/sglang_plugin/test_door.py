@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from kimi_w4a8_eagle3.door_check import require_door
 from kimi_w4a8_eagle3.door_settings import DoorSettings
 from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.server import free_port
 from kimi_w4a8_eagle3.sglang_plugin import door as door_module
 from kimi_w4a8_eagle3.sglang_plugin.door import Door
 from kimi_w4a8_eagle3.sglang_plugin.door_requests import ModelLimits, RequestRules
@@ -491,6 +497,29 @@ def test_a_root_path_does_not_open_a_side_door() -> None:
     ask_outer: Any = outer
     assert ask(ask_outer, "POST", "/prefix/flush_cache", headers=bearer(CLIENT_KEY)).status_code == 403
     assert ask(ask_outer, "POST", "/prefix/v1/chat/completions", json=CHAT).status_code == 401
+
+
+def test_the_engine_may_ask_itself_without_a_key_and_nobody_else() -> None:
+    """SGLang warms up over HTTP, after it has started, and does not know the key."""
+    config = uvicorn.Config(guarded(Engine(), KEYS), port=free_port(), log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    url = f"http://127.0.0.1:{config.port}"
+    elsewhere = "import sys, httpx; print(httpx.post(sys.argv[1], json={'prompt': 'x'}).status_code)"
+    try:
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}).status_code == 200
+        assert httpx.post(f"{url}/flush_cache").status_code == 200
+        assert httpx.get(f"{url}/flush_cache").status_code == 403  # what an engine fetches for a client is no warm-up
+        done = subprocess.run(
+            [sys.executable, "-c", elsewhere, f"{url}/v1/completions"], capture_output=True, text=True
+        )
+        assert done.stdout.strip() == "401", done.stderr
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
 
 
 def test_a_preflight_reaches_the_application() -> None:
