@@ -25,7 +25,10 @@ class RouterSettings(BaseModel):
     queue_size: int = Field(default=100, ge=0)
     queue_timeout_s: int = Field(default=60, gt=0)
     request_timeout_s: int = Field(default=1800, gt=0)
-    retries: int = Field(default=3, ge=1, description="attempts of a request that has not begun to answer")
+    # Together about 5 s, longer than a replica that died stays in the router's list: until it is out, the cache-aware
+    # policy sends every attempt to it again.
+    retries: int = Field(default=6, ge=1, description="attempts of a request that has not begun to answer")
+    retry_backoff_s: float = Field(default=0.2, gt=0, description="before the second attempt; doubled each time")
     retry_max_backoff_s: float = Field(default=2.0, gt=0)
     # SGLang's /health generates a token and gives up after 20 s; a long prefill may hold it up that long.
     health_check_interval_s: int = Field(default=10, gt=0)
@@ -54,6 +57,8 @@ class RouterSettings(BaseModel):
             "queue_timeout_secs": self.queue_timeout_s,
             "request_timeout_secs": self.request_timeout_s,
             "retry_max_retries": self.retries,
+            "retry_initial_backoff_ms": round(1000 * self.retry_backoff_s),
+            "retry_backoff_multiplier": 2.0,
             "retry_max_backoff_ms": round(1000 * self.retry_max_backoff_s),
             "health_check_interval_secs": self.health_check_interval_s,
             "health_check_timeout_secs": self.health_check_timeout_s,
