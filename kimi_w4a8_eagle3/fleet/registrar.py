@@ -19,7 +19,7 @@ from .events import EventLog
 from .identity import Identity, ask_identity
 from .router import RouterControl, RouterEndpoint, Worker
 
-INTERVAL_S = 0.5
+INTERVAL_S = 0.25
 _RECHECK_S = 3.0  # a pod may go, or come back at the same address with another model
 
 

@@ -157,8 +157,10 @@ class Replica:
                         remedy="the stacks of all processes are in that folder; on ROCm try the recipe option "
                         "all_reduce = 'rccl' (a hang in the custom all-reduce), then restart",
                     )
+        what = f"the engine ended by itself with exit code {server.poll()}"
+        state.enter(Phase.DOWN, what)  # at once, so that nothing is routed here while the rest of it is cleared away
         raise KimiError(
-            f"the engine ended by itself with exit code {server.poll()}",
+            what,
             where=str(self.log_path),
             remedy="read the end of its log",
         )
