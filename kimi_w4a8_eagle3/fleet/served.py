@@ -68,17 +68,25 @@ class ServedFleet:
     """`kimi serve --recipe tiny --replicas N` with its runs and temporary files in `folder`.
 
     Used as a context manager; the exit ends it, with kill -9 where it does not end by itself, and takes no leftovers
-    into account: ask `leftovers` after `stop` for that. arguments: more words for `kimi serve`.
+    into account: ask `leftovers` after `stop` for that. arguments: more words for it; program: what `kimi` is.
     """
 
-    def __init__(self, folder: Path, replicas: int = 2, arguments: Sequence[str] = (), recipe: str = "tiny") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        replicas: int = 2,
+        arguments: Sequence[str] = (),
+        recipe: str = "tiny",
+        program: Sequence[str] = (sys.executable, "-m", "kimi_w4a8_eagle3.cli"),
+    ) -> None:
         self.folder = folder
         self.port, self.ops_port = free_port(), free_port()
         self.replicas = replicas
         self.base_url, self.ops_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.ops_port}"
         self.output = folder / "kimi.out"
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._arguments = [
+        self._command = [
+            *program,
             *("serve", "--recipe", recipe, "--replicas", str(replicas), "--ops-port", str(self.ops_port)),
             *("--set", f"port={self.port}", *arguments),
         ]
@@ -116,11 +124,15 @@ class ServedFleet:
         """Start it; returns at once."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._temporary = tempfile.TemporaryDirectory(prefix="kf-", ignore_cleanup_errors=True)
-        command = [sys.executable, "-m", "kimi_w4a8_eagle3.cli", *self._arguments]
         env = _environment({"TMPDIR": self._temporary.name})
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
-                command, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                self._command,
+                cwd=self.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
 
     def wait_whole(

@@ -1,0 +1,130 @@
+"""One fleet of two real engines behind the real router, broken in the ways that take seconds (bench/faults.py: all)."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import httpx
+import pytest
+
+from kimi_w4a8_eagle3.fleet.load import Load, forbidden
+from kimi_w4a8_eagle3.fleet.load_questions import endless_question, known_questions
+from kimi_w4a8_eagle3.fleet.load_request import Client, Manner, Outcome
+from kimi_w4a8_eagle3.fleet.served import ServedFleet
+from kimi_w4a8_eagle3.server import free_port
+
+pytestmark = pytest.mark.server
+# The prompts are alike: without this a cache-aware router would keep them all on one replica.
+SPREAD = ("--set", "router.balance_abs_threshold=1", "--set", "router.balance_rel_threshold=1.01")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    with ServedFleet(tmp_path_factory.mktemp("fleet"), arguments=SPREAD) as served:
+        served.wait_whole()
+        yield served
+
+
+@pytest.fixture(scope="module")
+def questions(fleet):
+    return known_questions(fleet.base_url, 4)
+
+
+def ask(fleet, question, manner=Manner.STREAM):
+    async def once():
+        async with Client(fleet.base_url, hang_s=120.0) as client:
+            return await client.ask(question, manner)
+
+    return asyncio.run(once())
+
+
+def running(fleet) -> list[float]:
+    """Requests that each engine runs now; those that are ready."""
+    counts = []
+    for entry in fleet.status()["replicas"]:
+        if not entry["ready"]:
+            continue
+        text = httpx.get(f"{entry['base_url']}/metrics", timeout=30.0).text
+        lines = [line for line in text.splitlines() if line.startswith("sglang:num_running_reqs{")]
+        counts.append(sum(float(line.rpartition(" ")[2]) for line in lines))
+    return counts
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_killed_router_comes_back_with_both_replicas(fleet, questions):
+    at = time.time()
+    fleet.router().kill()
+    fleet.wait_whole(120.0, since=at)
+    assert ask(fleet, questions[0]).outcome is Outcome.OK
+
+
+def test_a_client_that_leaves_ends_its_request(fleet, questions):
+    record = ask(fleet, endless_question(questions[0].model, 3000), Manner.LEAVES_STREAM)
+    assert record.outcome is Outcome.LEFT
+    until(lambda: running(fleet) == [0, 0])
+
+
+def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_goes_on(fleet, questions):
+    streams = [endless_question(questions[0].model, 2000)]
+    with Load(fleet.base_url, streams, 4, mix={Manner.STREAM: 1}, total=4, hang_s=120.0) as load:
+        until(lambda: min(running(fleet)) >= 1)
+        victim = running(fleet)[0]
+        at = time.time()
+        fleet.engine(0).kill()
+        down = fleet.wait_event(lambda e: (e.source, e.event) == ("replica-0", "down"), at, 60.0)
+        fleet.wait_event(lambda e: e.event == "restarting", down.time, 60.0)
+        assert ask(fleet, questions[1]).outcome is Outcome.OK
+        assert load.wait(200)
+    seen = Counter(record.outcome for record in load.records)
+    assert not forbidden(load.records)
+    assert seen[Outcome.CUT] + seen[Outcome.FAILED] == victim and seen[Outcome.OK] == 4 - victim
+
+
+def test_another_model_is_refused_at_registration(fleet, tmp_path):
+    port = free_port()
+    words = ["route", "--recipe", "tiny", "--set", "served-model-name=other", "--port", str(port), "--ops-port", "0"]
+    words += ["--worker", fleet.replica_url(1)]
+    output = tmp_path / "route.out"
+    with output.open("wb") as file:
+        route = subprocess.Popen(
+            [sys.executable, "-m", "kimi_w4a8_eagle3.cli", *words],
+            cwd=tmp_path,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "COLUMNS": "400"},
+        )
+    try:
+        until(lambda: "refused" in output.read_text(), 120.0)
+        body = {"model": "other", "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=60.0)
+        assert answer.status_code == 503
+    finally:
+        route.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            route.wait(30)
+        route.kill()
+    assert "serves 'kimi-k2.5-tiny', this router is for 'other'" in output.read_text()
+
+
+def test_sigterm_answers_what_runs_and_leaves_nothing(fleet, questions):
+    """The last test of the fleet; replica 0 may still be starting."""
+    question = endless_question(questions[0].model, 400)
+    with Load(fleet.base_url, [question], 3, total=3) as load:
+        until(lambda: sum(running(fleet)) == 3)
+        code = fleet.stop(signal.SIGTERM)
+        assert load.wait(60)
+    assert [record.outcome for record in load.records] == [Outcome.OK] * 3
+    assert code == 128 + signal.SIGTERM
+    left = fleet.leftovers()
+    assert not left, str(left)
