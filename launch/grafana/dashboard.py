@@ -146,6 +146,7 @@ def glance() -> list[Any]:
             steps=((None, "green"), (1, "orange"), (3, "red")),
             decimals=0,
         ),
+        states("Phases", "Only `ready` takes new requests.", [(phase(), REPLICA)], PHASES),
     ]
 
 
@@ -319,6 +320,7 @@ def routing() -> list[Any]:
             "none",
             [(f"sum by (worker, outcome) ({rate(router('smg_worker_cb_outcomes_total'))})", "{{worker}} {{outcome}}")],
             stacked=True,
+            span=6,
         ),
         lines(
             "Answers per second by status",
@@ -330,6 +332,7 @@ def routing() -> list[Any]:
                     "{{status_code}} {{error_code}}",
                 )
             ],
+            span=6,
         ),
         lines(
             "Retries and errors",
@@ -343,6 +346,7 @@ def routing() -> list[Any]:
                     "{{error_type}} per minute",
                 ),
             ],
+            span=6,
         ),
         lines(
             "Requests in flight by worker",
@@ -350,13 +354,13 @@ def routing() -> list[Any]:
             "none",
             [(f"sum by (worker) ({router('smg_worker_requests_active')} >= 0)", "{{worker}}")],
             stacked=True,
+            span=6,
         ),
         states(
             "Circuit breakers",
             "Open: the worker failed too often and gets nothing until it answers again.",
             [(f"max by (worker) ({router('smg_worker_cb_state')} >= 0)", "{{worker}}")],
             BREAKER,
-            span=16,
         ),
     ]
 
@@ -364,7 +368,6 @@ def routing() -> list[Any]:
 def watchdog() -> list[Any]:
     """What happened to the replicas?"""
     return [
-        states("Phases", "Only `ready` takes new requests.", [(phase(), REPLICA)], PHASES, span=16),
         lines(
             "Seconds since progress",
             "Since a token advanced, or a health check generated one. At the timeout the watchdog restarts the engine.",

@@ -60,7 +60,7 @@ def lines(
         panel.max(top)
     if decimals is not None:
         panel.decimals(decimals)
-    return _common(panel, title, description, unit, queries).height(8).span(span)
+    return _common(panel, title, description, unit, queries).height(9).span(span)
 
 
 def number(
@@ -99,11 +99,11 @@ def facts(title: str, description: str, queries: Sequence[Query]) -> stat.Panel:
         .text(common.VizTextDisplayOptions().title_size(16).value_size(32))
         .color_mode(common_models.BigValueColorMode.NONE)
     )
-    return _common(panel, title, description, "none", queries).height(8).span(8)
+    return _common(panel, title, description, "none", queries).height(9).span(4)
 
 
 def states(
-    title: str, description: str, queries: Sequence[Query], names: Mapping[int, tuple[str, str]], *, span: int = 12
+    title: str, description: str, queries: Sequence[Query], names: Mapping[int, tuple[str, str]]
 ) -> statetimeline.Panel:
     """Named states over time, one bar a series; names: value -> (text, colour)."""
     options = {
@@ -124,7 +124,7 @@ def states(
             .show_legend(True)
         )
     )
-    return _common(panel, title, description, "none", queries).height(8).span(span)
+    return _common(panel, title, description, "none", queries).height(5).span(24)
 
 
 def bars(title: str, description: str, unit: str, queries: Sequence[Query], *, top: float) -> bargauge.Panel:
@@ -139,7 +139,7 @@ def bars(title: str, description: str, unit: str, queries: Sequence[Query], *, t
         .decimals(2)
         .thresholds(_thresholds(((None, "blue"),)))
     )
-    return _common(panel, title, description, unit, queries).height(8).span(8)
+    return _common(panel, title, description, unit, queries).height(9).span(8)
 
 
 def _common(panel: _P, title: str, description: str, unit: str, queries: Sequence[Query]) -> _P:

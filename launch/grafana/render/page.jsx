@@ -39,9 +39,11 @@ const registry = new FieldConfigOptionsRegistry();
 ['unit', 'min', 'max', 'decimals', 'displayName', 'color', 'thresholds', 'mappings', 'noValue'].forEach((id) =>
   registry.register(option(id, false)),
 );
-['lineStyle', 'fillOpacity', 'stacking'].forEach((id) => registry.register(option(id, true)));
-
 const LINE_DEFAULTS = { drawStyle: 'line', lineInterpolation: 'linear', pointSize: 5, axisPlacement: 'auto', spanNulls: false };
+const customOptions = dashboard.panels.flatMap((panel) => Object.keys(panel.fieldConfig?.defaults.custom ?? {}));
+new Set([...Object.keys(LINE_DEFAULTS), ...customOptions, 'lineStyle', 'stacking']).forEach((id) =>
+  registry.register(option(id, true)),
+);
 
 function dataOf(panel) {
   const defaults = {

@@ -1,0 +1,131 @@
+"""A real Prometheus over a real engine behind the real router: the dashboard's panels have data, the rules agree."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.dashboards import DASHBOARD, filled, panels
+from support.fleet_views import HandmadeFleet, replica
+from support.prometheus import Prometheus, prometheus
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.client import EngineClient
+from kimi_w4a8_eagle3.fleet.router import RouterControl, RouterEndpoint, router_endpoint, router_process
+from kimi_w4a8_eagle3.fleet.router_settings import RouterSettings
+from kimi_w4a8_eagle3.ops.endpoint import OpsServer
+from kimi_w4a8_eagle3.server import EngineServer, free_port
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None, reason="Prometheus is not installed (Debian package `prometheus`)"
+    ),
+]
+
+BOARD = json.loads(DASHBOARD.read_text())
+# docs/monitoring.md names them too: no data on a healthy CPU server.
+NEEDS_AN_EVENT = {"Retries and errors"}
+NEEDS_THE_GUARD = {"Page-guard head-room"}  # it acts where attention is AITER's, or with KIMI_PAGE_GUARD=force
+
+
+@pytest.fixture(scope="module")
+def router(eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterEndpoint]:
+    endpoint = router_endpoint("127.0.0.1", free_port())
+    settings = RouterSettings(health_check_interval_s=2, health_check_timeout_s=5)
+    log = tmp_path_factory.mktemp("router") / "router.log"
+    with router_process(endpoint, settings, log) as process, RouterControl(endpoint) as control:
+        process.wait_ready(60)
+        control.add(eagle3.base_url)
+        deadline = time.monotonic() + 60
+        while not any(worker.healthy for worker in control.workers()):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def fleet(eagle3: EngineServer, router: RouterEndpoint) -> HandmadeFleet:
+    state = replica("0", eagle3.base_url)
+    state.last_progress = time.monotonic()
+    return HandmadeFleet([state], router_url=router.base_url, router_metrics_url=router.metrics_url)
+
+
+@pytest.fixture(scope="module")
+def served(
+    fleet: HandmadeFleet, router: RouterEndpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    """Prometheus after questions, streamed and not, before and after it saw the counters for the first time."""
+    questions = [problem.question for problem in tiny.problems("held_out", 8, seed=77)]
+    with (
+        OpsServer("127.0.0.1", free_port(), fleet, sample_interval_s=0.5) as ops,
+        EngineClient(router.base_url) as client,
+        prometheus(ops.base_url, tmp_path_factory.mktemp("prometheus")) as found,
+    ):
+        client.chat_all(questions[:2], 48, 2)
+        list(client.stream_chat(questions[2], 48))
+        assert found.wait_for(lambda: bool(found.query("smg_router_requests_total")))
+        client.chat_all(questions[3:6], 48, 2)
+        for question in questions[6:]:
+            list(client.stream_chat(question, 48))
+        assert found.wait_for(lambda: bool(found.query("kimi:accept_length:rate5m")))
+        yield found
+
+
+def without_data(server: Prometheus) -> set[str]:
+    return {
+        panel["title"]
+        for panel in panels(BOARD)
+        if not any(server.history(filled(target["expr"], "30s")) for target in panel["targets"])
+    }
+
+
+def test_every_panel_has_data_but_those_that_need_an_event(served: Prometheus) -> None:
+    expected = NEEDS_AN_EVENT | NEEDS_THE_GUARD
+    assert expected < {panel["title"] for panel in panels(BOARD)}
+    assert served.wait_for(lambda: without_data(served) <= expected), without_data(served)
+
+
+def test_the_rules_compute_the_accept_length_that_the_samples_give(served: Prometheus) -> None:
+    """To 1 %: rate() extrapolates young counters less, because they cannot have been below zero."""
+    samples = served.query("kimi_spec_steps_total[5m]")
+    steps = {int(s["metric"]["accepted"]): float(s["values"][-1][1]) - float(s["values"][0][1]) for s in samples}
+    assert set(steps) == {0, 1, 2, 3} and sum(steps.values()) > 20
+    length = 1 + sum(accepted * count for accepted, count in steps.items()) / sum(steps.values())
+    assert served.value("kimi:accept_length:rate5m") == pytest.approx(length, rel=0.01)
+    (stat,) = (panel for panel in panels(BOARD) if panel["title"] == "Accept length, now")
+    assert served.value(filled(stat["targets"][0]["expr"])) == pytest.approx(length, rel=0.01)
+    at_least = [sum(count for accepted, count in steps.items() if accepted >= k) for k in (1, 2, 3)]
+    for position, count in enumerate(at_least, start=1):
+        rate = served.value(f'kimi:accept_rate:rate5m{{position="{position}"}}')
+        assert rate == pytest.approx(count / sum(steps.values()), rel=0.01)
+
+
+def test_a_healthy_server_fires_nothing_and_has_its_objectives(served: Prometheus) -> None:
+    assert served.wait_for(lambda: bool(served.query("kimi:instance_objective_tpot_p50_seconds{recipe='tiny'}")))
+    assert not served.query('ALERTS{alertname=~"Kimi.*", alertstate="firing"}')
+    assert served.value("kimi:router_error_ratio:rate5m") == 0
+
+
+def test_objectives_lie_on_edges_of_the_servers_own_buckets(served: Prometheus) -> None:
+    """Only there is "the median is above" counted; between two edges it is interpolated."""
+    for metric, objective in (
+        ("sglang:request_time_per_output_token_seconds_bucket", "kimi:objective_tpot_p50_seconds"),
+        ("sglang:time_to_first_token_seconds_bucket", "kimi:objective_ttft_p50_seconds"),
+    ):
+        edges = {float(series["metric"]["le"]) for series in served.query(f"group by (le) ({metric})")}
+        assert {float(series["value"][1]) for series in served.query(objective)} <= edges
+
+
+def test_a_restart_is_an_annotation_and_a_replica_that_is_down_is_seen(
+    served: Prometheus, fleet: HandmadeFleet
+) -> None:
+    (restarts,) = (filled(one["expr"]) for one in BOARD["annotations"]["list"] if one["name"] == "Restarts")
+    assert not served.query(restarts)
+    fleet.states[0].restarts["ended"] += 1
+    assert served.wait_for(lambda: bool(served.query(restarts)))
+    (series,) = served.query(restarts)
+    assert (series["metric"]["replica"], series["metric"]["reason"], series["value"][1]) == ("0", "ended", "1")
+    (last_hour,) = (panel for panel in panels(BOARD) if panel["title"] == "Restarts, last hour")
+    assert served.value(filled(last_hour["targets"][0]["expr"])) == 1
