@@ -263,6 +263,20 @@ def test_kimi_check_reports_code_that_serve_would_refuse(folder, tmp_path):
     assert [p["check"] for p in after["problems"]] == [p["check"] for p in before["problems"] if p["check"] != "code"]
 
 
+def test_kimi_serve_refuses_before_anything_starts(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "coded.toml"
+    recipe.write_text(
+        f'extends = "tiny"\nsummary = "with code"\n[model]\nrepo = "{folder}"\n[args]\ntrust-remote-code = true\n'
+    )
+    started = kimi(
+        "http://127.0.0.1:9", tmp_path, "serve", "--recipe", str(recipe), KIMI_TRUSTED_CODE=str(tmp_path / "code.json")
+    )
+    assert started.returncode == 1
+    assert "words.py: new" in started.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_built_in_model_brings_no_code(record, cache):
     recipe = load_recipe("tiny")
     launch = render(recipe)
