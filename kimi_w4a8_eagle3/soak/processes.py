@@ -11,6 +11,15 @@ import psutil
 
 from ..leftovers import shared_memory_of
 
+# By what stands on a command line; SGLang's processes give themselves titles.
+_KINDS = {
+    "sglang::router": "router",
+    "fleet.run_router": "router",
+    "sglang::scheduler": "scheduler",
+    "sglang::detokenizer": "detokenizer",
+    "resource_tracker": "resource tracker",
+}
+
 
 @dataclass(frozen=True)
 class Held:
@@ -51,7 +60,11 @@ class ProcessTree:
 
     def pids(self) -> dict[str, int]:
         """Process ids by name."""
-        return {self._name(process): process.pid for process in self._processes()}
+        found = {}
+        for process in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                found[self._name(process)] = process.pid
+        return found
 
     def survivors(self) -> list[str]:
         """Names of processes that still live, whoever their parent is now."""
@@ -75,13 +88,10 @@ class ProcessTree:
         return self._names[process.pid]
 
     def _describe(self, process: psutil.Process) -> str:
-        words = process.cmdline()
-        line = " ".join(words)
-        if "router" in line:
-            return "router"
+        line = " ".join(process.cmdline())
         owner = self._engine_of(process)
-        kinds = ("scheduler", "detokenizer", "resource_tracker")
-        kind = next((kind for kind in kinds if kind in line), "engine" if owner else process.name())
+        usual = "engine" if owner else process.name()
+        kind = next((kind for sign, kind in _KINDS.items() if sign in line), usual)
         return f"{owner} {kind}" if owner else kind
 
     def _engine_of(self, process: psutil.Process) -> str | None:
