@@ -1,9 +1,10 @@
 """Breaks `kimi serve --recipe tiny --replicas 2` in every way that docs/reliability.md lists, with real processes.
 
-    python bench/faults.py [--list] [--only NAME ...] [--docs]
+    python bench/faults.py [--list] [--only NAME ...] [--docs] [--from RUN]
 
 Exit code 1 when an answer was wrong or shortened without an error, a request was lost that could have been saved, or
-something was left behind. --docs: replace the rows of docs/reliability.md; rows of other cases stay as they are.
+something was left behind. --docs: replace the rows of docs/reliability.md; rows of other cases stay as they are; with
+--from they are those of an earlier run, and nothing is started.
 """
 
 from __future__ import annotations
@@ -88,12 +89,16 @@ def main(
     only: list[str] = typer.Option([], "--only", help="Name of a case; may be given several times."),
     list_: bool = typer.Option(False, "--list", help="Print the cases."),
     docs: bool = typer.Option(False, "--docs", help="Write the rows of docs/reliability.md."),
+    earlier: Path | None = typer.Option(None, "--from", help="Run directory whose rows --docs writes."),
     runs: Path = typer.Option(Path("runs"), "--runs", help="Where the run directory is created."),
 ) -> None:
     """Run the cases and print their table."""
     if list_:
         for case in CASES:
             typer.echo(f"{case.name:16} {case.title}")
+        return
+    if earlier is not None:
+        _write_docs(json.loads((earlier / "result.json").read_text()))
         return
     console = Console(highlight=False)
     unknown = set(only) - {case.name for case in CASES}
@@ -147,6 +152,7 @@ def _write_docs(rows: dict[str, dict[str, Any]]) -> None:
             "; "
         )
         cells = [row["title"], row["clients"], _s(row["detected_s"]), _s(row["whole_s"]), row["left"], remark]
+        cells.append(f"{row['load_average']:.0f}")
         lines.append("| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |")
     page = DOCUMENT.read_text()
     before, _, rest = page.partition(_BEGIN)

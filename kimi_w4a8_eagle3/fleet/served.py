@@ -162,7 +162,7 @@ class ServedFleet:
             lines = (self.run / EVENTS).read_text().splitlines()
         except (OSError, KimiError):
             return []
-        return [Event(**json.loads(line)) for line in lines]
+        return [event for line in lines if (event := _event(line)) is not None]
 
     def wait_event(
         self,
@@ -323,6 +323,14 @@ def whole_since(events: Sequence[Event], replicas: int) -> float | None:
         else:
             since = None
     return since
+
+
+def _event(line: str) -> Event | None:
+    """None for a line that a full disk cut off."""
+    try:
+        return Event(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
 
 
 def _environment(changes: dict[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """When a fleet counts as whole, read from its events; and what is left of one is found."""
 
+import json
 import socket
 import sys
 import time
@@ -49,6 +50,14 @@ def test_whole_from_the_last_registration_on():
 )
 def test_what_makes_it_whole_no_more_and_again(after, expected):
     assert whole_since(events(START + after), 2) == expected
+
+
+def test_a_line_that_a_full_disk_cut_off_hides_no_other(tmp_path):
+    run = tmp_path / "runs" / "20260101T000000Z-serve-tiny"
+    run.mkdir(parents=True)
+    whole = [json.dumps({"time": at, "source": "router", "event": "ready", "reason": ""}) for at in (1, 3)]
+    (run / "events.jsonl").write_text("\n".join([whole[0], whole[1][:20], whole[1]]))
+    assert [event.time for event in ServedFleet(tmp_path).events()] == [1, 3]
 
 
 def test_leftovers_say_what():
