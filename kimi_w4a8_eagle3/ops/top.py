@@ -18,7 +18,7 @@ from .reading import Reading
 from .top_view import SPARKS, Overview
 
 SPAN_S = 60.0  # latencies and acceptance are over at most this long
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 10.0
 
 
 class Top:
