@@ -7,7 +7,9 @@ every other checkpoint behaves as before.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 
 
 def register() -> None:
@@ -28,3 +30,6 @@ def register() -> None:
 
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
         cpu.claim_attention_backend()
+    # A process that hangs prints its stacks into the server's log when the watchdog asks: in a container py-spy may not
+    # look into it, because no capability reaches a user that is not root.
+    faulthandler.register(signal.SIGUSR1, file=2)
