@@ -11,19 +11,22 @@ from prometheus_client.metrics_core import Metric
 
 from .. import __version__
 from ..metrics import Acceptance
-from .state import FleetView, Phase, ReplicaState
+from .state import Phase, ReplicaState
 
 Series = Iterable[tuple[Sequence[str], float]]
 
 
 def fleet_families(
-    view: FleetView, recent: Mapping[str, Acceptance | None], answering: Collection[str]
+    recipe: str,
+    replicas: Sequence[ReplicaState],
+    recent: Mapping[str, Acceptance | None],
+    answering: Collection[str],
 ) -> list[Metric]:
     """The families of all replicas.
 
     recent: acceptance of the last minute by replica. answering: replicas whose own metrics were read just now.
     """
-    return [_build_info(view.recipe), *_states(view.replicas(), answering), *_acceptance(view.replicas(), recent)]
+    return [_build_info(recipe), *_states(replicas, answering), *_acceptance(replicas, recent)]
 
 
 def seconds_since_progress(replica: ReplicaState) -> float | None:
@@ -69,7 +72,7 @@ def _states(replicas: Sequence[ReplicaState], answering: Collection[str]) -> lis
             "kimi_progress_timeout_seconds",
             "Seconds without progress after which the watchdog calls the replica stalled.",
             one,
-            [((r.name,), r.progress_timeout_s) for r in replicas],
+            [((r.name,), r.progress_timeout_s) for r in replicas if r.progress_timeout_s > 0],
         ),
         _counter(
             "kimi_watchdog_stalls",

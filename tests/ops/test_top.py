@@ -62,7 +62,7 @@ class Engine:
 
 def fleet_reading(fleet: HandmadeFleet, engines: dict[str, Engine], at: float, **recent: Acceptance) -> Reading:
     """What the ops endpoint would have written."""
-    sources = [Source(tuple(fleet_families(fleet, recent, engines)))]
+    sources = [Source(tuple(fleet_families(fleet.recipe, fleet.states, recent, engines)))]
     sources += [Source(parse(engine.text()), {"replica": name}) for name, engine in engines.items()]
     return Reading.parse(render(merge(sources)).decode(), at)
 
