@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -245,7 +245,11 @@ def follow(path: Path, write: Callable[[str], object] = sys.stdout.write) -> Ite
                     return
                 done.wait(0.2)
 
-    thread = threading.Thread(target=copy, name="log", daemon=True)
+    def copy_while_possible() -> None:
+        with suppress(OSError):  # stdout may be a file on a full disk; the log goes on without its copy
+            copy()
+
+    thread = threading.Thread(target=copy_while_possible, name="log", daemon=True)
     thread.start()
     try:
         yield

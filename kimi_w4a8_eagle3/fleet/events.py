@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -23,15 +24,22 @@ class EventLog:
         self._path = folder / EVENTS
         self._console = console
         self._lock = threading.Lock()
+        self._torn = False
 
     def __call__(self, source: str, event: str, reason: str = "") -> None:
         """Record one event."""
         line = json.dumps({"time": round(time.time(), 3), "source": source, "event": event, "reason": reason})
         text = f"kimi: {source} {event}" + (f": {reason}" if reason else "")
         with self._lock:
-            self._console.print(text, style=_STYLES.get(event, ""), markup=False)
-            try:
-                with self._path.open("a") as file:
-                    file.write(line + "\n")
-            except OSError:  # a full disk must not end what it cannot record; the terminal has the line
-                return
+            # A full disk, under the run or under a redirected terminal, must not end what cannot be recorded.
+            with suppress(OSError):
+                self._console.print(text, style=_STYLES.get(event, ""), markup=False)
+            with suppress(OSError):
+                self._append(line)
+
+    def _append(self, line: str) -> None:
+        start = "\n" if self._torn else ""  # the last line may have been cut where the disk was full
+        self._torn = True
+        with self._path.open("a") as file:
+            file.write(f"{start}{line}\n")
+        self._torn = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -18,6 +19,8 @@ from .registrar import Registrar
 from .replica import READY_TIMEOUT_S, Replica, Stalled
 from .router import RouterEndpoint, router_process
 from .router_settings import RouterSettings
+
+logger = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 5  # in a row, of one replica
 _MAX_BACKOFF_S = 30.0
@@ -165,6 +168,10 @@ class Fleet:
                 continue
             except KimiError as error:
                 reason = "stalled" if isinstance(error, Stalled) else "ended"
+            except Exception as error:  # a mistake of ours must not leave the service without this replica
+                logger.exception("%s", replica.label)
+                self._events(replica.label, "down", f"{type(error).__name__}: {error}")
+                reason = "error"
             if self._ending.is_set():
                 return
             failures = 1 if replica.was_ready else failures + 1

@@ -1,0 +1,37 @@
+"""Events: one line each, and a full disk ends nothing."""
+
+import io
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from kimi_w4a8_eagle3.fleet.events import EVENTS, EventLog
+
+
+def test_one_json_line_and_one_line_for_a_person(tmp_path):
+    shown = io.StringIO()
+    EventLog(tmp_path, Console(file=shown, width=120))("replica-0", "ready", "after [3] s")
+    (line,) = (tmp_path / EVENTS).read_text().splitlines()
+    event = json.loads(line)
+    assert event.pop("time") > 1e9
+    assert event == {"source": "replica-0", "event": "ready", "reason": "after [3] s"}
+    assert shown.getvalue() == "kimi: replica-0 ready: after [3] s\n"
+
+
+def test_a_full_terminal_does_not_keep_the_event_from_its_file(tmp_path):
+    with suppress(OSError), Path("/dev/full").open("w", buffering=1) as full:  # closing it fails too
+        EventLog(tmp_path, Console(file=full))("router", "down", "why")
+    assert json.loads((tmp_path / EVENTS).read_text())["event"] == "down"
+
+
+def test_after_a_full_disk_the_next_event_has_a_line_of_its_own(tmp_path, monkeypatch):
+    events = EventLog(tmp_path, Console(file=io.StringIO()))
+    path = tmp_path / EVENTS
+    path.symlink_to("/dev/full")
+    events("router", "lost", "")
+    path.unlink()
+    path.write_text('{"time": 1, "sour')
+    events("router", "kept", "")
+    assert json.loads(path.read_text().splitlines()[-1])["event"] == "kept"
