@@ -1,4 +1,4 @@
-"""The fuzzing itself: two senders that draw requests, a healthy client that must not notice, and what is a fault.
+"""The fuzzing itself: requests drawn in turn and sent side by side, a healthy client beside them, what is a fault.
 
 A fault is an answer of 500 and above that is no overload (503), no answer within a minute, an engine that ended, a
 refusal without a message, a healthy client that waited or read other tokens, or a connection from the engine to an
@@ -7,6 +7,8 @@ address that only a fuzzed request named.
 
 from __future__ import annotations
 
+import itertools
+import queue
 import socket
 import threading
 import time
@@ -31,7 +33,8 @@ from .strategies import TEMPLATES, contract_requests, hostile_requests, only, wi
 
 ANSWER_WITHIN_S = 60.0
 _OVERLOAD = 503
-_EXAMPLES = 25
+_EXAMPLES = 10  # of one kind before the next
+_SENDERS = 4
 _QUESTIONS = tuple(
     f"Tom has {first} apples and buys {first + 4} more. How many apples has he?" for first in (3, 11, 20)
 )
@@ -88,7 +91,8 @@ class Fuzz:
         self._ended = ended
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._recent: deque[FuzzRequest] = deque(maxlen=8)
+        self._recent: deque[FuzzRequest] = deque(maxlen=2 * _SENDERS)
+        self._drawn: queue.Queue[FuzzRequest] = queue.Queue(maxsize=2 * _SENDERS)
 
     def run(self, seconds: float, on_progress: Callable[[Outcome], None] = lambda _: None) -> Outcome:
         """Send for that long, or until the engine ends."""
@@ -99,10 +103,8 @@ class Fuzz:
         with _trap(self._trapped) as trap_url:
             threads = [
                 threading.Thread(target=self._guarded, args=(self._be_healthy, expected), name="healthy"),
-                threading.Thread(target=self._guarded, args=(self._follow_contract, openapi), name="contract"),
-                threading.Thread(
-                    target=self._guarded, args=(self._mean_harm, openapi, model, trap_url), name="hostile"
-                ),
+                threading.Thread(target=self._guarded, args=(self._draw, openapi, model, trap_url), name="draw"),
+                *(threading.Thread(target=self._guarded, args=(self._keep_sending,)) for _ in range(_SENDERS)),
             ]
             for thread in threads:
                 thread.start()
@@ -118,6 +120,10 @@ class Fuzz:
         if not self._ended() and self._answers() != expected:
             self._fault("the healthy client reads other tokens than before", "/v1/chat/completions", "", [])
         return self.outcome
+
+    def stop(self) -> None:
+        """End `run` before its time."""
+        self._stop.set()
 
     def _guarded(self, work: Callable[..., None], *args: Any) -> None:
         """An error of the fuzzer itself must not look like a clean run."""
@@ -154,24 +160,21 @@ class Fuzz:
                     )
             self._stop.wait(0.2)
 
-    def _follow_contract(self, openapi: Mapping[str, Any]) -> None:
+    def _draw(self, openapi: Mapping[str, Any], model: str, trap_url: str) -> None:
+        """Draw in this thread alone, because hypothesis changes settings of the whole interpreter while it draws."""
         open_paths = {*TEMPLATES, "/v1/models", "/v1/models/{model}", "/v1/responses/{response_id}", "/model_info"}
         operations = list(contract_requests(only(openapi, open_paths)))
         operations += contract_requests(without_closed_fields(only(openapi, open_paths)))
-        for turn in range(1_000_000):
+        hostile = hostile_requests(openapi, model, trap_url)
+        for turn in itertools.count():
             for number, (label, strategy) in enumerate(operations):
+                first = self._seed + 1_000 * turn + number
+                self._draw_some(hostile, first, "hostile")
+                self._draw_some(strategy, first, label)
                 if self._stop.is_set():
                     return
-                self._draw(strategy, self._seed + 1000 * turn + number, label)
 
-    def _mean_harm(self, openapi: Mapping[str, Any], model: str, trap_url: str) -> None:
-        strategy = hostile_requests(openapi, model, trap_url)
-        for turn in range(1_000_000):
-            if self._stop.is_set():
-                return
-            self._draw(strategy, self._seed + turn, "hostile")
-
-    def _draw(self, strategy: st.SearchStrategy[FuzzRequest], number: int, label: str) -> None:
+    def _draw_some(self, strategy: st.SearchStrategy[FuzzRequest], number: int, label: str) -> None:
         @seed(number)
         @settings(
             max_examples=_EXAMPLES,
@@ -181,15 +184,22 @@ class Fuzz:
             suppress_health_check=list(HealthCheck),
         )
         @given(strategy)
-        def send(request: FuzzRequest) -> None:
-            if not self._stop.is_set():
-                self._send(request)
+        def put(request: FuzzRequest) -> None:
+            while not self._stop.is_set():
+                with suppress(queue.Full):
+                    self._drawn.put(request, timeout=0.2)
+                    return
 
         try:
-            send()
+            put()
         except HypothesisException:  # a schema of which no counter-example can be made, for one
             with self._lock:
                 self.outcome.skipped[label] += 1
+
+    def _keep_sending(self) -> None:
+        while not self._stop.is_set():
+            with suppress(queue.Empty):
+                self._send(self._drawn.get(timeout=0.2))
 
     def _send(self, request: FuzzRequest) -> None:
         with self._lock:

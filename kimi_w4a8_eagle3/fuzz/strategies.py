@@ -125,7 +125,38 @@ def hostile_requests(openapi: Mapping[str, Any], model: str, forbidden_url: str)
             body["stream"] = True
         return json_request("POST", path, body, leave=draw(st.integers(0, 4)) == 0)
 
-    return st.one_of(changed(), changed(), changed(), _broken_bodies(model), _broken_http())
+    media = _media_requests(model, forbidden_url)
+    return st.one_of(changed(), changed(), changed(), media, _broken_bodies(model), _broken_http())
+
+
+def _media_requests(model: str, forbidden_url: str) -> st.SearchStrategy[FuzzRequest]:
+    """Every place where an address of an image, a video or a sound may stand."""
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": forbidden_url}},
+        {"type": "image_url", "image_url": forbidden_url},
+        {"type": "video_url", "video_url": {"url": forbidden_url}},
+        {"type": "audio_url", "audio_url": {"url": forbidden_url}},
+        {"type": "input_audio", "input_audio": {"data": forbidden_url, "format": "wav"}},
+        {"type": "input_image", "image_url": forbidden_url},
+        {"type": "input_file", "file_url": forbidden_url},
+        {"type": "image", "source": {"type": "url", "url": forbidden_url}},
+        {"type": "text", "text": "x", "image_url": {"url": forbidden_url}},
+    ]
+    bodies: list[tuple[str, dict[str, Any]]] = []
+    for part in parts:
+        message = {"role": "user", "content": [part]}
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": [part]}]}
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/tokenize"):
+            bodies += [(path, {"messages": [message]}), (path, {"messages": [result]})]
+        bodies.append(("/v1/responses", {"input": [message]}))
+    bodies += [
+        ("/generate", {"text": "x", name: value})
+        for name in ("image_data", "video_data", "audio_data")
+        for value in (forbidden_url, [forbidden_url], [[forbidden_url]])
+    ]
+    bodies.append(("/v1/responses", {"input": "x", "tools": [{"type": "mcp", "server_url": forbidden_url}]}))
+    named = [(path, body if path == "/generate" else {"model": model, **body}) for path, body in bodies]
+    return st.sampled_from(named).map(lambda each: json_request("POST", *each))
 
 
 def _structured(forbidden_url: str) -> st.SearchStrategy[Any]:
