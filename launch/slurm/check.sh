@@ -135,19 +135,22 @@ echo "the other one answers; the router knows after $((SECONDS - began)) s"
 wait_registered 2
 echo "two again after $((SECONDS - began)) s"
 
-step "drain with a long request under way"
-ask "Tom has 3 apples" 1500 -o "$work/long" -w '%{http_code}\n' >"$work/long.code" &
-long=$!
-sleep 1.5
+step "drain with a streamed answer under way"
+curl -sN --max-time 300 "$url/v1/completions" -H "Authorization: Bearer $(cat "$work/key")" -H 'Content-Type: application/json' \
+  -d '{"model": "kimi-k2.5-tiny", "prompt": "Tom has 3 apples", "max_tokens": 400, "temperature": 0, "ignore_eos": true,
+       "stream": true, "stream_options": {"include_usage": true}}' >"$work/stream" &
+stream=$!
+for _ in {1..600}; do [[ -s $work/stream ]] && break; sleep 0.1; done
+echo "$(grep -c '^data: {' "$work/stream") chunks have come"
 scancel --batch --signal=TERM "$job"
 began=$SECONDS
-wait "$long" || true
-python3 - "$work/long" "$work/long.code" <<'P'
+wait "$stream" || fail "the answer was cut"
+python3 - "$work/stream" <<'P'
 import json, pathlib, sys
-answer, code = (pathlib.Path(path).read_text() for path in sys.argv[1:])
-tokens = json.loads(answer)["usage"]["completion_tokens"] if code.strip() == "200" else 0
-print("HTTP", code.strip(), "with", tokens, "tokens")
-sys.exit(tokens != 1500)
+*chunks, done = [line[6:] for line in pathlib.Path(sys.argv[1]).read_text().splitlines() if line.startswith("data: ")]
+tokens = json.loads(chunks[-1])["usage"]["completion_tokens"]
+print(len(chunks), "chunks,", tokens, "tokens, then", done)
+sys.exit(tokens != 400 or done != "[DONE]")
 P
 for _ in {1..180}; do [[ -z $(squeue --noheader --jobs="$job") ]] && break; sleep 1; done
 echo "the job ended after $((SECONDS - began)) s: $(scontrol show job "$job" --oneliner | grep -oP 'JobState=\S+|ExitCode=\S+' | tr '\n' ' ')"

@@ -37,8 +37,10 @@ def command_lines() -> list[list[str]]:
         "address": "10.0.0.1",
         "port": "9537",
         "ROUTER_PORT": "9527",
+        "OPS_HOST": "127.0.0.1",
     }
     text = SCRIPT.read_text().replace('"${workers[@]}"', "--worker http://10.0.0.1:9537 --worker http://10.0.0.2:9537")
+    text = text.replace("\\\n", " ")
     text = re.sub(r'"\$\(address_of [^)]*\)"', "10.0.0.1", text)
     found = re.findall(r'"\$KIMI" ((?:serve|route) .*?) &$', text, re.MULTILINE)
     return [shlex.split(re.sub(r"\$(\w+)", lambda name: values[name[1]], line)) for line in found]
