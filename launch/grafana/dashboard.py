@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def glance() -> list[Any]:
         ),
         number(
             "Errors",
-            "Share of the router's answers that were 5xx in the last 5 minutes.",
+            "Share of 5xx in the last 5 minutes: of the router's answers, without a router of the engines'.",
             "percentunit",
             [(ERROR_RATIO, "")],
             steps=((None, "green"), (0.001, "orange"), (0.02, "red")),
@@ -453,14 +454,15 @@ def events() -> list[dict[str, Any]]:
 
 def variables() -> list[Any]:
     """Data source, endpoints, replicas. `All` also matches a bare SGLang server, which has no replica label."""
-    either = '__name__=~"kimi_replica_phase|sglang:num_running_reqs"'
+    engines = '__name__=~"kimi_replica_phase|sglang:num_running_reqs"'
+    either = engines.replace('"', '"smg_http_connections_active|', 1)  # a router may be an instance of its own
     instance = (
         dashboard.QueryVariable("instance").label("Instance").query(_label_values("{" + either + "}", "instance"))
     )
     replica = (
         dashboard.QueryVariable("replica")
         .label("Replica")
-        .query(_label_values("{" + either + ', instance=~"$instance"}', "replica"))
+        .query(_label_values("{" + engines + ', instance=~"$instance"}', "replica"))
     )
     everything = models.VariableOption(text="All", value="$__all", selected=True)
     return [
@@ -497,13 +499,11 @@ def build() -> dict[str, Any]:
     )
     for variable in variables():
         board.with_variable(variable)
-    number_of_panel = 0
+    ids = count(1)
     for title, panels in ROWS.items():
-        number_of_panel += 1
-        board.with_row(dashboard.Row(title).id(number_of_panel))
+        board.with_row(dashboard.Row(title).id(next(ids)))
         for panel in panels():
-            number_of_panel += 1
-            board.with_panel(panel.id(number_of_panel))
+            board.with_panel(panel.id(next(ids)))
     found: dict[str, Any] = json.loads(json.dumps(board.build(), cls=JSONEncoder))
     found["annotations"] = {"list": events()}  # the SDK has no fields for Prometheus' titles and texts
     return found

@@ -75,8 +75,24 @@ def _accepted_at(position: int) -> str:
 
 
 ACCEPT_LENGTH = f"1 + ({' + '.join(map(_accepted_at, (1, 2, 3)))}) / (sum(rate({of('kimi_spec_steps_total')}[5m])) > 0)"
-# Readiness probes have no error code. Without errors the first series does not exist yet.
-_ROUTER_5XX = router("smg_http_responses_total", 'status_code=~"5.."', 'error_code!=""')
-ERROR_RATIO = (
-    f"(sum(rate({_ROUTER_5XX}[5m])) or vector(0)) / (sum(rate({router('smg_router_requests_total')}[5m])) > 0)"
+
+
+def _error_ratio(failed: str, asked: str) -> str:
+    """Without errors their series does not exist yet; without requests there is no ratio."""
+    return f"(sum(rate({failed}[5m])) or vector(0)) / (sum(rate({asked}[5m])) > 0)"
+
+
+_ANSWERED = ('endpoint=~"/v1/.*|/generate"', 'method="POST"')
+# Only answers to requests have an error code, readiness probes have none.
+ERROR_RATIO = " or ".join(
+    (
+        _error_ratio(
+            router("smg_http_responses_total", 'status_code=~"5.."', 'error_code!=""'),
+            router("smg_router_requests_total"),
+        ),
+        _error_ratio(
+            of("sglang:http_responses_total", *_ANSWERED, 'status_code=~"5.."'),
+            of("sglang:http_responses_total", *_ANSWERED),
+        ),
+    )
 )
