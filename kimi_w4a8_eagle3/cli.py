@@ -32,6 +32,7 @@ from .commands import (
     serve,
     tiny,
     top,
+    trust,
     tune_moe,
     warm,
 )
@@ -64,6 +65,7 @@ app.command("check")(check.check)
 app.command("doctor")(doctor.doctor)
 app.command("fetch")(fetch.fetch)
 app.add_typer(patch.app, name="patch")
+app.command("trust")(trust.trust)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("route")(route.route)
 app.command("scale-demo")(scale_demo.scale_demo)

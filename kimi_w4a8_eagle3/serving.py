@@ -92,12 +92,13 @@ def checked(launch: Launch) -> Launch:
         return launch
     from .quark.preflight import preflight
 
-    model, draft = Path(launch.model), Path(launch.draft) if launch.draft else None
-    if model.is_dir():
-        preflight(
-            model, draft if draft is not None and draft.is_dir() else None, launch.tensor_parallel
-        ).raise_for_problems()
-    return with_weight_version(launch, _weights(launch))
+    model = _folder(launch, launch.model, "--revision")
+    draft = _folder(launch, launch.draft, "--speculative-draft-model-revision")
+    if model is not None:
+        preflight(model, draft, launch.tensor_parallel).raise_for_problems()
+    if model is None or (launch.draft is not None and draft is None):
+        return launch
+    return with_weight_version(launch, fingerprint(*(folder for folder in (model, draft) if folder is not None)))
 
 
 def serve_foreground(launch: Launch, options: ServeOptions) -> int:
@@ -106,7 +107,10 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
     Leaves no process behind, whatever ends it, and says where the log is.
     """
     console = Console(stderr=True, highlight=False)
+    notes = launch.notes
     launch = checked(launch)
+    for note in launch.notes[len(notes) :]:
+        console.print(f"kimi: {note}", style="dim")
     _require_ops_port(options)
     folder = _new_run("serve", launch, [launch], options.runs)
     log = folder / "server.log"
@@ -262,19 +266,17 @@ def _with_keys(launch: Launch, options: ServeOptions) -> Launch:
     return replace(launch, env={**launch.env, **options.keys})
 
 
-def _weights(launch: Launch) -> str | None:
-    """The fingerprint of target and draft; None when one of them is not on this disk."""
+def _folder(launch: Launch, checkpoint: str | None, option: str) -> Path | None:
+    """Where a checkpoint lies on this disk, at the revision that the engine is given; None when it is not here."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    def revision(option: str) -> str:
-        return launch.argv[launch.argv.index(option) + 1] if option in launch.argv else "main"
-
-    named = [(launch.model, "--revision"), (launch.draft, "--speculative-draft-model-revision")]
+    if checkpoint is None:
+        return None
+    revision = launch.argv[launch.argv.index(option) + 1] if option in launch.argv else "main"
     try:
-        sources = [locate(name, revision(option), Path(HF_HUB_CACHE)) for name, option in named if name is not None]
+        return locate(checkpoint, revision, Path(HF_HUB_CACHE)).folder
     except KimiError:
         return None
-    return fingerprint(*(source.folder for source in sources))
 
 
 def _new_run(kind: str, front: Launch, launches: Sequence[Launch], runs: Path) -> Path:
