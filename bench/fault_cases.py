@@ -119,6 +119,7 @@ class Case:
 def under_load(stage: Stage, inflict: Callable[[], object], allowed: frozenset[Outcome], name: str) -> Row:
     """Break something in the middle of a load and wait until both replicas are ready and registered again."""
     row, fleet = Row(), stage.fleet
+    before = fleet.debris(patience_s=0)
     with stage.load() as load:
         time.sleep(_BEFORE_S)
         at = time.time()
@@ -132,7 +133,7 @@ def under_load(stage: Stage, inflict: Callable[[], object], allowed: frozenset[O
     seen = [record for record in load.records if record.outcome is not Outcome.OK]
     if seen:
         row.remark = f"last error {max(record.ended for record in seen) - at:.1f} s after the fault"
-    left = fleet.debris()
+    left = fleet.debris(before)
     row.left = str(left)
     row.expect(not left, f"left behind: {left}")
     return row
@@ -307,6 +308,7 @@ def other_model(stage: Stage) -> Row:
 def rolling_restart(stage: Stage) -> Row:
     """SIGHUP: every replica is replaced and nobody notices."""
     row, fleet = Row(), stage.fleet
+    before = fleet.debris(patience_s=0)
     with stage.load() as load:
         time.sleep(_BEFORE_S)
         at = time.time()
@@ -318,7 +320,7 @@ def rolling_restart(stage: Stage) -> Row:
     write_records(stage.folder / "rolling-restart.jsonl", load.records)
     row.judge(load.records, _ONLY_OK)
     row.expect(done.reason.startswith("done"), done.reason)
-    left = fleet.debris()
+    left = fleet.debris(before)
     row.left = str(left)
     row.expect(not left, f"left behind: {left}")
     return row

@@ -51,6 +51,15 @@ class Leftovers:
     shared_memory: tuple[str, ...]
     temporary_files: tuple[str, ...]
 
+    def since(self, earlier: Leftovers) -> Leftovers:
+        """What was not left before."""
+        return Leftovers(
+            processes=tuple(each for each in self.processes if each not in earlier.processes),
+            ports=tuple(each for each in self.ports if each not in earlier.ports),
+            shared_memory=tuple(each for each in self.shared_memory if each not in earlier.shared_memory),
+            temporary_files=tuple(each for each in self.temporary_files if each not in earlier.temporary_files),
+        )
+
     def __bool__(self) -> bool:
         return bool(self.processes or self.ports or self.shared_memory or self.temporary_files)
 
@@ -241,10 +250,11 @@ class ServedFleet:
                 f"`kimi serve` did not end within {timeout_s:.0f} s of signal {signal_number}"
             ) from None
 
-    def debris(self, patience_s: float = 15.0) -> Leftovers:
-        """What is left of engines and routers that have ended while the fleet lives on."""
+    def debris(self, known: Leftovers | None = None, patience_s: float = 15.0) -> Leftovers:
+        """What is left of engines and routers that have ended while the fleet lives on; without what was `known`."""
+        known = known or Leftovers((), (), (), ())
         end = time.monotonic() + patience_s
-        while (found := self._debris()) and time.monotonic() < end:
+        while (found := self._debris().since(known)) and time.monotonic() < end:
             time.sleep(0.25)
         return found
 
@@ -279,8 +289,8 @@ class ServedFleet:
         ours = {process.pid for process in family}
         orphans = [process for process in self._family.values() if process.pid not in ours and _alive(process)]
         used = shared_memory_of(ours)
-        temporary = sorted(self.temporary.glob("kimi-*"))  # one of each engine and one of the router
-        surplus = [path.name for path in temporary[: len(temporary) - self.replicas - 1]]
+        in_use = {_temporary_folder(process) for process in family}
+        surplus = sorted(path.name for path in self.temporary.glob("kimi-*") if str(path) not in in_use)
         return Leftovers(
             processes=tuple(f"{process.pid} {_name(process)}" for process in orphans),
             ports=(),  # every port belongs to a process
@@ -343,6 +353,13 @@ def _words(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def _temporary_folder(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("TMPDIR", "")
+    except psutil.Error:
+        return ""
 
 
 def _name(process: psutil.Process) -> str:
