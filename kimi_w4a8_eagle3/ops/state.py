@@ -13,6 +13,10 @@ from typing import Protocol
 from ..metrics import Acceptance
 
 
+# Why a replica was started again. All are counted from 0, so that a rate sees the first one.
+RESTARTS = ("ended", "stalled", "rolling", "error")
+
+
 class Phase(str, Enum):
     """Where a replica is in its life; only READY takes new requests."""
 
@@ -43,7 +47,7 @@ class ReplicaState:
     canary_at: float | None = None
     last_progress: float | None = None
     stalls: int = 0
-    restarts: Counter[str] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(RESTARTS, 0)))
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def enter(self, phase: Phase, reason: str = "") -> None:
