@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,18 +22,16 @@ from statistics import median
 from typing import Any
 
 import httpx
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from hypothesis.errors import HypothesisException
 
 from ..client import EngineClient
 from ..errors import KimiError
+from .draw import AHEAD, Drawn, contract_drawn, draw
 from .requests import FuzzRequest
-from .strategies import TEMPLATES, contract_requests, hostile_requests, only, without_closed_fields
+from .strategies import hostile_requests
 
 ANSWER_WITHIN_S = 60.0
 _OVERLOAD = 503
-_EXAMPLES = 10  # of one kind before the next
 _SENDERS = 4
 _QUESTIONS = tuple(
     f"Tom has {first} apples and buys {first + 4} more. How many apples has he?" for first in (3, 11, 20)
@@ -58,7 +56,6 @@ class Outcome:
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     faults: list[Fault] = field(default_factory=list)
     healthy_s: list[float] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
 
     @property
     def requests(self) -> int:
@@ -75,7 +72,6 @@ class Outcome:
             "requests": self.requests,
             "by_endpoint_and_status": table,
             "healthy_client": {"answers": len(self.healthy_s), **slowest},
-            "operations_without_examples": dict(self.skipped),
             "faults": [vars(fault) for fault in self.faults],
         }
 
@@ -92,7 +88,6 @@ class Fuzz:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._recent: deque[FuzzRequest] = deque(maxlen=2 * _SENDERS)
-        self._drawn: queue.Queue[FuzzRequest] = queue.Queue(maxsize=2 * _SENDERS)
 
     def run(self, seconds: float, on_progress: Callable[[Outcome], None] = lambda _: None) -> Outcome:
         """Send for that long, or until the engine ends."""
@@ -100,17 +95,23 @@ class Fuzz:
         with httpx.Client(base_url=self._url, timeout=30.0) as client:
             openapi = client.get("/openapi.json").raise_for_status().json()
             model = str(client.get("/v1/models").raise_for_status().json()["data"][0]["id"])
-        with _trap(self._trapped) as trap_url:
-            threads = [
-                threading.Thread(target=self._guarded, args=(self._be_healthy, expected), name="healthy"),
-                threading.Thread(target=self._guarded, args=(self._draw, openapi, model, trap_url), name="draw"),
-                *(threading.Thread(target=self._guarded, args=(self._keep_sending,)) for _ in range(_SENDERS)),
+        hostile: queue.Queue[FuzzRequest] = queue.Queue(AHEAD)
+        with _trap(self._trapped) as trap_url, contract_drawn(openapi, self._seed) as (contract, is_drawing):
+            strategy = hostile_requests(openapi, model, trap_url)
+            work: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+                (self._be_healthy, (expected,)),
+                (self._draw_hostile, (strategy, hostile)),
+                *[(self._keep_sending, (drawn,)) for drawn in (hostile, contract) for _ in range(_SENDERS // 2)],
             ]
+            threads = [threading.Thread(target=self._guarded, args=(each, *args)) for each, args in work]
             for thread in threads:
                 thread.start()
             until = time.monotonic() + seconds
             while time.monotonic() < until and not self._stop.wait(0.5):
                 on_progress(self.outcome)
+                if not is_drawing():
+                    self._fault("the fuzzer stopped", "", "the process that draws after the contract ended", [])
+                    break
                 if self._ended():
                     self._fault("the engine ended", "", "see server.log; these requests came last", list(self._recent))
                     break
@@ -160,46 +161,16 @@ class Fuzz:
                     )
             self._stop.wait(0.2)
 
-    def _draw(self, openapi: Mapping[str, Any], model: str, trap_url: str) -> None:
-        """Draw in this thread alone, because hypothesis changes settings of the whole interpreter while it draws."""
-        open_paths = {*TEMPLATES, "/v1/models", "/v1/models/{model}", "/v1/responses/{response_id}", "/model_info"}
-        operations = list(contract_requests(only(openapi, open_paths)))
-        operations += contract_requests(without_closed_fields(only(openapi, open_paths)))
-        hostile = hostile_requests(openapi, model, trap_url)
-        for turn in itertools.count():
-            for number, (label, strategy) in enumerate(operations):
-                first = self._seed + 1_000 * turn + number
-                self._draw_some(hostile, first, "hostile")
-                self._draw_some(strategy, first, label)
-                if self._stop.is_set():
-                    return
+    def _draw_hostile(self, strategy: st.SearchStrategy[FuzzRequest], drawn: Drawn) -> None:
+        for turn in itertools.count(self._seed):
+            draw(strategy, turn, drawn, self._stop.is_set)
+            if self._stop.is_set():
+                return
 
-    def _draw_some(self, strategy: st.SearchStrategy[FuzzRequest], number: int, label: str) -> None:
-        @seed(number)
-        @settings(
-            max_examples=_EXAMPLES,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(strategy)
-        def put(request: FuzzRequest) -> None:
-            while not self._stop.is_set():
-                with suppress(queue.Full):
-                    self._drawn.put(request, timeout=0.2)
-                    return
-
-        try:
-            put()
-        except HypothesisException:  # a schema of which no counter-example can be made, for one
-            with self._lock:
-                self.outcome.skipped[label] += 1
-
-    def _keep_sending(self) -> None:
+    def _keep_sending(self, drawn: Drawn) -> None:
         while not self._stop.is_set():
             with suppress(queue.Empty):
-                self._send(self._drawn.get(timeout=0.2))
+                self._send(drawn.get(timeout=0.2))
 
     def _send(self, request: FuzzRequest) -> None:
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import schemathesis
@@ -60,17 +60,17 @@ _VALUES = st.recursive(
 )
 
 
-def contract_requests(openapi: Mapping[str, Any]) -> Iterator[tuple[str, st.SearchStrategy[FuzzRequest]]]:
-    """For each operation of the document, requests that follow it and requests that do not, with a label."""
+def contract_requests(openapi: Mapping[str, Any]) -> Iterator[st.SearchStrategy[FuzzRequest]]:
+    """For each operation of the document, requests that follow it, and requests that do not."""
     for result in schemathesis.openapi.from_dict(dict(openapi)).get_all_operations():
         operation: Any = result.ok() if hasattr(result, "ok") else None
         if operation is None:
             continue
         for mode in GenerationMode:
-            yield f"{operation.label} {mode.value}", operation.as_strategy(generation_mode=mode).map(_from_case)
+            yield operation.as_strategy(generation_mode=mode).map(_from_case)
 
 
-def only(openapi: Mapping[str, Any], paths: Mapping[str, Any] | set[str]) -> dict[str, Any]:
+def only(openapi: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:
     """The document with these paths alone."""
     return {**openapi, "paths": {path: item for path, item in openapi["paths"].items() if path in paths}}
 

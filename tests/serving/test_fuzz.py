@@ -79,8 +79,14 @@ def named(outcome: Outcome, what: str) -> list[Fault]:
 
 
 def test_a_healthy_engine_has_no_faults(tmp_path: Path) -> None:
-    outcome = fuzzed(lambda *_: None, tmp_path, lambda now: now.requests > 100 and len(now.healthy_s) > 3)
+    contract = ("GET /v1/models", 200)  # the hostile requests are all POST
+    outcome = fuzzed(
+        lambda *_: None,
+        tmp_path,
+        lambda now: now.requests > 100 and len(now.healthy_s) > 3 and now.statuses[contract] > 0,
+    )
     assert outcome.faults == []
+    assert outcome.statuses[contract]
     assert {200, 400} <= {status for _, status in outcome.statuses}
     assert outcome.summary()["healthy_client"]["answers"] > 3
 
