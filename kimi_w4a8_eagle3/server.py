@@ -62,7 +62,11 @@ class EngineServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the process; raises KimiError when the port is taken or the program cannot be executed."""
+        """Start the process; raises KimiError when the port is taken or the program cannot be executed.
+
+        May be called again after the process ended; what is left of it is cleared away first.
+        """
+        self.stop()
         require_free_port(self.host, self.port)
         remove_orphans()
         try:

@@ -170,7 +170,7 @@ def test_status_is_the_same_as_json(exporters: list[Exporter]) -> None:
         "http://r",
     )
     found = status["replicas"][0]
-    assert (found["phase"], found["reason"], found["restarts"]) == ("draining", "it leaves", {"rolling": 1})
+    assert (found["phase"], found["reason"], found["restarts"]["rolling"]) == ("draining", "it leaves", 1)
     assert found["canary"] is None and found["acceptance"] is None
 
 
