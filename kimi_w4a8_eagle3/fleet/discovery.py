@@ -38,7 +38,9 @@ def dns(address: str) -> Discover:
             if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
                 last = frozenset()
             return last
-        last = frozenset(_url(str(entry[4][0]), int(port)) for entry in found)
+        hosts = {str(entry[4][0]) for entry in found}
+        four = {host for host in hosts if ":" not in host}  # a pod with both kinds of address is one replica
+        last = frozenset(_url(host, int(port)) for host in four or hosts)
         return last
 
     return discover

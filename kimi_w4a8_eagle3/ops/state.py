@@ -12,7 +12,6 @@ from typing import Protocol
 
 from ..metrics import Acceptance
 
-
 # Why a replica was started again. All are counted from 0, so that a rate sees the first one.
 RESTARTS = ("ended", "stalled", "rolling", "error")
 

@@ -33,10 +33,14 @@ def test_the_same_replica_twice_is_refused():
 
 
 def test_every_address_of_a_name(monkeypatch):
-    result = [["10.0.0.1", "10.0.0.2", "fd00::1"]]
+    result = [["10.0.0.1", "10.0.0.2", "10.0.0.1"]]
     answers(monkeypatch, result)
     discover = discovery.dns("replicas.kimi.svc:9527")
-    assert discover() == {"http://10.0.0.1:9527", "http://10.0.0.2:9527", "http://[fd00::1]:9527"}
+    assert discover() == {"http://10.0.0.1:9527", "http://10.0.0.2:9527"}
+    result[0] = ["fd00::1", "fd00::2"]
+    assert discover() == {"http://[fd00::1]:9527", "http://[fd00::2]:9527"}
+    result[0] = ["fd00::1", "10.0.0.1"]  # two addresses of one pod
+    assert discover() == {"http://10.0.0.1:9527"}
 
 
 def test_no_ready_pod_is_no_replica_but_no_name_server_keeps_the_last(monkeypatch):
