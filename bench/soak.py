@@ -39,13 +39,21 @@ def main(
     url: str = typer.Option(None, help="A fleet that runs already, instead of one started here."),
     ops_url: str = typer.Option(None, help="Its probes and metrics; default: --url with the next port."),
     recipe: str = typer.Option("tiny", help="Served when no --url is given."),
+    sets: list[str] = typer.Option([], "--set", help="KEY=VALUE for the fleet started here, as for kimi serve."),
     runs: Path = typer.Option(DEFAULT_ROOT, help="Where the run folder is made."),
 ) -> None:
     """Soak, draw, judge."""
     console = Console(highlight=False)
     folder = new_run_dir("soak", runs).resolve()
     bounds, plan = Bounds(), Plan(minutes, concurrency, seed)
-    facts = {"plan": asdict(plan), "bounds": asdict(bounds), "url": url, "recipe": recipe, "replicas": replicas}
+    facts = {
+        "plan": asdict(plan),
+        "bounds": asdict(bounds),
+        "url": url,
+        "recipe": recipe,
+        "set": sets,
+        "replicas": replicas,
+    }
     write_json(folder / RECORD, record("soak", {}, {}, **facts))
     console.print(f"soak: everything is in {folder}")
     try:
@@ -54,7 +62,7 @@ def main(
                 found = soak(subject.running(url, ops_url), folder, plan, on_progress)
                 left = []
             else:
-                with subject.started(recipe, replicas, folder, lambda line: say(f"start: {line[:70]}")) as fleet:
+                with subject.started(recipe, sets, replicas, folder, lambda line: say(f"start: {line}")) as fleet:
                     found = soak(fleet, folder, plan, on_progress)
                     say("the fleet is stopped")
                 left = [subject.check_nothing_left(fleet, found.shared_memory)]
@@ -67,7 +75,7 @@ def main(
     findings = [*judge(found, bounds), *left]
     write_records(folder / "requests.jsonl", found.records)
     write_json(folder / "soak.json", _result(found, findings))
-    title = f"{len(found.records):,} requests in {minutes:g} minutes, {concurrency} clients at a time"
+    title = f"{len(found.records):,} requests in {minutes:g} minutes, {concurrency} clients"
     plots.draw(found, folder / "soak.png", title)
     console.print(_served(found), _findings(findings))
     failed = [finding for finding in findings if not finding.passed]
@@ -83,7 +91,7 @@ def _progress(console: Console, minutes: float) -> Iterator[tuple[Callable[[str]
         task = progress.add_task("start", total=60 * minutes)
 
         def say(text: str) -> None:
-            progress.update(task, description=escape(text))
+            progress.update(task, description=escape(text[:80]))
 
         def on_progress(stage: str, seconds: float, records: Sequence[Record], sample: Sample | None) -> None:
             counts = Counter(record.outcome.value for record in records)

@@ -17,7 +17,7 @@ from .verdict import MIB
 from .watch import RUNNING, USED, WAITING
 
 _STEP_S = 15.0
-_DPI = 110
+_DPI = 90
 
 
 def draw(found: Soak, path: Path, title: str) -> None:
@@ -27,8 +27,10 @@ def draw(found: Soak, path: Path, title: str) -> None:
         (tokens, outcomes), (memory, descriptors), (slots, queue) = axes
         _throughput(tokens, found)
         _outcomes(outcomes, found)
-        _held(memory, found, "memory of its own (USS), MiB", lambda held: held.uss / MIB, log=True)
-        _held(descriptors, found, "open descriptors (colours as on the left)", lambda held: float(held.fds), log=False)
+        _held(memory, found, "memory (USS) since before the load, MiB", lambda now, first: (now.uss - first.uss) / MIB)
+        _held(descriptors, found, "open descriptors (colours are those of memory, too)", lambda now, _: float(now.fds))
+        descriptors.set_ylim(bottom=0, top=1.35 * descriptors.get_ylim()[1])
+        descriptors.legend(frameon=False, fontsize=8, ncols=3, loc="upper left")
         _engines(slots, found, "KV slots in use", (USED,))
         _engines(queue, found, "requests", (RUNNING, WAITING))
         for axis in axes.flat:
@@ -58,25 +60,23 @@ def _outcomes(axis: Axes, found: Soak) -> None:
     axis.legend(frameon=False, fontsize=8)
 
 
-def _held(axis: Axes, found: Soak, title: str, value: Callable[[Held], float], log: bool) -> None:
-    """One line for each process; replicas share a colour for each kind of process."""
-    names = list(found.before.held)
-    kinds = list(dict.fromkeys(_kind(name) for name in names))
-    for name in names:
-        points = [(_minute(found, s.at), value(s.held[name])) for s in found.samples if name in s.held]
-        first = next(other for other in names if _kind(other) == _kind(name)) == name
+def _held(axis: Axes, found: Soak, title: str, value: Callable[[Held, Held], float]) -> None:
+    """One line for each process; a kind of process has one colour, its later replicas are dashed.
+
+    value: of what a process holds now and what it held before the load.
+    """
+    kinds: dict[str, str] = {}
+    for name, first in found.before.held.items():
+        later = _kind(name) in kinds
+        colour = kinds.setdefault(_kind(name), COLOURS[len(kinds) % len(COLOURS)])
+        points = [(_minute(found, s.at), value(s.held[name], first)) for s in found.samples if name in s.held]
         axis.plot(
             *zip(*points, strict=True),
-            color=COLOURS[kinds.index(_kind(name)) % len(COLOURS)],
-            linestyle="-" if first else "--",
-            label=_kind(name) if first else None,
+            color=colour,
+            linestyle="--" if later else "-",
+            label=None if later else _kind(name),
         )
     axis.set_title(title, loc="left")
-    if log:
-        axis.set_yscale("log")
-        axis.legend(frameon=False, fontsize=8, ncols=2)
-    else:
-        axis.set_ylim(bottom=0)
 
 
 def _engines(axis: Axes, found: Soak, title: str, keys: Sequence[str]) -> None:
@@ -86,7 +86,8 @@ def _engines(axis: Axes, found: Soak, title: str, keys: Sequence[str]) -> None:
             points = [(_minute(found, s.at), s.engines[name][key]) for s in found.samples if name in s.engines]
             axis.plot(*zip(*points, strict=True), style, color=COLOURS[number], label=name + shown[key])
     axis.set_title(title, loc="left")
-    axis.legend(frameon=False, fontsize=8, ncols=2)
+    axis.set_ylim(top=1.25 * axis.get_ylim()[1])
+    axis.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
 
 
 def _minute(found: Soak, at: float) -> float:

@@ -43,11 +43,15 @@ def running(url: str, ops_url: str | None) -> Subject:
 
 
 @contextmanager
-def started(recipe: str, replicas: int, folder: Path, on_wait: Callable[[str], None]) -> Iterator[Subject]:
+def started(
+    recipe: str, sets: Sequence[str], replicas: int, folder: Path, on_wait: Callable[[str], None]
+) -> Iterator[Subject]:
     """`kimi serve` with its logs in `folder`, ready; ended with SIGTERM at the end of the block."""
     port, ops_port = free_port(), free_port()
     argv = [sys.executable, "-m", "kimi_w4a8_eagle3.cli", "serve", "--recipe", recipe, "--replicas", str(replicas)]
-    argv += ["--set", f"port={port}", "--ops-port", str(ops_port)]
+    argv += ["--ops-port", str(ops_port)]
+    for each in (f"port={port}", *sets):
+        argv += ["--set", each]
     log = folder / "serve.log"
     with log.open("wb") as output:
         process = psutil.Popen(argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
