@@ -173,6 +173,8 @@ class RequestRules:
         self._check_openai(body, prompts=1)
 
     def _check_tokenize(self, body: Mapping[str, Any]) -> None:
+        if body.get("stream"):  # unknown names reach SGLang's chat form here, and this one makes it answer 501
+            raise Refusal("tokens are not streamed", param="stream")
         self._check_media(body.get("messages"), "messages")
         self._check_length([body.get("messages"), body.get("tools")], "messages")
         self._check_prompts(body.get("prompt"), "prompt")

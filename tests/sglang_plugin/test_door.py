@@ -391,6 +391,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         "chat_template_kwargs may",
     ),
     "tokenize template": ("/v1/tokenize", {**CHAT, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs may"),
+    "streamed tokens": ("/v1/tokenize", {"prompt": "x", "stream": True}, "not streamed"),
     "loopback image": ("/v1/chat/completions", image({"url": "http://127.0.0.1/x"}), "fetches no media"),
     "metadata image": ("/v1/chat/completions", image("http://169.254.169.254/x"), "fetches no media"),
     "file image": ("/v1/chat/completions", image({"url": "file:///etc/passwd"}), "fetches no media"),
