@@ -117,7 +117,9 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
     log.touch()
     console.print(f"kimi: log of the engine: {log}")
     events = EventLog(folder, console)
-    replica = Replica(_with_keys(launch, options), log, events, "0", options.drain_timeout_s, options.client_key)
+    replica = Replica(
+        _with_keys(launch, options), log, events, "0", options.drain_timeout_s, options.client_key, launch.recipe
+    )
     try:
         with signals_raise(drain=True), _ops(options, SingleServer(launch.recipe, replica.state)), follow(log):
             replica.serve()

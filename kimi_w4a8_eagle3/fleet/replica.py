@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 READY_TIMEOUT_S = 5400.0
 DRAIN_TIMEOUT_S = 120.0
 _POLL_S = 0.25
+_STALLED_GRACE_S = 2.0  # an engine that hangs finishes nothing; its clients wait until its sockets close
 
 Announce = Callable[[str, str, str], None]  # source, event, reason
 
@@ -41,6 +42,7 @@ class Replica:
     """An engine of `launch` and its state; `serve` is one life of it, from start to end.
 
     log_path: the engine's output, appended over all lives. The stacks of a stalled engine are written beside it.
+    name: in metrics. label: in messages.
     """
 
     def __init__(
@@ -51,10 +53,12 @@ class Replica:
         name: str = "0",
         drain_timeout_s: float = DRAIN_TIMEOUT_S,
         client_key: str | None = None,
+        label: str = "",
     ) -> None:
         self.launch = launch
         self.log_path = log_path
         self.state = ReplicaState(name, launch.base_url, launch.progress_timeout_s, launch.num_draft_tokens)
+        self.label = label or f"replica-{name}"
         self._announce = announce
         self._drain_timeout_s = drain_timeout_s
         self._client_key = client_key
@@ -62,11 +66,6 @@ class Replica:
         self._gently = True
         self._server: EngineServer | None = None
         self.was_ready = False  # in its present or last life
-
-    @property
-    def label(self) -> str:
-        """Its name in messages."""
-        return f"replica-{self.state.name}"
 
     def serve(self) -> None:
         """One life. Returns when it was asked to end; raises KimiError with the reason when it ended otherwise."""
@@ -151,6 +150,7 @@ class Replica:
                 if stalled.is_set():
                     state.stalls += 1
                     self._enter(Phase.STALLED, f"no token for {state.progress_timeout_s:.0f} s")
+                    server.stop(_STALLED_GRACE_S)
                     raise Stalled(
                         f"no token was generated for {state.progress_timeout_s:.0f} s although requests are running",
                         where=str(self.log_path.parent),
