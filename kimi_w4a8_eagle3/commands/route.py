@@ -33,10 +33,10 @@ def route(
             "nothing, or two things, to route to", expected="either --worker URL ... or --workers-dns NAME:PORT"
         )
     discover = discovery.static(worker) if worker else discovery.dns(workers_dns)
-    router, model = RouterSettings(), None
+    router, model = RouterSettings().resolved(prefix_cache=True), None
     if recipe:
         chosen, args = engine_arguments(load_recipe(recipe), settings)
-        router = chosen.router
+        router = chosen.router.resolved(prefix_cache=args.get("disable-radix-cache") is not True)
         model = str(args["served-model-name"]) if "served-model-name" in args else str(args["model-path"])
     elif settings:
         raise KimiError("there is nothing to set", where="--set", expected="--recipe together with --set")

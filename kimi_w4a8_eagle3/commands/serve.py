@@ -84,7 +84,8 @@ def serve(
     from ..recipes import engine_arguments
 
     launches = replica_launches(launch, replicas, machine, rendered)
-    router = engine_arguments(chosen, settings, context.args)[0].router
+    resolved, args = engine_arguments(chosen, settings, context.args)
+    router = resolved.router.resolved(prefix_cache=args.get("disable-radix-cache") is not True)
     raise typer.Exit(serve_fleet(launches, launch, router, options))
 
 
