@@ -137,8 +137,9 @@ def _imbalance(recipe: Recipe, load: predict.Load | None, concurrency: int, node
     if nodes == 1 or recipe.engine != "sglang" or router.policy != "cache_aware":
         return None
     total = concurrency * nodes
-    by_difference = (total + (nodes - 1) * router.balance_abs_threshold) / nodes
-    by_quotient = total / (1 + (nodes - 1) / router.balance_rel_threshold)
+    absolute, relative = router.thresholds(recipe.prefix_cache)
+    by_difference = (total + (nodes - 1) * absolute) / nodes
+    by_quotient = total / (1 + (nodes - 1) / relative)
     most = max(by_difference, by_quotient)
     return Imbalance(most, (total - most) / (nodes - 1), _tpot_ratio(load, most))
 

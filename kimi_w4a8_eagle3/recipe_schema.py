@@ -124,6 +124,11 @@ class Recipe(_Strict):
         fixed = {} if golden is None else {"SGLANG_SIMULATE_ACC_LEN": f"{golden:g}", **FIXED_ACCEPTANCE}
         return {name: value for name, value in self.env.items() if value is not False} | fixed
 
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether engines keep the KV of prefixes, which is what a cache-aware router goes by."""
+        return self.args.get("disable-radix-cache") is not True
+
     def without_speculation(self) -> Recipe:
         """The same recipe without its draft and the engine's `speculative-*` arguments: the other side of an A/B."""
 

@@ -36,7 +36,7 @@ def route(
     router, model = RouterSettings().resolved(prefix_cache=True), None
     if recipe:
         chosen, args = engine_arguments(load_recipe(recipe), settings)
-        router = chosen.router.resolved(prefix_cache=args.get("disable-radix-cache") is not True)
+        router = chosen.router.resolved(chosen.prefix_cache)
         model = str(args["served-model-name"]) if "served-model-name" in args else str(args["model-path"])
     elif settings:
         raise KimiError("there is nothing to set", where="--set", expected="--recipe together with --set")

@@ -84,8 +84,8 @@ def serve(
     from ..recipes import engine_arguments
 
     launches = replica_launches(launch, replicas, machine, rendered)
-    resolved, args = engine_arguments(chosen, settings, context.args)
-    router = resolved.router.resolved(prefix_cache=args.get("disable-radix-cache") is not True)
+    resolved, _ = engine_arguments(chosen, settings, context.args)
+    router = resolved.router.resolved(resolved.prefix_cache)
     raise typer.Exit(serve_fleet(launches, launch, router, options))
 
 

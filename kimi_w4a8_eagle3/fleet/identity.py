@@ -42,9 +42,9 @@ class Identity:
         return [f"{name} {found!r} instead of {wanted!r}" for name, wanted, found in parts if found != wanted]
 
 
-def ask_identity(base_url: str, timeout_s: float = 5.0) -> Identity:
+def ask_identity(base_url: str, http: httpx.Client) -> Identity:
     """The identity of the engine at `base_url`; httpx.HTTPError when it does not answer, KimiError for nonsense."""
-    answer = httpx.get(f"{base_url}/model_info", timeout=timeout_s)
+    answer = http.get(f"{base_url}/model_info")
     answer.raise_for_status()
     try:
         return _identity(answer.json())

@@ -20,6 +20,7 @@ from .identity import Identity, ask_identity
 from .router import RouterControl, RouterEndpoint, Worker
 
 INTERVAL_S = 0.25
+_IDENTITY_TIMEOUT_S = 5.0
 _RECHECK_S = 3.0  # a pod may go, or come back at the same address with another model
 
 
@@ -44,7 +45,9 @@ class Registrar:
         events: EventLog,
         model: str | None = None,
     ) -> None:
-        self._endpoint = endpoint
+        # Both are kept: making a client loads certificates, which costs more than everything else in a pass.
+        self._control = RouterControl(endpoint)
+        self._engines = httpx.Client(timeout=_IDENTITY_TIMEOUT_S)
         self._wanted = wanted
         self._events = events
         self._model = model
@@ -71,8 +74,7 @@ class Registrar:
     def reconcile(self) -> None:
         """One pass; nothing changes when the router does not answer."""
         try:
-            with RouterControl(self._endpoint) as control:
-                self._mend(control)
+            self._mend(self._control)
         except httpx.HTTPError:
             self._workers = {}
         with self._passed:
@@ -85,6 +87,8 @@ class Registrar:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._end.set()
         self._thread.join(timeout=30.0)
+        self._control.close()
+        self._engines.close()
 
     def _run(self) -> None:
         while not self._end.wait(INTERVAL_S):
@@ -115,7 +119,7 @@ class Registrar:
         if check is not None and time.monotonic() - check.at < _RECHECK_S:
             return check.accepted
         try:
-            reason = self._objection(ask_identity(url))
+            reason = self._objection(ask_identity(url, self._engines))
         except httpx.HTTPStatusError as error:
             reason = f"it answers HTTP {error.response.status_code} to /model_info"
         except httpx.ConnectError:

@@ -4,6 +4,7 @@ import json
 import shutil
 import struct
 
+import httpx
 import pytest
 from support.small_engines import ARCHITECTURE, SmallEngine
 
@@ -50,12 +51,12 @@ def test_the_draft_is_part_of_it():
 
 def test_an_engine_says_who_it_is():
     with SmallEngine("one", model="kimi", weights="abc") as engine:
-        assert ask_identity(engine.url) == Identity("kimi", "abc", ARCHITECTURE)
+        assert ask_identity(engine.url, httpx.Client()) == Identity("kimi", "abc", ARCHITECTURE)
 
 
 def test_another_program_is_no_engine():
     with SmallEngine("one") as engine, pytest.raises(KimiError, match="no SGLang server"):
-        ask_identity(f"{engine.url}/v1/models?")
+        ask_identity(f"{engine.url}/v1/models?", httpx.Client())
 
 
 def test_the_engine_is_started_with_its_fingerprint():

@@ -22,9 +22,8 @@ def wanted():
 def registrar(router, events, wanted):
     with Registrar(router, lambda: frozenset(wanted), events) as registrar:
         yield registrar
-    wanted.clear()
-    registrar.reconcile()
-    until(lambda: (registrar.reconcile(), not registrar.registered())[1])
+        wanted.clear()
+        until(lambda: not registrar.registered())
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:

@@ -52,9 +52,11 @@ def test_the_weights_of_all_nodes_in_twenty_minutes() -> None:
 
 
 def test_the_most_uneven_spread_that_the_routers_thresholds_allow() -> None:
-    two = nodes_of("eagle3-opt", 2).imbalance
+    without_cache = nodes_of("eagle3-opt", 2).imbalance
+    assert without_cache is not None and (without_cache.most, without_cache.least) == (40.5, 39.5)
+    two = nodes_of("eagle3-opt", 2, "disable-radix-cache=false").imbalance
     assert two is not None and (round(two.most), round(two.least)) == (48, 32)  # both 16 more and 1.5 times as many
-    four = nodes_of("eagle3-opt", 4).imbalance
+    four = nodes_of("eagle3-opt", 4, "disable-radix-cache=false").imbalance
     assert four is not None and four.most == pytest.approx(1.5 * four.least)
     assert four.most + 3 * four.least == pytest.approx(160)
     assert four.tpot_ratio is not None and four.tpot_ratio > two.tpot_ratio > 1  # type: ignore[operator]
