@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -16,7 +17,7 @@ from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.server import free_port
 
 pytestmark = pytest.mark.server
-READY = re.compile(r"is ready after")
+READY = re.compile(r"tiny ready: after")
 
 
 class Kimi:
@@ -77,11 +78,24 @@ def all_gone(family: list[psutil.Process]) -> bool:
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_ctrl_c_ends_everything_and_names_the_log(serve):
-    kimi = serve()
-    kimi.wait_for(READY)
+def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, tmp_path):
+    key = "a-key-for-this-test"
+    (tmp_path / "key").write_text(f"{key}\n")
+    (tmp_path / "key").chmod(0o600)
+    kimi = serve("--api-key-file", "key")
+    kimi.wait_for(READY)  # the engine's warm-up and the canary prompts passed the door
     family = kimi.family()
     assert len(family) >= 3  # server, scheduler, detokenizer
+    url = f"http://127.0.0.1:{kimi.port}/v1/completions"
+    body = {"model": "kimi-k2.5-tiny", "prompt": "1 + 1", "max_tokens": 2}
+    sent = {"none": {}, "wrong": {"Authorization": f"Bearer {key}x"}, "right": {"Authorization": f"Bearer {key}"}}
+    answers = {name: httpx.post(url, json=body, headers=headers, timeout=60) for name, headers in sent.items()}
+    assert {name: answer.status_code for name, answer in answers.items()} == {"none": 401, "wrong": 401, "right": 200}
+    assert "needs a key" in answers["none"].json()["error"]["message"]
+    assert httpx.get(f"http://127.0.0.1:{kimi.port + 1}/ready", timeout=60).status_code == 200
+    shown = [*(" ".join(process.cmdline()) for process in family), kimi.text]
+    shown += [path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert not [text for text in shown if key in text]
     kimi.process.send_signal(signal.SIGINT)
     assert kimi.process.wait(60) == 128 + signal.SIGINT
     assert all_gone(family)
