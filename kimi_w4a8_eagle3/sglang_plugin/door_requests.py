@@ -283,11 +283,11 @@ def _parse(raw: bytes) -> dict[str, Any]:
 
 
 def _refuse_closed(given: Mapping[str, Any], known: frozenset[str], allowed: frozenset[str] | None) -> None:
-    """Fields at their empty value pass: load generators send whole forms of nulls and false."""
+    """Fields at null, false, 0 or "" pass: load generators send whole forms of them. An empty list is a value."""
     if allowed is None:
         return
     for name, value in given.items():
-        if name in known and name not in allowed and value not in (None, False, 0, "", [], {}):
+        if name in known and name not in allowed and value not in (None, False, 0, ""):
             raise Refusal(f"{name} is not for clients of this server", param=name)
 
 

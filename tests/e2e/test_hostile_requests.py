@@ -48,6 +48,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "template argument that exists": ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"tokenize": True}}),
     "schema without an end": ("/v1/chat/completions", schema({"$ref": "#"})),
     "schema 400 levels deep": ("/v1/chat/completions", schema(json.loads('{"items":' * 400 + "{}" + "}" * 400))),
+    "an empty list of request ids": ("/v1/completions", {**COMPLETION, "rid": []}),
     "streamed tokens": ("/v1/tokenize", {"prompt": "Tom", "stream": True}),
     "parameters without prompts": ("/generate", {"text": "Tom", "sampling_params": []}),
     "more parameters than prompts": ("/generate", {"text": "Tom", "sampling_params": [{}, {}]}),

@@ -365,6 +365,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "adapter": ("/v1/chat/completions", {**CHAT, "lora_path": "/etc"}, "lora_path is not for"),
     "session": ("/v1/chat/completions", {**CHAT, "session_params": {"id": "x"}}, "session_params is not for"),
     "bootstrap": ("/v1/completions", {"prompt": "x", "bootstrap_host": "h"}, "bootstrap_host is not for"),
+    "no ids": ("/v1/completions", {"prompt": "x", "rid": []}, "rid is not for"),
     "ipc": ("/generate", {"text": "x", "http_worker_ipc": "ipc:///x"}, "http_worker_ipc is not for"),
     "hidden states": ("/generate", {"text": "x", "return_hidden_states": True}, "return_hidden_states is not for"),
     "internal": ("/generate", {"text": "x", "sampling_params": {"is_normalized": True}}, "is_normalized is not for"),
