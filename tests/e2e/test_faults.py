@@ -76,19 +76,19 @@ def test_a_client_that_leaves_ends_its_request(fleet, questions):
 
 
 def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_goes_on(fleet, questions):
-    streams = [endless_question(questions[0].model, 2000)]
+    streams = [endless_question(questions[0].model, 500)]
     with Load(fleet.base_url, streams, 4, mix={Manner.STREAM: 1}, total=4, hang_s=120.0) as load:
         until(lambda: min(running(fleet)) >= 1)
-        victim = running(fleet)[0]
+        time.sleep(0.5)  # their first piece has been sent
         at = time.time()
         fleet.engine(0).kill()
         down = fleet.wait_event(lambda e: (e.source, e.event) == ("replica-0", "down"), at, 60.0)
         fleet.wait_event(lambda e: e.event == "restarting", down.time, 60.0)
         assert ask(fleet, questions[1]).outcome is Outcome.OK
-        assert load.wait(200)
+        assert load.wait(300)
     seen = Counter(record.outcome for record in load.records)
     assert not forbidden(load.records)
-    assert seen[Outcome.CUT] + seen[Outcome.FAILED] == victim and seen[Outcome.OK] == 4 - victim
+    assert seen[Outcome.CUT] >= 1 and seen[Outcome.OK] >= 1 and set(seen) == {Outcome.CUT, Outcome.OK}
 
 
 def test_another_model_is_refused_at_registration(fleet, tmp_path):
