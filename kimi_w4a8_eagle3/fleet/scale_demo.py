@@ -33,9 +33,6 @@ _STEADY_S = 10.0
 _SETTLE_S = 6.0
 _RECOVERY_TIMEOUT_S = 400.0
 _REFRESH_S = 0.25
-# The built-in model's prompts are alike, so a cache-aware router would send them all to one replica as long as that one
-# has few requests more than the other: here two are enough to change over, by default sixteen.
-_ROUTER = ("--set", "router.balance_abs_threshold=2", "--set", "router.balance_rel_threshold=1.01")
 _ANSWERED = "smg_worker_cb_outcomes_total"
 
 
@@ -73,7 +70,7 @@ def run(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Path:
     folder = new_run_dir("scale-demo", runs)
     console.print(Panel.fit(_intro(folder), title="kimi scale-demo", border_style="cyan"))
     write_json(folder / RECORD, record("scale-demo", {}, {}, concurrency=CONCURRENCY))
-    with signals_raise(), ServedFleet(folder, arguments=_ROUTER) as fleet:
+    with signals_raise(), ServedFleet(folder) as fleet:
         with console.status("two replicas of the built-in model start") as status:
             began = time.time()
             ready = fleet.wait_whole(on_wait=lambda s: status.update(f"two replicas and the router start, {s:.0f} s"))

@@ -19,13 +19,11 @@ from kimi_w4a8_eagle3.fleet.served import ServedFleet
 from kimi_w4a8_eagle3.server import free_port
 
 pytestmark = pytest.mark.server
-# The prompts are alike: without this a cache-aware router would keep them all on one replica.
-SPREAD = ("--set", "router.balance_abs_threshold=1", "--set", "router.balance_rel_threshold=1.01")
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    with ServedFleet(tmp_path_factory.mktemp("fleet"), arguments=SPREAD) as served:
+    with ServedFleet(tmp_path_factory.mktemp("fleet")) as served:
         served.wait_whole()
         yield served
 
