@@ -74,6 +74,13 @@ def serve(
     from ..serving import ServeOptions, serve_fleet, serve_foreground
 
     keys, client_key = _keys(api_key_file)
+    if client_key is not None and launch.engine != "sglang":
+        raise KimiError(
+            f"{launch.engine} has no door that would ask for this key (docs/door.md)",
+            where="--api-key-file" if api_key_file else "environment",
+            expected="a recipe for SGLang",
+            remedy="unset the key and put a proxy that asks for one in front",
+        )
     options = ServeOptions(ops_host, _ops_port(ops_port, launch.port), drain_timeout, keys, client_key)
     _show(launch, as_json=False, docker=False)
     if client_key is None and not is_loopback(launch.host):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import startup_check
 from ..client import EngineClient
+from ..door_check import require_door
 from ..errors import KimiError
 from ..ops.state import Phase, ReplicaState
 from ..server import EngineServer
@@ -122,8 +123,11 @@ class Replica:
             raise _Asked
 
     def _check(self) -> None:
-        """The canary prompts: an accept length at its floor ends this life."""
+        """The door that was asked for, then the canary prompts: an accept length at its floor ends this life."""
         state = self.state
+        if self.launch.engine == "sglang":
+            closed = self.launch.env.get("KIMI_DOOR") == "closed"
+            require_door(state.base_url, key_expected=self._client_key is not None, closed_expected=closed)
         if self.launch.draft is None or state.num_draft_tokens is None:
             return
         self._enter(Phase.CHECKING, "canary prompts")
