@@ -68,6 +68,7 @@ class Stage:
 
     def __init__(self, fleet: ServedFleet, folder: Path) -> None:
         self.fleet, self.folder = fleet, folder
+        self._http = httpx.Client(timeout=20.0)  # making one costs more than a request
         fleet.wait_whole(_WHOLE_S)
         self.questions = known_questions(fleet.base_url)
 
@@ -87,7 +88,7 @@ class Stage:
         """Sum of one of SGLang's metrics over the engines."""
         total = 0.0
         for url in self.engines():
-            for line in httpx.get(f"{url}/metrics", timeout=20.0).text.splitlines():
+            for line in self._http.get(f"{url}/metrics").text.splitlines():
                 if line.startswith(metric + "{"):
                     total += float(line.rpartition(" ")[2])
         return total

@@ -10,6 +10,7 @@ something was left behind. --docs: replace the rows of docs/reliability.md; rows
 from __future__ import annotations
 
 import json
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -165,4 +166,9 @@ def _s(seconds: float | None) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except Terminated as stopped:
+        sys.exit(stopped.exit_code)
+    except KimiError as error:
+        sys.exit(f"faults.py: {error}")

@@ -101,6 +101,7 @@ class ServedFleet:
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._run: Path | None = None
+        self._http = httpx.Client(timeout=20.0)
         self._family: dict[int, psutil.Process] = {}
         self._ports: set[int] = {self.port, self.ops_port}
         self._shared_memory: set[Path] = set()
@@ -194,7 +195,7 @@ class ServedFleet:
 
     def status(self) -> dict[str, Any]:
         """What the ops endpoint says."""
-        found: dict[str, Any] = httpx.get(f"{self.ops_url}/status", timeout=10.0).json()
+        found: dict[str, Any] = self._http.get(f"{self.ops_url}/status").json()
         return found
 
     def replica_url(self, number: int) -> str:
@@ -281,6 +282,7 @@ class ServedFleet:
         _, alive = psutil.wait_procs(list(self._family.values()), timeout=15.0)
         for process in alive:
             _kill(process)
+        self._http.close()
         if self._temporary is not None:
             self._temporary.cleanup()
 
