@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,15 +27,13 @@ _STOP_GRACE_S = 20.0
 _POLL_S = 0.25
 _LOOK_S = 5.0  # between two looks at the shared memory of an engine, which take milliseconds a process
 _TAIL_LINES = 25
-_LOG_ROOM_BYTES = 4 << 20
 
 
 @dataclass
 class EngineServer:
     """One engine process in a session of its own.
 
-    argv: the whole command line. env: added to this process's environment. log_path: stdout and stderr, appended;
-    log_dropped: there was no room for them, and SGLang does not survive its start when it cannot print.
+    argv: the whole command line. env: added to this process's environment. log_path: stdout and stderr, appended.
     Used as a context manager it starts on entry and stops, with all its children, on exit.
     """
 
@@ -46,7 +43,6 @@ class EngineServer:
     port: int
     log_path: Path
     name: str = "server"
-    log_dropped: bool = field(default=False, init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _children: dict[int, psutil.Process] = field(default_factory=dict, repr=False)
     _belongings: Belongings | None = field(default=None, repr=False)
@@ -76,8 +72,7 @@ class EngineServer:
         try:
             self._belongings = Belongings()
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            self.log_dropped = shutil.disk_usage(self.log_path.parent).free < _LOG_ROOM_BYTES
-            with (Path(os.devnull) if self.log_dropped else self.log_path).open("ab") as log:
+            with self.log_path.open("ab") as log:
                 self._process = subprocess.Popen(
                     list(self.argv),
                     env={**os.environ, **self.env, "TMPDIR": str(self._belongings.folder)},

@@ -76,8 +76,6 @@ class Replica:
         try:
             with self._engine() as server:
                 self._server = server
-                if server.log_dropped:
-                    self._announce(self.label, "disk-full", f"no room at {self.log_path.parent}: its output is dropped")
                 try:
                     seconds = server.wait_ready(READY_TIMEOUT_S, on_wait=self._leave_if_asked)
                     self._check()
