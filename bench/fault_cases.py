@@ -25,7 +25,7 @@ from kimi_w4a8_eagle3.fleet.load_request import Client, Manner, Outcome, Record
 from kimi_w4a8_eagle3.fleet.served import ServedFleet
 from kimi_w4a8_eagle3.server import free_port
 
-CLIENTS = 4
+CLIENTS = 6
 STALL_S = 15
 FLEET = ("--set", f"options.progress_timeout_s={STALL_S}")
 _BEFORE_S = 4.0
@@ -127,9 +127,12 @@ def under_load(stage: Stage, inflict: Callable[[], object], allowed: frozenset[O
         time.sleep(_AFTER_S)
     write_records(stage.folder / f"{name}.jsonl", load.records)
     row.judge(load.records, allowed)
-    seen = [record for record in load.records if record.outcome is not Outcome.OK]
-    if seen:
-        row.remark = f"last error {max(record.ended for record in seen) - at:.1f} s after the fault"
+    running = [record for record in load.records if record.began <= at <= record.ended]
+    seen = Counter(record.outcome.value for record in running)
+    row.remark = f"of {len(running)} requests running at the fault {', '.join(f'{n} {o}' for o, n in seen.items())}"
+    errors = [record.ended - at for record in load.records if record.outcome is not Outcome.OK]
+    if errors:
+        row.remark += f"; last error {max(errors):.1f} s after it"
     left = fleet.debris(before)
     row.left = str(left)
     row.expect(not left, f"left behind: {left}")

@@ -145,8 +145,8 @@ def _write_docs(rows: dict[str, dict[str, Any]]) -> None:
     kept = {case.name: known[case.name] for case in CASES if case.name in known}
     write_json(ROWS, kept)
     lines = [
-        "| fault | clients saw | noticed after | whole after | left behind | remarks |",
-        "|---|---|---|---|---|---|",
+        "| fault | clients saw | noticed | whole again | left behind | remarks | load |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in kept.values():
         remark = "; ".join([row["remark"], *(f"**FAILED: {problem[:200]}**" for problem in row["problems"])]).strip(
