@@ -19,6 +19,7 @@ from kimi_w4a8_eagle3.fleet.served import ServedFleet
 from kimi_w4a8_eagle3.server import free_port
 
 pytestmark = pytest.mark.server
+ABORTED = "sglang:num_aborted_requests_total"
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +42,20 @@ def ask(fleet, question, manner=Manner.STREAM):
     return asyncio.run(once())
 
 
-def running(fleet) -> list[float]:
-    """Requests that each engine runs now; those that are ready."""
+def of_each(fleet, metric) -> list[float]:
+    """One of SGLang's metrics of each engine that is ready."""
     counts = []
     for entry in fleet.status()["replicas"]:
         if not entry["ready"]:
             continue
         text = httpx.get(f"{entry['base_url']}/metrics", timeout=30.0).text
-        lines = [line for line in text.splitlines() if line.startswith("sglang:num_running_reqs{")]
+        lines = [line for line in text.splitlines() if line.startswith(metric + "{")]
         counts.append(sum(float(line.rpartition(" ")[2]) for line in lines))
     return counts
+
+
+def running(fleet) -> list[float]:
+    return of_each(fleet, "sglang:num_running_reqs")
 
 
 def until(condition, seconds=60.0):
@@ -68,9 +73,10 @@ def test_a_killed_router_comes_back_with_both_replicas(fleet, questions):
 
 
 def test_a_client_that_leaves_ends_its_request(fleet, questions):
+    before = sum(of_each(fleet, ABORTED))
     record = ask(fleet, endless_question(questions[0].model, 3000), Manner.LEAVES_STREAM)
     assert record.outcome is Outcome.LEFT
-    until(lambda: running(fleet) == [0, 0])
+    until(lambda: sum(of_each(fleet, ABORTED)) == before + 1 and running(fleet) == [0, 0])
 
 
 def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_goes_on(fleet, questions):
