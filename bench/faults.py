@@ -99,7 +99,8 @@ def main(
             typer.echo(f"{case.name:16} {case.title}")
         return
     if earlier is not None:
-        _write_docs(json.loads((earlier / "result.json").read_text()))
+        found = json.loads((earlier / "result.json").read_text())
+        _write_docs({name: row for name, row in found.items() if not only or name in only})
         return
     console = Console(highlight=False)
     unknown = set(only) - {case.name for case in CASES}
