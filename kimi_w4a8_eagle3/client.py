@@ -141,7 +141,8 @@ class EngineClient:
 
 def _refused(response: httpx.Response) -> KimiError:
     try:
-        message = response.json().get("message", response.text)
+        body = response.json()
+        message = body.get("error", body).get("message", response.text)  # the door's form and SGLang's flat one
     except (ValueError, AttributeError):
         message = response.text
     return KimiError(f"the server refused: HTTP {response.status_code}: {message}", where=str(response.request.url))

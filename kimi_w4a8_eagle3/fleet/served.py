@@ -282,6 +282,7 @@ class ServedFleet:
         _, alive = psutil.wait_procs(list(self._family.values()), timeout=15.0)
         for process in alive:
             _kill(process)
+        psutil.wait_procs(alive, timeout=15.0)
         self._http.close()
         if self._temporary is not None:
             self._temporary.cleanup()
