@@ -25,10 +25,11 @@ _PAUSE_S = 0.25  # after an error: a client that asks again at once would only m
 
 
 class Load:
-    """`concurrency` clients that ask without a pause from entry to exit of a `with` block, in a thread.
+    """`concurrency` clients that ask one request after the other from entry to exit of a `with` block, in a thread.
 
     mix: how often each manner comes in a cycle. total: stop by itself after so many requests. retries: how often a
-    client asks again after an error that it saw. On a normal exit running requests are finished, otherwise dropped.
+    client asks again after an error that it saw. pause_s: between two requests of a client. On a normal exit running
+    requests are finished, otherwise dropped.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Load:
         total: int | None = None,
         retries: int = 0,
         hang_s: float = 60.0,
+        pause_s: float = 0.0,
         leave_after: int | Callable[[], int] = 5,
         api_key: str | None = None,
     ) -> None:
@@ -48,6 +50,7 @@ class Load:
         self._manners = [manner for manner, times in mix.items() for _ in range(times)]
         self._total, self._retries = total, retries
         self._hang_s, self._leave_after, self._api_key = hang_s, leave_after, api_key
+        self._pause_s = pause_s
         self._numbers = count()
         self._records: list[Record] = []
         self._stop = threading.Event()
@@ -106,6 +109,7 @@ class Load:
             self._records.append(record)
             if record.outcome not in GOOD and manner not in (Manner.BAD, Manner.LEAVES_PLAIN, Manner.LEAVES_STREAM):
                 await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
 
 @dataclass(frozen=True)

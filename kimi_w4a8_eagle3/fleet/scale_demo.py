@@ -27,7 +27,8 @@ from .load_questions import known_questions
 from .load_request import Outcome, Record
 from .served import Event, Leftovers, ServedFleet
 
-CONCURRENCY = 8
+CONCURRENCY = 6
+PAUSE_S = 0.5  # of a client between two requests: two cores must start an engine beside the load
 QUESTIONS = 24
 _STEADY_S = 10.0
 _SETTLE_S = 6.0
@@ -79,7 +80,7 @@ def run(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Path:
         )
         with console.status(f"{QUESTIONS} reference answers"):
             questions = known_questions(fleet.base_url, QUESTIONS)
-        load = Load(fleet.base_url, questions, CONCURRENCY)
+        load = Load(fleet.base_url, questions, CONCURRENCY, pause_s=PAUSE_S)
         with load:
             phases, detected_s, whole_s, rolling_s = _break_things(fleet, load, console)
         share = _share(fleet)
@@ -212,7 +213,7 @@ def _ms(value: float | None) -> str:
 
 def _intro(folder: Path) -> str:
     return (
-        "Two replicas of the built-in model behind SGLang's router on this machine, and 8 clients.\n"
+        f"Two replicas of the built-in model behind SGLang's router on this machine, and {CONCURRENCY} clients.\n"
         "One replica is killed and comes back; then both are restarted without losing a request.\n"
         f"Logs and results: {folder}"
     )
