@@ -69,8 +69,8 @@ def test_a_bad_request_gets_4xx_and_the_server_lives_on(eagle3, stock, kind):
         f"{eagle3.base_url}/v1/chat/completions", headers={"content-type": "application/json"}, timeout=60, **BAD[kind]
     )
     assert 400 <= response.status_code < 500, response.text
-    answer = response.json()
-    assert answer.get("error", answer)["message"]  # the door answers in OpenAI's form, SGLang in a flat one
+    body = response.json()
+    assert body.get("error", body)["message"]  # the door answers in OpenAI's form, SGLang in a flat one
     assert answer(stock)
 
 
