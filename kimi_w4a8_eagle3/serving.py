@@ -143,7 +143,12 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
     events = EventLog(folder, console)
     replicas = [
         Replica(
-            launch, folder / f"replica-{number}.log", events, str(number), options.drain_timeout_s, options.client_key
+            _with_keys(launch, options),
+            folder / f"replica-{number}.log",
+            events,
+            str(number),
+            options.drain_timeout_s,
+            options.client_key,
         )
         for number, launch in enumerate(launches)
     ]
