@@ -88,8 +88,13 @@ def checked(launch: Launch) -> Launch:
     and the engine is told the fingerprint of its weights, which it names in every answer. Raises KimiError.
     """
     launch = require_trusted(launch)
+    return with_weight_version(launch, checked_weights(launch))
+
+
+def checked_weights(launch: Launch) -> str | None:
+    """The fingerprint of the launch's checkpoints, which must be whole; None where they are not on this disk yet."""
     if launch.engine != "sglang":
-        return launch
+        return None
     from .quark.preflight import preflight
 
     model = _folder(launch, launch.model, "--revision")
@@ -97,8 +102,8 @@ def checked(launch: Launch) -> Launch:
     if model is not None:
         preflight(model, draft, launch.tensor_parallel).raise_for_problems()
     if model is None or (launch.draft is not None and draft is None):
-        return launch
-    return with_weight_version(launch, fingerprint(*(folder for folder in (model, draft) if folder is not None)))
+        return None
+    return fingerprint(*(folder for folder in (model, draft) if folder is not None))
 
 
 def serve_foreground(launch: Launch, options: ServeOptions) -> int:
@@ -135,7 +140,9 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
     A replica that ends or stalls is started again, the router too; SIGHUP restarts the replicas one after the other.
     """
     console = Console(stderr=True, highlight=False)
-    launches = [checked(launch) for launch in launches]
+    launches = [require_trusted(launch) for launch in launches]
+    weights = checked_weights(launches[0])  # they are the same in all
+    launches = [with_weight_version(launch, weights) for launch in launches]
     require_free_port(front.host, front.port)
     _require_ops_port(options)
     folder = _new_run("serve", front, launches, options.runs)

@@ -62,10 +62,6 @@ class Registrar:
         """Base URLs that the router had at the last pass."""
         return frozenset(self._workers)
 
-    def healthy(self) -> int:
-        """How many of them the router's own health checks find well."""
-        return sum(worker.healthy for worker in list(self._workers.values()))
-
     def wait_until(self, condition: Callable[[frozenset[str]], bool], timeout_s: float) -> bool:
         """Wait until the registered URLs meet a condition; False when they do not in time."""
         with self._passed:

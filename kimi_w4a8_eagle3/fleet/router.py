@@ -27,8 +27,6 @@ class Worker:
 
     id: str
     url: str
-    healthy: bool
-    load: int
 
 
 @dataclass(frozen=True)
@@ -130,4 +128,4 @@ class RouterControl:
 
 
 def _worker(entry: dict[str, Any]) -> Worker:
-    return Worker(str(entry["id"]), str(entry["url"]), bool(entry["is_healthy"]), int(entry["load"]))
+    return Worker(str(entry["id"]), str(entry["url"]))

@@ -1,4 +1,7 @@
-"""One fleet of two real engines behind the real router, broken in the ways that take seconds (bench/faults.py: all)."""
+"""One fleet of two real engines behind the real router, broken in the ways that take seconds (bench/faults.py: all).
+
+Its clients need a key, so that every test here proves that keys pass the router and outlive a restart.
+"""
 
 import asyncio
 import contextlib
@@ -20,23 +23,28 @@ from kimi_w4a8_eagle3.server import free_port
 
 pytestmark = pytest.mark.server
 ABORTED = "sglang:num_aborted_requests_total"
+KEY = "a-key-for-this-fleet"
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    with ServedFleet(tmp_path_factory.mktemp("fleet")) as served:
+    folder = tmp_path_factory.mktemp("fleet")
+    key = folder / "key"
+    key.write_text(f"{KEY}\n")
+    key.chmod(0o600)
+    with ServedFleet(folder, arguments=["--api-key-file", str(key)]) as served:
         served.wait_whole()
         yield served
 
 
 @pytest.fixture(scope="module")
 def questions(fleet):
-    return known_questions(fleet.base_url, 4)
+    return known_questions(fleet.base_url, 4, KEY)
 
 
 def ask(fleet, question, manner=Manner.STREAM):
     async def once():
-        async with Client(fleet.base_url, hang_s=120.0) as client:
+        async with Client(fleet.base_url, KEY, hang_s=120.0) as client:
             return await client.ask(question, manner)
 
     return asyncio.run(once())
@@ -65,6 +73,14 @@ def until(condition, seconds=60.0):
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize("sent", [{}, {"Authorization": f"Bearer {KEY}x"}], ids=["none", "wrong"])
+def test_the_router_lets_nobody_in_without_the_key(fleet, questions, sent):
+    body = {"model": questions[0].model, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
+    answer = httpx.post(f"{fleet.base_url}/v1/chat/completions", json=body, headers=sent, timeout=60.0)
+    assert answer.status_code == 401
+    assert len(of_each(fleet, ABORTED)) == 2  # and no replica is taken out for it
+
+
 def test_a_killed_router_comes_back_with_both_replicas(fleet, questions):
     at = time.time()
     fleet.router().kill()
@@ -81,7 +97,7 @@ def test_a_client_that_leaves_ends_its_request(fleet, questions):
 
 def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_goes_on(fleet, questions):
     streams = [endless_question(questions[0].model, 500)]
-    with Load(fleet.base_url, streams, 4, mix={Manner.STREAM: 1}, total=4, hang_s=120.0) as load:
+    with Load(fleet.base_url, streams, 4, mix={Manner.STREAM: 1}, total=4, hang_s=120.0, api_key=KEY) as load:
         until(lambda: min(running(fleet)) >= 1)
         time.sleep(0.5)  # their first piece has been sent
         at = time.time()
@@ -124,7 +140,7 @@ def test_another_model_is_refused_at_registration(fleet, tmp_path):
 def test_sigterm_answers_what_runs_and_leaves_nothing(fleet, questions):
     """The last test of the fleet; replica 0 may still be starting."""
     question = endless_question(questions[0].model, 400)
-    with Load(fleet.base_url, [question], 3, total=3) as load:
+    with Load(fleet.base_url, [question], 3, total=3, api_key=KEY) as load:
         until(lambda: sum(running(fleet)) == 3)
         code = fleet.stop(signal.SIGTERM)
         assert load.wait(60)
@@ -132,3 +148,4 @@ def test_sigterm_answers_what_runs_and_leaves_nothing(fleet, questions):
     assert code == 128 + signal.SIGTERM
     left = fleet.leftovers()
     assert not left, str(left)
+    assert not [path for path in fleet.run.rglob("*") if path.is_file() and KEY in path.read_text(errors="replace")]

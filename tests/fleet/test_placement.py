@@ -1,0 +1,52 @@
+"""Which GPUs, port and host each replica of one machine gets, and what cannot be placed."""
+
+from dataclasses import replace
+
+import pytest
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.fleet.placement import replica_launches
+from kimi_w4a8_eagle3.hardware import Device, Machine
+from kimi_w4a8_eagle3.recipes import Launch, load_recipe, render
+
+GIB = 1 << 30
+GPUS = tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", i // 8, 256 * GIB) for i in range(16))
+
+
+def place(recipe: str, count: int, machine: Machine) -> list[Launch]:
+    def rendered(on: Machine, more: list[str]) -> Launch:
+        return render(load_recipe(recipe), [], more, machine=on)
+
+    return list(replica_launches(rendered(machine, []), count, machine, rendered))
+
+
+def option(launch: Launch, name: str) -> str:
+    return launch.argv[launch.argv.index(name) + 1]
+
+
+def test_each_replica_has_its_own_gpus_and_its_own_port_on_loopback():
+    first, second = place("eagle3-opt", 2, Machine(GPUS))
+    assert (option(first, "--base-gpu-id"), option(second, "--base-gpu-id")) == ("0", "8")
+    assert first.port != second.port
+    assert first.host == second.host == "127.0.0.1"
+
+
+def test_a_replica_is_bound_to_the_memory_beside_its_own_gpus():
+    first, second = place("eagle3-opt", 2, Machine(GPUS))
+    nodes = [launch.argv[launch.argv.index("--numa-node") + 1 :][:8] for launch in (first, second)]
+    assert nodes == [["0"] * 8, ["1"] * 8]
+
+
+def test_only_the_router_has_business_with_a_replica():
+    assert [launch.env["KIMI_DOOR"] for launch in place("tiny", 3, Machine())] == ["closed"] * 3
+
+
+@pytest.mark.parametrize(("count", "gpus"), [(2, 8), (3, 16), (2, 15)])
+def test_more_replicas_than_gpus_are_refused(count, gpus):
+    with pytest.raises(KimiError, match=f"{count} replicas of 8 GPUs need {8 * count}, this machine has {gpus}"):
+        place("eagle3-opt", count, Machine(GPUS[:gpus]))
+
+
+def test_an_engine_without_the_router_is_refused():
+    with pytest.raises(KimiError, match="serves with vllm"):
+        place("mi355x-kimi-mxfp4-eagle3-bf16", 2, Machine(tuple(replace(gpu, arch="gfx950") for gpu in GPUS)))
