@@ -18,7 +18,8 @@ from kimi_w4a8_eagle3.server import EngineServer
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-OWN_SERVERS = "tests/e2e/test_faults.py"  # starts a fleet of its own, so the other worker may take it
+# They start engines of their own, so either worker may take them.
+OWN_SERVERS = ("tests/e2e/test_faults.py", "tests/e2e/test_serve_processes.py", "tests/e2e/test_two_ranks.py")
 _NEEDS = "lld-19 (Debian package) and the extra `kernels`"
 
 
@@ -29,13 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One worker takes the tests that share a server, and its memory; the other takes the fleet, then the rest."""
+    """One worker takes the tests that share servers, the other those that start their own; then both the rest."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ServersTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             module = nodeid.partition("::")[0]
-            return "servers" if module.startswith("tests/e2e/") and module != OWN_SERVERS else module
+            return "servers" if module.startswith("tests/e2e/") and module not in OWN_SERVERS else module
 
     return ServersTogether(config, log)
 

@@ -27,6 +27,7 @@ class Worker:
 
     id: str
     url: str
+    healthy: bool
 
 
 @dataclass(frozen=True)
@@ -128,4 +129,4 @@ class RouterControl:
 
 
 def _worker(entry: dict[str, Any]) -> Worker:
-    return Worker(str(entry["id"]), str(entry["url"]))
+    return Worker(str(entry["id"]), str(entry["url"]), bool(entry["is_healthy"]))

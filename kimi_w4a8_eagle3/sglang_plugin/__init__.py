@@ -17,8 +17,9 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from ..gates import read_gates
-    from . import cpu, door, full_disk, metrics_hook, model_name_hook, page_guard_hook, quark_hook
+    from . import cpu, door, full_disk, metrics_hook, model_name_hook, orphans, page_guard_hook, quark_hook
 
+    orphans.end_with_parent()
     full_disk.install()
     HookRegistry.register(quark_hook.TARGET, quark_hook.from_config, HookType.AROUND)
     page_guard_hook.install(HookRegistry)

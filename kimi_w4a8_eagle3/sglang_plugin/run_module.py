@@ -7,8 +7,9 @@ module again (as `__mp_main__`) before it unpickles its work: installing at impo
 
 from __future__ import annotations
 
-from kimi_w4a8_eagle3.sglang_plugin import cpu, full_disk
+from kimi_w4a8_eagle3.sglang_plugin import cpu, full_disk, orphans
 
+orphans.end_with_parent(spawning=__name__ == "__mp_main__")
 full_disk.install()
 cpu.install()
 

@@ -37,14 +37,14 @@ def data(tmp_path_factory):
 
 
 def answer(prompt: str, n: int) -> Reply:
-    """Problem 3 is wrong, 5 lacks the marker, 7 is cut, 9 always fails, 11 is refused twice and then answered."""
+    """Problem 3 is wrong, 5 lacks the marker, 7 is cut, 9 is refused for good, 11 twice and then answered."""
     number = int(prompt.rpartition("What is ")[2].split()[0])
     right = f" It is {number + 1}.\n#### {number + 1}"
     return {
         10_003: Reply(" #### 5"),
         10_005: Reply(f" It is {number + 1}."),
         10_007: Reply(" It is, let me think", finish_reason="length"),
-        10_009: Reply(status=500),
+        10_009: Reply(status=400),
         10_011: Reply(status=429, headers={"Retry-After": "0"}) if n < 3 else Reply(right),
     }.get(number, Reply(right))
 
@@ -113,7 +113,7 @@ def test_each_problem_is_recorded_with_what_happened_to_it(resumed):
     assert outcomes[5].correct == {flexible: True, strict: False}
     assert outcomes[5].status == "answered" and not outcomes[5].has_marker
     assert outcomes[7].status == "truncated"
-    assert outcomes[9].status == "failed" and "HTTP 500" in outcomes[9].error
+    assert outcomes[9].status == "failed" and "HTTP 400" in outcomes[9].error
     assert all(outcomes[n].correct == {flexible: True, strict: True} for n in range(12, LIMIT))
     assert outcomes[11].status == "answered" and all(outcomes[11].correct.values())
 
