@@ -32,14 +32,18 @@ class Generation:
     accepted_histogram: tuple[int, ...]
 
 
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that carries a key; none without one."""
+    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+
 class EngineClient:
     """Talks to one server at `base_url`; raises KimiError with the server's own message on any failure."""
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         self.base_url = base_url
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         limits = httpx.Limits(max_connections=256)
-        self._http = httpx.Client(base_url=base_url, timeout=_TIMEOUT, limits=limits, headers=headers)
+        self._http = httpx.Client(base_url=base_url, timeout=_TIMEOUT, limits=limits, headers=bearer(api_key))
         self._model: str | None = None
 
     def __enter__(self) -> EngineClient:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from rich.table import Table
 from . import serving, startup_check, tiny
 from .bench.load import LoadResult, run_load, write_conversations
 from .client import EngineClient, Generation
+from .door_settings import without_keys
 from .errors import KimiError
 from .metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
 from .recipes import Launch, load_recipe, render
@@ -84,6 +85,7 @@ def _serve(name: str, launch: Launch, questions: Sequence[tiny.Problem], folder:
     """Start one server, ask, load, measure, stop."""
     label = "eagle3" if launch.draft else "w4a8"
     launch = serving.checked(launch)
+    launch = replace(launch, env={**launch.env, **without_keys()})
     write_json(folder / f"{label}-{RECORD}", record("demo", {launch.recipe: asdict(launch)}, launch.env))
     log = folder / f"{label}-server.log"
     with serving.engine(launch, log, name) as server:

@@ -102,10 +102,20 @@ def read_key(environ: Mapping[str, str], name: str) -> str | None:
     return _usable(key.strip(), name) if key else None
 
 
+def without_keys() -> dict[str, str]:
+    """Variables that give an engine no key, whatever this environment has: for one that serves its starter alone."""
+    return {name + suffix: "" for name in (API_KEY, ADMIN_KEY) for suffix in ("", FILE_SUFFIX)}
+
+
 def key_file_environment(path: Path, name: str = API_KEY) -> dict[str, str]:
     """The variable that tells an engine where its key is, after the file was checked; the key itself is not in it."""
     read_key_file(path)
     return {name + FILE_SUFFIX: str(path.resolve())}
+
+
+def client_key(path: Path | None, environ: Mapping[str, str]) -> str | None:
+    """The key that a client sends to a server: the one in a file, or else in the variables that the server reads."""
+    return read_key(environ, API_KEY) if path is None else read_key_file(path)
 
 
 def read_key_file(path: Path) -> str:

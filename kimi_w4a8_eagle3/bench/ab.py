@@ -51,8 +51,11 @@ class Plan:
         return blocks
 
 
-def ab(plan: Plan, texts: Texts, runs: Path, say: Say, settings: list[str]) -> Path:
-    """Measure both sides; returns the run directory. Raises KimiError; what was measured before stays."""
+def ab(plan: Plan, texts: Texts, runs: Path, say: Say, settings: list[str], api_key: str | None = None) -> Path:
+    """Measure both sides; returns the run directory. Raises KimiError; what was measured before stays.
+
+    api_key: what this environment makes the servers ask for.
+    """
     names = [side.name for side in plan.sides]
     launches = {side.name: side.launch(settings) for side in plan.sides}
     folder = new_run_dir("ab-" + "-".join(names).replace(":", "-"), runs)
@@ -63,7 +66,7 @@ def ab(plan: Plan, texts: Texts, runs: Path, say: Say, settings: list[str]) -> P
             place.mkdir()
             datasets[workload.name] = prepare(workload, place, texts.sharegpt, texts.prompts)
         for number, (side, repetitions) in enumerate(plan.blocks()):
-            _block(plan, side, repetitions, datasets, writer, folder / f"server-{number}.log", settings, say)
+            _block(plan, side, repetitions, datasets, writer, folder / f"server-{number}.log", settings, say, api_key)
     require_usable(writer)
     return folder
 
@@ -77,9 +80,10 @@ def _block(
     log: Path,
     settings: list[str],
     say: Say,
+    api_key: str | None,
 ) -> None:
     """One server start: every workload once for each of the repetition numbers, workloads interleaved."""
-    with running(side, side.launch(settings), log, say) as subject:
+    with running(side, side.launch(settings), log, say, api_key=api_key) as subject:
         for repetition in repetitions:
             for workload in plan.workloads:
                 fresh = workload.model_copy(update={"seeds": [seed + 1000 * repetition for seed in workload.seeds]})

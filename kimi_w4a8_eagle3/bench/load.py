@@ -110,26 +110,36 @@ def drive(
     output: Path,
     timeout_s: float = 7200.0,
     on_measured: Callable[[], None] | None = None,
+    api_key: str | None = None,
 ) -> None:
     """Run the generator to its end; what it prints goes to `output` with the suffix `.log`.
 
     on_measured is called when the warm-up is over and the measured requests are about to be sent: the generator
     pauses for a second there. Raises KimiError when it fails, is killed or takes longer than `timeout_s`.
     """
-    run_generator(generator_command(base_url, arguments, output), output.with_suffix(".log"), timeout_s, on_measured)
+    command = generator_command(base_url, arguments, output)
+    run_generator(command, output.with_suffix(".log"), timeout_s, on_measured, api_key)
 
 
 def run_generator(
-    command: Sequence[str], log: Path, timeout_s: float = 7200.0, on_measured: Callable[[], None] | None = None
+    command: Sequence[str],
+    log: Path,
+    timeout_s: float = 7200.0,
+    on_measured: Callable[[], None] | None = None,
+    api_key: str | None = None,
 ) -> None:
-    """Run a load generator's whole `command` to its end; what it prints is appended to `log`. See `drive`."""
+    """Run a load generator's whole `command` to its end; what it prints is appended to `log`. See `drive`.
+
+    api_key: reaches it by OPENAI_API_KEY, which SGLang's and vLLM's read, and is therefore in no command line or log.
+    """
+    key = {} if api_key is None else {"OPENAI_API_KEY": api_key}
     deadline = time.monotonic() + timeout_s
     with log.open("ab") as file:
         began = file.tell()
         process = subprocess.Popen(
             command,
             # Offline: a tokenizer's code was checked on this disk (`require_trusted_tokenizer`).
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **key},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

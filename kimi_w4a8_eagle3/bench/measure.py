@@ -73,7 +73,7 @@ def measure(subject: Subject, point: Point, dataset: Path, folder: Path, repetit
             before.append(metrics.scrape(subject.base_url))
             sampler.open_window()
 
-        drive(subject.base_url, arguments, raw, on_measured=open_window)
+        drive(subject.base_url, arguments, raw, on_measured=open_window, api_key=subject.api_key)
         load, details = read_result(raw), read_details(raw)
         if not before:
             raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
@@ -167,7 +167,7 @@ def _probe(subject: Subject, point: Point, prompts: Sequence[str]) -> list[Gener
     """Send a few of the prompts again, one at a time, for the histograms that the generator does not keep."""
     work = point.workload
     extra: dict[str, Any] = {"ignore_eos": True} if work.ignore_eos else {}
-    with EngineClient(subject.base_url) as client:
+    with EngineClient(subject.base_url, subject.api_key) as client:
         ask = client.chat if work.backend == CHAT_BACKEND else client.generate
         return [ask(prompt, work.output_len, **extra) for prompt in prompts[:_PROBES]]
 

@@ -20,7 +20,10 @@ DRAFT_TOKENS = 4
 
 @dataclass
 class Settings:
-    """How the server misbehaves, for tests: every `fail_every`-th request gets HTTP 500; outputs are cut to `cap`."""
+    """How the server misbehaves, for tests: every `fail_every`-th request gets HTTP 500; outputs are cut to `cap`.
+
+    api_key: asked for where the door of `kimi serve` asks for it.
+    """
 
     tokenizer: str = MODEL
     context_len: int = 16384
@@ -28,6 +31,7 @@ class Settings:
     engine: Literal["sglang", "vllm"] = "sglang"
     fail_every: int = 0
     cap: int = 0
+    api_key: str | None = None
 
 
 @dataclass
@@ -121,6 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
         settings = self.server.settings
         if self.path == "/metrics":
             self._send(200, self.server.metrics(), "text/plain")
+        elif self.path == "/v1/models" and self._refused():
+            return
         elif self.path == "/v1/models":
             facts = {"root": settings.tokenizer, "max_model_len": settings.context_len}
             self._json({"data": [{"id": MODEL, **(facts if settings.engine == "vllm" else {})}]})
@@ -138,6 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._refused():
+            return
         if self.path not in ("/generate", "/v1/completions", "/v1/chat/completions"):
             self._json({"message": "not found"}, 404)
         elif self.server.fails():
@@ -146,6 +154,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._native(body)
         else:
             self._openai(body)
+
+    def _refused(self) -> bool:
+        key = self.server.settings.api_key
+        if key is None or self.headers.get("Authorization") == f"Bearer {key}":
+            return False
+        self._json({"error": {"message": "this server needs a key"}}, 401)
+        return True
 
     def _native(self, body: dict[str, Any]) -> None:
         settings = self.server.settings

@@ -73,11 +73,12 @@ def bench(
     side: Side | None = None,
     settings: list[str] | None = None,
     generator: Generator = "sglang",
+    api_key: str | None = None,
 ) -> Path:
     """Measure a running server (`base_url`) or one that is started from `side`; returns the run directory.
 
-    With both, the server must serve the recipe's model. generator: whose load generator sends the requests. Raises
-    KimiError; what was measured before stays, marked incomplete.
+    With both, the server must serve the recipe's model. generator: whose load generator sends the requests. api_key:
+    of the server. Raises KimiError; what was measured before stays, marked incomplete.
     """
     launch = side.launch(settings or []) if side else None
     look: Look = inspect
@@ -88,17 +89,17 @@ def bench(
         look, read_texts = vllm_load.inspect_server, vllm_load.prepare_prompts
         take = partial(vllm_load.measure, gpus=launch.tensor_parallel if launch else None)
     if base_url is not None:
-        look(base_url, side.name if side else "unknown", launch)  # a wrong address leaves no folder behind
+        look(base_url, side.name if side else "unknown", launch, api_key)  # a wrong address leaves no folder behind
     folder = new_run_dir(f"bench-{workload.name}", runs)
     name = side.name if side else "unknown"
     with recorded(folder, "bench", [name], {name: launch} if launch and base_url is None else {}, base_url) as writer:
         dataset = read_texts(workload, folder, texts.sharegpt, texts.prompts)
         examine = generator == "sglang"
         if base_url is not None:
-            subject = look(base_url, name, launch)
+            subject = look(base_url, name, launch, api_key)
             measure_points(subject, workload, dataset, writer, say, examine=examine, take=take)
         elif side and launch:
-            with running(side, launch, folder / "server.log", say, look) as subject:
+            with running(side, launch, folder / "server.log", say, look, api_key) as subject:
                 measure_points(subject, workload, dataset, writer, say, examine=examine, take=take)
         else:
             raise KimiError("nothing to measure", where="kimi bench", expected="--base-url URL or --recipe NAME")
@@ -132,14 +133,16 @@ def recorded(
 
 
 @contextmanager
-def running(side: Side, launch: Launch, log: Path, say: Say, look: Look = inspect) -> Iterator[Subject]:
+def running(
+    side: Side, launch: Launch, log: Path, say: Say, look: Look = inspect, api_key: str | None = None
+) -> Iterator[Subject]:
     """The side's server, checked and ready; stopped on the way out."""
     launch = serving.checked(launch)
     say(f"{side.name}: starting the server (log: {log})")
     with serving.engine(launch, log, side.name) as server:
         seconds = server.wait_ready(serving.READY_TIMEOUT_S)
         say(f"{side.name}: ready after {seconds:.0f} s")
-        yield look(server.base_url, side.name)
+        yield look(server.base_url, side.name, api_key=api_key)
 
 
 def measure_points(

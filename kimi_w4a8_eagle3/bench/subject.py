@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from ..client import EngineClient
+from ..client import EngineClient, bearer
 from ..errors import KimiError
 from ..recipes import Launch
 from .sampler import parse
@@ -20,7 +20,10 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 @dataclass(frozen=True)
 class Subject:
-    """A running server. label: the recipe it was started from, as far as is known. context_len in tokens."""
+    """A running server. label: the recipe it was started from, as far as is known. context_len in tokens.
+
+    api_key: what it asks its clients for.
+    """
 
     base_url: str
     label: str
@@ -30,6 +33,7 @@ class Subject:
     version: str
     num_draft_tokens: int | None
     context_len: int | None
+    api_key: str | None = field(default=None, repr=False)
 
 
 def is_local(base_url: str) -> bool:
@@ -37,13 +41,15 @@ def is_local(base_url: str) -> bool:
     return urlsplit(base_url).hostname in _LOOPBACK
 
 
-def inspect(base_url: str, label: str = "unknown", expected: Launch | None = None) -> Subject:
+def inspect(
+    base_url: str, label: str = "unknown", expected: Launch | None = None, api_key: str | None = None
+) -> Subject:
     """Ask the server at `base_url` what it is.
 
     expected: the launch it should be running. Raises KimiError when it does not answer or serves another model.
     """
     base_url = base_url.rstrip("/")
-    with EngineClient(base_url) as client:
+    with EngineClient(base_url, api_key) as client:
         model = client.model_name()
     info = _get_json(f"{base_url}/server_info")
     model_path = str(info.get("model_path", model))
@@ -58,6 +64,7 @@ def inspect(base_url: str, label: str = "unknown", expected: Launch | None = Non
         version=str(info.get("version", "unknown")),
         num_draft_tokens=int(info.get("speculative_num_draft_tokens") or 0) or None if speculative else None,
         context_len=_context_len(base_url),
+        api_key=api_key,
     )
 
 
@@ -115,10 +122,10 @@ def _get_json(url: str) -> dict[str, Any]:
     return content
 
 
-def get_response(url: str) -> httpx.Response:
+def get_response(url: str, api_key: str | None = None) -> httpx.Response:
     """GET `url`, whatever its status; raises KimiError when nothing answers."""
     try:
-        return httpx.get(url, timeout=30.0, follow_redirects=True)
+        return httpx.get(url, timeout=30.0, follow_redirects=True, headers=bearer(api_key))
     except httpx.HTTPError as error:
         raise KimiError(
             f"the server does not answer: {error or type(error).__name__}", where=url, remedy="is it running?"

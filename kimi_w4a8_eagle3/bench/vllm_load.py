@@ -76,12 +76,14 @@ def adapted(workload: Workload, own_text: bool = False) -> Workload:
     return workload.model_copy(update={"name": f"{workload.name}-vllm", "reference": None})
 
 
-def inspect_server(base_url: str, label: str = "unknown", expected: Launch | None = None) -> Subject:
+def inspect_server(
+    base_url: str, label: str = "unknown", expected: Launch | None = None, api_key: str | None = None
+) -> Subject:
     """What the server at `base_url` is: SGLang by its own facts, anything else by its OpenAI model card."""
     base_url = base_url.rstrip("/")
     if get_response(f"{base_url}/server_info").status_code == 200:
-        return inspect(base_url, label, expected)
-    response = get_response(f"{base_url}/v1/models")
+        return inspect(base_url, label, expected, api_key)
+    response = get_response(f"{base_url}/v1/models", api_key)
     try:
         card: Mapping[str, Any] = response.json()["data"][0]
         model, path = str(card["id"]), str(card.get("root") or card["id"])
@@ -100,6 +102,7 @@ def inspect_server(base_url: str, label: str = "unknown", expected: Launch | Non
         version=str(version.json().get("version", "unknown")) if version.status_code == 200 else "unknown",
         num_draft_tokens=None,
         context_len=int(card["max_model_len"]) if card.get("max_model_len") else None,
+        api_key=api_key,
     )
 
 
@@ -181,7 +184,7 @@ def measure(
     raw = folder / f"{point.label}-{subject.label.replace(':', '-')}-r{repetition_index}.json"
     words = command(subject, point, dataset, raw)
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    run_generator(words, raw.with_suffix(".log"))
+    run_generator(words, raw.with_suffix(".log"), api_key=subject.api_key)
     load, details = read_result(raw), read_details(raw)
     return Measurement(
         side=subject.label,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,7 @@ NUM_PROMPTS = typer.Option(None, "--num-prompts", "-n", help="Instead of the wor
 INPUT_LEN = typer.Option(None, "--input-len", help="Tokens of a `random` prompt, instead of the workload's.")
 OUTPUT_LEN = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's.")
 SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi serve`.")
+KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as for `kimi serve`.")
 
 
 @app.command("list")
@@ -83,12 +85,14 @@ def run(
     generator: str = typer.Option(
         "sglang", "--generator", help="Whose load generator: sglang, or vllm (`vllm bench serve`, when installed)."
     ),
+    api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
     """Run one workload against a server and compare with the published figures."""
     from ..bench.runs import read_run
     from ..bench.session import Generator, Side, bench
     from ..bench.tables import print_run
+    from ..door_settings import client_key
     from ..errors import KimiError
 
     work = _workload(workload, concurrency, seed, num_prompts, input_len, output_len)
@@ -112,6 +116,7 @@ def run(
             side=side,
             settings=settings,
             generator=cast(Generator, generator),
+            api_key=client_key(api_key_file, os.environ),
         )
     print_run(read_run(folder))
 
@@ -139,12 +144,13 @@ def ab(
     from ..bench.session import Side
     from ..bench.tables import print_comparison, print_run
     from ..bench.workloads import at_input_lengths
+    from ..door_settings import client_key
 
     named = [_workload(name, concurrency, seed, num_prompts) for name in dict.fromkeys(workload)]
     works = [each for work in named for each in at_input_lengths(work, input_len)]
     plan = machinery.Plan((Side.parse(a), Side.parse(b)), works, repeats, rounds)
     with _signals(runs):
-        folder = machinery.ab(plan, _texts(sharegpt, prompts), runs, typer.echo, settings)
+        folder = machinery.ab(plan, _texts(sharegpt, prompts), runs, typer.echo, settings, client_key(None, os.environ))
     run = read_run(folder)
     print_run(run)
     print_comparison([run], base=a)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ _RECIPE = typer.Option(None, "--recipe", "-r", help="Start this recipe's server 
 _MODEL = typer.Option(None, "--model", help="The model name that the server must serve.")
 _NO_SPECULATION = typer.Option(False, "--no-speculation", help="With --recipe: without its draft.")
 _SETTINGS = typer.Option([], "--set", help="With --recipe: KEY=VALUE, an engine argument or a dotted recipe key.")
+_KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as for `kimi serve`.")
 _RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
 _BASELINE = typer.Option(None, "--baseline", help="Run directory to compare with, problem by problem.")
 _RESUME = typer.Option(None, "--resume", help="Finish an interrupted run; nothing answered is asked again.")
@@ -61,6 +63,7 @@ def gsm8k(
     margin: float = _MARGIN,
     max_unusable: float = _UNUSABLE,
     resume: Path | None = _RESUME,
+    api_key_file: Path | None = _KEY_FILE,
     runs: Path = _RUNS,
 ) -> None:
     """GSM8K, 10-shot, 1,319 problems, by lm-eval: accuracy with intervals and a verdict."""
@@ -69,7 +72,9 @@ def gsm8k(
 
     protocol = Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency)
     options = accuracy.Options(data_dir, baseline, published, margin, max_unusable, runs)
-    _accuracy(_choice(base_url, recipe, model, no_speculation, settings, resume), protocol, options, resume)
+    _accuracy(
+        _choice(base_url, recipe, model, no_speculation, settings, api_key_file, resume), protocol, options, resume
+    )
 
 
 @app.command("tiny-math")
@@ -85,6 +90,7 @@ def tiny_math(
     margin: float = _MARGIN,
     max_unusable: float = _UNUSABLE,
     resume: Path | None = _RESUME,
+    api_key_file: Path | None = _KEY_FILE,
     runs: Path = _RUNS,
 ) -> None:
     """The built-in model's own task through the same chain; judged against the accuracy recorded for the model."""
@@ -93,7 +99,9 @@ def tiny_math(
 
     protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, problems, concurrency)
     options = accuracy.Options(None, baseline, None, margin, max_unusable, runs)
-    _accuracy(_choice(base_url, recipe, model, no_speculation, settings, resume), protocol, options, resume)
+    _accuracy(
+        _choice(base_url, recipe, model, no_speculation, settings, api_key_file, resume), protocol, options, resume
+    )
 
 
 @app.command("lossless")
@@ -110,11 +118,13 @@ def lossless(
     require_sampling: bool = typer.Option(
         False, "--require-sampling", help="Fail also an engine that is known to verify greedily at any temperature."
     ),
+    api_key_file: Path | None = _KEY_FILE,
     runs: Path = _RUNS,
 ) -> None:
     """The same tokens with and without speculation, at concurrency 1 and 40; the same distribution when sampling."""
     from rich.console import Console
 
+    from ..door_settings import client_key
     from ..errors import KimiError
     from ..eval import lossless as machinery
     from ..eval import show
@@ -123,8 +133,9 @@ def lossless(
 
     if (base_url is None) != (reference_url is None):
         raise KimiError("--base-url and --reference-url go together", expected="two servers, or one --recipe")
-    target = Choice(base_url, recipe, model, True, tuple(settings))
-    reference = Choice(reference_url, recipe, model, False, tuple(settings))
+    key = client_key(api_key_file, os.environ)
+    target = Choice(base_url, recipe, model, True, tuple(settings), key)
+    reference = Choice(reference_url, recipe, model, False, tuple(settings), key)
     plan = machinery.Plan(prompts, max_tokens, tie_gap, samples, require_sampling=require_sampling, runs=runs)
     console = Console(highlight=False)
     with _interruptible():
@@ -144,6 +155,7 @@ def smoke(
     max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Longest answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
     min_accept_length: float = typer.Option(1.5, "--min-accept-length", min=1.0, help="Tokens per verify step."),
+    api_key_file: Path | None = _KEY_FILE,
     runs: Path = _RUNS,
 ) -> None:
     """A quick gate for a rollout: no failures, sane answers, accepted drafts."""
@@ -158,7 +170,7 @@ def smoke(
         problems, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not no_speculation
     )
     with _interruptible():
-        choice = _choice(base_url, recipe, model, no_speculation, settings)
+        choice = _choice(base_url, recipe, model, no_speculation, settings, api_key_file)
         folder, state, checks = machinery.run(choice, floors, console, runs)
     lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
     show.conclude(state, lines, folder, console)
@@ -171,18 +183,21 @@ def _choice(
     model: str | None,
     no_speculation: bool,
     settings: list[str],
+    api_key_file: Path | None,
     resume: Path | None = None,
 ) -> Choice:
     """The server to test; a resumed run goes back to its own unless another is named."""
+    from ..door_settings import client_key
     from ..eval.runs import load_run
     from ..eval.targets import Choice
 
+    key = client_key(api_key_file, os.environ)
     if resume is not None:
         earlier = load_run(resume)
         model = model or earlier["model"]  # a resumed run mixes its answers: they must come from one model
         if base_url is None and recipe is None:
-            return Choice(**{**earlier["choice"], "model": model})
-    return Choice(base_url, recipe, model, not no_speculation, tuple(settings))
+            return Choice(**{**earlier["choice"], "model": model, "api_key": key})
+    return Choice(base_url, recipe, model, not no_speculation, tuple(settings), key)
 
 
 def _accuracy(choice: Choice, protocol: object, options: object, resume: Path | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,10 @@ def _ask(
 ) -> Recorder:
     output = folder / "lm_eval"
     shutil.rmtree(output, ignore_errors=True)  # of an interrupted run; the answers are in requests.jsonl
-    with Recorder(target.base_url, folder / REQUESTS, patience) as recorder, _progress(protocol, console) as progress:
+    with (
+        Recorder(target.base_url, folder / REQUESTS, patience, target.api_key) as recorder,
+        _progress(protocol, console) as progress,
+    ):
         words = command(protocol, target.model, recorder.base_url, folder / "task", output)
         run_lm_eval(words, recorder, folder / "lm_eval.log", offline, lambda: progress(recorder))
     return recorder
@@ -166,7 +169,7 @@ def _record(target: Target, choice: Choice, protocol: Protocol, options: Options
         {target.name: asdict(launch) if launch else {"base_url": target.base_url}},
         launch.env if launch else {},
         model=target.model,
-        choice=asdict(choice),
+        choice=asdict(replace(choice, api_key=None)),
         protocol=describe(protocol),
         data_dir=str(options.data_dir.resolve()) if options.data_dir else None,
     )

@@ -141,7 +141,7 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) 
 def _ask(server: Target, asked: list[Prompt], plan: Plan, earlier: Answers | None, console: Console) -> Answers:
     """One server's answers; the prefixes for sampling come from the reference (`earlier`): both continue the same."""
     is_reference = earlier is None
-    with Probe(server.base_url) as probe:
+    with Probe(server.base_url, server.api_key) as probe:
         ids = probe.all(lambda prompt: probe.chat_ids(prompt.text, server.model), asked, 8)
         answers = Answers(server, ids, info=probe.server_info())
         for concurrency in plan.concurrencies:

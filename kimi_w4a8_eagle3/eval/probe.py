@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from ..client import bearer
 from ..errors import KimiError
 
 TOP = 10
@@ -33,9 +34,10 @@ class Tokens:
 class Probe:
     """Talks to SGLang's native endpoints of one server; raises KimiError with the server's words on any failure."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
         self.base_url = base_url
-        self._http = httpx.Client(base_url=base_url, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=512))
+        limits = httpx.Limits(max_connections=512)
+        self._http = httpx.Client(base_url=base_url, timeout=_TIMEOUT, limits=limits, headers=bearer(api_key))
 
     def __enter__(self) -> Probe:
         return self

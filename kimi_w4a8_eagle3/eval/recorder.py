@@ -22,6 +22,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from ..client import bearer
 from ..errors import KimiError
 from .jsonl import lines
 
@@ -66,11 +67,15 @@ class Answer:
 
 @dataclass
 class Recorder:
-    """Listens on a free loopback port while used as a context manager; lm-eval is pointed at `base_url`."""
+    """Listens on a free loopback port while used as a context manager; lm-eval is pointed at `base_url`.
+
+    api_key: of the server at `upstream`; without it, the one that lm-eval sends (OPENAI_API_KEY) is passed on.
+    """
 
     upstream: str
     path: Path
     patience: Patience = field(default_factory=Patience)
+    api_key: str | None = field(default=None, repr=False)
     answered: dict[str, Answer] = field(default_factory=dict)
     failed: dict[str, Answer] = field(default_factory=dict)
     reused: set[str] = field(default_factory=set)
@@ -137,8 +142,8 @@ class Recorder:
             if key in self._earlier:
                 self.reused.add(key)
             return web.json_response(known.response)
-        authorization = request.headers.get("Authorization", "")
-        headers = {"Authorization": authorization} if authorization.removeprefix("Bearer").strip() else {}
+        sent = request.headers.get("Authorization", "").removeprefix("Bearer").strip()
+        headers = bearer(self.api_key or sent or None)
         answer = await self._ask(request.path, body, key, headers)
         if answer.error is not None and self.fatal is not None:
             return web.json_response({"error": self.fatal}, status=503)  # not this request's failure: ask it again

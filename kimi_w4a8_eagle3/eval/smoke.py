@@ -52,7 +52,7 @@ def run(choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_R
     choice.check()
     folder = new_run_dir("eval-smoke", runs)
     problems = tiny.problems("held_out", floors.problems, seed=21)
-    with reached(choice, folder, console) as server, EngineClient(server.base_url) as client:
+    with reached(choice, folder, console) as server, EngineClient(server.base_url, server.api_key) as client:
 
         def ask(problem: tiny.Problem) -> Generation | KimiError:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +23,8 @@ _READY_TIMEOUT_S = serving.READY_TIMEOUT_S
 class Choice:
     """How the command line names a server. Exactly one of base_url and recipe is given.
 
-    model: the name it must serve. speculate: False takes the recipe's draft away.
+    model: the name it must serve. speculate: False takes the recipe's draft away. api_key: what it asks its clients
+    for; in no record of a run.
     """
 
     base_url: str | None = None
@@ -31,6 +32,7 @@ class Choice:
     model: str | None = None
     speculate: bool = True
     settings: Sequence[str] = ()
+    api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if (self.base_url is None) == (self.recipe is None):
@@ -57,7 +59,7 @@ class Choice:
         if launch is not None:
             serving.checked(launch)
         elif self.base_url is not None:
-            _answering(self.base_url, _root(self.base_url), self.model, None)
+            _answering(self.base_url, _root(self.base_url), self, None)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Target:
     base_url: str
     model: str
     launch: Launch | None = None
+    api_key: str | None = field(default=None, repr=False)
 
 
 @contextmanager
@@ -80,7 +83,7 @@ def reached(choice: Choice, folder: Path, console: Console, label: str = "server
     if launch is None:
         assert choice.base_url is not None
         base_url = _root(choice.base_url)
-        yield _answering(base_url, base_url, choice.model, None)
+        yield _answering(base_url, base_url, choice, None)
         return
     launch = serving.checked(launch)
     name = launch.recipe + ("" if launch.draft else " without speculation" if not choice.speculate else "")
@@ -88,7 +91,7 @@ def reached(choice: Choice, folder: Path, console: Console, label: str = "server
         with console.status(f"{name}: starting the engine"):
             seconds = server.wait_ready(_READY_TIMEOUT_S)
         console.print(f"[green]✓[/] {name}: ready after {seconds:.0f} s")
-        yield _answering(name, server.base_url, choice.model, launch)
+        yield _answering(name, server.base_url, choice, launch)
 
 
 def _root(base_url: str) -> str:
@@ -96,9 +99,10 @@ def _root(base_url: str) -> str:
     return base_url.rstrip("/").removesuffix("/v1")
 
 
-def _answering(name: str, base_url: str, expected: str | None, launch: Launch | None) -> Target:
-    with EngineClient(base_url) as client:
+def _answering(name: str, base_url: str, choice: Choice, launch: Launch | None) -> Target:
+    with EngineClient(base_url, choice.api_key) as client:
         served = client.model_name()
+    expected = choice.model
     if expected is not None and served != expected:
         raise KimiError(
             f"the server serves {served!r}, not {expected!r}",
@@ -106,4 +110,4 @@ def _answering(name: str, base_url: str, expected: str | None, launch: Launch | 
             expected=f"--served-model-name {expected}",
             remedy="is this the right address? Name the model that is meant with --model",
         )
-    return Target(name, base_url, served, launch)
+    return Target(name, base_url, served, launch, choice.api_key)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from .. import tiny
+from ..client import bearer
 from ..errors import KimiError
 
 # Rounding moved the gap between two tokens by up to 0.44 nats (docs/eval.md); this is far beyond.
@@ -96,11 +97,6 @@ def served_model(http: httpx.Client) -> str:
     answer = http.get("/v1/models")
     answer.raise_for_status()
     return str(answer.json()["data"][0]["id"])
-
-
-def bearer(api_key: str | None) -> dict[str, str]:
-    """The header that carries a key; empty without one."""
-    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
 
 def _candidates(model: str, count: int, seed: int) -> Iterator[Question]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 
-from .load_questions import Question, bearer
+from ..client import bearer
+from .load_questions import Question
 
 _CHAT = "/v1/chat/completions"
 _CHARACTERS_A_TOKEN = 2.4  # of the built-in model

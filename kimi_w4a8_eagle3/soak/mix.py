@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 import httpx
 
 from .. import tiny
-from ..fleet.load_questions import Question, bearer, known_questions
+from ..client import bearer
+from ..fleet.load_questions import Question, known_questions
 from ..fleet.load_request import Manner, Outcome, Record
 
 # Of fourteen requests: nine are answered, three are left by their clients, two must be refused.

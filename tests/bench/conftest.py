@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.bench_null import NUM_PROMPTS, serve
+from support.bench_null import KEY, NUM_PROMPTS, serve
 
 from kimi_w4a8_eagle3.bench.measure import Measurement
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
@@ -17,11 +17,12 @@ from kimi_w4a8_eagle3.errors import KimiError
 
 @pytest.fixture(scope="session")
 def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """`kimi bench tiny-con2` with fewer prompts against a server whose acceptance is known."""
-    server = serve()
+    """`kimi bench tiny-con2` with fewer prompts against a server with a key, whose acceptance is known."""
+    server = serve(api_key=KEY)
     try:
         workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
-        folder = bench(workload, Texts(), tmp_path_factory.mktemp("runs"), lambda _: None, base_url=server.base_url)
+        runs = tmp_path_factory.mktemp("runs")
+        folder = bench(workload, Texts(), runs, lambda _: None, base_url=server.base_url, api_key=KEY)
     finally:
         server.shutdown()
     return read_run(folder)

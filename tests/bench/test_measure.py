@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.bench_null import NUM_PROMPTS, serve
+from support.bench_null import KEY, NUM_PROMPTS, serve
 
 from kimi_w4a8_eagle3.bench import load
 from kimi_w4a8_eagle3.bench.load import read_details, read_result
@@ -115,6 +115,23 @@ def test_a_server_that_is_down_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="does not answer"):
         bench(load_workload("tiny-con2"), Texts(), tmp_path, lambda _: None, base_url="http://127.0.0.1:9")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", [None, KEY + "x"], ids=["none", "wrong"])
+def test_a_server_that_asks_for_another_key_leaves_no_folder(tmp_path: Path, key: str | None) -> None:
+    server = serve(api_key=KEY)
+    try:
+        with pytest.raises(KimiError, match="needs a key"):
+            bench(load_workload("tiny-con2"), Texts(), tmp_path, lambda _: None, base_url=server.base_url, api_key=key)
+    finally:
+        server.shutdown()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_key_of_the_server_is_written_nowhere(null_run: Run) -> None:
+    files = [path for path in null_run.folder.rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert not [path for path in files if KEY in path.read_text(errors="replace")]
 
 
 def test_the_wrong_model_and_a_short_context_are_refused(tmp_path: Path) -> None:

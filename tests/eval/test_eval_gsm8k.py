@@ -1,6 +1,7 @@
 """`kimi eval gsm8k` with the real lm-eval against a real HTTP server that fails on purpose, dies and comes back."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from kimi_w4a8_eagle3.eval.recorder import Patience
 from kimi_w4a8_eagle3.eval.targets import Choice
 
 LIMIT = 24
+KEY = "a-key-for-this-test"
 PROTOCOL = Protocol(tasks.GSM8K, chat=False, shots=10, max_tokens=64, limit=LIMIT, concurrency=4)
 QUICK = Patience(attempts=3, first_pause_s=0.02, longest_pause_s=0.1, server_away_s=0.5)
 SILENT = Console(quiet=True)
@@ -77,16 +79,18 @@ def resumed(data, tmp_path_factory):
             server[0].stop_listening()
         return reply
 
-    server.append(OpenAIServer(mortal))
+    server.append(OpenAIServer(mortal, api_key=KEY))
     options = accuracy.Options(data_dir=data, runs=runs, patience=QUICK)
     with pytest.raises(KimiError) as caught:
-        accuracy.run(Choice(base_url=server[0].base_url), PROTOCOL, options, SILENT)
+        accuracy.run(Choice(base_url=server[0].base_url, api_key=KEY), PROTOCOL, options, SILENT)
     server[0].close()
     (folder,) = runs.iterdir()
     assert not (folder / accuracy.RESULT).exists()
-    with openai_server(answer, port=server[0].port) as again:
+    with openai_server(answer, port=server[0].port, api_key=KEY) as again:
         words = [sys.executable, "-m", "kimi_w4a8_eagle3.cli", "eval", "gsm8k", "--resume", str(folder)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(
+            words, env={**os.environ, "KIMI_API_KEY": KEY}, capture_output=True, text=True, timeout=200
+        )
     return Resumed(
         folder, caught.value, answered, set(again.asked), " ".join((done.stdout + done.stderr).split()), done.returncode
     )
@@ -95,6 +99,21 @@ def resumed(data, tmp_path_factory):
 def test_a_server_that_dies_ends_the_run_with_the_way_to_go_on(resumed):
     assert "nothing has listened" in resumed.interrupted.what
     assert f"--resume {resumed.folder}" in resumed.interrupted.remedy
+
+
+def test_the_key_of_the_server_is_written_nowhere(resumed):
+    files = [path for path in resumed.folder.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not [path for path in files if KEY in path.read_text(errors="replace")]
+    assert KEY not in resumed.output
+
+
+@pytest.mark.parametrize("key", [None, "another-key"])
+def test_a_server_that_asks_for_another_key_is_named_before_anything_starts(data, tmp_path, key):
+    with openai_server(answer, api_key=KEY) as server, pytest.raises(KimiError, match="needs a key"):
+        options = accuracy.Options(data_dir=data, runs=tmp_path)
+        accuracy.run(Choice(base_url=server.base_url, api_key=key), PROTOCOL, options, SILENT)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_resumed_run_asks_nothing_twice(resumed):
@@ -143,7 +162,7 @@ def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
     from kimi_w4a8_eagle3.commands.eval import _choice
 
-    assert _choice("http://127.0.0.1:1", None, None, False, [], resumed.folder).model == "test-model"
+    assert _choice("http://127.0.0.1:1", None, None, False, [], None, resumed.folder).model == "test-model"
 
 
 def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):

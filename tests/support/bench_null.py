@@ -8,6 +8,7 @@ from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.bench.null_server import NullServer, Settings
 
 NUM_PROMPTS = 6
+KEY = "a-key-for-the-null-server"
 
 
 def serve(**settings: Any) -> NullServer:

@@ -26,10 +26,19 @@ class Reply:
 
 
 class OpenAIServer:
-    """`answer(prompt, n)` makes the reply to the n-th request (from 1) for a prompt; `asked` counts per prompt."""
+    """`answer(prompt, n)` makes the reply to the n-th request (from 1) for a prompt; `asked` counts per prompt.
 
-    def __init__(self, answer: Callable[[str, int], Reply], model: str = "test-model", port: int = 0) -> None:
-        self.answer, self.model = answer, model
+    api_key: what every request must carry.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[str, int], Reply],
+        model: str = "test-model",
+        port: int = 0,
+        api_key: str | None = None,
+    ) -> None:
+        self.answer, self.model, self.api_key = answer, model, api_key
         self.asked: dict[str, int] = {}
         self.bodies: list[dict[str, Any]] = []
         self.lock = threading.Lock()
@@ -58,9 +67,9 @@ class OpenAIServer:
 
 @contextmanager
 def openai_server(
-    answer: Callable[[str, int], Reply], model: str = "test-model", port: int = 0
+    answer: Callable[[str, int], Reply], model: str = "test-model", port: int = 0, api_key: str | None = None
 ) -> Iterator[OpenAIServer]:
-    server = OpenAIServer(answer, model, port)
+    server = OpenAIServer(answer, model, port, api_key)
     try:
         yield server
     finally:
@@ -90,13 +99,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def refused(self) -> bool:
+        key = self.owner.api_key
+        if key is None or self.headers.get("Authorization") == f"Bearer {key}":
+            return False
+        self.send(401, {"error": {"message": "this server needs a key"}})
+        return True
+
     def do_GET(self) -> None:
+        if self.refused():
+            return None
         if self.path == "/v1/models":
             return self.send(200, {"object": "list", "data": [{"id": self.owner.model, "object": "model"}]})
         return self.send(200, {})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.refused():
+            return None
         chat = self.path.endswith("chat/completions")
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         with self.owner.lock:
