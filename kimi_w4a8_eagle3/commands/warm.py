@@ -37,6 +37,12 @@ def warm(
     from ..recipes import engine_arguments, load_recipe
 
     chosen = engine_arguments(load_recipe(recipe), settings)[0]
+    if chosen.engine != "sglang":
+        raise KimiError(
+            f"the recipe {chosen.name!r} serves with {chosen.engine}, which uses none of these kernels",
+            where="--recipe",
+            expected="a W4A8 recipe for SGLang",
+        )
     arch = arch or gpu_arch(torch.device("cuda")) or next(iter(chosen.hardware.arch), "")
     if not arch:
         raise KimiError(f"the recipe {chosen.name!r} runs on a CPU: there is nothing to compile", where="--recipe")
