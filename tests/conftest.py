@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3.server import EngineServer
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-# They start engines of their own, so either worker may take them.
+# They start engines of their own and share none, so either worker may take them.
 OWN_SERVERS = ("tests/e2e/test_faults.py", "tests/e2e/test_serve_processes.py", "tests/e2e/test_two_ranks.py")
 _NEEDS = "lld-19 (Debian package) and the extra `kernels`"
 
@@ -30,15 +30,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One worker takes the tests that share servers, the other those that start their own; then both the rest."""
+    """The modules of a folder with fixtures of its own go to one worker, which makes servers and long runs once."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ServersTogether(LoadScopeScheduling):
+    class FixturesOnce(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             module = nodeid.partition("::")[0]
-            return "servers" if module.startswith("tests/e2e/") and module not in OWN_SERVERS else module
+            folder = module.rpartition("/")[0]
+            shares = (config.rootpath / folder / "conftest.py").is_file() and module not in OWN_SERVERS
+            return folder if shares else module
 
-    return ServersTogether(config, log)
+    return FixturesOnce(config, log)
 
 
 def _skipped_kernel_tests(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:

@@ -1,32 +1,12 @@
-"""The door on SGLang's own application, without starting an engine: which endpoints and fields it leaves open.
-
-In a subprocess, because hooks change SGLang for the whole process; with the pinned release and with 0.5.16.
-"""
+"""The door on SGLang's own application, without starting an engine: which endpoints and fields it leaves open."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-import kimi_w4a8_eagle3
-
-ROOT = Path(kimi_w4a8_eagle3.__file__).parents[1]
-OLDER = Path(sys.prefix) / "compat" / "sglang-0.5.16"
+from support.sglang_program import BOTH, found, run
 
 PROGRAM = """
 import asyncio, json
 from types import SimpleNamespace
-from kimi_w4a8_eagle3.sglang_plugin import cpu
-cpu.install()
-from sglang.srt.plugins import load_plugins
-load_plugins()
 import httpx, sglang
 from sglang.srt.entrypoints import http_server
 from sglang.srt.plugins.hook_registry import HookRegistry
@@ -80,28 +60,9 @@ print(json.dumps({
 """
 
 
-@cache
-def run(older: bool, **environ: str) -> subprocess.CompletedProcess[str]:
-    path = [str(ROOT)] + ([str(OLDER)] if older else [])
-    extra = {"PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
-    command = [sys.executable, "-c", PROGRAM]
-    everything = {**os.environ, **extra, **environ}
-    return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=240, check=False)
-
-
-def found(older: bool) -> dict[str, Any]:
-    done = run(older)
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
-BOTH = pytest.mark.parametrize("older", [False, True], ids=["0.5.23", "0.5.16"])
-
-
 @BOTH
 def test_the_door_stands_in_front_of_everything(older: bool) -> None:
-    facts = found(older)
+    facts = found(PROGRAM, older)
     assert facts["version"] == ("0.5.16" if older else "0.5.23")
     assert facts["outermost"] == "Door"
     assert facts["hooked"] == [
@@ -114,7 +75,7 @@ def test_the_door_stands_in_front_of_everything(older: bool) -> None:
 
 @BOTH
 def test_what_is_open_is_this_and_nothing_else(older: bool) -> None:
-    facts = found(older)
+    facts = found(PROGRAM, older)
     newer = {"/ready": "public", "/ping": "public", "/v1/messages": "client", "/v1/messages/count_tokens": "client"}
     expected = {
         "/": "client",
@@ -145,7 +106,7 @@ def test_what_is_open_is_this_and_nothing_else(older: bool) -> None:
 
 
 def test_fields_that_clients_may_not_set() -> None:
-    refused = found(older=False)["refused_fields"]
+    refused = found(PROGRAM)["refused_fields"]
     for path in ("/v1/chat/completions", "/v1/completions", "/generate"):
         assert {"custom_logit_processor", "lora_path", "session_params", "return_hidden_states", "rid"} <= set(
             refused[path]
@@ -155,7 +116,7 @@ def test_fields_that_clients_may_not_set() -> None:
 
 
 def test_every_field_that_is_allowed_exists() -> None:
-    assert found(older=False)["names_that_do_not_exist"] == {
+    assert found(PROGRAM)["names_that_do_not_exist"] == {
         path: []
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate", "sampling_params")
     } | {"/v1/chat/completions": ["json_schema", "structural_tag"], "/v1/completions": ["structural_tag"]}
@@ -163,7 +124,7 @@ def test_every_field_that_is_allowed_exists() -> None:
 
 def test_an_engine_ends_rather_than_serve_without_the_door_that_was_asked_for() -> None:
     """SGLang goes on when a plugin raises an Exception."""
-    done = run(False, KIMI_DOOR="closde")
+    done = run(PROGRAM, KIMI_DOOR="closde")
     assert done.returncode == 1
     assert "kimi: KIMI_DOOR='closde' is not allowed" in done.stderr
     assert done.stdout == ""

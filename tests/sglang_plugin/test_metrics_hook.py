@@ -3,29 +3,16 @@
 What a real engine then shows is checked in tests/e2e/test_ops.py.
 """
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
+from support.sglang_program import BOTH, found
 
-import kimi_w4a8_eagle3
 from kimi_w4a8_eagle3.sglang_plugin.metrics_hook import SpecSteps, count_spec_steps, emit_constants
-
-ROOT = Path(kimi_w4a8_eagle3.__file__).parents[1]
-OLDER = Path(sys.prefix) / "compat" / "sglang-0.5.16"
 
 HOOKED = """
 import json, pkgutil, sys
-from kimi_w4a8_eagle3.sglang_plugin import cpu
-cpu.install()
-from sglang.srt.plugins import load_plugins
-load_plugins()
 early = "prometheus_client" in sys.modules  # it must not be imported before the engine has named the shared folder
 import sglang
 from kimi_w4a8_eagle3.sglang_plugin import metrics_hook as ours
@@ -45,19 +32,12 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["0.5.23", "0.5.16"])
+@BOTH
 def test_both_releases_are_hooked_before_prometheus_client_is_imported(older: bool) -> None:
-    path = [str(ROOT)] + ([str(OLDER)] if older else [])
-    extra = {"PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
-    command = [sys.executable, "-c", textwrap.dedent(HOOKED)]
-    done = subprocess.run(
-        command, env={**os.environ, **extra}, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["version"] == ("0.5.16" if older else "0.5.23")
-    assert found["hooked"] == [True, True, True] and not found["early"]
-    assert found["hooked_without_target"] == []  # a release that lacks one of them keeps its metrics as they are
+    facts = found(HOOKED, older)
+    assert facts["version"] == ("0.5.16" if older else "0.5.23")
+    assert facts["hooked"] == [True, True, True] and not facts["early"]
+    assert facts["hooked_without_target"] == []  # a release that lacks one of them keeps its metrics as they are
 
 
 @pytest.fixture

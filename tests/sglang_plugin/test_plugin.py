@@ -1,31 +1,10 @@
-"""The plugin in SGLang's own framework: loaded by entry point, dispatching W4A8 and leaving the rest alone.
+"""The plugin in SGLang's own framework: loaded by entry point, dispatching W4A8 and leaving the rest alone."""
 
-Runs in a subprocess, because hooks change SGLang for the whole process; once with the pinned release and once with
-0.5.16, the newest release with a known ROCm image.
-"""
-
-import json
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
-import pytest
-
-import kimi_w4a8_eagle3
-
-ROOT = Path(kimi_w4a8_eagle3.__file__).parents[1]
-OLDER = Path(sys.prefix) / "compat" / "sglang-0.5.16"
+from support.sglang_program import BOTH, found
 
 DISPATCH = """
 import json
-from kimi_w4a8_eagle3.sglang_plugin import cpu
-cpu.install()
-import torch
-from sglang.srt.plugins import load_plugins
-load_plugins()
-import sglang
+import sglang, torch
 from sglang.srt.layers.quantization.quark.quark import QuarkConfig
 
 FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
@@ -66,24 +45,11 @@ print(json.dumps({
 """
 
 
-def run(program: str, older: bool) -> dict:
-    path = [str(ROOT)] + ([str(OLDER)] if older else [])
-    extra = {"PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(
-        command, env={**os.environ, **extra}, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize("older", [False, True], ids=["0.5.23", "0.5.16"])
-def test_w4a8_gets_our_scheme_and_others_sglangs(older):
-    if older and not OLDER.is_dir():
-        pytest.fail(f"SGLang 0.5.16 is not installed in {OLDER}: `make venv` puts it there")
-    found = run(DISPATCH, older)
-    assert found["version"] == ("0.5.16" if older else "0.5.23")
-    assert found["ours"] == ["W4A8QuarkConfig", "QuarkInt4Int8MoE"]
-    assert found["other"] == ["QuarkConfig", "QuarkW8A8FP8MoE"]
-    assert found["fused_mlp_excluded"] and found["glob_excluded"] and not found["expert_excluded"]
-    assert "not excluded from W4A8 quantization" in found["refused"]
+@BOTH
+def test_w4a8_gets_our_scheme_and_others_sglangs(older: bool) -> None:
+    facts = found(DISPATCH, older)
+    assert facts["version"] == ("0.5.16" if older else "0.5.23")
+    assert facts["ours"] == ["W4A8QuarkConfig", "QuarkInt4Int8MoE"]
+    assert facts["other"] == ["QuarkConfig", "QuarkW8A8FP8MoE"]
+    assert facts["fused_mlp_excluded"] and facts["glob_excluded"] and not facts["expert_excluded"]
+    assert "not excluded from W4A8 quantization" in facts["refused"]
