@@ -12,11 +12,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.fleet.load import Load, Summary, forbidden, summarize, write_records
@@ -367,6 +368,32 @@ def kill_supervisor(stage: Stage) -> Row:
         fleet.process.wait()
         time.sleep(_AFTER_S)
     row.judge(load.records, _VISIBLE | {Outcome.UNREACHABLE})
+    _nothing_outlives(fleet, row)
+    return row
+
+
+def kill_start(stage: Stage) -> Row:
+    """The same as soon as an engine has children, which import for ten seconds before they do anything else."""
+    row, fleet = Row(clients="nobody is served yet"), stage.fleet
+    end = time.monotonic() + _WHOLE_S
+    while not _has_children(fleet):
+        if time.monotonic() > end:
+            raise KimiError("no engine had children in time", where=str(fleet.folder))
+        time.sleep(0.1)
+    fleet.process.kill()
+    fleet.process.wait()
+    _nothing_outlives(fleet, row)
+    return row
+
+
+def _has_children(fleet: ServedFleet) -> bool:
+    with suppress(KimiError, httpx.HTTPError, psutil.NoSuchProcess):
+        return len(fleet.engine(0).children()) > 1  # the first is multiprocessing's own
+    return False
+
+
+def _nothing_outlives(fleet: ServedFleet, row: Row) -> None:
+    """After a kill -9 of `kimi serve`: no process and no port; what else is left goes with the next start."""
     left = fleet.leftovers(60.0)
     row.expect(not left.processes and not left.ports, f"left behind: {left}")
     clean_up = "from kimi_w4a8_eagle3.leftovers import remove_orphans; remove_orphans()"
@@ -375,7 +402,6 @@ def kill_supervisor(stage: Stage) -> Row:
     after = fleet.leftovers(1.0)
     row.left = "no process, no port; temporary files until the next start removes them" if left else "nothing"
     row.expect(not after, f"left behind after the next start: {after}")
-    return row
 
 
 def disk_full(stage: Stage) -> Row:
@@ -500,6 +526,7 @@ CASES = (
     Case("rolling-restart", "rolling restart (SIGHUP) in the middle of load", rolling_restart),
     Case("terminate", "SIGTERM in the middle of load", terminate, own_fleet=True),
     Case("kill-supervisor", "kill -9 of `kimi serve` itself", kill_supervisor, own_fleet=True),
+    Case("kill-start", "kill -9 of `kimi serve` while its engines start", kill_start, own_fleet=True),
     Case("disk-full", "the disk of the run folder is full", disk_full, own_fleet=True),
     Case("port-taken", "the API port or the ops port is taken", lambda stage: Row(), own_fleet=True),
 )

@@ -18,6 +18,7 @@ from ..ops.state import Phase, ReplicaState
 from ..server import EngineServer
 from ..signals import Terminated
 from ..watchdog import Watchdog
+from .engine_processes import EngineProcesses
 
 if TYPE_CHECKING:
     from ..recipes import Launch
@@ -138,7 +139,7 @@ class Replica:
     def _watch(self, server: EngineServer) -> None:
         """Return when asked to end; raise when the engine ends by itself or makes no progress."""
         stalled = threading.Event()
-        state = self.state
+        state, processes, lost = self.state, EngineProcesses(server.pid), None
         watchdog = Watchdog(
             state.base_url,
             state.progress_timeout_s,
@@ -148,7 +149,7 @@ class Replica:
             on_progress=self._note_progress,
         )
         with watchdog:
-            while server.poll() is None:
+            while server.poll() is None and (lost := processes.lost()) is None:
                 if self._asked.wait(_POLL_S):
                     return
                 if stalled.is_set():
@@ -161,12 +162,14 @@ class Replica:
                         remedy="the stacks of all processes are in that folder; on ROCm try the recipe option "
                         "all_reduce = 'rccl' (a hang in the custom all-reduce), then restart",
                     )
-        what = f"the engine ended by itself with exit code {server.poll()}"
+        how = f" with exit code {server.poll()}" if lost is None else f": its process {lost} is gone"
+        what = f"the engine ended by itself{how}"
         state.enter(Phase.DOWN, what)  # at once, so that nothing is routed here while the rest of it is cleared away
+        server.stop(0.0)  # without that process nothing can be finished: its clients need not wait for it
         raise KimiError(
             what,
             where=str(self.log_path),
-            remedy="read the end of its log",
+            remedy="read the end of its log; where it says nothing, dmesg tells whether memory ran out",
         )
 
     def _note_progress(self, at: float) -> None:

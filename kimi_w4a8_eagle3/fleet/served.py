@@ -24,6 +24,7 @@ import psutil
 from ..errors import KimiError
 from ..leftovers import shared_memory_of
 from ..server import free_port, tail_lines
+from .engine_processes import is_alive
 from .events import EVENTS
 
 START_TIMEOUT_S = 400.0
@@ -290,7 +291,7 @@ class ServedFleet:
     def _debris(self) -> Leftovers:
         family = self.look()
         ours = {process.pid for process in family}
-        orphans = [process for process in self._family.values() if process.pid not in ours and _alive(process)]
+        orphans = [process for process in self._family.values() if process.pid not in ours and is_alive(process)]
         used = shared_memory_of(ours)
         in_use = {_temporary_folder(process) for process in family}
         surplus = sorted(path.name for path in self.temporary.glob("kimi-*") if str(path) not in in_use)
@@ -302,7 +303,7 @@ class ServedFleet:
         )
 
     def _leftovers(self) -> Leftovers:
-        alive = [process for process in self._family.values() if _alive(process)]
+        alive = [process for process in self._family.values() if is_alive(process)]
         files = sorted(path.name for path in self.temporary.iterdir())
         return Leftovers(
             processes=tuple(f"{process.pid} {_name(process)}" for process in alive),
@@ -370,13 +371,6 @@ def _name(process: psutil.Process) -> str:
         return " ".join(process.cmdline())[:80] or process.name()
     except psutil.Error:
         return "(ended)"
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _kill(process: psutil.Process) -> None:

@@ -109,7 +109,7 @@ def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
     os.kill(scheduler_of(family).pid, signal.SIGKILL)
     assert kimi.process.wait(120) == 1
     assert all_gone(family)
-    assert "the engine ended by itself" in kimi.text
+    assert "the engine ended by itself: its process sglang::scheduler is gone" in kimi.text
 
 
 def test_kill_9_of_kimi_leaves_no_process(serve):

@@ -1,0 +1,65 @@
+"""An engine that lost one of its processes is seen to have, and helpers that end are not missed."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kimi_w4a8_eagle3.fleet.engine_processes import EngineProcesses
+
+PROGRAM = """
+import subprocess, sys
+import setproctitle
+NAMED = "import setproctitle, time; setproctitle.setproctitle(%r); print(flush=True); time.sleep(100)"
+names = ["sglang::scheduler_TP0", "sglang::detokenizer", "a compiler"]
+children = [subprocess.Popen([sys.executable, "-c", NAMED % name], stdout=subprocess.PIPE) for name in names]
+for child in children:
+    child.stdout.readline()
+print("ready", flush=True)
+for line in sys.stdin:
+    child = children[int(line)]
+    child.kill()
+    print("killed", flush=True)  # and nobody waits for it: what is left is a zombie
+"""
+
+
+@pytest.fixture
+def engine():
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        for child in (0, 1, 2):
+            process.stdin.write(f"{child}\n")
+        process.stdin.close()
+
+
+def kill(engine, child: int) -> None:
+    engine.stdin.write(f"{child}\n")
+    engine.stdin.flush()
+    assert engine.stdout.readline() == "killed\n"
+
+
+@pytest.mark.parametrize(("child", "name"), [(0, "sglang::scheduler_TP0"), (1, "sglang::detokenizer")])
+def test_a_killed_process_is_named(engine, child: int, name: str) -> None:
+    processes = EngineProcesses(engine.pid)
+    assert processes.lost() is None
+    kill(engine, child)
+    end = time.monotonic() + 30
+    while processes.lost() is None:
+        assert time.monotonic() < end
+    assert processes.lost() == name
+
+
+def test_a_helper_may_end(engine) -> None:
+    processes = EngineProcesses(engine.pid)
+    kill(engine, 2)
+    time.sleep(0.3)
+    assert processes.lost() is None
+
+
+def test_an_engine_that_has_ended_has_no_processes() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    assert EngineProcesses(ended.pid).lost() is None

@@ -1,0 +1,48 @@
+"""A program in a process of its own with SGLang and our plugin, for the pinned release and for 0.5.16.
+
+In a process of its own because hooks change SGLang as a whole. 0.5.16 is the newest release with a known ROCm image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kimi_w4a8_eagle3
+
+BOTH = pytest.mark.parametrize("older", [False, True], ids=["0.5.23", "0.5.16"])
+ROOT = Path(kimi_w4a8_eagle3.__file__).parents[1]
+OLDER = Path(sys.prefix) / "compat" / "sglang-0.5.16"
+PRELUDE = """
+from kimi_w4a8_eagle3.sglang_plugin import cpu
+cpu.install()
+from sglang.srt.plugins import load_plugins
+load_plugins()
+"""
+
+
+@cache
+def run(program: str, older: bool = False, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run `program` after the plugin was loaded, with more variables; each program once for all tests of a module."""
+    if older and not OLDER.is_dir():
+        pytest.fail(f"SGLang 0.5.16 is not installed in {OLDER}: `make venv` puts it there")
+    path = [str(ROOT)] + ([str(OLDER)] if older else [])
+    extra = {"PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
+    command = [sys.executable, "-c", PRELUDE + program]
+    everything = {**os.environ, **extra, **environ}
+    return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=240, check=False)
+
+
+def found(program: str, older: bool = False) -> dict[str, Any]:
+    """What `program` prints in its last line, a JSON object."""
+    done = run(program, older)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
