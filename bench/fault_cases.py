@@ -394,7 +394,7 @@ def _has_children(fleet: ServedFleet) -> bool:
 
 def _nothing_outlives(fleet: ServedFleet, row: Row) -> None:
     """After a kill -9 of `kimi serve`: no process and no port; what else is left goes with the next start."""
-    left = fleet.leftovers(60.0)
+    left = fleet.leftovers(20.0)
     row.expect(not left.processes and not left.ports, f"left behind: {left}")
     clean_up = "from kimi_w4a8_eagle3.leftovers import remove_orphans; remove_orphans()"
     env = {**os.environ, "TMPDIR": str(fleet.temporary)}

@@ -25,3 +25,4 @@ def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
     with serving.engine(launch, folder / "server.log") as server:
         server.wait_ready(READY_S)
         yield server
+        server.stop(0.5)  # a graceful end takes SGLang six seconds; it is tested where it matters
