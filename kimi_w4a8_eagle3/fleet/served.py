@@ -29,6 +29,7 @@ from .events import EVENTS
 
 START_TIMEOUT_S = 400.0
 _POLL_S = 0.1
+_LINGER_S = 15.0  # for processes that outlive `kimi serve`, before they are killed
 _PHASES = frozenset({"starting", "checking", "ready", "draining", "stalled", "down"})
 _PRIVATE = re.compile(r"KIMI_(API|ADMIN)_KEY")
 
@@ -280,10 +281,10 @@ class ServedFleet:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        _, alive = psutil.wait_procs(list(self._family.values()), timeout=15.0)
+        _, alive = psutil.wait_procs(list(self._family.values()), timeout=_LINGER_S)
         for process in alive:
             _kill(process)
-        psutil.wait_procs(alive, timeout=15.0)
+        psutil.wait_procs(alive, timeout=_LINGER_S)
         self._http.close()
         if self._temporary is not None:
             self._temporary.cleanup()

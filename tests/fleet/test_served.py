@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from kimi_w4a8_eagle3.fleet import served
 from kimi_w4a8_eagle3.fleet.served import Event, Leftovers, ServedFleet, whole_since
 
 A, B = "http://127.0.0.1:1", "http://127.0.0.1:2"
@@ -76,7 +77,8 @@ time.sleep(60)
 """
 
 
-def test_a_process_a_port_and_a_file_that_stay_are_found_and_cleaned_up(tmp_path):
+def test_a_process_a_port_and_a_file_that_stay_are_found_and_cleaned_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "_LINGER_S", 0.5)
     with ServedFleet(tmp_path, program=[sys.executable, "-c", LEAVES_THINGS]) as fleet:
         temporary = fleet.temporary
         end = time.monotonic() + 30
