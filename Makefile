@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml requirements/serve-cpu.txt requirements/constraints.txt
 	$(BIN)/pip install -q -c requirements/constraints.txt -e '.[serve,scale,bench,eval,quantize,kernels,dev]'
 	touch $@
 
-# Two replicas behind SGLang's router under load; one is killed, both are restarted one after the other (five minutes).
+# Two replicas behind SGLang's router under load; one is killed, both are restarted one after the other (four minutes).
 scale-demo: $(STAMP)
 	$(BIN)/kimi scale-demo
 

@@ -8,7 +8,7 @@ import typer
 
 
 def scale_demo(runs: Path = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")) -> None:
-    """Two replicas behind SGLang's router under load: kill one, restart both (about 5 minutes on 2 cores)."""
+    """Two replicas behind SGLang's router under load: kill one, restart both (about 4 minutes on 2 cores)."""
     from ..fleet import scale_demo as machinery
     from ..signals import Terminated
 
