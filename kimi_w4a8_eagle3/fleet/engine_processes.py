@@ -6,6 +6,8 @@ front end takes requests that nobody will answer.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import psutil
 
 _NAMED = "sglang::"  # SGLang names its schedulers and detokenizers; helpers such as compilers come and go
@@ -24,13 +26,12 @@ class EngineProcesses:
 
     def __init__(self, pid: int) -> None:
         self._names: dict[psutil.Process, str] = {}
-        try:
+        with suppress(psutil.NoSuchProcess):  # the engine ended just now, which its exit code will tell
             for process in psutil.Process(pid).children(recursive=True):
-                name = " ".join(process.cmdline()).strip()
-                if name.startswith(_NAMED):
-                    self._names[process] = name
-        except psutil.NoSuchProcess:  # the engine ended just now, which its exit code will tell
-            return
+                with suppress(psutil.NoSuchProcess):  # a helper ended just now
+                    name = " ".join(process.cmdline()).strip()
+                    if name.startswith(_NAMED):
+                        self._names[process] = name
 
     def lost(self) -> str | None:
         """The name of one that is gone; None while all are there."""
