@@ -72,18 +72,25 @@ class FlydslBackend:
         self._launchers: dict[Any, Any] = {}
 
     def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
-        """Why this backend cannot run `shape` on `device`, or None when it can."""
+        """Why this backend cannot run `shape` on `device`, or None when it can; see `shape_problem` for KimiError."""
         arch = gpu_arch(device)
         if arch != toolchain.ARCH:
             return f"needs a {toolchain.ARCH} GPU, {device} is {arch or 'no GPU'}"
         return toolchain.flydsl_problem() or toolchain.linker_problem() or self.shape_problem(shape)
 
     def shape_problem(self, shape: MoeShape) -> str | None:
-        """Why no tile fits `shape`, or None."""
+        """Why no tile fits `shape`, or None.
+
+        Raises KimiError when it is the tiles of the gates alone that do not: what somebody asked for must not become
+        another, slower backend in silence.
+        """
         try:
             for tokens in (1, 1 << 20):
                 self.configs(shape, tokens)
         except KimiError as error:
+            asked = any(self._gates.get(GATE.format(stage, axis)) is not None for stage in (1, 2) for axis in "MNK")
+            if asked and FlydslBackend(table=self._table).shape_problem(shape) is None:
+                raise
             return str(error)
         return None
 

@@ -138,6 +138,8 @@ def test_every_row_of_the_table_has_a_kernel_for_kimi(tp: int) -> None:
 def test_env_tiles_that_do_not_fit_are_errors(gates: dict[str, Any], message: str) -> None:
     with pytest.raises(KimiError, match=message):
         FlydslBackend(gates).configs(KIMI[8], 8)
+    with pytest.raises(KimiError, match=message):  # the automatic choice does not go on to Triton
+        FlydslBackend(gates).shape_problem(KIMI[8])
 
 
 @pytest.mark.parametrize(
@@ -151,6 +153,7 @@ def test_env_tiles_that_do_not_fit_are_errors(gates: dict[str, Any], message: st
 def test_shapes_without_a_tile_say_why(shape: MoeShape, message: str) -> None:
     problem = FlydslBackend().shape_problem(shape)
     assert problem is not None and message in problem
+    assert FlydslBackend({"AITER_FLYDSL_STAGE2_TILE_K": 64}).shape_problem(shape) is not None  # not for its gates
 
 
 def test_other_devices_and_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
