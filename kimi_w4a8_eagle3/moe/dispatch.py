@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import KimiError
+from . import flydsl_toolchain
 from .contract import MoeBackend, MoeShape
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ def select_backend(shape: MoeShape, device: torch.device, gates: GateReader, req
     for name in BACKENDS:
         backend, reason = _try_backend(name, shape, device, gates)
         if backend is not None:
-            _record(backend, shape, device, "; ".join(rejected) or "preferred")
+            slower = (
+                bool(rejected) and gpu_arch(device) == flydsl_toolchain.ARCH
+            )  # FlyDSL's own GPU, and something is missing
+            _record(backend, shape, device, "; ".join(rejected) or "preferred", slower)
             return backend
         rejected.append(f"not {name}: {reason}")
     raise KimiError("no MoE backend can run", expected=f"a backend for {shape} on {device}", remedy="; ".join(rejected))
@@ -124,16 +128,16 @@ def _absent(name: str, device: torch.device) -> str | None:
     """Cheap reasons that need no import of the backend."""
     if name == "flydsl":
         arch = gpu_arch(device)
-        if arch != "gfx942":
-            return f"needs a gfx942 GPU, {device} is {arch or 'no GPU'}"
+        if arch != flydsl_toolchain.ARCH:
+            return f"needs a {flydsl_toolchain.ARCH} GPU, {device} is {arch or 'no GPU'}"
         return None if find_spec("flydsl") else "the package flydsl is not installed (extra `kernels`)"
     if name == "triton":
         return None if find_spec("triton") else "the package triton is not installed"
     return None
 
 
-def _record(backend: MoeBackend, shape: MoeShape, device: torch.device, why: str) -> None:
-    """Remember the choice, and log it once for each shape."""
+def _record(backend: MoeBackend, shape: MoeShape, device: torch.device, why: str, slower: bool = False) -> None:
+    """Remember the choice, and log it once for each shape; as a warning when this machine could have a faster one."""
     _selected.add(backend.name)
     describe = getattr(backend, "describe", None)
     tiles = f" | {describe(shape, device)}" if describe else ""
@@ -143,4 +147,4 @@ def _record(backend: MoeBackend, shape: MoeShape, device: torch.device, why: str
     )
     if message not in _logged:
         _logged.add(message)
-        logger.info(message)
+        logger.log(logging.WARNING if slower else logging.INFO, message)

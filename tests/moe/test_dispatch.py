@@ -42,8 +42,15 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     ("arch", "flydsl_installed", "chosen"),
     [("gfx942", True, "flydsl"), ("gfx942", False, "triton"), ("gfx950", True, "triton"), ("sm_90", True, "triton")],
 )
-def test_preference_by_arch(monkeypatch: pytest.MonkeyPatch, arch: str, flydsl_installed: bool, chosen: str) -> None:
+def test_preference_by_arch(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    arch: str,
+    flydsl_installed: bool,
+    chosen: str,
+) -> None:
     """Only the machine is pretended: which names are tried, and in which order, is dispatch's own."""
+    monkeypatch.setattr(dispatch, "_logged", set())
 
     class Runs:
         def __init__(self, name: str) -> None:
@@ -55,7 +62,12 @@ def test_preference_by_arch(monkeypatch: pytest.MonkeyPatch, arch: str, flydsl_i
     monkeypatch.setattr(dispatch, "gpu_arch", lambda device: arch)
     monkeypatch.setattr(dispatch, "find_spec", lambda name: object() if name != "flydsl" or flydsl_installed else None)
     monkeypatch.setattr(dispatch, "load_backend", lambda name, gates: Runs(name))
-    assert dispatch.select_backend(SHAPE, torch.device("cuda"), {}).name == chosen
+    with caplog.at_level(logging.INFO, logger=dispatch.__name__):
+        assert dispatch.select_backend(SHAPE, torch.device("cuda"), {}).name == chosen
+    [logged] = caplog.records
+    could_be_faster = arch == "gfx942" and not flydsl_installed
+    assert logged.levelno == (logging.WARNING if could_be_faster else logging.INFO)
+    assert not could_be_faster or "the package flydsl is not installed" in logged.getMessage()
 
 
 def test_the_choice_is_logged_once_with_the_reasons(
