@@ -77,6 +77,7 @@ class Gate:
 
 
 def _tile(stage: int, axis: str, allowed: tuple[int, ...], effect: str) -> Gate:
+    """allowed: what AITER's kernels or ours take; the backend refuses what it has no kernel for."""
     name = f"AITER_FLYDSL_STAGE{stage}_TILE_{axis}"
     return Gate(name, "int", None, SEED_AND_PACKAGE, effect, allowed, backends=("flydsl",))
 
@@ -152,11 +153,11 @@ TABLE: tuple[Gate, ...] = (
         backends=("flydsl",),
     ),
     _tile(1, "M", (16, 32, 48, 64, 128), "rows of a stage-1 tile (default: the sorting block)"),
-    _tile(1, "N", (64, 128, 256), "output channels of a stage-1 tile"),
+    _tile(1, "N", (32, 64, 128, 256), "output channels of a stage-1 tile"),
     _tile(1, "K", (128, 256), "reduction step of stage 1 (default: 256 for decode, 128 for prefill)"),
     _tile(2, "M", (16, 32, 48, 64, 128), "rows of a stage-2 tile (default: the sorting block)"),
-    _tile(2, "N", (64, 128, 256), "output channels of a stage-2 tile"),
-    _tile(2, "K", (64, 128, 256), "reduction step of stage 2; 256 suits EAGLE3's four tokens a request"),
+    _tile(2, "N", (64, 128, 256, 512, 1024), "output channels of a stage-2 tile"),
+    _tile(2, "K", (64, 128, 256, 512), "reduction step of stage 2; 256 suits EAGLE3's four tokens a request"),
     Gate(
         "AITER_FLYDSL_MOE_GRID_TRIM",
         "bool",

@@ -60,7 +60,7 @@ def test_booleans_have_the_spellings_that_the_readers_know(text: str) -> None:
     ("name", "value", "expected"),
     [
         ("AITER_FLYDSL_STAGE2_TILE_K", "100", "64, 128, 256"),
-        ("AITER_FLYDSL_STAGE1_TILE_N", "32", "64, 128, 256"),
+        ("AITER_FLYDSL_STAGE1_TILE_N", "48", "32, 64, 128, 256"),
         ("AITER_FLYDSL_STAGE1_TILE_M", "", "16, 32, 48, 64, 128"),
         ("FLYDSL_MOE_STAGE1_SCHED", "TRUE", "0 or 1"),  # AITER and FlyDSL would read it as false
         ("KIMI_MOE_BACKEND", "cuda", "auto, flydsl, triton, reference"),

@@ -142,6 +142,17 @@ def test_env_tiles_that_do_not_fit_are_errors(gates: dict[str, Any], message: st
         FlydslBackend(gates).shape_problem(KIMI[8])
 
 
+def test_the_gates_allow_every_tile_that_there_is_a_kernel_for() -> None:
+    from kimi_w4a8_eagle3.gates import BY_NAME
+    from kimi_w4a8_eagle3.moe import flydsl_stage1
+    from kimi_w4a8_eagle3.moe.flydsl_backend import STAGE2_WIDTHS
+
+    for axis, values in zip("MNK", zip(*flydsl_stage1.TILES, strict=True), strict=True):
+        assert set(values) <= set(BY_NAME[f"AITER_FLYDSL_STAGE1_TILE_{axis}"].allowed)
+    assert set(STAGE2_WIDTHS) <= set(BY_NAME["AITER_FLYDSL_STAGE2_TILE_N"].allowed)
+    assert {128, 256, 512} <= set(BY_NAME["AITER_FLYDSL_STAGE2_TILE_K"].allowed)
+
+
 @pytest.mark.parametrize(
     "shape,message",
     [
