@@ -67,17 +67,17 @@ def measure(subject: Subject, point: Point, dataset: Path, folder: Path, repetit
     arguments = ["--model", subject.model, "--tokenizer", subject.tokenizer, *point.arguments(dataset)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before: list[metrics.Counters] = []
-    with Sampler(subject.base_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
+    with Sampler(subject.metrics_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
 
         def open_window() -> None:
-            before.append(metrics.scrape(subject.base_url))
+            before.append(metrics.scrape(subject.metrics_url))
             sampler.open_window()
 
         drive(subject.base_url, arguments, raw, on_measured=open_window, api_key=subject.api_key)
         load, details = read_result(raw), read_details(raw)
         if not before:
             raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
-        counted = metrics.scrape(subject.base_url).since(before[0])
+        counted = metrics.scrape(subject.metrics_url).since(before[0])
         server = sampler.summary()
     notes, problems = _judge(point, load, details, counted)
     return Measurement(

@@ -74,11 +74,12 @@ def bench(
     settings: list[str] | None = None,
     generator: Generator = "sglang",
     api_key: str | None = None,
+    ops_url: str | None = None,
 ) -> Path:
     """Measure a running server (`base_url`) or one that is started from `side`; returns the run directory.
 
-    With both, the server must serve the recipe's model. generator: whose load generator sends the requests. api_key:
-    of the server. Raises KimiError; what was measured before stays, marked incomplete.
+    With both, the server must serve the recipe's model. generator: whose load generator sends the requests. api_key,
+    ops_url: of the server. Raises KimiError; what was measured before stays, marked incomplete.
     """
     launch = side.launch(settings or []) if side else None
     look: Look = inspect
@@ -89,14 +90,14 @@ def bench(
         look, read_texts = vllm_load.inspect_server, vllm_load.prepare_prompts
         take = partial(vllm_load.measure, gpus=launch.tensor_parallel if launch else None)
     if base_url is not None:
-        look(base_url, side.name if side else "unknown", launch, api_key)  # a wrong address leaves no folder behind
+        look(base_url, side.name if side else "unknown", launch, api_key, ops_url)  # a wrong address leaves no folder
     folder = new_run_dir(f"bench-{workload.name}", runs)
     name = side.name if side else "unknown"
     with recorded(folder, "bench", [name], {name: launch} if launch and base_url is None else {}, base_url) as writer:
         dataset = read_texts(workload, folder, texts.sharegpt, texts.prompts)
         examine = generator == "sglang"
         if base_url is not None:
-            subject = look(base_url, name, launch, api_key)
+            subject = look(base_url, name, launch, api_key, ops_url)
             measure_points(subject, workload, dataset, writer, say, examine=examine, take=take)
         elif side and launch:
             with running(side, launch, folder / "server.log", say, look, api_key) as subject:

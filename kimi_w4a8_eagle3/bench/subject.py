@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
+from ..behind_router import behind_router
 from ..client import EngineClient, bearer
 from ..errors import KimiError
 from ..recipes import Launch
@@ -22,7 +23,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 class Subject:
     """A running server. label: the recipe it was started from, as far as is known. context_len in tokens.
 
-    api_key: what it asks its clients for.
+    api_key: what it asks its clients for. ops_url: of a router, where the counters of its engines are.
     """
 
     base_url: str
@@ -34,6 +35,12 @@ class Subject:
     num_draft_tokens: int | None
     context_len: int | None
     api_key: str | None = field(default=None, repr=False)
+    ops_url: str | None = None
+
+    @property
+    def metrics_url(self) -> str:
+        """The address whose /metrics has the counters."""
+        return self.ops_url or self.base_url
 
 
 def is_local(base_url: str) -> bool:
@@ -42,15 +49,23 @@ def is_local(base_url: str) -> bool:
 
 
 def inspect(
-    base_url: str, label: str = "unknown", expected: Launch | None = None, api_key: str | None = None
+    base_url: str,
+    label: str = "unknown",
+    expected: Launch | None = None,
+    api_key: str | None = None,
+    ops_url: str | None = None,
 ) -> Subject:
     """Ask the server at `base_url` what it is.
 
-    expected: the launch it should be running. Raises KimiError when it does not answer or serves another model.
+    expected: the launch it should be running. ops_url: beside a router, by default the port after its own. Raises
+    KimiError when the server does not answer or serves another model.
     """
     base_url = base_url.rstrip("/")
     with EngineClient(base_url, api_key) as client:
         model = client.model_name()
+    if behind := behind_router(base_url, ops_url, api_key):
+        engine = inspect(behind.replica_url, label, expected, api_key)  # all are the same service
+        return replace(engine, base_url=base_url, ops_url=behind.ops_url)
     info = _get_json(f"{base_url}/server_info")
     model_path = str(info.get("model_path", model))
     require_model(model_path, base_url, expected)

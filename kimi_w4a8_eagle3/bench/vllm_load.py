@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..behind_router import behind_router
 from ..engine_args import command_words
 from ..errors import KimiError
 from ..metrics import Acceptance
@@ -77,12 +78,16 @@ def adapted(workload: Workload, own_text: bool = False) -> Workload:
 
 
 def inspect_server(
-    base_url: str, label: str = "unknown", expected: Launch | None = None, api_key: str | None = None
+    base_url: str,
+    label: str = "unknown",
+    expected: Launch | None = None,
+    api_key: str | None = None,
+    ops_url: str | None = None,
 ) -> Subject:
     """What the server at `base_url` is: SGLang by its own facts, anything else by its OpenAI model card."""
     base_url = base_url.rstrip("/")
-    if get_response(f"{base_url}/server_info").status_code == 200:
-        return inspect(base_url, label, expected, api_key)
+    if get_response(f"{base_url}/server_info").status_code == 200 or behind_router(base_url, ops_url, api_key):
+        return inspect(base_url, label, expected, api_key, ops_url)
     response = get_response(f"{base_url}/v1/models", api_key)
     try:
         card: Mapping[str, Any] = response.json()["data"][0]

@@ -82,6 +82,9 @@ def run(
     input_len: int | None = INPUT_LEN,
     output_len: int | None = OUTPUT_LEN,
     settings: list[str] = SETTINGS,
+    ops_url: str = typer.Option(
+        "", "--ops-url", help="Of a router: its ops endpoint; default: the port after its own."
+    ),
     generator: str = typer.Option(
         "sglang", "--generator", help="Whose load generator: sglang, or vllm (`vllm bench serve`, when installed)."
     ),
@@ -117,6 +120,7 @@ def run(
             settings=settings,
             generator=cast(Generator, generator),
             api_key=client_key(api_key_file, os.environ),
+            ops_url=ops_url or None,
         )
     print_run(read_run(folder))
 

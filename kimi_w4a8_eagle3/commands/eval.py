@@ -155,10 +155,15 @@ def smoke(
     max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Longest answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
     min_accept_length: float = typer.Option(1.5, "--min-accept-length", min=1.0, help="Tokens per verify step."),
+    ops_url: str | None = typer.Option(
+        None, "--ops-url", help="Of a router: its ops endpoint; default: the port after its own."
+    ),
     api_key_file: Path | None = _KEY_FILE,
     runs: Path = _RUNS,
 ) -> None:
     """A quick gate for a rollout: no failures, sane answers, accepted drafts."""
+    from dataclasses import replace
+
     from rich.console import Console
 
     from ..eval import show
@@ -170,7 +175,7 @@ def smoke(
         problems, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not no_speculation
     )
     with _interruptible():
-        choice = _choice(base_url, recipe, model, no_speculation, settings, api_key_file)
+        choice = replace(_choice(base_url, recipe, model, no_speculation, settings, api_key_file), ops_url=ops_url)
         folder, state, checks = machinery.run(choice, floors, console, runs)
     lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
     show.conclude(state, lines, folder, console)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..errors import KimiError
 from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from . import sampling_match
 from .greedy_match import Divergence, divergences
@@ -141,6 +142,13 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) 
 def _ask(server: Target, asked: list[Prompt], plan: Plan, earlier: Answers | None, console: Console) -> Answers:
     """One server's answers; the prefixes for sampling come from the reference (`earlier`): both continue the same."""
     is_reference = earlier is None
+    if server.ops_url is not None:
+        raise KimiError(
+            "a router has no endpoint that gives token ids of a prompt",
+            where=server.base_url,
+            expected="the addresses of two engines",
+            remedy=f"those behind this router are in {server.ops_url}/status",
+        )
     with Probe(server.base_url, server.api_key) as probe:
         ids = probe.all(lambda prompt: probe.chat_ids(prompt.text, server.model), asked, 8)
         answers = Answers(server, ids, info=probe.server_info())

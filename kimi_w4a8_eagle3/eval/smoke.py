@@ -13,7 +13,7 @@ from rich.console import Console
 from .. import tiny
 from ..client import EngineClient, Generation
 from ..errors import KimiError
-from ..metrics import Acceptance, acceptance_from_histograms
+from ..metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
 from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from .report import write_page
 from .targets import Choice, reached
@@ -60,9 +60,12 @@ def run(choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_R
             except KimiError as error:
                 return error
 
+        before = scrape(server.ops_url) if server.ops_url else None  # a router passes no histogram on
         with console.status(f"{server.name}: {len(problems)} problems"), ThreadPoolExecutor(floors.concurrency) as pool:
             answers = list(pool.map(ask, problems))
-    checks = check(problems, answers, floors)
+        added = scrape(server.ops_url).since(before) if server.ops_url and before else None
+    counted = acceptance_from_counters(added, _DRAFT_TOKENS) if added else None
+    checks = check(problems, answers, floors, counted)
     state: State = "pass" if all(each.passed for each in checks) else "fail"
     launch = server.launch
     servers = {server.name: asdict(launch) if launch else {"base_url": server.base_url}}
@@ -77,8 +80,16 @@ def run(choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_R
     return folder, state, checks
 
 
-def check(problems: Sequence[tiny.Problem], answers: Sequence[Generation | KimiError], floors: Floors) -> list[Check]:
-    """The checks on a set of answers; a failed request is one that raised."""
+def check(
+    problems: Sequence[tiny.Problem],
+    answers: Sequence[Generation | KimiError],
+    floors: Floors,
+    counted: Acceptance | None = None,
+) -> list[Check]:
+    """The checks on a set of answers; a failed request is one that raised.
+
+    counted: acceptance from the server's counters, for answers that do not tell theirs.
+    """
     replies = [a for a in answers if isinstance(a, Generation)]
     failures = [a for a in answers if isinstance(a, KimiError)]
     n = len(answers)
@@ -93,7 +104,9 @@ def check(problems: Sequence[tiny.Problem], answers: Sequence[Generation | KimiE
         Check("empty, garbled or looping answers", str(len(odd)), "none", not odd),
         Check("answers cut at the limit", str(cut), f"at most {n // 10}", cut <= n // 10),
         Check("problems solved", f"{solved} of {n}", f">= {floors.correct:.0%}", solved >= floors.correct * n),
-        *_acceptance_checks(acceptance_from_histograms((a.accepted_histogram for a in replies), _DRAFT_TOKENS), floors),
+        *_acceptance_checks(
+            counted or acceptance_from_histograms((a.accepted_histogram for a in replies), _DRAFT_TOKENS), floors
+        ),
     ]
 
 

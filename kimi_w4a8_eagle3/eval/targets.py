@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from .. import serving
+from ..behind_router import behind_router
 from ..client import EngineClient
 from ..errors import KimiError
 from ..hardware import Machine
@@ -24,7 +25,7 @@ class Choice:
     """How the command line names a server. Exactly one of base_url and recipe is given.
 
     model: the name it must serve. speculate: False takes the recipe's draft away. api_key: what it asks its clients
-    for; in no record of a run.
+    for; in no record of a run. ops_url: beside a router, by default the port after its own.
     """
 
     base_url: str | None = None
@@ -33,6 +34,7 @@ class Choice:
     speculate: bool = True
     settings: Sequence[str] = ()
     api_key: str | None = field(default=None, repr=False)
+    ops_url: str | None = None
 
     def __post_init__(self) -> None:
         if (self.base_url is None) == (self.recipe is None):
@@ -64,13 +66,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Target:
-    """A server that answers. `name` is for tables; `launch` is None for one that ran before."""
+    """A server that answers. `name` is for tables; `launch` is None for one that ran before.
+
+    ops_url: of a router, where its engines' counters are.
+    """
 
     name: str
     base_url: str
     model: str
     launch: Launch | None = None
     api_key: str | None = field(default=None, repr=False)
+    ops_url: str | None = None
 
 
 @contextmanager
@@ -110,4 +116,5 @@ def _answering(name: str, base_url: str, choice: Choice, launch: Launch | None) 
             expected=f"--served-model-name {expected}",
             remedy="is this the right address? Name the model that is meant with --model",
         )
-    return Target(name, base_url, served, launch, choice.api_key)
+    behind = behind_router(base_url, choice.ops_url, choice.api_key) if launch is None else None
+    return Target(name, base_url, served, launch, choice.api_key, behind.ops_url if behind else None)

@@ -14,7 +14,15 @@ from collections import Counter
 
 import httpx
 import pytest
+from rich.console import Console
 
+from kimi_w4a8_eagle3.bench.runs import read_run
+from kimi_w4a8_eagle3.bench.session import Texts, bench
+from kimi_w4a8_eagle3.bench.subject import inspect
+from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.eval import smoke
+from kimi_w4a8_eagle3.eval.targets import Choice
 from kimi_w4a8_eagle3.fleet.load import Load, forbidden
 from kimi_w4a8_eagle3.fleet.load_questions import endless_question, known_questions
 from kimi_w4a8_eagle3.fleet.load_request import Client, Manner, Outcome
@@ -79,6 +87,22 @@ def test_the_router_lets_nobody_in_without_the_key(fleet, questions, sent):
     answer = httpx.post(f"{fleet.base_url}/v1/chat/completions", json=body, headers=sent, timeout=60.0)
     assert answer.status_code == 401
     assert len(of_each(fleet, ABORTED)) == 2  # and no replica is taken out for it
+
+
+def test_the_whole_fleet_is_measured_through_its_router(fleet, tmp_path):
+    workload = with_changes(load_workload("tiny-maths"), num_prompts=8)
+    server = {"base_url": fleet.base_url, "ops_url": fleet.ops_url, "api_key": KEY}
+    [found] = read_run(bench(workload, Texts(), tmp_path, lambda _: None, **server)).usable
+    assert found.load.completed == 8
+    committed = found.acceptance.length * found.acceptance.steps  # counters of both engines, or this would be less
+    assert committed == pytest.approx(found.load.total_output_tokens - 8)
+    _, state, _ = smoke.run(Choice(**server), smoke.Floors(problems=6), Console(quiet=True), tmp_path)
+    assert state == "pass"
+
+
+def test_a_router_without_its_ops_endpoint_cannot_be_measured(fleet):
+    with pytest.raises(KimiError, match="is a router, and the ops endpoint with its engines' counters does not answer"):
+        inspect(fleet.base_url, api_key=KEY, ops_url="http://127.0.0.1:9")
 
 
 def test_a_killed_router_comes_back_with_both_replicas(fleet, questions):
