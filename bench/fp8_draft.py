@@ -39,13 +39,13 @@ def quantize(folder: Path) -> Path:
 
 
 def scramble(draft: Path, folder: Path) -> Path:
-    """A copy whose output channels have each other's scales."""
+    """A copy whose scales are off by random powers of two, from 1/8 to 8."""
     shutil.copytree(draft, folder)
     file = folder / "model.safetensors"
     weights, generator = load_file(file), torch.Generator().manual_seed(0)
     for name, value in weights.items():
         if name.endswith("weight_scale"):
-            weights[name] = value[torch.randperm(len(value), generator=generator)].contiguous()
+            weights[name] = value * torch.exp2(torch.randint(-3, 4, value.shape, generator=generator)).to(value)
     save_file(weights, file)
     return folder
 
