@@ -6,6 +6,8 @@ from two counters that every finished request adds to. SGLang 0.5.23 names; see 
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,8 @@ GENERATION_TOKENS = "sglang:generation_tokens_total"
 PROMPT_TOKENS = "sglang:prompt_tokens_total"
 VERIFY_CALLS = "sglang:spec_verify_calls_total"
 REQUESTS = "sglang:num_requests_total"
+_ABSENT = re.compile(r'^kimi_replica_up\{[^}]*replica="([^"]*)"[^}]*\} 0(?:\.0)?$', re.MULTILINE)
+_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,31 @@ class Acceptance:
 
 
 def scrape(base_url: str, timeout_s: float = 10.0) -> Counters:
-    """Read the counters. Raises KimiError when the server does not answer or runs without --enable-metrics."""
+    """Read the counters; raises KimiError as `exposition` does."""
+    return parse_counters(exposition(base_url, timeout_s))
+
+
+def exposition(base_url: str, timeout_s: float = 10.0, attempts: int = 10) -> str:
+    """The Prometheus text of an engine, or of all replicas at an ops endpoint.
+
+    An ops endpoint leaves out a replica that is slow to answer, whose counters would seem to go back: it is asked anew.
+    Raises KimiError when the server does not answer, runs without --enable-metrics, or a replica stays away.
+    """
+    for _ in range(attempts):
+        text = _metrics(base_url, timeout_s)
+        missing = _ABSENT.findall(text)
+        if not missing:
+            return text
+        time.sleep(_PAUSE_S)
+    raise KimiError(
+        f"no metrics of replica {', '.join(missing)}",
+        where=f"{base_url}/metrics",
+        expected="the counters of all replicas before and after a load",
+        remedy="`kimi top` shows what it is doing; measure when all are ready",
+    )
+
+
+def _metrics(base_url: str, timeout_s: float) -> str:
     url = f"{base_url}/metrics"
     try:
         response = httpx.get(url, timeout=timeout_s, follow_redirects=True)
@@ -77,7 +105,7 @@ def scrape(base_url: str, timeout_s: float = 10.0) -> Counters:
             expected="Prometheus text",
             remedy="start the server with --enable-metrics (every recipe does)",
         )
-    return parse_counters(response.text)
+    return response.text
 
 
 def parse_counters(text: str) -> Counters:

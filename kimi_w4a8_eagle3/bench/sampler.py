@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from ..errors import KimiError
+from ..metrics import exposition
 
 GAUGES = {
     "kv_usage": "sglang:token_usage",
@@ -62,7 +62,7 @@ class Sampler:
     """Reads /metrics every `every_s` seconds between `open_window()` and exit; each reading goes to `path` as JSON."""
 
     def __init__(self, base_url: str, path: Path, every_s: float = 1.0) -> None:
-        self._url, self._path, self._every_s = f"{base_url}/metrics", path, every_s
+        self._base_url, self._path, self._every_s = base_url, path, every_s
         self._readings: list[dict[str, float]] = []
         self._first: Exposition | None = None
         self._stop = threading.Event()
@@ -80,34 +80,21 @@ class Sampler:
 
     def open_window(self) -> None:
         """Note the counters now; `summary` counts from here."""
-        self._first = read(self._url)
+        self._first = parse(exposition(self._base_url))
         self._readings.clear()
 
     def summary(self) -> ServerSummary:
         """What happened since `open_window`. Raises KimiError when the server does not answer."""
-        last = read(self._url)
-        return summarize(self._first or {}, last, self._readings)
+        return summarize(self._first or {}, parse(exposition(self._base_url)), self._readings)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             try:
-                exposition = read(self._url)
+                now = parse(exposition(self._base_url, attempts=1))
             except KimiError:
                 continue  # a dead server shows in the load's own result
-            found = {name: max(values) for name, gauge in GAUGES.items() if (values := _values(exposition, gauge))}
+            found = {name: max(values) for name, gauge in GAUGES.items() if (values := _values(now, gauge))}
             self._readings.append({"time": time.time(), **found})
-
-
-def read(url: str) -> Exposition:
-    """The Prometheus text at `url` as {sample name: [(labels, value)]}."""
-    try:
-        response = httpx.get(url, timeout=10.0, follow_redirects=True)
-        response.raise_for_status()
-    except httpx.HTTPError as error:
-        raise KimiError(
-            f"no metrics: {error}", where=url, remedy="is the server running with --enable-metrics?"
-        ) from None
-    return parse(response.text)
 
 
 def parse(text: str) -> Exposition:

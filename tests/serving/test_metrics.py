@@ -1,9 +1,15 @@
 """Acceptance from counters and from per-request histograms."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kimi_w4a8_eagle3 import metrics
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.metrics import (
     Counters,
@@ -56,6 +62,49 @@ def test_histograms_agree_with_counting_steps(histograms):
     assert found.length == pytest.approx(sum(k + 1 for k in steps) / len(steps))
     assert found.rate == pytest.approx(sum(steps) / (3 * len(steps)))
     assert found.per_position == pytest.approx([sum(k >= i for k in steps) / len(steps) for i in (1, 2, 3)])
+
+
+@contextmanager
+def ops(readings: list[str]) -> Iterator[str]:
+    """An ops endpoint that gives these expositions one after the other, the last one for ever."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            text = (readings.pop(0) if len(readings) > 1 else readings[0]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+
+
+ONE = """\
+sglang:generation_tokens_total{replica="0"} 5.0
+kimi_replica_up{replica="0"} 1.0
+kimi_replica_up{replica="1"} 0.0
+"""
+BOTH = ONE.replace(" 0.0", " 1.0") + 'sglang:generation_tokens_total{replica="1"} 7.0\n'
+
+
+def test_a_replica_that_is_slow_to_answer_is_waited_for(monkeypatch):
+    monkeypatch.setattr(metrics, "_PAUSE_S", 0.01)
+    with ops([ONE, ONE, BOTH]) as base_url:
+        assert scrape(base_url).generation_tokens == 12
+
+
+def test_a_replica_that_stays_away_is_named(monkeypatch):
+    monkeypatch.setattr(metrics, "_PAUSE_S", 0.01)
+    with ops([ONE]) as base_url, pytest.raises(KimiError, match="no metrics of replica 1"):
+        scrape(base_url)
 
 
 def test_no_server_is_one_message():
