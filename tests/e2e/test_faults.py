@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from kimi_w4a8_eagle3.bench.runs import read_run
-from kimi_w4a8_eagle3.bench.session import Texts, bench
+from kimi_w4a8_eagle3.bench.session import Side, Texts, bench
 from kimi_w4a8_eagle3.bench.subject import inspect
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
 from kimi_w4a8_eagle3.errors import KimiError
@@ -92,10 +92,17 @@ def test_the_router_lets_nobody_in_without_the_key(fleet, questions, sent):
 def test_the_whole_fleet_is_measured_through_its_router(fleet, tmp_path):
     workload = with_changes(load_workload("tiny-maths"), num_prompts=8)
     server = {"base_url": fleet.base_url, "ops_url": fleet.ops_url, "api_key": KEY}
-    [found] = read_run(bench(workload, Texts(), tmp_path, lambda _: None, **server)).usable
-    assert found.load.completed == 8
-    committed = found.acceptance.length * found.acceptance.steps  # counters of both engines, or this would be less
+    run = read_run(bench(workload, Texts(), tmp_path, lambda _: None, side=Side.parse("tiny"), **server))
+    [found] = run.usable
+    assert run.result.status == "complete" and run.refused == [] and found.load.completed == 8
+    # Every verify step commits its accepted drafts and one token of the target's own; requests may end inside a step.
+    # Counters of one engine alone would say less.
+    committed = found.acceptance.length * found.acceptance.steps
     assert committed == pytest.approx(found.load.total_output_tokens - 8)
+    assert 2.5 < found.acceptance.length <= 4.0
+    assert list(found.acceptance.per_position) == sorted(found.acceptance.per_position, reverse=True)
+    assert found.text is not None and found.text.warning is None
+    assert found.server is not None and found.server.decode_s is not None and found.server.decode_s > 0
     _, state, _ = smoke.run(Choice(**server), smoke.Floors(problems=6), Console(quiet=True), tmp_path)
     assert state == "pass"
 
