@@ -162,13 +162,14 @@ class RequestRules:
         self._check_media(body.get("messages"), "messages")
         self._check_media([{"content": body.get("system")}], "system")
         self._check_length([body.get("messages"), body.get("system"), body.get("tools")], "messages")
-        _at_most(body.get("tools"), _MAX_LIST, "tools")
+        _check_tools(body.get("tools"))
 
     def _check_responses(self, body: Mapping[str, Any]) -> None:
         self._check_media(body.get("input"), "input")
         self._check_length([body.get("input"), body.get("instructions"), body.get("tools")], "input")
+        _check_tools(body.get("tools"))
         for tool in body.get("tools") or ():
-            if isinstance(tool, dict) and tool.get("type") not in (None, "function"):
+            if tool.get("type") not in (None, "function"):
                 raise Refusal("tools that the server itself calls are not offered", param="tools")
         self._check_openai(body, prompts=1)
 
@@ -189,10 +190,12 @@ class RequestRules:
 
     def _check_openai(self, body: Mapping[str, Any], prompts: int) -> None:
         _check_template_switches(body)
+        if not isinstance(body.get("response_format"), dict | None):
+            raise Refusal("response_format is an object", param="response_format")
         _check_grammar(body.get("response_format"), "response_format")
         _check_grammar(body.get("tools"), "tools")
         _check_grammar(body.get("text"), "text")
-        _at_most(body.get("tools"), _MAX_LIST, "tools")
+        _check_tools(body.get("tools"))
         for name in ("logprobs", "top_logprobs"):
             _check_logprobs(body.get(name), name)
         for name in ("user", "cache_salt", "extra_key"):
@@ -311,6 +314,16 @@ def _check_grammar(grammar: Any, name: str) -> None:
     size = len(grammar) if isinstance(grammar, str) else len(orjson.dumps(grammar))
     if size > _MAX_GRAMMAR_BYTES:
         raise Refusal(f"{name} is larger than {_MAX_GRAMMAR_BYTES} bytes", param=name)
+
+
+def _check_tools(tools: Any) -> None:
+    """A list of objects with a type in words: SGLang takes them apart before it looks what they are."""
+    _at_most(tools, _MAX_LIST, "tools")
+    if tools is not None and not (
+        isinstance(tools, list)
+        and all(isinstance(tool, dict) and isinstance(tool.get("type"), str | None) for tool in tools)
+    ):
+        raise Refusal("tools is a list of objects, each with a type", param="tools")
 
 
 def _check_template_switches(body: Mapping[str, Any]) -> None:

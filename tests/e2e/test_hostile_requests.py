@@ -49,6 +49,12 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "schema without an end": ("/v1/chat/completions", schema({"$ref": "#"})),
     "schema 400 levels deep": ("/v1/chat/completions", schema(json.loads('{"items":' * 400 + "{}" + "}" * 400))),
     "an empty list of request ids": ("/v1/completions", {**COMPLETION, "rid": []}),
+    "a list as response format": ("/v1/chat/completions", {**CHAT, "response_format": [211, 5]}),
+    "a number of tools": ("/v1/responses", {"model": MODEL, "input": "Tom", "tools": 19079}),
+    "a tool whose type is a number": (
+        "/v1/messages/count_tokens",
+        {**CHAT, "tools": [{"name": "f", "type": 2435, "input_schema": {}}]},
+    ),
     "streamed tokens": ("/v1/tokenize", {"prompt": "Tom", "stream": True}),
     "parameters without prompts": ("/generate", {"text": "Tom", "sampling_params": []}),
     "more parameters than prompts": ("/generate", {"text": "Tom", "sampling_params": [{}, {}]}),

@@ -425,6 +425,10 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]},
         "fetches no media",
     ),
+    "format is a list": ("/v1/chat/completions", {**CHAT, "response_format": [1]}, "response_format is an object"),
+    "tools is a number": ("/v1/responses", {"input": "x", "tools": 19079}, "tools is a list of objects"),
+    "a tool is a text": ("/v1/chat/completions", {**CHAT, "tools": ["f"]}, "tools is a list of objects"),
+    "type of a tool": ("/v1/messages", {**CHAT, "tools": [{"type": 5}]}, "tools is a list of objects"),
     "responses tool": ("/v1/responses", {"input": "x", "tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools"),
 }
 
