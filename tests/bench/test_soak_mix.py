@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from support.loopback import served
 from support.scripted_server import scripted_server, whole
 
 from kimi_w4a8_eagle3.fleet.load_request import Manner, Outcome
@@ -60,13 +60,8 @@ def refusing(status: int) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served(Handler) as url:
+        yield url
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(413, Outcome.REFUSED), (200, Outcome.WRONG), (500, Outcome.WRONG)])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.door_settings import DoorSettings, is_loopback, key_file_environment, read_door
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.gates import read_gates
@@ -122,3 +124,14 @@ def test_loopback(host: str, loopback: bool) -> None:
 )
 def test_an_engine_without_a_door_must_not_start_where_one_was_asked_for(settings: DoorSettings, must: bool) -> None:
     assert settings.must_hold is must
+
+
+@pytest.mark.parametrize(
+    "command", [("bench", "con2"), ("eval", "smoke"), ("eval", "lossless", "--reference-url", "x")]
+)
+def test_a_client_without_its_key_file_asks_nobody(tmp_path: Path, command: tuple[str, ...]) -> None:
+    words = [*command, "--base-url", "http://127.0.0.1:9", "--api-key-file", str(tmp_path / "key")]
+    result = CliRunner().invoke(app, [*words, "--runs", str(tmp_path / "runs")])
+    assert isinstance(result.exception, KimiError)
+    assert "the key file cannot be read" in result.exception.what and str(tmp_path / "key") in result.exception.where
+    assert not (tmp_path / "runs").exists()

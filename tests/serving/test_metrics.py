@@ -1,13 +1,13 @@
 """Acceptance from counters and from per-request histograms."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.loopback import served
 
 from kimi_w4a8_eagle3 import metrics
 from kimi_w4a8_eagle3.errors import KimiError
@@ -79,12 +79,8 @@ def ops(readings: list[str]) -> Iterator[str]:
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
+    with served(Handler) as url:
+        yield url
 
 
 ONE = """\
