@@ -59,7 +59,7 @@ def _engine(url: str, folder: Path, console: Console) -> Iterator[EngineServer |
         yield None
         return
     launch: Launch = render(load_recipe("tiny"), [f"port={free_port()}"])
-    write_json(folder / RECORD, record("fuzz", {launch.recipe: {"argv": launch.argv, "env": launch.env}}, launch.env))
+    write_json(folder / RECORD, record("fuzz", {launch.name: {"argv": launch.argv, "env": launch.env}}, launch.env))
     with EngineServer(launch.argv, launch.env, launch.host, launch.port, folder / "server.log") as server:
         console.print(f"fuzz: the engine was ready after {server.wait_ready(_READY_S):.0f} s at {server.base_url}")
         yield server

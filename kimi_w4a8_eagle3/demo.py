@@ -86,7 +86,7 @@ def _serve(name: str, launch: Launch, questions: Sequence[tiny.Problem], folder:
     label = "eagle3" if launch.draft else "w4a8"
     launch = serving.checked(launch)
     launch = replace(launch, env={**launch.env, **without_keys()})
-    write_json(folder / f"{label}-{RECORD}", record("demo", {launch.recipe: asdict(launch)}, launch.env))
+    write_json(folder / f"{label}-{RECORD}", record("demo", {launch.name: launch.described()}, launch.env))
     log = folder / f"{label}-server.log"
     with serving.engine(launch, log, name) as server:
         ready_s = _wait(server, name, console)

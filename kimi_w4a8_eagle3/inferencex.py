@@ -19,7 +19,7 @@ from .bench.load import last_json_line
 from .bench.measure import Measurement
 from .bench.runs import Run
 from .errors import KimiError
-from .recipes import Recipe, engine_arguments, load_recipe
+from .recipes import Recipe, load_recipe, resolve
 from .run_dir import write_json
 
 READ_AT = "843c6254 (2026-08-22)"
@@ -156,7 +156,7 @@ def result(raw: Mapping[str, Any], model: str, started: datetime) -> dict[str, A
 
 def parallel(recipe: Recipe) -> tuple[int, int]:
     """Tensor- and expert-parallel size of a recipe."""
-    _, args = engine_arguments(recipe)
+    args = resolve(recipe).args
     tp = int(str(args.get("tp-size", args.get("tensor-parallel-size", 1))))
     return tp, tp if args.get("enable-expert-parallel") else 1
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from . import vllm_serve
 from .aiter_regime import Regime
@@ -23,37 +24,90 @@ from .recipe_schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_nam
 __all__ = [
     "Launch",
     "Recipe",
-    "engine_arguments",
+    "Resolved",
     "load_recipe",
     "parse_arguments",
     "recipe_names",
     "render",
+    "resolve",
     "with_settings",
 ]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A server that can be started: `env` is added to the caller's environment, `argv` is the command.
+    """A server that can be started; it becomes words where a process is started, and nowhere before.
 
-    notes: one sentence for each difference from the published command and for each warning. overrides: what the
-    command line changed, as `--name value`.
+    recipe: resolved, with the command line's overrides. args: the engine's arguments, typed, final. env: added to the
+    caller's environment. notes: one sentence for each difference from the published command and for each warning.
+    overrides: what the command line changed, as `--name value`.
     """
 
-    recipe: str
-    engine: str
-    argv: list[str]
+    recipe: Recipe
+    args: Args
     env: dict[str, str]
-    model: str
-    draft: str | None
-    host: str
-    port: int
-    progress_timeout_s: float
-    tensor_parallel: int = 1
-    num_draft_tokens: int | None = None
     notes: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
-    image: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.recipe.name
+
+    @property
+    def engine(self) -> str:
+        """`sglang` or `vllm`."""
+        return self.recipe.engine
+
+    @property
+    def image(self) -> str | None:
+        """The container image of the published figures, where the recipe names one."""
+        return self.recipe.image
+
+    @property
+    def model(self) -> str:
+        """What the engine is given as model: a Hub id or a directory."""
+        return str(self.args["model" if self.engine == "vllm" else "model-path"])
+
+    @property
+    def draft(self) -> str | None:
+        """The draft model likewise; None without speculation."""
+        if self.engine == "vllm":
+            return vllm_serve.speculation(self.args).get("model")
+        draft = self.args.get("speculative-draft-model-path")
+        return None if draft is None else str(draft)
+
+    @property
+    def host(self) -> str:
+        """Where the engine listens, by its own default where nothing says so."""
+        return str(self.args.get("host", "0.0.0.0" if self.engine == "vllm" else "127.0.0.1"))
+
+    @property
+    def port(self) -> int:
+        """The engine's port, by its own default where nothing says so."""
+        return int(number(self.args, "port", vllm_serve.DEFAULT_PORT if self.engine == "vllm" else 30000))
+
+    @property
+    def tensor_parallel(self) -> int:
+        """GPUs that one engine takes."""
+        return int(number(self.args, "tensor-parallel-size" if self.engine == "vllm" else "tp-size", 1))
+
+    @property
+    def num_draft_tokens(self) -> int | None:
+        """Tokens that one verification reads; None without speculation, and for vLLM, which counts its own way."""
+        if "speculative-algorithm" not in self.args:
+            return None
+        return int(number(self.args, "speculative-num-draft-tokens", 1))
+
+    @property
+    def progress_timeout_s(self) -> float:
+        """Seconds without a token, while requests run, after which the engine counts as hung."""
+        return self.recipe.options.progress_timeout_s
+
+    @property
+    def argv(self) -> list[str]:
+        """The command line."""
+        return vllm_serve.command(self.args) if self.engine == "vllm" else _sglang_command(self.args)
 
     @property
     def base_url(self) -> str:
@@ -72,6 +126,60 @@ class Launch:
         """The same in the recipe's own image as one shell command; None where a recipe names no image."""
         return None if self.image is None else vllm_serve.docker_run(self.image, self.argv, self.env)
 
+    def described(self) -> dict[str, Any]:
+        """What a person or a record of a run reads of it, as JSON types."""
+        names = ("engine", "image", "argv", "env", "model", "draft", "base_url", "notes", "overrides")
+        return {"recipe": self.name} | {name: getattr(self, name) for name in names}
+
+    def with_args(self, **changes: ArgValue) -> Launch:
+        """A copy with engine arguments replaced; `_` stands for the dash of a name."""
+        return replace(self, args=_changed(self.args, changes))
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe with the command line's overrides and its engine arguments: all that no machine changes.
+
+    published: the recipe's arguments before overrides and improvements.
+    """
+
+    recipe: Recipe
+    args: Args
+    published: Args
+    notes: list[str]
+    overrides: list[str]
+
+    def with_args(self, **changes: ArgValue) -> Resolved:
+        """A copy with engine arguments replaced; `_` stands for the dash of a name."""
+        return replace(self, args=_changed(self.args, changes))
+
+    def on(self, machine: Machine, gpu: Gpu | None = None, regime: Regime = Regime.UNKNOWN) -> Launch:
+        """The launch on `machine`; `render` explains gpu and regime."""
+        recipe, args, notes = self.recipe, dict(self.args), list(self.notes)
+        if recipe.engine == "vllm":  # sizes its own cache, so nothing is derived from the machine
+            _warn_unpinned(args, recipe, notes)
+            notes += [f"warning: {text}" for text in unmet_requirements(recipe, machine)]
+        else:
+            _derive_numa(args, self.published, machine, notes)
+            known_gpu = gpu or machine.gpu or _reference(recipe, notes)
+            _guard_memory(args, recipe, self.published, known_gpu, regime, notes)
+            _warn(args, recipe, machine, notes)
+        notes += [f"override: {text}" for text in self.overrides]
+        return Launch(recipe, args, recipe.environment, notes, list(self.overrides))
+
+
+def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = ()) -> Resolved:
+    """Apply the command line's overrides: settings as `--set` takes them, `extra` as typed after `--`.
+
+    Raises KimiError for a setting that no recipe has.
+    """
+    published, engine, notes = recipe.args, recipe.engine, list[str]()
+    typed = {f"args.{name}": value for name, value in parse_arguments(extra, engine).items()}
+    recipe = with_settings(recipe, dict(parse_setting(text, engine) for text in settings) | typed)
+    args = vllm_serve.assemble(recipe, notes) if engine == "vllm" else _assemble(recipe, notes)
+    _improve(args, recipe, notes)
+    return Resolved(recipe, args, published, notes, _overrides(engine, settings, extra))
+
 
 def render(
     recipe: Recipe,
@@ -82,79 +190,23 @@ def render(
     gpu: Gpu | None = None,
     regime: Regime = Regime.UNKNOWN,
 ) -> Launch:
-    """The command for `recipe` on `machine` (detected when not given).
+    """The launch of `recipe` on `machine` (detected when not given).
 
     settings: `KEY=VALUE` as `--set` takes it; a key without a dot is an engine argument. extra: engine arguments as
     typed after `--`. gpu: assume this GPU instead of the machine's. regime: what the installed AITER does beyond int32.
     Raises KimiError for anything that cannot start.
     """
-    machine = Machine.detect() if machine is None else machine
-    notes: list[str] = []
-    published = recipe.args
-    recipe, args = engine_arguments(recipe, settings, extra, notes)
-    overrides = _overrides(recipe.engine, settings, extra)
-    if recipe.engine == "vllm":
-        return _vllm_launch(recipe, args, machine, notes, overrides)
-    _derive_numa(args, published, machine, notes)
-    known_gpu = gpu or machine.gpu or _reference(recipe, notes)
-    _guard_memory(args, recipe, published, known_gpu, regime, notes)
-    _warn(args, recipe, machine, notes)
-    draft_tokens = number(args, "speculative-num-draft-tokens", 1)
-    return Launch(
-        recipe=recipe.name,
-        engine=recipe.engine,
-        argv=[*_program(args), *command_words(args)],
-        env=recipe.environment,
-        model=str(args["model-path"]),
-        draft=str(args["speculative-draft-model-path"]) if "speculative-draft-model-path" in args else None,
-        host=str(args.get("host", "127.0.0.1")),
-        port=int(number(args, "port", 30000)),
-        tensor_parallel=int(number(args, "tp-size", 1)),
-        num_draft_tokens=int(draft_tokens) if "speculative-algorithm" in args else None,
-        progress_timeout_s=recipe.options.progress_timeout_s,
-        notes=notes + [f"override: {text}" for text in overrides],
-        overrides=overrides,
-    )
+    return resolve(recipe, settings, extra).on(Machine.detect() if machine is None else machine, gpu, regime)
 
 
-def engine_arguments(
-    recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = (), notes: list[str] | None = None
-) -> tuple[Recipe, Args]:
-    """The recipe with the command line's overrides, and its engine arguments before anything depends on the machine."""
-    engine = recipe.engine
-    notes = [] if notes is None else notes
-    typed = {f"args.{name}": value for name, value in parse_arguments(extra, engine).items()}
-    recipe = with_settings(recipe, dict(parse_setting(text, engine) for text in settings) | typed)
-    args = vllm_serve.assemble(recipe, notes) if engine == "vllm" else _assemble(recipe, notes)
-    _improve(args, recipe, notes)
-    return recipe, args
+def _changed(args: Args, changes: Mapping[str, ArgValue]) -> Args:
+    return {**args, **{name.replace("_", "-"): value for name, value in changes.items()}}
 
 
-def _vllm_launch(recipe: Recipe, args: Args, machine: Machine, notes: list[str], overrides: list[str]) -> Launch:
-    """vLLM sizes its own cache, so nothing is derived from the machine."""
-    _warn_unpinned(args, recipe, notes)
-    notes += [f"warning: {text}" for text in unmet_requirements(recipe, machine)]
-    return Launch(
-        recipe=recipe.name,
-        engine=recipe.engine,
-        argv=vllm_serve.command(args),
-        env=recipe.environment,
-        model=str(args["model"]),
-        draft=vllm_serve.speculation(args).get("model"),
-        host=str(args.get("host", "0.0.0.0")),
-        port=int(number(args, "port", vllm_serve.DEFAULT_PORT)),
-        tensor_parallel=int(number(args, "tensor-parallel-size", 1)),
-        progress_timeout_s=recipe.options.progress_timeout_s,
-        notes=notes + [f"override: {text}" for text in overrides],
-        overrides=overrides,
-        image=recipe.image,
-    )
-
-
-def _program(args: Mapping[str, ArgValue]) -> list[str]:
+def _sglang_command(args: Mapping[str, ArgValue]) -> list[str]:
     """SGLang's launcher; on a CPU behind the module that provides the operators SGLang needs there."""
     on_cpu = ["kimi_w4a8_eagle3.sglang_plugin.run_module"] if args.get("device") == "cpu" else []
-    return [sys.executable, "-m", *on_cpu, "sglang.launch_server"]
+    return [sys.executable, "-m", *on_cpu, "sglang.launch_server", *command_words(args)]
 
 
 def _assemble(recipe: Recipe, notes: list[str]) -> Args:

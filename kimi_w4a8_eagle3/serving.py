@@ -77,7 +77,7 @@ def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineSer
         host=launch.host,
         port=launch.port,
         log_path=log_path,
-        name=name or f"{launch.engine} ({launch.recipe})",
+        name=name or f"{launch.engine} ({launch.name})",
     )
 
 
@@ -97,8 +97,8 @@ def checked_weights(launch: Launch) -> str | None:
         return None
     from .quark.preflight import preflight
 
-    model = _folder(launch, launch.model, "--revision")
-    draft = _folder(launch, launch.draft, "--speculative-draft-model-revision")
+    model = _folder(launch, launch.model, "revision")
+    draft = _folder(launch, launch.draft, "speculative-draft-model-revision")
     if model is not None:
         preflight(model, draft, launch.tensor_parallel).raise_for_problems()
     if model is None or (launch.draft is not None and draft is None):
@@ -123,10 +123,10 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
     console.print(f"kimi: log of the engine: {log}")
     events = EventLog(folder, console)
     replica = Replica(
-        _with_keys(launch, options), log, events, "0", options.drain_timeout_s, options.client_key, launch.recipe
+        _with_keys(launch, options), log, events, "0", options.drain_timeout_s, options.client_key, launch.name
     )
     try:
-        with signals_raise(drain=True), _ops(options, SingleServer(launch.recipe, replica.state)), follow(log):
+        with signals_raise(drain=True), _ops(options, SingleServer(launch.name, replica.state)), follow(log):
             replica.serve()
     except Terminated as stopped:
         console.print(f"kimi: {stopped} received; the engine was stopped; log: {log}")
@@ -160,7 +160,7 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
         for number, launch in enumerate(launches)
     ]
     endpoint = router_endpoint(front.host, front.port)
-    fleet = Fleet(front.recipe, replicas, endpoint, events)
+    fleet = Fleet(front.name, replicas, endpoint, events)
     try:
         with (
             signals_raise(drain=True, on_hangup=fleet.renew.set),
@@ -168,7 +168,7 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
             fleet.registrar,
             _ops(options, fleet),
         ):
-            console.print(f"[bold]kimi: {len(replicas)} replicas of {front.recipe} behind {endpoint.base_url}/v1[/]")
+            console.print(f"[bold]kimi: {len(replicas)} replicas of {front.name} behind {endpoint.base_url}/v1[/]")
             fleet.run()
     except Terminated as stopped:
         console.print(f"kimi: {stopped} received; all engines and the router were stopped; logs: {folder}")
@@ -286,7 +286,7 @@ def _folder(launch: Launch, checkpoint: str | None, option: str) -> Path | None:
 
     if checkpoint is None:
         return None
-    revision = launch.argv[launch.argv.index(option) + 1] if option in launch.argv else "main"
+    revision = str(launch.args.get(option, "main"))
     try:
         return locate(checkpoint, revision, Path(HF_HUB_CACHE)).folder
     except KimiError:
@@ -294,9 +294,9 @@ def _folder(launch: Launch, checkpoint: str | None, option: str) -> Path | None:
 
 
 def _new_run(kind: str, front: Launch, launches: Sequence[Launch], runs: Path) -> Path:
-    folder = new_run_dir(f"{kind}-{front.recipe}", runs)
+    folder = new_run_dir(f"{kind}-{front.name}", runs)
     servers = {
-        front.recipe if len(launches) == 1 else f"replica-{number}": {"argv": launch.argv, "env": launch.env}
+        front.name if len(launches) == 1 else f"replica-{number}": {"argv": launch.argv, "env": launch.env}
         for number, launch in enumerate(launches)
     }
     write_json(folder / RECORD, record(kind, servers, front.env))

@@ -17,7 +17,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .engine_args import parse_arguments
 from .errors import KimiError
 from .fetch.store import CacheStore
 
@@ -211,7 +210,7 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     Without `--trust-remote-code` nothing changes. Where no checkpoint brings code the option is left out. Otherwise
     revisions become the commits whose files were hashed, and the engine may not download anything.
     """
-    arguments = parse_arguments(_options(launch.argv), launch.engine)
+    arguments = launch.args
     if not any(_allows_code(name) and value is not False for name, value in arguments.items()):
         return launch
     record = TrustRecord.load(record_path(os.environ)) if record is None else record
@@ -225,10 +224,10 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     sources = [source for source in (model, draft, tokenizer) if source is not None]
     code = {source: code_of(source, cache) for source in sources}
     files = [file for found in code.values() for file in found]
-    argv = list(launch.argv)
     if not files:
         note = f"--{OPTION} left out: no checkpoint here brings code of its own"
-        return replace(launch, argv=_without_trust(argv), notes=[*launch.notes, note])
+        args = {name: value for name, value in arguments.items() if not _allows_code(name)}
+        return replace(launch, args=args, notes=[*launch.notes, note])
     unaccepted = [source.name for source, found in code.items() if not all(map(record.trusts, found))]
     if problem := untrusted(files, record, unaccepted):
         raise problem
@@ -237,13 +236,12 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
         pins["speculative-draft-model-revision"] = draft.commit if draft else None
     if tokenizer is not None and tokenizer.commit:
         pins[tokenizer_argument] = str(tokenizer.folder)
-    for name, value in pins.items():
-        argv = _with_option(argv, name, value) if value else argv
+    args = arguments | {name: value for name, value in pins.items() if value}
     note = (
         f"--{OPTION}: {len(files)} files with the hashes recorded in {record.path}; revisions are pinned to what was "
         "hashed, HF_HUB_OFFLINE=1 keeps the engine from downloading other code"
     )
-    return replace(launch, argv=argv, env={**launch.env, "HF_HUB_OFFLINE": "1"}, notes=[*launch.notes, note])
+    return replace(launch, args=args, env={**launch.env, "HF_HUB_OFFLINE": "1"}, notes=[*launch.notes, note])
 
 
 def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cache: Path | None = None) -> None:
@@ -314,31 +312,9 @@ def _difference(file: CodeFile, record: TrustRecord) -> str:
     return f"changed, recorded {', '.join(sorted(expected))}, found {file.sha256}"
 
 
-def _options(argv: Sequence[str]) -> list[str]:
-    """The words after the program: both launchers are `program words` and then `--name value`."""
-    start = next((i for i, word in enumerate(argv) if word.startswith("--")), len(argv))
-    return list(argv[start:])
-
-
 def _allows_code(name: str) -> bool:
     """Whether an engine's parser takes `name` for the option: argparse accepts unique beginnings of it."""
     return len(name) > 1 and OPTION.startswith(name)
-
-
-def _without_trust(argv: Sequence[str]) -> list[str]:
-    return [word for word in argv if not (word.startswith("--") and _allows_code(word[2:].replace("_", "-")))]
-
-
-def _with_option(argv: Sequence[str], name: str, value: str) -> list[str]:
-    """The command with `--name value` once, at the end."""
-    kept: list[str] = []
-    skipping = False
-    for word in argv:
-        if word.startswith("--"):
-            skipping = word[2:].partition("=")[0].replace("_", "-") == name
-        if not skipping:
-            kept.append(word)
-    return [*kept, f"--{name}", value]
 
 
 def _hub_cache() -> Path:

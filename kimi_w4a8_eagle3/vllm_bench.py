@@ -79,7 +79,7 @@ def speedups(recipe: Recipe, base: Recipe) -> dict[str, float]:
 
 def _program(launch: Launch) -> list[str]:
     if launch.engine != "vllm":
-        raise KimiError(f"the recipe {launch.recipe!r} serves with {launch.engine}", expected="a recipe for vLLM")
+        raise KimiError(f"the recipe {launch.name!r} serves with {launch.engine}", expected="a recipe for vLLM")
     return ["vllm", "bench", "serve", "--model", launch.model]
 
 

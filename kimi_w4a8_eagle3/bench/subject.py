@@ -89,7 +89,7 @@ def require_model(model_path: str, base_url: str, expected: Launch | None) -> No
         raise KimiError(
             f"the server serves {model_path}",
             where=base_url,
-            expected=f"{expected.model} (recipe {expected.recipe})",
+            expected=f"{expected.model} (recipe {expected.name})",
             remedy="give the address of the right server, or leave --recipe out",
         )
 

@@ -41,12 +41,12 @@ def plan(
     from ..errors import KimiError
     from ..hardware import Machine, gpu_by_name
     from ..memory_plan import ModelCard, make_plan
-    from ..recipes import engine_arguments, load_recipe
+    from ..recipes import load_recipe, resolve
 
-    chosen = load_recipe(recipe)
     if tp:
         settings = [*settings, f"tp-size={tp}"]
-    chosen, args = engine_arguments(chosen, settings)
+    resolved = resolve(load_recipe(recipe), settings)
+    chosen, args = resolved.recipe, resolved.args
     found = gpu_by_name(gpu) if gpu else Machine.detect().gpu
     if found is None and chosen.hardware.reference:
         found = gpu_by_name(chosen.hardware.reference)

@@ -25,7 +25,7 @@ def route(
     from ..errors import KimiError
     from ..fleet import discovery
     from ..fleet.router_settings import RouterSettings
-    from ..recipes import engine_arguments, load_recipe
+    from ..recipes import load_recipe, resolve
     from ..serving import ServeOptions, route_foreground
 
     if bool(worker) == bool(workers_dns):
@@ -35,7 +35,8 @@ def route(
     discover = discovery.static(worker) if worker else discovery.dns(workers_dns)
     router, model = RouterSettings().resolved(prefix_cache=True), None
     if recipe:
-        chosen, args = engine_arguments(load_recipe(recipe), settings)
+        resolved = resolve(load_recipe(recipe), settings)
+        chosen, args = resolved.recipe, resolved.args
         router = chosen.router.resolved(chosen.prefix_cache)
         model = str(args["served-model-name"]) if "served-model-name" in args else str(args["model-path"])
     elif settings:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from ..recipe_schema import ArgValue
     from ..recipes import Launch
 
 
@@ -41,7 +42,7 @@ def serve(
     from ..errors import KimiError
     from ..gates import read_gates
     from ..hardware import Machine, gpu_by_name
-    from ..recipes import load_recipe, render, unmet_requirements, with_settings
+    from ..recipes import load_recipe, resolve, unmet_requirements, with_settings
 
     machine = Machine.detect()
     chosen = load_recipe(recipe)
@@ -49,12 +50,9 @@ def serve(
         if path is not None:
             chosen = with_settings(chosen, {f"{section}.repo": str(path.resolve()), f"{section}.revision": "main"})
 
-    def rendered(on: Machine, more: list[str]) -> Launch:
-        known_gpu = gpu_by_name(gpu) if gpu else None
-        words = [*context.args, *more]
-        return render(chosen, settings, words, machine=on, gpu=known_gpu, regime=installed_regime())
-
-    launch = rendered(machine, [])
+    resolved = resolve(chosen, settings, context.args)
+    known_gpu, regime = gpu_by_name(gpu) if gpu else None, installed_regime()
+    launch = resolved.on(machine, known_gpu, regime)
     read_gates({**os.environ, **launch.env})  # a misspelt gate is an error before anything is loaded
     if docker and launch.image is None:
         raise KimiError(
@@ -88,11 +86,12 @@ def serve(
     if replicas == 1:
         raise typer.Exit(serve_foreground(launch, options))
     from ..fleet.placement import replica_launches
-    from ..recipes import engine_arguments
 
-    launches = replica_launches(launch, replicas, machine, rendered)
-    resolved, _ = engine_arguments(chosen, settings, context.args)
-    router = resolved.router.resolved(resolved.prefix_cache)
+    def place(part: Machine, arguments: dict[str, ArgValue]) -> Launch:
+        return resolved.with_args(**arguments).on(part, known_gpu, regime)
+
+    launches = replica_launches(launch, replicas, machine, place)
+    router = launch.recipe.router.resolved(launch.recipe.prefix_cache)
     raise typer.Exit(serve_fleet(launches, launch, router, options))
 
 
@@ -112,8 +111,7 @@ def _ops_port(asked: int | None, port: int) -> int | None:
 def _show(launch: Launch, as_json: bool, docker: bool) -> None:
     container = launch.docker()
     if as_json:
-        fields = ("recipe", "engine", "image", "argv", "env", "model", "draft", "base_url", "notes", "overrides")
-        typer.echo(json.dumps({name: getattr(launch, name) for name in fields} | {"docker": container}, indent=2))
+        typer.echo(json.dumps(launch.described() | {"docker": container}, indent=2))
         return
     typer.echo(container if docker else launch.shell())
     console = Console(stderr=True, highlight=False, soft_wrap=True)

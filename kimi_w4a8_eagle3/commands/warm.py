@@ -34,9 +34,9 @@ def warm(
     from ..errors import KimiError
     from ..gates import read_gates
     from ..moe.dispatch import AUTO, BACKENDS, gpu_arch
-    from ..recipes import engine_arguments, load_recipe
+    from ..recipes import load_recipe, resolve
 
-    chosen = engine_arguments(load_recipe(recipe), settings)[0]
+    chosen = resolve(load_recipe(recipe), settings).recipe
     if chosen.engine != "sglang":
         raise KimiError(
             f"the recipe {chosen.name!r} serves with {chosen.engine}, which uses none of these kernels",
@@ -73,7 +73,7 @@ def _shape(recipe: Recipe, tp: int, model: Path | None) -> MoeShape:
     from ..errors import KimiError
     from ..memory_plan import ModelCard
     from ..moe.contract import MoeShape
-    from ..recipes import engine_arguments
+    from ..recipes import resolve
 
     if model is not None:
         card = ModelCard.from_directory(model)
@@ -82,7 +82,7 @@ def _shape(recipe: Recipe, tp: int, model: Path | None) -> MoeShape:
     else:
         raise KimiError(f"the recipe {recipe.name!r} names no model card", remedy="--model DIR with a config.json")
     config = card.config.get("text_config", card.config)
-    tp = tp or int(str(engine_arguments(recipe)[1].get("tp-size", 1)))
+    tp = tp or int(str(resolve(recipe).args.get("tp-size", 1)))
     try:
         experts, hidden, inter, top_k = (
             int(config[key])

@@ -134,7 +134,7 @@ def references_for(protocol: Protocol, options: Options, target: Target) -> tupl
     if options.published is not None and options.published not in names:
         raise KimiError(f"no published accuracy of {options.published!r}", "--published", ", ".join(sorted(names)))
     comparable = protocol.shots == tasks.GSM8K.shots and not protocol.chat
-    recipe = target.launch.recipe if target.launch else None
+    recipe = target.launch.name if target.launch else None
     if recipe is not None and recipe not in names and options.published is None:
         return [], None  # another model: these accuracies say nothing about it
     judged = options.published or (recipe if recipe in names and comparable else None)

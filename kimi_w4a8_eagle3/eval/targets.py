@@ -92,7 +92,7 @@ def reached(choice: Choice, folder: Path, console: Console, label: str = "server
         yield _answering(base_url, base_url, choice, None)
         return
     launch = serving.checked(launch)
-    name = launch.recipe + ("" if launch.draft else " without speculation" if not choice.speculate else "")
+    name = launch.name + ("" if launch.draft else " without speculation" if not choice.speculate else "")
     with serving.engine(launch, folder / f"{label}.log", name) as server:
         with console.status(f"{name}: starting the engine"):
             seconds = server.wait_ready(_READY_TIMEOUT_S)

@@ -11,19 +11,21 @@ from ..hardware import Machine
 from ..server import free_port
 
 if TYPE_CHECKING:
+    from ..recipe_schema import ArgValue
     from ..recipes import Launch
 
 
 def replica_launches(
-    front: Launch, count: int, machine: Machine, render: Callable[[Machine, list[str]], Launch]
+    front: Launch, count: int, machine: Machine, place: Callable[[Machine, dict[str, ArgValue]], Launch]
 ) -> Sequence[Launch]:
     """The launches of `count` replicas, of which `front` is what clients see.
 
-    render: the recipe on a machine with more engine arguments at the end. Raises KimiError when GPUs are missing.
+    place: the recipe on a part of the machine, with some engine arguments replaced. Raises KimiError when GPUs are
+    missing.
     """
     if front.engine != "sglang":
         raise KimiError(
-            f"the recipe {front.recipe!r} serves with {front.engine}",
+            f"the recipe {front.name!r} serves with {front.engine}",
             where="--replicas",
             expected="a recipe for SGLang, whose router stands in front",
         )
@@ -34,13 +36,15 @@ def replica_launches(
             where="--replicas",
             remedy="one replica for each 8 GPUs: use several nodes with `kimi route` in front (docs/operations.md)",
         )
-    return [_replica(number * gpus, gpus, machine, render) for number in range(count)]
+    return [_replica(number * gpus, gpus, machine, place) for number in range(count)]
 
 
-def _replica(first: int, gpus: int, machine: Machine, render: Callable[[Machine, list[str]], Launch]) -> Launch:
+def _replica(
+    first: int, gpus: int, machine: Machine, place: Callable[[Machine, dict[str, ArgValue]], Launch]
+) -> Launch:
     part = replace(machine, devices=machine.devices[first : first + gpus])
-    arguments = ["--host", "127.0.0.1", "--port", str(free_port())]
+    arguments: dict[str, ArgValue] = {"host": "127.0.0.1", "port": free_port()}
     if gpus:
-        arguments += ["--base-gpu-id", str(first)]
-    launch = render(part, arguments)
+        arguments["base_gpu_id"] = first
+    launch = place(part, arguments)
     return replace(launch, env={**launch.env, "KIMI_DOOR": "closed"})  # nobody but the router has business there

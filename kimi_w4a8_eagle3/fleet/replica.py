@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,7 +111,7 @@ class Replica:
 
     def _engine(self) -> EngineServer:
         launch = self.launch
-        name = f"{launch.engine} ({launch.recipe})"
+        name = f"{launch.engine} ({launch.name})"
         return EngineServer(launch.argv, launch.env, launch.host, launch.port, self.log_path, name)
 
     def _enter(self, phase: Phase, reason: str) -> None:
@@ -184,6 +183,6 @@ class Replica:
 
 def with_weight_version(launch: Launch, weights: str | None) -> Launch:
     """`launch` whose engine names its weights in every answer; unchanged where they are unknown or named already."""
-    if weights is None or launch.engine != "sglang" or "--weight-version" in launch.argv:
+    if weights is None or launch.engine != "sglang" or "weight-version" in launch.args:
         return launch
-    return replace(launch, argv=[*launch.argv, "--weight-version", weights])
+    return launch.with_args(weight_version=weights)

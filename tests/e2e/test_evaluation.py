@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.tiny_servers import started, tiny_launch
+from support.tiny_servers import running, tiny_launch
 
+from kimi_w4a8_eagle3 import serving
 from kimi_w4a8_eagle3.eval import accuracy, lossless, smoke, tasks
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
@@ -23,10 +24,14 @@ TESTS = Path(__file__).parents[1]
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """EAGLE3 whose verify step accepts every draft token."""
     launch = tiny_launch()
-    argv = [word.replace("kimi_w4a8_eagle3.sglang_plugin.run_module", "support.broken_verify") for word in launch.argv]
-    assert argv != launch.argv
-    launch = replace(launch, argv=argv, env={**launch.env, "PYTHONPATH": str(TESTS)})
-    yield from started(launch, tmp_path_factory.mktemp("broken"))
+    engine = serving.engine(
+        replace(launch, env={**launch.env, "PYTHONPATH": str(TESTS)}), tmp_path_factory.mktemp("broken") / "server.log"
+    )
+    engine.argv = [
+        word.replace("kimi_w4a8_eagle3.sglang_plugin.run_module", "support.broken_verify") for word in launch.argv
+    ]
+    assert engine.argv != launch.argv
+    yield from running(engine)
 
 
 def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: object) -> lossless.Report:

@@ -7,17 +7,20 @@ import pytest
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.fleet.placement import replica_launches
 from kimi_w4a8_eagle3.hardware import Device, Machine
-from kimi_w4a8_eagle3.recipes import Launch, load_recipe, render
+from kimi_w4a8_eagle3.recipe_schema import ArgValue
+from kimi_w4a8_eagle3.recipes import Launch, load_recipe, resolve
 
 GIB = 1 << 30
 GPUS = tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", i // 8, 256 * GIB) for i in range(16))
 
 
 def place(recipe: str, count: int, machine: Machine) -> list[Launch]:
-    def rendered(on: Machine, more: list[str]) -> Launch:
-        return render(load_recipe(recipe), [], more, machine=on)
+    resolved = resolve(load_recipe(recipe))
 
-    return list(replica_launches(rendered(machine, []), count, machine, rendered))
+    def on_part(part: Machine, arguments: dict[str, ArgValue]) -> Launch:
+        return resolved.with_args(**arguments).on(part)
+
+    return list(replica_launches(resolved.on(machine), count, machine, on_part))
 
 
 def option(launch: Launch, name: str) -> str:

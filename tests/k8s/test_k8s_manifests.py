@@ -23,7 +23,7 @@ from kimi_w4a8_eagle3.doctor.needs import GIB, PUBLISHED_SIZES, Needs
 from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.state import ReplicaState
-from kimi_w4a8_eagle3.recipes import engine_arguments, load_recipe
+from kimi_w4a8_eagle3.recipes import load_recipe, resolve
 from kimi_w4a8_eagle3.server import free_port
 from kimi_w4a8_eagle3.serving import SingleServer
 
@@ -355,7 +355,7 @@ def test_the_pods_have_what_the_recipe_needs(objects: list[Manifest], overlay: s
     (shm,) = (each for each in pod_of(workload)["spec"]["volumes"] if each["name"] == "shm")
     assert shm["emptyDir"]["medium"] == "Memory"
     assert size(shm["emptyDir"]["sizeLimit"]) >= Needs.of(recipe).shm
-    arguments = engine_arguments(recipe, [])[1]
+    arguments = resolve(recipe).args
     assert int(str(arguments.get("tp-size", 1))) == max(gpus, 1)
 
 

@@ -13,7 +13,7 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.hardware import GIB, gpu_by_name
 from kimi_w4a8_eagle3.memory_plan import MemoryPlan, ModelCard, draft_weights, make_plan, target_weights
-from kimi_w4a8_eagle3.recipes import engine_arguments, load_recipe
+from kimi_w4a8_eagle3.recipes import load_recipe, resolve
 
 KIMI = ModelCard.packaged("kimi-k2.5-w4a8")
 EAGLE = ModelCard.packaged("kimi-k2.5-eagle3")
@@ -71,8 +71,8 @@ def test_sglang_takes_a_draft_layer_for_a_target_layer() -> None:
 
 
 def vllm_plan(name: str) -> MemoryPlan:
-    recipe, args = engine_arguments(load_recipe(name))
-    return make_plan(recipe, args, gpu_by_name("mi355x"), Regime.UNKNOWN)
+    resolved = resolve(load_recipe(name))
+    return make_plan(resolved.recipe, resolved.args, gpu_by_name("mi355x"), Regime.UNKNOWN)
 
 
 def test_mxfp4_experts_take_four_and_a_quarter_bits_on_four_gpus() -> None:

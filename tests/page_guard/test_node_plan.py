@@ -13,11 +13,12 @@ from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.hardware import gpu_by_name
 from kimi_w4a8_eagle3.memory_plan import make_plan
 from kimi_w4a8_eagle3.node_plan import NodePlan, make_node_plan
-from kimi_w4a8_eagle3.recipes import engine_arguments, load_recipe
+from kimi_w4a8_eagle3.recipes import load_recipe, resolve
 
 
 def nodes_of(recipe: str, nodes: int, *settings: str, gpu: str = "mi325x") -> NodePlan:
-    chosen, args = engine_arguments(load_recipe(recipe), list(settings))
+    resolved = resolve(load_recipe(recipe), list(settings))
+    chosen, args = resolved.recipe, resolved.args
     return make_node_plan(make_plan(chosen, args, gpu_by_name(gpu), Regime.UNKNOWN), chosen, args, nodes)
 
 

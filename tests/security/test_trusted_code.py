@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,10 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.bench.null_server import NullServer, Settings
 from kimi_w4a8_eagle3.commands import trust as trust_command
+from kimi_w4a8_eagle3.engine_args import Args, parse_arguments
 from kimi_w4a8_eagle3.errors import KimiError
-from kimi_w4a8_eagle3.recipes import Launch, load_recipe, render
+from kimi_w4a8_eagle3.recipe_schema import Checkpoint
+from kimi_w4a8_eagle3.recipes import Launch, Recipe, load_recipe, render
 from kimi_w4a8_eagle3.trusted_code import (
     Source,
     TrustRecord,
@@ -80,10 +81,13 @@ def record(tmp_path: Path) -> TrustRecord:
 
 
 def launch_of(model: str, *more: str, trust: bool = True, draft: str | None = None, engine: str = "sglang") -> Launch:
-    flag = ["--trust-remote-code"] if trust else []
-    drafts = ["--speculative-draft-model-path", draft] if draft else []
-    argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", model, *drafts, *flag, "--port", "1", *more]
-    return Launch("r", engine, argv, {"A": "1"}, model, draft, "127.0.0.1", 1, 60.0)
+    recipe = Recipe(name="r", summary="", engine=engine, model=Checkpoint(repo=model))
+    args: Args = {"model" if engine == "vllm" else "model-path": model}
+    if draft:
+        args["speculative-draft-model-path"] = draft
+    if trust:
+        args["trust-remote-code"] = True
+    return Launch(recipe, {**args, "port": 1, **parse_arguments(more, engine)}, {"A": "1"})
 
 
 def accept(record: TrustRecord, folder: Path, cache: Path, name: str | None = None) -> None:
@@ -131,7 +135,7 @@ def test_a_repository_is_pinned_to_the_commit_that_was_hashed(record, cache, rep
     assert allowed.argv[-4:] == ["--revision", repo.commit, "--speculative-draft-model-revision", repo.commit]
     moving = require_trusted(launch_of(NAME, "--revision", "main", "--page-size", "1"), record, cache)
     assert moving.argv.count("--revision") == 1 and "main" not in moving.argv
-    assert moving.argv[-4:] == ["--page-size", "1", "--revision", repo.commit]
+    assert (moving.args["revision"], moving.args["page-size"]) == (repo.commit, "1")
 
 
 def test_a_repository_that_is_not_here_is_refused_and_fetch_is_named(record, cache):
@@ -280,7 +284,7 @@ def test_kimi_serve_refuses_before_anything_starts(folder, tmp_path, monkeypatch
 def test_the_built_in_model_brings_no_code(record, cache):
     recipe = load_recipe("tiny")
     launch = render(recipe)
-    forced = replace(launch, argv=[*launch.argv, "--trust-remote-code"])
+    forced = launch.with_args(trust_remote_code=True)
     assert "--trust-remote-code" not in require_trusted(forced, record, cache).argv
 
 

@@ -22,7 +22,12 @@ def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launc
 
 def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
     """Start, wait, yield, stop: the body of a fixture."""
-    with serving.engine(launch, folder / "server.log") as server:
+    yield from running(serving.engine(launch, folder / "server.log"))
+
+
+def running(engine: EngineServer) -> Iterator[EngineServer]:
+    """The same for an engine whose command the test has changed."""
+    with engine as server:
         server.wait_ready(READY_S)
         yield server
         server.stop(0.5)  # a graceful end takes SGLang six seconds; it is tested where it matters
