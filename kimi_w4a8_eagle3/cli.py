@@ -1,45 +1,80 @@
-"""The `kimi` command: registers one function per sub-command and turns KimiError into one clear message.
+"""The `kimi` command: the table of its sub-commands, and KimiError as one clear message.
 
-Each command lives in `commands/<name>.py` and imports its machinery (torch, sglang, ...) inside the function,
-so that `kimi --help` answers at once on a bare machine.
+Each sub-command is a module of `commands/`, imported when it is asked for: `kimi --help` answers at once on a bare
+machine, and a module imports what it needs where everybody looks, at its top.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
 from . import __version__
-from .commands import (
-    bench,
-    check,
-    demo,
-    doctor,
-    eval,
-    fetch,
-    gates,
-    inferencex,
-    kernels,
-    patch,
-    plan,
-    quantize,
-    report,
-    route,
-    scale_demo,
-    serve,
-    tiny,
-    top,
-    trust,
-    tune_moe,
-    warm,
-)
 from .errors import KimiError
+
+# Name and first line of help, in the order of `kimi --help`. The module has the same name, with underscores; it holds
+# a function of that name, or an `app` with sub-commands of its own.
+COMMANDS = {
+    "demo": "Serve the built-in model with and without EAGLE3, compare texts and speed (about 3 minutes on 2 cores).",
+    "check": "Check a checkpoint from its configs, safetensors headers and scales; no weight is loaded.",
+    "doctor": "Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.",
+    "fetch": "Download checkpoints with resume, a space check first, and every file's digest checked.",
+    "patch": "Change installed files of AITER and SGLang, safely and reversibly.",
+    "trust": "Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.",
+    "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
+    "route": "Route requests to replicas on other nodes; a replica with another model or other weights is refused.",
+    "scale-demo": "Two replicas behind SGLang's router under load: kill one, restart both (about 4 minutes on 2 "
+    "cores).",
+    "top": "Watch replicas: load, throughput, latencies, acceptance, KV pool, router.",
+    "plan": "Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.",
+    "gates": "List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error.",
+    "kernels": "Compile the gfx942 MoE kernels of Kimi-K2.5 and print their counts, registers, occupancy and floors; "
+    "no GPU.",
+    "quantize": "Quantize a target or a draft with AMD Quark, shard by shard.",
+    "tune-moe": "Measure tile choices on this GPU and write the fastest into the table; rows of other shapes and GPUs "
+    "stay.",
+    "warm": "Compile every MoE kernel that the recipe's server can ask for into the compilers' own caches; "
+    "needs no GPU.",
+    "tiny": "The built-in model: make it, or check the one in the package.",
+    "eval": "Accuracy with a verdict, and proof that speculation changes no answer.",
+    "bench": "Measure a server: `kimi bench con2`, `con40`, or any workload of `kimi bench list`.",
+    "report": "Write one self-contained HTML page and PNG figures from finished benchmark and evaluation runs.",
+}
+
+
+class Commands(TyperGroup):
+    """The table as a group: a line of help costs no import, the command itself is loaded when it runs."""
+
+    def __init__(self, **attributes: Any) -> None:
+        stubs = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
+        super().__init__(**{**attributes, "commands": stubs})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that was typed, complete."""
+        name, stub, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in COMMANDS else stub, rest
+
+
+def load(name: str) -> Any:
+    """Import a sub-command with everything it needs; a command of the click that this Typer uses."""
+    module_name = name.replace("-", "_")
+    module = import_module(f".commands.{module_name}", __package__)
+    if hasattr(module, "app"):
+        return typer.main.get_command(module.app)
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single.command(name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(getattr(module, module_name))
+    return typer.main.get_command(single)
+
 
 app = typer.Typer(
     name="kimi",
+    cls=Commands,
     help="Serve, benchmark and validate Kimi-K2.5 W4A8 with EAGLE3 on AMD Instinct MI325X.",
     no_args_is_help=True,
     add_completion=False,
@@ -58,29 +93,6 @@ def root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Serve, benchmark and validate Kimi-K2.5 W4A8 with EAGLE3 on AMD Instinct MI325X."""
-
-
-app.command("demo")(demo.demo)
-app.command("check")(check.check)
-app.command("doctor")(doctor.doctor)
-app.command("fetch")(fetch.fetch)
-app.add_typer(patch.app, name="patch")
-app.command("trust")(trust.trust)
-app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
-app.command("route")(route.route)
-app.command("scale-demo")(scale_demo.scale_demo)
-app.command("top")(top.top)
-app.command("plan")(plan.plan)
-app.command("gates")(gates.gates)
-app.command("kernels")(kernels.kernels)
-app.add_typer(quantize.app, name="quantize")
-app.command("tune-moe")(tune_moe.tune_moe)
-app.command("warm")(warm.warm)
-app.add_typer(tiny.app, name="tiny")
-app.add_typer(eval.app, name="eval")
-bench.app.command("export-inferencex")(inferencex.export_inferencex)
-app.add_typer(bench.app, name="bench")
-app.command("report")(report.report)
 
 
 def main() -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import typer
 from typer.core import TyperGroup
 
+from .inferencex import export_inferencex
+
 if TYPE_CHECKING:
     from ..bench.session import Texts
     from ..bench.workloads import Workload
@@ -30,6 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Measure a server: `kimi bench con2`, `con40`, or any workload of `kimi bench list`.",
 )
+app.command("export-inferencex")(export_inferencex)
 
 RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
 SHAREGPT = typer.Option(

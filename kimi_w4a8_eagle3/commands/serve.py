@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ..recipe_schema import ArgValue
     from ..recipes import Launch
 
+# What the engine knows and this command does not, after `--`.
+CONTEXT_SETTINGS = {"allow_extra_args": True}
+
 
 def serve(
     context: typer.Context,
