@@ -19,6 +19,8 @@ COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY kimi_w4a8_eagle3 kimi_w4a8_eagle3
 COPY launch launch
 COPY patches patches
+COPY bench bench
+COPY eval eval
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM ${BASE_IMAGE}

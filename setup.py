@@ -10,6 +10,8 @@ from setuptools.command.build_py import build_py
 
 # Folders that `kimi_w4a8_eagle3.resources.operator_dir` looks up by name.
 OPERATOR_FOLDERS = ["launch", "patches", "eval", "bench"]
+# What proves those folders, and what builds an image from a checkout, serves nobody in a site-packages.
+CHECKOUT_ONLY = ["__pycache__", "*.tmp", "*.py", "check*.sh", "check.sh", "tests", "*Dockerfile*"]
 
 
 class BuildWithOperatorFolders(build_py):
@@ -23,7 +25,7 @@ class BuildWithOperatorFolders(build_py):
         for name in OPERATOR_FOLDERS:
             target = Path(self.build_lib) / "kimi_w4a8_eagle3" / "_operator" / name
             shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(name, target, ignore=shutil.ignore_patterns("__pycache__", "*.tmp"))
+            shutil.copytree(name, target, ignore=shutil.ignore_patterns(*CHECKOUT_ONLY))
 
 
 setup(cmdclass={"build_py": BuildWithOperatorFolders})

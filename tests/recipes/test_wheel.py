@@ -3,48 +3,96 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-SOURCES = (
-    "kimi_w4a8_eagle3",
-    "launch",
-    "bench",
-    "eval",
-    "patches",
-    "pyproject.toml",
-    "setup.py",
-    "MANIFEST.in",
-    "LICENSE",
-    "README.md",
-)
+BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+
+
+def copied(dockerfile: str) -> list[str]:
+    """What a Dockerfile copies before it builds our wheel, as far as its .dockerignore lets it through."""
+    text = (REPOSITORY / dockerfile).read_text()
+    builds = re.search(r"^RUN .*pip (wheel|install) .*( \.$|'\.\[)", text, re.MULTILINE)
+    assert builds is not None
+    before = text[: builds.start()]
+    ignore = REPOSITORY / f"{dockerfile}.dockerignore"
+    lines = (ignore if ignore.is_file() else REPOSITORY / ".dockerignore").read_text().splitlines()
+    sent = {line[1:] for line in lines if line.startswith("!")}
+    names = [name for line in re.findall(r"^COPY ([^-].*)$", before, re.MULTILINE) for name in line.split()[:-1]]
+    return [name for name in names if name in sent]
+
+
+def build(source: Path, what: str, target: Path) -> Path:
+    """One of setuptools' own build steps, as pip calls it."""
+    target.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, what, str(target)], cwd=source, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return target / done.stdout.split()[-1]
+
+
+def sources(folder: Path, names: Iterable[str]) -> Path:
+    """A copy of parts of the checkout, without the weights, which make it slow."""
+    for name in names:
+        path = REPOSITORY / name
+        if path.is_dir():
+            shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder / name)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory into which the wheel was unpacked; built from a copy so that the checkout stays clean."""
-    source = tmp_path_factory.mktemp("source")
-    for name in SOURCES:
-        path = REPOSITORY / name
-        if path.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.safetensors")
-            shutil.copytree(path, source / name, ignore=ignored)
-        elif path.exists():
-            shutil.copy(path, source / name)
-    (source / "README.md").touch()
-    code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-    wheels = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-c", code, str(wheels)], cwd=source, check=True, capture_output=True, timeout=120)
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from exactly what the Dockerfile copies."""
+    source = sources(tmp_path_factory.mktemp("source"), copied("Dockerfile"))
+    return build(source, "build_wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory into which the wheel was unpacked."""
     target = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(next(wheels.glob("*.whl"))) as wheel:
-        wheel.extractall(target)
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(target)
     return target
+
+
+def test_both_images_copy_what_a_wheel_is_built_from() -> None:
+    assert set(copied("launch/docker/cpu.Dockerfile")) - set(copied("Dockerfile")) == {
+        "requirements/constraints.txt",
+        "requirements/serve-cpu.txt",
+    }
+
+
+def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    checkout = sources(tmp_path, [name for name in tracked.split() if not name.endswith(".safetensors")])
+    packed = build(checkout, "build_sdist", tmp_path / "dist")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    rebuilt = build(source, "build_wheel", tmp_path / "wheel")
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(rebuilt) as two:
+        assert sorted(one.namelist()) == sorted(two.namelist())
+
+
+def test_the_wheel_holds_nothing_that_only_proves(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        names = packed.namelist()
+    assert not [name for name in names if name.startswith(("proof/", "tests/")) or "/prometheus/tests/" in name]
+    assert not [name for name in names if "/_operator/" in name and name.endswith((".py", "Dockerfile"))]
 
 
 def test_the_wheel_holds_recipes_and_cards(installed: Path) -> None:
