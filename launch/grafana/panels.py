@@ -16,6 +16,20 @@ Query = tuple[str, str]  # PromQL, legend
 Steps = Sequence[tuple[float | None, str]]  # (from this value on, colour); the first value is None
 
 _P = TypeVar("_P")
+OF_OBJECTIVE = {
+    "of objective": {
+        "unit": "percentunit",
+        "decimals": 0,
+        "thresholds": {
+            "mode": "absolute",
+            "steps": [
+                {"value": None, "color": "green"},
+                {"value": 0.8, "color": "orange"},
+                {"value": 1, "color": "red"},
+            ],
+        },
+    }
+}
 
 
 def lines(
