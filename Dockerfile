@@ -2,7 +2,6 @@
 # kimi-w4a8-eagle3 on top of an SGLang ROCm image. docs/docker.md says what was checked and what was not.
 #
 #   docker build -t kimi-w4a8-eagle3 .
-#   docker build -t kimi-w4a8-eagle3 --build-arg BASE_IMAGE=rocm/sgl-dev:v0.5.10rc0-rocm720-mi30x .
 #
 # The default tag follows the pattern of SGLang's published images for the pinned release and was not pulled here;
 # lmsysorg/sglang:v0.5.16-rocm720-mi30x is known to exist.
@@ -47,7 +46,7 @@ ENV PATH=/opt/kimi/packages/bin:${PATH}
 COPY launch/docker/check_closure.py launch/docker/healthcheck.py /opt/kimi/
 RUN python3 /opt/kimi/check_closure.py "kimi-w4a8-eagle3[${EXTRAS}]"
 
-# Files of AITER and SGLang that this deployment changes (docs/patches.md); a file that is not recognised ends the
+# Files of AITER that this deployment changes (docs/patches.md); a file that is not recognised ends the
 # build. Modules compiled from a patched file are removed and built again on first use (`kimi warm`).
 RUN kimi patch apply --remove-stale && kimi patch verify
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "check": "Check a checkpoint from its configs, safetensors headers and scales; no weight is loaded.",
     "doctor": "Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.",
     "fetch": "Download checkpoints with resume, a space check first, and every file's digest checked.",
-    "patch": "Change installed files of AITER and SGLang, safely and reversibly.",
+    "patch": "Change installed files of AITER, safely and reversibly.",
     "trust": "Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.",
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
     "route": "Route requests to replicas on other nodes; a replica with another model or other weights is refused.",

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from ..patching.patcher import PatchReport
 
-app = typer.Typer(no_args_is_help=True, help="Change installed files of AITER and SGLang, safely and reversibly.")
+app = typer.Typer(no_args_is_help=True, help="Change installed files of AITER, safely and reversibly.")
 
 _IDS = typer.Option([], "--id", help="Only this patch; may be given several times. Default: all.")
 _ROOT = typer.Option(

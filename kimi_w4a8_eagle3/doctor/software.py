@@ -9,10 +9,7 @@ from .result import Result, fail, ok, skip, warn
 
 PYTHON_MINIMUM = Version("3.10")
 SGLANG_PINNED = "0.5.23"
-SGLANG_SUPPORTED = {
-    "0.5.16": "supported; 0.5.23 is what the tests run on",
-    "0.5.10rc0": "the article's base; needs patch sglang-load-plugins",
-}
+SGLANG_SUPPORTED = {"0.5.16": "supported; 0.5.23 is what the tests run on"}
 FLYDSL_PINNED = "0.4.2"
 VLLM_READ = "0.19.0"
 PLUGIN = "kimi_w4a8_eagle3"
@@ -123,7 +120,7 @@ def patches(facts: Facts) -> list[Result]:
 
 
 def _public(version: str) -> str:
-    """`0.5.16` for `0.5.16.post1+rocm720`; `0.5.10rc0` stays, a version that cannot be read too."""
+    """`0.5.16` for `0.5.16.post1+rocm720`; a version that cannot be read stays."""
     try:
         parsed = Version(version)
     except InvalidVersion:

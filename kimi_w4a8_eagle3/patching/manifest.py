@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import KimiError
 from ..names import nearest
 from ..resources import operator_dir
 from .cpp_edits import CheckedPageOffset, SmallPagesLoadGlobally
-from .python_edits import CallFirst, ParameterDefault
+from .python_edits import ParameterDefault
 from .state import Edit
 
 if sys.version_info >= (3, 11):
@@ -55,7 +54,6 @@ class Patch(_Strict):
     title: str
     package: str  # the import name, which leads to the root
     distributions: tuple[str, ...]  # names under which its version may be recorded
-    versions: str = ""  # PEP 440; empty: the structure alone decides
     purpose: str
     check: str
     upstream: str
@@ -63,16 +61,6 @@ class Patch(_Strict):
     fallback_for: str = ""  # id of the patch whose place this one takes in trees that are too old for it
     built: tuple[str, ...] = ()  # compiled from the patched files; stale when older than they are
     file: tuple[PatchedFile, ...] = Field(min_length=1)
-
-    @field_validator("versions")
-    @classmethod
-    def _valid_range(cls, value: str) -> str:
-        SpecifierSet(value)
-        return value
-
-    def covers(self, version: str) -> bool:
-        """Whether the patch is meant for this version of the package."""
-        return SpecifierSet(self.versions).contains(version, prereleases=True)
 
 
 class _Manifest(_Strict):
@@ -92,18 +80,8 @@ class _Manifest(_Strict):
         return self
 
 
-def _plugin_loader(targets: list[str]) -> CallFirst:
-    return CallFirst(
-        module="kimi_w4a8_eagle3.patching.sglang_shim",
-        function="load_plugins",
-        targets=tuple(targets),
-        superseded_by="sglang.srt.plugins",
-    )
-
-
 _EDITS: dict[str, Any] = {
     "parameter-default": ParameterDefault,
-    "call-plugin-loader": _plugin_loader,
     "small-pages-load-globally": SmallPagesLoadGlobally,
     "checked-page-offset": CheckedPageOffset,
 }

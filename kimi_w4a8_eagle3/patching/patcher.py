@@ -150,8 +150,6 @@ def _summary(patch: Patch, root: Path | None, version: str | None, files: tuple[
         if stale:
             return Status.STALE_BUILD, f"compiled before the patch: {', '.join(map(str, stale))}"
         return Status.APPLIED, details
-    if version is not None and not patch.covers(version):
-        return Status.UNKNOWN, f"{patch.package} {version} is outside {patch.versions}"
     if states <= {State.ORIGINAL, State.APPLIED}:
         return Status.NOT_APPLIED, details
     return Status.UNKNOWN, details

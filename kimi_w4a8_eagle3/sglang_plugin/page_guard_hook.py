@@ -19,11 +19,9 @@ from ..page_guard import KvShape, cap_tokens, paged_kernels, token_limit
 
 logger = logging.getLogger(__name__)
 
-# Where each line of releases turns a profiled token count into the pool's size: 0.5.12 and later, and 0.5.10.
-_TARGETS = (
-    ("sglang.srt.mem_cache.kv_cache_configurator", "KVCacheConfigurator._apply_token_constraints"),
-    ("sglang.srt.model_executor.model_runner_kv_cache_mixin", "ModelRunnerKVCacheMixin._resolve_token_capacity"),
-)
+# Where SGLang (0.5.12 and later) turns a profiled token count into the pool's size.
+MODULE = "sglang.srt.mem_cache.kv_cache_configurator"
+FUNCTION = "KVCacheConfigurator._apply_token_constraints"
 
 _limits: list[int] = []  # of the pools sized in this process
 
@@ -37,11 +35,9 @@ def install(registry: Any) -> None:
     """Register the cap with SGLang's HookRegistry; raises RuntimeError on a release that sizes its pools elsewhere."""
     from sglang.srt.plugins.hook_registry import HookType
 
-    for module, function in _TARGETS:
-        if find_spec(module) is not None:
-            registry.register(f"{module}.{function}", cap_pool, HookType.AROUND)
-            return
-    raise RuntimeError("this SGLang release sizes its KV pool in a place that the page-offset guard does not know")
+    if find_spec(MODULE) is None:
+        raise RuntimeError("this SGLang release sizes its KV pool in a place that the page-offset guard does not know")
+    registry.register(f"{MODULE}.{FUNCTION}", cap_pool, HookType.AROUND)
 
 
 def cap_pool(original: Callable[..., int], owner: Any, token_capacity: int) -> int:
@@ -69,11 +65,8 @@ def _applies(owner: Any, gates: Gates) -> bool:
 
 def _attention_backends(owner: Any) -> set[str | None]:
     """Backends of prefill, decode and draft, as SGLang resolved them."""
-    try:
-        from sglang.srt.runtime_context import attention_backends, get_spec
-    except ImportError:  # 0.5.10
-        args = owner.server_args
-        return {*args.get_attention_backends(), args.speculative_draft_attention_backend}
+    from sglang.srt.runtime_context import attention_backends, get_spec
+
     return {*attention_backends(), get_spec().speculative_draft_attention_backend}
 
 
@@ -115,10 +108,6 @@ def _draft_config(owner: Any) -> Any:
 
 
 def _attention_tp() -> int:
-    try:
-        from sglang.srt.runtime_context import get_parallel
-    except ImportError:  # 0.5.10
-        from sglang.srt.layers.dp_attention import get_attention_tp_size
+    from sglang.srt.runtime_context import get_parallel
 
-        return int(get_attention_tp_size())
     return int(get_parallel().attn_tp_size)

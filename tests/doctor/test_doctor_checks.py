@@ -262,7 +262,7 @@ def test_an_inbox_driver_has_no_version_of_its_own(tmp_path):
         ("0.5.23", "ok", "0.5.23"),
         ("0.5.23.post1", "ok", "0.5.23.post1"),
         ("0.5.16", "ok", "supported"),
-        ("0.5.10rc0", "ok", "sglang-load-plugins"),
+        ("0.5.10rc0", "warn", "never tried"),
         ("0.5.10", "warn", "never tried"),
         ("0.6.0", "warn", "never tried"),
         (None, "fail", "not installed"),

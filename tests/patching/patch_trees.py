@@ -84,22 +84,6 @@ struct Kernel
 
 PIPELINE_64 = "#pragma once\n// static constexpr bool kUseGlobalLoad = mode == GLOBAL_LOAD_LDS;\n"
 
-SGLANG_FILES = {
-    "server_args.py": "def prepare_server_args(argv):\n    return argv\n",
-    "entrypoints/engine.py": (
-        "class Engine:\n"
-        "    def __init__(self, **kwargs):\n"
-        '        """Docstring."""\n'
-        "        self.kwargs = kwargs\n\n"
-        "    @classmethod\n"
-        "    def _launch_subprocesses(cls, server_args):\n"
-        "        return server_args\n"
-    ),
-    "managers/scheduler.py": "def run_scheduler_process(pipe):\n    pipe.append('scheduler')\n    return pipe\n",
-    "managers/detokenizer_manager.py": "def run_detokenizer_process(a, b=None):\n    return a\n",
-    "managers/data_parallel_controller.py": "def run_data_parallel_controller_process(a):\n    return a\n",
-}
-
 
 def write(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
@@ -157,9 +141,6 @@ def old_aiter_tree(aiter_tree: Path) -> Path:
 
 
 @pytest.fixture
-def sglang_tree(tmp_path: Path) -> Path:
-    """site-packages with an SGLang without plugin framework."""
-    files = {f"sglang/srt/{name}": text for name, text in SGLANG_FILES.items()}
-    files["sglang/__init__.py"] = ""
-    files["sglang-0.5.10rc0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.10rc0\n"
-    return write(tmp_path / "site", files)
+def three_files(aiter_tree: Path) -> Path:
+    """The tree of a patch with three files."""
+    return write(aiter_tree, {f"aiter/ops/{name}.py": MHA for name in ("one", "two", "three")})

@@ -19,7 +19,9 @@ PATCHES = {patch.id: patch for patch in load_manifest()}
 ROUNDING = PATCHES["aiter-fmha-rtz"]
 WIDE = PATCHES["ck-tile-page-offset-64bit"]
 CHECK = PATCHES["ck-tile-page-offset-check"]
-PLUGINS = PATCHES["sglang-load-plugins"]
+FILE = ROUNDING.file[0]
+PLACES = [(f"aiter/ops/{name}.py",) for name in ("one", "two", "three")]
+THREE = ROUNDING.model_copy(update={"file": tuple(FILE.model_copy(update={"any_of": place}) for place in PLACES)})
 CK = "3rdparty/composable_kernel"
 
 
@@ -40,20 +42,20 @@ def test_apply_twice_verify_and_revert_byte_for_byte(patch: Patch, aiter_tree: P
     assert patcher.revert(patch, aiter_tree) == []
 
 
-def test_all_files_of_a_patch_or_none(sglang_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = snapshot(sglang_tree)
+def test_all_files_of_a_patch_or_none(three_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = snapshot(three_files)
     write, calls = ledger.write_atomic, []
 
     def disk_full(path: Path, data: bytes, like: Path | None = None) -> None:
         calls.append(path)
-        if len(calls) == 8:  # three writes a file: in the middle of the third of five
+        if len(calls) == 5:  # three writes a file: in the middle of the second of three
             raise OSError(28, "No space left on device", str(path))
         write(path, data, like)
 
     monkeypatch.setattr(ledger, "write_atomic", disk_full)
     with pytest.raises(KimiError, match="nothing is changed"):
-        patcher.apply(PLUGINS, sglang_tree)
-    assert snapshot(sglang_tree) == before
+        patcher.apply(THREE, three_files)
+    assert snapshot(three_files) == before
 
 
 def test_a_crash_before_the_file_changed_can_be_repeated_and_reverted(
@@ -110,14 +112,14 @@ def test_a_damaged_backup_is_not_restored(aiter_tree: Path) -> None:
     assert mha.read_bytes() == patched
 
 
-def test_revert_restores_none_when_one_file_was_changed(sglang_tree: Path) -> None:
-    patcher.apply(PLUGINS, sglang_tree)
-    detokenizer = sglang_tree / "sglang/srt/managers/detokenizer_manager.py"
-    detokenizer.write_bytes(detokenizer.read_bytes() + b"# mine\n")
-    before = snapshot(sglang_tree)
+def test_revert_restores_none_when_one_file_was_changed(three_files: Path) -> None:
+    patcher.apply(THREE, three_files)
+    second = three_files / "aiter/ops/two.py"
+    second.write_bytes(second.read_bytes() + b"# mine\n")
+    before = snapshot(three_files)
     with pytest.raises(KimiError, match="changed after"):
-        patcher.revert(PLUGINS, sglang_tree)
-    assert snapshot(sglang_tree) == before
+        patcher.revert(THREE, three_files)
+    assert snapshot(three_files) == before
 
 
 def test_a_symbolic_link_stays_one(aiter_tree: Path, tmp_path: Path) -> None:
@@ -190,30 +192,6 @@ def test_a_64_bit_choice_without_the_load_path_is_not_trusted(aiter_tree: Path) 
     assert page_offset_is_64bit(aiter_tree) is None
 
 
-@pytest.mark.parametrize(
-    ("version", "status"),
-    [
-        ("0.5.10rc0", Status.NOT_APPLIED),
-        ("0.5.10rc0.dev7+gabc", Status.NOT_APPLIED),
-        ("0.5.10.post1", Status.NOT_APPLIED),
-        ("0.5.9", Status.UNKNOWN),
-        ("0.5.11", Status.UNKNOWN),
-        ("0.6", Status.UNKNOWN),
-    ],
-)
-def test_the_version_range(sglang_tree: Path, version: str, status: Status) -> None:
-    metadata = sglang_tree / "sglang-0.5.10rc0.dist-info/METADATA"
-    metadata.write_text(metadata.read_text().replace("0.5.10rc0", version))
-    assert patcher.inspect(PLUGINS, sglang_tree).status is status
-
-
-def test_a_release_with_the_framework_needs_no_patch(sglang_tree: Path) -> None:
-    for name in ("entrypoints/engine.py", "managers/scheduler.py"):
-        path = sglang_tree / "sglang/srt" / name
-        path.write_text("from sglang.srt.plugins import load_plugins\n" + path.read_text())
-    assert patcher.inspect(PLUGINS, sglang_tree).status is Status.NOT_NEEDED
-
-
 def test_an_absent_package(tmp_path: Path) -> None:
     report = patcher.apply(ROUNDING, tmp_path)
     assert report.status is Status.NOT_INSTALLED
@@ -235,10 +213,8 @@ def test_the_command_line(old_aiter_tree: Path) -> None:
         "aiter-fmha-rtz": "applied",
         "ck-tile-page-offset-64bit": "not applicable",
         "ck-tile-page-offset-check": "applied",
-        "sglang-load-plugins": "not installed",
     }
     assert kimi("verify", *root).returncode == 0
-    assert kimi("verify", *root, "--id", "sglang-load-plugins").returncode == 1
     assert kimi("revert", *root).returncode == 0
     assert not list(old_aiter_tree.rglob("*.kimi-*"))
 
@@ -265,8 +241,8 @@ def test_a_misspelt_id_names_the_nearest() -> None:
         (("purpose =", "porpoise ="), "Extra inputs|Field required"),
         (('edit = "parameter-default"', 'edit = "parameter-defualt"'), "did you mean 'parameter-default'"),
         (("old = 1, ", ""), "options of edit"),
-        (('id = "sglang-load-plugins"', 'id = "aiter-fmha-rtz"'), "id used twice"),
-        (('"sglang/srt/server_args.py"', '"aiter/ops/mha.py"'), "file used twice"),
+        (('id = "ck-tile-page-offset-check"', 'id = "aiter-fmha-rtz"'), "id used twice"),
+        (('"example/ck_tile/01_fmha/fmha_fwd.hpp"', '"aiter/ops/mha.py"'), "file used twice"),
         (('fallback_for = "ck-tile-page-offset-64bit"', 'fallback_for = "nothing"'), "no patch 'nothing'"),
         (("[[patch]]", "[[patch"), "cannot be read"),
     ],

@@ -3,14 +3,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patch_trees import MHA, SGLANG_FILES
+from patch_trees import MHA
 
-from kimi_w4a8_eagle3.patching.python_edits import CallFirst, ParameterDefault
+from kimi_w4a8_eagle3.patching.python_edits import ParameterDefault
 from kimi_w4a8_eagle3.patching.state import State
 
 ROUNDING = ParameterDefault("how_v3_bf16_cvt", old=1, new=2)
-LOADER = CallFirst("loader", "load", ("Engine.__init__", "Engine._launch_subprocesses"), superseded_by="srt.plugins")
-ENGINE = SGLANG_FILES["entrypoints/engine.py"].encode()
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -61,35 +59,3 @@ def test_any_mix_of_signatures_is_edited_and_comes_back(signatures: list[tuple[s
     edited = ROUNDING.apply(source)
     assert ROUNDING.inspect(edited)[0] is State.APPLIED
     assert ParameterDefault("how_v3_bf16_cvt", old=2, new=1).apply(edited) == source
-
-
-def test_the_call_comes_first_but_after_the_docstring() -> None:
-    edited = LOADER.apply(ENGINE).decode()
-    lines = edited.splitlines()
-    at = lines.index('        """Docstring."""')
-    assert lines[at + 1 : at + 4] == [
-        "        from loader import load as _kimi_load",
-        "        _kimi_load()",
-        "        self.kwargs = kwargs",
-    ]
-    assert LOADER.inspect(edited.encode())[0] is State.APPLIED
-    untouched = [line for line in lines if "_kimi_load" not in line]
-    assert untouched == ENGINE.decode().splitlines()
-
-
-def test_one_of_two_targets_edited_is_unknown() -> None:
-    half = CallFirst("loader", "load", ("Engine.__init__",)).apply(ENGINE)
-    assert LOADER.inspect(half)[0] is State.UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("source", "state"),
-    [
-        (b"from srt.plugins import load_plugins\n" + ENGINE, State.UPSTREAM),
-        (b"class Engine:\n    def __init__(self): pass\n", State.UNKNOWN),  # a target is missing
-        (ENGINE + b"\n" + ENGINE, State.UNKNOWN),  # a target is defined twice
-        (b"def __init__(self): pass\ndef _launch_subprocesses(): pass\n", State.UNKNOWN),  # not in the class
-    ],
-)
-def test_other_forms_of_the_file(source: bytes, state: State) -> None:
-    assert LOADER.inspect(source)[0] is state
