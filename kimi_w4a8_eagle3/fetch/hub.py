@@ -77,7 +77,8 @@ def requested_delay(headers: Mapping[str, str]) -> float | None:
     values = {name.lower(): value for name, value in headers.items()}
     if re.fullmatch(r"\d+", after := values.get("retry-after", "").strip()):
         return float(after)
-    limit = re.search(r"r=0\b.*?t=(\d+)", values.get("ratelimit", "").replace(" ", ""))
+    # Cut, because a search in a long header takes time that grows with the square of its length.
+    limit = re.search(r"r=0\b.*?t=(\d+)", values.get("ratelimit", "")[:200].replace(" ", ""))
     return float(limit.group(1)) if limit else None
 
 

@@ -89,14 +89,14 @@ class RepoName(Name):
 
     @classmethod
     def accepts(cls, value: str) -> bool:
-        """What huggingface_hub accepts, without the newline at the end that it lets pass."""
+        """What huggingface_hub accepts."""
         from huggingface_hub.utils import HFValidationError, validate_repo_id  # slow to import
 
         try:
             validate_repo_id(value)
         except HFValidationError:
             return False
-        return value.isprintable()
+        return True
 
 
 def _stays_below(value: str) -> bool:

@@ -19,9 +19,8 @@ from typing import BinaryIO
 
 from ..errors import KimiError
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-# O_NONBLOCK: to open a named pipe that somebody put there must not wait for its other end.
-_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
+# For every open below the folder. O_NONBLOCK: a named pipe that somebody put there must not wait for its other end.
+_ALWAYS = os.O_NOFOLLOW | os.O_NONBLOCK
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 
 
@@ -80,7 +79,7 @@ class Tree:
         """Write a small file at once: a new name, then a rename over the old."""
         with self._parent(path, create=True) as (folder, name):
             temporary = f"{name[:200]}.{secrets.token_hex(8)}.tmp"
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=folder)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _ALWAYS, 0o666, dir_fd=folder)
             try:
                 with os.fdopen(fd, "w", encoding="utf-8") as stream:
                     stream.write(text)
@@ -186,7 +185,7 @@ class Tree:
                 if create:
                     with suppress(FileExistsError):
                         os.mkdir(folder, dir_fd=fd)
-                inner = self._open(way, folder, _FOLDER, fd)
+                inner = self._open(way, folder, os.O_RDONLY | os.O_DIRECTORY, fd)
                 os.close(fd)
                 fd = inner
             yield fd, name
@@ -203,7 +202,7 @@ class Tree:
     def _open(path: Path, name: str, flags: int, folder: int) -> int:
         """Open `name` in `folder`; NotPlain for a symbolic link."""
         try:
-            return os.open(name, flags | _FILE, 0o666, dir_fd=folder)
+            return os.open(name, flags | _ALWAYS, 0o666, dir_fd=folder)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(name, folder):
                 raise _not_plain("a symbolic link", path) from None

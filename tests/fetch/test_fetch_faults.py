@@ -131,6 +131,7 @@ def test_what_the_server_asks_for_goes_before_our_own_schedule():
     assert requested_delay({"RateLimit": '"api";r=0;t=55'}) == 55
     assert requested_delay({"RateLimit": '"api";r=12;t=55'}) is None  # requests remain: not the reason
     assert requested_delay({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}) is None
+    assert requested_delay({"RateLimit": "r=0;" + "x" * 200 + ";t=55"}) is None  # no header is that long
     backoff = Backoff(first=1, cap=5)
     assert [backoff.delay(failures) for failures in (1, 2, 3, 4, 5)] == [1, 2, 4, 5, 5]
     assert backoff.delay(1, {"retry-after": "30"}) == 30

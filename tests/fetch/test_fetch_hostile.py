@@ -22,12 +22,13 @@ SMALL = Limits(page=100_000, pages=3, silence=0.2, least=1000)
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Iterator[Path]:
+def outside(tmp_path: Path, repo: Repo) -> Iterator[Path]:
     """A folder of somebody else: whatever happens, it stays as it is."""
     folder = tmp_path / "outside"
     folder.mkdir()
     for name in ("bashrc", "bashrc.incomplete", "c" * 40):
         (folder / name).write_bytes(b"mine: " + name.encode())
+    (folder / "shard").write_bytes(repo.files[SHARD])  # what would be right, but is not ours
     before = contents(folder)
     yield folder
     assert contents(folder) == before
@@ -106,9 +107,12 @@ def test_the_same_in_the_cache(facts, hub, repo, tmp_path, outside):
 
 
 @pytest.mark.parametrize(
-    "path", ["../outside/bashrc", "a/../../outside/bashrc", "{outside}/bashrc", ".kimi/manifest.json", "a\\b", "a\0b", "a//b",
-             ".", "", "x" * 250, "a/" * 600 + "a", "C:/x", "a\x1b]0;x\x07", 7, None, ["a"]]
-)  # fmt: skip
+    "path",
+    [
+        *["../outside/bashrc", "a/../../outside/bashrc", "{outside}/bashrc", ".kimi/manifest.json", "a\\b", "a\0b"],
+        *["a//b", ".", "", "x" * 250, "a/" * 600 + "a", "C:/x", "a\x1b]0;x\x07", 7, None, ["a"]],
+    ],
+)
 def test_a_path_that_is_none(path, hub, bring, outside, tmp_path):
     hub.listed = change(SHARD, path=path.replace("{outside}", str(outside)) if isinstance(path, str) else path)
     with pytest.raises(KimiError, match="not one of a Hub") as error:
@@ -312,23 +316,27 @@ def planted_in_the_cache(root: Path, repo: Repo, outside: Path) -> dict[str, Cal
 
         return plant
 
-    def pipe() -> None:
-        blobs.mkdir(parents=True)
-        os.mkfifo(blobs / f"{shard}.incomplete")
+    def pipe(path: Path) -> Callable[[], None]:
+        def plant() -> None:
+            path.parent.mkdir(parents=True)
+            os.mkfifo(path)
+
+        return plant
 
     return {
         "root": link(root, outside),
         "blobs": link(blobs, outside),
-        "blob": link(blobs / shard, outside / "bashrc"),
+        "blob": link(blobs / shard, outside / "shard"),
         "blob, hard link": hard(blobs / shard),
         "partial": link(blobs / f"{shard}.incomplete", outside / "bashrc"),
         "partial, hard link": hard(blobs / f"{shard}.incomplete"),
-        "partial, named pipe": pipe,
+        "partial, named pipe": pipe(blobs / f"{shard}.incomplete"),
         "snapshots": link(root / "snapshots", outside),
         "snapshot": link(root / "snapshots" / repo.commit, outside),
         "folder of a snapshot": link(root / "snapshots" / repo.commit / "tokenizer", outside),
-        "file of a snapshot": link(root / "snapshots" / repo.commit / SHARD, outside / "bashrc"),
+        "file of a snapshot": link(root / "snapshots" / repo.commit / SHARD, outside / "shard"),
         "refs": link(root / "refs", outside),
+        "ref, named pipe": pipe(root / "refs/main"),
         "ref": link(root / "refs/main", outside / "bashrc"),
         "lock": link(root / ".kimi-fetch.lock", outside / "bashrc"),
         "manifests": link(root / "kimi-manifests", outside),
@@ -364,7 +372,8 @@ def test_what_was_planted_in_the_cache_leads_nowhere(place, hub, repo, tmp_path,
 def test_what_was_planted_in_a_directory_leads_nowhere(place, hub, repo, tmp_path, outside):
     target = tmp_path / "plain"
     (target / place).parent.mkdir(parents=True)
-    (target / place).symlink_to(outside / "bashrc" if "." in place.strip(".") or "lock" in place else outside)
+    leads = {SHARD: "shard", ".kimi/manifest.json": "bashrc", ".kimi-fetch.lock": "bashrc"}
+    (target / place).symlink_to(outside / leads.get(place, ""))
     done = kimi(hub, tmp_path, "fetch", NAME, "--dir", str(target))
     if place in (SHARD, ".kimi/manifest.json"):
         assert done.returncode == 0, done.stderr
@@ -377,7 +386,7 @@ def test_a_link_of_the_snapshot_that_leads_elsewhere_is_found_and_mended(hub, re
     assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
     link = tmp_path / "hub/models--org--model/snapshots" / repo.commit / SHARD
     link.unlink()
-    link.symlink_to(outside / "bashrc")
+    link.symlink_to(outside / "shard")
     for how in ("--verify", "--offline"):
         done = kimi(hub, tmp_path, "fetch", NAME, how)
         assert done.returncode == 1 and f"missing  {SHARD}" in done.stdout
