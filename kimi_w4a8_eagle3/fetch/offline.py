@@ -24,7 +24,7 @@ def recall(store: Store, repo: str, revision: str) -> Manifest | None:
     if manifest is None and isinstance(store, CacheStore):
         try:
             manifest = _from_snapshot(store, revision, commit)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise KimiError(
                 f"the cache holds what no repository can hold: {error}",
                 where=str(store.snapshot(commit)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -435,3 +436,22 @@ def test_a_new_commit_does_not_hash_again_what_an_earlier_one_verified(hub, repo
 
     fetch(client(hub), store, NAME, "main", show, reserve=0)
     assert labels == [f"{NAME} (1 files)"]
+
+
+@pytest.mark.parametrize("path", ["a\\b", "x\x1b[2J", "/".join(["d"] * 40) + "/x", "/".join(["d"] * 1500) + "/x"])
+def test_a_snapshot_that_no_repository_can_have(path, hub, repo, tmp_path, monkeypatch):
+    folder = tmp_path / "hub/models--org--model/snapshots" / repo.commit
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    *above, name = path.split("/")
+    for part in above:  # step by step: such a path is too long for one call
+        Path(part).mkdir()
+        os.chdir(part)
+    Path(name).symlink_to("../../blobs/" + "a" * 40)
+    os.chdir(tmp_path)
+    try:
+        done = kimi(hub, tmp_path, "fetch", NAME, "--revision", repo.commit, "--offline")
+        assert done.returncode == 1 and "the cache holds what no repository can hold" in done.stderr
+        assert "\x1b" not in done.stderr
+    finally:
+        subprocess.run(["rm", "-rf", str(folder)], check=True)  # shutil's own recursion does not reach that deep
