@@ -119,7 +119,10 @@ class Hub:
             request.headers.pop("authorization", None)
             if self.token and self.is_home(request.url):
                 request.headers["authorization"] = f"Bearer {self.token}"
-            response = client.send(request, stream=True)
+            try:
+                response = client.send(request, stream=True)
+            except ValueError as error:  # httpx lets it out for some host names
+                raise httpx.RemoteProtocolError(f"a redirect to no address: {error}") from None
             try:
                 if response.next_request is None:
                     yield response

@@ -210,6 +210,7 @@ def test_scrubbing_hides_tokens_credentials_and_signatures():
     hub = Hub("https://hub.example", TOKEN)
     text = f"Bearer {TOKEN} at https://me:secret@hub.example/x, https://cdn.example/y?X-Signature={SIGNATURE}&e=1, end"
     assert hub.scrub(text) == "Bearer *** at https://***@hub.example/x, https://cdn.example/y?... end"
+    assert hub.scrub("HTTP \x1b[2J\x9b2J\u202e") == "HTTP ?[2J?2J?"  # nor does a Hub write on the terminal
 
 
 def test_the_token_is_in_no_repr_and_in_no_traceback(hub, monkeypatch):

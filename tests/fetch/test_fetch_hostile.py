@@ -198,6 +198,16 @@ def test_redirects_end(hub):
     assert len(hub.log) == 12  # two attempts
 
 
+@pytest.mark.parametrize(
+    "location", ["http://xn--/", "http://127.0.0.1:99999/", "http://[::1", "file:///etc/passwd", "\xff"]
+)
+@pytest.mark.parametrize("path", ["api", SHARD])
+def test_a_redirect_to_what_is_no_address(location, path, hub, store):
+    hub.faults[path] = [Fault(status=302, headers={"location": location}, times=None)]
+    with pytest.raises(KimiError):
+        fetch(limited(hub), store, NAME, "main", quiet, reserve=0)
+
+
 def test_the_token_does_not_follow_the_next_page_to_another_host(hub, repo, bring):
     repo.token = TOKEN
     hub.next_page = lambda page: f"{hub.storage}/a/b/c"
@@ -239,7 +249,7 @@ def test_pages_without_end(hub):
         limited(hub).listing(NAME, "main")
 
 
-@pytest.mark.parametrize("address", ["http://[", "file:///etc/passwd", "//127.0.0.2/x", "x"])
+@pytest.mark.parametrize("address", ["http://[::1", "http://xn--/", "file:///etc/passwd", "//127.0.0.2/x", "x"])
 def test_an_address_of_a_next_page_that_is_none(address, hub):
     hub.next_page = lambda page: address
     with pytest.raises(KimiError, match="not one of a Hub"):
