@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..fetch.model import human
 from ..fetch.offline import recall
-from ..fetch.store import CacheStore
+from ..fetch.store import CacheStore, arrived
 from ..fetch.verify import survey
 from ..recipes import Checkpoint
 from .facts import Facts
@@ -39,9 +39,9 @@ def presence(facts: Facts, checkpoint: Checkpoint) -> Presence:
         size = PUBLISHED_SIZES.get(checkpoint.repo, 0)
         return Presence(checkpoint, size, size, known=False)
     report = survey(store, manifest)
-    arrived = sum(path.stat().st_size for f in report.missing if (path := store.partial(f)).is_file() and f.digest)
+    kept = sum(arrived(store, file) for file in report.missing)
     # A shard of unknown size (a cache filled by another tool) still counts as missing.
-    missing = max(report.missing_bytes - arrived, 1) if report.missing else 0
+    missing = max(report.missing_bytes - kept, 1) if report.missing else 0
     return Presence(checkpoint, manifest.listing.size, missing, known=True, verified=manifest.complete)
 
 

@@ -14,9 +14,9 @@ from ..errors import KimiError
 from .hub import Hub
 from .manifest import Manifest
 from .model import Listing, RemoteFile, human
-from .store import Store, exclusive
+from .store import Store, arrived, exclusive
 from .transfer import FileFailed, Stopped, Transfer
-from .verify import QUARANTINE, survey
+from .verify import QUARANTINE, hashed, survey
 
 Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
@@ -42,18 +42,18 @@ def fetch(
     listing = hub.listing(repo, revision)
     with exclusive(store):
         path = store.manifest_path(listing.commit)
-        manifest = Manifest.for_listing(listing, Manifest.load(path))
-        manifest.save(path)
+        manifest = Manifest(listing, _vouched(store, listing))
+        manifest.save(store.tree, path)
         store.remember(listing)
         _check_existing(store, manifest, show, jobs)
         missing = _distinct(survey(store, manifest).missing, store)
-        kept = sum(_size(store.partial(file)) for file in missing)
+        kept = sum(arrived(store, file) for file in missing)
         needed = sum(file.size for file in missing)
         check_space(store.root, needed - kept, reserve)
         if missing:
             _bring(hub, store, manifest, missing, show, jobs)
         manifest.verified = {file.path for file in listing.files}
-        manifest.save(path)
+        manifest.save(store.tree, path)
         return Result(store.finish(listing), listing, needed - kept, listing.size - (needed - kept))
 
 
@@ -71,19 +71,23 @@ def check_space(folder: Path, needed: int, reserve: int) -> None:
         )
 
 
+def _vouched(store: Store, listing: Listing) -> set[str]:
+    """The paths whose content was hashed here before, for this commit or another one: same place, same digest."""
+    known = {(store.final(f), f.digest) for m in store.manifests() for f in m.listing.files if f.path in m.verified}
+    return {file.path for file in listing.files if (store.final(file), file.digest) in known}
+
+
 def _check_existing(store: Store, manifest: Manifest, show: Show, jobs: int) -> None:
     """Hash files that are here but that nobody vouches for; a wrong one is fetched anew."""
     doubtful = survey(store, manifest).unverified
     if not doubtful:
         return
     label = f"checking {len(doubtful)} files that are already here"
-    with show(label, sum(file.size for file in doubtful)) as advance, ThreadPoolExecutor(max_workers=jobs) as pool:
-        digests = pool.map(lambda file: file.hash_of(store.final(file), advance), doubtful)
-        for file, digest in zip(doubtful, digests, strict=True):
-            if digest == file.digest:
-                manifest.verified.add(file.path)
-            else:
-                store.final(file).unlink()
+    with show(label, sum(file.size for file in doubtful)) as advance:
+        right, wrong = hashed(store, doubtful, advance, jobs)
+    manifest.verified |= {file.path for file in right}
+    for file in wrong:
+        store.tree.unlink(store.final(file))
 
 
 def _bring(hub: Hub, store: Store, manifest: Manifest, files: list[RemoteFile], show: Show, jobs: int) -> None:
@@ -96,12 +100,12 @@ def _bring(hub: Hub, store: Store, manifest: Manifest, files: list[RemoteFile], 
         def bring(file: RemoteFile) -> None:
             if stop.is_set():
                 raise Stopped
-            transfer.bring(file, store.partial(file), store.final(file))
+            final = store.final(file)
+            transfer.bring(file, store.tree, store.partial(file), final)
             with lock:
                 manifest.verified.add(file.path)
-                manifest.save(store.manifest_path(manifest.listing.commit))
-            final = store.final(file)
-            final.with_name(final.name + QUARANTINE).unlink(missing_ok=True)
+                manifest.save(store.tree, store.manifest_path(manifest.listing.commit))
+            store.tree.unlink(final.with_name(final.name + QUARANTINE))
 
         pool = ThreadPoolExecutor(max_workers=jobs)
         # Large files first, so that the last minutes are not one long file on one connection.
@@ -139,7 +143,3 @@ def _raise_first(futures: list[Future[None]]) -> None:
 def _distinct(files: list[RemoteFile], store: Store) -> list[RemoteFile]:
     """One file per place: two paths with the same content share a blob in the cache."""
     return list({store.final(file): file for file in files}.values())
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0

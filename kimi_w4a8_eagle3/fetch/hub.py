@@ -8,9 +8,11 @@ file). The token appears in no message: every text that comes from elsewhere pas
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -18,9 +20,11 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from ..errors import KimiError
-from .model import Listing, RemoteFile
+from .model import MAX_FILES, Listing, RemoteFile, human
+from .names import Commit, Digest, RepoName, RepoPath, Revision
 
 RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+REDIRECTS = 5
 
 
 class HubUnreachable(KimiError):
@@ -41,12 +45,40 @@ class Backoff:
         return min(self.first * 2 ** (failures - 1), self.cap) if asked is None else asked
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How much one Hub may ask of us.
+
+    `page` bytes of one answer about a repository and `pages` of them; `wait` seconds before one request and `listing`
+    seconds for a whole listing; at least `least` bytes in `silence` seconds, or the connection counts as broken.
+    """
+
+    page: int = 8 << 20
+    pages: int = 1000
+    wait: float = 600.0
+    listing: float = 1800.0
+    silence: float = 60.0
+    least: int = 64 << 10
+
+    def steady(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """The blocks of an answer; a ReadTimeout when they come so slowly that the answer would never end."""
+        since, arrived = time.monotonic(), 0
+        for block in blocks:
+            yield block
+            arrived += len(block)
+            if arrived >= self.least:
+                since, arrived = time.monotonic(), 0
+            elif time.monotonic() - since > self.silence:
+                raise httpx.ReadTimeout(f"fewer than {human(self.least)} in {self.silence:.0f} s")
+
+
 def requested_delay(headers: Mapping[str, str]) -> float | None:
     """Seconds that the server asks to wait (`Retry-After`, or `RateLimit` with nothing remaining), or None."""
     values = {name.lower(): value for name, value in headers.items()}
     if re.fullmatch(r"\d+", after := values.get("retry-after", "").strip()):
         return float(after)
-    limit = re.search(r"r=0\b.*?t=(\d+)", values.get("ratelimit", "").replace(" ", ""))
+    # Cut, because a search in a long header takes time that grows with the square of its length.
+    limit = re.search(r"r=0\b.*?t=(\d+)", values.get("ratelimit", "")[:200].replace(" ", ""))
     return float(limit.group(1)) if limit else None
 
 
@@ -57,6 +89,7 @@ class Hub:
     endpoint: str
     token: str | None = field(default=None, repr=False)
     backoff: Backoff = field(default_factory=Backoff)
+    limits: Limits = field(default_factory=Limits)
 
     @classmethod
     def from_environment(cls) -> Hub:
@@ -69,45 +102,102 @@ class Hub:
         """Where a file's bytes are asked for (the Hub redirects large files to its storage)."""
         return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(path)}"
 
-    def headers(self) -> dict[str, str]:
-        """Request headers; httpx drops the authorization when a redirect leaves the host."""
-        headers = {"accept-encoding": "identity"}
-        return headers | ({"authorization": f"Bearer {self.token}"} if self.token else {})
-
     def client(self) -> httpx.Client:
-        """A client for this Hub. A connection that stalls for 60 s is dropped, and the caller tries again."""
-        return httpx.Client(headers=self.headers(), follow_redirects=True, timeout=httpx.Timeout(15.0, read=60.0))
+        """A client for this Hub, without its token: `get` adds that. A connection that stalls is dropped, and the
+        caller tries again."""
+        timeout = httpx.Timeout(15.0, read=self.limits.silence)
+        return httpx.Client(headers={"accept-encoding": "identity"}, timeout=timeout)
+
+    @contextmanager
+    def get(self, client: httpx.Client, url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
+        """The answer to a request, through redirects; its body is still to be read.
+
+        Only requests to the endpoint itself carry the token. The body of a redirect is not read: it may not end.
+        """
+        request = client.build_request("GET", url, headers=headers)
+        for _ in range(REDIRECTS + 1):
+            request.headers.pop("authorization", None)
+            if self.token and self.is_home(request.url):
+                request.headers["authorization"] = f"Bearer {self.token}"
+            try:
+                response = client.send(request, stream=True)
+            except ValueError as error:  # httpx lets it out for some host names
+                raise httpx.RemoteProtocolError(f"a redirect to no address: {error}") from None
+            try:
+                if response.next_request is None:
+                    yield response
+                    return
+                request = response.next_request
+            finally:
+                response.close()
+        raise httpx.RemoteProtocolError(f"more than {REDIRECTS} redirects")
+
+    def is_home(self, url: httpx.URL) -> bool:
+        """Whether an address is one of the endpoint's own: same scheme, host and port."""
+        home = httpx.URL(self.endpoint)
+        return (url.scheme, url.host, _port(url)) == (home.scheme, home.host, _port(home))
 
     def listing(self, repo: str, revision: str) -> Listing:
         """Resolve `revision` to a commit and list its files with sizes and digests; KimiError when that fails."""
-        _check_name(repo)
+        try:
+            name, asked = RepoName(repo), Revision(revision)
+        except ValueError as error:
+            raise KimiError(str(error), expected="owner/name and a revision", remedy="correct it") from None
+        try:
+            with self.client() as client:
+                commit, files = self._list(client, name, asked)
+            if files:
+                return Listing(name, asked, commit, tuple(files))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, httpx.InvalidURL) as error:
+            raise KimiError(
+                f"the answer is not one of a Hub: {type(error).__name__}: {self.scrub(error)}",
+                where=self.scrub(f"{self.endpoint}/api/models/{name}"),
+                expected="a commit, and files with relative paths, sizes and digests",
+                remedy="do not use this Hub if it should know better; check HF_ENDPOINT and whether a proxy or a login "
+                "page answers in its place",
+            ) from None
+        raise KimiError(f"{repo} is empty at revision {revision}", where=self.endpoint, remedy="check the revision")
+
+    def _list(self, client: httpx.Client, repo: RepoName, revision: Revision) -> tuple[Commit, list[RemoteFile]]:
+        """The commit and all pages of its files; ValueError and its like for an answer that is none."""
+        end = time.monotonic() + self.limits.listing
         base = f"{self.endpoint}/api/models/{repo}"
-        with self.client() as client:
-            try:
-                commit = str(
-                    self._get(client, f"{base}/revision/{quote(revision, safe='')}", repo, revision).json()["sha"]
-                )
-                files: list[RemoteFile] = []
-                page = f"{base}/tree/{commit}?recursive=true"
-                while page:
-                    response = self._get(client, page, repo, revision)
-                    files += [_remote_file(entry) for entry in response.json() if entry["type"] == "file"]
-                    page = response.links.get("next", {}).get("url", "")
-            except (ValueError, KeyError, TypeError) as error:
-                raise KimiError(
-                    f"the answer is not one of a Hub: {type(error).__name__}: {self.scrub(error)}",
-                    where=self.scrub(base),
-                    remedy="check HF_ENDPOINT and whether a proxy or a login page answers in its place",
-                ) from None
-        if not files:
-            raise KimiError(f"{repo} is empty at revision {revision}", where=self.endpoint, remedy="check the revision")
-        return Listing(repo, revision, commit, tuple(files))
+        about, _ = self._ask(client, f"{base}/revision/{quote(revision, safe='')}", repo, revision, end)
+        commit = Commit(about["sha"])
+        if Commit.accepts(revision) and commit != revision:
+            raise ValueError(f"commit {commit} for the commit {revision}")
+        files: list[RemoteFile] = []
+        page, seen = f"{base}/tree/{commit}?recursive=true", set[str]()
+        while page:
+            if not self.is_home(httpx.URL(page)):
+                raise ValueError(f"the next page of the listing is at another host: {httpx.URL(page).host!r}")
+            if page in seen or len(seen) >= self.limits.pages or len(files) > MAX_FILES:
+                raise ValueError(f"the listing does not end after {len(seen)} pages and {len(files)} files")
+            seen.add(page)
+            entries, page = self._ask(client, page, repo, revision, end)
+            files += [_remote_file(entry) for entry in entries if entry["type"] == "file"]
+        return commit, files
+
+    def wait(
+        self, failures: int, headers: Mapping[str, str] | None, sleep: Callable[[float], Any], end: float | None = None
+    ) -> Any:
+        """Sleep before the next attempt and return what `sleep` does; KimiError when it would take too long."""
+        delay = self.backoff.delay(failures, headers)
+        if delay > self.limits.wait or (end is not None and time.monotonic() + delay > end):
+            raise KimiError(
+                f"the Hub asks to wait for {delay:.0f} s",
+                where=self.scrub(self.endpoint),
+                expected=f"at most {self.limits.wait:.0f} s, and {self.limits.listing:.0f} s for a listing",
+                remedy="repeat the command later; it resumes",
+            )
+        return sleep(delay)
 
     def scrub(self, text: object) -> str:
         """Text that may be shown: without the token, without credentials or signatures in addresses."""
         shown = str(text)
         if self.token:
             shown = shown.replace(self.token, "***")
+        shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
         shown = re.sub(r"(https?://)[^/\s@]+@", r"\1***@", shown)
         return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1?...", shown)
 
@@ -148,38 +238,46 @@ class Hub:
             )
         return KimiError(f"the Hub answers HTTP {status}", where=where, remedy="repeat the command later; it resumes")
 
-    def _get(self, client: httpx.Client, url: str, repo: str, revision: str) -> httpx.Response:
-        """Ask for metadata, again after a passing failure."""
+    def _ask(self, client: httpx.Client, url: str, repo: RepoName, revision: Revision, end: float) -> tuple[Any, str]:
+        """Ask for metadata, again after a passing failure: the answer, and the address of the next page or nothing."""
         for failures in range(1, self.backoff.attempts + 1):
             try:
-                response = client.get(url)
-            except httpx.TransportError as error:
+                with self.get(client, url) as response:
+                    if response.is_success:
+                        return self._json(response, end), response.links.get("next", {}).get("url", "")
+            except httpx.RequestError as error:
                 # A host that does not resolve or refuses mostly stays so: one more attempt, not a minute of silence.
                 if failures >= min(2, self.backoff.attempts):
                     raise self.unreachable(error) from None
-                time.sleep(self.backoff.delay(failures))
+                self.wait(failures, None, time.sleep, end)
                 continue
-            if response.is_success:
-                return response
             if response.status_code not in RETRY_STATUS or failures == self.backoff.attempts:
                 break
-            time.sleep(self.backoff.delay(failures, response.headers))
+            self.wait(failures, response.headers, time.sleep, end)
         raise self.refusal(response.status_code, repo, revision)
 
+    def _json(self, response: httpx.Response, end: float) -> Any:
+        """The parsed body, as far as its size and the time for it are bearable; else ValueError."""
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise ValueError("it is compressed, which was not asked for")
+        body = bytearray()
+        for block in self.limits.steady(response.iter_raw()):
+            body += block
+            if len(body) > self.limits.page:
+                raise ValueError(f"it is longer than {human(self.limits.page)}")
+            if time.monotonic() > end:
+                raise ValueError(f"the listing takes longer than {self.limits.listing:.0f} s")
+        return json.loads(body)
 
-def _check_name(repo: str) -> None:
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise KimiError(
-            f"'{repo}' is not a repository name: {error}", expected="owner/name", remedy="correct the name"
-        ) from None
+def _port(url: httpx.URL) -> int:
+    return url.port or {"http": 80, "https": 443}.get(url.scheme, 0)
 
 
 def _remote_file(entry: dict[str, Any]) -> RemoteFile:
     """One file of the tree endpoint; a large one is described by its `lfs` part."""
     large = entry.get("lfs")
     digest = large["oid"] if large else entry["oid"]
-    return RemoteFile(str(entry["path"]), int(entry["size"]), str(digest).removeprefix("sha256:"), bool(large))
+    if not isinstance(digest, str):
+        raise ValueError(f"{type(digest).__name__} instead of a digest")
+    return RemoteFile(RepoPath(entry["path"]), entry["size"], Digest(digest.removeprefix("sha256:")), bool(large))

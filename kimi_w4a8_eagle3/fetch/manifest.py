@@ -6,14 +6,16 @@ With it a directory can be verified without a network, and an interrupted fetch 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import KimiError
 from .model import Listing, RemoteFile
+from .names import Commit, Digest, RepoName, RepoPath, Revision
+from .tree import Tree
 
 FORMAT = 1
+MAX_BYTES = 32 << 20
 
 
 @dataclass
@@ -28,36 +30,30 @@ class Manifest:
         """Whether every file was verified."""
         return self.verified >= {file.path for file in self.listing.files}
 
-    @classmethod
-    def for_listing(cls, listing: Listing, earlier: Manifest | None) -> Manifest:
-        """A manifest for `listing` that keeps what `earlier` verified, as far as the digests are the same."""
-        if earlier is None:
-            return cls(listing)
-        known = {file.path: file.digest for file in earlier.listing.files if file.path in earlier.verified}
-        return cls(listing, {file.path for file in listing.files if known.get(file.path) == file.digest})
-
-    def save(self, path: Path) -> None:
+    def save(self, tree: Tree, path: Path) -> None:
         """Write atomically."""
         listing = self.listing
-        files = [{"path": f.path, "size": f.size, "digest": f.digest, "lfs": f.lfs} for f in listing.files]
+        files = [{"path": f.path, "size": f.size, "digest": f.digest or "", "lfs": f.lfs} for f in listing.files]
         head = {"format": FORMAT, "repo": listing.repo, "revision": listing.revision, "commit": listing.commit}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(head | {"verified": sorted(self.verified), "files": files}, indent=1) + "\n")
-        temporary.replace(path)
+        tree.write(path, json.dumps(head | {"verified": sorted(self.verified), "files": files}, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Manifest | None:
+    def load(cls, tree: Tree, path: Path) -> Manifest | None:
         """Read a manifest; None when there is none, KimiError when it is damaged."""
         try:
-            data = json.loads(path.read_text())
+            content = tree.read(path, MAX_BYTES)
+            if content is None:
+                return None
+            data = json.loads(content)
             if data["format"] != FORMAT:
                 raise ValueError(f"format {data['format']}")
-            files = tuple(RemoteFile(f["path"], int(f["size"]), f["digest"], bool(f["lfs"])) for f in data["files"])
-            return cls(Listing(data["repo"], data["revision"], data["commit"], files), set(data["verified"]))
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
+            files = tuple(
+                RemoteFile(RepoPath(f["path"]), f["size"], Digest(f["digest"]) if f["digest"] else None, bool(f["lfs"]))
+                for f in data["files"]
+            )
+            named = RepoName(data["repo"]), Revision(data["revision"]), Commit(data["commit"])
+            return cls(Listing(*named, files), {RepoPath(path) for path in data["verified"]})
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise KimiError(
                 f"damaged manifest: {type(error).__name__}: {error}",
                 where=str(path),

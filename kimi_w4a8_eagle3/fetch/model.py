@@ -5,8 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from pathlib import PurePosixPath
+from typing import BinaryIO, Protocol
+
+from .names import Commit, Digest, RepoName, RepoPath, Revision
+
+MAX_FILE = 16 << 40  # the largest file of ext4
+MAX_FILES = 20_000
 
 
 class Hasher(Protocol):
@@ -24,13 +29,24 @@ class RemoteFile:
     """One file of a repository at one commit.
 
     `digest` is the SHA-256 of the content for a file in large-file storage (`lfs`), and git's blob id (SHA-1 over a
-    header and the content) for a small one. It is also the name of the blob in the Hugging Face cache.
+    header and the content) for a small one. It is also the name of the blob in the Hugging Face cache. None: nobody
+    here knows it. What does not fit is a ValueError.
     """
 
-    path: str
+    path: RepoPath
     size: int
-    digest: str
+    digest: Digest | None
     lfs: bool
+
+    def __post_init__(self) -> None:
+        """Parse what came from outside."""
+        object.__setattr__(self, "path", RepoPath(self.path))
+        if type(self.size) is not int or not 0 <= self.size <= MAX_FILE:
+            raise ValueError(f"{ascii(self.size)[:40]} is no size of a file ({self.path})")
+        if self.digest is not None:
+            object.__setattr__(self, "digest", Digest(self.digest))
+            if self.lfs != (len(self.digest) == 64):
+                raise ValueError(f"a digest of {len(self.digest)} digits does not go with lfs={self.lfs} ({self.path})")
 
     def hasher(self) -> Hasher:
         """A fresh hasher whose `hexdigest` over the whole content equals `digest`."""
@@ -38,21 +54,43 @@ class RemoteFile:
             return hashlib.sha256()
         return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
 
-    def hash_of(self, path: Path, advance: Callable[[int], None] = lambda n: None) -> str:
+    def hash_of(self, stream: BinaryIO, advance: Callable[[int], None] = lambda n: None) -> str:
         """The digest of a local file, in the same kind as `digest`."""
         hasher = self.hasher()
-        feed(hasher, path, advance)
+        feed(hasher, stream, advance)
         return hasher.hexdigest()
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All files of `repo` at `commit`; `revision` is the name that was asked for (a branch, a tag or the commit)."""
+    """All files of `repo` at `commit`; `revision` is the name that was asked for (a branch, a tag or the commit).
 
-    repo: str
-    revision: str
-    commit: str
+    No two files can claim one place, and one digest has one size; ValueError otherwise.
+    """
+
+    repo: RepoName
+    revision: Revision
+    commit: Commit
     files: tuple[RemoteFile, ...]
+
+    def __post_init__(self) -> None:
+        """Parse what came from outside."""
+        object.__setattr__(self, "repo", RepoName(self.repo))
+        object.__setattr__(self, "revision", Revision(self.revision))
+        object.__setattr__(self, "commit", Commit(self.commit))
+        if len(self.files) > MAX_FILES:
+            raise ValueError(f"more than {MAX_FILES} files")
+        paths: set[str] = set()
+        sizes: dict[str, int] = {}
+        for file in self.files:
+            if file.path in paths:
+                raise ValueError(f"{file.path} is there twice")
+            paths.add(file.path)
+            if file.digest is not None and sizes.setdefault(file.digest, file.size) != file.size:
+                raise ValueError(f"{file.path} has the digest of a file of another size")
+        for path in paths:
+            if folder := next((str(above) for above in PurePosixPath(path).parents if str(above) in paths), None):
+                raise ValueError(f"{folder} is a file and the folder of {path}")
 
     @property
     def size(self) -> int:
@@ -60,14 +98,13 @@ class Listing:
         return sum(file.size for file in self.files)
 
 
-def feed(hasher: Hasher, path: Path, advance: Callable[[int], None] = lambda n: None) -> int:
-    """Feed a file to `hasher` in blocks of 4 MiB and return its length in bytes."""
+def feed(hasher: Hasher, stream: BinaryIO, advance: Callable[[int], None] = lambda n: None) -> int:
+    """Feed the rest of a file to `hasher` in blocks of 4 MiB and return its length in bytes."""
     length = 0
-    with path.open("rb") as stream:
-        while block := stream.read(4 << 20):
-            hasher.update(block)
-            length += len(block)
-            advance(len(block))
+    while block := stream.read(4 << 20):
+        hasher.update(block)
+        length += len(block)
+        advance(len(block))
     return length
 
 

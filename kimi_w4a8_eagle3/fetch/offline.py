@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
+from pathlib import PurePosixPath
 
+from ..errors import KimiError
 from .manifest import Manifest
 from .model import Listing, RemoteFile
+from .names import Commit, Digest, RepoName, RepoPath, Revision
 from .store import CacheStore, Store
 
 INDEX = "model.safetensors.index.json"
+MAX_INDEX = 64 << 20
 
 
 def recall(store: Store, repo: str, revision: str) -> Manifest | None:
@@ -18,32 +20,42 @@ def recall(store: Store, repo: str, revision: str) -> Manifest | None:
     commit = store.known_commit(revision)
     if commit is None:
         return None
-    manifest = Manifest.load(store.manifest_path(commit))
+    manifest = Manifest.load(store.tree, store.manifest_path(commit))
     if manifest is None and isinstance(store, CacheStore):
-        manifest = _from_snapshot(store, revision, commit)
+        try:
+            manifest = _from_snapshot(store, revision, commit)
+        except (ValueError, RecursionError) as error:
+            raise KimiError(
+                f"the cache holds what no repository can hold: {error}",
+                where=str(store.snapshot(commit)),
+                remedy="look who put it there and remove it",
+            ) from None
     return manifest
 
 
-def _from_snapshot(store: CacheStore, revision: str, commit: str) -> Manifest | None:
+def _from_snapshot(store: CacheStore, revision: str, commit: Commit) -> Manifest | None:
     """A listing from the cache's links: each names its blob and with it the digest; sizes of lost blobs are unknown."""
-    folder = store.snapshot(commit)
-    links = [path for path in sorted(folder.rglob("*")) if path.is_symlink()] if folder.is_dir() else []
-    files = [_linked(folder, link) for link in links]
-    names = {file.path for file in files}
+    links = store.tree.links(store.snapshot(commit))
+    files = [_linked(store, path, target) for path, target in links.items()]
     # A weight shard that the index names and that was never fetched leaves no link behind.
-    files += [RemoteFile(shard, 0, "", True) for shard in sorted(_shards(folder) - names)]
-    return Manifest(Listing(store.repo, revision, commit, tuple(files))) if links else None
+    absent = _shards(store, files) - links.keys()
+    files += [RemoteFile(RepoPath(shard), 0, None, True) for shard in sorted(absent)]
+    return Manifest(Listing(RepoName(store.repo), Revision(revision), commit, tuple(files))) if links else None
 
 
-def _linked(folder: Path, link: Path) -> RemoteFile:
-    digest = link.readlink().name
-    size = link.stat().st_size if link.exists() else 0
-    return RemoteFile(link.relative_to(folder).as_posix(), size, digest, bool(re.fullmatch(r"[0-9a-f]{64}", digest)))
+def _linked(store: CacheStore, path: str, target: str) -> RemoteFile:
+    """A file by its link; its digest is unknown when the link's last part is none."""
+    name = PurePosixPath(target).name
+    file = RemoteFile(RepoPath(path), 0, Digest(name) if Digest.accepts(name) else None, len(name) == 64)
+    size = store.tree.size(store.content(file)) or 0
+    return RemoteFile(file.path, size, file.digest, file.lfs)
 
 
-def _shards(folder: Path) -> set[str]:
+def _shards(store: CacheStore, files: list[RemoteFile]) -> set[str]:
     """The weight files that the checkpoint's index names."""
+    index = next((file for file in files if file.path == INDEX), None)
     try:
-        return set(json.loads((folder / INDEX).read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError):
+        content = store.tree.read(store.content(index), MAX_INDEX) if index else None
+        return set(json.loads(content)["weight_map"].values()) if content else set()
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from .manifest import Manifest
 from .model import RemoteFile, human
 from .offline import recall
 from .progress import Advance, show
-from .store import CacheStore, DirectoryStore, Store, exclusive
+from .store import CacheStore, DirectoryStore, Store, arrived, exclusive
 from .targets import Target
 from .transfer import disk_error
 from .verify import QUARANTINE, Report, survey, verify
@@ -72,7 +73,7 @@ class Session:
         commit = manifest.listing.commit
         with exclusive(store), self._show(f"verifying {target.repo}", manifest.listing.size) as advance:
             report = verify(store, manifest, advance, min(self.jobs, 4))
-            manifest.save(store.manifest_path(commit))
+            manifest.save(store.tree, store.manifest_path(commit))
         if report.complete:
             count = len(manifest.listing.files)
             self._say(
@@ -86,7 +87,7 @@ class Session:
         manifest = recall(store, target.repo, target.revision)
         if manifest is None:
             return self._nothing_known(target, store)
-        report = survey(store, manifest)
+        report = survey(store, manifest, served=True)
         if report.complete:
             self._say(f"{target.repo} at {manifest.listing.commit}: all {len(manifest.listing.files)} files are here")
             self._say(f"  {store.snapshot(manifest.listing.commit)}")
@@ -112,8 +113,8 @@ class Session:
     def _state(store: Store, file: RemoteFile) -> str:
         if not file.digest:
             return "size unknown"
-        partial = store.partial(file)
-        return human(file.size) + (f", {human(partial.stat().st_size)} of it arrived" if partial.is_file() else "")
+        kept = arrived(store, file)
+        return human(file.size) + (f", {human(kept)} of it arrived" if kept else "")
 
     def _nothing_known(self, target: Target, store: Store) -> bool:
         self._say(f"{target.repo} at {target.revision}: nothing of it is known in {store.root}")
@@ -122,8 +123,9 @@ class Session:
 
     def command(self, target: Target) -> str:
         """The command that fetches `target`."""
-        folder = f" --dir {store.root}" if isinstance(store := self.store(target.repo), DirectoryStore) else ""
-        return f"kimi fetch {target.repo} --revision {target.revision}{folder}"
+        store = self.store(target.repo)
+        folder = ["--dir", str(store.root)] if isinstance(store, DirectoryStore) else []
+        return shlex.join(["kimi", "fetch", target.repo, "--revision", target.revision, *folder])
 
     def _show(self, label: str, total: int) -> AbstractContextManager[Advance]:
         return show(self.console, label, total)

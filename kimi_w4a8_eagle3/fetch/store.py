@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,10 +12,20 @@ from typing import Protocol
 from ..errors import KimiError
 from .manifest import Manifest
 from .model import Listing, RemoteFile
+from .names import Commit, Revision
+from .tree import Tree
+
+# What huggingface_hub 1.x leaves as a blob that it keeps once for all repositories of the cache.
+_SHARED = re.compile(r"\.\./\.\./blobs/([0-9a-f]{2})/([0-9a-f]{64})")
 
 
 class Store(Protocol):
-    """The places of one repository's files on this machine."""
+    """The places of one repository's files on this machine. All of them lie in `tree`, which does all reading and
+    writing; the paths are for it, and for messages."""
+
+    @property
+    def tree(self) -> Tree:
+        """The folder that nothing leaves."""
 
     @property
     def root(self) -> Path:
@@ -26,16 +34,22 @@ class Store(Protocol):
     def final(self, file: RemoteFile) -> Path:
         """Where the complete file lies."""
 
+    def content(self, file: RemoteFile) -> Path:
+        """Where the complete file's bytes lie: `final`, or what another tool put in its place."""
+
+    def served(self, commit: Commit, file: RemoteFile) -> bool:
+        """Whether who opens the file in the directory to serve from gets what lies at `final`."""
+
     def partial(self, file: RemoteFile) -> Path:
         """Where the bytes lie that came so far."""
 
-    def trusts(self, file: RemoteFile, manifest: Manifest) -> bool:
-        """Whether a file of the right size at `final` is known to have the right content."""
-
-    def manifest_path(self, commit: str) -> Path:
+    def manifest_path(self, commit: Commit) -> Path:
         """Where the manifest for a commit lies."""
 
-    def known_commit(self, revision: str) -> str | None:
+    def manifests(self) -> list[Manifest]:
+        """The manifests of all commits that were fetched."""
+
+    def known_commit(self, revision: str) -> Commit | None:
         """The commit that `revision` meant when it was last fetched, without asking the Hub."""
 
     def remember(self, listing: Listing) -> None:
@@ -44,7 +58,7 @@ class Store(Protocol):
     def finish(self, listing: Listing) -> Path:
         """Make the complete repository visible and return the directory to serve from."""
 
-    def snapshot(self, commit: str) -> Path:
+    def snapshot(self, commit: Commit) -> Path:
         """The directory to serve from."""
 
 
@@ -55,33 +69,45 @@ class DirectoryStore:
     directory: Path
 
     @property
+    def tree(self) -> Tree:
+        """The directory."""
+        return Tree(self.directory)
+
+    @property
     def root(self) -> Path:
         """The directory itself."""
         return self.directory
 
     def final(self, file: RemoteFile) -> Path:
         """`DIR/<path in the repository>`."""
-        return inside(self.directory, file)
+        return self.directory / file.path
+
+    def content(self, file: RemoteFile) -> Path:
+        """The same."""
+        return self.final(file)
+
+    def served(self, commit: Commit, file: RemoteFile) -> bool:
+        """They are the same."""
+        return True
 
     def partial(self, file: RemoteFile) -> Path:
         """Named by path and digest: a new revision never continues an old one's bytes."""
         name = hashlib.sha256(f"{file.path}\0{file.digest}".encode()).hexdigest()[:32]
         return self.directory / ".kimi" / "partial" / f"{name}.incomplete"
 
-    def trusts(self, file: RemoteFile, manifest: Manifest) -> bool:
-        """Only what the manifest lists as verified: shards of two revisions often have equal sizes."""
-        return file.path in manifest.verified
-
-    def manifest_path(self, commit: str) -> Path:
+    def manifest_path(self, commit: Commit | None = None) -> Path:
         """One manifest per directory, whatever the commit."""
         return self.directory / ".kimi" / "manifest.json"
 
-    def known_commit(self, revision: str) -> str | None:
+    def manifests(self) -> list[Manifest]:
+        """That one."""
+        manifest = Manifest.load(self.tree, self.manifest_path())
+        return [manifest] if manifest else []
+
+    def known_commit(self, revision: str) -> Commit | None:
         """The manifest's commit, if it was fetched under this name."""
-        manifest = Manifest.load(self.manifest_path(""))
-        if manifest is None or revision not in (manifest.listing.revision, manifest.listing.commit):
-            return None
-        return manifest.listing.commit
+        named = [m.listing.commit for m in self.manifests() if revision in (m.listing.revision, m.listing.commit)]
+        return named[0] if named else None
 
     def remember(self, listing: Listing) -> None:
         """The manifest says it."""
@@ -90,7 +116,7 @@ class DirectoryStore:
         """Nothing is left to do."""
         return self.directory
 
-    def snapshot(self, commit: str) -> Path:
+    def snapshot(self, commit: Commit) -> Path:
         """The directory."""
         return self.directory
 
@@ -103,82 +129,79 @@ class CacheStore:
     repo: str
 
     @property
+    def tree(self) -> Tree:
+        """The whole cache: a repository's folder that is a link to elsewhere is not followed either."""
+        return Tree(self.cache)
+
+    @property
     def root(self) -> Path:
         """The repository's folder in the cache."""
         return self.cache / ("models--" + self.repo.replace("/", "--"))
 
     def final(self, file: RemoteFile) -> Path:
         """The blob, named by its digest."""
-        return self.root / "blobs" / file.digest
+        return self.root / "blobs" / str(file.digest)
+
+    def content(self, file: RemoteFile) -> Path:
+        """The blob, or the one that all repositories of the cache share, if huggingface_hub linked it here."""
+        shared = _SHARED.fullmatch(self.tree.readlink(self.final(file)) or "")
+        return self.cache.joinpath("blobs", *shared.groups()) if shared else self.final(file)
+
+    def served(self, commit: Commit, file: RemoteFile) -> bool:
+        """Whether the snapshot's link leads to the blob."""
+        return self.tree.leads(self.snapshot(commit) / file.path, self.final(file))
 
     def partial(self, file: RemoteFile) -> Path:
         """The name that huggingface_hub used while it still resumed downloads: its leftovers are continued."""
         return self.root / "blobs" / f"{file.digest}.incomplete"
 
-    def trusts(self, file: RemoteFile, manifest: Manifest) -> bool:
-        """A blob's name is its digest, and it gets that name only after the check."""
-        return True
-
-    def manifest_path(self, commit: str) -> Path:
+    def manifest_path(self, commit: Commit) -> Path:
         """One manifest a commit."""
         return self.root / "kimi-manifests" / f"{commit}.json"
 
-    def known_commit(self, revision: str) -> str | None:
-        """A commit stands for itself; a branch or tag is looked up in `refs/`."""
-        if self.manifest_path(revision).exists() or (self.root / "snapshots" / revision).is_dir():
-            return revision
-        reference = self.root / "refs" / revision
-        return reference.read_text().strip() if reference.is_file() else None
+    def manifests(self) -> list[Manifest]:
+        """Every commit's."""
+        folder = self.root / "kimi-manifests"
+        loaded = [Manifest.load(self.tree, folder / name) for name in self.tree.names(folder) if name.endswith(".json")]
+        return [manifest for manifest in loaded if manifest]
+
+    def known_commit(self, revision: str) -> Commit | None:
+        """A commit stands for itself if it is here; a branch or tag is looked up in `refs/`."""
+        try:
+            if Commit.accepts(revision):
+                commit = Commit(revision)
+                here = self.tree.size(self.manifest_path(commit)) or self.tree.names(self.snapshot(commit))
+                return commit if here else None
+            noted = self.tree.read(self.root / "refs" / Revision(revision), 1000)
+            return Commit(noted.decode().strip()) if noted else None
+        except ValueError:  # no revision, or no commit in the note: nothing is known
+            return None
 
     def remember(self, listing: Listing) -> None:
         """Write `refs/<branch or tag>`, as the cache layout does; a commit needs no note."""
         if listing.revision != listing.commit:
-            reference = self.root / "refs" / listing.revision
-            reference.parent.mkdir(parents=True, exist_ok=True)
-            reference.write_text(listing.commit)
+            self.tree.write(self.root / "refs" / listing.revision, listing.commit)
 
     def finish(self, listing: Listing) -> Path:
         """Link every blob into the snapshot."""
         folder = self.snapshot(listing.commit)
         for file in listing.files:
-            _link(self.final(file), inside(folder, file))
+            self.tree.link(self.final(file), folder / file.path)
         return folder
 
-    def snapshot(self, commit: str) -> Path:
+    def snapshot(self, commit: Commit) -> Path:
         """The snapshot folder."""
         return self.root / "snapshots" / commit
 
 
-def inside(folder: Path, file: RemoteFile) -> Path:
-    """The file's place under `folder`; KimiError for a repository path that leads out of it."""
-    if ".." in Path(file.path).parts or Path(file.path).is_absolute():
-        raise KimiError(f"the repository names a file outside itself: {file.path}", remedy="do not use it")
-    return folder / file.path
+def arrived(store: Store, file: RemoteFile) -> int:
+    """Bytes of an incomplete file that an earlier attempt left."""
+    return 0 if file.digest is None else min(store.tree.size(store.partial(file)) or 0, file.size)
 
 
-def _link(blob: Path, link: Path) -> None:
-    """A relative link, so that the cache can be moved; a hard link where the file system has no symbolic ones."""
-    target = os.path.relpath(blob, link.parent)
-    if link.is_symlink() and os.readlink(link) == target:  # noqa: PTH115 - compared as written
-        return
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    try:
-        link.symlink_to(target)
-    except OSError:
-        link.hardlink_to(blob)
-
-
-@contextmanager
-def exclusive(store: Store) -> Iterator[None]:
+def exclusive(store: Store) -> AbstractContextManager[None]:
     """Hold the repository's lock; KimiError when another fetch holds it. The lock dies with its process."""
-    path = store.root / ".kimi-fetch.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise KimiError(
-                "another `kimi fetch` works on this repository", where=str(store.root), remedy="wait for it to end"
-            ) from None
-        yield
+    busy = KimiError(
+        "another `kimi fetch` works on this repository", where=str(store.root), remedy="wait for it to end"
+    )
+    return store.tree.lock(store.root / ".kimi-fetch.lock", busy)

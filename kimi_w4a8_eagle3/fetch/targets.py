@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import KimiError
-from .manifest import Manifest
+from .names import RepoName, Revision
 from .store import DirectoryStore
 
 
@@ -14,8 +14,16 @@ from .store import DirectoryStore
 class Target:
     """One repository at one revision."""
 
-    repo: str
-    revision: str
+    repo: RepoName
+    revision: Revision
+
+    @classmethod
+    def named(cls, repo: str, revision: str) -> Target:
+        """A target that a person named; KimiError for what cannot be one."""
+        try:
+            return cls(RepoName(repo), Revision(revision))
+        except ValueError as error:
+            raise KimiError(str(error), expected="owner/name, a branch, tag or commit", remedy="correct it") from None
 
 
 def targets(repos: list[str], recipe: str | None, revision: str | None, directory: Path | None) -> list[Target]:
@@ -27,10 +35,9 @@ def targets(repos: list[str], recipe: str | None, revision: str | None, director
     if recipe:
         return recipe_targets(recipe)
     if repos:
-        return [Target(repo, revision or "main") for repo in repos]
-    manifest = Manifest.load(DirectoryStore(directory).manifest_path("")) if directory else None
-    if manifest:
-        return [Target(manifest.listing.repo, revision or manifest.listing.commit)]
+        return [Target.named(repo, revision or "main") for repo in repos]
+    for manifest in DirectoryStore(directory).manifests() if directory else []:
+        return [Target.named(manifest.listing.repo, revision or manifest.listing.commit)]
     raise KimiError(
         "nothing to fetch was named",
         expected="--recipe NAME, or REPO ..., or --dir with a directory that was fetched before",
@@ -44,4 +51,4 @@ def recipe_targets(name: str) -> list[Target]:
 
     recipe = load_recipe(name)
     checkpoints = [recipe.model] + ([recipe.draft] if recipe.draft else [])
-    return [Target(checkpoint.repo, checkpoint.revision) for checkpoint in checkpoints if checkpoint.on_hub]
+    return [Target.named(checkpoint.repo, checkpoint.revision) for checkpoint in checkpoints if checkpoint.on_hub]

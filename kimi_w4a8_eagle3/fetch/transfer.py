@@ -20,6 +20,7 @@ import httpx
 from ..errors import KimiError
 from .hub import RETRY_STATUS, Hub
 from .model import Hasher, Listing, RemoteFile, feed, human
+from .tree import Tree
 
 
 class Stopped(Exception):
@@ -44,20 +45,23 @@ class _Arrived:
     hasher: Hasher
     offset: int = 0
 
-    def resume(self, partial: Path) -> None:
-        """Hash what an earlier attempt left."""
-        self.offset = feed(self.hasher, partial, self.advance)
+    def resume(self) -> None:
+        """Hash what an earlier attempt left, unless it is longer than the file can be."""
+        if os.fstat(self.stream.fileno()).st_size > self.file.size:
+            self.stream.truncate(0)
+        self.stream.seek(0)
+        self.offset = feed(self.hasher, self.stream, self.advance)
 
     def write(self, data: bytes) -> None:
-        """Append bytes; Corrupt when the file grows beyond its size."""
+        """Append bytes; Corrupt when the file would grow beyond its size."""
+        if self.offset + len(data) > self.file.size:
+            raise Corrupt(f"more than {self.file.size} bytes")
         rest = memoryview(data)
         while rest:  # an unbuffered write takes what still fits and says how much; only the next one fails
             rest = rest[self.stream.write(rest) :]
         self.hasher.update(data)
         self.offset += len(data)
         self.advance(len(data))
-        if self.offset > self.file.size:
-            raise Corrupt(f"more than {self.file.size} bytes")
 
     def start_over(self) -> None:
         """Drop everything that came so far."""
@@ -76,18 +80,20 @@ class Transfer:
     stop: threading.Event
     advance: Callable[[int], None]
 
-    def bring(self, file: RemoteFile, partial: Path, final: Path) -> None:
-        """Download `file` to `partial`, check its digest, rename it to `final`.
+    def bring(self, file: RemoteFile, tree: Tree, partial: Path, final: Path) -> None:
+        """Download `file` to `partial`, both places in `tree`, check its digest, rename it to `final`.
 
         A wrong digest discards the bytes and tries once more from zero (a resumed part may have been damaged).
         Raises KimiError when that fails too, when the Hub refuses, or when the disk is full; Stopped when asked to.
         """
         for last in (False, True):
             try:
-                self._stream_all(file, partial)
-                break
+                with tree.appending(partial) as stream:
+                    self._stream_all(file, stream)
+                tree.replace(partial, final)
+                return
             except Corrupt as error:
-                partial.unlink(missing_ok=True)
+                tree.unlink(partial)
                 if last:
                     raise FileFailed(
                         f"{file.path} arrived damaged twice: {error}",
@@ -98,23 +104,19 @@ class Transfer:
                     ) from None
             except OSError as error:
                 raise disk_error(error, partial) from None
-        final.parent.mkdir(parents=True, exist_ok=True)
-        partial.replace(final)
 
-    def _stream_all(self, file: RemoteFile, partial: Path) -> None:
+    def _stream_all(self, file: RemoteFile, stream: BinaryIO) -> None:
         """Stream until the file is complete and its digest right; Corrupt when it is not what the Hub describes."""
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("ab", buffering=0) as stream:
-            arrived = _Arrived(file, stream, self.advance, file.hasher())
-            arrived.resume(partial)
-            try:
-                self._stream_rest(arrived)
-                if (digest := arrived.hasher.hexdigest()) != file.digest:
-                    raise Corrupt(f"digest {digest} instead of {file.digest}")
-            except Corrupt:
-                arrived.start_over()
-                raise
-            os.fsync(stream.fileno())
+        arrived = _Arrived(file, stream, self.advance, file.hasher())
+        arrived.resume()
+        try:
+            self._stream_rest(arrived)
+            if (digest := arrived.hasher.hexdigest()) != file.digest:
+                raise Corrupt(f"digest {digest} instead of {file.digest}")
+        except Corrupt:
+            arrived.start_over()
+            raise
+        os.fsync(stream.fileno())
 
     def _stream_rest(self, arrived: _Arrived) -> None:
         """Ask for the missing bytes until they are here, through broken connections and rate limits."""
@@ -124,14 +126,14 @@ class Transfer:
             try:
                 busy = self._stream_once(arrived)
                 problem = f"HTTP {busy.status_code}" if busy else "the connection ended early"
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 problem = f"{type(error).__name__}: {error}"
             if arrived.offset == file.size:
                 return
-            failures = 1 if arrived.offset > before else failures + 1
+            failures = 1 if arrived.offset - before >= self.hub.limits.least else failures + 1
             if failures >= self.hub.backoff.attempts:
                 raise self._gave_up(file, arrived.offset, problem)
-            if self.stop.wait(self.hub.backoff.delay(failures, busy.headers if busy else None)):
+            if self.hub.wait(failures, busy.headers if busy else None, self.stop.wait):
                 raise Stopped
 
     def _stream_once(self, arrived: _Arrived) -> httpx.Response | None:
@@ -139,7 +141,7 @@ class Transfer:
         file = arrived.file
         headers = {"range": f"bytes={arrived.offset}-"} if arrived.offset else {}
         url = self.hub.url(self.listing.repo, self.listing.commit, file.path)
-        with self.client.stream("GET", url, headers=headers) as response:
+        with self.hub.get(self.client, url, headers) as response:
             status = response.status_code
             # A signed storage address may expire between redirect and request: ask the Hub for a new one.
             expired = status == 403 and response.url.host != httpx.URL(self.hub.endpoint).host
@@ -153,7 +155,7 @@ class Transfer:
                 _check_range(response, arrived.offset)
             elif arrived.offset:
                 arrived.start_over()  # the server ignored the range and sends the whole file
-            for data in response.iter_raw():
+            for data in self.hub.limits.steady(response.iter_raw()):
                 if self.stop.is_set():
                     raise Stopped
                 arrived.write(data)
@@ -171,7 +173,7 @@ def _check_range(response: httpx.Response, offset: int) -> None:
     """A partial answer must start where our bytes end."""
     match = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
     if not match or int(match.group(1)) != offset:
-        raise Corrupt(f"asked for bytes from {offset}, got '{response.headers.get('content-range')}'")
+        raise Corrupt(f"asked for bytes from {offset}, got {response.headers.get('content-range')!r}")
 
 
 def disk_error(error: OSError, path: Path) -> KimiError:

@@ -33,19 +33,17 @@ class Report:
         return sum(file.size for file in self.missing + self.corrupt)
 
 
-def present(store: Store, file: RemoteFile) -> bool:
-    """Whether the file is there with the right size."""
-    path = store.final(file)
-    return path.is_file() and path.stat().st_size == file.size
+def survey(store: Store, manifest: Manifest, served: bool = False) -> Report:
+    """What is there and what is missing, by size alone: instant, also for 497 GB.
 
-
-def survey(store: Store, manifest: Manifest) -> Report:
-    """What is there and what is missing, by size alone: instant, also for 497 GB."""
-    report = Report(manifest)
+    `served`: a file that cannot be had from the directory to serve from is missing, too.
+    """
+    report, commit = Report(manifest), manifest.listing.commit
     for file in manifest.listing.files:
-        if not present(store, file):
+        here = file.digest is not None and store.tree.size(store.content(file)) == file.size
+        if not here or (served and not store.served(commit, file)):
             report.missing.append(file)
-        elif not store.trusts(file, manifest):
+        elif file.path not in manifest.verified:
             report.unverified.append(file)
     return report
 
@@ -55,23 +53,31 @@ def verify(store: Store, manifest: Manifest, advance: Callable[[int], None], job
 
     Updates `manifest.verified`; the caller saves it.
     """
-    report = survey(store, manifest)
+    report = survey(store, manifest, served=True)
     there = [file for file in manifest.listing.files if file not in report.missing]
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        digests = pool.map(lambda file: file.hash_of(store.final(file), advance), there)
-        for file, digest in zip(there, digests, strict=True):
-            if digest == file.digest:
-                manifest.verified.add(file.path)
-            else:
-                set_aside(store, file)
-                report.corrupt.append(file)
-    manifest.verified -= {file.path for file in report.missing + report.corrupt}
+    right, report.corrupt = hashed(store, there, advance, jobs)
+    for file in report.corrupt:
+        # The bytes stay for a look and go when the file has been fetched anew.
+        path = store.final(file)
+        if store.tree.size(store.content(file)) is not None:
+            store.tree.replace(path, path.with_name(path.name + QUARANTINE))
+    manifest.verified = {file.path for file in right}
     report.unverified.clear()
     return report
 
 
-def set_aside(store: Store, file: RemoteFile) -> None:
-    """Rename a wrong file; the bytes stay for a look and go when the file has been fetched anew."""
-    path = store.final(file).resolve() if store.final(file).is_symlink() else store.final(file)
-    if path.exists():
-        path.replace(path.with_name(path.name + QUARANTINE))
+def hashed(
+    store: Store, files: list[RemoteFile], advance: Callable[[int], None], jobs: int
+) -> tuple[list[RemoteFile], list[RemoteFile]]:
+    """Read files that are here and divide them by their digests: the right ones, the wrong ones."""
+
+    def is_right(file: RemoteFile) -> bool:
+        with store.tree.reading(store.content(file)) as stream:
+            return file.hash_of(stream, advance) == file.digest
+
+    right: list[RemoteFile] = []
+    wrong: list[RemoteFile] = []
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        for file, good in zip(files, pool.map(is_right, files), strict=True):
+            (right if good else wrong).append(file)
+    return right, wrong

@@ -38,7 +38,7 @@ def fetch_pretended(machine: Recorded, needs: Needs = EAGLE3) -> None:
         file = RemoteFile("w", 4, "f" * 64, True)
         listing = Listing(checkpoint.repo, checkpoint.revision, "c" * 40, (file,))
         write(store.root, {"refs/" + checkpoint.revision: "c" * 40})
-        Manifest(listing, {"w"}).save(store.manifest_path(listing.commit))
+        Manifest(listing, {"w"}).save(store.tree, store.manifest_path(listing.commit))
         write(store.root / "blobs", {file.digest: "abc"})  # with the newline, four bytes
 
 
@@ -331,7 +331,7 @@ def test_a_checkpoint_that_is_half_here(tmp_path):
     fetch_pretended(machine)
     store = CacheStore(machine.cache(), "amd/Kimi-K2.5-W4A8")
     files = (RemoteFile("w", 4, "f" * 64, True), RemoteFile("x", 3000, "e" * 64, True))
-    Manifest(Listing(store.repo, "main", "c" * 40, files)).save(store.manifest_path("c" * 40))
+    Manifest(Listing(store.repo, "main", "c" * 40, files)).save(store.tree, store.manifest_path("c" * 40))
     (store.root / "blobs" / f"{'e' * 64}.incomplete").write_bytes(bytes(1000))
     assert "2.0 kB of 3.0 kB missing" in check(machine, "model").found
     assert "2.0 kB to fetch" in check(machine, "disk").found

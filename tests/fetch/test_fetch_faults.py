@@ -131,6 +131,7 @@ def test_what_the_server_asks_for_goes_before_our_own_schedule():
     assert requested_delay({"RateLimit": '"api";r=0;t=55'}) == 55
     assert requested_delay({"RateLimit": '"api";r=12;t=55'}) is None  # requests remain: not the reason
     assert requested_delay({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}) is None
+    assert requested_delay({"RateLimit": "r=0;" + "x" * 200 + ";t=55"}) is None  # no header is that long
     backoff = Backoff(first=1, cap=5)
     assert [backoff.delay(failures) for failures in (1, 2, 3, 4, 5)] == [1, 2, 4, 5, 5]
     assert backoff.delay(1, {"retry-after": "30"}) == 30
@@ -209,6 +210,7 @@ def test_scrubbing_hides_tokens_credentials_and_signatures():
     hub = Hub("https://hub.example", TOKEN)
     text = f"Bearer {TOKEN} at https://me:secret@hub.example/x, https://cdn.example/y?X-Signature={SIGNATURE}&e=1, end"
     assert hub.scrub(text) == "Bearer *** at https://***@hub.example/x, https://cdn.example/y?... end"
+    assert hub.scrub("HTTP \x1b[2J\x9b2J\u202e") == "HTTP ?[2J?2J?"  # nor does a Hub write on the terminal
 
 
 def test_the_token_is_in_no_repr_and_in_no_traceback(hub, monkeypatch):

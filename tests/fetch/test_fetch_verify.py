@@ -11,6 +11,7 @@ from support.hub_server import serve
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import human
+from kimi_w4a8_eagle3.fetch.tree import Tree
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -124,7 +125,7 @@ def test_a_manifest_of_another_format_is_refused(plain):
     path = plain / ".kimi/manifest.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(KimiError, match="format 99"):
-        Manifest.load(path)
+        Manifest.load(Tree(plain), path)
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (497e9, "497.0 GB"), (1.5e12, "1.5 TB")])

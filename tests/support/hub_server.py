@@ -1,19 +1,22 @@
 """A Hugging Face Hub on loopback: the endpoints that huggingface_hub calls to list and download a model, with faults.
 
 Two servers, as in reality: the Hub (API, small files, redirects) and its storage, another origin to which large files
-are redirected by a signed address and to which a client must not send its token. Every request is kept in `log`.
+are redirected by a signed address and to which a client must not send its token. Every request is kept in `log`. It can
+also be told to attack its clients.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 SIGNATURE = "c2lnbmF0dXJl"
@@ -46,7 +49,9 @@ class Fault:
 
     `status`: answer this instead (with `headers`). `cut`: close the connection after so many bytes of the answer.
     `hold`: after `cut` bytes keep the connection open, silent, until the server closes. `damage`: flip a byte.
-    `ignore_range`: answer 200 with everything. `then`: called when `cut` is reached.
+    `ignore_range`: answer 200 with everything. `then`: called when `cut` is reached. `body`: with `status`, send this.
+    `drip`: the answer comes byte by byte, with so many seconds between. `flood`: with `status`, a body that does not
+    end (256 MB, if anybody reads that far). `unannounced`: no length is given, the connection's end is the body's.
     """
 
     status: int | None = None
@@ -57,6 +62,10 @@ class Fault:
     ignore_range: bool = False
     times: int | None = 1
     then: object = None
+    body: bytes = b""
+    drip: float = 0.0
+    flood: bool = False
+    unannounced: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,12 +82,20 @@ class Request:
 
 
 class HubServer:
-    """`endpoint` goes into HF_ENDPOINT. `faults[path]` is a list of faults, used in order."""
+    """`endpoint` goes into HF_ENDPOINT. `faults[path]` is a list of faults, used in order.
+
+    A hijacked Hub: `about` replaces keys of what it says about a repository, `listed(entry)` may change each entry of a
+    listing in place or return others for it, `next_page(n)` is the address that page n names as the next.
+    """
 
     def __init__(self, repos: dict[str, Repo], page: int = 1000) -> None:
         self.repos, self.page = repos, page
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.log: list[Request] = []
+        self.about: dict[str, object] = {}
+        self.listed: Callable[[dict[str, Any]], list[dict[str, Any]] | None] = lambda entry: None
+        self.next_page: Callable[[int], str] | None = None
+        self.pages = 0
         self.lock = threading.Lock()
         self.closing = threading.Event()
         self._hub = _server(_HubHandler, self, "127.0.0.1")
@@ -152,6 +169,40 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    def reply_fault(self, fault: Fault, path: str) -> None:
+        """A fault that comes instead of the answer."""
+        if fault.flood:
+            return self.flood(fault, path)
+        if fault.drip:
+            self.note(path, fault.status or 200)
+            self.send_response(fault.status or 200)
+            self.send_header("content-length", str(len(fault.body)))
+            self.end_headers()
+            return self.trickle(fault.body, fault.drip)
+        return self.reply(fault.status or 500, fault.body, fault.headers, path)
+
+    def trickle(self, data: bytes, pause: float) -> None:
+        """Byte by byte, until the client has enough."""
+        with contextlib.suppress(OSError):
+            for index in range(len(data)):
+                self.wfile.write(data[index : index + 1])
+                if self.hub.closing.wait(pause):
+                    break
+        self.close_connection = True
+
+    def flood(self, fault: Fault, path: str) -> None:
+        """A body that does not end; the log tells how much of it anybody took."""
+        self.send_response(fault.status or 200)
+        for name, value in (fault.headers | {"connection": "close"}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        sent = 0
+        with contextlib.suppress(OSError):
+            while sent < 256 << 20:
+                sent += self.wfile.write(bytes(1 << 16))
+        self.note(path, fault.status or 200, sent)
+        self.close_connection = True
+
     def reply_error(self, status: int, code: str, message: str, path: str = "") -> None:
         self.reply(status, b"{}", {"x-error-code": code, "x-error-message": message}, path)
 
@@ -159,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         """The bytes of a file, by Range if asked, with the next fault that is set for it."""
         fault = (self.hub.take_fault(path) if self.command == "GET" else None) or Fault()
         if fault.status:
-            return self.reply(fault.status, b"", fault.headers, path)
+            return self.reply_fault(fault, path)
         start, asked = 0, self.headers.get("range")
         if asked and not fault.ignore_range:
             start = int(asked.removeprefix("bytes=").split("-")[0])
@@ -173,11 +224,14 @@ class _Handler(BaseHTTPRequestHandler):
         sent = body if fault.cut is None else body[: fault.cut]
         self.note(path, status, len(sent) if self.command == "GET" else 0)
         self.send_response(status)
-        for name, value in ({"content-length": str(len(body)), "accept-ranges": "bytes"} | headers).items():
+        length = {"connection": "close"} if fault.unannounced else {"content-length": str(len(body))}
+        for name, value in (length | {"accept-ranges": "bytes"} | headers).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
             return None
+        if fault.drip:
+            return self.trickle(sent, fault.drip)
         self.wfile.write(sent)
         if fault.cut is not None:
             self.wfile.flush()
@@ -224,7 +278,7 @@ class _HubHandler(_Handler):
     def api(self, parts: list[str], query: dict[str, list[str]]) -> None:
         name, verb, revision = "/".join(parts[:2]), *[*parts[2:4], "", "main"][:2]
         if fault := self.hub.take_fault("api"):
-            return self.reply(fault.status or 500, b"", fault.headers)
+            return self.reply_fault(fault, "api")
         repo = self.repo(name, revision)
         if repo is None:
             return None
@@ -232,7 +286,7 @@ class _HubHandler(_Handler):
             return self.tree(name, repo, revision, int(query.get("cursor", ["0"])[0]))
         siblings = [{"rfilename": path} for path in repo.files]
         info = {"_id": "0", "id": name, "sha": repo.commit, "private": False, "tags": [], "siblings": siblings}
-        return self.reply(200, json.dumps(info | {"downloads": 0, "likes": 0}).encode())
+        return self.reply(200, json.dumps(info | {"downloads": 0, "likes": 0} | self.hub.about).encode())
 
     def tree(self, name: str, repo: Repo, revision: str, cursor: int) -> None:
         """One page of the recursive listing; the next one is named in a Link header."""
@@ -244,11 +298,14 @@ class _HubHandler(_Handler):
             if repo.is_large(path):
                 pointer = {"oid": repo.digest(path), "size": len(repo.files[path]), "pointerSize": 134}
                 entry |= {"oid": "1" * 40, "lfs": pointer}
-            entries.append(entry)
+            entries += self.hub.listed(entry) or [entry]
         headers = {"content-type": "application/json"}
         if cursor + self.hub.page < len(entries):
             address = f"{self.hub.endpoint}/api/models/{name}/tree/{revision}"
             headers["link"] = f'<{address}?recursive=true&cursor={cursor + self.hub.page}>; rel="next"'
+        self.hub.pages += 1
+        if self.hub.next_page:
+            headers["link"] = f'<{self.hub.next_page(self.hub.pages)}>; rel="next"'
         self.reply(200, json.dumps(entries[cursor : cursor + self.hub.page]).encode(), headers)
 
     def resolve(self, name: str, revision: str, path: str) -> None:

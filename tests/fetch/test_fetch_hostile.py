@@ -1,0 +1,467 @@
+"""A Hub that attacks: names that lead elsewhere, answers that do not end, tokens that are asked for, sizes that lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fetch_helpers import NAME, SHARDS, TOKEN, client, kimi, quiet
+from support.hub_server import Fault, HubServer, Repo, serve
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.fetch.download import fetch
+from kimi_w4a8_eagle3.fetch.hub import Backoff, Hub, Limits
+from kimi_w4a8_eagle3.fetch.store import CacheStore, DirectoryStore
+
+SHARD = SHARDS[0]
+SMALL = Limits(page=100_000, pages=3, silence=0.2, least=1000)
+
+
+@pytest.fixture
+def outside(tmp_path: Path, repo: Repo) -> Iterator[Path]:
+    """A folder of somebody else: whatever happens, it stays as it is."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    for name in ("bashrc", "bashrc.incomplete", "c" * 40):
+        (folder / name).write_bytes(b"mine: " + name.encode())
+    (folder / "shard").write_bytes(repo.files[SHARD])  # what would be right, but is not ours
+    before = contents(folder)
+    yield folder
+    assert contents(folder) == before
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_nlink) for path in folder.iterdir()}
+
+
+def limited(hub: HubServer, token: str | None = None) -> Hub:
+    return Hub(hub.endpoint, token, Backoff(attempts=2, first=0.01, cap=0.02), SMALL)
+
+
+def change(changed: str, /, **facts: Any) -> Callable[[dict[str, Any]], None]:
+    """Let the listing tell other facts about one file."""
+
+    def listed(entry: dict[str, Any]) -> None:
+        if entry["path"] == changed:
+            entry.update(facts)
+
+    return listed
+
+
+@pytest.mark.parametrize(
+    "sha", ["../../outside/x", "{outside}/x", "c" * 39, "C" * 40, "c" * 40 + "\n", "", None, 4, ["c"]]
+)
+def test_a_commit_that_is_none(sha, hub, bring, outside, tmp_path):
+    hub.about["sha"] = sha.replace("{outside}", str(outside)) if isinstance(sha, str) else sha
+    for into in (CacheStore(tmp_path / "cache", NAME), DirectoryStore(tmp_path / "plain")):
+        with pytest.raises(KimiError, match="not one of a Hub"):
+            bring(into=into)
+    assert not (tmp_path / "cache").exists() and not (tmp_path / "plain").exists()
+
+
+def test_another_commit_than_the_pinned_one_is_refused(hub, repo, bring, store):
+    hub.about["sha"] = "d" * 40
+    with pytest.raises(KimiError, match=f"commit {'d' * 40} for the commit {repo.commit}"):
+        bring(revision=repo.commit)
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize(
+    "oid", ["{outside}/bashrc", "../../../outside/bashrc", "a" * 63, "A" * 64, "a" * 64 + "\n", 7, None]
+)
+@pytest.mark.parametrize("size", [12, 5])
+def test_a_digest_that_is_none(oid, size, hub, bring, store, outside):
+    """The first writes and renames there, with the size of the file that lies there it is linked in unseen."""
+    oid = oid.replace("{outside}", str(outside)) if isinstance(oid, str) else oid
+    hub.listed = change(SHARD, size=size, lfs={"oid": oid, "size": size, "pointerSize": 134})
+    with pytest.raises(KimiError, match="not one of a Hub"):
+        bring()
+    assert not store.root.exists()
+
+
+def test_a_manifest_that_leads_outside_renames_nothing(hub, tmp_path, outside):
+    """As a hijacked Hub left it before its names were parsed, or as it came with a directory from elsewhere."""
+    target = tmp_path / "plain"
+    assert kimi(hub, tmp_path, "fetch", NAME, "--dir", str(target)).returncode == 0
+    manifest = json.loads((target / ".kimi/manifest.json").read_text())
+    manifest["files"][0]["path"] = "../outside/bashrc"
+    (target / ".kimi/manifest.json").write_text(json.dumps(manifest))
+    done = kimi(hub, tmp_path, "fetch", "--verify", "--dir", str(target))
+    assert done.returncode == 1 and "damaged manifest" in done.stderr
+
+
+@pytest.mark.parametrize("facts", [{"digest": "../../../outside/bashrc"}, {"path": "../../../../outside/bashrc"}])
+def test_the_same_in_the_cache(facts, hub, repo, tmp_path, outside):
+    assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
+    path = tmp_path / "hub/models--org--model/kimi-manifests" / f"{repo.commit}.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][0].update(facts)
+    path.write_text(json.dumps(manifest))
+    for command in (["--verify"], ["--offline"], []):
+        done = kimi(hub, tmp_path, "fetch", NAME, *command)
+        assert done.returncode == 1 and "damaged manifest" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *["../outside/bashrc", "a/../../outside/bashrc", "{outside}/bashrc", ".kimi/manifest.json", "a\\b", "a\0b"],
+        *["a//b", ".", "", "x" * 250, "a/" * 600 + "a", "C:/x", "a\x1b]0;x\x07", 7, None, ["a"]],
+    ],
+)
+def test_a_path_that_is_none(path, hub, bring, outside, tmp_path):
+    hub.listed = change(SHARD, path=path.replace("{outside}", str(outside)) if isinstance(path, str) else path)
+    with pytest.raises(KimiError, match="not one of a Hub") as error:
+        bring(into=DirectoryStore(tmp_path / "plain"))
+    assert not (tmp_path / "plain").exists()
+    assert all(letter.isprintable() or letter == "\n" for letter in str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        ({"size": -1}, "no size"),
+        ({"size": True}, "no size"),
+        ({"size": 1.5}, "no size"),
+        ({"size": "12"}, "no size"),
+        ({"size": 1 << 70}, "no size"),
+        ({"size": None}, "no size"),
+        ({"path": SHARDS[1]}, "twice"),
+        ({"path": "tokenizer"}, "is a file and the folder of"),
+        ({"path": f"{SHARDS[1]}/x"}, "is a file and the folder of"),
+        ({"lfs": {"oid": "a" * 40}}, "does not go with lfs"),
+        ({"lfs": ["oid"]}, "TypeError"),
+        ({"type": None}, None),
+    ],
+)
+def test_facts_that_cannot_be(facts, what, hub, bring, store):
+    hub.listed = change(SHARD, **facts)
+    if what is None:  # not a file: nothing of ours
+        assert not (bring().folder / SHARD).exists()
+        return
+    with pytest.raises(KimiError, match=what):
+        bring()
+    assert not store.root.exists()
+
+
+def test_one_digest_with_two_sizes(hub, repo, bring):
+    facts = {"oid": repo.digest(SHARDS[1]), "size": 1, "pointerSize": 134}
+    hub.listed = change(SHARD, size=1, lfs=facts)
+    with pytest.raises(KimiError, match="digest of a file of another size"):
+        bring()
+
+
+def test_more_files_than_any_checkpoint(hub, bring, store):
+    hub.listed = lambda entry: [{"type": "file", "path": f"f{i}", "size": 0, "oid": "a" * 40} for i in range(3000)]
+    with pytest.raises(KimiError, match="does not end after 21 pages and 20999 files"):
+        bring()
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        (Fault(status=200, body=b"[" * 200_000), "RecursionError|longer than"),
+        (Fault(status=200, body=b"[" * 90_000), "RecursionError"),
+        (Fault(status=200, body=b'{"sha": ' + b"9" * 90_000 + b"}"), "ValueError"),
+        (Fault(status=200, body=b"[]"), "TypeError"),
+        (Fault(status=200, body=b"\xff\xfe"), "Error"),
+        (Fault(status=200, body=b"{}", headers={"content-encoding": "gzip"}), "compressed"),
+        (Fault(status=200, flood=True), "longer than 100.0 kB"),
+    ],
+    ids=["too long", "deep", "large number", "list", "no text", "compressed", "endless"],
+)
+def test_an_answer_that_is_none(fault, what, hub):
+    hub.faults["api"] = [fault]
+    with pytest.raises(KimiError, match=what) as error:
+        limited(hub).listing(NAME, "main")
+    assert "not one of a Hub" in error.value.what
+
+
+@pytest.mark.parametrize("status", [404, 500, 302])
+def test_the_body_of_an_error_or_a_redirect_is_not_read(status, hub):
+    hub.faults["api"] = [Fault(status=status, flood=True, headers={"location": f"{hub.endpoint}/x"}, times=None)]
+    with pytest.raises(KimiError):
+        limited(hub).listing(NAME, "main")
+    assert all(request.sent < 64 << 20 for request in hub.log)  # what the sockets' buffers take
+
+
+def test_redirects_end(hub):
+    hub.faults["api"] = [Fault(status=302, headers={"location": f"{hub.endpoint}/api/models/{NAME}"}, times=None)]
+    with pytest.raises(KimiError, match="more than 5 redirects"):
+        limited(hub).listing(NAME, "main")
+    assert len(hub.log) == 12  # two attempts
+
+
+@pytest.mark.parametrize(
+    "location", ["http://xn--/", "http://127.0.0.1:99999/", "http://[::1", "file:///etc/passwd", "\xff"]
+)
+@pytest.mark.parametrize("path", ["api", SHARD])
+def test_a_redirect_to_what_is_no_address(location, path, hub, store):
+    hub.faults[path] = [Fault(status=302, headers={"location": location}, times=None)]
+    with pytest.raises(KimiError):
+        fetch(limited(hub), store, NAME, "main", quiet, reserve=0)
+
+
+def test_the_token_does_not_follow_the_next_page_to_another_host(hub, repo, bring):
+    repo.token = TOKEN
+    hub.next_page = lambda page: f"{hub.storage}/a/b/c"
+    with pytest.raises(KimiError, match=r"next page of the listing is at another host: '127\.0\.0\.2'"):
+        bring(token=TOKEN)
+    assert not [request for request in hub.log if request.origin == "storage"]
+
+
+@pytest.mark.parametrize("status", [302, 307])
+def test_the_token_does_not_follow_a_redirect_to_another_host(status, hub, repo):
+    repo.token = TOKEN
+    hub.faults["api"] = [Fault(status=status, headers={"location": f"{hub.storage}/a/b/c"})]
+    with pytest.raises(KimiError):
+        limited(hub, TOKEN).listing(NAME, "main")
+    assert [(request.origin, request.authorized) for request in hub.log] == [("hub", True), ("storage", False)]
+
+
+def test_the_token_does_not_go_to_another_port_of_the_host(hub, repo):
+    repo.token = TOKEN
+    with serve({NAME: repo}) as other:
+        hub.faults["api"] = [
+            Fault(status=302, headers={"location": f"{other.endpoint}/api/models/{NAME}/revision/main"})
+        ]
+        with pytest.raises(KimiError):
+            limited(hub, TOKEN).listing(NAME, "main")
+        assert [request.authorized for request in other.log] == [False]
+
+
+def test_a_page_that_is_its_own_next_one(hub, bring):
+    hub.next_page = lambda page: f"{hub.endpoint}/api/models/{NAME}/tree/{'c0ffee' + '0' * 34}?recursive=true"
+    with pytest.raises(KimiError, match="does not end after 1 pages"):
+        bring()
+
+
+def test_pages_without_end(hub):
+    hub.listed = lambda entry: [{"type": "directory"}]
+    hub.next_page = lambda page: f"{hub.endpoint}/api/models/{NAME}/tree/{'c0ffee' + '0' * 34}?page={page}"
+    with pytest.raises(KimiError, match="does not end after 3 pages"):
+        limited(hub).listing(NAME, "main")
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "http://xn--/", "file:///etc/passwd", "//127.0.0.2/x", "x"])
+def test_an_address_of_a_next_page_that_is_none(address, hub):
+    hub.next_page = lambda page: address
+    with pytest.raises(KimiError, match="not one of a Hub"):
+        limited(hub).listing(NAME, "main")
+
+
+@pytest.mark.parametrize("asked", ["99999999", "9" * 400])
+@pytest.mark.parametrize("path", ["api", SHARD])
+def test_a_wait_that_nobody_has_time_for(asked, path, hub, bring):
+    hub.faults[path] = [Fault(status=429, headers={"retry-after": asked}, times=None)]
+    with pytest.raises(KimiError, match=r"asks to wait for (99999999|inf) s"):
+        bring()
+
+
+def test_the_waits_of_a_listing_end_together(hub):
+    hub.faults["api"] = [Fault(status=429, headers={"retry-after": "5"}, times=None)]
+    holder = Hub(hub.endpoint, None, Backoff(), Limits(listing=4))
+    with pytest.raises(KimiError, match="asks to wait for 5 s"):
+        holder.listing(NAME, "main")
+
+
+def test_an_answer_that_drips(hub):
+    hub.faults["api"] = [Fault(status=200, body=b" " * 100_000, drip=0.01, times=None)]
+    with pytest.raises(KimiError, match=r"fewer than 1\.0 kB in 0 s"):
+        limited(hub).listing(NAME, "main")
+
+
+def test_a_file_that_drips(hub, store):
+    hub.faults[SHARD] = [Fault(drip=0.01, times=None)]
+    with pytest.raises(KimiError, match=r"no progress in 2 attempts: ReadTimeout: fewer than 1\.0 kB"):
+        fetch(limited(hub), store, NAME, "main", quiet, reserve=0)
+
+
+def test_a_byte_for_each_attempt_is_no_progress(hub, bring):
+    hub.faults[SHARD] = [Fault(cut=1, times=None)]
+    with pytest.raises(KimiError, match="no progress in 4 attempts"):
+        bring()
+    assert len(hub.gets(SHARD)) == 4
+
+
+@pytest.mark.parametrize("unannounced", [True, False])
+def test_a_body_that_is_longer_than_the_listing_says(unannounced, hub, repo, bring, store):
+    digest = repo.digest(SHARD)
+    hub.listed = change(SHARD, size=1000)
+    hub.faults[SHARD] = [Fault(unannounced=unannounced, times=None)]
+    with pytest.raises(KimiError, match="damaged twice: more than 1000 bytes"):
+        bring()
+    assert not (store.root / "blobs" / digest).exists() and not (store.root / "blobs" / f"{digest}.incomplete").exists()
+
+
+def test_a_body_without_end_takes_no_space(hub, bring, tmp_path):
+    hub.faults[SHARD] = [Fault(status=200, flood=True, times=None)]
+    with pytest.raises(KimiError, match="damaged twice: more than 300000 bytes"):
+        bring(into=DirectoryStore(tmp_path / "plain"))
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 10**6
+
+
+# What already lies there: links and files of another user, or of an attack before this.
+
+
+def planted_in_the_cache(root: Path, repo: Repo, outside: Path) -> dict[str, Callable[[], None]]:
+    shard, blobs = repo.digest(SHARD), root / "blobs"
+
+    def link(path: Path, target: Path) -> Callable[[], None]:
+        def plant() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(target)
+
+        return plant
+
+    def hard(path: Path) -> Callable[[], None]:
+        def plant() -> None:
+            path.parent.mkdir(parents=True)
+            os.link(outside / "bashrc", path)
+
+        return plant
+
+    def pipe(path: Path) -> Callable[[], None]:
+        def plant() -> None:
+            path.parent.mkdir(parents=True)
+            os.mkfifo(path)
+
+        return plant
+
+    return {
+        "root": link(root, outside),
+        "blobs": link(blobs, outside),
+        "blob": link(blobs / shard, outside / "shard"),
+        "blob, hard link": hard(blobs / shard),
+        "partial": link(blobs / f"{shard}.incomplete", outside / "bashrc"),
+        "partial, hard link": hard(blobs / f"{shard}.incomplete"),
+        "partial, named pipe": pipe(blobs / f"{shard}.incomplete"),
+        "snapshots": link(root / "snapshots", outside),
+        "snapshot": link(root / "snapshots" / repo.commit, outside),
+        "folder of a snapshot": link(root / "snapshots" / repo.commit / "tokenizer", outside),
+        "file of a snapshot": link(root / "snapshots" / repo.commit / SHARD, outside / "shard"),
+        "refs": link(root / "refs", outside),
+        "ref, named pipe": pipe(root / "refs/main"),
+        "ref": link(root / "refs/main", outside / "bashrc"),
+        "lock": link(root / ".kimi-fetch.lock", outside / "bashrc"),
+        "manifests": link(root / "kimi-manifests", outside),
+        "manifest": link(root / "kimi-manifests" / f"{repo.commit}.json", outside / "bashrc"),
+    }
+
+
+REFUSED = {"root", "blobs", "snapshots", "snapshot", "folder of a snapshot", "refs", "lock", "manifests"}
+PLACES = sorted(planted_in_the_cache(Path("x"), Repo({SHARD: b""}), Path("y")))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_was_planted_in_the_cache_leads_nowhere(place, hub, repo, tmp_path, outside):
+    root = tmp_path / "hub/models--org--model"
+    root.parent.mkdir()
+    planted_in_the_cache(root, repo, outside)[place]()
+    for offline in (["--offline"], ["--verify", "--offline"]):
+        assert kimi(hub, tmp_path, "fetch", NAME, *offline).returncode == 1
+    done = kimi(hub, tmp_path, "fetch", NAME)
+    if place in REFUSED:
+        assert done.returncode == 1 and "is a symbolic link" in done.stderr, done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        folder = root / "snapshots" / repo.commit
+        assert all((folder / path).read_bytes() == data for path, data in repo.files.items())
+        assert all((folder / path).resolve().is_relative_to(root.resolve()) for path in repo.files)
+        assert all((root / "blobs" / repo.digest(path)).stat().st_nlink == 1 for path in repo.files)
+
+
+@pytest.mark.parametrize(
+    "place", ["tokenizer", ".kimi", ".kimi/partial", SHARD, ".kimi/manifest.json", ".kimi-fetch.lock"]
+)
+def test_what_was_planted_in_a_directory_leads_nowhere(place, hub, repo, tmp_path, outside):
+    target = tmp_path / "plain"
+    (target / place).parent.mkdir(parents=True)
+    leads = {SHARD: "shard", ".kimi/manifest.json": "bashrc", ".kimi-fetch.lock": "bashrc"}
+    (target / place).symlink_to(outside / leads.get(place, ""))
+    done = kimi(hub, tmp_path, "fetch", NAME, "--dir", str(target))
+    if place in (SHARD, ".kimi/manifest.json"):
+        assert done.returncode == 0, done.stderr
+        assert not (target / place).is_symlink() and (target / SHARD).read_bytes() == repo.files[SHARD]
+    else:
+        assert done.returncode == 1 and "is a symbolic link" in done.stderr, done.stderr
+
+
+def test_a_link_of_the_snapshot_that_leads_elsewhere_is_found_and_mended(hub, repo, tmp_path, outside):
+    assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
+    link = tmp_path / "hub/models--org--model/snapshots" / repo.commit / SHARD
+    link.unlink()
+    link.symlink_to(outside / "shard")
+    for how in ("--verify", "--offline"):
+        done = kimi(hub, tmp_path, "fetch", NAME, how)
+        assert done.returncode == 1 and f"missing  {SHARD}" in done.stdout
+    assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
+    assert link.read_bytes() == repo.files[SHARD] and len(hub.gets(SHARD)) == 1
+
+
+@pytest.mark.parametrize("noted", ["../../outside", "c" * 39, "", "\0", "\xff", "x" * 2000])
+def test_a_note_of_a_branch_that_is_no_commit(noted, hub, tmp_path, outside):
+    path = tmp_path / "hub/models--org--model/refs/main"
+    path.parent.mkdir(parents=True)
+    path.write_text(noted, encoding="latin-1")
+    done = kimi(hub, tmp_path, "fetch", NAME, "--offline")
+    assert done.returncode == 1 and "nothing of it is known" in done.stdout
+    assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
+
+
+def test_a_blob_that_another_tool_left_is_hashed_before_it_is_called_right(hub, repo, bring, store):
+    blob = store.root / "blobs" / repo.digest(SHARD)
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(bytes(len(repo.files[SHARD])))
+    bring()
+    assert blob.read_bytes() == repo.files[SHARD] and len(hub.gets(SHARD)) == 1
+
+
+def test_the_blobs_that_huggingface_hub_shares_between_repositories_are_used(hub, repo, bring, store):
+    """Its layout since 1.x: a link to blobs/ of the whole cache, which is below our folder."""
+    shared = store.cache / "blobs/ab" / ("ab" + "0" * 62)
+    blob = store.root / "blobs" / repo.digest(SHARD)
+    for folder in (shared.parent, blob.parent):
+        folder.mkdir(parents=True)
+    shared.write_bytes(repo.files[SHARD])
+    blob.symlink_to(f"../../blobs/ab/{shared.name}")
+    folder = bring().folder
+    assert (folder / SHARD).read_bytes() == repo.files[SHARD] and not hub.gets(SHARD)
+
+
+def test_a_new_commit_does_not_hash_again_what_an_earlier_one_verified(hub, repo, bring, store, monkeypatch):
+    bring()
+    repo.files["README.md"], repo.commit = b"new", "d" * 40
+    labels: list[str] = []
+
+    def show(label: str, total: int) -> Any:
+        labels.append(label)
+        return quiet(label, total)
+
+    fetch(client(hub), store, NAME, "main", show, reserve=0)
+    assert labels == [f"{NAME} (1 files)"]
+
+
+@pytest.mark.parametrize("path", ["a\\b", "x\x1b[2J", "/".join(["d"] * 40) + "/x", "/".join(["d"] * 1500) + "/x"])
+def test_a_snapshot_that_no_repository_can_have(path, hub, repo, tmp_path, monkeypatch):
+    folder = tmp_path / "hub/models--org--model/snapshots" / repo.commit
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    *above, name = path.split("/")
+    for part in above:  # step by step: such a path is too long for one call
+        Path(part).mkdir()
+        os.chdir(part)
+    Path(name).symlink_to("../../blobs/" + "a" * 40)
+    os.chdir(tmp_path)
+    try:
+        done = kimi(hub, tmp_path, "fetch", NAME, "--revision", repo.commit, "--offline")
+        assert done.returncode == 1 and "the cache holds what no repository can hold" in done.stderr
+        assert "\x1b" not in done.stderr
+    finally:
+        subprocess.run(["rm", "-rf", str(folder)], check=True)  # shutil's own recursion does not reach that deep
