@@ -10,8 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .routing import Routing, empty_routing, route
-from .triton_backend import ROUTE_IN_KERNEL
+from .routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
 from .triton_kernels import _route_block
 
 

@@ -20,7 +20,7 @@ from flydsl.expr.rocdl import perm_b32
 from . import flydsl_ops as ops
 from .flydsl_block import RoutingAddresses, RowBlock
 from .flydsl_layout import CHUNK_K, TILE_BYTES
-from .flydsl_stage1 import silu_mul
+from .flydsl_stage1_config import silu_mul
 from .flydsl_toolchain import cache_tag
 
 WAVES = 4

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+ROUTE_IN_KERNEL = 2048  # slots that one program sorts; beyond, several torch launches cost less than its bitonic sort
+
 
 @dataclass(frozen=True)
 class Routing:

@@ -22,15 +22,13 @@ from triton import knobs
 
 from ..errors import KimiError
 from . import triton_kernels as kernels
-from .contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights
-from .dispatch import gpu_arch
-from .routing import Routing, empty_routing, route
-from .tiles import TABLE, find_row
+from .contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights, gpu_arch
+from .routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
+from .tiles import TABLE, bucket_of, find_row
 
 LAYOUT = "triton-halves"
 _FLOAT16_MAX = 65504
 _MAX_INT32 = 2**31 - 1
-ROUTE_IN_KERNEL = 2048  # slots that one program sorts; beyond, several torch launches cost less than its bitonic sort
 _CHUNK_WORDS = 1 << 24  # packed words repacked at once: bounds the temporaries of `prepare` to about 0.3 GiB
 
 Launch = Callable[..., Any]  # (kernel, grid, *arguments, **constants and options)
@@ -95,6 +93,7 @@ class TritonBackend:
         self._table = table
         self._arch = arch
         self._launch = launch
+        self._plans: dict[tuple[MoeShape, int, str], TritonTiles] = {}
 
     def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
         """Why this backend cannot run `shape` on `device`, or None when it can."""
@@ -112,18 +111,25 @@ class TritonBackend:
         return "; ".join(f"T<={t}: {self.tiles_for(shape, t, arch).to_row()}" for t in (8, 160, 10240))
 
     def tiles_for(self, shape: MoeShape, tokens: int, arch: str) -> TritonTiles:
-        """The tiles given at construction, else the table's; tiles are cut down to what the shape has."""
-        tiles = self._tiles
-        if tiles is None:
-            row = find_row(self.name, arch, shape.hidden, shape.inter, tokens, self._table)
-            if row is None:
-                raise KimiError(f"no Triton tiles for {arch}, {tokens} tokens", where=str(self._table))
-            tiles = TritonTiles.from_row(row["tiles"])
-        return replace(
-            tiles,
-            stage1=_fit(tiles.stage1, shape.inter, shape.hidden),
-            stage2=_fit(tiles.stage2, shape.hidden, shape.inter),
-        )
+        """The plan of a batch, made once for all batches of its bucket: the tiles that it launches.
+
+        They are those given at construction, else the table's, cut down to what the shape has.
+        """
+        key = shape, bucket_of(self.name, tokens, self._table), arch
+        if key not in self._plans:
+            tiles = self._tiles or self._row(shape, tokens, arch)
+            self._plans[key] = replace(
+                tiles,
+                stage1=_fit(tiles.stage1, shape.inter, shape.hidden),
+                stage2=_fit(tiles.stage2, shape.hidden, shape.inter),
+            )
+        return self._plans[key]
+
+    def _row(self, shape: MoeShape, tokens: int, arch: str) -> TritonTiles:
+        row = find_row(self.name, arch, shape.hidden, shape.inter, tokens, self._table)
+        if row is None:
+            raise KimiError(f"no Triton tiles for {arch}, {tokens} tokens", where=str(self._table))
+        return TritonTiles.from_row(row["tiles"])
 
     def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
         """Repack one layer.

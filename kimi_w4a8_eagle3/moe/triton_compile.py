@@ -20,8 +20,9 @@ from triton.runtime import driver
 
 from ..errors import KimiError
 from .contract import MoeShape, PreparedMoe
+from .routing import ROUTE_IN_KERNEL
 from .tiles import read_rows
-from .triton_backend import LAYOUT, ROUTE_IN_KERNEL, TritonBackend, TritonTiles
+from .triton_backend import LAYOUT, TritonBackend, TritonTiles
 
 
 @dataclass(frozen=True)
