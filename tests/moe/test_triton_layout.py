@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.moe import triton_backend
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.moe.routing import max_blocks, route
+from kimi_w4a8_eagle3.moe.routing import empty_routing, max_blocks, route
 from kimi_w4a8_eagle3.moe.tiles import TABLE, find_row, read_rows, write_rows
 from kimi_w4a8_eagle3.moe.triton_backend import TritonBackend, TritonTiles, halves_from_reorder
 from kimi_w4a8_eagle3.quark.packing import pack_reorder
@@ -61,6 +61,14 @@ def test_the_grid_bound_holds(experts: int, block_m: int, rows: list[int]) -> No
 def test_the_grid_bound_is_reached() -> None:
     assert max_blocks(8, 384, 16) == 8  # one token: eight experts, a block each
     assert max_blocks(5 + 16 * 10, 5, 16) == 15  # one row past a full block in each of five experts
+    assert empty_routing(5 + 16 * 10, 5, 16, torch.device("cpu")).max_blocks == 15
+
+
+def test_the_blocks_of_an_expert_follow_each_other() -> None:
+    ids = torch.tensor([1] * 5 + [0] * 3 + [1] * 4 + [-1]).view(-1, 1).int()
+    blocks = route(ids, 2, 4)
+    tables = torch.stack([blocks.block_expert, blocks.block_first, blocks.block_rows])[:, : int(blocks.num_blocks)]
+    assert tables.tolist() == [[0, 1, 1, 1], [0, 3, 7, 11], [3, 4, 4, 1]]
 
 
 @pytest.mark.parametrize("inter", [256, 512])
