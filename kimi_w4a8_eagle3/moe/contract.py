@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import KimiError
+
 if TYPE_CHECKING:
     import torch
 
@@ -96,3 +98,22 @@ def gpu_arch(device: torch.device) -> str | None:
     if torch.version.hip:
         return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def check_call(
+    x: torch.Tensor, moe: PreparedMoe, layout: str, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> None:
+    """Raise KimiError for weights in another `layout` than the backend's, or for what `forward` does not take."""
+    import torch  # as above
+
+    if moe.layout != layout:
+        raise KimiError(f"weights in layout {moe.layout!r} reached a backend that does not read it", expected=layout)
+    tokens, slots = x.shape[0], (x.shape[0], moe.shape.top_k)
+    wanted = {
+        "x": (x, (tokens, moe.shape.hidden), torch.bfloat16),
+        "topk_weights": (topk_weights, slots, torch.float32),
+        "topk_ids": (topk_ids, slots, torch.int32),
+    }
+    for name, (tensor, size, dtype) in wanted.items():
+        if tuple(tensor.shape) != size or tensor.dtype != dtype:
+            raise KimiError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}", expected=f"{dtype} {size}")

@@ -33,28 +33,22 @@ def select_backend(shape: MoeShape, device: torch.device, gates: GateReader, req
     requested: `auto` or a name from BACKENDS. Raises KimiError when the name is unknown, or when the backend asked
     for (by `requested` or by the gate) cannot run here.
     """
-    name, asked_by = _override(gates, requested)
-    if name is not None:
-        backend, reason = _try_backend(name, shape, device, gates)
-        if backend is None:
-            raise KimiError(
-                f"the MoE backend {name!r} cannot run: {reason}",
-                where=asked_by,
-                expected=f"a backend that runs {shape} on {device}",
-                remedy=f"install what is missing, or set {AUTO!r}",
-            )
-        _record(backend, shape, device, f"asked for by {asked_by}")
-        return backend
-
+    asked, asked_by = _override(gates, requested)
     rejected: list[str] = []
-    for name in BACKENDS:
+    for name in [asked] if asked else BACKENDS:
         backend, reason = _try_backend(name, shape, device, gates)
         if backend is not None:
+            why = f"asked for by {asked_by}" if asked else "; ".join(rejected) or "preferred"
             slower = bool(rejected) and gpu_arch(device) == flydsl_toolchain.ARCH  # FlyDSL's GPU: something is missing
-            _record(backend, shape, device, "; ".join(rejected) or "preferred", slower)
+            _record(backend, shape, device, why, slower)
             return backend
         rejected.append(f"not {name}: {reason}")
-    raise KimiError("no MoE backend can run", expected=f"a backend for {shape} on {device}", remedy="; ".join(rejected))
+    raise KimiError(  # only for one that was asked for: the reference always runs
+        f"the MoE backend {asked!r} cannot run: {reason}",
+        where=asked_by,
+        expected=f"a backend that runs {shape} on {device}",
+        remedy=f"install what is missing, or set {AUTO!r}",
+    )
 
 
 def selected_backends() -> frozenset[str]:

@@ -21,7 +21,7 @@ from ..errors import KimiError
 from ..gates import PREFILL_ROWS, STAGE2_TILES, tile_gate
 from . import flydsl_layout as layout
 from . import flydsl_toolchain as toolchain
-from .contract import GateReader, MoeShape, PreparedMoe, QuarkMoeWeights, gpu_arch
+from .contract import GateReader, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
 from .routing import Routing, route
 from .tiles import TABLE, bucket_of, buckets, find_row
 
@@ -185,7 +185,7 @@ class FlydslBackend:
 
         A row of x with NaN or Inf makes its own output NaN and no other; T = 0 gives an empty result.
         """
-        _check(x, moe, topk_weights, topk_ids)
+        check_call(x, moe, layout.LAYOUT, topk_weights, topk_ids)
         if x.shape[0] == 0:
             return torch.empty_like(x)
         kernels = self.configs(moe.shape, x.shape[0])
@@ -254,7 +254,7 @@ class FlydslCall:
         """Gate, up and SiLU, quantized again: (int8 [S, I] by slot, its row info)."""
         moe, blocks = self.moe, self._blocks(routing)
         h = self._new((self.slots, moe.shape.inter), torch.float32)
-        self._launch("stage1", a8, info, moe.w13, moe.s13, *_tables(routing), h, self.tokens, blocks)
+        self._launch("stage1", a8, info, moe.w13, moe.s13, *routing.tables, h, self.tokens, blocks)
         return self._quantize("quantize2", h, self.slots, self.weights, self.ids)
 
     def down(self, h8: torch.Tensor, info: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -266,7 +266,7 @@ class FlydslCall:
             partial = torch.zeros(self.tokens, hidden, dtype=torch.float32, device=self.x.device)
         else:
             partial = self._new((self.slots, hidden), torch.bfloat16)
-        self._launch("stage2", h8, info, moe.w2, moe.s2, *_tables(routing), partial, self.tokens, blocks)
+        self._launch("stage2", h8, info, moe.w2, moe.s2, *routing.tables, partial, self.tokens, blocks)
         if atomic:
             return out.copy_(partial)
         self._launch("reduce", partial, info, self.ids, out, self.tokens)
@@ -274,7 +274,7 @@ class FlydslCall:
 
     def _run_w4a16(self, routing: Routing) -> torch.Tensor:
         """The baseline with bfloat16 activations: no quantization, the router weight is the reduction's scale."""
-        shape, tables, blocks = self.moe.shape, _tables(routing), self._blocks(routing)
+        shape, tables, blocks = self.moe.shape, routing.tables, self._blocks(routing)
         h = self._new((self.slots, shape.inter), torch.bfloat16)
         self._launch("stage1", self.x, self.moe.w13, self.moe.s13, *tables, h, self.tokens, blocks)
         slots = self._new((self.slots, shape.hidden), torch.bfloat16)
@@ -320,24 +320,6 @@ def _router(on_gpu: bool) -> Callable[[torch.Tensor, int, int], Routing]:
     from .flydsl_route import route_slots  # Triton is optional here
 
     return route_slots
-
-
-def _tables(routing: Routing) -> tuple[torch.Tensor, ...]:
-    return routing.order, routing.block_expert, routing.block_first, routing.block_rows, routing.num_blocks
-
-
-def _check(x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> None:
-    shape, tokens = moe.shape, x.shape[0]
-    if moe.layout != layout.LAYOUT:
-        raise KimiError(f"weights in layout {moe.layout!r} reached the FlyDSL backend", expected=layout.LAYOUT)
-    wanted = {
-        "x": (x, (tokens, shape.hidden), torch.bfloat16),
-        "topk_weights": (topk_weights, (tokens, shape.top_k), torch.float32),
-        "topk_ids": (topk_ids, (tokens, shape.top_k), torch.int32),
-    }
-    for name, (tensor, size, dtype) in wanted.items():
-        if tuple(tensor.shape) != size or tensor.dtype != dtype:
-            raise KimiError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}", expected=f"{dtype} {size}")
 
 
 def size_problem(shape: MoeShape, tokens: int, atomic: bool) -> str | None:

@@ -37,8 +37,7 @@ def route_slots(ids: torch.Tensor, num_experts: int, tile_m: int) -> Routing:
     if slots > ROUTE_IN_KERNEL:
         return route(ids, num_experts, tile_m)
     routing = empty_routing(slots, num_experts, tile_m, ids.device)
-    tables = (routing.order, routing.block_expert, routing.block_first, routing.block_rows, routing.num_blocks)
-    _route_slots[(1,)](ids, *tables, slots, **_constants(slots, num_experts, tile_m))
+    _route_slots[(1,)](ids, *routing.tables, slots, **_constants(slots, num_experts, tile_m))
     return routing
 
 

@@ -28,6 +28,11 @@ class Routing:
     num_blocks: torch.Tensor
 
     @property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """What a kernel takes, in order."""
+        return self.order, self.block_expert, self.block_first, self.block_rows, self.num_blocks
+
+    @property
     def max_blocks(self) -> int:
         """The static bound of num_blocks: the grid that is launched."""
         return self.block_expert.numel()

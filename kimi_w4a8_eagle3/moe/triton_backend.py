@@ -22,7 +22,7 @@ from triton import knobs
 
 from ..errors import KimiError
 from . import triton_kernels as kernels
-from .contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights, gpu_arch
+from .contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
 from .routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
 from .tiles import TABLE, bucket_of, find_row
 
@@ -156,7 +156,9 @@ class TritonBackend:
         self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
         """Run both stages; see MoeBackend.forward for shapes and docs/moe.md for NaN, Inf and T = 0."""
-        _check(x, moe, topk_weights, topk_ids)
+        check_call(x, moe, LAYOUT, topk_weights, topk_ids)
+        if x.shape[0] * max(moe.shape.hidden, moe.shape.top_k * moe.shape.inter) > _MAX_INT32:
+            raise KimiError(f"{x.shape[0]} tokens overflow the kernels' int32 offsets", remedy="smaller prefill chunks")
         # Triton's interpreter truncates to bfloat16 where a GPU rounds to nearest even: there, torch rounds.
         out = torch.empty_like(x, dtype=torch.float32 if knobs.runtime.interpret else torch.bfloat16)
         if x.shape[0] == 0:
@@ -229,7 +231,7 @@ class MoeCall:
             q,
             scale,
             self.ids,
-            *_tables(routing),
+            *routing.tables,
             self.tokens,
             H=shape.hidden,
             HP=triton.next_power_of_2(shape.hidden),
@@ -259,7 +261,7 @@ class MoeCall:
             scale,
             self.moe.w13,
             self.moe.s13,
-            *_tables(routing),
+            *routing.tables,
             act,
             factor,
             self.weights,
@@ -316,7 +318,7 @@ class MoeCall:
             act,
             self.moe.w2,
             self.moe.s2,
-            *_tables(routing),
+            *routing.tables,
             out,
             column // 16,
             columns // 16,
@@ -389,28 +391,8 @@ def _split_natural(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return first, second
 
 
-def _tables(routing: Routing) -> tuple[torch.Tensor, ...]:
-    return routing.order, routing.block_expert, routing.block_first, routing.block_rows, routing.num_blocks
-
-
 def _fit(tile: StageTile, columns: int, k: int) -> StageTile:
     """No tile wider than the matrix; 16 and 32 are the least that every GPU's int8 dot takes."""
     block_n = min(tile.block_n, max(triton.next_power_of_2(columns), 16))
     block_k = min(tile.block_k, max(triton.next_power_of_2(k // 2), 32))
     return replace(tile, block_n=block_n, block_k=block_k)
-
-
-def _check(x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> None:
-    shape, tokens = moe.shape, x.shape[0]
-    if moe.layout != LAYOUT:
-        raise KimiError(f"weights in layout {moe.layout!r} reached the Triton backend", expected=LAYOUT)
-    wanted = {
-        "x": (x, (tokens, shape.hidden), torch.bfloat16),
-        "topk_weights": (topk_weights, (tokens, shape.top_k), torch.float32),
-        "topk_ids": (topk_ids, (tokens, shape.top_k), torch.int32),
-    }
-    for name, (tensor, size, dtype) in wanted.items():
-        if tuple(tensor.shape) != size or tensor.dtype != dtype:
-            raise KimiError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}", expected=f"{dtype} {size}")
-    if tokens * max(shape.hidden, shape.top_k * shape.inter) > _MAX_INT32:
-        raise KimiError(f"{tokens} tokens overflow the kernels' int32 offsets", remedy="smaller prefill chunks")

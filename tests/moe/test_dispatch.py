@@ -73,6 +73,22 @@ def test_preference_by_arch(
     assert not could_be_faster or "the package flydsl is not installed" in logged.getMessage()
 
 
+def test_a_backend_that_does_not_import_is_passed_over_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load(name: str, gates: object) -> ReferenceBackend:
+        if name == "triton":
+            raise ImportError("no module triton.language")
+        return ReferenceBackend()
+
+    monkeypatch.setattr(dispatch, "_logged", set())
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: object())
+    monkeypatch.setattr(dispatch, "load_backend", load)
+    with caplog.at_level(logging.INFO, logger=dispatch.__name__):
+        assert dispatch.select_backend(SHAPE, CPU, {}).name == "reference"
+    assert "not triton: it does not import (no module triton.language)" in caplog.text
+
+
 def test_the_choice_is_logged_once_with_the_reasons(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

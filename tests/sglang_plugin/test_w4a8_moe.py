@@ -127,6 +127,12 @@ def test_a_missing_scale_is_named(name: str, where: tuple[int, ...], projection:
         scheme.process_weights_after_loading(layer)
 
 
+@pytest.mark.parametrize(("hidden", "inter", "named"), [(60, 32, "hidden size 60"), (64, 20, "per rank 20")])
+def test_sizes_that_are_no_whole_words_are_refused(hidden: int, inter: int, named: str) -> None:
+    with pytest.raises(KimiError, match=f"layer 7: the .*{named} is not a multiple of 8"):
+        new_scheme().create_weights(torch.nn.Module(), 2, hidden, inter, torch.bfloat16)
+
+
 @pytest.mark.skipif(toolchain.flydsl_problem() is not None, reason="needs the package flydsl")
 def test_each_layer_runs_with_the_gates_that_it_was_loaded_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers, loaded under different gates, in one process; launches are recorded instead of made."""
