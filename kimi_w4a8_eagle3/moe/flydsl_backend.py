@@ -212,7 +212,7 @@ class FlydslBackend:
 
 
 def _w4a16_configs(shape: MoeShape, tile_m: int) -> Kernels:
-    from . import flydsl_rows as rows
+    from . import flydsl_rows as rows  # here for the reason given in `configs_of`
     from . import flydsl_w4a16 as w4a16
 
     size = (shape.hidden, shape.inter, shape.top_k, tile_m)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from .routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
+from .triton_compile import offline_driver, target_of
 from .triton_kernels import _route_block
 
 
@@ -53,8 +54,6 @@ def _constants(slots: int, num_experts: int, tile_m: int) -> dict[str, Any]:
 
 def compile_routes(num_experts: int, batches: Iterable[tuple[int, int]]) -> int:
     """Compile what `route_slots` launches for (slots, tile_m); needs no GPU. Returns how many kernels that are."""
-    from .triton_compile import offline_driver, target_of
-
     in_kernel = [(slots, tile_m) for slots, tile_m in batches if slots <= ROUTE_IN_KERNEL]
     wanted = {tuple(_constants(slots, num_experts, tile_m).items()) for slots, tile_m in in_kernel}
     ids = torch.empty(16, dtype=torch.int32, device="meta")

@@ -49,6 +49,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         **extra_weight_attrs: Any,
     ) -> None:
         """Register the parameters that SGLang's expert loader fills; scales start as NaN so that a gap is found."""
+        # Imported here: SGLang's layer module imports its quantization package, from which this module is loaded.
         from sglang.srt.layers.moe.fused_moe_triton import FusedMoeWeightScaleSupported
 
         inter, words = intermediate_size_per_partition, NIBBLES_PER_WORD
