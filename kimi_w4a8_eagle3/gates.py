@@ -24,7 +24,7 @@ SEED_AITER = "the article's AITER"
 SEED_FLYDSL = "the article's FlyDSL"
 PACKAGE = "this package"
 SEED_AND_PACKAGE = f"{SEED_AITER}, {PACKAGE}"
-OUR_BACKENDS = ("flydsl", "triton", "reference")
+OUR_BACKENDS = ("flydsl", "triton", "reference")  # in order of preference
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,27 @@ class Gate:
         return KimiError(f"{self.name}={text!r} is not allowed", where="environment", expected=self.expected)
 
 
-def _tile(stage: int, axis: str, allowed: tuple[int, ...], effect: str) -> Gate:
-    """allowed: what AITER's kernels or ours take; the backend refuses what it has no kernel for."""
-    name = f"AITER_FLYDSL_STAGE{stage}_TILE_{axis}"
-    return Gate(name, "int", None, SEED_AND_PACKAGE, effect, allowed, backends=("flydsl",))
+# The tiles that our FlyDSL kernels exist for: stage 1 as (m, n, k); of stage 2 every combination that fits the shape.
+STAGE1_TILES = (
+    *((m, n, k) for m in (16, 32) for n in (32, 64) for k in (128, 256)),
+    (64, 64, 128),
+    (64, 128, 128),
+    (128, 64, 128),
+)
+PREFILL_ROWS = 64  # blocks of this many rows and more have prefill's kernels
+STAGE2_TILES = {"M": (16, 32, 64, 128), "N": (64, 128, 256, 512, 1024), "K": (128, 256, 512)}
+_TILES = {1: dict(zip("MNK", zip(*STAGE1_TILES, strict=True), strict=True)), 2: STAGE2_TILES}
+
+
+def tile_gate(stage: int, axis: str) -> str:
+    """The variable that fixes an axis, M, N or K, of a stage's tiles."""
+    return f"AITER_FLYDSL_STAGE{stage}_TILE_{axis}"
+
+
+def _tile(stage: int, axis: str, effect: str, aiter: tuple[int, ...] = ()) -> Gate:
+    """aiter: what only AITER has kernels for; our backend refuses it."""
+    allowed = tuple(sorted({*_TILES[stage][axis], *aiter}))
+    return Gate(tile_gate(stage, axis), "int", None, SEED_AND_PACKAGE, effect, allowed, backends=("flydsl",))
 
 
 TABLE: tuple[Gate, ...] = (
@@ -152,12 +169,12 @@ TABLE: tuple[Gate, ...] = (
         "the same hints in stage 2",
         backends=("flydsl",),
     ),
-    _tile(1, "M", (16, 32, 48, 64, 128), "rows of a stage-1 tile (default: the sorting block)"),
-    _tile(1, "N", (32, 64, 128, 256), "output channels of a stage-1 tile"),
-    _tile(1, "K", (128, 256), "reduction step of stage 1 (default: 256 for decode, 128 for prefill)"),
-    _tile(2, "M", (16, 32, 48, 64, 128), "rows of a stage-2 tile (default: the sorting block)"),
-    _tile(2, "N", (64, 128, 256, 512, 1024), "output channels of a stage-2 tile"),
-    _tile(2, "K", (64, 128, 256, 512), "reduction step of stage 2; 256 suits EAGLE3's four tokens a request"),
+    _tile(1, "M", "rows of a stage-1 tile (default: the sorting block)", aiter=(48,)),
+    _tile(1, "N", "output channels of a stage-1 tile", aiter=(256,)),
+    _tile(1, "K", "reduction step of stage 1 (default: 256 for decode, 128 for prefill)"),
+    _tile(2, "M", "rows of a stage-2 tile (default: the sorting block)", aiter=(48,)),
+    _tile(2, "N", "output channels of a stage-2 tile"),
+    _tile(2, "K", "reduction step of stage 2; 256 suits EAGLE3's four tokens a request", aiter=(64,)),
     Gate(
         "AITER_FLYDSL_MOE_GRID_TRIM",
         "bool",
@@ -255,19 +272,9 @@ FOREIGN_NAMES = ("AITER_FLYDSL_MOE_EXPERT_SCHEDULING_MODE", "AITER_FLYDSL_STAGE2
 
 @dataclass(frozen=True)
 class Gates:
-    """The gates of one environment, checked and typed. `None` for a tile means the backend's own choice."""
+    """The gates of one environment, checked and typed: `get` for a backend's, fields for this package's own."""
 
     moe_backend: str
-    w4a16_hybrid: str
-    stage1_sched: bool
-    stage2_sched: bool
-    stage1_tile_m: int | None
-    stage1_tile_n: int | None
-    stage1_tile_k: int | None
-    stage2_tile_m: int | None
-    stage2_tile_n: int | None
-    stage2_tile_k: int | None
-    grid_trim: bool
     check_model_name: bool
     page_guard: str
     page_guard_int_max: int
@@ -290,16 +297,6 @@ def read_gates(environ: Mapping[str, str]) -> Gates:
 
     return Gates(
         moe_backend=value("KIMI_MOE_BACKEND"),
-        w4a16_hybrid=value("FLYDSL_W4A16_HYBRID"),
-        stage1_sched=value("FLYDSL_MOE_STAGE1_SCHED"),
-        stage2_sched=value("FLYDSL_MOE_STAGE2_SCHED"),
-        stage1_tile_m=value("AITER_FLYDSL_STAGE1_TILE_M"),
-        stage1_tile_n=value("AITER_FLYDSL_STAGE1_TILE_N"),
-        stage1_tile_k=value("AITER_FLYDSL_STAGE1_TILE_K"),
-        stage2_tile_m=value("AITER_FLYDSL_STAGE2_TILE_M"),
-        stage2_tile_n=value("AITER_FLYDSL_STAGE2_TILE_N"),
-        stage2_tile_k=value("AITER_FLYDSL_STAGE2_TILE_K"),
-        grid_trim=value("AITER_FLYDSL_MOE_GRID_TRIM"),
         check_model_name=value("KIMI_CHECK_MODEL_NAME"),
         page_guard=value("KIMI_PAGE_GUARD"),
         page_guard_int_max=value("KIMI_PAGE_GUARD_INT_MAX"),

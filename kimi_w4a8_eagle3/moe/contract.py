@@ -9,7 +9,9 @@ slots; the output is bfloat16. Integer accumulators agree bit for bit between ba
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import KimiError
 
 if TYPE_CHECKING:
     import torch
@@ -55,8 +57,16 @@ class PreparedMoe:
     s2: torch.Tensor
 
 
+class GateReader(Protocol):
+    """The part of `gates.Gates` that a backend and its choice need; a plain dict has it too."""
+
+    def get(self, name: str, /) -> Any:
+        """The gate's value, or None when it is unset."""
+        ...
+
+
 class MoeBackend(Protocol):
-    """A backend is stateless: it prepares a layer's weights once and then computes."""
+    """A backend prepares a layer's weights once and then computes; it keeps nothing of a layer or of a batch."""
 
     name: str
 
@@ -77,3 +87,33 @@ class MoeBackend(Protocol):
         Returns bfloat16 [T, H].
         """
         ...
+
+
+def gpu_arch(device: torch.device) -> str | None:
+    """`gfx942` and the like on ROCm, `sm_90` and the like on CUDA, None when `device` is no GPU."""
+    import torch  # not above: commands that only name shapes start without it
+
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def check_call(
+    x: torch.Tensor, moe: PreparedMoe, layout: str, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> None:
+    """Raise KimiError for weights in another `layout` than the backend's, or for what `forward` does not take."""
+    import torch  # as above
+
+    if moe.layout != layout:
+        raise KimiError(f"weights in layout {moe.layout!r} reached a backend that does not read it", expected=layout)
+    tokens, slots = x.shape[0], (x.shape[0], moe.shape.top_k)
+    wanted = {
+        "x": (x, (tokens, moe.shape.hidden), torch.bfloat16),
+        "topk_weights": (topk_weights, slots, torch.float32),
+        "topk_ids": (topk_ids, slots, torch.int32),
+    }
+    for name, (tensor, size, dtype) in wanted.items():
+        if tuple(tensor.shape) != size or tensor.dtype != dtype:
+            raise KimiError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}", expected=f"{dtype} {size}")

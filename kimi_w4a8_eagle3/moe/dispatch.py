@@ -8,31 +8,23 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import KimiError
+from ..gates import OUR_BACKENDS as BACKENDS
 from . import flydsl_toolchain
-from .contract import MoeBackend, MoeShape
+from .contract import GateReader, MoeBackend, MoeShape, gpu_arch
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("flydsl", "triton", "reference")  # in order of preference
 AUTO = "auto"
 GATE = "KIMI_MOE_BACKEND"
 
 _logged: set[str] = set()
 _selected: set[str] = set()
-
-
-class GateReader(Protocol):
-    """The part of `gates.Gates` that the choice needs; a plain dict has it too."""
-
-    def get(self, name: str, /) -> object:
-        """The gate's value, or None when it is unset."""
-        ...
 
 
 def select_backend(shape: MoeShape, device: torch.device, gates: GateReader, requested: str = AUTO) -> MoeBackend:
@@ -41,30 +33,22 @@ def select_backend(shape: MoeShape, device: torch.device, gates: GateReader, req
     requested: `auto` or a name from BACKENDS. Raises KimiError when the name is unknown, or when the backend asked
     for (by `requested` or by the gate) cannot run here.
     """
-    name, asked_by = _override(gates, requested)
-    if name is not None:
-        backend, reason = _try_backend(name, shape, device, gates)
-        if backend is None:
-            raise KimiError(
-                f"the MoE backend {name!r} cannot run: {reason}",
-                where=asked_by,
-                expected=f"a backend that runs {shape} on {device}",
-                remedy=f"install what is missing, or set {AUTO!r}",
-            )
-        _record(backend, shape, device, f"asked for by {asked_by}")
-        return backend
-
+    asked, asked_by = _override(gates, requested)
     rejected: list[str] = []
-    for name in BACKENDS:
+    for name in [asked] if asked else BACKENDS:
         backend, reason = _try_backend(name, shape, device, gates)
         if backend is not None:
-            slower = (
-                bool(rejected) and gpu_arch(device) == flydsl_toolchain.ARCH
-            )  # FlyDSL's own GPU, and something is missing
-            _record(backend, shape, device, "; ".join(rejected) or "preferred", slower)
+            why = f"asked for by {asked_by}" if asked else "; ".join(rejected) or "preferred"
+            slower = bool(rejected) and gpu_arch(device) == flydsl_toolchain.ARCH  # FlyDSL's GPU: something is missing
+            _record(backend, shape, device, why, slower)
             return backend
         rejected.append(f"not {name}: {reason}")
-    raise KimiError("no MoE backend can run", expected=f"a backend for {shape} on {device}", remedy="; ".join(rejected))
+    raise KimiError(  # only for one that was asked for: the reference always runs
+        f"the MoE backend {asked!r} cannot run: {reason}",
+        where=asked_by,
+        expected=f"a backend that runs {shape} on {device}",
+        remedy=f"install what is missing, or set {AUTO!r}",
+    )
 
 
 def selected_backends() -> frozenset[str]:
@@ -74,6 +58,7 @@ def selected_backends() -> frozenset[str]:
 
 def load_backend(name: str, gates: GateReader) -> MoeBackend:
     """Import and construct one backend; raises ImportError when its package is absent."""
+    # Imported here: FlyDSL and Triton are optional, and a process loads only what it runs.
     if name == "flydsl":
         from .flydsl_backend import FlydslBackend
 
@@ -85,17 +70,6 @@ def load_backend(name: str, gates: GateReader) -> MoeBackend:
     from .reference import ReferenceBackend
 
     return ReferenceBackend()
-
-
-def gpu_arch(device: torch.device) -> str | None:
-    """`gfx942` and the like on ROCm, `sm_90` and the like on CUDA, None when `device` is no GPU."""
-    import torch
-
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return None
-    if torch.version.hip:
-        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
-    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
 def _override(gates: GateReader, requested: str) -> tuple[str | None, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,21 @@ from typing import Any
 import torch
 
 from ..errors import KimiError
+from ..gates import PREFILL_ROWS, STAGE2_TILES, tile_gate
 from . import flydsl_layout as layout
 from . import flydsl_toolchain as toolchain
-from .contract import MoeShape, PreparedMoe, QuarkMoeWeights
-from .dispatch import GateReader, gpu_arch
+from .contract import GateReader, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
 from .routing import Routing, route
-from .tiles import TABLE, find_row, read_rows
+from .tiles import TABLE, bucket_of, buckets, find_row
 
-STAGE2_WIDTHS = (1024, 512, 256, 128, 64)
 _MAX_BUFFER = 2**32 - 1  # bytes that a buffer descriptor spans
-GATE = "AITER_FLYDSL_STAGE{}_TILE_{}"
 W4A16_GATE = "FLYDSL_W4A16_HYBRID"
 W4A16_ROWS = 32  # most rows of a block that leave the baseline more than one wave a SIMD
 
 Builder = Callable[[Any], Any]
+Kernels = dict[str, tuple[Builder, Any]]  # name -> (builder, configuration)
+
+_launchers: dict[Any, Any] = {}  # of the compiled kernels, by configuration: every layer of a process shares them
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class FlydslBackend:
     def __init__(self, gates: GateReader | None = None, table: Path = TABLE) -> None:
         self._gates: GateReader = gates if gates is not None else {}
         self._table = table
-        self._launchers: dict[Any, Any] = {}
+        self._plans: dict[tuple[MoeShape, int], Kernels] = {}
 
     def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
         """Why this backend cannot run `shape` on `device`, or None when it can; see `shape_problem` for KimiError."""
@@ -85,10 +87,10 @@ class FlydslBackend:
         another, slower backend in silence.
         """
         try:
-            for tokens in (1, 1 << 20):
+            for tokens in buckets(self.name, self._table):
                 self.configs(shape, tokens)
         except KimiError as error:
-            asked = any(self._gates.get(GATE.format(stage, axis)) is not None for stage in (1, 2) for axis in "MNK")
+            asked = any(value is not None for value in self._asked().values())
             if asked and FlydslBackend(table=self._table).shape_problem(shape) is None:
                 raise
             return str(error)
@@ -110,13 +112,17 @@ class FlydslBackend:
             raise KimiError(f"no FlyDSL tiles for {tokens} tokens", where=str(self._table))
         tiles = FlydslTiles.from_row(row["tiles"])
         n2, k2 = tiles.stage2
-        n2 = next((n for n in STAGE2_WIDTHS if n <= n2 and shape.hidden % n == 0), n2)
+        n2 = max((n for n in STAGE2_TILES["N"] if n <= n2 and shape.hidden % n == 0), default=n2)
         k2 = k2 if shape.inter % k2 == 0 else layout.CHUNK_K
         return self._gated(replace(tiles, stage2=(n2, k2)))
 
+    def _asked(self) -> dict[tuple[int, str], int | None]:
+        """What the gates fix, by stage and axis."""
+        return {(stage, axis): self._gates.get(tile_gate(stage, axis)) for stage in (1, 2) for axis in "MNK"}
+
     def _gated(self, tiles: FlydslTiles) -> FlydslTiles:
-        asked = {(s, a): self._gates.get(GATE.format(s, a)) for s in (1, 2) for a in "MNK"}
-        rows = {int(str(asked[s, "M"])) for s in (1, 2) if asked[s, "M"] is not None}
+        asked = self._asked()
+        rows = {m for s in (1, 2) if (m := asked[s, "M"]) is not None}
         if len(rows) > 1:
             raise KimiError(
                 f"the two stages share their blocks of rows, but {sorted(rows)} are asked for",
@@ -125,20 +131,22 @@ class FlydslBackend:
             )
         tile_m = rows.pop() if rows else tiles.tile_m
         if tile_m != tiles.tile_m:  # another kind of kernel: its own defaults instead of the table's
-            decode = tile_m < 64
+            decode = tile_m < PREFILL_ROWS
             tiles = FlydslTiles(tile_m, (64, 256 if decode else 128), tiles.stage2, atomic=not decode)
-        stage1, stage2 = (
-            tuple(int(str(asked[s, a])) if asked[s, a] is not None else own for a, own in zip("NK", pair, strict=True))
-            for s, pair in ((1, tiles.stage1), (2, tiles.stage2))
-        )
-        return replace(tiles, stage1=(stage1[0], stage1[1]), stage2=(stage2[0], stage2[1]))
+        (n1, k1), (n2, k2) = tiles.stage1, tiles.stage2
+        stage1 = (asked[1, "N"] or n1, asked[1, "K"] or k1)
+        return replace(tiles, stage1=stage1, stage2=(asked[2, "N"] or n2, asked[2, "K"] or k2))
 
-    def configs(self, shape: MoeShape, tokens: int) -> dict[str, tuple[Builder, Any]]:
-        """Every kernel that a batch of `tokens` launches: name -> (builder, configuration)."""
-        return self.configs_of(shape, self.tiles_for(shape, tokens))
+    def configs(self, shape: MoeShape, tokens: int) -> Kernels:
+        """The plan of a batch, every kernel that it launches: made once for all batches of its bucket."""
+        key = shape, bucket_of(self.name, tokens, self._table)
+        if key not in self._plans:
+            self._plans[key] = self.configs_of(shape, self.tiles_for(shape, tokens))
+        return self._plans[key]
 
-    def configs_of(self, shape: MoeShape, tiles: FlydslTiles) -> dict[str, tuple[Builder, Any]]:
+    def configs_of(self, shape: MoeShape, tiles: FlydslTiles) -> Kernels:
         """Every kernel that these tiles need; raises KimiError when one does not exist."""
+        # Imported here: they load FlyDSL, and `unsupported` must be able to say that it is missing.
         from . import flydsl_rows as rows
         from . import flydsl_stage1 as stage1
         from . import flydsl_stage2 as stage2
@@ -147,9 +155,9 @@ class FlydslBackend:
             return self._checked(_w4a16_configs(shape, min(tiles.tile_m, W4A16_ROWS)), tiles)
         size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
         # The gates are about decode's schedule; prefill's loses its loads in flight when it is left to the compiler.
-        unpinned = tiles.tile_m < 64
+        unpinned = tiles.tile_m < PREFILL_ROWS
         pinned = [not (unpinned and self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is False) for s in (1, 2)]
-        kernels: dict[str, tuple[Builder, Any]] = {
+        kernels: Kernels = {
             "quantize": (rows.build_quantize, rows.QuantizeConfig(shape.hidden, bf16=True)),
             "stage1": (stage1.build, stage1.Stage1Config(*size, *tiles.stage1, pinned=pinned[0])),
             "quantize2": (rows.build_quantize, rows.QuantizeConfig(shape.inter, bf16=False, experts=shape.num_experts)),
@@ -160,7 +168,7 @@ class FlydslBackend:
         return self._checked(kernels, tiles)
 
     @staticmethod
-    def _checked(kernels: dict[str, tuple[Builder, Any]], tiles: FlydslTiles) -> dict[str, tuple[Builder, Any]]:
+    def _checked(kernels: Kernels, tiles: FlydslTiles) -> Kernels:
         for _, config in kernels.values():
             problem = config.problem()
             if problem:
@@ -177,7 +185,7 @@ class FlydslBackend:
 
         A row of x with NaN or Inf makes its own output NaN and no other; T = 0 gives an empty result.
         """
-        _check(x, moe, topk_weights, topk_ids)
+        check_call(x, moe, layout.LAYOUT, topk_weights, topk_ids)
         if x.shape[0] == 0:
             return torch.empty_like(x)
         kernels = self.configs(moe.shape, x.shape[0])
@@ -190,9 +198,9 @@ class FlydslBackend:
         """Launch one kernel on the current stream; it is compiled at its first use."""
         stream = torch.cuda.current_stream().cuda_stream
         numbers = (*(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in args), stream)
-        launcher = self._launchers.get(config)
+        launcher = _launchers.get(config)
         if launcher is None:
-            self._launchers[config] = toolchain.compile_and_launch(build(config), numbers)
+            _launchers[config] = toolchain.compile_and_launch(build(config), numbers)
         else:
             launcher(*numbers)
 
@@ -203,8 +211,8 @@ class FlydslBackend:
         return routing.max_blocks
 
 
-def _w4a16_configs(shape: MoeShape, tile_m: int) -> dict[str, tuple[Builder, Any]]:
-    from . import flydsl_rows as rows
+def _w4a16_configs(shape: MoeShape, tile_m: int) -> Kernels:
+    from . import flydsl_rows as rows  # here for the reason given in `configs_of`
     from . import flydsl_w4a16 as w4a16
 
     size = (shape.hidden, shape.inter, shape.top_k, tile_m)
@@ -215,19 +223,13 @@ def _w4a16_configs(shape: MoeShape, tile_m: int) -> dict[str, tuple[Builder, Any
     }
 
 
-def table_batches(table: Path = TABLE) -> list[int]:
-    """One batch size for each FlyDSL row of the table."""
-    bounds = [row["max_tokens"] for row in read_rows(table) if row["backend"] == FlydslBackend.name]
-    return sorted({1 << 20 if bound is None else int(bound) for bound in bounds})
-
-
 class FlydslCall:
     """One forward: its buffers and launches."""
 
     def __init__(
         self,
         backend: FlydslBackend,
-        kernels: dict[str, tuple[Builder, Any]],
+        kernels: Kernels,
         x: torch.Tensor,
         moe: PreparedMoe,
         topk_weights: torch.Tensor,
@@ -252,7 +254,7 @@ class FlydslCall:
         """Gate, up and SiLU, quantized again: (int8 [S, I] by slot, its row info)."""
         moe, blocks = self.moe, self._blocks(routing)
         h = self._new((self.slots, moe.shape.inter), torch.float32)
-        self._launch("stage1", a8, info, moe.w13, moe.s13, *_tables(routing), h, self.tokens, blocks)
+        self._launch("stage1", a8, info, moe.w13, moe.s13, *routing.tables, h, self.tokens, blocks)
         return self._quantize("quantize2", h, self.slots, self.weights, self.ids)
 
     def down(self, h8: torch.Tensor, info: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -264,7 +266,7 @@ class FlydslCall:
             partial = torch.zeros(self.tokens, hidden, dtype=torch.float32, device=self.x.device)
         else:
             partial = self._new((self.slots, hidden), torch.bfloat16)
-        self._launch("stage2", h8, info, moe.w2, moe.s2, *_tables(routing), partial, self.tokens, blocks)
+        self._launch("stage2", h8, info, moe.w2, moe.s2, *routing.tables, partial, self.tokens, blocks)
         if atomic:
             return out.copy_(partial)
         self._launch("reduce", partial, info, self.ids, out, self.tokens)
@@ -272,7 +274,7 @@ class FlydslCall:
 
     def _run_w4a16(self, routing: Routing) -> torch.Tensor:
         """The baseline with bfloat16 activations: no quantization, the router weight is the reduction's scale."""
-        shape, tables, blocks = self.moe.shape, _tables(routing), self._blocks(routing)
+        shape, tables, blocks = self.moe.shape, routing.tables, self._blocks(routing)
         h = self._new((self.slots, shape.inter), torch.bfloat16)
         self._launch("stage1", self.x, self.moe.w13, self.moe.s13, *tables, h, self.tokens, blocks)
         slots = self._new((self.slots, shape.hidden), torch.bfloat16)
@@ -306,31 +308,18 @@ class FlydslCall:
         return int(self.kernels["stage1"][1].tile_m)
 
     def route(self) -> Routing:
-        """One small launch where Triton is there and the batch small enough for it, else torch operations."""
-        experts = self.moe.shape.num_experts
-        if not self.x.is_cuda or not find_spec("triton"):
-            return route(self.ids, experts, self._tile_m)
-        from .flydsl_route import route_slots
-
-        return route_slots(self.ids, experts, self._tile_m)
+        """The routing tables for this tile's blocks of rows."""
+        return _router(self.x.is_cuda)(self.ids, self.moe.shape.num_experts, self._tile_m)
 
 
-def _tables(routing: Routing) -> tuple[torch.Tensor, ...]:
-    return routing.order, routing.block_expert, routing.block_first, routing.block_rows, routing.num_blocks
+@lru_cache(maxsize=2)
+def _router(on_gpu: bool) -> Callable[[torch.Tensor, int, int], Routing]:
+    """Torch operations, or one small launch where Triton is there and the batch small enough for it."""
+    if not on_gpu or not find_spec("triton"):
+        return route
+    from .flydsl_route import route_slots  # Triton is optional here
 
-
-def _check(x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> None:
-    shape, tokens = moe.shape, x.shape[0]
-    if moe.layout != layout.LAYOUT:
-        raise KimiError(f"weights in layout {moe.layout!r} reached the FlyDSL backend", expected=layout.LAYOUT)
-    wanted = {
-        "x": (x, (tokens, shape.hidden), torch.bfloat16),
-        "topk_weights": (topk_weights, (tokens, shape.top_k), torch.float32),
-        "topk_ids": (topk_ids, (tokens, shape.top_k), torch.int32),
-    }
-    for name, (tensor, size, dtype) in wanted.items():
-        if tuple(tensor.shape) != size or tensor.dtype != dtype:
-            raise KimiError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}", expected=f"{dtype} {size}")
+    return route_slots
 
 
 def size_problem(shape: MoeShape, tokens: int, atomic: bool) -> str | None:

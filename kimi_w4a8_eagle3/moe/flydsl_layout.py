@@ -58,17 +58,6 @@ def _pack_slice(words: torch.Tensor) -> torch.Tensor:
     return merged.permute(0, 1, 3, 5, 2, 4, 6).reshape(experts, channels // TILE_N, -1, 64, 16)
 
 
-def unpack(packed: torch.Tensor) -> torch.Tensor:
-    """The inverse of `pack`, to plain values: uint8 [E, N/16, K/128, 64, 16] -> int8 [E, N, K]."""
-    experts, tiles, chunks = packed.shape[:3]
-    grouped = packed.view(experts, tiles, chunks, 4, TILE_N, 2, 8)
-    high = (grouped >> 4).to(torch.int8)
-    high = torch.where(high > 7, high - 16, high)
-    low = (grouped & 15).to(torch.int8) - 8
-    values = torch.stack([high, low], dim=-2)  # [E, tile, chunk, g, n, j, low, 8]
-    return values.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(experts, tiles * TILE_N, chunks * CHUNK_K)
-
-
 def prepare(weights: QuarkMoeWeights) -> PreparedMoe:
     """Repack one layer for the kernels; scales are kept as they are."""
     return PreparedMoe(
@@ -79,9 +68,3 @@ def prepare(weights: QuarkMoeWeights) -> PreparedMoe:
         s13=weights.s13.float().contiguous(),
         s2=weights.s2.float().contiguous(),
     )
-
-
-def low_sums(rows: torch.Tensor) -> torch.Tensor:
-    """Sum of the INT8 values whose weights sit in low nibbles: int8 [..., K] -> int32 [...]."""
-    groups = rows.view(*rows.shape[:-1], -1, 2, LOW_K_BIT)
-    return groups[..., 1, :].sum(dim=(-1, -2), dtype=torch.int32)

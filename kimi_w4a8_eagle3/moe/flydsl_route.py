@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .routing import Routing, empty_routing, route
-from .triton_backend import ROUTE_IN_KERNEL
+from .routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
+from .triton_compile import offline_driver, target_of
 from .triton_kernels import _route_block
 
 
@@ -38,8 +38,7 @@ def route_slots(ids: torch.Tensor, num_experts: int, tile_m: int) -> Routing:
     if slots > ROUTE_IN_KERNEL:
         return route(ids, num_experts, tile_m)
     routing = empty_routing(slots, num_experts, tile_m, ids.device)
-    tables = (routing.order, routing.block_expert, routing.block_first, routing.block_rows, routing.num_blocks)
-    _route_slots[(1,)](ids, *tables, slots, **_constants(slots, num_experts, tile_m))
+    _route_slots[(1,)](ids, *routing.tables, slots, **_constants(slots, num_experts, tile_m))
     return routing
 
 
@@ -55,8 +54,6 @@ def _constants(slots: int, num_experts: int, tile_m: int) -> dict[str, Any]:
 
 def compile_routes(num_experts: int, batches: Iterable[tuple[int, int]]) -> int:
     """Compile what `route_slots` launches for (slots, tile_m); needs no GPU. Returns how many kernels that are."""
-    from .triton_compile import offline_driver, target_of
-
     in_kernel = [(slots, tile_m) for slots, tile_m in batches if slots <= ROUTE_IN_KERNEL]
     wanted = {tuple(_constants(slots, num_experts, tile_m).items()) for slots, tile_m in in_kernel}
     ids = torch.empty(16, dtype=torch.int32, device="meta")

@@ -17,7 +17,7 @@ from flydsl._mlir.dialects import arith
 from . import flydsl_ops as ops
 from .flydsl_block import RowBlock
 from .flydsl_layout import CHUNK_K, TILE_BYTES
-from .flydsl_stage1 import WAVES, Arguments, Stage1Config, silu_mul
+from .flydsl_stage1_config import WAVES, Arguments, Stage1Config, silu_mul
 
 ROW_TILES = 4  # 16-row tiles of a wave
 ROW_TILE_BYTES = 16 * CHUNK_K

@@ -21,6 +21,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith, math
 
+from ..gates import STAGE2_TILES
 from . import flydsl_ops as ops
 from .flydsl_block import RoutingAddresses, RowBlock
 from .flydsl_layout import CHUNK_K, TILE_BYTES, TILE_N
@@ -85,12 +86,12 @@ class Stage2Config:
         """Why no kernel can be built for these sizes, or None."""
         if self.inter % CHUNK_K or not CHUNK_K <= self.inter <= 1024:
             return f"intermediate size {self.inter}: stage 2 takes multiples of {CHUNK_K} up to 1024"
-        if self.tile_m not in (16, 32, 64, 128) or self.tile_m // 16 % self.row_tiles or self.waves_m > WAVES:
+        if self.tile_m not in STAGE2_TILES["M"] or self.tile_m // 16 % self.row_tiles or self.waves_m > WAVES:
             return f"stage 2 tile_m {self.tile_m} does not fit an intermediate size of {self.inter}"
-        if self.tile_k not in (128, 256, 512) or self.inter % self.tile_k:
-            return f"stage 2 tile_k {self.tile_k} is not 128, 256 or 512, or does not divide {self.inter}"
-        if self.hidden % self.tile_n or self.tile_n % (TILE_N * WAVES):
-            return f"stage 2 tile_n {self.tile_n} is not a multiple of 64 that divides {self.hidden}"
+        for axis, tile, size in (("K", self.tile_k, self.inter), ("N", self.tile_n, self.hidden)):
+            if tile not in STAGE2_TILES[axis] or size % tile:
+                legal = ", ".join(map(str, STAGE2_TILES[axis]))
+                return f"stage 2 tile_{axis.lower()} {tile} is not one of {legal} that divides {size}"
         return None
 
 

@@ -7,39 +7,38 @@ from itertools import product
 import torch
 
 from ..errors import KimiError
-from . import flydsl_stage1, flydsl_stage2
-from .contract import MoeShape
-from .dispatch import GateReader
-from .flydsl_backend import GATE, STAGE2_WIDTHS, W4A16_GATE, FlydslBackend, FlydslCall, FlydslTiles, size_problem
+from ..gates import PREFILL_ROWS, STAGE1_TILES, STAGE2_TILES, tile_gate
+from .contract import GateReader, MoeShape
+from .flydsl_backend import W4A16_GATE, FlydslBackend, FlydslCall, FlydslTiles, size_problem
+from .flydsl_stage1_config import Stage1Config
+from .flydsl_stage2 import Stage2Config
 from .tune import Measure, Space, Timer, random_batch, random_layer
-
-_STAGE2_K = (128, 256, 512)
-_PREFILL_ROWS = 64  # smaller blocks must sum in a fixed order: equal input, equal bits
 
 
 def flydsl_space(shape: MoeShape) -> Space:
     """Every tile that a kernel exists for."""
 
     def stage1(tile_m: int) -> list[tuple[int, int]]:
-        tiles = [(n, k) for m, n, k in flydsl_stage1.TILES if m == tile_m]
+        tiles = [(n, k) for m, n, k in STAGE1_TILES if m == tile_m]
         size = (shape.hidden, shape.inter, shape.top_k, tile_m)
-        return [tile for tile in tiles if not flydsl_stage1.Stage1Config(*size, *tile).problem()]
+        return [tile for tile in tiles if not Stage1Config(*size, *tile).problem()]
 
     def stage2(tile_m: int) -> list[tuple[int, int]]:
         size = (shape.hidden, shape.inter, shape.top_k, tile_m)
-        tiles = product(STAGE2_WIDTHS, _STAGE2_K)
-        return [tile for tile in tiles if not flydsl_stage2.Stage2Config(*size, *tile).problem()]
+        tiles = product(STAGE2_TILES["N"], STAGE2_TILES["K"])
+        return [tile for tile in tiles if not Stage2Config(*size, *tile).problem()]
 
     return Space(FlydslBackend.name, stage1, stage2, join=_tiles)
 
 
 def _tiles(tile_m: int, stage1: tuple[int, int], stage2: tuple[int, int]) -> FlydslTiles:
-    return FlydslTiles(tile_m, stage1, stage2, atomic=tile_m >= _PREFILL_ROWS)
+    # Smaller blocks must sum in a fixed order: equal input, equal bits.
+    return FlydslTiles(tile_m, stage1, stage2, atomic=tile_m >= PREFILL_ROWS)
 
 
 def refuse_fixed_tiles(gates: GateReader) -> None:
     """Raise KimiError for a gate that would put one kernel in the place of every candidate."""
-    names = [GATE.format(stage, axis) for stage in (1, 2) for axis in "MNK"] + [W4A16_GATE]
+    names = [tile_gate(stage, axis) for stage in (1, 2) for axis in "MNK"] + [W4A16_GATE]
     given = [name for name in names if gates.get(name)]
     if given:
         raise KimiError(

@@ -7,20 +7,19 @@ from typing import Any
 
 from ..errors import KimiError
 from . import flydsl_toolchain as toolchain
-from .contract import MoeShape
-from .dispatch import GateReader
-from .flydsl_backend import Builder, FlydslBackend, table_batches
+from .contract import GateReader, MoeShape
+from .flydsl_backend import Builder, FlydslBackend
+from .routing import ROUTE_IN_KERNEL
+from .tiles import buckets
 
 
 def wanted_kernels(backend: FlydslBackend, shape: MoeShape) -> dict[Any, Builder]:
-    """Configuration -> builder of every kernel that some batch launches; tiles change at the table's bounds only."""
-    return {c: build for tokens in table_batches() for build, c in backend.configs(shape, tokens).values()}
+    """Configuration -> builder of every kernel that some batch launches."""
+    return {c: build for tokens in buckets(backend.name) for build, c in backend.configs(shape, tokens).values()}
 
 
 def wanted_routes(backend: FlydslBackend, shape: MoeShape) -> set[tuple[int, int]]:
     """(slots, rows a block) of every batch that the sorting kernel routes."""
-    from .triton_backend import ROUTE_IN_KERNEL
-
     return {
         (tokens * shape.top_k, backend.configs(shape, tokens)["stage1"][1].tile_m)
         for tokens in range(1, ROUTE_IN_KERNEL // shape.top_k + 1)
@@ -45,7 +44,7 @@ def warm(shape: MoeShape, arch: str, gates: GateReader | None = None) -> int:
         compile_kernel(build, config)
     if not find_spec("triton"):
         return len(kernels)
-    from .flydsl_route import compile_routes
+    from .flydsl_route import compile_routes  # it loads Triton
 
     return len(kernels) + compile_routes(shape.num_experts, wanted_routes(backend, shape))
 

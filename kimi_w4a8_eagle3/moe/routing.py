@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+ROUTE_IN_KERNEL = 2048  # slots that one program sorts; beyond, several torch launches cost less than its bitonic sort
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -24,6 +26,11 @@ class Routing:
     block_first: torch.Tensor
     block_rows: torch.Tensor
     num_blocks: torch.Tensor
+
+    @property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """What a kernel takes, in order."""
+        return self.order, self.block_expert, self.block_first, self.block_rows, self.num_blocks
 
     @property
     def max_blocks(self) -> int:

@@ -7,6 +7,8 @@ shape alone. `source` says where the choice comes from: "measured: ..." by `kimi
 from __future__ import annotations
 
 import json
+import sys
+from bisect import bisect_left
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,19 @@ def find_row(backend: str, arch: str, hidden: int, inter: int, tokens: int, path
     return min(candidates, key=_rank, default=None)
 
 
+@lru_cache(maxsize=4)
+def buckets(backend: str, path: Path = TABLE) -> tuple[int, ...]:
+    """The largest batch of each bucket, ascending, the last unbounded: batches of one bucket share their tiles."""
+    bounds = {row["max_tokens"] for row in read_rows(path) if row["backend"] == backend}
+    return (*sorted(bounds - {None}), sys.maxsize)
+
+
+def bucket_of(backend: str, tokens: int, path: Path = TABLE) -> int:
+    """The bucket of a batch, by its largest batch."""
+    bounds = buckets(backend, path)
+    return bounds[bisect_left(bounds, tokens)]
+
+
 def write_rows(rows: list[Row], path: Path = TABLE) -> None:
     """Replace the table in one step, one row a line so that a review sees what changed."""
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
@@ -56,6 +71,7 @@ def write_rows(rows: list[Row], path: Path = TABLE) -> None:
     temporary.write_text(f"[\n{lines}\n]\n")
     temporary.replace(path)
     read_rows.cache_clear()
+    buckets.cache_clear()
 
 
 def _rank(row: Row) -> tuple[bool, bool, float]:

@@ -22,15 +22,13 @@ from triton import knobs
 
 from ..errors import KimiError
 from . import triton_kernels as kernels
-from .contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights
-from .dispatch import gpu_arch
-from .routing import Routing, empty_routing, route
-from .tiles import TABLE, find_row
+from .contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
+from .routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
+from .tiles import TABLE, bucket_of, find_row
 
 LAYOUT = "triton-halves"
 _FLOAT16_MAX = 65504
 _MAX_INT32 = 2**31 - 1
-ROUTE_IN_KERNEL = 2048  # slots that one program sorts; beyond, several torch launches cost less than its bitonic sort
 _CHUNK_WORDS = 1 << 24  # packed words repacked at once: bounds the temporaries of `prepare` to about 0.3 GiB
 
 Launch = Callable[..., Any]  # (kernel, grid, *arguments, **constants and options)
@@ -95,6 +93,7 @@ class TritonBackend:
         self._table = table
         self._arch = arch
         self._launch = launch
+        self._plans: dict[tuple[MoeShape, int, str], TritonTiles] = {}
 
     def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
         """Why this backend cannot run `shape` on `device`, or None when it can."""
@@ -112,18 +111,25 @@ class TritonBackend:
         return "; ".join(f"T<={t}: {self.tiles_for(shape, t, arch).to_row()}" for t in (8, 160, 10240))
 
     def tiles_for(self, shape: MoeShape, tokens: int, arch: str) -> TritonTiles:
-        """The tiles given at construction, else the table's; tiles are cut down to what the shape has."""
-        tiles = self._tiles
-        if tiles is None:
-            row = find_row(self.name, arch, shape.hidden, shape.inter, tokens, self._table)
-            if row is None:
-                raise KimiError(f"no Triton tiles for {arch}, {tokens} tokens", where=str(self._table))
-            tiles = TritonTiles.from_row(row["tiles"])
-        return replace(
-            tiles,
-            stage1=_fit(tiles.stage1, shape.inter, shape.hidden),
-            stage2=_fit(tiles.stage2, shape.hidden, shape.inter),
-        )
+        """The plan of a batch, made once for all batches of its bucket: the tiles that it launches.
+
+        They are those given at construction, else the table's, cut down to what the shape has.
+        """
+        key = shape, bucket_of(self.name, tokens, self._table), arch
+        if key not in self._plans:
+            tiles = self._tiles or self._row(shape, tokens, arch)
+            self._plans[key] = replace(
+                tiles,
+                stage1=_fit(tiles.stage1, shape.inter, shape.hidden),
+                stage2=_fit(tiles.stage2, shape.hidden, shape.inter),
+            )
+        return self._plans[key]
+
+    def _row(self, shape: MoeShape, tokens: int, arch: str) -> TritonTiles:
+        row = find_row(self.name, arch, shape.hidden, shape.inter, tokens, self._table)
+        if row is None:
+            raise KimiError(f"no Triton tiles for {arch}, {tokens} tokens", where=str(self._table))
+        return TritonTiles.from_row(row["tiles"])
 
     def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
         """Repack one layer.
@@ -150,7 +156,9 @@ class TritonBackend:
         self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
         """Run both stages; see MoeBackend.forward for shapes and docs/moe.md for NaN, Inf and T = 0."""
-        _check(x, moe, topk_weights, topk_ids)
+        check_call(x, moe, LAYOUT, topk_weights, topk_ids)
+        if x.shape[0] * max(moe.shape.hidden, moe.shape.top_k * moe.shape.inter) > _MAX_INT32:
+            raise KimiError(f"{x.shape[0]} tokens overflow the kernels' int32 offsets", remedy="smaller prefill chunks")
         # Triton's interpreter truncates to bfloat16 where a GPU rounds to nearest even: there, torch rounds.
         out = torch.empty_like(x, dtype=torch.float32 if knobs.runtime.interpret else torch.bfloat16)
         if x.shape[0] == 0:
@@ -223,7 +231,7 @@ class MoeCall:
             q,
             scale,
             self.ids,
-            *_tables(routing),
+            *routing.tables,
             self.tokens,
             H=shape.hidden,
             HP=triton.next_power_of_2(shape.hidden),
@@ -253,7 +261,7 @@ class MoeCall:
             scale,
             self.moe.w13,
             self.moe.s13,
-            *_tables(routing),
+            *routing.tables,
             act,
             factor,
             self.weights,
@@ -310,7 +318,7 @@ class MoeCall:
             act,
             self.moe.w2,
             self.moe.s2,
-            *_tables(routing),
+            *routing.tables,
             out,
             column // 16,
             columns // 16,
@@ -383,28 +391,8 @@ def _split_natural(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return first, second
 
 
-def _tables(routing: Routing) -> tuple[torch.Tensor, ...]:
-    return routing.order, routing.block_expert, routing.block_first, routing.block_rows, routing.num_blocks
-
-
 def _fit(tile: StageTile, columns: int, k: int) -> StageTile:
     """No tile wider than the matrix; 16 and 32 are the least that every GPU's int8 dot takes."""
     block_n = min(tile.block_n, max(triton.next_power_of_2(columns), 16))
     block_k = min(tile.block_k, max(triton.next_power_of_2(k // 2), 32))
     return replace(tile, block_n=block_n, block_k=block_k)
-
-
-def _check(x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> None:
-    shape, tokens = moe.shape, x.shape[0]
-    if moe.layout != LAYOUT:
-        raise KimiError(f"weights in layout {moe.layout!r} reached the Triton backend", expected=LAYOUT)
-    wanted = {
-        "x": (x, (tokens, shape.hidden), torch.bfloat16),
-        "topk_weights": (topk_weights, (tokens, shape.top_k), torch.float32),
-        "topk_ids": (topk_ids, (tokens, shape.top_k), torch.int32),
-    }
-    for name, (tensor, size, dtype) in wanted.items():
-        if tuple(tensor.shape) != size or tensor.dtype != dtype:
-            raise KimiError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}", expected=f"{dtype} {size}")
-    if tokens * max(shape.hidden, shape.top_k * shape.inter) > _MAX_INT32:
-        raise KimiError(f"{tokens} tokens overflow the kernels' int32 offsets", remedy="smaller prefill chunks")

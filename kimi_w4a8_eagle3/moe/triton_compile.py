@@ -19,9 +19,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from ..errors import KimiError
+from . import triton_kernels
 from .contract import MoeShape, PreparedMoe
+from .routing import ROUTE_IN_KERNEL
 from .tiles import read_rows
-from .triton_backend import LAYOUT, ROUTE_IN_KERNEL, TritonBackend, TritonTiles
+from .triton_backend import LAYOUT, TritonBackend, TritonTiles
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,6 @@ class _OfflineDriver:
 @contextmanager
 def offline_driver(target: GPUTarget) -> Iterator[None]:
     """Triton compiles for `target` within; JIT functions keep their kernels by device, so these caches are dropped."""
-    from . import triton_kernels
-
     jitted = [value for value in vars(triton_kernels).values() if isinstance(value, triton.JITFunction)]
     saved = [function.device_caches.copy() for function in jitted]
     previous = driver._active

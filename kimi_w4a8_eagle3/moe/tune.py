@@ -8,14 +8,13 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
 
 from ..errors import KimiError
 from .contract import MoeShape, QuarkMoeWeights
 from .tiles import Row
-
-if TYPE_CHECKING:
-    import torch
 
 BATCHES = (2, 8, 40, 160, 512, 2048, 10240)
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -105,7 +104,7 @@ def merged(rows: Iterable[Row], new: list[Row]) -> list[Row]:
 
 def gpu_timer(function: Callable[[], object]) -> float | None:
     """Microseconds of one call on the GPU at hand, or None when the tile does not compile or run."""
-    from triton.testing import do_bench
+    from triton.testing import do_bench  # Triton is optional
 
     try:
         return 1000 * float(do_bench(function, warmup=5, rep=20))
@@ -117,8 +116,6 @@ def gpu_timer(function: Callable[[], object]) -> float | None:
 
 def random_layer(shape: MoeShape, device: torch.device) -> QuarkMoeWeights:
     """Weights with uniform nibbles and scales of a trained model's size."""
-    import torch
-
     generator = torch.Generator(device).manual_seed(0)
 
     def words(*size: int) -> torch.Tensor:
@@ -133,8 +130,6 @@ def random_layer(shape: MoeShape, device: torch.device) -> QuarkMoeWeights:
 
 def random_batch(shape: MoeShape, tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(x, router weights, expert ids): each token takes top_k distinct experts, all equally likely."""
-    import torch
-
     generator = torch.Generator(device).manual_seed(tokens)
     x = torch.randn(tokens, shape.hidden, device=device, generator=generator).bfloat16()
     logits = torch.rand(tokens, shape.num_experts, device=device, generator=generator)

@@ -13,9 +13,9 @@ from sglang.srt.utils import set_weight_attrs
 
 from ..errors import KimiError
 from ..gates import read_gates
-from ..moe.contract import MoeBackend, MoeShape, PreparedMoe, QuarkMoeWeights
+from ..moe.contract import MoeShape, QuarkMoeWeights
 from ..moe.dispatch import select_backend
-from ..moe.op import moe_forward
+from ..moe.op import MoeLayer
 from ..quark.packing import NIBBLES_PER_WORD
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
 
     def __init__(self, layer_name: str) -> None:
         self.layer_name = layer_name
-        self.backend: MoeBackend | None = None
-        self.prepared: PreparedMoe | None = None
+        self.moe: MoeLayer | None = None
         self.output_scale = 1.0
 
     @classmethod
@@ -50,6 +49,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         **extra_weight_attrs: Any,
     ) -> None:
         """Register the parameters that SGLang's expert loader fills; scales start as NaN so that a gap is found."""
+        # Imported here: SGLang's layer module imports its quantization package, from which this module is loaded.
         from sglang.srt.layers.moe.fused_moe_triton import FusedMoeWeightScaleSupported
 
         inter, words = intermediate_size_per_partition, NIBBLES_PER_WORD
@@ -94,26 +94,27 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Fold the scales and repack the weights for the backend: one layer of extra memory, no loop over experts."""
-        if self.prepared is not None:
+        if self.moe is not None:
             return
         weights = self._loaded(layer)
-        self.backend = select_backend(weights.shape, weights.w13.device, read_gates(os.environ))
-        self.prepared = self.backend.prepare(weights)
+        backend = select_backend(weights.shape, weights.w13.device, read_gates(os.environ))
+        self.moe = MoeLayer(backend, weights)
+        prepared = self.moe.prepared
         for name in ("w13_weight_scale_2", "w2_weight_scale_2"):
             delattr(layer, name)
         for name, value in (
-            ("w13_weight", self.prepared.w13),
-            ("w2_weight", self.prepared.w2),
-            ("w13_weight_scale", self.prepared.s13),
-            ("w2_weight_scale", self.prepared.s2),
+            ("w13_weight", prepared.w13),
+            ("w2_weight", prepared.w2),
+            ("w13_weight_scale", prepared.s13),
+            ("w2_weight_scale", prepared.s2),
         ):
             setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
 
     def apply_weights(self, layer: Any, dispatch_output: StandardDispatchOutput) -> StandardCombineInput:
         """Run the fused MoE on the tokens that SGLang routed."""
-        assert self.backend is not None and self.prepared is not None
+        assert self.moe is not None
         topk = dispatch_output.topk_output
-        out = moe_forward(self.backend, dispatch_output.hidden_states, self.prepared, topk.topk_weights, topk.topk_ids)
+        out = self.moe(dispatch_output.hidden_states, topk.topk_weights, topk.topk_ids)
         if self.output_scale != 1.0:
             out = out * self.output_scale
         return StandardCombineInput(hidden_states=out)

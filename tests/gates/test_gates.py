@@ -12,8 +12,6 @@ from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.gates import BY_NAME, FALSE, TABLE, TRUE, ignored_gates, read_gates
 from kimi_w4a8_eagle3.recipes import load_recipe, recipe_names
 
-TILES = [f"AITER_FLYDSL_STAGE{stage}_TILE_{axis}" for stage in (1, 2) for axis in "MNK"]
-
 
 def test_the_table_covers_every_variable_of_the_recipes() -> None:
     large = [name for name in recipe_names() if name != "tiny"]  # which sets switches of the CPU engine and of torch
@@ -32,28 +30,23 @@ def test_names_are_unique_and_rows_complete() -> None:
 
 def test_nothing_set_gives_the_defaults() -> None:
     gates = read_gates({"PATH": "/bin"})
-    assert (gates.moe_backend, gates.stage1_sched, gates.stage2_sched, gates.grid_trim) == ("auto", True, True, True)
-    assert gates.stage1_tile_m is gates.stage2_tile_k is None
+    assert (gates.moe_backend, gates.check_model_name, gates.page_guard) == ("auto", False, "auto")
+    assert gates.page_guard_int_max == 2**31 - 1
     assert gates.get("KIMI_MOE_BACKEND") is None
 
 
 def test_values_are_typed() -> None:
     gates = read_gates(load_recipe("eagle3-opt").environment)
-    assert gates.stage1_sched is False and gates.stage2_tile_k == 256 and gates.stage2_sched is True
-    assert gates.get("AITER_FLYDSL_STAGE2_TILE_K") == 256
-
-
-@pytest.mark.parametrize("name", TILES)
-def test_each_tile_reaches_its_own_attribute(name: str) -> None:
-    gates = read_gates({name: "128"})
-    attribute = name.removeprefix("AITER_FLYDSL_").lower()
-    values = {tile.removeprefix("AITER_FLYDSL_").lower() for tile in TILES}
-    assert {field for field in values if getattr(gates, field) == 128} == {attribute}
+    assert gates.get("FLYDSL_MOE_STAGE1_SCHED") is False and gates.get("AITER_FLYDSL_STAGE2_TILE_K") == 256
+    own = {"KIMI_MOE_BACKEND": "triton", "KIMI_PAGE_GUARD": "off", "KIMI_PAGE_GUARD_INT_MAX": "7"}
+    gates = read_gates({**own, "KIMI_CHECK_MODEL_NAME": "1"})
+    assert (gates.moe_backend, gates.page_guard, gates.page_guard_int_max) == ("triton", "off", 7)
+    assert gates.check_model_name is True
 
 
 @pytest.mark.parametrize("text", [*TRUE, *FALSE])
 def test_booleans_have_the_spellings_that_the_readers_know(text: str) -> None:
-    assert read_gates({"FLYDSL_MOE_STAGE1_SCHED": text}).stage1_sched == (text in TRUE)
+    assert read_gates({"FLYDSL_MOE_STAGE1_SCHED": text}).get("FLYDSL_MOE_STAGE1_SCHED") == (text in TRUE)
 
 
 @pytest.mark.parametrize(

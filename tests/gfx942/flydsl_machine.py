@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.flydsl_layout import low_sums
 
 from kimi_w4a8_eagle3.gfx942 import Buffer, Kernel, Machine, Memory, parse_kernel
 from kimi_w4a8_eagle3.moe import flydsl_rows as rows
@@ -107,8 +108,6 @@ class Device:
 
 def info_of(a8: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """row_info int32 [R, 2] as the quantization kernel writes it."""
-    from kimi_w4a8_eagle3.moe.flydsl_layout import low_sums
-
     return torch.stack([scale.float().view(torch.int32), low_sums(a8)], dim=1)
 
 

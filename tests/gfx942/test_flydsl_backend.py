@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import torch
 
 from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.gates import tile_gate
 from kimi_w4a8_eagle3.moe import flydsl_toolchain as toolchain
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+from kimi_w4a8_eagle3.moe.tiles import buckets
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
@@ -21,7 +24,7 @@ if SKIP is None:
     from flydsl_machine import Device, compiled
 
     from kimi_w4a8_eagle3.moe import flydsl_stage1 as stage1
-    from kimi_w4a8_eagle3.moe.flydsl_backend import FlydslBackend, FlydslTiles, table_batches
+    from kimi_w4a8_eagle3.moe.flydsl_backend import FlydslBackend, FlydslTiles
     from kimi_w4a8_eagle3.moe.flydsl_warm import warm
     from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
     from kimi_w4a8_eagle3.quark.packing import pack_reorder, unpack_reorder
@@ -120,7 +123,7 @@ def test_no_tokens() -> None:
 def test_every_row_of_the_table_has_a_kernel_for_kimi(tp: int) -> None:
     backend = FlydslBackend()
     assert backend.shape_problem(KIMI[tp]) is None
-    for tokens in [*table_batches(), 1, 8, 160, 10240]:
+    for tokens in [*buckets("flydsl"), 1, 8, 160, 10240]:
         configs = backend.configs(KIMI[tp], tokens)
         assert configs["stage2"][1].atomic == ("reduce" not in configs)
         assert tokens > 1024 or configs["stage1"][1].tile_k == 256  # decode's default
@@ -142,15 +145,24 @@ def test_env_tiles_that_do_not_fit_are_errors(gates: dict[str, Any], message: st
         FlydslBackend(gates).shape_problem(KIMI[8])
 
 
-def test_the_gates_allow_every_tile_that_there_is_a_kernel_for() -> None:
-    from kimi_w4a8_eagle3.gates import BY_NAME
-    from kimi_w4a8_eagle3.moe import flydsl_stage1
-    from kimi_w4a8_eagle3.moe.flydsl_backend import STAGE2_WIDTHS
+def test_a_plan_is_made_once_for_all_batches_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, shape = interpreted(), SMALL
+    made = []
+    monkeypatch.setattr(FlydslBackend, "configs_of", lambda self, shape, tiles: made.append(tiles) or {})
+    assert backend.configs(shape, 1) is backend.configs(shape, 64) is not backend.configs(shape, 65)
+    backend.configs(replace(shape, inter=512), 64)  # another shape has a plan of its own
+    assert [tiles.stage1 for tiles in made] == [(32, 256), (64, 256), (32, 256)]
 
-    for axis, values in zip("MNK", zip(*flydsl_stage1.TILES, strict=True), strict=True):
-        assert set(values) <= set(BY_NAME[f"AITER_FLYDSL_STAGE1_TILE_{axis}"].allowed)
-    assert set(STAGE2_WIDTHS) <= set(BY_NAME["AITER_FLYDSL_STAGE2_TILE_N"].allowed)
-    assert {128, 256, 512} <= set(BY_NAME["AITER_FLYDSL_STAGE2_TILE_K"].allowed)
+
+def test_each_stage_has_its_own_gates() -> None:
+    """Each axis of each stage, and no other, follows its gate."""
+    usual = FlydslBackend().tiles_for(KIMI[4], 8)
+    for stage, axis in ((1, "N"), (1, "K"), (2, "N"), (2, "K")):
+        n, k = usual.stage1 if stage == 1 else usual.stage2
+        expected = replace(usual, **{f"stage{stage}": (512, k) if axis == "N" else (n, 512)})
+        assert FlydslBackend({tile_gate(stage, axis): 512}).tiles_for(KIMI[4], 8) == expected
+    for stage in (1, 2):
+        assert FlydslBackend({tile_gate(stage, "M"): 32}).tiles_for(KIMI[4], 8).tile_m == 32
 
 
 @pytest.mark.parametrize(

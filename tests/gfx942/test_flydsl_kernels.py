@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from kimi_w4a8_eagle3.gates import STAGE1_TILES
 from kimi_w4a8_eagle3.moe import flydsl_toolchain as toolchain
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
 if SKIP is None:
     from flydsl_machine import Device, info_of
+    from support.flydsl_layout import low_sums
 
     from kimi_w4a8_eagle3.gfx942 import DataRace, MachineError, parse_kernel
     from kimi_w4a8_eagle3.moe import flydsl_layout as layout
@@ -89,7 +91,7 @@ def stage2_sums(cfg: Any, layer: Any, ids: torch.Tensor, order: Any = "lockstep"
 
 
 # 5 and 7 chunks a wave: before, inside and after the rolled loop
-@pytest.mark.parametrize("tile", stage1.TILES if SKIP is None else ())
+@pytest.mark.parametrize("tile", STAGE1_TILES)
 def test_stage1_sums_are_exact(tile: tuple[int, int, int]) -> None:
     layer = Layer(2560 if tile[2] == 128 else 3584, 128)
     got, expected = stage1_sums(
@@ -240,7 +242,7 @@ def test_quantized_rows_equal_the_reference(columns: int, dtype: torch.dtype) ->
     expected, expected_scale = quantize_rows(x)
     assert torch.equal(a8.float(), expected)
     assert torch.equal(scale, expected_scale[:, 0])
-    assert torch.equal(low_sum, layout.low_sums(a8))
+    assert torch.equal(low_sum, low_sums(a8))
 
 
 def test_quantization_of_broken_rows() -> None:

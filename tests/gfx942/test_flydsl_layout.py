@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.flydsl_layout import low_sums, unpack
 
 from kimi_w4a8_eagle3.moe import flydsl_layout as layout
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
@@ -20,7 +21,7 @@ def values(experts: int, channels: int, k: int, seed: int = 0) -> torch.Tensor:
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(0, 1000))
 def test_pack_then_unpack_is_identity(experts: int, tiles: int, chunks: int, seed: int) -> None:
     w = values(experts, 16 * tiles, 128 * chunks, seed)
-    assert torch.equal(layout.unpack(layout.pack(pack_reorder(w))), w)
+    assert torch.equal(unpack(layout.pack(pack_reorder(w))), w)
 
 
 @pytest.mark.parametrize("k", [0, 7, 8, 15, 16, 63, 64, 127, 128, 200])
@@ -49,7 +50,7 @@ def test_masks_give_the_sum() -> None:
     rows = a.view(2, 2, 4, 2, 8).long()  # chunk, j, g, low, i
     acc_high = torch.einsum("tcgnji,cjgi->tn", high, rows[:, :, :, 0])
     acc_low = torch.einsum("tcgnji,cjgi->tn", low, rows[:, :, :, 1])
-    result = acc_high // 16 + acc_low - 8 * layout.low_sums(a)
+    result = acc_high // 16 + acc_low - 8 * low_sums(a)
     assert torch.equal(result.flatten(), w[0].long() @ a[0].long())
 
 
@@ -60,6 +61,6 @@ def test_prepare_keeps_scales_and_names_the_layout() -> None:
     moe = layout.prepare(QuarkMoeWeights(shape, pack_reorder(w13), pack_reorder(w2), *scales))
     assert moe.layout == layout.LAYOUT
     assert moe.w13.numel() == 2 * 256 * 128 // 2 and moe.w2.numel() == 2 * 128 * 128 // 2
-    assert torch.equal(layout.unpack(moe.w13), w13) and torch.equal(layout.unpack(moe.w2), w2)
+    assert torch.equal(unpack(moe.w13), w13) and torch.equal(unpack(moe.w2), w2)
     assert torch.equal(moe.s13, scales[0]) and torch.equal(moe.s2, scales[1])
     assert torch.equal(unpack_reorder(pack_reorder(w2)), w2)

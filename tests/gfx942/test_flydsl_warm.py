@@ -115,6 +115,11 @@ def test_recipes_differ_in_what_they_warm(monkeypatch: pytest.MonkeyPatch) -> No
     assert unpinned == {c.tile_m for c in chosen - usual}
 
 
+def test_a_batch_beyond_the_buffers_is_refused() -> None:
+    with pytest.raises(KimiError, match="exceed the kernels' 4 GiB"):
+        FlydslBackend().forward(*meta_batch(1 << 18))
+
+
 def test_warm_refuses_tiles_that_no_kernel_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AITER_FLYDSL_STAGE1_TILE_N", "256")
     with pytest.raises(KimiError, match="no kernel for tile"):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import FrozenInstanceError
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ import torch
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.moe import dispatch
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
-from kimi_w4a8_eagle3.moe.op import moe_forward
+from kimi_w4a8_eagle3.moe.op import MoeLayer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 
 SHAPE = MoeShape(num_experts=4, hidden=64, inter=32, top_k=2)
@@ -70,6 +73,22 @@ def test_preference_by_arch(
     assert not could_be_faster or "the package flydsl is not installed" in logged.getMessage()
 
 
+def test_a_backend_that_does_not_import_is_passed_over_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load(name: str, gates: object) -> ReferenceBackend:
+        if name == "triton":
+            raise ImportError("no module triton.language")
+        return ReferenceBackend()
+
+    monkeypatch.setattr(dispatch, "_logged", set())
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: object())
+    monkeypatch.setattr(dispatch, "load_backend", load)
+    with caplog.at_level(logging.INFO, logger=dispatch.__name__):
+        assert dispatch.select_backend(SHAPE, CPU, {}).name == "reference"
+    assert "not triton: it does not import (no module triton.language)" in caplog.text
+
+
 def test_the_choice_is_logged_once_with_the_reasons(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,11 +112,53 @@ def _layer() -> QuarkMoeWeights:
 
 def test_the_operator_runs_the_backend_and_traces_under_fake_tensors() -> None:
     backend = ReferenceBackend()
-    moe = backend.prepare(_layer())
+    layer = MoeLayer(backend, _layer())
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     weights, ids = torch.rand(3, 2), torch.tensor([[0, 3], [2, -1], [1, 0]], dtype=torch.int32)
-    expected = backend.forward(x, moe, weights, ids)
-    assert torch.equal(moe_forward(backend, x, moe, weights, ids), expected)
+    expected = backend.forward(x, layer.prepared, weights, ids)
+    assert torch.equal(layer(x, weights, ids), expected)
 
-    compiled = torch.compile(lambda x: moe_forward(backend, x, moe, weights, ids), backend="eager", fullgraph=True)
+    compiled = torch.compile(lambda x: layer(x, weights, ids), backend="eager", fullgraph=True)
     assert torch.equal(compiled(x), expected)
+
+
+def test_every_layer_runs_the_backend_object_that_prepared_it() -> None:
+    """Backends of one name may differ, for example in their gates; a compiled graph with both keeps them apart."""
+
+    class Twice(ReferenceBackend):
+        def forward(self, *args: Any) -> torch.Tensor:
+            return 2 * super().forward(*args)
+
+    first, second = MoeLayer(ReferenceBackend(), _layer()), MoeLayer(Twice(), _layer())
+    x, weights, ids = torch.ones(1, 64).bfloat16(), torch.ones(1, 2), torch.tensor([[0, 1]], dtype=torch.int32)
+    expected = first(x, weights, ids)
+    assert expected.any() and torch.equal(second(x, weights, ids), 2 * expected)
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return first(x, weights, ids) + second(x, weights, ids)
+
+    assert torch.equal(torch.compile(both, backend="eager", fullgraph=True)(x), both(x))
+
+
+def test_a_prepared_layer_cannot_be_changed() -> None:
+    """Compiled graphs and other layers' plans rely on it."""
+    prepared = ReferenceBackend().prepare(_layer())
+    for name in ("w13", "layout", "shape"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(prepared, name, getattr(prepared, name))
+
+
+@pytest.mark.parametrize(
+    ("device", "hip", "arch"), [("cuda", "7.2", "gfx942"), ("cuda", None, "sm_90"), ("cpu", "7.2", None)]
+)
+def test_the_architecture_of_a_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, hip: str | None, arch: str | None
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert dispatch.gpu_arch(torch.device(device)) == arch
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert dispatch.gpu_arch(torch.device(device)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.moe import triton_backend
-from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.moe.routing import max_blocks, route
-from kimi_w4a8_eagle3.moe.tiles import TABLE, find_row, read_rows, write_rows
+from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
+from kimi_w4a8_eagle3.moe.routing import empty_routing, max_blocks, route
+from kimi_w4a8_eagle3.moe.tiles import TABLE, bucket_of, find_row, read_rows, write_rows
 from kimi_w4a8_eagle3.moe.triton_backend import TritonBackend, TritonTiles, halves_from_reorder
 from kimi_w4a8_eagle3.quark.packing import pack_reorder
+
+KIMI = MoeShape(384, 7168, 256, 8)
 
 
 @pytest.mark.parametrize("chunk_words", [1, 40, 1 << 24])
@@ -61,6 +64,14 @@ def test_the_grid_bound_holds(experts: int, block_m: int, rows: list[int]) -> No
 def test_the_grid_bound_is_reached() -> None:
     assert max_blocks(8, 384, 16) == 8  # one token: eight experts, a block each
     assert max_blocks(5 + 16 * 10, 5, 16) == 15  # one row past a full block in each of five experts
+    assert empty_routing(5 + 16 * 10, 5, 16, torch.device("cpu")).max_blocks == 15
+
+
+def test_the_blocks_of_an_expert_follow_each_other() -> None:
+    ids = torch.tensor([1] * 5 + [0] * 3 + [1] * 4 + [-1]).view(-1, 1).int()
+    blocks = route(ids, 2, 4)
+    tables = torch.stack([blocks.block_expert, blocks.block_first, blocks.block_rows])[:, : int(blocks.num_blocks)]
+    assert tables.tolist() == [[0, 1, 1, 1], [0, 3, 7, 11], [3, 4, 4, 1]]
 
 
 @pytest.mark.parametrize("inter", [256, 512])
@@ -110,4 +121,40 @@ def test_unsupported_says_why() -> None:
     backend = TritonBackend()
     assert "GPU" in str(backend.unsupported(MoeShape(4, 64, 32, 2), torch.device("cpu")))
     assert "multiples of 16" in str(backend.unsupported(MoeShape(4, 72, 32, 2), torch.device("cuda")))
-    assert backend.unsupported(MoeShape(384, 7168, 256, 8), torch.device("cuda")) is None
+    assert "sort key" in str(backend.unsupported(MoeShape(1 << 20, 64, 32, 2), torch.device("cuda")))
+    assert backend.unsupported(KIMI, torch.device("cuda")) is None
+
+
+def test_tiles_are_found_once_for_all_batches_of_a_bucket() -> None:
+    backend = TritonBackend()
+    first = backend.tiles_for(KIMI, 33, "gfx942")
+    assert backend.tiles_for(KIMI, 384, "gfx942") is first
+    for other in (backend.tiles_for(KIMI, 385, "gfx942"), backend.tiles_for(KIMI, 33, "sm_90")):
+        assert other != first
+    assert backend.tiles_for(MoeShape(384, 64, 32, 8), 33, "gfx942").stage1.block_n == 32  # of another shape
+    assert str(first.to_row()) in TritonBackend(arch="gfx942").describe(KIMI, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("bounds", "tokens", "bucket"), [([4, 9], 4, 4), ([4, 9], 5, 9), ([4, None], 5, sys.maxsize)])
+def test_a_bucket_ends_at_a_bound_of_the_table(
+    tmp_path: Path, bounds: list[int | None], tokens: int, bucket: int
+) -> None:
+    path = tmp_path / "tiles.json"
+    row = {"backend": "triton", "arch": "any", "hidden": None, "inter": None, "tiles": {}, "source": "test"}
+    write_rows([row | {"max_tokens": bound} for bound in reversed(bounds)], path)
+    assert bucket_of("triton", tokens, path) == bucket
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    def meta(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device="meta")
+
+    moe = PreparedMoe(KIMI, triton_backend.LAYOUT, meta(1), meta(1), meta(1), meta(1))
+    tokens = 2**31 // KIMI.hidden + 1
+    call = meta(tokens, KIMI.hidden, dtype=torch.bfloat16), moe, meta(tokens, 8), meta(tokens, 8, dtype=torch.int32)
+    with pytest.raises(KimiError, match="overflow"):
+        TritonBackend().forward(*call)
+    path = tmp_path / "tiles.json"
+    write_rows([], path)
+    with pytest.raises(KimiError, match="no Triton tiles for sm_90, 8 tokens"):
+        TritonBackend(table=path).tiles_for(KIMI, 8, "sm_90")

@@ -10,7 +10,7 @@ import torch
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.moe import triton_kernels as kernels
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
-from kimi_w4a8_eagle3.moe.op import moe_forward
+from kimi_w4a8_eagle3.moe.op import MoeLayer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.routing import empty_routing, route
 from kimi_w4a8_eagle3.moe.triton_backend import MoeCall, StageTile, TritonBackend, TritonTiles
@@ -153,8 +153,8 @@ def test_no_tokens(layer: QuarkMoeWeights) -> None:
 def test_the_operator_passes_everything_the_kernels_need(layer: QuarkMoeWeights) -> None:
     x, weights, ids = batch(SHAPE, ROUTINGS["every expert"])
     backend = TritonBackend(TILES["column chunks"])
-    moe = backend.prepare(layer)
-    assert torch.equal(moe_forward(backend, x, moe, weights, ids), backend.forward(x, moe, weights, ids))
+    moe = MoeLayer(backend, layer)
+    assert torch.equal(moe(x, weights, ids), backend.forward(x, moe.prepared, weights, ids))
 
 
 def test_mismatched_arguments_are_refused(layer: QuarkMoeWeights) -> None:

@@ -1,0 +1,157 @@
+"""The scheme between SGLang's layer and our backends, in process: what it checks, folds, scales and hands on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.moe import dispatch
+from kimi_w4a8_eagle3.moe import flydsl_toolchain as toolchain
+from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+from kimi_w4a8_eagle3.quark.packing import fold_scales
+from kimi_w4a8_eagle3.sglang_plugin import cpu
+
+cpu.install()
+
+from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import MoeRunnerConfig, QuarkInt4Int8MoE  # noqa: E402
+
+SHAPE = MoeShape(num_experts=4, hidden=512, inter=128, top_k=2)
+
+
+def new_scheme(**config: Any) -> QuarkInt4Int8MoE:
+    scheme = QuarkInt4Int8MoE("layer 7")
+    scheme.create_moe_runner(SimpleNamespace(top_k=5), MoeRunnerConfig(**{"top_k": SHAPE.top_k, **config}))
+    return scheme
+
+
+def loaded(scheme: QuarkInt4Int8MoE) -> tuple[torch.nn.Module, QuarkMoeWeights]:
+    """A layer as SGLang's loader leaves it, and what it holds with the scales folded by `packing`."""
+    layer: Any = torch.nn.Module()
+    scheme.create_weights(layer, SHAPE.num_experts, SHAPE.hidden, SHAPE.inter, torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in layer.parameters():
+        if parameter.dtype == torch.int32:
+            parameter.random_(-(2**31), 2**31 - 1, generator=generator)
+        else:
+            assert parameter.isnan().all()  # a scale that the loader never reaches is found
+            parameter.uniform_(0.01, 0.1, generator=generator)
+    gate_up = [
+        fold_scales(scale, rows)
+        for scale, rows in zip(layer.w13_weight_scale.unbind(1), layer.w13_weight_scale_2.chunk(2, dim=1), strict=True)
+    ]
+    s13, s2 = torch.cat(gate_up, dim=1), fold_scales(layer.w2_weight_scale, layer.w2_weight_scale_2)
+    return layer, QuarkMoeWeights(SHAPE, layer.w13_weight.clone(), layer.w2_weight.clone(), s13, s2)
+
+
+def batch(tokens: int = 3) -> Any:
+    """What SGLang's dispatcher hands on."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.stack([torch.randperm(SHAPE.num_experts, generator=generator)[: SHAPE.top_k] for _ in range(tokens)])
+    topk = SimpleNamespace(topk_weights=torch.rand(ids.shape, generator=generator), topk_ids=ids.int())
+    x = torch.randn(tokens, SHAPE.hidden, generator=generator).bfloat16()
+    return SimpleNamespace(hidden_states=x, topk_output=topk)
+
+
+@pytest.mark.parametrize(
+    "config", [{"activation": "gelu"}, {"is_gated": False}, {"apply_router_weight_on_input": True}], ids=str
+)
+def test_a_layer_that_computes_something_else_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(KimiError, match="layer 7: activation"):
+        new_scheme(**config)
+
+
+@pytest.mark.parametrize(("top_k", "used"), [(SHAPE.top_k, SHAPE.top_k), (None, 5)])
+def test_the_runners_top_k_comes_before_the_layers(top_k: int | None, used: int) -> None:
+    assert new_scheme(top_k=top_k).top_k == used
+
+
+@pytest.mark.parametrize(("cuda", "factor", "scale"), [("12.9", 2.5, 2.5), ("12.9", None, 1.0), (None, 2.5, 1.0)])
+def test_the_output_is_scaled_only_where_the_model_does_not(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, factor: float | None, scale: float
+) -> None:
+    with monkeypatch.context() as pretended:
+        pretended.setattr(torch.version, "cuda", cuda)
+        pretended.setattr(torch.cuda, "is_available", lambda: True)
+        scheme = new_scheme(routed_scaling_factor=factor)
+    layer, weights = loaded(scheme)
+    scheme.process_weights_after_loading(layer)
+    reference, call = ReferenceBackend(), batch()
+    topk = call.topk_output
+    expected = reference.forward(call.hidden_states, reference.prepare(weights), topk.topk_weights, topk.topk_ids)
+    got = scheme.apply_weights(layer, call).hidden_states
+    assert expected.any() and torch.equal(got, expected * scale)
+
+
+def test_on_a_cpu_the_model_scales() -> None:
+    assert new_scheme(routed_scaling_factor=2.5).output_scale == 1.0
+
+
+def test_the_layer_keeps_only_what_the_backend_reads() -> None:
+    scheme = new_scheme()
+    layer, weights = loaded(scheme)
+    for _ in range(2):  # SGLang may call it twice
+        scheme.process_weights_after_loading(layer)
+        assert scheme.moe is not None
+        prepared = scheme.moe.prepared
+        assert prepared.shape == SHAPE
+        held = {name: parameter.data_ptr() for name, parameter in layer.named_parameters()}
+        read = {
+            "w13_weight": prepared.w13,
+            "w2_weight": prepared.w2,
+            "w13_weight_scale": prepared.s13,
+            "w2_weight_scale": prepared.s2,
+        }
+        assert held == {name: tensor.data_ptr() for name, tensor in read.items()}
+        assert torch.equal(prepared.s13, weights.s13) and torch.equal(prepared.s2, weights.s2)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "projection"),
+    [
+        ("w13_weight_scale", (2, 1), "w13"),
+        ("w13_weight_scale_2", (2, 200), "w13"),
+        ("w2_weight_scale", (2,), "w2"),
+        ("w2_weight_scale_2", (2, 9), "w2"),
+    ],
+)
+def test_a_missing_scale_is_named(name: str, where: tuple[int, ...], projection: str) -> None:
+    scheme = new_scheme()
+    layer, _ = loaded(scheme)
+    getattr(layer, name)[where] = float("nan")
+    with pytest.raises(KimiError, match=rf"layer 7: 1 of 4 experts .* in {projection} .*first is expert 2"):
+        scheme.process_weights_after_loading(layer)
+
+
+@pytest.mark.parametrize(("hidden", "inter", "named"), [(60, 32, "hidden size 60"), (64, 20, "per rank 20")])
+def test_sizes_that_are_no_whole_words_are_refused(hidden: int, inter: int, named: str) -> None:
+    with pytest.raises(KimiError, match=f"layer 7: the .*{named} is not a multiple of 8"):
+        new_scheme().create_weights(torch.nn.Module(), 2, hidden, inter, torch.bfloat16)
+
+
+@pytest.mark.skipif(toolchain.flydsl_problem() is not None, reason="needs the package flydsl")
+def test_each_layer_runs_with_the_gates_that_it_was_loaded_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers, loaded under different gates, in one process; launches are recorded instead of made."""
+    from kimi_w4a8_eagle3.moe import flydsl_backend
+
+    launched: list[Any] = []
+    for module in (dispatch, flydsl_backend):
+        monkeypatch.setattr(module, "gpu_arch", lambda device: toolchain.ARCH)
+    monkeypatch.setattr(toolchain, "linker_problem", lambda: None)
+    monkeypatch.setattr(
+        flydsl_backend.FlydslBackend, "launch", lambda self, build, config, *args: launched.append(config)
+    )
+
+    schemes = []
+    for pinned in ("1", "0"):
+        monkeypatch.setenv("FLYDSL_MOE_STAGE1_SCHED", pinned)
+        schemes.append(new_scheme())
+        layer, _ = loaded(schemes[-1])
+        schemes[-1].process_weights_after_loading(layer)
+    for scheme in schemes:
+        scheme.apply_weights(None, batch())
+    assert [config.pinned for config in launched if type(config).__name__ == "Stage1Config"] == [True, False]
