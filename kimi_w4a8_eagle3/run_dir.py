@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from .base.files import write_atomic
 from .errors import KimiError
 
 RECORD = "run.json"
@@ -43,13 +44,10 @@ def new_run_dir(kind: str, root: Path = DEFAULT_ROOT) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON to a temporary name, then rename: a reader never sees half a file."""
-    temporary = path.with_name(path.name + ".tmp")
+    """Write JSON; a reader never sees half a file. Raises KimiError when it cannot be written."""
     try:
-        temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
-        temporary.replace(path)
+        write_atomic(path, json.dumps(value, indent=2, default=str) + "\n")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise KimiError(f"cannot write {path.name}: {error.strerror}", where=str(path)) from error
 
 

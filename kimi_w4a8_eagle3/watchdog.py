@@ -25,6 +25,8 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from .base.files import write_atomic
+
 logger = logging.getLogger(__name__)
 
 # Counted on every decode step and prefill batch, and per finished request; either moving is progress.
@@ -177,12 +179,10 @@ def dump_stacks(pid: int, folder: Path, headline: str) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "stacks.txt"
-    temporary = target.with_suffix(".tmp")
     parts = [headline]
     for process in _family(pid):
         parts.append(f"\n== {process.pid} {_command(process)}\n{_stack(process.pid)}")
-    temporary.write_text("\n".join(parts) + "\n")
-    temporary.replace(target)
+    write_atomic(target, "\n".join(parts) + "\n")
     return target
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..base.files import write_atomic
 from ..errors import KimiError
 from . import stats
 
@@ -64,9 +65,7 @@ def append_sections(page: Path, folders: Sequence[Path]) -> Path:
 
 def _write(page: Path, text: str) -> Path:
     page.parent.mkdir(parents=True, exist_ok=True)
-    temporary = page.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(page)
+    write_atomic(page, text)
     return page
 
 
