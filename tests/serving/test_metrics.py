@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from support.loopback import served
 
 from kimi_w4a8_eagle3 import metrics
+from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.metrics import (
     Counters,
     acceptance_from_counters,
     acceptance_from_histograms,
-    parse_counters,
     scrape,
 )
 
@@ -34,8 +34,8 @@ sglang:num_requests_total{is_streaming="true",model_name="m"} 1.0
 
 
 def test_counters_are_summed_over_labels():
-    assert parse_counters(EXPOSITION) == Counters(124, 7, 40, 4)
-    assert parse_counters("") == Counters(0, 0, 0, 0)
+    assert Counters.of(Reading.parse(EXPOSITION)) == Counters(124, 7, 40, 4)
+    assert Counters.of(Reading.parse("")) == Counters(0, 0, 0, 0)
 
 
 def test_accept_length_takes_the_prefill_token_off():
