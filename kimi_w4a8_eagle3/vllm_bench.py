@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from .engine_args import Args, command_words
 from .errors import KimiError
-from .recipe_schema import Recipe
 from .recipes import Launch
 
 CONCURRENCIES = (4, 8, 16, 32, 64)
@@ -67,14 +66,6 @@ def length_range(target: int, shortest: float) -> tuple[int, float]:
     low = shortest * target
     middle = round((low + target) / 2)
     return middle, int((target / middle - 1) * 10_000) / 10_000
-
-
-def speedups(recipe: Recipe, base: Recipe) -> dict[str, float]:
-    """Published tokens per second and GPU of `recipe` over `base`, by concurrency."""
-    if recipe.published is None or base.published is None:
-        raise KimiError("no published figures to compare", where=f"{recipe.name}, {base.name}")
-    ours, theirs = recipe.published.tok_s_per_gpu, base.published.tok_s_per_gpu
-    return {concurrency: ours[concurrency] / theirs[concurrency] for concurrency in ours if concurrency in theirs}
 
 
 def _program(launch: Launch) -> list[str]:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import KimiError
 from ..run_dir import RECORD, write_json
 from .load import read_details
 from .measure import Measurement
-from .statistics import Repetition
+from .statistics import METRICS, Interval, Repetition, estimate
+from .workloads import Workload
 
 RESULT = "result.json"
-Key = tuple[str, int]
 
 
 class RunResult(BaseModel):
@@ -118,16 +120,62 @@ def read_run(folder: Path) -> Run:
     return Run(folder, record, result)
 
 
-def grouped(runs: Sequence[Run]) -> dict[Key, dict[str, list[tuple[Run, Measurement]]]]:
-    """Usable measurements by (workload, concurrency) and then by side, in the order measured."""
-    groups: dict[Key, dict[str, list[tuple[Run, Measurement]]]] = {}
+@dataclass(frozen=True)
+class Cell:
+    """All usable measurements of one side at one workload and concurrency, of one or several runs, in their order."""
+
+    pairs: Sequence[tuple[Run, Measurement]]
+
+    @property
+    def run(self) -> Run:
+        """The run of the first measurement."""
+        return self.pairs[0][0]
+
+    @property
+    def workload(self) -> Workload:
+        """As it was measured first."""
+        return self.pairs[0][1].workload
+
+    @property
+    def concurrency(self) -> int:
+        """Requests in flight."""
+        return self.pairs[0][1].concurrency
+
+    @property
+    def side(self) -> str:
+        """Name of the side."""
+        return self.pairs[0][1].side
+
+    @cached_property
+    def measurements(self) -> list[Measurement]:
+        """Without their runs."""
+        return [each for _, each in self.pairs]
+
+    @cached_property
+    def repetitions(self) -> list[Repetition]:
+        """With per-request details where they were kept."""
+        return [repetition for run, each in self.pairs for repetition in run.repetitions([each])]
+
+    @cached_property
+    def figures(self) -> dict[str, Interval]:
+        """Every metric with its interval, by key."""
+        return {key: estimate(self.repetitions, metric) for key, metric in METRICS.items()}
+
+    @cached_property
+    def accept_length(self) -> float | None:
+        """Median over the measurements; None when the side does not speculate."""
+        lengths = [each.acceptance.length for each in self.measurements if each.acceptance is not None]
+        return float(np.median(lengths)) if lengths else None
+
+
+Groups = Mapping[tuple[str, int], Mapping[str, Cell]]
+
+
+def grouped(runs: Sequence[Run]) -> Groups:
+    """Cells by (workload, concurrency) and then by side, in the order measured."""
+    groups: dict[tuple[str, int], dict[str, list[tuple[Run, Measurement]]]] = {}
     for run in runs:
         for each in run.usable:
             sides = groups.setdefault((each.workload.name, each.concurrency), {})
             sides.setdefault(each.side, []).append((run, each))
-    return groups
-
-
-def repetitions(pairs: Iterable[tuple[Run, Measurement]]) -> list[Repetition]:
-    """Measurements of possibly several runs with their details."""
-    return [repetition for run, each in pairs for repetition in run.repetitions([each])]
+    return {key: {side: Cell(pairs) for side, pairs in sides.items()} for key, sides in groups.items()}

@@ -92,9 +92,10 @@ def run(
     runs: Path = RUNS,
 ) -> None:
     """Run one workload against a server and compare with the published figures."""
+    from ..bench.analysis import Analysis
     from ..bench.runs import read_run
     from ..bench.session import Generator, Side, bench
-    from ..bench.tables import print_run
+    from ..bench.tables import print_figures
     from ..door_settings import client_key
     from ..errors import KimiError
 
@@ -122,7 +123,7 @@ def run(
             api_key=client_key(api_key_file, os.environ),
             ops_url=ops_url or None,
         )
-    print_run(read_run(folder))
+    print_figures(Analysis([read_run(folder)]))
 
 
 @app.command("ab")
@@ -144,9 +145,10 @@ def ab(
 ) -> None:
     """Start two sides in turn, measure both alike, and say what differs."""
     from ..bench import ab as machinery
+    from ..bench.analysis import Analysis
     from ..bench.runs import read_run
     from ..bench.session import Side
-    from ..bench.tables import print_comparison, print_run
+    from ..bench.tables import print_comparison, print_figures
     from ..bench.workloads import at_input_lengths
     from ..door_settings import client_key
 
@@ -155,13 +157,13 @@ def ab(
     plan = machinery.Plan((Side.parse(a), Side.parse(b)), works, repeats, rounds)
     with _signals(runs):
         folder = machinery.ab(plan, _texts(sharegpt, prompts), runs, typer.echo, settings, client_key(None, os.environ))
-    run = read_run(folder)
-    print_run(run)
-    print_comparison([run], base=a)
+    analysis = Analysis([read_run(folder)], base=a)
+    print_figures(analysis)
+    print_comparison(analysis)
     if report:
         from ..report.page import write_report
 
-        typer.echo(f"kimi: report: {write_report([run], folder / 'report')}")
+        typer.echo(f"kimi: report: {write_report(analysis, folder / 'report')}")
 
 
 @app.command("compare")
@@ -170,10 +172,11 @@ def compare(
     base: str = typer.Option("", "--base", help="Side that the others are compared with; default: the first measured."),
 ) -> None:
     """Compare the sides of runs made earlier. Runs that crashed or failed are left out, with the reason."""
+    from ..bench.analysis import Analysis
     from ..bench.runs import read_run
     from ..bench.tables import print_comparison
 
-    print_comparison([read_run(run) for run in runs], base or None)
+    print_comparison(Analysis([read_run(run) for run in runs], base or None))
 
 
 @app.command("predict")
