@@ -17,19 +17,6 @@ TOKENS = 1024
 SHORTEST = 0.8
 PROMPTS_PER_STREAM, WARMUPS_PER_STREAM = 10, 2
 
-# As the model card prints it.
-PUBLISHED: Args = {
-    "backend": "vllm",
-    "dataset-name": "random",
-    "random-input-len": TOKENS,
-    "random-output-len": TOKENS,
-    "random-range-ratio": SHORTEST,
-    "request-rate": "inf",
-    "ignore-eos": True,
-    "use-chat-template": True,
-    "trust-remote-code": True,
-}
-
 
 def bench_command(launch: Launch, concurrency: int, seed: int = 0) -> list[str]:
     """`vllm bench serve` against a running `launch`: prompts through the chat template, lengths of 0.8 to 1 K."""
@@ -54,11 +41,6 @@ def bench_command(launch: Launch, concurrency: int, seed: int = 0) -> list[str]:
             }
         ),
     ]
-
-
-def published_command(launch: Launch, concurrency: int) -> list[str]:
-    """The command as the model card prints it, for comparison."""
-    return [*_program(launch), *command_words({**PUBLISHED, **_load(concurrency)})]
 
 
 def length_range(target: int, shortest: float) -> tuple[int, float]:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from . import against_published, long_input, speedup
 from .against_published import Comparison, PerGpu
-from .compare import Row, compare_sides
+from .changes import Row, compare_sides
 from .long_input import LongInput
 from .runs import Groups, Run, grouped
 from .speedup import Speedup

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import KimiError
 from ..run_dir import RECORD, write_json
-from .load import read_details
+from .generator import read_details
 from .measure import Measurement
 from .statistics import METRICS, Interval, Repetition, estimate
 from .workloads import Workload

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .load import LoadDetails, LoadResult
+from .generator import LoadDetails, LoadResult
 
 Values = NDArray[np.float64]
 Kind = Literal["tpot", "itl", "ttft", "throughput"]

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from .options import KEY_FILE, OPS_URL, RUNS, expanded
 
 if TYPE_CHECKING:
-    from ..bench.session import Texts
+    from ..bench.side import Texts
     from ..bench.workloads import Workload
 
 
@@ -59,7 +59,7 @@ class Load:
 
     def texts(self) -> Texts:
         """Where text comes from."""
-        from ..bench.session import Texts
+        from ..bench.side import Texts
 
         return Texts(self.sharegpt or None, self.prompts or None)
 
@@ -112,7 +112,7 @@ def run(
     """Run one workload against a server and compare with the published figures."""
     from ..bench.analysis import Analysis
     from ..bench.runs import read_run
-    from ..bench.session import Generator, Side, bench
+    from ..bench.side import Generator, Side, bench
     from ..bench.tables import print_figures
     from ..door_settings import client_key
     from ..errors import KimiError
@@ -163,7 +163,7 @@ def ab(
     from ..bench import ab as machinery
     from ..bench.analysis import Analysis
     from ..bench.runs import read_run
-    from ..bench.session import Side
+    from ..bench.side import Side
     from ..bench.tables import print_comparison, print_figures
     from ..bench.workloads import at_input_lengths
     from ..door_settings import client_key

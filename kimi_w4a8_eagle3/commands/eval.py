@@ -15,8 +15,8 @@ from .options import KEY_FILE, OPS_URL, RUNS, expanded
 
 if TYPE_CHECKING:
     from ..eval.accuracy import Options
+    from ..eval.choice import Choice
     from ..eval.harness import Protocol
-    from ..eval.targets import Choice
 
 app = typer.Typer(no_args_is_help=True, help="Accuracy with a verdict, and proof that speculation changes no answer.")
 
@@ -40,7 +40,7 @@ class Server:
     def choice(self, api_key_file: Path | None) -> Choice:
         """As the machinery takes it."""
         from ..door_settings import client_key
-        from ..eval.targets import Choice
+        from ..eval.choice import Choice
 
         speculate, key = not self.no_speculation, client_key(api_key_file, os.environ)
         return Choice(self.base_url, self.recipe, self.model, speculate, tuple(self.settings), key)
@@ -140,7 +140,7 @@ def lossless(
     from ..errors import KimiError
     from ..eval import lossless as machinery
     from ..eval import show
-    from ..eval.targets import Choice
+    from ..eval.choice import Choice
     from ..eval.verdict import EXIT_CODES
 
     if (base_url is None) != (reference_url is None):
@@ -178,7 +178,7 @@ def smoke(
 
     console = Console(highlight=False)
     floors = machinery.Floors(
-        problems, max_tokens, min_correct, min_accept_length, speculates=not server.no_speculation
+        problems, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
     )
     with _interruptible():
         choice = replace(server.choice(api_key_file), ops_url=ops_url)
@@ -191,7 +191,7 @@ def smoke(
 def _resumed(server: Server, verdict: Verdict, earlier: dict[str, Any]) -> Choice:
     """The server of a resumed run: its own, unless another is named."""
     from ..door_settings import client_key
-    from ..eval.targets import Choice
+    from ..eval.choice import Choice
 
     model = server.model or earlier["model"]  # a resumed run mixes its answers: they must come from one model
     if server.base_url is None and server.recipe is None:
@@ -204,7 +204,7 @@ def _accuracy(server: Server, verdict: Verdict, protocol: Protocol, options: Opt
     from rich.console import Console
 
     from ..eval import accuracy, show
-    from ..eval.runs import load_run, protocol_of
+    from ..eval.earlier_run import load_run, protocol_of
 
     if verdict.resume is None:
         choice = server.choice(verdict.api_key_file)

@@ -16,7 +16,7 @@ def report(
     """Write one self-contained HTML page and PNG figures from finished benchmark and evaluation runs."""
     from ..bench.analysis import Analysis
     from ..bench.runs import read_run
-    from ..eval.report import PAGE, append_sections, is_evaluation, write_pages
+    from ..eval.section import PAGE, append_sections, is_evaluation, write_pages
     from ..report.page import write_report
 
     folder = out or runs[-1] / "report"

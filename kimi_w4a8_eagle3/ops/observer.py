@@ -12,8 +12,8 @@ from ..base.prometheus import Reading
 from ..metrics import Acceptance
 from .exposition import Source, merge, render
 from .fleet_metrics import fleet_families
+from .replica_state import FleetView, ReplicaState
 from .scrape import TIMEOUT_S, Families, scrape, scrape_all
-from .state import FleetView, ReplicaState
 from .window import AcceptanceWindow, SpecTotals
 
 

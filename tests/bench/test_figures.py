@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kimi_w4a8_eagle3.bench import against_published, predict, speedup
 from kimi_w4a8_eagle3.bench.analysis import Analysis
-from kimi_w4a8_eagle3.bench.load import LoadDetails, LoadResult
+from kimi_w4a8_eagle3.bench.generator import LoadDetails, LoadResult
 from kimi_w4a8_eagle3.bench.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
 from kimi_w4a8_eagle3.bench.repetition import WARN_ABOVE, measure, repeated_share
 from kimi_w4a8_eagle3.bench.runs import Run

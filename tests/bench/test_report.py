@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.bench.ab import Plan
 from kimi_w4a8_eagle3.bench.analysis import Analysis
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
-from kimi_w4a8_eagle3.bench.session import Side
+from kimi_w4a8_eagle3.bench.side import Side
 from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.errors import KimiError

@@ -21,7 +21,7 @@ from kimi_w4a8_eagle3.bench.analysis import Analysis
 from kimi_w4a8_eagle3.bench.measure import Measurement
 from kimi_w4a8_eagle3.bench.null_server import steps_of
 from kimi_w4a8_eagle3.bench.runs import Run, RunResult, read_run
-from kimi_w4a8_eagle3.bench.session import Texts, bench
+from kimi_w4a8_eagle3.bench.side import Texts, bench
 from kimi_w4a8_eagle3.bench.subject import Subject
 from kimi_w4a8_eagle3.bench.tables import print_figures, print_per_gpu
 from kimi_w4a8_eagle3.bench.workloads import Workload, load_workload, with_changes

@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.client import EngineClient
 from kimi_w4a8_eagle3.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.ops.state import Phase
+from kimi_w4a8_eagle3.ops.replica_state import Phase
 from kimi_w4a8_eagle3.ops.window import SpecTotals
 from kimi_w4a8_eagle3.server import EngineServer, free_port
 

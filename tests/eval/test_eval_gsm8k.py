@@ -14,11 +14,11 @@ from support.openai_server import OpenAIServer, Reply, openai_server
 from kimi_w4a8_eagle3.commands.eval import Server, Verdict, _resumed
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.eval import accuracy, tasks
+from kimi_w4a8_eagle3.eval.choice import Choice
+from kimi_w4a8_eagle3.eval.earlier_run import load_run
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
 from kimi_w4a8_eagle3.eval.recorder import Patience
-from kimi_w4a8_eagle3.eval.runs import load_run
-from kimi_w4a8_eagle3.eval.targets import Choice
 
 LIMIT = 24
 KEY = "a-key-for-this-test"

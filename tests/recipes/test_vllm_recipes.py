@@ -19,7 +19,7 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.hardware import GIB, Device, Machine
 from kimi_w4a8_eagle3.recipes import Launch, load_recipe, recipe_names, render
-from kimi_w4a8_eagle3.vllm_bench import CONCURRENCIES, bench_command, length_range, published_command
+from kimi_w4a8_eagle3.vllm_bench import CONCURRENCIES, bench_command, length_range
 
 HERE = Path(__file__).parent
 TABLE = json.loads((HERE / "vllm_options.json").read_text())
@@ -119,7 +119,7 @@ def parsed() -> dict[str, dict]:
         pytest.skip(f"vLLM {TABLE['release']} is not in {COMPAT} (docs/mi355x.md tells how); its option table was used")
     commands = {name: launch_of(name).argv for name in NAMES}
     commands |= {f"bench {name}": bench_command(launch_of(name), 16, seed=3) for name in NAMES}
-    commands["published bench"] = published_command(launch_of(FP8), 4)
+    commands["published bench"] = [*bench_command(launch_of(FP8), 4), "--use-chat-template"]  # as printed
     commands["misspelt"] = [*launch_of(FP8).argv, "--max-modl-len", "1"]
     environment = {**os.environ, "PYTHONPATH": str(COMPAT), "OMP_NUM_THREADS": "1", "VLLM_PLUGINS": ""}
     done = subprocess.run(

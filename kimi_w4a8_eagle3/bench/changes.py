@@ -47,7 +47,7 @@ def compare_sides(groups: Groups, base: str | None = None) -> list[Row]:
     rows = []
     for (workload, concurrency), sides in groups.items():
         names = list(sides)
-        first = base if base in sides else names[0]
+        first = base if base is not None and base in sides else names[0]
         pairs = [(first, name) for name in names if name != first]
         if set(ENV_ONLY) <= set(names) and ENV_ONLY not in pairs:
             pairs.append(ENV_ONLY)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..base.files import write_atomic
 from ..errors import KimiError
-from . import stats
+from . import significance
 
 PAGE = "report.html"
 _TITLES = {"eval-accuracy": "Accuracy", "eval-lossless": "Is speculation lossless?", "eval-smoke": "Smoke test"}
@@ -91,8 +91,8 @@ def _content(result: dict[str, Any]) -> dict[str, Any]:
 
 def _with_interval(found: dict[str, Any]) -> dict[str, Any]:
     reference = found["reference"]
-    interval = stats.wilson(round(reference["accuracy"] * reference["n"]), reference["n"])
-    return {**found, "low": interval.low, "high": interval.high, "within_noise": found["p"] >= stats.ALPHA}
+    interval = significance.wilson(round(reference["accuracy"] * reference["n"]), reference["n"])
+    return {**found, "low": interval.low, "high": interval.high, "within_noise": found["p"] >= significance.ALPHA}
 
 
 def _intervals(accuracies: list[dict[str, Any]], references: list[dict[str, Any]]) -> Any:
