@@ -12,7 +12,7 @@ from kimi_w4a8_eagle3.bench.analysis import Analysis
 from kimi_w4a8_eagle3.bench.generator import LoadDetails, LoadResult
 from kimi_w4a8_eagle3.bench.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
 from kimi_w4a8_eagle3.bench.repetition import WARN_ABOVE, measure, repeated_share
-from kimi_w4a8_eagle3.bench.runs import Run
+from kimi_w4a8_eagle3.bench.runs import Cell, Run
 from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval, Repetition, estimate, ratio, request_values
 from kimi_w4a8_eagle3.errors import KimiError
 
@@ -39,6 +39,15 @@ def test_tpot_of_a_request_is_the_time_after_its_first_token() -> None:
     details = repetition([4.0, 6.0]).details
     assert details is not None
     assert request_values(details, "tpot") == pytest.approx([4.0, 6.0])
+    assert request_values(details, "ttft") == pytest.approx([100.0, 100.0])  # 0.1 s
+    short = details.model_copy(update={"output_lens": [1, 2], "itls": [[], [0.003]]})
+    assert request_values(short, "tpot") == pytest.approx([3.0])  # one token has no time after the first
+
+
+def test_the_ends_of_an_interval_belong_to_it() -> None:
+    interval = Interval(1.0, 0.5, 2.0)
+    assert [interval.covers(value) for value in (0.49, 0.5, 2.0, 2.01)] == [False, True, True, False]
+    assert not Interval(1.0, None, None).covers(1.0)
 
 
 def test_the_ratio_interval_holds_the_truth_and_excludes_one() -> None:
@@ -99,6 +108,24 @@ def test_the_published_curves_pass_through_their_points_and_break_even() -> None
     con2, con40 = speedup.from_published()
     assert con2.measured == pytest.approx(16.94 / 5.40)
     assert 1 < con2.break_even < con40.break_even < 2
+
+
+@pytest.mark.parametrize(("tpot_ms", "stall_ms"), [(8.0, 3.0), (5.0, 0.0), (4.0, 0.0)], ids=["above", "at", "below"])
+def test_what_a_step_does_not_explain_is_stall_and_never_negative(
+    null_run: Run, tpot_ms: float, stall_ms: float
+) -> None:
+    """Steps of 10 ms that commit two tokens explain 5 ms a token."""
+
+    def cell(reps: Repetition) -> Cell:
+        measured = null_run.result.measurements[0].model_copy(update={"load": reps.load})
+        return Cell([(Run(null_run.folder, {}, null_run.result, {measured.raw: reps}), measured)])
+
+    fast = repetition([tpot_ms])
+    assert fast.details is not None
+    chunks = fast.details.model_copy(update={"itls": [[0.005, 0.005, 0.00501, 0.00501]]})
+    curve = speedup._curve("x", cell(repetition([16.0])), cell(Repetition(fast.load, chunks)), 2.0)
+    assert curve.stall_ms == pytest.approx(stall_ms, abs=0.01)
+    assert curve.at(2.0) == pytest.approx(16.0 / tpot_ms) == curve.measured
 
 
 def test_two_runs_give_a_measured_curve(copies: Copies) -> None:

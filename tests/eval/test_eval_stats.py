@@ -36,6 +36,11 @@ def test_at_difference_zero_the_score_statistic_is_mcnemars(only_new, only_base)
     assert z == pytest.approx(expected, abs=1e-9)
 
 
+def test_without_any_spread_the_statistic_is_infinite_on_the_side_of_the_data():
+    assert significance.paired_z(0, 0, 10, 1.0) == -math.inf
+    assert significance.paired_z(0, 0, 10, -1.0) == math.inf
+
+
 def brute_force_z(only_new, only_base, n, difference):
     """The score statistic with the restricted maximum of the likelihood found by search, not by formula."""
     same = n - only_new - only_base
@@ -82,6 +87,15 @@ def test_power_agrees_with_a_simulation():
     critical = scipy_stats.norm.ppf(0.95)
     simulated = np.mean([significance.paired_z(int(c[0]), int(c[1]), n, -margin) >= critical for c in counts])
     assert significance.noninferiority_power(n, discordance, margin) == pytest.approx(simulated, abs=0.03)
+
+
+def test_a_statistic_on_the_critical_value_is_a_proof():
+    """With alpha 0.5 the critical value is 0, which the statistic meets exactly where b - c = -2: 2 % of 100."""
+    n, discordance = 100, 0.06
+    counts = np.arange(n + 1)
+    reached = scipy_stats.binom.sf(np.ceil((counts - 2) / 2) - 1, counts, 0.5)
+    expected = float(scipy_stats.binom.pmf(counts, n, discordance) @ reached)
+    assert significance.noninferiority_power(n, discordance, 0.02, alpha=0.5) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(("discordance", "margin"), [(0.03, 0.01), (1 / 301, 0.02), (0.2, 0.01), (0.02, 0.001)])
