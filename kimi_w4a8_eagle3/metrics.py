@@ -113,16 +113,14 @@ def _read(base_url: str, timeout_s: float) -> Reading:
         raise KimiError(f"no metrics: {error}", where=url, expected="Prometheus text") from error
 
 
-def acceptance_from_counters(delta: Counters, num_draft_tokens: int, requests: int | None = None) -> Acceptance | None:
+def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptance | None:
     """Exact accept length of a run; None without speculation (no verify call was counted).
 
-    The first token of every request comes from prefill, not from a verify step, so it is taken off. requests: finished
-    requests in the window, by default the server's own count.
+    The first token of every request comes from prefill, not from a verify step, so it is taken off.
     """
     if delta.verify_calls <= 0:
         return None
-    finished = delta.requests if requests is None else requests
-    length = (delta.generation_tokens - finished) / delta.verify_calls
+    length = (delta.generation_tokens - delta.requests) / delta.verify_calls
     return Acceptance(length=length, rate=(length - 1) / (num_draft_tokens - 1), steps=round(delta.verify_calls))
 
 

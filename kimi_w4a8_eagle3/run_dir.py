@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -69,10 +69,10 @@ def record(kind: str, launches: Mapping[str, Any], gates: Mapping[str, str], **f
     }
 
 
-def installed_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Versions of the packages that decide a result; absent ones are left out."""
     found = {"python": platform.python_version()}
-    for name in packages:
+    for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

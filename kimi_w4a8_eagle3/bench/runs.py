@@ -122,39 +122,24 @@ def read_run(folder: Path) -> Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """All usable measurements of one side at one workload and concurrency, of one or several runs, in their order."""
+    """All usable measurements of one side at one workload and concurrency, of one or several runs, in their order.
 
-    pairs: Sequence[tuple[Run, Measurement]]
+    run, workload: of the first. repetitions: with per-request details where they were kept.
+    """
 
-    @property
-    def run(self) -> Run:
-        """The run of the first measurement."""
-        return self.pairs[0][0]
+    run: Run
+    workload: Workload
+    concurrency: int
+    side: str
+    measurements: Sequence[Measurement]
+    repetitions: Sequence[Repetition]
 
-    @property
-    def workload(self) -> Workload:
-        """As it was measured first."""
-        return self.pairs[0][1].workload
-
-    @property
-    def concurrency(self) -> int:
-        """Requests in flight."""
-        return self.pairs[0][1].concurrency
-
-    @property
-    def side(self) -> str:
-        """Name of the side."""
-        return self.pairs[0][1].side
-
-    @cached_property
-    def measurements(self) -> list[Measurement]:
-        """Without their runs."""
-        return [each for _, each in self.pairs]
-
-    @cached_property
-    def repetitions(self) -> list[Repetition]:
-        """With per-request details where they were kept."""
-        return [repetition for run, each in self.pairs for repetition in run.repetitions([each])]
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[Run, Measurement]]) -> Cell:
+        """The cell of measurements that share workload, concurrency and side, each with its run."""
+        run, first = pairs[0]
+        repetitions = [repetition for run, each in pairs for repetition in run.repetitions([each])]
+        return cls(run, first.workload, first.concurrency, first.side, [each for _, each in pairs], repetitions)
 
     @cached_property
     def figures(self) -> dict[str, Interval]:
@@ -178,4 +163,4 @@ def grouped(runs: Sequence[Run]) -> Groups:
         for each in run.usable:
             sides = groups.setdefault((each.workload.name, each.concurrency), {})
             sides.setdefault(each.side, []).append((run, each))
-    return {key: {side: Cell(pairs) for side, pairs in sides.items()} for key, sides in groups.items()}
+    return {key: {side: Cell.of(pairs) for side, pairs in sides.items()} for key, sides in groups.items()}

@@ -58,12 +58,12 @@ def print_per_gpu(rows: Sequence[PerGpu], console: Console) -> None:
     console.print(table)
 
 
-def print_comparison(analysis: Analysis, console: Console | None = None) -> None:
+def print_comparison(analysis: Analysis) -> None:
     """Every side against the base, figure by figure; refused measurements with their reason.
 
     Raises KimiError when the runs have no two sides of one workload.
     """
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     for run in analysis.runs:
         if run.result.status != "complete":
             console.print(f"[yellow]warning:[/] {run.name} is {run.result.status}: {escape(run.result.reason)}")
@@ -98,9 +98,9 @@ def _ratio(change: Interval) -> str:
     return f"{change.value:.3f} [{change.low:.3f}, {change.high:.3f}]"
 
 
-def print_model(fit: Fit, points: Sequence[Point], console: Console | None = None) -> None:
+def print_model(fit: Fit, points: Sequence[Point]) -> None:
     """The fitted unknowns, and every published figure beside the model's."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     table = Table("article", "point", "figure", "published", "model", "error", title="8x MI325X, 10240 in / 512 out")
     for each in points:
         metric = METRICS[each.key]
@@ -115,9 +115,9 @@ def print_model(fit: Fit, points: Sequence[Point], console: Console | None = Non
     )
 
 
-def print_choices(load: Load, found: Sequence[Choice], console: Console | None = None) -> None:
+def print_choices(load: Load, found: Sequence[Choice]) -> None:
     """Draft steps from 0 up, the best one marked."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     best = max(found, key=lambda choice: choice.throughput_tok_s)
     title = (
         f"concurrency {load.concurrency}, {load.input_len} in / {load.output_len} out, text accepted at "

@@ -186,10 +186,11 @@ def acceptance_histogram(measurements: Sequence[Measurement]) -> Figure:
         return figure
 
 
-def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float], ceiling: float = 4.0) -> Figure:
+def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float]) -> Figure:
     """TPOT speed-up over the accept length, with what was measured, the break-even line and known texts."""
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(8.5, 4.6))
+        ceiling = 4.0  # accept length with four draft tokens
         lengths = np.linspace(1, ceiling, 200)
         for i, curve in enumerate(curves):
             shade = COLOURS[i % len(COLOURS)]

@@ -118,7 +118,7 @@ def test_what_a_step_does_not_explain_is_stall_and_never_negative(
 
     def cell(reps: Repetition) -> Cell:
         measured = null_run.result.measurements[0].model_copy(update={"load": reps.load})
-        return Cell([(Run(null_run.folder, {}, null_run.result, {measured.raw: reps}), measured)])
+        return Cell.of([(Run(null_run.folder, {}, null_run.result, {measured.raw: reps}), measured)])
 
     fast = repetition([tpot_ms])
     assert fast.details is not None

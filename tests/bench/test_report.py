@@ -1,6 +1,7 @@
 """The report: one page without outside files, from runs of this machine or another; and the A/B order."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.bench import changes, runs
 from kimi_w4a8_eagle3.bench.ab import Plan
 from kimi_w4a8_eagle3.bench.analysis import Analysis
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
 from kimi_w4a8_eagle3.bench.side import Side
+from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval
+from kimi_w4a8_eagle3.bench.tables import print_comparison, print_figures
 from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.errors import KimiError
@@ -29,6 +33,23 @@ def test_the_page_stands_alone_and_shows_both_kinds_of_figures(copies: Copies, t
         assert text in page
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"report.html", "measured.png", "published.png", "speedup.png", "model.png", "acceptance.png"}
+
+
+def test_tables_and_page_read_one_analysis(copies: Copies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[str] = Counter()
+    for module, name in ((runs, "estimate"), (changes, "ratio")):
+        compute = getattr(module, name)
+
+        def counting(*args: object, compute: Callable[..., Interval] = compute, name: str = name) -> Interval:
+            asked[name] += 1
+            return compute(*args)
+
+        monkeypatch.setattr(module, name, counting)
+    analysis = Analysis([copies("a", "w4a8", 3.0, acceptance=None), copies("b", "eagle3", 1.1)])
+    print_figures(analysis)
+    print_comparison(analysis)
+    write_report(analysis, tmp_path / "out")
+    assert asked == {"estimate": 2 * len(METRICS), "ratio": len(METRICS)}
 
 
 def test_a_run_read_elsewhere_without_its_raw_files_still_reports(copies: Copies, tmp_path: Path) -> None:
