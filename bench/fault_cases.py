@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.fleet.load import Load, Summary, forbidden, summarize, write_records
 from kimi_w4a8_eagle3.fleet.load_questions import Question, endless_question, known_questions
@@ -87,12 +88,8 @@ class Stage:
 
     def count(self, metric: str) -> float:
         """Sum of one of SGLang's metrics over the engines."""
-        total = 0.0
-        for url in self.engines():
-            for line in self._http.get(f"{url}/metrics").text.splitlines():
-                if line.startswith(metric + "{"):
-                    total += float(line.rpartition(" ")[2])
-        return total
+        texts = (self._http.get(f"{url}/metrics").text for url in self.engines())
+        return sum(Reading.parse(text).total(metric) or 0.0 for text in texts)
 
     def wait_idle(self, timeout_s: float = 60.0) -> float:
         """Seconds until no engine runs a request; the time limit when one still does."""

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.bench.load import generator_command, read_result
+from kimi_w4a8_eagle3.bench.generator import generator_command, read_result
 from kimi_w4a8_eagle3.bench.measure import measure
 from kimi_w4a8_eagle3.bench.subject import Subject, inspect
 from kimi_w4a8_eagle3.bench.texts import prepare

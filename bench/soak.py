@@ -25,9 +25,10 @@ from kimi_w4a8_eagle3.fleet.load import summarize, write_records
 from kimi_w4a8_eagle3.fleet.load_request import Record
 from kimi_w4a8_eagle3.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.signals import Terminated, signals_raise
-from kimi_w4a8_eagle3.soak import plots, subject, verdict
-from kimi_w4a8_eagle3.soak.session import OnProgress, Plan, Soak, judge, soak
-from kimi_w4a8_eagle3.soak.verdict import Bounds, Finding
+from kimi_w4a8_eagle3.soak.findings import Bounds, Finding, outcomes
+from kimi_w4a8_eagle3.soak.fleet import check_nothing_left, running, started
+from kimi_w4a8_eagle3.soak.picture import draw
+from kimi_w4a8_eagle3.soak.soak import OnProgress, Plan, Soak, judge, soak
 from kimi_w4a8_eagle3.soak.watch import RUNNING, USED, Sample
 
 
@@ -59,13 +60,13 @@ def main(
     try:
         with signals_raise(), _progress(console, minutes) as (say, on_progress):
             if url is not None:
-                found = soak(subject.running(url, ops_url), folder, plan, on_progress)
+                found = soak(running(url, ops_url), folder, plan, on_progress)
                 left = []
             else:
-                with subject.started(recipe, sets, replicas, folder, lambda line: say(f"start: {line}")) as fleet:
+                with started(recipe, sets, replicas, folder, lambda line: say(f"start: {line}")) as fleet:
                     found = soak(fleet, folder, plan, on_progress)
                     say("the fleet is stopped")
-                left = [subject.check_nothing_left(fleet, found.shared_memory)]
+                left = [check_nothing_left(fleet, found.shared_memory)]
     except Terminated as stopped:
         console.print(f"soak: {stopped} received; no verdict")
         raise typer.Exit(stopped.exit_code) from None
@@ -76,7 +77,7 @@ def main(
     write_records(folder / "requests.jsonl", found.records)
     write_json(folder / "soak.json", _result(found, findings))
     title = f"{len(found.records):,} requests in {minutes:g} minutes, {concurrency} clients"
-    plots.draw(found, folder / "soak.png", title)
+    draw(found, folder / "soak.png", title)
     console.print(_served(found), _findings(findings))
     failed = [finding for finding in findings if not finding.passed]
     console.print("[green]✓ nothing leaks, nothing is lost[/]" if not failed else f"[red]✗ {len(failed)} findings[/]")
@@ -111,7 +112,7 @@ def _served(found: Soak) -> Table:
     table = Table(title="What the clients saw")
     for column in ("client", "requests", "outcomes"):
         table.add_column(column, justify="right" if column == "requests" else "left")
-    for manner, counts in verdict.outcomes(found.records).items():
+    for manner, counts in outcomes(found.records).items():
         table.add_row(manner, f"{counts.total():,}", ", ".join(f"{n:,} {name}" for name, n in counts.most_common()))
     return table
 
@@ -131,7 +132,7 @@ def _result(found: Soak, findings: Sequence[Finding]) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in findings],
         "began": found.began,
         "ended": found.ended,
-        "outcomes": verdict.outcomes(found.records),
+        "outcomes": outcomes(found.records),
         "summary": asdict(summarize(found.records, found.began, found.ended)),
         "before": asdict(found.before),
         "after": asdict(found.after),

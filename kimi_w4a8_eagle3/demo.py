@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from . import serving, startup_check, tiny
-from .bench.load import LoadResult, run_load, write_conversations
+from .bench.generator import LoadResult, run_load, write_conversations
 from .client import EngineClient, Generation
 from .door_settings import without_keys
 from .errors import KimiError

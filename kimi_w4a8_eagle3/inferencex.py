@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .bench.load import last_json_line
+from .bench.generator import last_json_line
 from .bench.measure import Measurement
 from .bench.runs import Run
 from .errors import KimiError

@@ -6,22 +6,19 @@ from two counters that every finished request adds to. SGLang 0.5.23 names; see 
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import httpx
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
+from .base.prometheus import Reading
 from .errors import KimiError
 
 GENERATION_TOKENS = "sglang:generation_tokens_total"
 PROMPT_TOKENS = "sglang:prompt_tokens_total"
 VERIFY_CALLS = "sglang:spec_verify_calls_total"
 REQUESTS = "sglang:num_requests_total"
-_ABSENT = re.compile(r'^kimi_replica_up\{[^}]*replica="([^"]*)"[^}]*\} 0(?:\.0)?$', re.MULTILINE)
 _PAUSE_S = 0.5
 
 
@@ -33,6 +30,11 @@ class Counters:
     prompt_tokens: float
     verify_calls: float
     requests: float
+
+    @classmethod
+    def of(cls, reading: Reading) -> Counters:
+        """The counters of a reading; one that is absent so far is 0."""
+        return cls(*(reading.total(name) or 0.0 for name in (GENERATION_TOKENS, PROMPT_TOKENS, VERIFY_CALLS, REQUESTS)))
 
     def since(self, earlier: Counters) -> Counters:
         """What was added after `earlier`. Raises KimiError when a counter went back: the server restarted."""
@@ -68,21 +70,21 @@ class Acceptance:
 
 
 def scrape(base_url: str, timeout_s: float = 10.0) -> Counters:
-    """Read the counters; raises KimiError as `exposition` does."""
-    return parse_counters(exposition(base_url, timeout_s))
+    """Read the counters; raises KimiError as `read` does."""
+    return Counters.of(read(base_url, timeout_s))
 
 
-def exposition(base_url: str, timeout_s: float = 10.0, attempts: int = 10) -> str:
-    """The Prometheus text of an engine, or of all replicas at an ops endpoint.
+def read(base_url: str, timeout_s: float = 10.0, attempts: int = 10) -> Reading:
+    """The metrics of an engine, or of all replicas at an ops endpoint.
 
     An ops endpoint leaves out a replica that is slow to answer, whose counters would seem to go back: it is asked anew.
     Raises KimiError when the server does not answer, runs without --enable-metrics, or a replica stays away.
     """
     for _ in range(attempts):
-        text = _metrics(base_url, timeout_s)
-        missing = _ABSENT.findall(text)
+        reading = _read(base_url, timeout_s)
+        missing = reading.labels("kimi_replica_up", "replica", 0.0)
         if not missing:
-            return text
+            return reading
         time.sleep(_PAUSE_S)
     raise KimiError(
         f"no metrics of replica {', '.join(missing)}",
@@ -92,7 +94,7 @@ def exposition(base_url: str, timeout_s: float = 10.0, attempts: int = 10) -> st
     )
 
 
-def _metrics(base_url: str, timeout_s: float) -> str:
+def _read(base_url: str, timeout_s: float) -> Reading:
     url = f"{base_url}/metrics"
     try:
         response = httpx.get(url, timeout=timeout_s, follow_redirects=True)
@@ -105,33 +107,20 @@ def _metrics(base_url: str, timeout_s: float) -> str:
             expected="Prometheus text",
             remedy="start the server with --enable-metrics (every recipe does)",
         )
-    return response.text
+    try:
+        return Reading.parse(response.text)
+    except ValueError as error:
+        raise KimiError(f"no metrics: {error}", where=url, expected="Prometheus text") from error
 
 
-def parse_counters(text: str) -> Counters:
-    """Sum the counters of a Prometheus exposition over their labels; a counter that is absent so far is 0."""
-    return counters_of(text_string_to_metric_families(text))
-
-
-def counters_of(families: Iterable[Metric]) -> Counters:
-    """`parse_counters` of an exposition that is parsed already."""
-    totals: dict[str, float] = {}
-    for family in families:
-        for sample in family.samples:
-            totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    return Counters(*(totals.get(name, 0.0) for name in (GENERATION_TOKENS, PROMPT_TOKENS, VERIFY_CALLS, REQUESTS)))
-
-
-def acceptance_from_counters(delta: Counters, num_draft_tokens: int, requests: int | None = None) -> Acceptance | None:
+def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptance | None:
     """Exact accept length of a run; None without speculation (no verify call was counted).
 
-    The first token of every request comes from prefill, not from a verify step, so it is taken off. requests: finished
-    requests in the window, by default the server's own count.
+    The first token of every request comes from prefill, not from a verify step, so it is taken off.
     """
     if delta.verify_calls <= 0:
         return None
-    finished = delta.requests if requests is None else requests
-    length = (delta.generation_tokens - finished) / delta.verify_calls
+    length = (delta.generation_tokens - delta.requests) / delta.verify_calls
     return Acceptance(length=length, rate=(length - 1) / (num_draft_tokens - 1), steps=round(delta.verify_calls))
 
 

@@ -1,7 +1,7 @@
 """What N nodes give, one replica on each: capacity, the published rate times N, and what is left without a node.
 
-Nothing here was measured on several nodes. Rates of one node are the recipe's published ones; times N they are an upper
-bound, because a router costs time and does not spread requests evenly.
+Nothing here was measured on several nodes. Rates of one node are those published for the recipe; times N they are an
+upper bound, because a router costs time and does not spread requests evenly.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .bench import predict
+from .bench import predict, published
 from .bench.machine_model import Cluster
 from .doctor.needs import PUBLISHED_SIZES, Needs
 from .errors import KimiError
@@ -20,7 +20,6 @@ INPUT_LEN, OUTPUT_LEN = 10240, 512  # the published workload
 _CONCURRENCY = 40  # requests of one node at the published throughput point
 LOAD_S = 20 * 60  # what loading a replica may take
 _MODELLED_CARD, _MODELLED_GPU = "kimi-k2.5-w4a8", "mi325x"
-_PUBLISHED_ACCEPT_LENGTH = 3.93  # of the prompts behind the published rate
 
 
 @dataclass(frozen=True)
@@ -109,16 +108,14 @@ def make_node_plan(plan: MemoryPlan, recipe: Recipe, args: Mapping[str, ArgValue
 
 def _rate(recipe: Recipe, gpus: int) -> Rate | None:
     """The published rate of one replica: at con40, else per GPU at the highest concurrency that was published."""
-    if recipe.published is None:
-        return None
-    con40 = recipe.published.con40.get("output_throughput_tok_s")
-    if con40 is not None:
-        return Rate(con40, _CONCURRENCY, recipe.published.source)
-    per_gpu = {int(concurrency): tok_s for concurrency, tok_s in recipe.published.tok_s_per_gpu.items()}
+    con40, source = published.reported(recipe.name, "con40")
+    if "output_throughput_tok_s" in con40:
+        return Rate(con40["output_throughput_tok_s"], _CONCURRENCY, source)
+    per_gpu = published.per_gpu(recipe.name)
     if not per_gpu:
         return None
     most = max(per_gpu)
-    return Rate(per_gpu[most] * gpus, most, recipe.published.source)
+    return Rate(per_gpu[most] * gpus, most, published.load(published.PER_GPU)["source"])
 
 
 def _modelled_load(plan: MemoryPlan, recipe: Recipe, args: Mapping[str, ArgValue]) -> predict.Load | None:
@@ -127,7 +124,7 @@ def _modelled_load(plan: MemoryPlan, recipe: Recipe, args: Mapping[str, ArgValue
         return None
     precision = "w4a8" if "AITER_W4A8_USE_INT8" in recipe.environment else "w4a16"
     steps = int(number(args, "speculative-num-steps", 3)) if recipe.draft is not None else 0
-    accept_length = min(_PUBLISHED_ACCEPT_LENGTH, steps + 1)
+    accept_length = min(published.points()["con40"]["eagle3"]["accept_length"], steps + 1)
     return predict.Load(_CONCURRENCY, precision=precision, steps=steps, accept_length=accept_length)
 
 

@@ -30,7 +30,6 @@ FIXED_ACCEPTANCE = {
     "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
     "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
 }
-NOT_INHERITED = ("summary", "published")
 
 
 class _Strict(BaseModel):
@@ -90,16 +89,6 @@ def _scalar_to_text(value: Any) -> Any:
 EnvValue = Annotated[str | Literal[False], BeforeValidator(_scalar_to_text)]
 
 
-class Published(_Strict):
-    """Figures that a source reports for this recipe; never measured by this package."""
-
-    source: str
-    con2: dict[str, float] = {}
-    con40: dict[str, float] = {}
-    gsm8k_10shot: dict[str, float] = {}
-    tok_s_per_gpu: dict[str, float] = Field(default={}, description="output tokens a second and GPU, by concurrency")
-
-
 class Recipe(_Strict):
     """One way to serve the model, fully resolved (no `extends` left)."""
 
@@ -115,7 +104,6 @@ class Recipe(_Strict):
     router: RouterSettings = Field(default=RouterSettings(), description="used by --replicas and `kimi route`")
     env: dict[str, EnvValue] = {}
     hardware: Hardware = Hardware()
-    published: Published | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -210,7 +198,7 @@ def _resolve(path: Path, depth: int) -> dict[str, Any]:
         raise KimiError("`extends` must be a recipe name", where=str(path), expected='extends = "w4a8"')
     beside = path.parent / f"{parent_name}.toml"
     parent = _resolve(beside if beside.is_file() else _find(parent_name), depth + 1)
-    return _merge({key: value for key, value in parent.items() if key not in NOT_INHERITED}, table)
+    return _merge({key: value for key, value in parent.items() if key != "summary"}, table)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +249,6 @@ def _valid_keys(parents: list[str]) -> list[str]:
         "options": Options,
         "router": RouterSettings,
         "hardware": Hardware,
-        "published": Published,
     }
     model = tables[parents[0]] if parents else Recipe
     names = [name for name in model.model_fields if name != "name"]

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from .base.files import write_atomic
 from .errors import KimiError
 
 RECORD = "run.json"
@@ -43,13 +44,10 @@ def new_run_dir(kind: str, root: Path = DEFAULT_ROOT) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON to a temporary name, then rename: a reader never sees half a file."""
-    temporary = path.with_name(path.name + ".tmp")
+    """Write JSON; a reader never sees half a file. Raises KimiError when it cannot be written."""
     try:
-        temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
-        temporary.replace(path)
+        write_atomic(path, json.dumps(value, indent=2, default=str) + "\n")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise KimiError(f"cannot write {path.name}: {error.strerror}", where=str(path)) from error
 
 
@@ -71,10 +69,10 @@ def record(kind: str, launches: Mapping[str, Any], gates: Mapping[str, str], **f
     }
 
 
-def installed_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Versions of the packages that decide a result; absent ones are left out."""
     found = {"python": platform.python_version()}
-    for name in packages:
+    for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -22,7 +22,7 @@ from .fleet.replica import DRAIN_TIMEOUT_S, READY_TIMEOUT_S, Replica, with_weigh
 from .fleet.router import RouterEndpoint, router_endpoint
 from .fleet.router_settings import RouterSettings
 from .fleet.supervisor import Fleet, RouterKeeper
-from .ops.state import FleetView, Phase, ReplicaState
+from .ops.replica_state import FleetView, Phase, ReplicaState
 from .run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from .server import EngineServer, require_free_port
 from .signals import Terminated, signals_raise

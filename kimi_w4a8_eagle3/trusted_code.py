@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .base.files import write_atomic
 from .errors import KimiError
 from .fetch.store import CacheStore
 
@@ -100,18 +101,15 @@ class TrustRecord:
         return file.sha256 in self.known.get(file.name, ())
 
     def add(self, files: Iterable[CodeFile]) -> None:
-        """Accept files and write the record: a temporary name, then a rename."""
+        """Accept files and write the record."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         for file in files:
             if not self.trusts(file):
                 self._add({"name": file.name, "sha256": file.sha256, "from": str(file.source), "recorded": now})
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"format": FORMAT, "files": self.entries}, indent=1) + "\n")
-            temporary.replace(self.path)
+            write_atomic(self.path, json.dumps({"format": FORMAT, "files": self.entries}, indent=1) + "\n")
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise KimiError(
                 f"the record of trusted code cannot be written: {error.strerror}",
                 where=str(self.path),

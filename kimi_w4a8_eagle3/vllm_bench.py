@@ -10,26 +10,12 @@ from __future__ import annotations
 
 from .engine_args import Args, command_words
 from .errors import KimiError
-from .recipe_schema import Recipe
 from .recipes import Launch
 
 CONCURRENCIES = (4, 8, 16, 32, 64)
 TOKENS = 1024
 SHORTEST = 0.8
 PROMPTS_PER_STREAM, WARMUPS_PER_STREAM = 10, 2
-
-# As the model card prints it.
-PUBLISHED: Args = {
-    "backend": "vllm",
-    "dataset-name": "random",
-    "random-input-len": TOKENS,
-    "random-output-len": TOKENS,
-    "random-range-ratio": SHORTEST,
-    "request-rate": "inf",
-    "ignore-eos": True,
-    "use-chat-template": True,
-    "trust-remote-code": True,
-}
 
 
 def bench_command(launch: Launch, concurrency: int, seed: int = 0) -> list[str]:
@@ -57,24 +43,11 @@ def bench_command(launch: Launch, concurrency: int, seed: int = 0) -> list[str]:
     ]
 
 
-def published_command(launch: Launch, concurrency: int) -> list[str]:
-    """The command as the model card prints it, for comparison."""
-    return [*_program(launch), *command_words({**PUBLISHED, **_load(concurrency)})]
-
-
 def length_range(target: int, shortest: float) -> tuple[int, float]:
     """vLLM's length and range ratio for lengths from `shortest * target` to `target`: the middle and its spread."""
     low = shortest * target
     middle = round((low + target) / 2)
     return middle, int((target / middle - 1) * 10_000) / 10_000
-
-
-def speedups(recipe: Recipe, base: Recipe) -> dict[str, float]:
-    """Published tokens per second and GPU of `recipe` over `base`, by concurrency."""
-    if recipe.published is None or base.published is None:
-        raise KimiError("no published figures to compare", where=f"{recipe.name}, {base.name}")
-    ours, theirs = recipe.published.tok_s_per_gpu, base.published.tok_s_per_gpu
-    return {concurrency: ours[concurrency] / theirs[concurrency] for concurrency in ours if concurrency in theirs}
 
 
 def _program(launch: Launch) -> list[str]:

@@ -23,7 +23,9 @@ from types import TracebackType
 
 import httpx
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
+
+from .base.files import write_atomic
+from .base.prometheus import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +54,8 @@ class Sample:
     @classmethod
     def parse(cls, text: str) -> Sample:
         """Sum the series of all ranks and modes; a metric that is absent counts as zero."""
-        sums: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
-            for series in family.samples:
-                sums[series.name] = sums.get(series.name, 0.0) + series.value
-        tokens, running, queued = (
-            sum(sums.get(name, 0.0) for name in names) for names in (TOKEN_COUNTERS, RUNNING, QUEUED)
-        )
-        return cls(tokens, running, queued)
+        reading = Reading.parse(text)
+        return cls(*(sum(reading.total(name) or 0.0 for name in names) for names in (TOKEN_COUNTERS, RUNNING, QUEUED)))
 
 
 class Progress:
@@ -177,12 +173,10 @@ def dump_stacks(pid: int, folder: Path, headline: str) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "stacks.txt"
-    temporary = target.with_suffix(".tmp")
     parts = [headline]
     for process in _family(pid):
         parts.append(f"\n== {process.pid} {_command(process)}\n{_stack(process.pid)}")
-    temporary.write_text("\n".join(parts) + "\n")
-    temporary.replace(target)
+    write_atomic(target, "\n".join(parts) + "\n")
     return target
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import KimiError
 from ..run_dir import new_run_dir
 from .runs import RunWriter
-from .session import Say, Side, Texts, measure_points, recorded, require_usable, running
+from .side import Say, Side, Texts, measure_points, recorded, require_usable, running
 from .texts import prepare
 from .workloads import Workload
 

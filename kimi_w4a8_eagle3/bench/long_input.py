@@ -6,12 +6,12 @@ draft's hardly does (`kimi bench ab --input-len 1024 --input-len 8192` measures 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .measure import Measurement
-from .runs import Run, grouped, repetitions
-from .speedup import Speedup, from_pairs
+from .runs import Groups
+from .speedup import Speedup
 
 # Forward modes by what they are for; a plain `decode` pass of a speculating server is a draft step.
 _VERIFY, _DRAFT = ("target_verify",), ("decode", "draft_extend", "draft_extend_v2")
@@ -28,22 +28,18 @@ class LongInput:
     gain: float
 
 
-def from_runs(runs: Sequence[Run]) -> list[LongInput]:
+def rows(groups: Groups, speedups: Mapping[tuple[str, int, str], Speedup]) -> list[LongInput]:
     """Rows of workloads measured at two or more input lengths on a plain and a speculating side, by length."""
-    rows = []
-    for (name, concurrency), sides in grouped(runs).items():
-        plain = next((pairs for pairs in sides.values() if pairs[0][1].acceptance is None), None)
-        fast = next((pairs for pairs in sides.values() if pairs[0][1].acceptance is not None), None)
-        if "@" not in name or plain is None or fast is None:
-            continue
-        curve = from_pairs(name, repetitions(plain), repetitions(fast), [each for _, each in fast])
-        work = fast[0][1].workload
-        if curve is not None and work.input_len is not None:
-            parts = _parts(curve, [each for _, each in fast])
+    found = []
+    for (name, concurrency), sides in groups.items():
+        fast = next((cell for cell in sides.values() if cell.accept_length is not None), None)
+        curve = speedups.get((name, concurrency, fast.side)) if fast else None
+        if fast and curve and fast.workload.of_sweep and fast.workload.input_len is not None:
             base_step = curve.base_step_ms or curve.base_tpot_ms
-            rows.append(LongInput(work.input_len, concurrency, base_step, parts, curve.measured))
-    rows.sort(key=lambda row: (row.concurrency, row.input_len))
-    return rows if len({row.input_len for row in rows}) > 1 else []
+            parts = _parts(curve, fast.measurements)
+            found.append(LongInput(fast.workload.input_len, concurrency, base_step, parts, curve.measured))
+    found.sort(key=lambda row: (row.concurrency, row.input_len))
+    return found if len({row.input_len for row in found}) > 1 else []
 
 
 def _parts(curve: Speedup, measurements: Sequence[Measurement]) -> dict[str, float]:

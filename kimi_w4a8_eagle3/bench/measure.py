@@ -17,7 +17,7 @@ from ..client import EngineClient, Generation
 from ..errors import KimiError
 from ..metrics import Acceptance
 from . import repetition
-from .load import LoadDetails, LoadResult, drive, generator_command, last_json_line, read_details, read_result
+from .generator import LoadDetails, LoadResult, drive, generator_command, last_json_line, read_details, read_result
 from .repetition import Repetition
 from .sampler import Sampler, ServerSummary
 from .subject import Subject

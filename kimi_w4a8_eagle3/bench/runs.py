@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import KimiError
 from ..run_dir import RECORD, write_json
-from .load import read_details
+from .generator import read_details
 from .measure import Measurement
-from .statistics import Repetition
+from .statistics import METRICS, Interval, Repetition, estimate
+from .workloads import Workload
 
 RESULT = "result.json"
-Key = tuple[str, int]
 
 
 class RunResult(BaseModel):
@@ -118,16 +120,47 @@ def read_run(folder: Path) -> Run:
     return Run(folder, record, result)
 
 
-def grouped(runs: Sequence[Run]) -> dict[Key, dict[str, list[tuple[Run, Measurement]]]]:
-    """Usable measurements by (workload, concurrency) and then by side, in the order measured."""
-    groups: dict[Key, dict[str, list[tuple[Run, Measurement]]]] = {}
+@dataclass(frozen=True)
+class Cell:
+    """All usable measurements of one side at one workload and concurrency, of one or several runs, in their order.
+
+    run, workload: of the first. repetitions: with per-request details where they were kept.
+    """
+
+    run: Run
+    workload: Workload
+    concurrency: int
+    side: str
+    measurements: Sequence[Measurement]
+    repetitions: Sequence[Repetition]
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[Run, Measurement]]) -> Cell:
+        """The cell of measurements that share workload, concurrency and side, each with its run."""
+        run, first = pairs[0]
+        repetitions = [repetition for run, each in pairs for repetition in run.repetitions([each])]
+        return cls(run, first.workload, first.concurrency, first.side, [each for _, each in pairs], repetitions)
+
+    @cached_property
+    def figures(self) -> dict[str, Interval]:
+        """Every metric with its interval, by key."""
+        return {key: estimate(self.repetitions, metric) for key, metric in METRICS.items()}
+
+    @cached_property
+    def accept_length(self) -> float | None:
+        """Median over the measurements; None when the side does not speculate."""
+        lengths = [each.acceptance.length for each in self.measurements if each.acceptance is not None]
+        return float(np.median(lengths)) if lengths else None
+
+
+Groups = Mapping[tuple[str, int], Mapping[str, Cell]]
+
+
+def grouped(runs: Sequence[Run]) -> Groups:
+    """Cells by (workload, concurrency) and then by side, in the order measured."""
+    groups: dict[tuple[str, int], dict[str, list[tuple[Run, Measurement]]]] = {}
     for run in runs:
         for each in run.usable:
             sides = groups.setdefault((each.workload.name, each.concurrency), {})
             sides.setdefault(each.side, []).append((run, each))
-    return groups
-
-
-def repetitions(pairs: Iterable[tuple[Run, Measurement]]) -> list[Repetition]:
-    """Measurements of possibly several runs with their details."""
-    return [repetition for run, each in pairs for repetition in run.repetitions([each])]
+    return {key: {side: Cell.of(pairs) for side, pairs in sides.items()} for key, sides in groups.items()}

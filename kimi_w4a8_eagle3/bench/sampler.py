@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from .. import metrics
+from ..base.prometheus import Reading
 from ..errors import KimiError
-from ..metrics import exposition
 
 GAUGES = {
     "kv_usage": "sglang:token_usage",
@@ -24,11 +23,11 @@ GAUGES = {
     "accept_length": "sglang:spec_accept_length",
 }
 # Sums over the requests finished in the window; the first token of a request ends its prefill.
-_SUMS = {
-    "queue_s": ("sglang:queue_time_seconds", ""),
-    "prefill_s": ("sglang:per_stage_req_latency_seconds", "prefill_forward"),
-    "first_token_s": ("sglang:time_to_first_token_seconds", ""),
-    "total_s": ("sglang:e2e_request_latency_seconds", ""),
+_SUMS: dict[str, tuple[str, dict[str, str]]] = {
+    "queue_s": ("sglang:queue_time_seconds", {}),
+    "prefill_s": ("sglang:per_stage_req_latency_seconds", {"stage": "prefill_forward"}),
+    "first_token_s": ("sglang:time_to_first_token_seconds", {}),
+    "total_s": ("sglang:e2e_request_latency_seconds", {}),
 }
 _RETRACTED = "sglang:num_retracted_requests_total"
 FORWARD_SECONDS = "sglang:forward_execution_seconds_total"
@@ -55,16 +54,13 @@ class ServerSummary:
     forward_s: dict[str, float]
 
 
-Exposition = dict[str, list[tuple[Mapping[str, str], float]]]
-
-
 class Sampler:
     """Reads /metrics every `every_s` seconds between `open_window()` and exit; each reading goes to `path` as JSON."""
 
     def __init__(self, base_url: str, path: Path, every_s: float = 1.0) -> None:
         self._base_url, self._path, self._every_s = base_url, path, every_s
         self._readings: list[dict[str, float]] = []
-        self._first: Exposition | None = None
+        self._first = Reading.of(())
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
@@ -80,46 +76,36 @@ class Sampler:
 
     def open_window(self) -> None:
         """Note the counters now; `summary` counts from here."""
-        self._first = parse(exposition(self._base_url))
+        self._first = metrics.read(self._base_url)
         self._readings.clear()
 
     def summary(self) -> ServerSummary:
         """What happened since `open_window`. Raises KimiError when the server does not answer."""
-        return summarize(self._first or {}, parse(exposition(self._base_url)), self._readings)
+        return summarize(self._first, metrics.read(self._base_url), self._readings)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             try:
-                now = parse(exposition(self._base_url, attempts=1))
+                now = metrics.read(self._base_url, attempts=1)
             except KimiError:
                 continue  # a dead server shows in the load's own result
-            found = {name: max(values) for name, gauge in GAUGES.items() if (values := _values(now, gauge))}
+            found = {name: value for name, gauge in GAUGES.items() if (value := now.largest(gauge)) is not None}
             self._readings.append({"time": time.time(), **found})
 
 
-def parse(text: str) -> Exposition:
-    """Prometheus text as {sample name: [(labels, value)]}."""
-    found: Exposition = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return found
+def summarize(first: Reading, last: Reading, readings: Sequence[Mapping[str, float]]) -> ServerSummary:
+    """The window between two readings, and the gauges read inside it."""
 
-
-def summarize(first: Exposition, last: Exposition, readings: Sequence[Mapping[str, float]]) -> ServerSummary:
-    """The window between two expositions, and the gauges read inside it."""
-
-    def added(name: str, stage: str = "") -> float:
-        return _total(last, name, stage) - _total(first, name, stage)
+    def added(name: str, **labels: str) -> float:
+        return (last.total(name, **labels) or 0.0) - (first.total(name, **labels) or 0.0)
 
     def a_request(key: str) -> float | None:
-        name, stage = _SUMS[key]
-        count = added(f"{name}_count", stage)
-        return added(f"{name}_sum", stage) / count if count > 0 else None
+        name, labels = _SUMS[key]
+        count = added(f"{name}_count", **labels)
+        return added(f"{name}_sum", **labels) / count if count > 0 else None
 
     queued = [reading["queued"] for reading in readings if "queued" in reading]
     total, first_token = a_request("total_s"), a_request("first_token_s")
-    modes = {labels.get("category", "") for labels, _ in last.get(FORWARD_SECONDS, [])}
     return ServerSummary(
         samples=len(readings),
         kv_usage_peak=_peak(readings, "kv_usage"),
@@ -130,19 +116,11 @@ def summarize(first: Exposition, last: Exposition, readings: Sequence[Mapping[st
         queue_s=a_request("queue_s"),
         prefill_s=a_request("prefill_s"),
         decode_s=None if total is None or first_token is None else total - first_token,
-        forward_s={mode: added(FORWARD_SECONDS, mode) for mode in sorted(modes)},
+        forward_s={
+            mode: added(FORWARD_SECONDS, category=mode) for mode in sorted(last.by(FORWARD_SECONDS, "category"))
+        },
     )
 
 
 def _peak(readings: Sequence[Mapping[str, float]], name: str) -> float:
     return max((reading[name] for reading in readings if name in reading), default=0.0)
-
-
-def _values(exposition: Exposition, name: str) -> list[float]:
-    return [value for _, value in exposition.get(name, []) if value == value]
-
-
-def _total(exposition: Exposition, name: str, stage: str) -> float:
-    """Sum over labels; with a stage, over the series whose `stage` or `category` label says it."""
-    series = exposition.get(name, [])
-    return sum(v for labels, v in series if not stage or stage in (labels.get("stage"), labels.get("category")))

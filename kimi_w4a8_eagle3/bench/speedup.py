@@ -14,9 +14,8 @@ from itertools import groupby
 import numpy as np
 
 from . import published
-from .measure import Measurement
-from .runs import Run, grouped, repetitions
-from .statistics import METRICS, Repetition, estimate
+from .runs import Cell, Groups
+from .statistics import Repetition
 
 
 @dataclass(frozen=True)
@@ -48,36 +47,25 @@ class Speedup:
         return self.step_ms / spare if spare > 0 else float("inf")
 
 
-def from_runs(runs: Sequence[Run]) -> list[Speedup]:
-    """One per workload and speculating side that was measured beside a plain side."""
-    found = []
-    for (workload, concurrency), sides in grouped(runs).items():
-        plain = [name for name, pairs in sides.items() if pairs[0][1].acceptance is None]
-        for name, pairs in sides.items():
-            if not plain:
-                continue
-            title = f"{workload}, concurrency {concurrency}: {name} over {plain[0]}"
-            measurements = [each for _, each in pairs]
-            curve = from_pairs(title, repetitions(sides[plain[0]]), repetitions(pairs), measurements)
-            if curve is not None:
-                found.append(curve)
+def measured(groups: Groups) -> dict[tuple[str, int, str], Speedup]:
+    """Every speculating side that was measured beside a plain one, by workload, concurrency and side."""
+    found = {}
+    for (workload, concurrency), sides in groups.items():
+        plain = next((cell for cell in sides.values() if cell.accept_length is None), None)
+        for side, cell in sides.items():
+            if plain is not None and cell.accept_length is not None:
+                title = f"{workload}, concurrency {concurrency}: {side} over {plain.side}"
+                found[workload, concurrency, side] = _curve(title, plain, cell, cell.accept_length)
     return found
 
 
-def from_pairs(
-    title: str, base: Sequence[Repetition], fast: Sequence[Repetition], measurements: Sequence[Measurement]
-) -> Speedup | None:
-    """The curve of a speculating side (`fast`, with its measurements) over a plain one; None without acceptance."""
-    lengths = [each.acceptance.length for each in measurements if each.acceptance is not None]
-    if not lengths:
-        return None
-    length = float(np.median(lengths))
-    tpot = estimate(fast, METRICS["tpot_median_ms"]).value
-    base_tpot = estimate(base, METRICS["tpot_median_ms"]).value
-    step = _step_ms(fast)
+def _curve(title: str, base: Cell, fast: Cell, length: float) -> Speedup:
+    """`fast`, which speculates and is accepted at `length`, over `base`."""
+    tpot, base_tpot = (cell.figures["tpot_median_ms"].value for cell in (fast, base))
+    step = _step_ms(fast.repetitions)
     if step is None or step / length > tpot:
         step = tpot * length
-    return Speedup(title, True, base_tpot, tpot, length, step, tpot - step / length, _step_ms(base))
+    return Speedup(title, True, base_tpot, tpot, length, step, tpot - step / length, _step_ms(base.repetitions))
 
 
 def from_published() -> list[Speedup]:
@@ -102,6 +90,6 @@ def step_gaps_ms(repetition: Repetition) -> list[float]:
     return [value * 1000 * sum(1 for _ in same) for gaps in repetition.details.itls for value, same in groupby(gaps)]
 
 
-def _step_ms(repetitions_: Sequence[Repetition]) -> float | None:
-    gaps = [gap for repetition in repetitions_ for gap in step_gaps_ms(repetition)]
+def _step_ms(repetitions: Sequence[Repetition]) -> float | None:
+    gaps = [gap for repetition in repetitions for gap in step_gaps_ms(repetition)]
     return float(np.median(gaps)) if gaps else None

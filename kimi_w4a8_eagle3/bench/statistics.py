@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .load import LoadDetails, LoadResult
+from .generator import LoadDetails, LoadResult
 
 Values = NDArray[np.float64]
 Kind = Literal["tpot", "itl", "ttft", "throughput"]
@@ -77,16 +77,15 @@ class Interval:
         return self.low is not None and self.high is not None and self.low <= value <= self.high
 
 
-def estimate(repetitions: Sequence[Repetition], metric: Metric, seed: int = 0) -> Interval:
+def estimate(repetitions: Sequence[Repetition], metric: Metric) -> Interval:
     """The median over repetitions of the generator's own figure, with its interval."""
-    value = float(np.median([getattr(repetition.load, metric.field) for repetition in repetitions]))
-    return _interval(value, _draws(repetitions, metric, np.random.default_rng(seed)))
+    return _interval(_median(repetitions, metric), _draws(repetitions, metric, np.random.default_rng(0)))
 
 
-def ratio(base: Sequence[Repetition], other: Sequence[Repetition], metric: Metric, seed: int = 0) -> Interval:
+def ratio(base: Sequence[Repetition], other: Sequence[Repetition], metric: Metric) -> Interval:
     """other / base, with its interval; the two sides are drawn independently."""
-    rng = np.random.default_rng(seed)
-    value = estimate(other, metric).value / estimate(base, metric).value
+    rng = np.random.default_rng(0)
+    value = _median(other, metric) / _median(base, metric)
     below, above = _draws(base, metric, rng), _draws(other, metric, rng)
     return _interval(value, None if below is None or above is None else above / below)
 
@@ -97,6 +96,10 @@ def request_values(details: LoadDetails, kind: Kind) -> Values:
         return np.asarray(details.ttfts, dtype=np.float64) * 1000
     pairs = zip(details.itls, details.output_lens, strict=True)
     return np.asarray([sum(gaps) / (count - 1) * 1000 for gaps, count in pairs if count > 1], dtype=np.float64)
+
+
+def _median(repetitions: Sequence[Repetition], metric: Metric) -> float:
+    return float(np.median([getattr(repetition.load, metric.field) for repetition in repetitions]))
 
 
 def _interval(value: float, draws: Values | None) -> Interval:

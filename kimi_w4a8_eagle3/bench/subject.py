@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from .. import metrics
 from ..behind_router import behind_router
 from ..client import EngineClient, bearer
 from ..errors import KimiError
 from ..recipes import Launch
-from .sampler import parse
 from .workloads import Workload
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
@@ -109,16 +109,8 @@ def require_room(subject: Subject, workload: Workload) -> None:
 
 def _context_len(base_url: str) -> int | None:
     """From the metrics, which name the length that the running engine settled on."""
-    response = get_response(f"{base_url}/metrics")
-    if response.status_code != 200:
-        raise KimiError(
-            f"no metrics: HTTP {response.status_code}",
-            where=f"{base_url}/metrics",
-            expected="Prometheus text",
-            remedy="start the server with --enable-metrics (every recipe does)",
-        )
-    found = [value for _, value in parse(response.text).get("sglang:context_len", [])]
-    return int(max(found)) if found else None
+    found = metrics.read(base_url, timeout_s=30.0).largest("sglang:context_len")
+    return None if found is None else int(found)
 
 
 def _get_json(url: str) -> dict[str, Any]:

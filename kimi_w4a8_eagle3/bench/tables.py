@@ -10,26 +10,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import KimiError
-from .compare import compare_sides
+from .against_published import PerGpu
+from .analysis import Analysis
 from .measure import Measurement
 from .predict import Choice, Fit, Load, Point, mean_error
-from .published import compare
-from .published_per_gpu import compare_per_gpu
-from .runs import Run, grouped, repetitions
-from .statistics import METRICS, Interval, Metric, estimate
+from .runs import Cell
+from .statistics import METRICS, Interval, Metric
 
 
-def print_run(run: Run, console: Console | None = None) -> None:
-    """The figures of one run, what the server says, and the published comparison."""
+def print_figures(analysis: Analysis, console: Console | None = None) -> None:
+    """The figures of runs, what the servers say, and the published comparison."""
     console = console or Console(highlight=False)
-    for (workload, concurrency), sides in grouped([run]).items():
-        for side, pairs in sides.items():
-            console.print(_figures(f"{workload}, concurrency {concurrency}, {side}", pairs))
-            _facts(pairs[0][1], console)
-    comparisons = compare([run])
-    if comparisons:
+    for sides in analysis.groups.values():
+        for cell in sides.values():
+            console.print(_figures(cell))
+            _facts(cell.measurements[0], console)
+    if analysis.against_published:
         table = Table("published", "figure", "published", "measured", "difference", "what it means", title_style="bold")
-        for each in comparisons:
+        for each in analysis.against_published:
             table.add_row(
                 f"{each.workload} {each.side}",
                 each.metric.title,
@@ -39,15 +37,15 @@ def print_run(run: Run, console: Console | None = None) -> None:
                 each.verdict,
             )
         console.print(table)
-    print_per_gpu(run, console)
-    for refused, reason in run.refused:
-        console.print(f"[red]left out[/] {refused.workload.name}, {refused.side}: {reason}")
-    console.print(f"Everything is in {run.folder}; `kimi report {run.folder}` makes a page of it", markup=False)
+    print_per_gpu(analysis.per_gpu, console)
+    for run in analysis.runs:
+        for refused, reason in run.refused:
+            console.print(f"[red]left out[/] {refused.workload.name}, {refused.side}: {reason}")
+        console.print(f"Everything is in {run.folder}; `kimi report {run.folder}` makes a page of it", markup=False)
 
 
-def print_per_gpu(run: Run, console: Console) -> None:
+def print_per_gpu(rows: Sequence[PerGpu], console: Console) -> None:
     """Output tokens a second and GPU beside the published ones, where the server's GPUs are known."""
-    rows = compare_per_gpu(run)
     if not rows:
         return
     table = Table("workload", "concurrency", "GPUs", "measured", "published", "difference", "what it means")
@@ -60,26 +58,25 @@ def print_per_gpu(run: Run, console: Console) -> None:
     console.print(table)
 
 
-def print_comparison(runs: Sequence[Run], base: str | None = None, console: Console | None = None) -> None:
+def print_comparison(analysis: Analysis) -> None:
     """Every side against the base, figure by figure; refused measurements with their reason.
 
     Raises KimiError when the runs have no two sides of one workload.
     """
-    console = console or Console(highlight=False)
-    for run in runs:
+    console = Console(highlight=False)
+    for run in analysis.runs:
         if run.result.status != "complete":
             console.print(f"[yellow]warning:[/] {run.name} is {run.result.status}: {escape(run.result.reason)}")
         for refused, reason in run.refused:
             console.print(f"[red]left out[/] {run.name}: {refused.workload.name}, {refused.side}: {escape(reason)}")
-    rows = compare_sides(runs, base)
-    if not rows:
+    if not analysis.changes:
         raise KimiError(
             "nothing to compare",
-            where=", ".join(str(run.folder) for run in runs),
+            where=", ".join(str(run.folder) for run in analysis.runs),
             expected="usable measurements of one workload and concurrency on at least two sides",
             remedy="run the same workload on another recipe, or use `kimi bench ab`",
         )
-    for key, group in groupby(rows, key=lambda row: (row.workload, row.concurrency, row.a, row.b)):
+    for key, group in groupby(analysis.changes, key=lambda row: (row.workload, row.concurrency, row.a, row.b)):
         name, concurrency, a, b = key
         members = list(group)
         title = f"{name}, concurrency {concurrency}: {b} over {a}" + (" (env-only delta)" * members[0].env_only)
@@ -101,9 +98,9 @@ def _ratio(change: Interval) -> str:
     return f"{change.value:.3f} [{change.low:.3f}, {change.high:.3f}]"
 
 
-def print_model(fit: Fit, points: Sequence[Point], console: Console | None = None) -> None:
+def print_model(fit: Fit, points: Sequence[Point]) -> None:
     """The fitted unknowns, and every published figure beside the model's."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     table = Table("article", "point", "figure", "published", "model", "error", title="8x MI325X, 10240 in / 512 out")
     for each in points:
         metric = METRICS[each.key]
@@ -118,9 +115,9 @@ def print_model(fit: Fit, points: Sequence[Point], console: Console | None = Non
     )
 
 
-def print_choices(load: Load, found: Sequence[Choice], console: Console | None = None) -> None:
+def print_choices(load: Load, found: Sequence[Choice]) -> None:
     """Draft steps from 0 up, the best one marked."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     best = max(found, key=lambda choice: choice.throughput_tok_s)
     title = (
         f"concurrency {load.concurrency}, {load.input_len} in / {load.output_len} out, text accepted at "
@@ -148,13 +145,13 @@ def interval(found: Interval, metric: Metric) -> str:
     return f"{number(found.value, metric)} [{low}, {high}]"
 
 
-def _figures(title: str, pairs: list[tuple[Run, Measurement]]) -> Table:
+def _figures(cell: Cell) -> Table:
+    title = f"{cell.workload.name}, concurrency {cell.concurrency}, {cell.side}"
     table = Table(title=title, title_style="bold")
     table.add_column("figure")
     table.add_column("measured [95% interval]", justify="right")
-    reps = repetitions(pairs)
-    for metric in METRICS.values():
-        table.add_row(metric.title, interval(estimate(reps, metric), metric))
+    for key, metric in METRICS.items():
+        table.add_row(metric.title, interval(cell.figures[key], metric))
     return table
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import KimiError
-from .load import write_conversations
+from .generator import write_conversations
 from .workloads import Workload
 
 Pair = tuple[str, str]

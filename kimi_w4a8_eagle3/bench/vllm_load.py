@@ -23,7 +23,7 @@ from ..metrics import Acceptance
 from ..recipe_schema import ArgValue
 from ..recipes import Launch
 from ..vllm_bench import length_range
-from .load import LoadResult, last_json_line, read_details, run_generator
+from .generator import LoadResult, last_json_line, read_details, run_generator
 from .measure import Measurement, judge_lengths
 from .subject import Subject, get_response, inspect, require_model
 from .texts import prepare

@@ -59,6 +59,11 @@ class Workload(BaseModel):
         return None if self.input_len is None else self.input_len + self.output_len
 
     @property
+    def of_sweep(self) -> bool:
+        """Whether `at_input_lengths` made it."""
+        return "@" in self.name
+
+    @property
     def backend(self) -> str:
         """The generator's client: `random` text reaches a chat template only through the chat endpoint."""
         return CHAT_BACKEND if self.dataset == "random" and self.chat_template else "sglang"

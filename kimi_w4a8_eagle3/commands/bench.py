@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -12,9 +13,10 @@ import typer
 from typer.core import TyperGroup
 
 from .inferencex import export_inferencex
+from .options import KEY_FILE, OPS_URL, RUNS, expanded
 
 if TYPE_CHECKING:
-    from ..bench.session import Texts
+    from ..bench.side import Texts
     from ..bench.workloads import Workload
 
 
@@ -34,20 +36,37 @@ app = typer.Typer(
 )
 app.command("export-inferencex")(export_inferencex)
 
-RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
-SHAREGPT = typer.Option(
-    "", "--sharegpt", help="ShareGPT JSON file whose texts are sent; default: fetched from the Hub."
-)
-PROMPTS = typer.Option(
-    "", "--prompts", help="Text of your own instead: ShareGPT .json, .jsonl, .txt, or hf://datasets/OWNER/NAME/FILE."
-)
-CONCURRENCY = typer.Option([], "--concurrency", "-c", help="Instead of the workload's; may be repeated.")
-SEED = typer.Option([], "--seed", help="Instead of the workload's; may be repeated.")
-NUM_PROMPTS = typer.Option(None, "--num-prompts", "-n", help="Instead of the workload's.")
-INPUT_LEN = typer.Option(None, "--input-len", help="Tokens of a `random` prompt, instead of the workload's.")
-OUTPUT_LEN = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's.")
+
+@dataclass(frozen=True)
+class Load:
+    """Changes of a workload that one run and an A/B comparison take alike."""
+
+    sharegpt: str = typer.Option(
+        "", "--sharegpt", help="ShareGPT JSON file whose texts are sent; default: fetched from the Hub."
+    )
+    prompts: str = typer.Option(
+        "",
+        "--prompts",
+        help="Text of your own instead: ShareGPT .json, .jsonl, .txt, or hf://datasets/OWNER/NAME/FILE.",
+    )
+    concurrency: list[int] = typer.Option([], "--concurrency", "-c", help="Instead of the workload's; may be repeated.")
+    seed: list[int] = typer.Option([], "--seed", help="Instead of the workload's; may be repeated.")
+    num_prompts: int | None = typer.Option(None, "--num-prompts", "-n", help="Instead of the workload's.")
+
+    def workload(self, name: str, input_len: int | None = None, output_len: int | None = None) -> Workload:
+        """The workload of that name with the changes."""
+        from ..bench.workloads import load_workload, with_changes
+
+        return with_changes(load_workload(name), self.concurrency, self.seed, self.num_prompts, input_len, output_len)
+
+    def texts(self) -> Texts:
+        """Where text comes from."""
+        from ..bench.side import Texts
+
+        return Texts(self.sharegpt or None, self.prompts or None)
+
+
 SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi serve`.")
-KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as for `kimi serve`.")
 
 
 @app.command("list")
@@ -66,6 +85,7 @@ def list_workloads() -> None:
 
 
 @app.command("run")
+@expanded
 def run(
     workload: str = typer.Argument(help="Name of a workload (`kimi bench list`), or a TOML file with one."),
     base_url: str = typer.Option(
@@ -77,17 +97,14 @@ def run(
         "-r",
         help="Start this recipe (RECIPE:plain: without speculation); with --base-url: what it serves.",
     ),
-    sharegpt: str = SHAREGPT,
-    prompts: str = PROMPTS,
-    concurrency: list[int] = CONCURRENCY,
-    seed: list[int] = SEED,
-    num_prompts: int | None = NUM_PROMPTS,
-    input_len: int | None = INPUT_LEN,
-    output_len: int | None = OUTPUT_LEN,
-    settings: list[str] = SETTINGS,
-    ops_url: str = typer.Option(
-        "", "--ops-url", help="Of a router: its ops endpoint; default: the port after its own."
+    *,
+    load: Load,
+    input_len: int | None = typer.Option(
+        None, "--input-len", help="Tokens of a `random` prompt, instead of the workload's."
     ),
+    output_len: int | None = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's."),
+    settings: list[str] = SETTINGS,
+    ops_url: str | None = OPS_URL,
     generator: str = typer.Option(
         "sglang", "--generator", help="Whose load generator: sglang, or vllm (`vllm bench serve`, when installed)."
     ),
@@ -95,13 +112,14 @@ def run(
     runs: Path = RUNS,
 ) -> None:
     """Run one workload against a server and compare with the published figures."""
+    from ..bench.analysis import Analysis
     from ..bench.runs import read_run
-    from ..bench.session import Generator, Side, bench
-    from ..bench.tables import print_run
+    from ..bench.side import Generator, Side, bench
+    from ..bench.tables import print_figures
     from ..door_settings import client_key
     from ..errors import KimiError
 
-    work = _workload(workload, concurrency, seed, num_prompts, input_len, output_len)
+    work = load.workload(workload, input_len, output_len)
     if not base_url and not recipe:
         raise KimiError(
             "no server to measure",
@@ -115,7 +133,7 @@ def run(
     with _signals(runs):
         folder = bench(
             work,
-            _texts(sharegpt, prompts),
+            load.texts(),
             runs,
             typer.echo,
             base_url=base_url or None,
@@ -123,23 +141,21 @@ def run(
             settings=settings,
             generator=cast(Generator, generator),
             api_key=client_key(api_key_file, os.environ),
-            ops_url=ops_url or None,
+            ops_url=ops_url,
         )
-    print_run(read_run(folder))
+    print_figures(Analysis([read_run(folder)]))
 
 
 @app.command("ab")
+@expanded
 def ab(
     a: str = typer.Option(..., "--a", help="First side: a recipe, or RECIPE:plain for it without speculation."),
     b: str = typer.Option(..., "--b", help="Second side."),
     workload: list[str] = typer.Option(["con2", "con40"], "--workload", "-w", help="May be repeated."),
     repeats: int = typer.Option(4, "--repeats", min=1, help="Measurements of each workload and side."),
     rounds: int = typer.Option(2, "--rounds", min=1, help="Times each side gets its turn; 2 is the order A B B A."),
-    sharegpt: str = SHAREGPT,
-    prompts: str = PROMPTS,
-    concurrency: list[int] = CONCURRENCY,
-    seed: list[int] = SEED,
-    num_prompts: int | None = NUM_PROMPTS,
+    *,
+    load: Load,
     input_len: list[int] = typer.Option([], "--input-len", help="Sweep: each workload at each of these lengths."),
     settings: list[str] = SETTINGS,
     runs: Path = RUNS,
@@ -147,24 +163,25 @@ def ab(
 ) -> None:
     """Start two sides in turn, measure both alike, and say what differs."""
     from ..bench import ab as machinery
+    from ..bench.analysis import Analysis
     from ..bench.runs import read_run
-    from ..bench.session import Side
-    from ..bench.tables import print_comparison, print_run
+    from ..bench.side import Side
+    from ..bench.tables import print_comparison, print_figures
     from ..bench.workloads import at_input_lengths
     from ..door_settings import client_key
 
-    named = [_workload(name, concurrency, seed, num_prompts) for name in dict.fromkeys(workload)]
+    named = [load.workload(name) for name in dict.fromkeys(workload)]
     works = [each for work in named for each in at_input_lengths(work, input_len)]
     plan = machinery.Plan((Side.parse(a), Side.parse(b)), works, repeats, rounds)
     with _signals(runs):
-        folder = machinery.ab(plan, _texts(sharegpt, prompts), runs, typer.echo, settings, client_key(None, os.environ))
-    run = read_run(folder)
-    print_run(run)
-    print_comparison([run], base=a)
+        folder = machinery.ab(plan, load.texts(), runs, typer.echo, settings, client_key(None, os.environ))
+    analysis = Analysis([read_run(folder)], base=a)
+    print_figures(analysis)
+    print_comparison(analysis)
     if report:
         from ..report.page import write_report
 
-        typer.echo(f"kimi: report: {write_report([run], folder / 'report')}")
+        typer.echo(f"kimi: report: {write_report(analysis, folder / 'report')}")
 
 
 @app.command("compare")
@@ -173,10 +190,11 @@ def compare(
     base: str = typer.Option("", "--base", help="Side that the others are compared with; default: the first measured."),
 ) -> None:
     """Compare the sides of runs made earlier. Runs that crashed or failed are left out, with the reason."""
+    from ..bench.analysis import Analysis
     from ..bench.runs import read_run
     from ..bench.tables import print_comparison
 
-    print_comparison([read_run(run) for run in runs], base or None)
+    print_comparison(Analysis([read_run(run) for run in runs], base or None))
 
 
 @app.command("predict")
@@ -204,25 +222,6 @@ def predict(
 
         save_model_plot(points, plot)
         typer.echo(f"kimi: plot: {plot}")
-
-
-def _workload(
-    name: str,
-    concurrency: list[int],
-    seeds: list[int],
-    num_prompts: int | None = None,
-    input_len: int | None = None,
-    output_len: int | None = None,
-) -> Workload:
-    from ..bench.workloads import load_workload, with_changes
-
-    return with_changes(load_workload(name), concurrency, seeds, num_prompts, input_len, output_len)
-
-
-def _texts(sharegpt: str, prompts: str) -> Texts:
-    from ..bench.session import Texts
-
-    return Texts(sharegpt or None, prompts or None)
 
 
 @contextmanager

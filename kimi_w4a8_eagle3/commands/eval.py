@@ -5,28 +5,56 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .options import KEY_FILE, OPS_URL, RUNS, expanded
+
 if TYPE_CHECKING:
-    from ..eval.targets import Choice
+    from ..eval.accuracy import Options
+    from ..eval.choice import Choice
+    from ..eval.harness import Protocol
 
 app = typer.Typer(no_args_is_help=True, help="Accuracy with a verdict, and proof that speculation changes no answer.")
 
 _BASE_URL = typer.Option(None, "--base-url", help="A running server, e.g. http://127.0.0.1:9527.")
 _RECIPE = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for the time of the run.")
 _MODEL = typer.Option(None, "--model", help="The model name that the server must serve.")
-_NO_SPECULATION = typer.Option(False, "--no-speculation", help="With --recipe: without its draft.")
 _SETTINGS = typer.Option([], "--set", help="With --recipe: KEY=VALUE, an engine argument or a dotted recipe key.")
-_KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as for `kimi serve`.")
-_RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
 _BASELINE = typer.Option(None, "--baseline", help="Run directory to compare with, problem by problem.")
-_RESUME = typer.Option(None, "--resume", help="Finish an interrupted run; nothing answered is asked again.")
-_CONCURRENCY = typer.Option(256, "--concurrency", min=1, help="Requests in flight.")
-_MARGIN = typer.Option(0.01, "--margin", min=0.0001, max=1.0, help="Loss of accuracy that still counts as none.")
-_UNUSABLE = typer.Option(0.01, "--max-unusable", min=0.0, max=1.0, help="Share of failed or cut answers allowed.")
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server to test."""
+
+    base_url: str | None = _BASE_URL
+    recipe: str | None = _RECIPE
+    model: str | None = _MODEL
+    no_speculation: bool = typer.Option(False, "--no-speculation", help="With --recipe: without its draft.")
+    settings: list[str] = _SETTINGS
+
+    def choice(self, api_key_file: Path | None) -> Choice:
+        """As the machinery takes it."""
+        from ..door_settings import client_key
+        from ..eval.choice import Choice
+
+        speculate, key = not self.no_speculation, client_key(api_key_file, os.environ)
+        return Choice(self.base_url, self.recipe, self.model, speculate, tuple(self.settings), key)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an accuracy run is judged, and where it is kept."""
+
+    margin: float = typer.Option(0.01, min=0.0001, max=1.0, help="Loss of accuracy that still counts as none.")
+    max_unusable: float = typer.Option(0.01, min=0.0, max=1.0, help="Share of failed or cut answers allowed.")
+    resume: Path | None = typer.Option(None, help="Finish an interrupted run; nothing answered is asked again.")
+    api_key_file: Path | None = KEY_FILE
+    runs: Path = RUNS
 
 
 @app.callback()
@@ -46,62 +74,46 @@ def requirements() -> None:
 
 
 @app.command("gsm8k")
+@expanded
 def gsm8k(
-    base_url: str | None = _BASE_URL,
-    recipe: str | None = _RECIPE,
-    model: str | None = _MODEL,
-    no_speculation: bool = _NO_SPECULATION,
-    settings: list[str] = _SETTINGS,
+    *,
+    server: Server,
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder with train.jsonl and test.jsonl (no Hub)."),
     limit: int | None = typer.Option(None, "--limit", min=1, help="Only the first problems."),
     chat: bool = typer.Option(False, "--chat", help="Through the chat template instead of plain completions."),
     shots: int = typer.Option(10, "--shots", min=0, help="Examples before each question."),
     max_tokens: int = typer.Option(512, "--max-tokens", min=1, help="Longest answer; a longer one counts as cut."),
-    concurrency: int = _CONCURRENCY,
+    concurrency: int = typer.Option(256, "--concurrency", min=1, help="Requests in flight."),
     baseline: Path | None = _BASELINE,
     published: str | None = typer.Option(None, "--published", help="Judge against this published configuration."),
-    margin: float = _MARGIN,
-    max_unusable: float = _UNUSABLE,
-    resume: Path | None = _RESUME,
-    api_key_file: Path | None = _KEY_FILE,
-    runs: Path = _RUNS,
+    verdict: Verdict,
 ) -> None:
     """GSM8K, 10-shot, 1,319 problems, by lm-eval: accuracy with intervals and a verdict."""
     from ..eval import accuracy, tasks
     from ..eval.harness import Protocol
 
     protocol = Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency)
-    options = accuracy.Options(data_dir, baseline, published, margin, max_unusable, runs)
-    _accuracy(
-        _choice(base_url, recipe, model, no_speculation, settings, api_key_file, resume), protocol, options, resume
-    )
+    options = accuracy.Options(data_dir, baseline, published, verdict.margin, verdict.max_unusable, verdict.runs)
+    _accuracy(server, verdict, protocol, options)
 
 
 @app.command("tiny-math")
+@expanded
 def tiny_math(
-    base_url: str | None = _BASE_URL,
-    recipe: str | None = _RECIPE,
-    model: str | None = _MODEL,
-    no_speculation: bool = _NO_SPECULATION,
-    settings: list[str] = _SETTINGS,
+    *,
+    server: Server,
     problems: int = typer.Option(300, "--problems", min=1, help="Held-out problems to ask."),
     concurrency: int = typer.Option(32, "--concurrency", min=1, help="Requests in flight."),
     baseline: Path | None = _BASELINE,
-    margin: float = _MARGIN,
-    max_unusable: float = _UNUSABLE,
-    resume: Path | None = _RESUME,
-    api_key_file: Path | None = _KEY_FILE,
-    runs: Path = _RUNS,
+    verdict: Verdict,
 ) -> None:
     """The built-in model's own task through the same chain; judged against the accuracy recorded for the model."""
     from ..eval import accuracy, tasks
     from ..eval.harness import Protocol
 
     protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, problems, concurrency)
-    options = accuracy.Options(None, baseline, None, margin, max_unusable, runs)
-    _accuracy(
-        _choice(base_url, recipe, model, no_speculation, settings, api_key_file, resume), protocol, options, resume
-    )
+    options = accuracy.Options(None, baseline, None, verdict.margin, verdict.max_unusable, verdict.runs)
+    _accuracy(server, verdict, protocol, options)
 
 
 @app.command("lossless")
@@ -118,8 +130,8 @@ def lossless(
     require_sampling: bool = typer.Option(
         False, "--require-sampling", help="Fail also an engine that is known to verify greedily at any temperature."
     ),
-    api_key_file: Path | None = _KEY_FILE,
-    runs: Path = _RUNS,
+    api_key_file: Path | None = KEY_FILE,
+    runs: Path = RUNS,
 ) -> None:
     """The same tokens with and without speculation, at concurrency 1 and 40; the same distribution when sampling."""
     from rich.console import Console
@@ -128,7 +140,7 @@ def lossless(
     from ..errors import KimiError
     from ..eval import lossless as machinery
     from ..eval import show
-    from ..eval.targets import Choice
+    from ..eval.choice import Choice
     from ..eval.verdict import EXIT_CODES
 
     if (base_url is None) != (reference_url is None):
@@ -145,25 +157,19 @@ def lossless(
 
 
 @app.command("smoke")
+@expanded
 def smoke(
-    base_url: str | None = _BASE_URL,
-    recipe: str | None = _RECIPE,
-    model: str | None = _MODEL,
-    no_speculation: bool = _NO_SPECULATION,
-    settings: list[str] = _SETTINGS,
+    *,
+    server: Server,
     problems: int = typer.Option(30, "--problems", min=1),
     max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Longest answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
     min_accept_length: float = typer.Option(1.5, "--min-accept-length", min=1.0, help="Tokens per verify step."),
-    ops_url: str | None = typer.Option(
-        None, "--ops-url", help="Of a router: its ops endpoint; default: the port after its own."
-    ),
-    api_key_file: Path | None = _KEY_FILE,
-    runs: Path = _RUNS,
+    ops_url: str | None = OPS_URL,
+    api_key_file: Path | None = KEY_FILE,
+    runs: Path = RUNS,
 ) -> None:
     """A quick gate for a rollout: no failures, sane answers, accepted drafts."""
-    from dataclasses import replace
-
     from rich.console import Console
 
     from ..eval import show
@@ -172,57 +178,44 @@ def smoke(
 
     console = Console(highlight=False)
     floors = machinery.Floors(
-        problems, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not no_speculation
+        problems, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
     )
     with _interruptible():
-        choice = replace(_choice(base_url, recipe, model, no_speculation, settings, api_key_file), ops_url=ops_url)
+        choice = replace(server.choice(api_key_file), ops_url=ops_url)
         folder, state, checks = machinery.run(choice, floors, console, runs)
     lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
     show.conclude(state, lines, folder, console)
     raise typer.Exit(EXIT_CODES[state])
 
 
-def _choice(
-    base_url: str | None,
-    recipe: str | None,
-    model: str | None,
-    no_speculation: bool,
-    settings: list[str],
-    api_key_file: Path | None,
-    resume: Path | None = None,
-) -> Choice:
-    """The server to test; a resumed run goes back to its own unless another is named."""
+def _resumed(server: Server, verdict: Verdict, earlier: dict[str, Any]) -> Choice:
+    """The server of a resumed run: its own, unless another is named."""
     from ..door_settings import client_key
-    from ..eval.runs import load_run
-    from ..eval.targets import Choice
+    from ..eval.choice import Choice
 
-    key = client_key(api_key_file, os.environ)
-    if resume is not None:
-        earlier = load_run(resume)
-        model = model or earlier["model"]  # a resumed run mixes its answers: they must come from one model
-        if base_url is None and recipe is None:
-            return Choice(**{**earlier["choice"], "model": model, "api_key": key})
-    return Choice(base_url, recipe, model, not no_speculation, tuple(settings), key)
+    model = server.model or earlier["model"]  # a resumed run mixes its answers: they must come from one model
+    if server.base_url is None and server.recipe is None:
+        key = client_key(verdict.api_key_file, os.environ)
+        return Choice(**{**earlier["choice"], "model": model, "api_key": key})
+    return replace(server, model=model).choice(verdict.api_key_file)
 
 
-def _accuracy(choice: Choice, protocol: object, options: object, resume: Path | None) -> None:
-    from dataclasses import replace
-
+def _accuracy(server: Server, verdict: Verdict, protocol: Protocol, options: Options) -> None:
     from rich.console import Console
 
     from ..eval import accuracy, show
-    from ..eval.harness import Protocol
-    from ..eval.runs import load_run, protocol_of
+    from ..eval.earlier_run import load_run, protocol_of
 
-    assert isinstance(protocol, Protocol) and isinstance(options, accuracy.Options)
-    console = Console(highlight=False)
-    if resume is not None:
-        earlier = load_run(resume)
-        protocol = protocol_of(earlier)
+    if verdict.resume is None:
+        choice = server.choice(verdict.api_key_file)
+    else:
+        earlier = load_run(verdict.resume)
+        choice, protocol = _resumed(server, verdict, earlier), protocol_of(earlier)
         if options.data_dir is None and earlier["data_dir"]:
             options = replace(options, data_dir=Path(earlier["data_dir"]))
+    console = Console(highlight=False)
     with _interruptible():
-        folder = accuracy.run(choice, protocol, options, console, resume)
+        folder = accuracy.run(choice, protocol, options, console, verdict.resume)
     raise typer.Exit(show.accuracy(folder, console))
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from .options import expanded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,23 +28,29 @@ DESTINATION = typer.Argument(
     ..., metavar="DST", help="Folder to make; an interrupted run continues with the same command."
 )
 REPORT_WIDTH = 120
-DEVICE = typer.Option("cpu", "--device", help="Where Quark computes: cpu, cuda, cuda:1, ...")
 REPORT = typer.Option(None, "--report", help="Also write the whole report to this JSON file.")
-NO_REPORT = typer.Option(False, "--no-report", help="Do not compare the weights afterwards.")
 AS_JSON = typer.Option(False, "--json", help="Print the report as JSON.")
-VERBOSE = typer.Option(False, "--verbose", help="Show Quark's own messages.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """How to quantize and what to tell of it."""
+
+    device: str = typer.Option("cpu", "--device", help="Where Quark computes: cpu, cuda, cuda:1, ...")
+    report: Path | None = REPORT
+    no_report: bool = typer.Option(False, "--no-report", help="Do not compare the weights afterwards.")
+    as_json: bool = AS_JSON
+    verbose: bool = typer.Option(False, "--verbose", help="Show Quark's own messages.")
 
 
 @app.command("w4a8-target")
+@expanded
 def w4a8_target(
     source: Path = SOURCE,
     destination: Path = DESTINATION,
     exclude: list[str] = typer.Option([], "--exclude", help="Layers to leave alone instead of the published list."),
-    device: str = DEVICE,
-    report: Path | None = REPORT,
-    no_report: bool = NO_REPORT,
-    as_json: bool = AS_JSON,
-    verbose: bool = VERBOSE,
+    *,
+    job: Job,
 ) -> None:
     """BF16 or compressed-tensors INT4 Kimi target -> INT4 experts in the format of amd/Kimi-K2.5-W4A8."""
     from ..quark import sources
@@ -53,23 +62,22 @@ def w4a8_target(
     sources.require_target(config, checkpoint, patterns, optional=sources.VISION)
 
     def quantize(folder: Path, result: Path) -> None:
-        quantize_w4a8(folder, result, exclude=patterns, device=device, verbose=verbose)
+        quantize_w4a8(folder, result, exclude=patterns, device=job.device, verbose=job.verbose)
 
-    job = {"format": "w4a8", "exclude": patterns, "quark": version, "device": device}
-    _run(checkpoint, destination, quantize, job)
-    _after(source, destination, report, no_report, as_json)
+    settings = {"format": "w4a8", "exclude": patterns, "quark": version, "device": job.device}
+    _run(checkpoint, destination, quantize, settings)
+    if not job.no_report:
+        _tell(source, destination, job.report, job.as_json)
 
 
 @app.command("fp8-draft")
+@expanded
 def fp8_draft(
     source: Path = SOURCE,
     destination: Path = DESTINATION,
     vllm_exclude: bool = typer.Option(False, "--vllm-exclude", help="Write the exclude list as vLLM reads it."),
-    device: str = DEVICE,
-    report: Path | None = REPORT,
-    no_report: bool = NO_REPORT,
-    as_json: bool = AS_JSON,
-    verbose: bool = VERBOSE,
+    *,
+    job: Job,
 ) -> None:
     """EAGLE3 draft -> FP8 weights per channel (`ptpc_fp8`); fc and lm_head stay."""
     from ..quark import exclude, sources
@@ -80,19 +88,14 @@ def fp8_draft(
     sources.require_draft(config, checkpoint)
 
     def quantize(folder: Path, result: Path) -> None:
-        quantize_fp8(folder, result, device=device, verbose=verbose)
+        quantize_fp8(folder, result, device=job.device, verbose=job.verbose)
         if vllm_exclude:
             exclude.fix_exclude(result)
 
-    job = {
-        "format": "ptpc_fp8",
-        "exclude": list(DRAFT_EXCLUDE),
-        "quark": version,
-        "device": device,
-        "vllm": vllm_exclude,
-    }
-    _run(checkpoint, destination, quantize, job)
-    _after(source, destination, report, no_report, as_json)
+    settings = {"format": "ptpc_fp8", "exclude": list(DRAFT_EXCLUDE), "quark": version, "device": job.device}
+    _run(checkpoint, destination, quantize, settings | {"vllm": vllm_exclude})
+    if not job.no_report:
+        _tell(source, destination, job.report, job.as_json)
 
 
 @app.command("fix-exclude")
@@ -112,7 +115,7 @@ def show_report(
     as_json: bool = AS_JSON,
 ) -> None:
     """Compare a quantized checkpoint with its source: errors, outlier rows, dtypes, sizes."""
-    _after(source, destination, report, False, as_json)
+    _tell(source, destination, report, as_json)
 
 
 def _run(
@@ -130,9 +133,7 @@ def _run(
     return outcome
 
 
-def _after(source: Path, destination: Path, file: Path | None, skip: bool, as_json: bool) -> None:
-    if skip:
-        return
+def _tell(source: Path, destination: Path, file: Path | None, as_json: bool) -> None:
     from ..quark.report import compare
     from ..run_dir import write_json
 

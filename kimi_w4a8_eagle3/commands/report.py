@@ -14,15 +14,16 @@ def report(
     ),
 ) -> None:
     """Write one self-contained HTML page and PNG figures from finished benchmark and evaluation runs."""
+    from ..bench.analysis import Analysis
     from ..bench.runs import read_run
-    from ..eval.report import PAGE, append_sections, is_evaluation, write_pages
+    from ..eval.section import PAGE, append_sections, is_evaluation, write_pages
     from ..report.page import write_report
 
     folder = out or runs[-1] / "report"
     evaluations = [run for run in runs if is_evaluation(run)]
     measured = [run for run in runs if run not in evaluations]
     if measured:
-        page = append_sections(write_report([read_run(run) for run in measured], folder), evaluations)
+        page = append_sections(write_report(Analysis([read_run(run) for run in measured]), folder), evaluations)
     else:
         page = write_pages(evaluations, folder / PAGE)
     typer.echo(f"kimi: report: {page}")

@@ -16,12 +16,12 @@ from ..errors import KimiError
 from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from ..serving import Terminated
 from . import tasks
+from .choice import Choice, Target, reached
+from .earlier_run import load_run, require_same_protocol
 from .harness import Protocol, command, run_lm_eval
 from .outcomes import PROBLEMS, load_outcomes, newest, read_outcomes, write_outcomes
 from .recorder import REQUESTS, Patience, Recorder
-from .report import write_page
-from .runs import load_run, require_same_protocol
-from .targets import Choice, Target, reached
+from .section import write_page
 from .verdict import Reference, judge, load_references
 
 RESULT = "result.json"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .probe import Tokens
 from .prompts import Prompt
+from .tokens import Tokens
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from rich.console import Console
 from ..errors import KimiError
 from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from . import sampling_match
+from .choice import Choice, Target, reached
 from .greedy_match import Divergence, divergences
-from .probe import Probe, Tokens
 from .prompts import Prompt, prompts
-from .report import write_page
 from .sampling_match import Samples, SamplingMatch
-from .targets import Choice, Target, reached
+from .section import write_page
+from .tokens import Probe, Tokens
 from .verdict import State
 
 KIND = "eval-lossless"

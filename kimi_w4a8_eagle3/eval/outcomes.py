@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..base.files import write_atomic
 from ..errors import KimiError
 from .jsonl import lines
 from .recorder import prompt_sha256, read_answers
@@ -78,9 +79,7 @@ def read_outcomes(lm_eval_output: Path, requests: Path, chat: bool) -> list[Outc
 
 def write_outcomes(path: Path, outcomes: list[Outcome]) -> None:
     """One problem a line."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in outcomes))
-    temporary.replace(path)
+    write_atomic(path, "".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in outcomes))
 
 
 def load_outcomes(run: Path) -> list[Outcome]:

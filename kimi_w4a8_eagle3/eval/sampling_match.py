@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import stats
+from . import significance
 
 LENGTH = 4
 ALPHA = 0.001  # one false alarm in a thousand checks; ignored temperature is at 1e-20
@@ -52,10 +52,10 @@ def compare(reference: Sequence[Samples], found: Sequence[Samples], temperature:
     raw: list[tuple[int, str, float, tuple[int, int]]] = []
     for prefix, (ours, theirs) in enumerate(zip(reference, found, strict=True)):
         for what, a, b in _views(ours, theirs):
-            p = stats.same_distribution_p(a, b)
+            p = significance.same_distribution_p(a, b)
             if p is not None:
                 raw.append((prefix, what, p, (len(set(a)), len(set(b)))))
-    adjusted = stats.holm([p for _, _, p, _ in raw])
+    adjusted = significance.holm([p for _, _, p, _ in raw])
     tests = [Test(prefix, what, p, q, kinds) for (prefix, what, p, kinds), q in zip(raw, adjusted, strict=True)]
     varies = any(_varies_later(each) for each in reference)
     return SamplingMatch(

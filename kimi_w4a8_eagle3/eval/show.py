@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from .stats import ALPHA
+from .significance import ALPHA
 from .verdict import EXIT_CODES
 
 _COLOURS = {"pass": "green", "inconclusive": "yellow", "fail": "red", "invalid": "red"}

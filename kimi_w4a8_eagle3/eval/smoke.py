@@ -15,8 +15,8 @@ from ..client import EngineClient, Generation
 from ..errors import KimiError
 from ..metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
 from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
-from .report import write_page
-from .targets import Choice, reached
+from .choice import Choice, reached
+from .section import write_page
 from .verdict import State
 
 KIND = "eval-smoke"

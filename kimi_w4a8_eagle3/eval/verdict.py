@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..resources import operator_dir
-from . import stats
+from . import significance
 from .outcomes import Outcome
 from .tasks import METRICS
 
@@ -24,7 +24,7 @@ class Accuracy:
     metric: str
     correct: int
     answered: int
-    interval: stats.Interval | None
+    interval: significance.Interval | None
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class AgainstReference:
     @property
     def within_noise(self) -> bool:
         """True when the difference may be chance."""
-        return self.p >= stats.ALPHA
+        return self.p >= significance.ALPHA
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Paired:
     only_new: int
     only_base: int
     neither: int
-    difference: stats.Interval
+    difference: significance.Interval
     mcnemar_p: float
     margin: float
     power: float
@@ -139,7 +139,7 @@ def judge(
     answered = [o for o in outcomes if o.status != "failed"]
     for metric in METRICS:
         correct = sum(o.correct[metric] for o in answered)
-        interval = stats.wilson(correct, len(answered)) if answered else None
+        interval = significance.wilson(correct, len(answered)) if answered else None
         verdict.accuracies.append(Accuracy(metric, correct, len(answered), interval))
     if answered:
         _judge_references(verdict, references, judged)
@@ -180,7 +180,7 @@ def _judge_references(verdict: Verdict, references: Sequence[Reference], judged:
     for reference in references:
         mine = ours[reference.metric]
         theirs = round(reference.accuracy * reference.n)
-        p = stats.two_shares_p(mine.correct, mine.answered, theirs, reference.n)
+        p = significance.two_shares_p(mine.correct, mine.answered, theirs, reference.n)
         found = AgainstReference(reference, mine.correct / mine.answered - reference.accuracy, p)
         verdict.references.append(found)
         if reference.configuration != judged:
@@ -224,11 +224,11 @@ def _compare(pairs: Sequence[tuple[Outcome, Outcome]], metric: str, margin: floa
         only_new=only_new,
         only_base=only_base,
         neither=table.count((False, False)),
-        difference=stats.paired_interval(only_new, only_base, n),
-        mcnemar_p=stats.mcnemar_p(only_new, only_base),
+        difference=significance.paired_interval(only_new, only_base, n),
+        mcnemar_p=significance.mcnemar_p(only_new, only_base),
         margin=margin,
-        power=stats.noninferiority_power(n, discordance, margin),
-        needed=stats.problems_needed(discordance, margin),
+        power=significance.noninferiority_power(n, discordance, margin),
+        needed=significance.problems_needed(discordance, margin),
     )
 
 

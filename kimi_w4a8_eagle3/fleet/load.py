@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
+from ..base.files import write_atomic
 from .load_questions import Question
 from .load_request import FORBIDDEN, GOOD, Client, Manner, Outcome, Record
 
@@ -155,10 +156,8 @@ def forbidden(records: Sequence[Record]) -> list[Record]:
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
-    """One JSON line a request, under a temporary name first."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(json.dumps(asdict(record)) + "\n" for record in records))
-    temporary.replace(path)
+    """One JSON line a request."""
+    write_atomic(path, "".join(json.dumps(asdict(record)) + "\n" for record in records))
 
 
 def _median_ms(seconds: Sequence[float | None]) -> float | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..base.files import write_atomic
 from .load import throughput
 from .load_request import GOOD, Outcome, Record
 
@@ -48,7 +50,7 @@ def timeline(
                 colour = _BAD_COLOURS.get(record.outcome, "#c8772e")
                 axes.plot(record.ended - since, top * 0.06, "x", color=colour, markersize=5)
         axes.set(xlabel="seconds", ylabel="output, tok/s", xlim=(0, until - since), ylim=(0, top))
-        temporary = path.with_name(path.name + ".tmp")
-        figure.savefig(temporary, dpi=130, format="png")
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=130, format="png")
         plt.close(figure)
-    temporary.replace(path)
+    write_atomic(path, picture.getvalue())

@@ -13,7 +13,7 @@ from .. import startup_check
 from ..client import EngineClient
 from ..door_check import require_door
 from ..errors import KimiError
-from ..ops.state import Phase, ReplicaState
+from ..ops.replica_state import Phase, ReplicaState
 from ..server import EngineServer
 from ..signals import Terminated
 from ..watchdog import Watchdog
@@ -145,7 +145,7 @@ class Replica:
             stalled.set,
             pid=server.pid,
             folder=self.log_path.parent,
-            on_progress=self._note_progress,
+            on_progress=state.progressed,
         )
         with watchdog:
             while server.poll() is None and (lost := processes.lost()) is None:
@@ -170,9 +170,6 @@ class Replica:
             where=str(self.log_path),
             remedy="read the end of its log; where it says nothing, dmesg tells whether memory ran out",
         )
-
-    def _note_progress(self, at: float) -> None:
-        self.state.last_progress = at
 
     def _drain(self, server: EngineServer) -> None:
         """Let the running requests finish. SGLang does that itself between SIGTERM and its end."""

@@ -18,8 +18,8 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.table import Table
 
+from ..base.prometheus import Reading
 from ..errors import KimiError
-from ..ops.exposition import parse
 from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from ..signals import signals_raise
 from .load import Load, Summary, forbidden, summarize, write_records
@@ -153,12 +153,8 @@ def _rolled(event: Event) -> bool:
 
 def _share(fleet: ServedFleet) -> dict[str, float]:
     """Share of the requests that the router gave to each replica; it counts them by the replica's address."""
-    families = parse(httpx.get(f"{fleet.ops_url}/metrics", timeout=10.0).text)
-    samples = [sample for family in families for sample in family.samples if sample.name == _ANSWERED]
-    counts = {
-        f"replica-{entry['name']}": sum(s.value for s in samples if s.labels.get("worker") == entry["base_url"])
-        for entry in fleet.status()["replicas"]
-    }
+    answered = Reading.parse(httpx.get(f"{fleet.ops_url}/metrics", timeout=10.0).text).by(_ANSWERED, "worker")
+    counts = {f"replica-{entry['name']}": answered.get(entry["base_url"], 0.0) for entry in fleet.status()["replicas"]}
     total = sum(counts.values())
     return {name: count / total for name, count in counts.items()} if total else {}
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import KimiError
-from ..ops.state import Phase, ReplicaState
+from ..ops.replica_state import Phase, ReplicaState
 from ..server import EngineServer
 from ..signals import Terminated
 from .events import EventLog

@@ -16,7 +16,7 @@ from .. import startup_check
 from ..client import EngineClient
 from ..errors import KimiError
 from ..metrics import Acceptance
-from .state import FleetView, Phase, ReplicaState
+from .replica_state import FleetView, Phase, ReplicaState
 
 logger = logging.getLogger(__name__)
 

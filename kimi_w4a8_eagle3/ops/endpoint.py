@@ -26,8 +26,8 @@ from ..metrics import Acceptance
 from ..server import require_free_port
 from .fleet_metrics import seconds_since_progress
 from .observer import FleetObserver
+from .replica_state import FleetView, Phase, ReplicaState
 from .scrape import TIMEOUT_S, new_client
-from .state import FleetView, Phase, ReplicaState
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,16 @@
 """Merges Prometheus expositions of several processes into one: a family once, every sample with its replica's label.
 
 Concatenating the texts is not an exposition: each family may be declared once, with all its samples in one group.
-prometheus_client parses and writes; what is here only regroups samples.
+prometheus_client writes; what is here only regroups samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
@@ -22,11 +21,6 @@ class Source:
 
     families: tuple[Metric, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
-
-
-def parse(text: str) -> tuple[Metric, ...]:
-    """The families of an exposition; raises ValueError when it is none."""
-    return tuple(_keep_names(text_string_to_metric_families(text), text))
 
 
 def merge(sources: Iterable[Source]) -> list[Metric]:
@@ -78,14 +72,3 @@ def _labelled(sample: Sample, labels: Mapping[str, str]) -> Sample:
         return sample
     own = {f"exported_{name}" if name in labels else name: value for name, value in sample.labels.items()}
     return sample._replace(labels={**own, **labels})
-
-
-def _keep_names(families: Iterable[Metric], text: str) -> Iterator[Metric]:
-    """Undo the parser's renaming of counters without `_total`: they keep their names, as untyped families."""
-    for family in families:
-        if family.type == "counter" and f"# TYPE {family.name}_total " not in text:
-            original = Metric(family.name, family.documentation, "untyped")
-            original.samples = [s._replace(name=s.name.removesuffix("_total")) for s in family.samples]
-            yield original
-        else:
-            yield family

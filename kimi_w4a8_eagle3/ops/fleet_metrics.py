@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 
 from .. import __version__
 from ..metrics import Acceptance
-from .state import Phase, ReplicaState
+from .replica_state import Phase, ReplicaState
 
 Series = Iterable[tuple[Sequence[str], float]]
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import httpx
 
+from ..base.prometheus import Reading
 from ..metrics import Acceptance
 from .exposition import Source, merge, render
 from .fleet_metrics import fleet_families
+from .replica_state import FleetView, ReplicaState
 from .scrape import TIMEOUT_S, Families, scrape, scrape_all
-from .state import FleetView, ReplicaState
 from .window import AcceptanceWindow, SpecTotals
 
 
@@ -53,7 +54,7 @@ class FleetObserver:
         for replica in replicas:
             if replica.name in expositions:
                 window = self._windows.setdefault(replica.name, AcceptanceWindow(replica.num_draft_tokens))
-                window.add(now, SpecTotals.of(expositions[replica.name]))
+                window.add(now, SpecTotals.of(Reading.of(expositions[replica.name])))
 
     def _merged(self, replicas: Sequence[ReplicaState], engines: Mapping[str, Families], router: Families) -> bytes:
         recent = {replica.name: self.acceptance(replica.name) for replica in replicas}

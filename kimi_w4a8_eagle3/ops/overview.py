@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from ..base.prometheus import Reading, bucket_increase, increase, quantile
 from ..metrics import Acceptance, acceptance_from_histograms
-from .reading import Reading, bucket_increase, increase, quantile
 from .window import SPEC_STEPS
 
 _PHASE = "kimi_replica_phase"
@@ -135,8 +135,7 @@ def _acceptance(now: Reading, answered: Sequence[Reading]) -> Acceptance | None:
 
 def _steps(reading: Reading) -> list[float]:
     """Verify steps by number of accepted drafts."""
-    accepted = sorted(reading.labels(SPEC_STEPS, "accepted"), key=int)
-    return [reading.total(SPEC_STEPS, accepted=number) or 0.0 for number in accepted]
+    return [count for _, count in sorted(reading.by(SPEC_STEPS, "accepted").items(), key=lambda pair: int(pair[0]))]
 
 
 def _latency(answered: Sequence[Reading], name: str) -> Latency | None:

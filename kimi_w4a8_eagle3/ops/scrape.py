@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import httpx
 from prometheus_client.metrics_core import Metric
 
-from .exposition import parse
+from ..base.prometheus import parse
 
 TIMEOUT_S = 1.5  # in all; a busy engine answers in tens of milliseconds, a stopped one never
 

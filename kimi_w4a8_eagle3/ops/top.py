@@ -12,9 +12,9 @@ import httpx
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from ..base.prometheus import Reading
 from ..errors import KimiError
 from .overview import replica_rows, router_row
-from .reading import Reading
 from .top_view import SPARKS, Overview
 
 SPAN_S = 60.0  # latencies and acceptance are over at most this long

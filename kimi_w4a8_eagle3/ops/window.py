@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from functools import reduce
 from itertools import zip_longest
 
-from prometheus_client.metrics_core import Metric
-
-from ..metrics import Acceptance, Counters, acceptance_from_counters, acceptance_from_histograms, counters_of
+from ..base.prometheus import Reading
+from ..metrics import Acceptance, Counters, acceptance_from_counters, acceptance_from_histograms
 
 SPEC_STEPS = "kimi_spec_steps_total"  # the plugin's: verify steps by accepted drafts
 
@@ -26,17 +24,11 @@ class SpecTotals:
     counters: Counters
 
     @classmethod
-    def of(cls, families: Iterable[Metric]) -> SpecTotals:
-        """The totals in a parsed exposition."""
-        families = tuple(families)
-        steps: dict[int, float] = {}
-        for family in families:
-            for sample in family.samples:
-                if sample.name == SPEC_STEPS:
-                    accepted = int(sample.labels["accepted"])
-                    steps[accepted] = steps.get(accepted, 0.0) + sample.value
+    def of(cls, reading: Reading) -> SpecTotals:
+        """The totals in a reading."""
+        steps = {int(accepted): count for accepted, count in reading.by(SPEC_STEPS, "accepted").items()}
         histogram = tuple(steps.get(accepted, 0.0) for accepted in range(max(steps, default=-1) + 1))
-        return cls(histogram, counters_of(families))
+        return cls(histogram, Counters.of(reading))
 
     def since(self, earlier: SpecTotals) -> SpecTotals:
         """What was added after `earlier`; everything, when a total fell: the engine restarted and counts from zero."""

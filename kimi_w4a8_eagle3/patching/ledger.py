@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..base.files import write_atomic
 from ..errors import KimiError
 
 
@@ -38,7 +36,7 @@ class Record:
 
     def save(self, path: Path) -> None:
         """Write the record beside `path`, atomically."""
-        write_atomic(record_path(path), json.dumps(asdict(self), indent=2).encode() + b"\n")
+        write_atomic(record_path(path), json.dumps(asdict(self), indent=2).encode() + b"\n", like=path)
 
 
 def digest(data: bytes) -> str:
@@ -56,33 +54,12 @@ def backup_path(path: Path) -> Path:
     return path.with_name(path.name + ".kimi-orig")
 
 
-def write_atomic(path: Path, data: bytes, like: Path | None = None) -> None:
-    """Replace `path` by `data` through a temporary file in the same folder; mode and owner as of `like`."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if like is None:
-            temporary.chmod(0o644)
-        else:
-            shutil.copymode(like, temporary)
-            status = like.stat()
-            with contextlib.suppress(PermissionError):
-                os.chown(temporary, status.st_uid, status.st_gid)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def replace(path: Path, patch: str, original: bytes, edited: bytes) -> None:
     """Back `path` up, record the change, then change it: a crash in between leaves a file that can be reverted."""
     write_atomic(backup_path(path), original, like=path)
     shutil.copystat(path, backup_path(path))
     Record(patch, digest(original), digest(edited)).save(path)
-    write_atomic(path, edited, like=path)
+    write_atomic(path, edited)
 
 
 def check_restorable(path: Path, record: Record) -> None:

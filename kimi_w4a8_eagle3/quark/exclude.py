@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
+from ..base.files import write_atomic
 from ..errors import KimiError
 from .config import read_json
 
@@ -38,12 +38,8 @@ def fix_exclude(directory: Path) -> bool:
     if new == old:
         return False
     quantization["exclude"] = new
-    scratch = path.with_name(f".config.{os.getpid()}.json")
     try:
-        scratch.write_text(json.dumps(config, indent=4, ensure_ascii=False) + "\n")
-        scratch.chmod(path.stat().st_mode & 0o777)
-        scratch.replace(path)
+        write_atomic(path, json.dumps(config, indent=4, ensure_ascii=False) + "\n")
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise KimiError(f"config.json cannot be replaced: {error.strerror}", str(path), "a writable folder") from error
     return True

@@ -8,14 +8,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..bench import long_input, predict, published, speedup
-from ..bench.compare import Row, compare_sides
+from ..base.files import write_atomic
+from ..bench import predict, published
+from ..bench.analysis import Analysis
 from ..bench.machine_model import Cluster
 from ..bench.measure import Measurement
-from ..bench.runs import Run, grouped, repetitions
-from ..bench.statistics import METRICS, estimate
+from ..bench.runs import Run
+from ..bench.speedup import Speedup
+from ..bench.statistics import METRICS
 from ..bench.tables import interval, number
 from ..errors import KimiError
 
@@ -24,8 +26,7 @@ if TYPE_CHECKING:
 
 _TEMPLATE = "page.html.jinja"
 _DPI = 160
-# Texts shown on the speed-up plot: few enough to read.
-_MARKED = {"MTBench": "MTBench", "GSM8K": "GSM8K", "random 10240/512 at con40": "random (repeated)"}
+_HEADLINE = ("tpot_median_ms", "output_throughput_tok_s")  # what a reader wants first
 
 
 @dataclass(frozen=True)
@@ -38,21 +39,19 @@ class Picture:
     source: str
 
 
-def write_report(runs: Sequence[Run], folder: Path) -> Path:
+def write_report(analysis: Analysis, folder: Path) -> Path:
     """Write `report.html` and PNGs into `folder`; returns the page. Raises KimiError when there is nothing to show."""
-    if not any(run.usable for run in runs):
+    if not analysis.groups:
         raise KimiError(
             "none of the runs has a usable measurement",
-            where=", ".join(str(run.folder) for run in runs),
+            where=", ".join(str(run.folder) for run in analysis.runs),
             remedy="each result.json names the problem; measure again",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pictures = [_save(folder, *each) for each in _figures(runs)]
+        pictures = [_save(folder, *each) for each in _figures(analysis)]
         page = folder / "report.html"
-        temporary = page.with_suffix(".tmp")
-        temporary.write_text(_render(runs, pictures), encoding="utf-8")
-        temporary.replace(page)
+        write_atomic(page, _render(analysis, pictures))
     except OSError as error:
         raise KimiError(
             f"the report cannot be written: {error.strerror}", where=str(folder), remedy="choose a folder with --out"
@@ -60,52 +59,49 @@ def write_report(runs: Sequence[Run], folder: Path) -> Path:
     return page
 
 
-def _figures(runs: Sequence[Run]) -> list[tuple[str, str, str, Figure]]:
+def _figures(analysis: Analysis) -> list[tuple[str, str, str, Figure]]:
     """(file name, title, text, figure), in the order of the page."""
     from . import plots
     from .model_plot import model_plot
 
     found: list[tuple[str, str, str, Figure]] = []
-    reproduced = plots.measured_bars(runs, reproducing=True)
-    others = plots.measured_bars(runs, reproducing=False)
+    reproduced = plots.measured_bars(analysis.groups, reproducing=True)
+    others = plots.measured_bars(analysis.groups, reproducing=False)
     if others:
         text = "Workloads that are not published points. Thin lines: 95% intervals."
-        found.append(("measured", "Measured here", text, plots.six_panels(others, f"Measured on {_machine(runs[0])}")))
+        figure = plots.six_panels(others, f"Measured on {_machine(analysis.runs[0])}")
+        found.append(("measured", "Measured here", text, figure))
     bars = plots.published_bars()
     for key, more in reproduced.items():
         bars.setdefault(key, []).extend(more)
     heading = "Published and measured" if reproduced else "Published, for reference"
-    text = f"{published.load('mi325x-eagle3')['source']}; {published.load('mi325x-eagle3')['workload']}."
+    article = published.load(published.MAIN)
+    text = f"{article['source']}; {article['workload']}."
     found.append(("published", heading, text, plots.six_panels(bars, f"{heading}: Kimi-K2.5 W4A8, 8x MI325X")))
-    curves = [*speedup.from_runs(runs), *speedup.from_published()]
     text = (
         "Dots were measured. A verify step costs the same whatever the text, so the curve tells what other text would "
         "give; 'even at' is the accept length below which speculation costs time. Grey lines: published accept lengths."
     )
-    marks = {
-        _MARKED[row["text"]]: row["accept_length"]
-        for kind in ("real", "repeated")
-        for row in published.load("acceptance")[kind]
-        if row["text"] in _MARKED
-    }
-    found.append(("speedup", "Speed-up and accept length", text, plots.speedup_curves(curves, marks)))
-    if lengths := long_input.from_runs(runs):
+    marks = {each.mark: each.accept_length for each in published.accept_lengths() if each.mark}
+    found.append(("speedup", "Speed-up and accept length", text, plots.speedup_curves(analysis.speedups, marks)))
+    if analysis.long_inputs:
+        verify = published.load(published.PER_GPU)["long_input"]["verify_ms_per_accepted_token"]
         text = (
             "Time of one output token without the waiting for other requests' prefill. A verify step is divided by the "
             "server's forward-pass times, which need ENABLE_METRICS_DEVICE_TIMER=1 and a GPU; elsewhere it is one bar. "
-            "Published (MI355X): verification of an accepted token takes 0.30 ms at 1K and 2.56 ms at 8K input."
+            f"Published (MI355X): verification of an accepted token takes {verify['1k']:.2f} ms at 1K and "
+            f"{verify['8k']:.2f} ms at 8K input."
         )
-        found.append(("long-input", "Long inputs", text, plots.long_inputs(lengths)))
+        found.append(("long-input", "Long inputs", text, plots.long_inputs(analysis.long_inputs)))
     points = predict.check(predict.calibrate(Cluster()), Cluster())
     text = (
         "Time of a step counted from the model's shapes and the GPU's peaks, with three fitted numbers: time a layer, "
         "and the shares of the peaks that decode and prefill reach. See kimi bench predict."
     )
     found.append(("model", "What the machine should do", text, model_plot(points)))
-    examined = [each for run in runs for each in run.usable if each.accepted_histogram]
+    examined = [each for run in analysis.runs for each in run.usable]
     text = "How many draft tokens a verify step accepted, from a few requests repeated one at a time after the load."
-    figure = plots.acceptance_histogram(plots.histogram_rows(examined))
-    found.append(("acceptance", "Accepted draft tokens", text, figure))
+    found.append(("acceptance", "Accepted draft tokens", text, plots.acceptance_histogram(examined)))
     return found
 
 
@@ -117,15 +113,15 @@ def _machine(run: Run) -> str:
 def _save(folder: Path, name: str, title: str, text: str, figure: Figure) -> Picture:
     import matplotlib.pyplot as plt
 
-    figure.savefig(folder / f"{name}.png", dpi=_DPI)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI)
     plt.close(figure)
+    write_atomic(folder / f"{name}.png", buffer.getvalue())
     image = base64.b64encode(buffer.getvalue()).decode()
     return Picture(name, title, text, f"data:image/png;base64,{image}")
 
 
-def _render(runs: Sequence[Run], pictures: Sequence[Picture]) -> str:
+def _render(analysis: Analysis, pictures: Sequence[Picture]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -133,62 +129,24 @@ def _render(runs: Sequence[Run], pictures: Sequence[Picture]) -> str:
     )
     environment.filters |= {"number": number, "interval": interval, "shell": shlex.join}
     return environment.get_template(_TEMPLATE).render(
-        runs=runs,
+        analysis=analysis,
         pictures=pictures,
         metrics=METRICS,
-        tables=_tables(runs),
-        comparisons=published.compare(runs),
-        changes=compare_sides(runs),
-        acceptance=_acceptance(runs),
-        references=published.load("acceptance"),
-        curves=[*speedup.from_runs(runs), *speedup.from_published()],
-        refused=[(run, each, reason) for run in runs for each, reason in run.refused],
-        warnings=_warnings(runs),
-        headline=_headline(runs),
+        acceptance=_acceptance(analysis),
+        references=published.accept_lengths(),
+        warnings=_warnings(analysis.runs),
+        headline=[row for row in analysis.changes if row.metric.key in _HEADLINE],
     )
 
 
-def _tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One table for each workload and concurrency: figures down, sides across."""
-    tables = []
-    for (workload, concurrency), sides in grouped(runs).items():
-        estimates = {
-            side: {key: estimate(repetitions(pairs), metric) for key, metric in METRICS.items()}
-            for side, pairs in sides.items()
-        }
-        counts = {side: len(pairs) for side, pairs in sides.items()}
-        summary = next(iter(sides.values()))[0][1].workload.summary
-        tables.append(
-            {
-                "workload": workload,
-                "concurrency": concurrency,
-                "summary": summary,
-                "sides": estimates,
-                "repetitions": counts,
-            }
-        )
-    return tables
-
-
-def _acceptance(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Accept length beside the speed-up it came with, for every speculating side."""
-    gains = {curve.title: curve.measured for curve in speedup.from_runs(runs)}
+def _acceptance(analysis: Analysis) -> list[tuple[Measurement, Speedup | None]]:
+    """Of every speculating side a measurement, whose text was examined if any was, and the speed-up it came with."""
     rows = []
-    for (workload, concurrency), sides in grouped(runs).items():
-        for side, pairs in sides.items():
-            examined = next((each for _, each in pairs if each.text is not None), pairs[0][1])
-            if examined.acceptance is None:
-                continue
-            start = f"{workload}, concurrency {concurrency}: {side} over "
-            rows.append(
-                {
-                    "workload": workload,
-                    "concurrency": concurrency,
-                    "side": side,
-                    "found": examined,
-                    "gain": next((gain for title, gain in gains.items() if title.startswith(start)), None),
-                }
-            )
+    for (workload, concurrency), sides in analysis.groups.items():
+        for side, cell in sides.items():
+            examined = next((each for each in cell.measurements if each.text is not None), cell.measurements[0])
+            if examined.acceptance is not None:
+                rows.append((examined, analysis.measured_speedups.get((workload, concurrency, side))))
     return rows
 
 
@@ -208,9 +166,3 @@ def _remarks(each: Measurement) -> list[str]:
     if each.text is not None and each.text.warning:
         lines.append(f"{each.workload.name}: {each.text.warning}")
     return lines
-
-
-def _headline(runs: Sequence[Run]) -> list[Row]:
-    """The rows that a reader wants first: TPOT and throughput, B over A."""
-    wanted = ("tpot_median_ms", "output_throughput_tok_s")
-    return [row for row in compare_sides(runs) if row.metric.key in wanted]

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from ..bench import published
 from ..bench.long_input import LongInput
 from ..bench.measure import Measurement
-from ..bench.runs import Run, grouped, repetitions
+from ..bench.runs import Groups
 from ..bench.speedup import Speedup
-from ..bench.statistics import METRICS, Interval, estimate
+from ..bench.statistics import METRICS, Interval
 
 # Grey, blue and green for the three configurations of the article; further sides take the next colours.
 _ARTICLE = {"w4a8": "#8c8c8c", "eagle3": "#2f6db5", "eagle3-opt": "#3a9a5b"}
@@ -67,21 +67,19 @@ def colour(side: str, sides: Sequence[str]) -> str:
     return COLOURS[others.index(side) % len(COLOURS)]
 
 
-def measured_bars(runs: Sequence[Run], reproducing: bool) -> dict[str, list[Bar]]:
+def measured_bars(groups: Groups, reproducing: bool) -> dict[str, list[Bar]]:
     """Bars of the workloads that reproduce a published point, or of all the others."""
     bars: dict[str, list[Bar]] = {}
-    for (workload, concurrency), sides in grouped(runs).items():
-        for side, pairs in sides.items():
-            work = pairs[0][1].workload
+    for (workload, concurrency), sides in groups.items():
+        for side, cell in sides.items():
+            work = cell.workload
             if (work.reference is not None) != reproducing:
                 continue
             group = work.reference or (workload if len(work.concurrency) == 1 else f"{workload} c={concurrency}")
-            reps = repetitions(pairs)
             for key in _PANELS:
-                bars.setdefault(key, []).append(Bar(group, side, False, estimate(reps, METRICS[key])))
-            lengths = [each.acceptance.length for _, each in pairs if each.acceptance is not None]
-            if lengths:
-                value = Interval(float(np.median(lengths)), None, None)
+                bars.setdefault(key, []).append(Bar(group, side, False, cell.figures[key]))
+            if cell.accept_length is not None:
+                value = Interval(cell.accept_length, None, None)
                 bars.setdefault("accept_length", []).append(Bar(group, side, False, value))
     return bars
 
@@ -164,15 +162,21 @@ def _panel(axis: Axes, bars: Sequence[Bar], sides: Sequence[str], log: bool) -> 
     axis.grid(axis="y", color="#e5e5e5")
 
 
-def acceptance_histogram(rows: Mapping[str, Sequence[float]]) -> Figure:
-    """Share of verify steps by accepted draft tokens; one group of bars for each row (label -> shares)."""
+def acceptance_histogram(measurements: Sequence[Measurement]) -> Figure:
+    """Share of verify steps by accepted draft tokens: a group of bars for each measurement, and the published one."""
+    rows = {}
+    for each in measurements:
+        if steps := sum(each.accepted_histogram):
+            rows[f"{each.workload.name}, {each.side}"] = [count / steps for count in each.accepted_histogram]
+    reference = published.load("acceptance")["accepted_share_by_count"]
+    label = f"published: {reference['source'].split(',', 1)[-1].strip()}"
+    bars = [*zip(rows, rows.values(), COLOURS * len(rows), strict=False), (label, reference["shares"], "#bbbbbb")]
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7.5, 3.6))
-        depth = max(len(shares) for shares in rows.values())
-        width = 0.8 / len(rows)
-        for i, (label, shares) in enumerate(rows.items()):
-            x = np.arange(len(shares)) + (i - (len(rows) - 1) / 2) * width
-            shade = "#bbbbbb" if label.startswith("published") else COLOURS[i % len(COLOURS)]
+        depth = max(len(shares) for _, shares, _ in bars)
+        width = 0.8 / len(bars)
+        for i, (label, shares, shade) in enumerate(bars):
+            x = np.arange(len(shares)) + (i - (len(bars) - 1) / 2) * width
             axis.bar(x, np.asarray(shares) * 100, width * 0.92, color=shade, label=label)
         axis.set_xticks(range(depth), [str(k) for k in range(depth)])
         axis.set_xlabel("draft tokens accepted in a verify step")
@@ -182,10 +186,11 @@ def acceptance_histogram(rows: Mapping[str, Sequence[float]]) -> Figure:
         return figure
 
 
-def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float], ceiling: float = 4.0) -> Figure:
+def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float]) -> Figure:
     """TPOT speed-up over the accept length, with what was measured, the break-even line and known texts."""
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(8.5, 4.6))
+        ceiling = 4.0  # accept length with four draft tokens
         lengths = np.linspace(1, ceiling, 200)
         for i, curve in enumerate(curves):
             shade = COLOURS[i % len(COLOURS)]
@@ -237,18 +242,6 @@ def long_inputs(rows: Sequence[LongInput]) -> Figure:
             axis.set_xlabel("input tokens")
             axis.grid(axis="y", color="#e5e5e5")
         return figure
-
-
-def histogram_rows(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
-    """Measured histograms as shares, and the published one."""
-    rows = {}
-    for each in measurements:
-        steps = sum(each.accepted_histogram)
-        if steps:
-            rows[f"{each.workload.name}, {each.side}"] = [count / steps for count in each.accepted_histogram]
-    reference = published.load("acceptance")["accepted_share_by_count"]
-    rows[f"published: {reference['source'].split(',', 1)[-1].strip()}"] = list(reference["shares"])
-    return rows
 
 
 def _short(value: float) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 
+from ..base.prometheus import Reading
 from ..errors import KimiError
-from ..ops.reading import Reading
 from .processes import Held, ProcessTree
 
 _TIMEOUT_S = 10.0
@@ -84,7 +84,7 @@ class Watch:
 
     def _router(self) -> float | None:
         with suppress(httpx.HTTPError, ValueError):
-            reading = Reading.parse(self._http.get(f"{self._ops_url}/metrics").raise_for_status().text, 0.0)
+            reading = Reading.parse(self._http.get(f"{self._ops_url}/metrics").raise_for_status().text)
             return reading.total(_ROUTER_ACTIVE)
         return None
 

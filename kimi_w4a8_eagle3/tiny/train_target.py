@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from ..base.files import write_atomic
 from .config import TargetConfig
 from .data import batches
 from .model import MoE, Target, initialise
@@ -98,8 +100,9 @@ def _save(model: Target, opts: list[Any], settings: TargetTraining, step: int, s
     state["model"] = model.state_dict()
     state["opts"] = [opt.state_dict() for opt in opts]
     file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state, file.with_suffix(".tmp"))
-    file.with_suffix(".tmp").replace(file)
+    content = io.BytesIO()
+    torch.save(state, content)
+    write_atomic(file, content.getvalue())
 
 
 def _resume(model: Target, opts: list[Any], settings: TargetTraining, file: Path) -> tuple[int, float]:

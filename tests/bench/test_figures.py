@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3.bench import predict, published, speedup
-from kimi_w4a8_eagle3.bench.compare import compare_sides
-from kimi_w4a8_eagle3.bench.load import LoadDetails, LoadResult
+from kimi_w4a8_eagle3.bench import against_published, predict, speedup
+from kimi_w4a8_eagle3.bench.analysis import Analysis
+from kimi_w4a8_eagle3.bench.generator import LoadDetails, LoadResult
 from kimi_w4a8_eagle3.bench.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
 from kimi_w4a8_eagle3.bench.repetition import WARN_ABOVE, measure, repeated_share
-from kimi_w4a8_eagle3.bench.runs import Run
+from kimi_w4a8_eagle3.bench.runs import Cell, Run
 from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval, Repetition, estimate, ratio, request_values
 from kimi_w4a8_eagle3.errors import KimiError
 
@@ -39,6 +39,15 @@ def test_tpot_of_a_request_is_the_time_after_its_first_token() -> None:
     details = repetition([4.0, 6.0]).details
     assert details is not None
     assert request_values(details, "tpot") == pytest.approx([4.0, 6.0])
+    assert request_values(details, "ttft") == pytest.approx([100.0, 100.0])  # 0.1 s
+    short = details.model_copy(update={"output_lens": [1, 2], "itls": [[], [0.003]]})
+    assert request_values(short, "tpot") == pytest.approx([3.0])  # one token has no time after the first
+
+
+def test_the_ends_of_an_interval_belong_to_it() -> None:
+    interval = Interval(1.0, 0.5, 2.0)
+    assert [interval.covers(value) for value in (0.49, 0.5, 2.0, 2.01)] == [False, True, True, False]
+    assert not Interval(1.0, None, None).covers(1.0)
 
 
 def test_the_ratio_interval_holds_the_truth_and_excludes_one() -> None:
@@ -101,16 +110,34 @@ def test_the_published_curves_pass_through_their_points_and_break_even() -> None
     assert 1 < con2.break_even < con40.break_even < 2
 
 
+@pytest.mark.parametrize(("tpot_ms", "stall_ms"), [(8.0, 3.0), (5.0, 0.0), (4.0, 0.0)], ids=["above", "at", "below"])
+def test_what_a_step_does_not_explain_is_stall_and_never_negative(
+    null_run: Run, tpot_ms: float, stall_ms: float
+) -> None:
+    """Steps of 10 ms that commit two tokens explain 5 ms a token."""
+
+    def cell(reps: Repetition) -> Cell:
+        measured = null_run.result.measurements[0].model_copy(update={"load": reps.load})
+        return Cell.of([(Run(null_run.folder, {}, null_run.result, {measured.raw: reps}), measured)])
+
+    fast = repetition([tpot_ms])
+    assert fast.details is not None
+    chunks = fast.details.model_copy(update={"itls": [[0.005, 0.005, 0.00501, 0.00501]]})
+    curve = speedup._curve("x", cell(repetition([16.0])), cell(Repetition(fast.load, chunks)), 2.0)
+    assert curve.stall_ms == pytest.approx(stall_ms, abs=0.01)
+    assert curve.at(2.0) == pytest.approx(16.0 / tpot_ms) == curve.measured
+
+
 def test_two_runs_give_a_measured_curve(copies: Copies) -> None:
     runs = [copies("a", "w4a8", scale=4.0, acceptance=None), copies("b", "eagle3")]
-    [curve] = speedup.from_runs(runs)
+    [curve] = Analysis(runs).measured_speedups.values()
     assert curve.measured == pytest.approx(4.0)
     assert curve.at(curve.accept_length) == pytest.approx(4.0)
 
 
 def test_sides_are_compared_with_the_first_and_the_env_only_delta_is_named(copies: Copies) -> None:
     runs = [copies("a", "w4a8", 3.0, 3), copies("b", "eagle3", 1.1, 3), copies("c", "eagle3-opt", 1.0, 3)]
-    rows = compare_sides(runs)
+    rows = Analysis(runs).changes
     assert {(row.a, row.b) for row in rows} == {("w4a8", "eagle3"), ("w4a8", "eagle3-opt"), ("eagle3", "eagle3-opt")}
     assert next(row for row in rows if row.env_only).change.value == pytest.approx(1 / 1.1)
     throughput = next(row for row in rows if row.b == "eagle3" and row.metric.higher_is_better)
@@ -119,7 +146,7 @@ def test_sides_are_compared_with_the_first_and_the_env_only_delta_is_named(copie
 
 def test_refused_measurements_are_never_averaged_in(copies: Copies) -> None:
     good, bad = copies("a", "w4a8"), copies("b", "eagle3", problems=["1 of 6 requests failed"])
-    assert compare_sides([good, bad]) == []
+    assert Analysis([good, bad]).changes == []
     assert bad.refused[0][1] == "1 of 6 requests failed"
 
 
@@ -133,17 +160,17 @@ def test_refused_measurements_are_never_averaged_in(copies: Copies) -> None:
     ],
 )
 def test_what_a_difference_from_the_published_figure_means(interval: Interval, words: str) -> None:
-    assert words in published._verdict("con40", METRICS["tpot_median_ms"], 42.73, interval)
+    assert words in against_published._verdict("con40", METRICS["tpot_median_ms"], 42.73, interval)
 
 
 def test_other_machines_are_not_compared(copies: Copies, null_run: Run) -> None:
     workload = null_run.result.measurements[0].workload.model_copy(update={"reference": "con40"})
     run = copies("a", "w4a8", workload=workload)
-    assert {each.verdict for each in published.compare([run])} == {
+    assert {each.verdict for each in Analysis([run]).against_published} == {
         "not comparable: measured with no AMD GPU, published on 8x MI325X, TP 8"
     }
     mi325x = Run(run.folder, {**run.record, "hardware": {"known": True, "gpus": ["gfx942"] * 8}}, run.result)
-    assert all("not comparable" not in each.verdict for each in published.compare([mi325x]))
+    assert all("not comparable" not in each.verdict for each in Analysis([mi325x]).against_published)
 
 
 def test_the_model_meets_its_calibration_and_comes_near_the_rest() -> None:

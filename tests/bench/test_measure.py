@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support.bench_null import KEY, NUM_PROMPTS, serve
 
-from kimi_w4a8_eagle3.bench import load
-from kimi_w4a8_eagle3.bench.load import read_details, read_result
+from kimi_w4a8_eagle3.bench import generator
+from kimi_w4a8_eagle3.bench.generator import read_details, read_result
 from kimi_w4a8_eagle3.bench.null_server import steps_of
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
-from kimi_w4a8_eagle3.bench.session import Texts, bench
+from kimi_w4a8_eagle3.bench.side import Texts, bench
 from kimi_w4a8_eagle3.bench.subject import inspect
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
 from kimi_w4a8_eagle3.errors import KimiError
@@ -99,7 +99,7 @@ def test_a_cut_line_is_one_message(null_run: Run, tmp_path: Path) -> None:
 
 def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suicide = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"]
-    monkeypatch.setattr(load, "generator_command", lambda *_: suicide)
+    monkeypatch.setattr(generator, "generator_command", lambda *_: suicide)
     server = serve()
     try:
         with pytest.raises(KimiError, match="signal 9") as caught:

@@ -1,6 +1,7 @@
 """The report: one page without outside files, from runs of this machine or another; and the A/B order."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.bench import long_input
+from kimi_w4a8_eagle3.bench import changes, runs
 from kimi_w4a8_eagle3.bench.ab import Plan
+from kimi_w4a8_eagle3.bench.analysis import Analysis
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
-from kimi_w4a8_eagle3.bench.session import Side
+from kimi_w4a8_eagle3.bench.side import Side
+from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval
+from kimi_w4a8_eagle3.bench.tables import print_comparison, print_figures
 from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.errors import KimiError
@@ -22,7 +26,7 @@ Copies = Callable[..., Run]
 
 def test_the_page_stands_alone_and_shows_both_kinds_of_figures(copies: Copies, tmp_path: Path) -> None:
     runs = [copies("a", "w4a8", 3.0, 2, acceptance=None), copies("b", "eagle3", 1.0, 2)]
-    page = write_report(runs, tmp_path / "out").read_text()
+    page = write_report(Analysis(runs), tmp_path / "out").read_text()
     assert not re.search(r"(?:src|href)=\"(?!data:image/png;base64,)", page)
     assert page.count("data:image/png;base64,") == 5
     for text in ("TPOT P99", "break-even", "repeats itself", "eagle3 over w4a8", "sglang.benchmark.serving", "MTBench"):
@@ -31,20 +35,37 @@ def test_the_page_stands_alone_and_shows_both_kinds_of_figures(copies: Copies, t
     assert names == {"report.html", "measured.png", "published.png", "speedup.png", "model.png", "acceptance.png"}
 
 
+def test_tables_and_page_read_one_analysis(copies: Copies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[str] = Counter()
+    for module, name in ((runs, "estimate"), (changes, "ratio")):
+        compute = getattr(module, name)
+
+        def counting(*args: object, compute: Callable[..., Interval] = compute, name: str = name) -> Interval:
+            asked[name] += 1
+            return compute(*args)
+
+        monkeypatch.setattr(module, name, counting)
+    analysis = Analysis([copies("a", "w4a8", 3.0, acceptance=None), copies("b", "eagle3", 1.1)])
+    print_figures(analysis)
+    print_comparison(analysis)
+    write_report(analysis, tmp_path / "out")
+    assert asked == {"estimate": 2 * len(METRICS), "ratio": len(METRICS)}
+
+
 def test_a_run_read_elsewhere_without_its_raw_files_still_reports(copies: Copies, tmp_path: Path) -> None:
     run = copies("a", "w4a8")
     for path in run.folder.glob("*.jsonl"):
         path.unlink()
-    assert write_report([read_run(run.folder)], tmp_path / "out").is_file()
+    assert write_report(Analysis([read_run(run.folder)]), tmp_path / "out").is_file()
 
 
 def test_marked_measurements_are_named_and_nothing_to_show_is_an_error(
     copies: Copies, failed_run: tuple[Run, KimiError], tmp_path: Path
 ) -> None:
-    page = write_report([copies("a", "w4a8"), failed_run[0]], tmp_path / "out").read_text()
+    page = write_report(Analysis([copies("a", "w4a8"), failed_run[0]]), tmp_path / "out").read_text()
     assert "2 of 6 requests failed" in page
     with pytest.raises(KimiError, match="none of the runs"):
-        write_report([failed_run[0]], tmp_path / "out")
+        write_report(Analysis([failed_run[0]]), tmp_path / "out")
 
 
 @pytest.mark.parametrize("content", ["{", '{"kind": "bench"}'])
@@ -116,12 +137,12 @@ def test_long_inputs_are_split_by_the_servers_forward_times(copies: Copies, null
         timed = replace(source.server, forward_s={"target_verify": verify_s, "decode": 0.0005, "extend": 9.0})
         runs.append(copies(f"a{number}", "w4a8", 900.0, workload=work, acceptance=None))
         runs.append(copies(f"b{number}", "eagle3", 300.0, workload=work, server=timed))
-    short, long = long_input.from_runs(runs)
+    short, long = Analysis(runs).long_inputs
     assert (short.input_len, long.input_len) == (1024, 8192)
     assert short.gain == pytest.approx(3.0)
     assert short.parts_ms["verify"] == pytest.approx(0.001 * 1000 * source.concurrency / steps / length)
     assert long.parts_ms["verify"] == pytest.approx(2 * short.parts_ms["verify"])
     assert short.parts_ms["draft"] == pytest.approx(short.parts_ms["verify"] / 2)
-    assert "Long inputs" in write_report(runs, tmp_path / "out").read_text()
+    assert "Long inputs" in write_report(Analysis(runs), tmp_path / "out").read_text()
     assert (tmp_path / "out" / "long-input.png").is_file()
-    assert long_input.from_runs(runs[:2]) == []
+    assert Analysis(runs[:2]).long_inputs == []

@@ -12,7 +12,7 @@ from support.loopback import served
 from support.scripted_server import scripted_server, whole
 
 from kimi_w4a8_eagle3.fleet.load_request import Manner, Outcome
-from kimi_w4a8_eagle3.soak import mix
+from kimi_w4a8_eagle3.soak import questions
 
 TOP = [{"token": "7", "logprob": -0.1}, {"token": "8", "logprob": -9.0}]
 ANSWER = {
@@ -29,15 +29,15 @@ ANSWER = {
 
 def test_a_seed_gives_the_same_questions_in_the_same_order_and_another_seed_others() -> None:
     with scripted_server(lambda _, content: whole(ANSWER if content else {"data": [{"id": "m"}]})) as server:
-        first, again, other = (mix.questions(server.base_url, seed, known=8) for seed in (1, 1, 2))
+        first, again, other = (questions.questions(server.base_url, seed, known=8) for seed in (1, 1, 2))
     assert first == again
     assert first != other
-    assert mix.leave_after(1)() == mix.leave_after(1)()
+    assert questions.leave_after(1)() == questions.leave_after(1)()
 
 
 def test_questions_are_short_and_long_and_each_can_be_checked() -> None:
     with scripted_server(lambda _, content: whole(ANSWER if content else {"data": [{"id": "m"}]})) as server:
-        found = mix.questions(server.base_url, seed=3, known=8)
+        found = questions.questions(server.base_url, seed=3, known=8)
     assert all((q.answer is not None) != (q.counted and q.ignore_eos) for q in found)
     lengths = [sum(len(text) for _, text in q.messages) for q in found]
     assert min(lengths) < 200 and max(lengths) > 5000
@@ -66,8 +66,8 @@ def refusing(status: int) -> Iterator[str]:
 
 @pytest.mark.parametrize(("status", "outcome"), [(413, Outcome.REFUSED), (200, Outcome.WRONG), (500, Outcome.WRONG)])
 def test_a_body_that_is_too_large_must_be_refused_as_that(monkeypatch, status: int, outcome: Outcome) -> None:
-    monkeypatch.setattr(mix, "_OVERSIZED_EVERY_S", 0.01)
-    with refusing(status) as url, mix.Oversized(url) as client:
+    monkeypatch.setattr(questions, "_OVERSIZED_EVERY_S", 0.01)
+    with refusing(status) as url, questions.Oversized(url) as client:
         while not client.records:
             time.sleep(0.01)
     record = client.records[0]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kimi_w4a8_eagle3.fleet.load_request import Manner, Outcome, Record
-from kimi_w4a8_eagle3.soak.verdict import (
+from kimi_w4a8_eagle3.soak.findings import (
     MIB,
     Bounds,
     Growth,

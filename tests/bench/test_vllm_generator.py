@@ -16,13 +16,14 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.bench import vllm_load
+from kimi_w4a8_eagle3.bench.against_published import PerGpu
+from kimi_w4a8_eagle3.bench.analysis import Analysis
 from kimi_w4a8_eagle3.bench.measure import Measurement
 from kimi_w4a8_eagle3.bench.null_server import steps_of
-from kimi_w4a8_eagle3.bench.published_per_gpu import PerGpu, compare_per_gpu
 from kimi_w4a8_eagle3.bench.runs import Run, RunResult, read_run
-from kimi_w4a8_eagle3.bench.session import Texts, bench
+from kimi_w4a8_eagle3.bench.side import Texts, bench
 from kimi_w4a8_eagle3.bench.subject import Subject
-from kimi_w4a8_eagle3.bench.tables import print_per_gpu, print_run
+from kimi_w4a8_eagle3.bench.tables import print_figures, print_per_gpu
 from kimi_w4a8_eagle3.bench.workloads import Workload, load_workload, with_changes
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.errors import KimiError
@@ -93,7 +94,7 @@ def test_what_is_left_out_is_said(random_run: Run) -> None:
     found = random_run.usable[0]
     assert found.server is None and found.text is None
     console = Console(record=True, width=200)
-    print_run(random_run, console)
+    print_figures(Analysis([random_run]), console)
     shown = console.export_text()
     assert "left out" in shown and "random tokens" in shown and "accept length" in shown
 
@@ -255,8 +256,9 @@ def test_figures_per_gpu_stand_beside_the_published_ones(tmp_path: Path) -> None
         measurements = [found.model_copy(update=changes)]
         result = RunResult(kind="bench", status="complete", sides=[FP8], measurements=measurements)
         run = Run(tmp_path, {"hardware": {"known": True, "gpus": here}}, result)
-        print_per_gpu(run, console)
-        return compare_per_gpu(run)
+        found_rows = Analysis([run]).per_gpu
+        print_per_gpu(found_rows, console)
+        return found_rows
 
     console = Console(record=True, width=200)
     (row,) = rows(["gfx950"] * 4)

@@ -10,9 +10,9 @@ from support.tiny_servers import running, tiny_launch
 
 from kimi_w4a8_eagle3 import serving
 from kimi_w4a8_eagle3.eval import accuracy, lossless, smoke, tasks
+from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
-from kimi_w4a8_eagle3.eval.targets import Choice
 from kimi_w4a8_eagle3.server import EngineServer
 
 pytestmark = pytest.mark.server

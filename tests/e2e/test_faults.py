@@ -17,12 +17,12 @@ import pytest
 from rich.console import Console
 
 from kimi_w4a8_eagle3.bench.runs import read_run
-from kimi_w4a8_eagle3.bench.session import Side, Texts, bench
+from kimi_w4a8_eagle3.bench.side import Side, Texts, bench
 from kimi_w4a8_eagle3.bench.subject import inspect
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.eval import smoke
-from kimi_w4a8_eagle3.eval.targets import Choice
+from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.fleet.load import Load, forbidden
 from kimi_w4a8_eagle3.fleet.load_questions import endless_question, known_questions
 from kimi_w4a8_eagle3.fleet.load_request import Client, Manner, Outcome

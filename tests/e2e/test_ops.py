@@ -11,14 +11,13 @@ from support.fleet_views import HandmadeFleet, replica
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.base.prometheus import Reading, parse
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.client import EngineClient
 from kimi_w4a8_eagle3.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.ops.exposition import parse
-from kimi_w4a8_eagle3.ops.reading import Reading
-from kimi_w4a8_eagle3.ops.state import Phase
+from kimi_w4a8_eagle3.ops.replica_state import Phase
 from kimi_w4a8_eagle3.ops.window import SpecTotals
 from kimi_w4a8_eagle3.server import EngineServer, free_port
 
@@ -41,7 +40,7 @@ def scrape(base_url: str) -> str:
 
 
 def spec_steps(base_url: str) -> tuple[float, ...]:
-    return SpecTotals.of(parse(scrape(base_url))).histogram
+    return SpecTotals.of(Reading.parse(scrape(base_url))).histogram
 
 
 def settled(base_url: str, least: float) -> tuple[float, ...]:

@@ -11,8 +11,8 @@ import pytest
 from support.tiny_servers import READY_S, tiny_launch
 
 from kimi_w4a8_eagle3 import serving, tiny
+from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.client import EngineClient
-from kimi_w4a8_eagle3.ops.exposition import parse
 from kimi_w4a8_eagle3.ops.window import SpecTotals
 
 pytestmark = pytest.mark.server
@@ -22,7 +22,7 @@ TWO_RANKS = ("args.tp=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
 
 
 def spec_steps(base_url: str) -> float:
-    return sum(SpecTotals.of(parse(httpx.get(f"{base_url}/metrics", follow_redirects=True).text)).histogram)
+    return sum(SpecTotals.of(Reading.parse(httpx.get(f"{base_url}/metrics", follow_redirects=True).text)).histogram)
 
 
 def test_two_ranks_solve_the_problems_with_eagle3(tmp_path):

@@ -4,19 +4,21 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from support.openai_server import OpenAIServer, Reply, openai_server
 
+from kimi_w4a8_eagle3.commands.eval import Server, Verdict, _resumed
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.eval import accuracy, tasks
+from kimi_w4a8_eagle3.eval.choice import Choice
+from kimi_w4a8_eagle3.eval.earlier_run import load_run
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
 from kimi_w4a8_eagle3.eval.recorder import Patience
-from kimi_w4a8_eagle3.eval.targets import Choice
 
 LIMIT = 24
 KEY = "a-key-for-this-test"
@@ -160,9 +162,10 @@ def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
-    from kimi_w4a8_eagle3.commands.eval import _choice
-
-    assert _choice("http://127.0.0.1:1", None, None, False, [], None, resumed.folder).model == "test-model"
+    verdict, earlier = Verdict(0.01, 0.01, resumed.folder, None, Path()), load_run(resumed.folder)
+    other = Server("http://127.0.0.1:1", None, None, False, [])
+    assert _resumed(other, verdict, earlier).model == "test-model"
+    assert _resumed(replace(other, base_url=None), verdict, earlier).base_url == earlier["choice"]["base_url"]
 
 
 def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):

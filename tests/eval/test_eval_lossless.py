@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from kimi_w4a8_eagle3.eval import lossless, sampling_match
+from kimi_w4a8_eagle3.eval.choice import Target
 from kimi_w4a8_eagle3.eval.greedy_match import divergences, first_difference
 from kimi_w4a8_eagle3.eval.lossless import Answers, Plan
-from kimi_w4a8_eagle3.eval.probe import Tokens
 from kimi_w4a8_eagle3.eval.prompts import KINDS, Prompt, prompts
-from kimi_w4a8_eagle3.eval.targets import Target
+from kimi_w4a8_eagle3.eval.tokens import Tokens
 
 PROMPT = [Prompt("chat", "hello")]
 TOP = (((-0.1, 7), (-2.4, 8)), ((-0.69, 5), (-0.75, 6)), ((-0.01, 9), (-5.0, 4)))

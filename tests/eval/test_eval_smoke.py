@@ -9,7 +9,7 @@ from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.client import Generation
 from kimi_w4a8_eagle3.errors import KimiError
-from kimi_w4a8_eagle3.eval import report, smoke
+from kimi_w4a8_eagle3.eval import section, smoke
 
 PROBLEMS = tiny.problems("held_out", 10, seed=21)
 GOOD = [Generation(p.solution, (1,), "stop", (0, 0, 1, 4)) for p in PROBLEMS]
@@ -79,17 +79,17 @@ def test_html_escapes_what_a_model_says_and_needs_nothing_from_outside(tmp_path)
     }
     result = {"kind": "eval-accuracy", "task": "GSM8K", "configuration": "eagle3", "verdict": verdict}
     (tmp_path / "result.json").write_text(json.dumps(result))
-    page = report.write_page(tmp_path).read_text()
+    page = section.write_page(tmp_path).read_text()
     assert "<script" not in page and "&lt;script&gt;" in page and "http" not in page
     assert "90.00%" in page and "85.00 to 95.00%" in page and "within noise" in page and "<svg" in page
     assert "FAIL" in page
 
 
 def test_a_section_needs_a_finished_evaluation(tmp_path):
-    assert not report.is_evaluation(tmp_path)
+    assert not section.is_evaluation(tmp_path)
     (tmp_path / "result.json").write_text('{"kind": "ab"}')
     with pytest.raises(KimiError, match="not the folder of a finished evaluation"):
-        report.section(tmp_path)
+        section.section(tmp_path)
 
 
 def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(tmp_path):
@@ -101,5 +101,5 @@ def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(
     assert "3 of 4" in (tmp_path / "out" / "report.html").read_text()
     bench = tmp_path / "bench.html"
     bench.write_text("<html><body><p>speed</p></body></html>")
-    text = report.append_sections(bench, [tmp_path]).read_text()
+    text = section.append_sections(bench, [tmp_path]).read_text()
     assert text.index("speed") < text.index("3 of 4") < text.index("</body></html>")

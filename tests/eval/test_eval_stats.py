@@ -9,31 +9,36 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 from scipy.optimize import minimize_scalar
 
-from kimi_w4a8_eagle3.eval import stats
+from kimi_w4a8_eagle3.eval import significance
 
 
 def test_wilson_agrees_with_scipy_and_holds_at_the_edges():
     for correct, n in ((0, 40), (1, 40), (1235, 1319), (1319, 1319)):
         expected = scipy_stats.binomtest(correct, n).proportion_ci(0.95, method="wilson")
-        found = stats.wilson(correct, n)
+        found = significance.wilson(correct, n)
         assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
-    assert stats.wilson(0, 40).low < 1e-12 and stats.wilson(0, 40).high > 0.05
+    assert significance.wilson(0, 40).low < 1e-12 and significance.wilson(0, 40).high > 0.05
     with pytest.raises(ValueError):
-        stats.wilson(5, 4)
+        significance.wilson(5, 4)
 
 
 def test_mcnemar_is_the_exact_binomial():
-    assert stats.mcnemar_p(0, 0) == 1.0
-    assert stats.mcnemar_p(0, 10) == pytest.approx(2 / 2**10)
-    assert stats.mcnemar_p(7, 2) == stats.mcnemar_p(2, 7) == pytest.approx(2 * (1 + 9 + 36) / 2**9)
+    assert significance.mcnemar_p(0, 0) == 1.0
+    assert significance.mcnemar_p(0, 10) == pytest.approx(2 / 2**10)
+    assert significance.mcnemar_p(7, 2) == significance.mcnemar_p(2, 7) == pytest.approx(2 * (1 + 9 + 36) / 2**9)
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_at_difference_zero_the_score_statistic_is_mcnemars(only_new, only_base):
     n = 200
-    z = stats.paired_z(only_new, only_base, n, 0.0)
+    z = significance.paired_z(only_new, only_base, n, 0.0)
     expected = (only_new - only_base) / math.sqrt(only_new + only_base) if only_new + only_base else 0.0
     assert z == pytest.approx(expected, abs=1e-9)
+
+
+def test_without_any_spread_the_statistic_is_infinite_on_the_side_of_the_data():
+    assert significance.paired_z(0, 0, 10, 1.0) == -math.inf
+    assert significance.paired_z(0, 0, 10, -1.0) == math.inf
 
 
 def brute_force_z(only_new, only_base, n, difference):
@@ -54,14 +59,14 @@ def brute_force_z(only_new, only_base, n, difference):
 @pytest.mark.parametrize("counts", [(0, 1, 44), (3, 9, 200), (20, 31, 1319), (12, 0, 300)])
 @pytest.mark.parametrize("difference", [-0.05, -0.01, 0.02])
 def test_the_score_statistic_maximises_the_likelihood(counts, difference):
-    assert stats.paired_z(*counts, difference) == pytest.approx(brute_force_z(*counts, difference), rel=1e-4)
+    assert significance.paired_z(*counts, difference) == pytest.approx(brute_force_z(*counts, difference), rel=1e-4)
 
 
 def test_the_limits_of_the_paired_interval_are_where_the_statistic_says_so():
     for counts in ((0, 1, 44), (3, 9, 200), (0, 0, 300)):
-        interval = stats.paired_interval(*counts, confidence=0.90)
-        assert stats.paired_z(*counts, interval.low) == pytest.approx(1.6449, abs=1e-3)
-        assert stats.paired_z(*counts, interval.high) == pytest.approx(-1.6449, abs=1e-3)
+        interval = significance.paired_interval(*counts, confidence=0.90)
+        assert significance.paired_z(*counts, interval.low) == pytest.approx(1.6449, abs=1e-3)
+        assert significance.paired_z(*counts, interval.high) == pytest.approx(-1.6449, abs=1e-3)
 
 
 def test_noninferiority_rarely_accepts_a_loss_of_exactly_the_margin():
@@ -71,7 +76,7 @@ def test_noninferiority_rarely_accepts_a_loss_of_exactly_the_margin():
     loss, gain = 0.02, 0.01  # share solved by the baseline only and by the new one only: exactly the margin
     counts = rng.multinomial(n, [gain, loss, 1 - gain - loss], size=trials)
     critical = scipy_stats.norm.ppf(0.95)
-    passed = np.mean([stats.paired_z(int(c[0]), int(c[1]), n, -margin) >= critical for c in counts])
+    passed = np.mean([significance.paired_z(int(c[0]), int(c[1]), n, -margin) >= critical for c in counts])
     assert 0.02 < passed < 0.065
 
 
@@ -80,46 +85,56 @@ def test_power_agrees_with_a_simulation():
     n, discordance, margin = 1319, 0.03, 0.01
     counts = rng.multinomial(n, [discordance / 2, discordance / 2, 1 - discordance], size=4000)
     critical = scipy_stats.norm.ppf(0.95)
-    simulated = np.mean([stats.paired_z(int(c[0]), int(c[1]), n, -margin) >= critical for c in counts])
-    assert stats.noninferiority_power(n, discordance, margin) == pytest.approx(simulated, abs=0.03)
+    simulated = np.mean([significance.paired_z(int(c[0]), int(c[1]), n, -margin) >= critical for c in counts])
+    assert significance.noninferiority_power(n, discordance, margin) == pytest.approx(simulated, abs=0.03)
+
+
+def test_a_statistic_on_the_critical_value_is_a_proof():
+    """With alpha 0.5 the critical value is 0, which the statistic meets exactly where b - c = -2: 2 % of 100."""
+    n, discordance = 100, 0.06
+    counts = np.arange(n + 1)
+    reached = scipy_stats.binom.sf(np.ceil((counts - 2) / 2) - 1, counts, 0.5)
+    expected = float(scipy_stats.binom.pmf(counts, n, discordance) @ reached)
+    assert significance.noninferiority_power(n, discordance, 0.02, alpha=0.5) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(("discordance", "margin"), [(0.03, 0.01), (1 / 301, 0.02), (0.2, 0.01), (0.02, 0.001)])
 def test_the_problems_needed_give_the_power_asked_for(discordance, margin):
-    needed = stats.problems_needed(discordance, margin)
-    assert 0.8 <= stats.noninferiority_power(needed, discordance, margin) < 0.96  # it jumps where few problems differ
-    assert stats.noninferiority_power(needed // 2, discordance, margin) < 0.8
+    needed = significance.problems_needed(discordance, margin)
+    power = significance.noninferiority_power(needed, discordance, margin)
+    assert 0.8 <= power < 0.96  # it jumps where few problems differ
+    assert significance.noninferiority_power(needed // 2, discordance, margin) < 0.8
 
 
 def test_two_shares():
     table = [[1240, 79], [1200, 119]]
     chi2 = scipy_stats.chi2_contingency(table, correction=False)
-    assert stats.two_shares_p(1240, 1319, 1200, 1319) == pytest.approx(chi2.pvalue, rel=1e-9)
-    assert stats.two_shares_p(1235, 1319, 1235, 1319) == 1.0
-    assert stats.two_shares_p(0, 40, 1, 40) == pytest.approx(1.0)  # few: Fisher's exact test
+    assert significance.two_shares_p(1240, 1319, 1200, 1319) == pytest.approx(chi2.pvalue, rel=1e-9)
+    assert significance.two_shares_p(1235, 1319, 1235, 1319) == 1.0
+    assert significance.two_shares_p(0, 40, 1, 40) == pytest.approx(1.0)  # few: Fisher's exact test
 
 
 def test_same_distribution_is_scipys_chi_squared_and_pools_what_is_rare():
     first, second = ["a"] * 60 + ["b"] * 40, ["a"] * 45 + ["b"] * 55
     expected = scipy_stats.chi2_contingency([[60, 40], [45, 55]], correction=False).pvalue
-    assert stats.same_distribution_p(first, second) == pytest.approx(expected)
+    assert significance.same_distribution_p(first, second) == pytest.approx(expected)
     rare = [f"only {i}" for i in range(20)]
     pooled = scipy_stats.chi2_contingency([[60, 40, 20], [45, 55, 20]], correction=False).pvalue
     other = [f"other {i}" for i in range(20)]
-    assert stats.same_distribution_p(first + rare, second + other) == pytest.approx(pooled)
-    assert stats.same_distribution_p(["a"] * 50, ["a"] * 50) is None
+    assert significance.same_distribution_p(first + rare, second + other) == pytest.approx(pooled)
+    assert significance.same_distribution_p(["a"] * 50, ["a"] * 50) is None
 
 
 def test_two_samples_of_one_distribution_are_rejected_as_often_as_wanted():
     rng = np.random.default_rng(2)
     weights = np.array([0.5, 0.2, 0.1, 0.1, 0.05] + [0.01] * 5)
     p_values = [
-        stats.same_distribution_p(list(rng.choice(10, 300, p=weights)), list(rng.choice(10, 300, p=weights)))
+        significance.same_distribution_p(list(rng.choice(10, 300, p=weights)), list(rng.choice(10, 300, p=weights)))
         for _ in range(500)
     ]
     assert 0.02 < np.mean([p < 0.05 for p in p_values]) < 0.08
 
 
 def test_holm_against_a_hand_computation():
-    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert stats.holm([]) == []
+    assert significance.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert significance.holm([]) == []

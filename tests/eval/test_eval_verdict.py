@@ -2,6 +2,7 @@
 
 import pytest
 
+from kimi_w4a8_eagle3.eval import significance
 from kimi_w4a8_eagle3.eval.outcomes import Outcome
 from kimi_w4a8_eagle3.eval.tasks import METRICS
 from kimi_w4a8_eagle3.eval.verdict import Reference, judge, load_references
@@ -58,7 +59,7 @@ def test_answers_without_the_marker_are_counted():
 def test_against_a_published_value(wrong, state, words):
     verdict = judge(run(wrong=range(wrong)), load_references(), "eagle3-opt")
     assert verdict.state == state
-    assert all(words in reason for reason in verdict.reasons)
+    assert len(verdict.reasons) == len(METRICS) and all(words in reason for reason in verdict.reasons)
     assert len(verdict.references) == 7  # shown: all; judged: one configuration
 
 
@@ -84,6 +85,25 @@ def test_a_worse_run_fails_and_lists_what_only_the_baseline_solves():
     assert set(listed) == set(range(1, 60)) | {700}
     assert listed[700].solved_by == dict.fromkeys(METRICS, "new")
     assert listed[5].solved_by == dict.fromkeys(METRICS, "baseline") and listed[5].question == "question 5"
+
+
+def test_each_metric_is_compared_on_its_own_and_its_power_is_of_what_was_seen():
+    new, base = run(wrong={7, 8}, p9={"strict": False}), run(wrong={0, 1, 2}, p3={"strict": False})
+    loose, strict = judge(new, baseline=base).paired
+    assert (loose.only_new, loose.only_base, loose.both, loose.neither) == (3, 2, N - 5, 0)
+    assert (strict.only_new, strict.only_base, strict.both, strict.neither) == (4, 3, N - 7, 0)
+    for paired in (loose, strict):
+        assert paired.difference.value == pytest.approx(1 / N)
+        seen = (paired.only_new + paired.only_base + 1) / (N + 1)
+        assert paired.power == significance.noninferiority_power(N, seen, 0.01)
+        assert paired.needed == significance.problems_needed(seen, 0.01)
+
+
+def test_a_better_run_passes_and_the_worse_of_two_metrics_decides():
+    assert judge(run(), baseline=run(wrong=range(60))).state == "pass"
+    worse = {f"p{i}": {"strict": False} for i in range(60)}
+    verdict = judge(run(**worse), baseline=run())
+    assert [each.state for each in verdict.paired] == ["pass", "fail"] and verdict.state == "fail"
 
 
 def test_a_loss_within_the_margin_is_no_worse_even_when_it_is_significant():

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.bench.load import LoadResult
+from kimi_w4a8_eagle3.bench.generator import LoadResult
 from kimi_w4a8_eagle3.bench.measure import Measurement
 from kimi_w4a8_eagle3.bench.runs import RunResult
 from kimi_w4a8_eagle3.bench.workloads import load_workload

@@ -22,7 +22,7 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.doctor.needs import GIB, PUBLISHED_SIZES, Needs
 from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.ops.state import ReplicaState
+from kimi_w4a8_eagle3.ops.replica_state import ReplicaState
 from kimi_w4a8_eagle3.recipes import load_recipe, resolve
 from kimi_w4a8_eagle3.server import free_port
 from kimi_w4a8_eagle3.serving import SingleServer

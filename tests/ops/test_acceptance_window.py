@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.metrics import Counters, acceptance_from_counters, acceptance_from_histograms
-from kimi_w4a8_eagle3.ops.exposition import parse
 from kimi_w4a8_eagle3.ops.window import AcceptanceWindow, SpecTotals
 
 SPAN_S = 60.0
@@ -68,7 +68,7 @@ kimi_spec_steps_total{accepted="0",model_name="m"} 2
 sglang:generation_tokens_total{is_streaming="true"} 20
 sglang:generation_tokens_total{is_streaming="false"} 11
 """
-    assert SpecTotals.of(parse(text)) == SpecTotals((2, 0, 0, 7), Counters(31, 0, 0, 0))
+    assert SpecTotals.of(Reading.parse(text)) == SpecTotals((2, 0, 0, 7), Counters(31, 0, 0, 0))
 
 
 def test_a_restart_counts_all_series_from_zero() -> None:

@@ -6,7 +6,7 @@ from support.fleet_views import replica
 from kimi_w4a8_eagle3.client import EngineClient
 from kimi_w4a8_eagle3.metrics import Acceptance
 from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
-from kimi_w4a8_eagle3.ops.state import Phase
+from kimi_w4a8_eagle3.ops.replica_state import Phase
 
 GOOD, BAD = Acceptance(3.5, 0.8, 1000), Acceptance(1.0, 0.0, 1000)
 

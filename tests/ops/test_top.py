@@ -9,15 +9,15 @@ from rich.console import Console
 from support.fleet_views import HandmadeFleet, replica
 from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.base.prometheus import Reading, parse
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.metrics import Acceptance
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.ops.exposition import Source, merge, parse, render
+from kimi_w4a8_eagle3.ops.exposition import Source, merge, render
 from kimi_w4a8_eagle3.ops.fleet_metrics import fleet_families
 from kimi_w4a8_eagle3.ops.overview import Latency, replica_rows, router_row
-from kimi_w4a8_eagle3.ops.reading import Reading
-from kimi_w4a8_eagle3.ops.state import Phase
+from kimi_w4a8_eagle3.ops.replica_state import Phase
 from kimi_w4a8_eagle3.ops.top import base_url_of, run
 from kimi_w4a8_eagle3.ops.top_view import Overview, sparkline
 from kimi_w4a8_eagle3.server import free_port

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3.aiter_regime import Regime
+from kimi_w4a8_eagle3.bench import published
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.hardware import GIB, Device, Machine, gpu_by_name
@@ -49,7 +50,7 @@ def test_a_packaged_recipe_is_valid_and_its_gates_too(name: str) -> None:
 
 def test_eagle3_and_eagle3_opt_differ_in_exactly_two_gates() -> None:
     base, opt = load_recipe("eagle3"), load_recipe("eagle3-opt")
-    hidden = {"name", "summary", "published", "env"}
+    hidden = {"name", "summary", "env"}
     assert base.model_dump(exclude=hidden) == opt.model_dump(exclude=hidden)
     extra = dict(opt.environment.items() - base.environment.items())
     assert extra == {"FLYDSL_MOE_STAGE1_SCHED": "0", "AITER_FLYDSL_STAGE2_TILE_K": "256"}
@@ -62,8 +63,10 @@ def test_w4a16_replaces_the_int8_gate_by_the_bf16_one() -> None:
 
 
 def test_published_figures_are_not_inherited() -> None:
-    assert load_recipe("eagle3-opt").published.con40["tpot_median_ms"] == 27.41
-    assert "ttft_median_ms" not in load_recipe("eagle3-opt").published.con40
+    con40, source = published.reported("eagle3-opt", "con40")
+    assert con40["tpot_median_ms"] == 27.41 and "2026-06-23" in source
+    assert "ttft_median_ms" not in con40
+    assert published.reported("tiny", "con40") == ({}, "")
 
 
 @pytest.mark.parametrize(

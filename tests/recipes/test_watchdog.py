@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -142,6 +143,29 @@ def test_a_deadlock_is_found_although_health_answers(engine: Engine, tmp_path: P
     assert "100 tokens so far, 2 requests running, 1 queued" in text
     assert f"== {child.pid} " in text
     assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("echo a stack", "\na stack\n"),
+        ("echo half a stack; echo ptrace is not allowed >&2; exit 1", "py-spy failed: ptrace is not allowed; "),
+    ],
+)
+def test_py_spys_stacks_are_taken_only_when_it_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, shown: str
+) -> None:
+    tool = tmp_path / "py-spy"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        text = dump_stacks(child.pid, tmp_path, "no progress").read_text()
+    finally:
+        child.kill()
+        child.wait()
+    assert shown in text and "half a stack" not in text
 
 
 def test_a_busy_engine_is_left_alone_and_not_probed(engine: Engine) -> None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from support.loopback import served
 
 from kimi_w4a8_eagle3 import metrics
+from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.metrics import (
     Counters,
     acceptance_from_counters,
     acceptance_from_histograms,
-    parse_counters,
     scrape,
 )
 
@@ -34,8 +34,8 @@ sglang:num_requests_total{is_streaming="true",model_name="m"} 1.0
 
 
 def test_counters_are_summed_over_labels():
-    assert parse_counters(EXPOSITION) == Counters(124, 7, 40, 4)
-    assert parse_counters("") == Counters(0, 0, 0, 0)
+    assert Counters.of(Reading.parse(EXPOSITION)) == Counters(124, 7, 40, 4)
+    assert Counters.of(Reading.parse("")) == Counters(0, 0, 0, 0)
 
 
 def test_accept_length_takes_the_prefill_token_off():
@@ -65,13 +65,13 @@ def test_histograms_agree_with_counting_steps(histograms):
 
 
 @contextmanager
-def ops(readings: list[str]) -> Iterator[str]:
+def ops(readings: list[str], status: int = 200) -> Iterator[str]:
     """An ops endpoint that gives these expositions one after the other, the last one for ever."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             text = (readings.pop(0) if len(readings) > 1 else readings[0]).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
@@ -100,6 +100,12 @@ def test_a_replica_that_is_slow_to_answer_is_waited_for(monkeypatch):
 def test_a_replica_that_stays_away_is_named(monkeypatch):
     monkeypatch.setattr(metrics, "_PAUSE_S", 0.01)
     with ops([ONE]) as base_url, pytest.raises(KimiError, match="no metrics of replica 1"):
+        scrape(base_url)
+
+
+@pytest.mark.parametrize(("text", "status", "found"), [("no such page", 404, "HTTP 404"), ("x{", 200, "no metrics: ")])
+def test_what_is_no_exposition_is_one_message(text, status, found):
+    with ops([text], status) as base_url, pytest.raises(KimiError, match=found):
         scrape(base_url)
 
 

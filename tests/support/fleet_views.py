@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kimi_w4a8_eagle3.ops.state import Phase, ReplicaState
+from kimi_w4a8_eagle3.ops.replica_state import Phase, ReplicaState
 
 
 @dataclass

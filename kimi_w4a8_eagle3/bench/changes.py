@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .runs import Run, grouped, repetitions
-from .statistics import METRICS, Interval, Metric, estimate, ratio
+from .runs import Groups
+from .statistics import METRICS, Interval, Metric, ratio
 
 # What the article calls the env-only delta: the two kernel gates, and nothing else, between these recipes.
 ENV_ONLY = ("eagle3", "eagle3-opt")
@@ -40,21 +39,21 @@ class Row:
         return (self.a, self.b) == ENV_ONLY
 
 
-def compare_sides(runs: Sequence[Run], base: str | None = None) -> list[Row]:
+def compare_sides(groups: Groups, base: str | None = None) -> list[Row]:
     """Every workload measured on several sides: each other side against the first (or `base`).
 
     eagle3 and eagle3-opt are also compared with each other when a third side is the base.
     """
     rows = []
-    for (workload, concurrency), sides in grouped(runs).items():
+    for (workload, concurrency), sides in groups.items():
         names = list(sides)
-        first = base if base in sides else names[0]
+        first = base if base is not None and base in sides else names[0]
         pairs = [(first, name) for name in names if name != first]
         if set(ENV_ONLY) <= set(names) and ENV_ONLY not in pairs:
             pairs.append(ENV_ONLY)
         for a, b in pairs:
-            reps_a, reps_b = repetitions(sides[a]), repetitions(sides[b])
-            for metric in METRICS.values():
-                values = estimate(reps_a, metric), estimate(reps_b, metric)
-                rows.append(Row(workload, concurrency, a, b, metric, *values, ratio(reps_a, reps_b, metric)))
+            for key, metric in METRICS.items():
+                values = sides[a].figures[key], sides[b].figures[key]
+                change = ratio(sides[a].repetitions, sides[b].repetitions, metric)
+                rows.append(Row(workload, concurrency, a, b, metric, *values, change))
     return rows

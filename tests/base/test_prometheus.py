@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3.ops.reading import Reading, bucket_increase, increase, quantile
+from kimi_w4a8_eagle3.base.prometheus import Reading, bucket_increase, increase, quantile
 
 INF = math.inf
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from ..errors import KimiError
 from ..fleet.load import Load
 from ..fleet.load_request import Manner, Record
-from . import mix, verdict
-from .subject import Subject
-from .verdict import Bounds, Finding
+from .findings import Bounds, Finding, check_answers, check_empty, check_level, check_memory, check_same_processes
+from .fleet import Subject
+from .questions import MIX, Oversized, leave_after, questions
 from .watch import RUNNING, USED, WAITING, Sample, Watch
 
 # Rest before and after the load: connections that idle are closed, aborted requests are cleared away.
@@ -52,22 +52,22 @@ OnProgress = Callable[[str, float, Sequence[Record], Sample | None], None]  # st
 def soak(subject: Subject, folder: Path, plan: Plan, on_progress: OnProgress) -> Soak:
     """Load the fleet; one client reads slowly, and one more than planned sends oversized bodies."""
     on_progress("reference answers", 0.0, (), None)
-    questions = mix.questions(subject.url, plan.seed)
-    short = [question for question in questions if not question.counted]
+    asked = questions(subject.url, plan.seed)
+    short = [question for question in asked if not question.counted]
     tree = subject.tree
     with Watch(subject.ops_url, tree, folder / "samples.jsonl") as watch:
         _rest(watch, "rest before", on_progress)
         before, pids_before = watch.look(), tree.pids() if tree else {}
         steady = Load(
             subject.url,
-            questions,
+            asked,
             plan.concurrency - _SLOW_CLIENTS,
-            mix=mix.MIX,
+            mix=MIX,
             hang_s=_HANG_S,
-            leave_after=mix.leave_after(plan.seed),
+            leave_after=leave_after(plan.seed),
         )
         slow = Load(subject.url, short, _SLOW_CLIENTS, mix={Manner.SLOW: 1}, hang_s=_HANG_S)
-        oversized = mix.Oversized(subject.url)
+        oversized = Oversized(subject.url)
         began = time.time()
         with steady, slow, oversized:
             while (passed := time.time() - began) < 60 * plan.minutes:
@@ -87,24 +87,24 @@ def soak(subject: Subject, folder: Path, plan: Plan, on_progress: OnProgress) ->
 
 def judge(found: Soak, bounds: Bounds) -> list[Finding]:
     """Every finding of a soak; processes are judged where they could be seen."""
-    findings = verdict.check_answers(found.records)
+    findings = check_answers(found.records)
     for what, name in (("every KV slot is free again", USED), ("no request runs", RUNNING), ("none waits", WAITING)):
         left = {replica: values[name] for replica, values in found.after.engines.items()}
-        findings.append(verdict.check_empty(what, left, found.before.engines.keys()))
+        findings.append(check_empty(what, left, found.before.engines.keys()))
     if not found.before.held:
         return findings
-    findings.append(verdict.check_same_processes(found.pids_before, found.pids_after))
+    findings.append(check_same_processes(found.pids_before, found.pids_after))
     for what, count, allowance in (
         ("open descriptors", _fds, bounds.fds),
         ("threads", _threads, bounds.threads),
         ("connections that only the peer has closed", _close_wait, bounds.close_wait),
         ("files in /dev/shm", _shared_memory, 0),
     ):
-        findings.append(verdict.check_level(what, count(found.before), count(found.after), allowance))
+        findings.append(check_level(what, count(found.before), count(found.after), allowance))
     under_load = [sample for sample in found.samples if found.began <= sample.at <= found.ended]
     names = [name for name in found.before.held if all(name in sample.held for sample in under_load)]
     memory = {name: [float(sample.held[name].uss) for sample in under_load] for name in names}
-    return findings + verdict.check_memory([sample.at for sample in under_load], memory, bounds)
+    return findings + check_memory([sample.at for sample in under_load], memory, bounds)
 
 
 def _fds(sample: Sample) -> dict[str, int]:
@@ -123,7 +123,7 @@ def _shared_memory(sample: Sample) -> dict[str, int]:
     return {"the fleet": sample.shared_memory}
 
 
-def _all(*loads: Load | mix.Oversized) -> list[Record]:
+def _all(*loads: Load | Oversized) -> list[Record]:
     return [record for load in loads for record in load.records]
 
 

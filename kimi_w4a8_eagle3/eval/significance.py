@@ -13,6 +13,7 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 ALPHA = 0.05
+_SMALLEST_EXPECTED = 5.0  # of a category that is tested on its own
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Interval:
         return f"{self.value:.2%} [{self.low:.2%}, {self.high:.2%}]"
 
 
-def wilson(correct: int, n: int, confidence: float = 0.95) -> Interval:
-    """Wilson score interval of `correct` out of `n`; unlike the normal one it is right near 0 and 1."""
+def wilson(correct: int, n: int) -> Interval:
+    """95 % Wilson score interval of `correct` out of `n`; unlike the normal one it is right near 0 and 1."""
     if not 0 <= correct <= n or n == 0:
         raise ValueError(f"{correct} of {n} is not a share")
-    z = _NORMAL.inv_cdf(0.5 + confidence / 2)
+    z = _NORMAL.inv_cdf(0.975)
     p = correct / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -105,15 +106,15 @@ def noninferiority_power(n: int, discordance: float, margin: float, alpha: float
     return total
 
 
-def problems_needed(discordance: float, margin: float, power: float = 0.8, alpha: float = ALPHA) -> int:
+def problems_needed(discordance: float, margin: float, power: float = 0.8) -> int:
     """About how many problems prove non-inferiority with this power when both sides are equally good."""
     enough = 16
-    while noninferiority_power(enough, discordance, margin, alpha) < power:
+    while noninferiority_power(enough, discordance, margin) < power:
         enough *= 2
     too_few = enough // 2
     while enough - too_few > max(1, enough // 100):
         middle = (too_few + enough) // 2
-        if noninferiority_power(middle, discordance, margin, alpha) < power:
+        if noninferiority_power(middle, discordance, margin) < power:
             too_few = middle
         else:
             enough = middle
@@ -132,9 +133,7 @@ def two_shares_p(correct_a: int, n_a: int, correct_b: int, n_b: int) -> float:
     return 2 * (1 - _NORMAL.cdf(abs(z)))
 
 
-def same_distribution_p(
-    first: Sequence[Hashable], second: Sequence[Hashable], smallest_expected: float = 5.0
-) -> float | None:
+def same_distribution_p(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
     """Chi-squared two-sample test over categories; rare ones are pooled. None: one category only, nothing to test."""
     from scipy.stats import chi2
 
@@ -143,7 +142,7 @@ def same_distribution_p(
     cells: list[tuple[int, int]] = []
     rest = [0, 0]
     for value in a.keys() | b.keys():
-        if (a[value] + b[value]) * share >= smallest_expected:
+        if (a[value] + b[value]) * share >= _SMALLEST_EXPECTED:
             cells.append((a[value], b[value]))
         else:
             rest = [rest[0] + a[value], rest[1] + b[value]]

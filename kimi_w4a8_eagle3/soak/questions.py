@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 import httpx
 
 from .. import tiny
-from ..client import bearer
 from ..fleet.load_questions import Question, known_questions
 from ..fleet.load_request import Manner, Outcome, Record
 
@@ -29,13 +28,13 @@ _OVERSIZED_BYTES = 40 << 20  # the door and the router take 32 MiB
 _OVERSIZED_EVERY_S = 15.0
 
 
-def questions(base_url: str, seed: int, api_key: str | None = None, known: int = 24) -> list[Question]:
+def questions(base_url: str, seed: int, known: int = 24) -> list[Question]:
     """Questions in an order of their own for every seed.
 
     Three quarters have a known answer. The others are long in prompt or answer and run for an exact number of tokens;
     the model wavers there, so their text is compared with the server's own list of its tokens.
     """
-    found = known_questions(base_url, known, api_key, seed)
+    found = known_questions(base_url, known, seed=seed)
     problems = iter(tiny.problems("held_out", sum(turns + 1 for turns, _ in _LONG), seed=seed + 1))
     for turns, max_tokens in _LONG:
         messages: list[tuple[str, str]] = []
@@ -57,9 +56,9 @@ def leave_after(seed: int) -> Callable[[], int]:
 class Oversized:
     """A client that sends a body of 40 MiB every 15 seconds between entry and exit of a `with` block."""
 
-    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+    def __init__(self, base_url: str) -> None:
         self.records: list[Record] = []
-        self._http = httpx.Client(base_url=base_url, headers=bearer(api_key), timeout=60.0)
+        self._http = httpx.Client(base_url=base_url, timeout=60.0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="oversized", daemon=True)
 

@@ -1,34 +1,38 @@
-"""One look at an exposition, as numbers: sums, gauges and histogram buckets by name and labels. Pure."""
+"""The one reader of Prometheus text: families as written; sums, gauges and buckets by name and labels. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-
-from .exposition import parse
 
 Buckets = dict[float, float]  # upper bound -> observations up to it
 
 
+def parse(text: str) -> tuple[Metric, ...]:
+    """The families of an exposition; raises ValueError when it is none."""
+    return tuple(_keep_names(text_string_to_metric_families(text), text))
+
+
 @dataclass(frozen=True)
 class Reading:
-    """The samples of one exposition, taken `at` seconds (monotonic)."""
+    """The samples of one exposition by name, taken `at` seconds (monotonic)."""
 
     at: float
     samples: Mapping[str, tuple[Sample, ...]]
 
     @classmethod
-    def parse(cls, text: str, at: float) -> Reading:
+    def parse(cls, text: str, at: float = 0.0) -> Reading:
         """Raises ValueError when the text is no exposition."""
         return cls.of(parse(text), at)
 
     @classmethod
-    def of(cls, families: Iterable[Metric], at: float) -> Reading:
+    def of(cls, families: Iterable[Metric], at: float = 0.0) -> Reading:
         """A reading of families that are parsed already."""
         by_name: dict[str, list[Sample]] = defaultdict(list)
         for family in families:
@@ -48,11 +52,18 @@ class Reading:
 
     def largest(self, name: str) -> float | None:
         """The largest sample: of a gauge that every rank reports, the rank that limits the others."""
-        return max((sample.value for sample in self.samples.get(name, ())), default=None)
+        return max(self._numbers(name), default=None)
 
     def least(self, name: str) -> float | None:
         """The least sample."""
-        return min((sample.value for sample in self.samples.get(name, ())), default=None)
+        return min(self._numbers(name), default=None)
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Sums of the samples of a name by the value of a label."""
+        sums: dict[str, float] = defaultdict(float)
+        for sample in self.samples.get(name, ()):
+            sums[sample.labels.get(label, "")] += sample.value
+        return dict(sums)
 
     def labels(self, name: str, label: str, value: float | None = None) -> tuple[str, ...]:
         """The values of a label over the samples of a name (with that value), each once, in order."""
@@ -65,6 +76,9 @@ class Reading:
         for sample in self.samples.get(f"{name}_bucket", ()):
             sums[float(sample.labels["le"])] += sample.value
         return dict(sums)
+
+    def _numbers(self, name: str) -> Iterator[float]:
+        return (sample.value for sample in self.samples.get(name, ()) if not math.isnan(sample.value))
 
 
 def increase(earlier: float | None, later: float | None) -> float:
@@ -97,6 +111,17 @@ def quantile(share: float, buckets: Buckets) -> float | None:
             return lower + (bound - lower) * (rank - below) / (buckets[bound] - below)
         lower, below = (lower if math.isinf(bound) else bound), buckets[bound]
     return lower
+
+
+def _keep_names(families: Iterable[Metric], text: str) -> Iterator[Metric]:
+    """Undo the parser's renaming of counters without `_total`: they keep their names, as untyped families."""
+    for family in families:
+        if family.type == "counter" and f"# TYPE {family.name}_total " not in text:
+            original = Metric(family.name, family.documentation, "untyped")
+            original.samples = [s._replace(name=s.name.removesuffix("_total")) for s in family.samples]
+            yield original
+        else:
+            yield family
 
 
 def _matches(sample: Sample, labels: Mapping[str, str]) -> bool:

@@ -17,8 +17,8 @@ import psutil
 
 from ..errors import KimiError
 from ..server import free_port, last_line
+from .findings import Finding
 from .processes import ProcessTree, serving_process
-from .verdict import Finding
 from .watch import engines
 
 START_TIMEOUT_S = 900.0

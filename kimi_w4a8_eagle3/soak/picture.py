@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from ..fleet.load import throughput
 from ..fleet.load_request import Record
 from ..report.plots import COLOURS, STYLE, plt
+from .findings import MIB
 from .processes import Held
-from .session import Soak
-from .verdict import MIB
+from .soak import Soak
 from .watch import RUNNING, USED, WAITING
 
 _STEP_S = 15.0

@@ -21,6 +21,7 @@ _ON_CPU = "kimi_w4a8_eagle3.sglang_plugin.run_module"
 # What the generator prints between its warm-up and the measured requests.
 _WARMED_UP = b"Starting main benchmark run"
 _POLL_S = 0.1
+_TIMEOUT_S = 7200.0
 
 Content = TypeVar("Content", bound=BaseModel)
 
@@ -84,7 +85,6 @@ def run_load(
     num_prompts: int,
     concurrency: int,
     output: Path,
-    timeout_s: float = 7200.0,
 ) -> LoadResult:
     """Send `num_prompts` requests, `concurrency` at a time, and return the generator's figures.
 
@@ -92,7 +92,7 @@ def run_load(
     generator prints goes beside it as `.log`. Raises KimiError when the generator fails or a request did.
     """
     counts = ["--num-prompts", str(num_prompts), "--max-concurrency", str(concurrency)]
-    drive(base_url, ["--backend", "sglang", *counts, *arguments], output, timeout_s)
+    drive(base_url, ["--backend", "sglang", *counts, *arguments], output)
     result = read_result(output)
     require_complete(result, num_prompts, output.with_suffix(".log"))
     return result
@@ -108,23 +108,21 @@ def drive(
     base_url: str,
     arguments: Sequence[str],
     output: Path,
-    timeout_s: float = 7200.0,
     on_measured: Callable[[], None] | None = None,
     api_key: str | None = None,
 ) -> None:
     """Run the generator to its end; what it prints goes to `output` with the suffix `.log`.
 
     on_measured is called when the warm-up is over and the measured requests are about to be sent: the generator
-    pauses for a second there. Raises KimiError when it fails, is killed or takes longer than `timeout_s`.
+    pauses for a second there. Raises KimiError when it fails, is killed or takes longer than two hours.
     """
     command = generator_command(base_url, arguments, output)
-    run_generator(command, output.with_suffix(".log"), timeout_s, on_measured, api_key)
+    run_generator(command, output.with_suffix(".log"), on_measured, api_key)
 
 
 def run_generator(
     command: Sequence[str],
     log: Path,
-    timeout_s: float = 7200.0,
     on_measured: Callable[[], None] | None = None,
     api_key: str | None = None,
 ) -> None:
@@ -133,7 +131,7 @@ def run_generator(
     api_key: reaches it by OPENAI_API_KEY, which SGLang's and vLLM's read, and is therefore in no command line or log.
     """
     key = {} if api_key is None else {"OPENAI_API_KEY": api_key}
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _TIMEOUT_S
     with log.open("ab") as file:
         began = file.tell()
         process = subprocess.Popen(
@@ -151,7 +149,7 @@ def run_generator(
                 waiting()
                 waiting = None
             if time.monotonic() > deadline:
-                raise KimiError(f"the load generator did not finish within {timeout_s:.0f} s", where=str(log))
+                raise KimiError(f"the load generator did not finish within {_TIMEOUT_S:.0f} s", where=str(log))
             time.sleep(_POLL_S)
     finally:
         if process.poll() is None:

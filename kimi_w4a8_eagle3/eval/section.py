@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..base.files import write_atomic
 from ..errors import KimiError
-from . import stats
+from . import significance
 
 PAGE = "report.html"
 _TITLES = {"eval-accuracy": "Accuracy", "eval-lossless": "Is speculation lossless?", "eval-smoke": "Smoke test"}
@@ -64,9 +65,7 @@ def append_sections(page: Path, folders: Sequence[Path]) -> Path:
 
 def _write(page: Path, text: str) -> Path:
     page.parent.mkdir(parents=True, exist_ok=True)
-    temporary = page.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(page)
+    write_atomic(page, text)
     return page
 
 
@@ -92,8 +91,8 @@ def _content(result: dict[str, Any]) -> dict[str, Any]:
 
 def _with_interval(found: dict[str, Any]) -> dict[str, Any]:
     reference = found["reference"]
-    interval = stats.wilson(round(reference["accuracy"] * reference["n"]), reference["n"])
-    return {**found, "low": interval.low, "high": interval.high, "within_noise": found["p"] >= stats.ALPHA}
+    interval = significance.wilson(round(reference["accuracy"] * reference["n"]), reference["n"])
+    return {**found, "low": interval.low, "high": interval.high, "within_noise": found["p"] >= significance.ALPHA}
 
 
 def _intervals(accuracies: list[dict[str, Any]], references: list[dict[str, Any]]) -> Any:

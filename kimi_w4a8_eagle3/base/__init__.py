@@ -1,0 +1,1 @@
+"""What everybody may use and what imports nothing of this package but itself."""

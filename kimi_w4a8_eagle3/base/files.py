@@ -1,0 +1,33 @@
+"""Writing a file whole: whoever reads it sees the old content or the new one, never half, also after a power cut."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_atomic(path: Path, content: str | bytes, like: Path | None = None) -> None:
+    """Replace `path` by `content` (text as UTF-8) through a temporary file of its own in the same folder.
+
+    Mode and owner are those of `like`, by default of the file that is replaced; a new file gets the usual ones.
+    Raises OSError; the temporary file is gone then, and `path` is what it was.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())  # a rename may reach the disk before the bytes do
+        model = path if like is None else like
+        with suppress(FileNotFoundError):
+            status = model.stat()
+            shutil.copymode(model, temporary)
+            with suppress(PermissionError):
+                os.chown(temporary, status.st_uid, status.st_gid)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,38 @@
+"""Options that commands share, one by one and in groups: a dataclass of options is one parameter of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer
+
+RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
+KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as for `kimi serve`.")
+OPS_URL = typer.Option(None, "--ops-url", help="Of a router: its ops endpoint; default: the port after its own.")
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` for typer: each parameter whose type is a dataclass becomes that class's fields, in its place."""
+    hints = get_type_hints(command)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        group = groups.get(name)
+        types = get_type_hints(group) if group else hints
+        inner = signature(group).parameters.values() if group else [parameter]
+        parameters += [each.replace(kind=Parameter.KEYWORD_ONLY, annotation=types[each.name]) for each in inner]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
