@@ -49,6 +49,7 @@ class Launch:
     host: str
     port: int
     progress_timeout_s: float
+    unready_after_s: float
     tensor_parallel: int = 1
     num_draft_tokens: int | None = None
     notes: list[str] = field(default_factory=list)
@@ -112,6 +113,7 @@ def render(
         tensor_parallel=int(number(args, "tp-size", 1)),
         num_draft_tokens=int(draft_tokens) if "speculative-algorithm" in args else None,
         progress_timeout_s=recipe.options.progress_timeout_s,
+        unready_after_s=recipe.options.unready_after_s,
         notes=notes + [f"override: {text}" for text in overrides],
         overrides=overrides,
     )
@@ -145,6 +147,7 @@ def _vllm_launch(recipe: Recipe, args: Args, machine: Machine, notes: list[str],
         port=int(number(args, "port", vllm_serve.DEFAULT_PORT)),
         tensor_parallel=int(number(args, "tensor-parallel-size", 1)),
         progress_timeout_s=recipe.options.progress_timeout_s,
+        unready_after_s=recipe.options.unready_after_s,
         notes=notes + [f"override: {text}" for text in overrides],
         overrides=overrides,
         image=recipe.image,

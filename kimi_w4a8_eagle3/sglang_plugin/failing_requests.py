@@ -14,7 +14,9 @@ from __future__ import annotations
 import logging
 import pkgutil
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -22,6 +24,7 @@ logger = logging.getLogger(__name__)
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _RESULTS = "sglang.srt.managers.scheduler_components"
+_ABORTED = "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_abort_finish_reason"
 _POOLS = "sglang.srt.mem_cache"
 
 # What the content of a request can raise. MemoryError and OSError are the machine's.
@@ -34,6 +37,7 @@ _RANKS_AGREE_S = 10.0  # every rank fails at the same line within a forward pass
 _MAX_FAILED_BATCHES = 50
 
 _failed_batches = 0  # in a row, of this process
+_schedulers: list[Any] = []  # the one of this process, for hooks that are not given it
 
 
 def install(registry: Any) -> None:
@@ -52,16 +56,18 @@ def install(registry: Any) -> None:
         f"{_RESULTS}.output_streamer._GenerationStreamAccumulator.accept": accept,
     }
     # `send_abort_output` came with 0.5.23's way to release a request, which all of this needs.
-    missing = [target for target in (*hooks, f"{_SCHEDULER}.send_abort_output") if not _exists(target)]
+    missing = [target for target in (*hooks, _ABORTED, f"{_SCHEDULER}.send_abort_output") if not _exists(target)]
     if missing:
         logger.warning("a request that raises ends this engine: this SGLang release has no %s", ", ".join(missing))
         return
     for target, hook in hooks.items():
         registry.register(target, hook, HookType.AROUND)
+    registry.register(_ABORTED, name_status, HookType.BEFORE)
 
 
 def take_in(original: Callable[..., None], scheduler: Any, recv_req: Any, **named: Any) -> None:
     """AROUND hook of `Scheduler.handle_generate_request`: the request is in no batch and has no KV."""
+    _schedulers[:] = [scheduler]
     try:
         original(scheduler, recv_req, **named)
     except _OF_CONTENT as error:
@@ -86,22 +92,23 @@ def own_part(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def accept(original: Callable[..., None], rows: Any, *, req: Any) -> None:
-    """AROUND hook of `_GenerationStreamAccumulator.accept`, which adds a request's output to many parallel lists."""
-    if _failed(req):
-        if req.finished():
-            _answer_without_extras(original, rows, req)
-        return  # what it has put together so far may not fit together; its last row comes with the next step
-    before = len(rows.rids)
-    try:
-        original(rows, req=req)
-    except _OF_CONTENT as error:
-        if not _request_failed(error):
-            raise
-        _take_back(rows, before)
-        _fail(req, error)
-        if req.finished():
-            req.finished_output = False
-            _answer_without_extras(original, rows, req)
+    """AROUND hook of `_GenerationStreamAccumulator.accept`, which adds a request's output to many parallel lists.
+
+    What a failed request has put together may not fit together, so it gets its reason and nothing else.
+    """
+    if not _failed(req):
+        before = len(rows.rids)
+        try:
+            original(rows, req=req)
+            return
+        except _OF_CONTENT as error:
+            if not _request_failed(error):
+                raise
+            _take_back(rows, before)
+            _fail(req, error)
+    if req.finished():
+        req.finished_output = True
+        _answer(_schedulers[-1], req, req.finished_reason.to_json())
 
 
 def prepare(original: Callable[..., None], batch: Any, *args: Any, **named: Any) -> None:
@@ -144,6 +151,17 @@ def process_batch_result(original: Callable[..., None], scheduler: Any, batch: A
         if not _request_failed(error):
             raise
         _end_batch(scheduler, batch, error, "had their results read")
+
+
+def name_status(_: Any, out: dict[str, Any], *__: Any, **___: Any) -> None:
+    """BEFORE hook of what ends an aborted request in the process that holds the connection.
+
+    SGLang 0.5.23 writes an error into a stream only for an HTTPStatus, which its own transport turns into a number.
+    """
+    reason = out["meta_info"]["finish_reason"]
+    if isinstance(reason.get("status_code"), int):
+        with suppress(ValueError):
+            reason["status_code"] = HTTPStatus(reason["status_code"])
 
 
 def _end_batch(scheduler: Any, batch: Any, error: Exception, what: str) -> None:
@@ -286,13 +304,6 @@ def _fail(req: Any, error: Exception) -> None:
 
 def _failed(req: Any) -> bool:
     return getattr(req, "kimi_failed", False)
-
-
-def _answer_without_extras(original: Callable[..., None], rows: Any, req: Any) -> None:
-    """The last row of a failed request: its reason, without what may have made it fail."""
-    req.return_logprob = req.return_hidden_states = req.return_sampling_mask = False
-    req.customized_info = None
-    original(rows, req=req)
 
 
 def _take_back(rows: Any, count: int) -> None:

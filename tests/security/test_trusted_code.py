@@ -83,7 +83,7 @@ def launch_of(model: str, *more: str, trust: bool = True, draft: str | None = No
     flag = ["--trust-remote-code"] if trust else []
     drafts = ["--speculative-draft-model-path", draft] if draft else []
     argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", model, *drafts, *flag, "--port", "1", *more]
-    return Launch("r", engine, argv, {"A": "1"}, model, draft, "127.0.0.1", 1, 60.0)
+    return Launch("r", engine, argv, {"A": "1"}, model, draft, "127.0.0.1", 1, 60.0, 20.0)
 
 
 def accept(record: TrustRecord, folder: Path, cache: Path, name: str | None = None) -> None:
