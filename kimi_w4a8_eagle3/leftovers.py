@@ -3,7 +3,7 @@
 An engine that restarts every day would fill both. Each engine therefore gets a temporary folder of its own, and the
 shared memory that its processes were seen to use is remembered there; whoever started the engine removes both. A
 supervisor that was itself killed cannot: its folders are found by the lock that ended with it, at the next start.
-What an engine is about to create it notes itself (`note`), because between two looks of its supervisor both may be killed.
+An engine notes what it is about to create (`note`): between two looks of its supervisor both may be killed.
 """
 
 from __future__ import annotations

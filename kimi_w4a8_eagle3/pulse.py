@@ -1,4 +1,4 @@
-"""Whether the schedulers of an engine go round their loops; `sglang_plugin.pulse` leaves the signs that are read here."""
+"""Whether the schedulers of an engine go round their loops, by the signs that `sglang_plugin.pulse_hook` leaves."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def register() -> None:
         model_name_hook,
         orphans,
         page_guard_hook,
-        pulse,
+        pulse_hook,
         quark_hook,
         shared_memory,
     )
@@ -38,7 +38,7 @@ def register() -> None:
     metrics_hook.install(HookRegistry)
     door.install(HookRegistry)
     failing_requests.install(HookRegistry)
-    HookRegistry.register(pulse.TARGET, pulse.beat, HookType.BEFORE)
+    HookRegistry.register(pulse_hook.TARGET, pulse_hook.beat, HookType.BEFORE)
     HookRegistry.register(shared_memory.TARGET, shared_memory.write_down, HookType.AFTER)
     if read_gates(os.environ).check_model_name:
         HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)

@@ -3,8 +3,8 @@
 Four places, by what is known when something raises:
 - taken in: the request holds nothing yet, so it is dropped and answered.
 - its own part of a result (stop checks, logprobs, output): the request is known. It ends through SGLang's own path.
-- built, run or sampled, and the rest of a result: the guilty one is unknown, so all requests of that batch end, their KV
-  is released and SGLang's own check of the pool must then add up.
+- built, run or sampled, and the rest of a result: the guilty one is unknown, so all requests of that batch end, their
+  KV is released and SGLang's own check of the pool must then add up.
 - anything else ends the process as before: errors of the machine, of the pools, of one rank only, and an engine in
   which batch after batch fails.
 """

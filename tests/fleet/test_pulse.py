@@ -13,7 +13,7 @@ from kimi_w4a8_eagle3.pulse import Pulse, file_of
 
 ROUNDS = """
 import time
-from kimi_w4a8_eagle3.sglang_plugin.pulse import beat
+from kimi_w4a8_eagle3.sglang_plugin.pulse_hook import beat
 print("round", flush=True)
 while True:
     beat(None, [])

@@ -234,7 +234,14 @@ def test_kimi_bench_asks_before_its_load_generator_loads_a_tokenizer(folder, tmp
 
 def test_a_damaged_record_is_an_error_and_trusts_nothing(tmp_path):
     path = tmp_path / "trusted-code.json"
-    for text in ["[" * 100_000, "{", "[]", '{"format": 2, "files": []}', '{"format": 1, "files": [{"name": "a.py", "sha256": "*"}]}']:
+    deep = "[" * 100_000
+    for text in [
+        deep,
+        "{",
+        "[]",
+        '{"format": 2, "files": []}',
+        '{"format": 1, "files": [{"name": "a.py", "sha256": "*"}]}',
+    ]:
         path.write_text(text)
         with pytest.raises(KimiError, match="record of trusted code cannot be read"):
             TrustRecord.load(path)

@@ -65,7 +65,7 @@ def test_what_raised_in_the_pools_ends_the_engine(monkeypatch: pytest.MonkeyPatc
 
     def caught(module: str) -> ValueError:
         names: dict[str, object] = {"__name__": module}
-        exec("def call(): raise ValueError('no page')", names)  # noqa: S102 - a function of that module
+        exec("def call(): raise ValueError('no page')", names)  # a function of that module
         with pytest.raises(ValueError, match="no page") as raised:
             names["call"]()  # type: ignore[operator]
         return raised.value
@@ -88,23 +88,19 @@ def test_half_a_row_is_taken_back_from_every_list() -> None:
     assert rows == Rows(["a"], ["A"], {"x": [1], "y": []})
 
 
-def test_every_hook_finds_its_place_in_the_pinned_release() -> None:
-    program = """
+HOOKED = """
 import json
 from sglang.srt.plugins.hook_registry import HookRegistry
-from kimi_w4a8_eagle3.sglang_plugin import failing_requests
-hooked = [t for t, hooks in HookRegistry._hooks.items() if any(h.__module__ == failing_requests.__name__ for _, h, _ in hooks)]
+from kimi_w4a8_eagle3.sglang_plugin.failing_requests import __name__ as ours
+every = HookRegistry._hooks.items()
+hooked = [target for target, hooks in every if any(hook.__module__ == ours for _, hook, _ in hooks)]
 print(json.dumps({"hooked": len(hooked), "applied": len(set(hooked) & HookRegistry._patched)}))
 """
-    assert found(program) == {"hooked": 10, "applied": 10}
 
 
-def test_an_older_release_says_that_it_ends_at_errors() -> None:
-    program = """
-import json, logging
-from sglang.srt.plugins.hook_registry import HookRegistry
-from kimi_w4a8_eagle3.sglang_plugin import failing_requests
-hooked = [t for t, hooks in HookRegistry._hooks.items() if any(h.__module__ == failing_requests.__name__ for _, h, _ in hooks)]
-print(json.dumps({"hooked": len(hooked)}))
-"""
-    assert found(program, older=True) == {"hooked": 0}
+def test_every_hook_finds_its_place_in_the_pinned_release() -> None:
+    assert found(HOOKED) == {"hooked": 10, "applied": 10}
+
+
+def test_an_older_release_ends_at_errors_as_it_always_did() -> None:
+    assert found(HOOKED, older=True) == {"hooked": 0, "applied": 0}

@@ -1,4 +1,4 @@
-"""Each scheduler leaves a sign whenever it goes round its loop, so that a supervisor sees within seconds when it does not.
+"""Each scheduler leaves a sign whenever it goes round its loop: a supervisor sees within seconds when it does not.
 
 The sign is the modification time of a file in the folder that the supervisor gave to the engine: it needs no answer of
 the process that it speaks for. A scheduler goes round at least once a second while it idles, and once a forward pass.
