@@ -124,24 +124,21 @@ def prepare(original: Callable[..., None], batch: Any, *args: Any, **named: Any)
 def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **named: Any) -> Any:
     """AROUND hook of `Scheduler.run_batch`: a forward or sampling that raises ends its batch. SGLang restores the
     batch's own fields then (`_forward_isolation`)."""
-    global _failed_batches
     error = vars(batch).pop("kimi_error", None)  # of `prepare`
     if error is None:
         try:
-            result = original(scheduler, batch, *args, **named)
+            return original(scheduler, batch, *args, **named)
         except _OF_CONTENT as raised:
             if not _request_failed(raised):
                 raise
             error = raised
-        else:
-            _failed_batches = 0
-            return result
     _end_batch(scheduler, batch, error, "ran")
     return _no_result()
 
 
 def process_batch_result(original: Callable[..., None], scheduler: Any, batch: Any, result: Any) -> None:
     """AROUND hook of `Scheduler.process_batch_result`."""
+    global _failed_batches
     if getattr(result, "kimi_ended", False):
         scheduler.maybe_send_health_check_signal()
         return
@@ -151,6 +148,8 @@ def process_batch_result(original: Callable[..., None], scheduler: Any, batch: A
         if not _request_failed(error):
             raise
         _end_batch(scheduler, batch, error, "had their results read")
+    else:
+        _failed_batches = 0
 
 
 def name_status(_: Any, out: dict[str, Any], *__: Any, **___: Any) -> None:
@@ -322,7 +321,7 @@ def _no_result() -> Any:
     from sglang.srt.managers.utils import GenerationBatchResult
 
     result = GenerationBatchResult(grammar_advanced=True)
-    result.kimi_ended = True  # type: ignore[attr-defined]
+    result.kimi_ended = True
     return result
 
 
