@@ -3,6 +3,7 @@
 An engine that restarts every day would fill both. Each engine therefore gets a temporary folder of its own, and the
 shared memory that its processes were seen to use is remembered there; whoever started the engine removes both. A
 supervisor that was itself killed cannot: its folders are found by the lock that ended with it, at the next start.
+An engine notes what it is about to create (`note`): between two looks of its supervisor both may be killed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 _PREFIX = "kimi-"  # short: SGLang's sockets lie in the folder, and a socket's path has at most 107 characters
 _LOCK = "owner.lock"
 _SHARED_MEMORY = "shared-memory.txt"
+_NOTES = "shared-memory*.txt"
 _DEV_SHM = "/dev/shm/"
 
 
@@ -45,10 +47,24 @@ class Belongings:
 
     def remove(self) -> None:
         """Remove everything; call it after the engine's last process has ended. Idempotent."""
-        _remove(self.folder, self._seen)
+        _remove(self.folder, self._seen | _noted(self.folder))
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def given_folder() -> Path | None:
+    """The temporary folder that a supervisor gave to this process; None in one that was started by hand."""
+    folder = Path(tempfile.gettempdir())
+    return folder if (folder / _LOCK).is_file() else None
+
+
+def note(path: str) -> None:
+    """Write down shared memory that this process creates next, for whoever clears up after it."""
+    folder = given_folder()
+    if folder is not None:
+        with suppress(OSError), (folder / f"shared-memory-{os.getpid()}.txt").open("a") as file:
+            file.write(f"{path}\n")
 
 
 def remove_orphans() -> list[Path]:
@@ -58,10 +74,7 @@ def remove_orphans() -> list[Path]:
         with _owned(folder) as owned:
             if not owned:
                 continue
-            names: list[str] = []
-            with suppress(OSError):
-                names = (folder / _SHARED_MEMORY).read_text().splitlines()
-            left = {Path(name) for name in names}
+            left = _noted(folder)
             if not left & shared_memory_of(_all_pids()):  # otherwise its engine is still ending: another time
                 _remove(folder, left)
                 found.append(folder)
@@ -77,10 +90,25 @@ def shared_memory_of(pids: Iterable[int]) -> set[Path]:
     return {path for path in found if not path.name.endswith("(deleted)")}
 
 
+def _noted(folder: Path) -> set[Path]:
+    """The shared memory that is written down in a folder; nothing that lies elsewhere."""
+    found: set[Path] = set()
+    for notes in folder.glob(_NOTES):
+        with suppress(OSError, ValueError):
+            found.update(Path(line) for line in notes.read_text().splitlines())
+    return {path for path in found if path.parent == Path(_DEV_SHM)}
+
+
 @contextmanager
 def _owned(folder: Path) -> Iterator[bool]:
-    """Whether the folder's owner is dead, which frees its lock; ours for the block then."""
+    """Whether the folder's owner is dead, which frees its lock; ours for the block then.
+
+    Anybody may make a folder of that name in /tmp: only those of this user count.
+    """
     try:
+        if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
+            yield False
+            return
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         yield False

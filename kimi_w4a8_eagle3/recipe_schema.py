@@ -67,6 +67,8 @@ class Options(_Strict):
     sampling: Literal["greedy", "target"] = "greedy"
     all_reduce: Literal["custom", "rccl"] = "custom"
     progress_timeout_s: float = Field(default=900, gt=0)
+    # A scheduler goes round its loop once a forward pass, and the longest pass is one chunk of a prefill.
+    unready_after_s: float = Field(default=20, gt=0)
     golden_acceptance: float | None = Field(default=None, ge=1, description="a fixed accept length, benchmarks only")
 
 

@@ -105,6 +105,11 @@ class Launch:
         return self.recipe.options.progress_timeout_s
 
     @property
+    def unready_after_s(self) -> float:
+        """Seconds in which the scheduler answers nobody, after which the engine takes no new requests."""
+        return self.recipe.options.unready_after_s
+
+    @property
     def argv(self) -> list[str]:
         """The command line."""
         return vllm_serve.command(self.args) if self.engine == "vllm" else _sglang_command(self.args)

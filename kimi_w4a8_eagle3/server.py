@@ -61,6 +61,13 @@ class EngineServer:
             raise KimiError(f"{self.name} was not started")
         return self._process.pid
 
+    @property
+    def folder(self) -> Path:
+        """The temporary folder that the engine was given."""
+        if self._belongings is None:
+            raise KimiError(f"{self.name} was not started")
+        return self._belongings.folder
+
     def start(self) -> None:
         """Start the process; raises KimiError when the port is taken or the program cannot be executed.
 

@@ -64,9 +64,8 @@ class SingleServer:
         return [self.state]
 
     def live(self) -> tuple[bool, str]:
-        """False when no token advances or the engine is gone."""
-        state = self.state
-        return state.phase not in (Phase.STALLED, Phase.DOWN), state.reason
+        """False when the engine is gone; one that stalls may come back, until the watchdog ends it."""
+        return self.state.phase is not Phase.DOWN, self.state.reason
 
 
 def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineServer:

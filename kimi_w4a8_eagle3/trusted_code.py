@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -87,7 +88,7 @@ class TrustRecord:
                 record._add(entry)
         except FileNotFoundError:
             return record
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise KimiError(
                 f"the record of trusted code cannot be read: {type(error).__name__}: {error}",
                 where=str(path),
@@ -132,9 +133,11 @@ def record_path(environment: Mapping[str, str]) -> Path:
 
 def locate(name: str, revision: str, cache: Path) -> Source:
     """The checkpoint `name`, a directory or a repository in the Hugging Face cache; KimiError when it is not here."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return Source(name, folder)
+    # Anything else than a directory, a NUL or the home of an unknown user in it included, is looked for in the cache.
+    with suppress(ValueError, RuntimeError):
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return Source(name, folder)
     if _HUB_ID.fullmatch(name):
         store = CacheStore(cache, name)
         commit = store.known_commit(revision)
@@ -266,7 +269,7 @@ def _references(folder: Path) -> set[str]:
             _collect(json.loads((folder / name).read_text()), found)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise KimiError(
                 f"{name} cannot be read: {error}", where=str(folder), expected="a JSON object", remedy="fetch it again"
             ) from None

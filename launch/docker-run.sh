@@ -6,7 +6,7 @@
 #
 # Settings come from the environment: IMAGE, MODELS and RUNS (folders on the host), CONFIG (the record of `kimi trust`),
 # API_KEY_FILE and ADMIN_KEY_FILE (docs/door.md), PORT, NAME, DOCKER (docker or podman), DOCKER_ARGS (more arguments),
-# HF_TOKEN (passed on by name, never printed). --print shows the command only.
+# HF_TOKEN (for `fetch` only, passed on by name, never printed). --print shows the command only.
 set -euo pipefail
 
 IMAGE=${IMAGE:-kimi-w4a8-eagle3}
@@ -81,7 +81,8 @@ for kind in API ADMIN; do
   fi
 done
 [[ -z ${NAME:-} ]] || args+=(--name "$NAME")
-[[ -z ${HF_TOKEN:-} ]] || args+=(--env HF_TOKEN)
+# What serves requests needs nothing of the Hub's, and whoever breaks into it would have the token.
+[[ $1 != fetch || -z ${HF_TOKEN:-} ]] || args+=(--env HF_TOKEN)
 if [[ -t 0 && -t 1 ]]; then
   args+=(--interactive --tty)
 fi

@@ -14,6 +14,7 @@ from ..client import EngineClient
 from ..door_check import require_door
 from ..errors import KimiError
 from ..ops.replica_state import Phase, ReplicaState
+from ..pulse import Pulse
 from ..server import EngineServer
 from ..signals import Terminated
 from ..watchdog import Watchdog
@@ -66,6 +67,7 @@ class Replica:
         self._asked = threading.Event()
         self._gently = True
         self._server: EngineServer | None = None
+        self._silent_since = -1.0  # `since` of the STALLED that a silent scheduler caused
         self.was_ready = False  # in its present or last life
 
     def serve(self) -> None:
@@ -139,6 +141,7 @@ class Replica:
         """Return when asked to end; raise when the engine ends by itself or makes no progress."""
         stalled = threading.Event()
         state, processes, lost = self.state, EngineProcesses(server.pid), None
+        pulse = Pulse(server.folder)
         watchdog = Watchdog(
             state.base_url,
             state.progress_timeout_s,
@@ -151,6 +154,7 @@ class Replica:
             while server.poll() is None and (lost := processes.lost()) is None:
                 if self._asked.wait(_POLL_S):
                     return
+                self._follow(pulse.silence(time.monotonic()))
                 if stalled.is_set():
                     state.stalls += 1
                     self._enter(Phase.STALLED, f"no token for {state.progress_timeout_s:.0f} s")
@@ -170,6 +174,17 @@ class Replica:
             where=str(self.log_path),
             remedy="read the end of its log; where it says nothing, dmesg tells whether memory ran out",
         )
+
+    def _follow(self, silence_s: float) -> None:
+        """Not ready while a scheduler is silent, ready again when it is not; whether it is beyond help, the watchdog
+        decides."""
+        state, limit = self.state, self.launch.unready_after_s
+        if state.ready and silence_s >= limit:
+            self._enter(Phase.STALLED, f"its scheduler has answered nobody for {limit:.0f} s")
+            self._silent_since = state.since
+        elif silence_s < limit and state.enter_unless_changed(self._silent_since, Phase.READY, "it answers again"):
+            self._silent_since = -1.0
+            self._announce(self.label, Phase.READY.value, state.reason)
 
     def _drain(self, server: EngineServer) -> None:
         """Let the running requests finish. SGLang does that itself between SIGTERM and its end."""

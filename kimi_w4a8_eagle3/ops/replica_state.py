@@ -23,7 +23,7 @@ class Phase(str, Enum):
     CHECKING = "checking"  # it answers; the canary prompts run
     READY = "ready"
     DRAINING = "draining"  # running requests finish, no new ones come
-    STALLED = "stalled"  # it answers but no token advances
+    STALLED = "stalled"  # its scheduler is silent, or no token advances
     DOWN = "down"
 
 

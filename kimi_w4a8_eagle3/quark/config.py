@@ -178,7 +178,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise KimiError(
             f"{path.name} is missing", str(path), "a Hugging Face model directory", "fetch the checkpoint again"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise KimiError(
             f"{path.name} cannot be read: {error}", str(path), "a JSON object", "fetch the file again"
         ) from error

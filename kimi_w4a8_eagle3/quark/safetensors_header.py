@@ -194,7 +194,7 @@ def _read_index(directory: Path) -> dict[str, str] | None:
         raise KimiError(f"{INDEX_NAME} has no weight_map", str(path), "a map from tensor to shard", _FETCH)
     one_tensor = {shard if isinstance(shard, str) else repr(shard): name for name, shard in weight_map.items()}
     for name, shard in ((name, weight_map[name]) for name in one_tensor.values()):
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard or "\0" in shard:
             raise KimiError(f"{INDEX_NAME} places {name} in {shard!r}", str(path), "a file name beside the index")
     return weight_map
 

@@ -17,7 +17,19 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from ..gates import read_gates
-    from . import cpu, door, full_disk, metrics_hook, model_name_hook, orphans, page_guard_hook, quark_hook
+    from . import (
+        cpu,
+        door,
+        failing_requests,
+        full_disk,
+        metrics_hook,
+        model_name_hook,
+        orphans,
+        page_guard_hook,
+        pulse_hook,
+        quark_hook,
+        shared_memory,
+    )
 
     orphans.end_with_parent()
     full_disk.install()
@@ -25,6 +37,9 @@ def register() -> None:
     page_guard_hook.install(HookRegistry)
     metrics_hook.install(HookRegistry)
     door.install(HookRegistry)
+    failing_requests.install(HookRegistry)
+    HookRegistry.register(pulse_hook.TARGET, pulse_hook.beat, HookType.BEFORE)
+    HookRegistry.register(shared_memory.TARGET, shared_memory.write_down, HookType.AFTER)
     if read_gates(os.environ).check_model_name:
         HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
     if cpu.installed():

@@ -96,6 +96,12 @@ def test_the_token_is_passed_by_name_only() -> None:
     assert "hf_secret" not in result.stdout + result.stderr
 
 
+def test_only_fetch_is_given_the_token() -> None:
+    for command in ("serve", "route", "bench", "doctor", "trust"):
+        assert "HF_TOKEN" not in docker_run("--print", command, HF_TOKEN="hf_secret").stdout
+    assert "HF_TOKEN" not in (ROOT / "launch/compose.yaml").read_text()
+
+
 def test_no_command_is_an_error() -> None:
     assert docker_run().returncode == 2
     assert docker_run("--print").returncode == 2

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -49,6 +50,14 @@ class Kimi:
             if self.process.poll() is not None or time.monotonic() > end:
                 pytest.fail(f"no {pattern.pattern!r}, exit code {self.process.poll()}: ...{self.text[-2000:]}")
             time.sleep(0.3)
+
+    def ops_until(self, path: str, status: int, timeout_s: float = 25.0) -> dict[str, Any]:
+        """What the ops endpoint says once it answers with this status."""
+        end = time.monotonic() + timeout_s
+        while (answer := httpx.get(f"http://127.0.0.1:{self.port + 1}/{path}")).status_code != status:
+            assert time.monotonic() < end, answer.text
+            time.sleep(0.2)
+        return answer.json()
 
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -152,14 +161,20 @@ def test_a_truncated_checkpoint_is_refused_before_anything_starts(serve, tmp_pat
     assert not list(tmp_path.glob("runs/*/server.log"))
 
 
-def test_a_server_that_hangs_is_ended_with_its_stacks(serve, tmp_path):
-    """/health keeps answering 200 while the scheduler stands still; tokens do not."""
-    kimi = serve("--set", "options.progress_timeout_s=8")
+def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_does_not_come_back(serve, tmp_path):
+    """The HTTP server goes on answering while the scheduler stands still."""
+    kimi = serve("--set", "options.progress_timeout_s=30", "--set", "options.unready_after_s=2")
     kimi.wait_for(READY)
     family = kimi.family()
     os.kill(scheduler_of(family).pid, signal.SIGSTOP)
+    stalled = kimi.ops_until("ready", 503)
+    assert stalled["phase"] == "stalled" and "answered nobody for 2 s" in stalled["reason"]
+    assert kimi.ops_until("live", 200)["live"]  # it may come back
+    os.kill(scheduler_of(family).pid, signal.SIGCONT)
+    kimi.ops_until("ready", 200)
+    os.kill(scheduler_of(family).pid, signal.SIGSTOP)
     assert kimi.process.wait(120) == 1
     assert all_gone(family)
-    assert "no token was generated for 8 s" in kimi.text
+    assert "no token was generated for 30 s" in kimi.text
     stacks = next(tmp_path.glob("runs/*/stacks*"))
     assert "scheduler" in stacks.read_text()

@@ -145,6 +145,16 @@ def test_one_clients_mistakes_close_nothing(router, registrar, wanted):
         assert ask(router.base_url).status_code == 200
 
 
+def test_what_the_router_says_without_a_key_is_little_and_nothing_is_kept(router, registrar, wanted):
+    """sglang-router 0.3.2 has no option that closes these: docs/scale.md."""
+    with SmallEngine("one") as one, httpx.Client(base_url=router.base_url) as anybody:
+        wanted.add(one.url)
+        registered(registrar, one)
+        assert {model["id"] for model in anybody.get("/v1/models").json()["data"]} == {"kimi"}
+        made = anybody.post("/v1/conversations", json={"metadata": {"a": "b"}}).json()["id"]
+        assert anybody.get(f"/v1/conversations/{made}").status_code == 404
+
+
 def test_clients_cannot_change_the_list(router, registrar, wanted):
     with SmallEngine("one") as one, SmallEngine("evil") as evil:
         wanted.add(one.url)

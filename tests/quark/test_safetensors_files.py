@@ -127,6 +127,8 @@ def test_a_file_that_repeats_tensors_is_harmless(target: Path) -> None:
         ("{}", "has no weight_map"),
         ('{"weight_map": {"a": "../../etc/passwd"}}', "places a in '../../etc/passwd'"),
         ('{"weight_map": {"a": 3}}', "places a in 3"),
+        (r'{"weight_map": {"a": "a\u0000b.safetensors"}}', "places a in"),
+        ("[" * 100_000, "cannot be read"),
     ],
 )
 def test_bad_index(target: Path, text: str | None, message: str) -> None:

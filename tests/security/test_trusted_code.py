@@ -201,6 +201,20 @@ def test_a_reference_that_leads_out_of_the_checkpoint_is_refused(reference, fold
         require_trusted(launch_of(str(folder)), record, cache)
 
 
+@pytest.mark.parametrize("depth", [100_000, 980], ids=["beyond the parser", "within it"])
+def test_a_config_as_deep_as_nobody_writes_one_is_an_error_and_no_traceback(depth, folder, record, cache):
+    deep = '{"a":' * depth + '{"auto_map": {"AutoConfig": "words.Words"}}' + "}" * depth
+    (folder / "config.json").write_text(deep)
+    with pytest.raises(KimiError, match=r"config\.json cannot be read"):
+        require_trusted(launch_of(str(folder)), record, cache)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "~nobody-has-this-name/x", "~a\0b/x"])
+def test_a_name_that_can_be_no_directory_is_not_here(name, record, cache):
+    with pytest.raises(KimiError, match="is not on this disk"):
+        require_trusted(launch_of(name), record, cache)
+
+
 def test_a_measured_server_cannot_name_a_tokenizer_whose_code_runs_here(folder, record, cache):
     with pytest.raises(KimiError, match=r"words\.py: new"):
         require_trusted_tokenizer(str(folder), record, cache)
@@ -224,7 +238,14 @@ def test_kimi_bench_asks_before_its_load_generator_loads_a_tokenizer(folder, tmp
 
 def test_a_damaged_record_is_an_error_and_trusts_nothing(tmp_path):
     path = tmp_path / "trusted-code.json"
-    for text in ["{", "[]", '{"format": 2, "files": []}', '{"format": 1, "files": [{"name": "a.py", "sha256": "*"}]}']:
+    deep = "[" * 100_000
+    for text in [
+        deep,
+        "{",
+        "[]",
+        '{"format": 2, "files": []}',
+        '{"format": 1, "files": [{"name": "a.py", "sha256": "*"}]}',
+    ]:
         path.write_text(text)
         with pytest.raises(KimiError, match="record of trusted code cannot be read"):
             TrustRecord.load(path)

@@ -116,3 +116,42 @@ def test_unlinked_memory_is_nobodys(segment):
         segment.unlink()
         assert not [path for path in shared_memory_of([os.getpid()]) if path.name.startswith(segment.name)]
     os.close(fd)
+
+
+NOTES_AND_DIES = """
+import os, signal, sys
+from kimi_w4a8_eagle3.leftovers import note
+note(sys.argv[1])
+open(sys.argv[1], "w").close()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_an_engine_made_between_two_looks_is_removed_too(segment):
+    belongings = Belongings()
+    environment = {**os.environ, "TMPDIR": str(belongings.folder)}
+    subprocess.run([sys.executable, "-c", NOTES_AND_DIES, str(segment)], env=environment, check=False)
+    assert segment.exists()
+    belongings.remove()
+    assert not segment.exists()
+
+
+def test_a_process_that_nobody_supervises_notes_nothing(tmp_path, segment):
+    subprocess.run([sys.executable, "-c", NOTES_AND_DIES, str(segment)], env={**os.environ}, check=False)
+    assert segment.exists() and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_made_deletes_nothing_of_ours(tmp_path, monkeypatch):
+    """/tmp is everybody's: a folder with our name and a list of our files is a trap."""
+    treasure = tmp_path / "treasure"
+    treasure.touch()
+    trap = tmp_path / "kimi-trap"
+    trap.mkdir()
+    (trap / "owner.lock").touch()
+    (trap / "shared-memory.txt").write_text(f"{treasure}\n/dev/shm/../{treasure}\n")
+    monkeypatch.setattr(os, "getuid", lambda: trap.stat().st_uid + 1)
+    assert remove_orphans() == [] and trap.is_dir()
+    monkeypatch.undo()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert remove_orphans() == [trap]  # made by this user: cleared away, but nothing outside /dev/shm
+    assert treasure.exists()

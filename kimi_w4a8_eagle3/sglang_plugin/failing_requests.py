@@ -1,0 +1,347 @@
+"""A request that raises inside SGLang's scheduler ends alone, with 500; SGLang itself ends the engine, for everybody.
+
+Four places, by what is known when something raises:
+- taken in: the request holds nothing yet, so it is dropped and answered.
+- its own part of a result (stop checks, logprobs, output): the request is known. It ends through SGLang's own path.
+- built, run or sampled, and the rest of a result: the guilty one is unknown, so all requests of that batch end, their
+  KV is released and SGLang's own check of the pool must then add up.
+- anything else ends the process as before: errors of the machine, of the pools, of one rank only, and an engine in
+  which batch after batch fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+_RESULTS = "sglang.srt.managers.scheduler_components"
+_ABORTED = "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_abort_finish_reason"
+_POOLS = "sglang.srt.mem_cache"
+
+# What the content of a request can raise. MemoryError and OSError are the machine's.
+_OF_CONTENT = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError,
+)  # fmt: skip
+_OF_THE_DEVICE = ("HIP error", "CUDA error", "hipError", "cudaError")
+_RANKS_AGREE_S = 10.0  # every rank fails at the same line within a forward pass, or the others never come
+# A client that sends bad requests one after the other has healthy ones between; an engine that is broken has not.
+_MAX_FAILED_BATCHES = 50
+
+_failed_batches = 0  # in a row, of this process
+_schedulers: list[Any] = []  # the one of this process, for hooks that are not given it
+
+
+def install(registry: Any) -> None:
+    """Register the hooks with SGLang's HookRegistry; a release built differently ends at errors as it always did."""
+    from sglang.srt.plugins.hook_registry import HookType
+
+    hooks: dict[str, Callable[..., Any]] = {
+        f"{_SCHEDULER}.handle_generate_request": take_in,
+        f"{_SCHEDULER}.run_batch": run_batch,
+        f"{_SCHEDULER}.process_batch_result": process_batch_result,
+        f"{_BATCH}.prepare_for_extend": prepare,
+        f"{_BATCH}.prepare_for_decode": prepare,
+        "sglang.srt.managers.schedule_batch.Req.update_finish_state": own_part,
+        f"{_RESULTS}.batch_result_processor.SchedulerBatchResultProcessor._apply_decode_logprobs": own_part,
+        f"{_RESULTS}.logprob_result_processor.SchedulerLogprobResultProcessor.add_logprob_return_values": own_part,
+        f"{_RESULTS}.output_streamer._GenerationStreamAccumulator.accept": accept,
+    }
+    # `send_abort_output` came with 0.5.23's way to release a request, which all of this needs.
+    missing = [target for target in (*hooks, _ABORTED, f"{_SCHEDULER}.send_abort_output") if not _exists(target)]
+    if missing:
+        logger.warning("a request that raises ends this engine: this SGLang release has no %s", ", ".join(missing))
+        return
+    for target, hook in hooks.items():
+        registry.register(target, hook, HookType.AROUND)
+    registry.register(_ABORTED, name_status, HookType.BEFORE)
+
+
+def take_in(original: Callable[..., None], scheduler: Any, recv_req: Any, **named: Any) -> None:
+    """AROUND hook of `Scheduler.handle_generate_request`: the request is in no batch and has no KV."""
+    _schedulers[:] = [scheduler]
+    try:
+        original(scheduler, recv_req, **named)
+    except _OF_CONTENT as error:
+        # A session keeps track of its requests; it is closed to clients.
+        if recv_req.session_params is not None or not _request_failed(error):
+            raise
+        for queue in (scheduler.waiting_queue, scheduler.grammar_manager.grammar_queue):
+            queue[:] = [req for req in queue if req.rid != recv_req.rid]
+        _log(error, [recv_req.rid], "was taken in")
+        _answer(scheduler, recv_req, _reason(error))
+
+
+def own_part(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """AROUND hook of what SGLang does for one request of a result: stop checks and logprobs."""
+    try:
+        return original(*args, **named)
+    except _OF_CONTENT as error:
+        if not _request_failed(error):
+            raise
+        _fail(next(each for each in (*args, *named.values()) if _is_request(each)), error)
+        return None
+
+
+def accept(original: Callable[..., None], rows: Any, *, req: Any) -> None:
+    """AROUND hook of `_GenerationStreamAccumulator.accept`, which adds a request's output to many parallel lists.
+
+    What a failed request has put together may not fit together, so it gets its reason and nothing else.
+    """
+    if not _failed(req):
+        before = len(rows.rids)
+        try:
+            original(rows, req=req)
+            return
+        except _OF_CONTENT as error:
+            if not _request_failed(error):
+                raise
+            _take_back(rows, before)
+            _fail(req, error)
+    if req.finished():
+        req.finished_output = True
+        _answer(_schedulers[-1], req, req.finished_reason.to_json())
+
+
+def prepare(original: Callable[..., None], batch: Any, *args: Any, **named: Any) -> None:
+    """AROUND hook of what builds a batch: one that cannot be built is handed on, and `run_batch` ends it."""
+    try:
+        original(batch, *args, **named)
+    except _OF_CONTENT as error:
+        if not _request_failed(error):
+            raise
+        batch.kimi_error = error
+
+
+def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **named: Any) -> Any:
+    """AROUND hook of `Scheduler.run_batch`: a forward or sampling that raises ends its batch. SGLang restores the
+    batch's own fields then (`_forward_isolation`)."""
+    error = vars(batch).pop("kimi_error", None)  # of `prepare`
+    if error is None:
+        try:
+            return original(scheduler, batch, *args, **named)
+        except _OF_CONTENT as raised:
+            if not _request_failed(raised):
+                raise
+            error = raised
+    _end_batch(scheduler, batch, error, "ran")
+    return _no_result()
+
+
+def process_batch_result(original: Callable[..., None], scheduler: Any, batch: Any, result: Any) -> None:
+    """AROUND hook of `Scheduler.process_batch_result`."""
+    global _failed_batches
+    if getattr(result, "kimi_ended", False):
+        scheduler.maybe_send_health_check_signal()
+        return
+    try:
+        original(scheduler, batch, result)
+    except _OF_CONTENT as error:
+        if not _request_failed(error):
+            raise
+        _end_batch(scheduler, batch, error, "had their results read")
+    else:
+        _failed_batches = 0
+
+
+def name_status(_: Any, out: dict[str, Any], *__: Any, **___: Any) -> None:
+    """BEFORE hook of what ends an aborted request in the process that holds the connection.
+
+    SGLang 0.5.23 writes an error into a stream only for an HTTPStatus, which its own transport turns into a number.
+    """
+    reason = out["meta_info"]["finish_reason"]
+    if isinstance(reason.get("status_code"), int):
+        with suppress(ValueError):
+            reason["status_code"] = HTTPStatus(reason["status_code"])
+
+
+def _end_batch(scheduler: Any, batch: Any, error: Exception, what: str) -> None:
+    """Answer every request of a batch that is not answered yet and release its KV; raises `error` where that is not
+    known to be safe."""
+    global _failed_batches
+    _failed_batches += 1
+    if _failed_batches >= _MAX_FAILED_BATCHES or not _is_simple(scheduler, batch):
+        raise error
+    allocator = scheduler.token_to_kv_pool_allocator
+    if getattr(allocator, "free_group", None) is not None:
+        allocator.free_group_end()
+    _log(error, [req.rid for req in batch.reqs], what)
+    for req in batch.reqs:
+        _end(scheduler, req, error)
+    _require_pool_adds_up(scheduler, error)
+
+
+def _end(scheduler: Any, req: Any, error: Exception) -> None:
+    from sglang.srt.disaggregation.utils import prepare_abort
+    from sglang.srt.mem_cache.common import release_kv_cache
+
+    if req.finished() and req.finished_output:
+        return
+    answered = _whole_answer(scheduler, req)
+    if not answered:
+        prepare_abort(req, _reason(error)["message"], _reason(error)["status_code"])
+    req.to_finish = None
+    req.finished_output = True
+    scheduler._release_aborted_request(req)
+    if scheduler.chunked_req is req:
+        scheduler.chunked_req = None
+    if req.kv.holds_kv:
+        release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
+    elif req.lock is not None:  # it raised between the prefix and the first own page
+        scheduler.tree_cache.unlock(req.lock)
+        req.lock = None
+    if not answered:
+        _answer(scheduler, req, _reason(error))
+
+
+def _whole_answer(scheduler: Any, req: Any) -> bool:
+    """Send a request's answer that was complete before another one raised; False when there is none."""
+    if not req.finished() or _failed(req) or req.kv.holds_kv:
+        return False
+    scheduler.output_streamer.stream_output([req], req.return_logprob)
+    return not _failed(req)
+
+
+def _answer(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
+    """Tell the process that holds the client's connection. A health check stays without an answer: it failed."""
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.utils import is_health_check_generate_req
+
+    if not is_health_check_generate_req(req):
+        scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
+
+
+def _is_simple(scheduler: Any, batch: Any) -> bool:
+    """Whether this engine is of the kind whose state is understood here: what the recipes start."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    special = (
+        scheduler.disaggregation_mode.name != "NULL",
+        parallel.pp_size > 1,
+        scheduler.attn_dp_enabled,
+        scheduler.enable_pdmux,
+        scheduler.enable_hisparse,
+        scheduler.dllm_config is not None,
+        scheduler.tree_cache.supports_mamba(),
+        any(req.beam_group is not None or req.session is not None for req in batch.reqs),
+    )
+    return not any(special)
+
+
+def _require_pool_adds_up(scheduler: Any, error: Exception) -> None:
+    """SGLang's own equation of its strict mode: free, cached and owned tokens are the whole pool."""
+    checker = scheduler.invariant_checker
+    owned, _ = checker._get_total_uncached_sizes()
+    leak, message = checker._check_full_pool(scheduler.pool_stats_observer.get_pool_stats(), uncached=owned)
+    if leak:
+        logger.error("the KV pool does not add up after a failed batch: %s", message)
+        raise error
+
+
+def _request_failed(error: BaseException) -> bool:
+    """Whether a request may be ended for this: not for the machine's errors, those of the pools, or of one rank."""
+    import torch
+
+    device = tuple(
+        kind for name in ("OutOfMemoryError", "AcceleratorError") if (kind := getattr(torch, name, None)) is not None
+    )
+    if isinstance(error, (*device, torch.distributed.DistError)):
+        return False
+    if any(text in str(error) for text in _OF_THE_DEVICE):
+        return False
+    return not _in_pools(error) and _all_ranks_failed()
+
+
+def _in_pools(error: BaseException) -> bool:
+    """Whether it came out of the code that gives and takes KV: what that code left behind, nobody knows."""
+    trace = error.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(_POOLS):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _all_ranks_failed() -> bool:
+    """Whether the other ranks came here too: they read the same request. Alone, a rank would leave them waiting."""
+    import torch.distributed as dist
+    from sglang.srt.distributed import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        return True
+    try:
+        dist.monitored_barrier(group.cpu_group, timeout=timedelta(seconds=_RANKS_AGREE_S))
+    except RuntimeError as error:
+        logger.error("only this rank failed, so the engine cannot go on: %s", error)
+        return False
+    return True
+
+
+def _fail(req: Any, error: Exception) -> None:
+    """Let SGLang end the request: in its next check, or with other words where it had just finished it."""
+    from sglang.srt.disaggregation.utils import prepare_abort
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    _log(error, [req.rid], "had its result read")
+    req.kimi_failed = True
+    reason = _reason(error)
+    if req.finished():
+        prepare_abort(req, reason["message"], reason["status_code"])
+    else:
+        req.to_finish = FINISH_ABORT(reason["message"], reason["status_code"], reason["err_type"])
+
+
+def _failed(req: Any) -> bool:
+    return getattr(req, "kimi_failed", False)
+
+
+def _take_back(rows: Any, count: int) -> None:
+    """Cut the parallel lists back to the first `count` requests."""
+    from dataclasses import fields
+
+    for field in fields(rows):
+        value = getattr(rows, field.name)
+        for each in (value,) if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
+            if isinstance(each, list):
+                del each[count:]
+
+
+def _no_result() -> Any:
+    """What stands for the result of a batch that ended, in a loop that reads results one step later."""
+    from sglang.srt.managers.utils import GenerationBatchResult
+
+    result = GenerationBatchResult(grammar_advanced=True)
+    result.kimi_ended = True
+    return result
+
+
+def _is_request(value: Any) -> bool:
+    return hasattr(value, "rid") and hasattr(value, "finished_reason")
+
+
+def _reason(error: Exception) -> dict[str, Any]:
+    """What the client reads: the kind of error only, because its text may hold what others asked."""
+    message = f"this request failed inside the engine ({type(error).__name__}) and was ended; the server goes on"
+    return {"type": "abort", "message": message, "status_code": 500, "err_type": "InternalServerError"}
+
+
+def _log(error: Exception, rids: list[str], what: str) -> None:
+    logger.error("%d request(s) that %s raised and end with 500: %s", len(rids), what, rids, exc_info=error)
+
+
+def _exists(target: str) -> bool:
+    try:
+        pkgutil.resolve_name(target)
+    except (ImportError, AttributeError):
+        return False
+    return True

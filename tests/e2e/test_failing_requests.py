@@ -1,0 +1,105 @@
+"""A request that raises inside the scheduler ends with 500; the client beside it gets the same answer, the KV returns.
+
+Two ranks, because both must come to the same end. The faults are planted by `support.planted_faults`.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from support.tiny_servers import started, tiny_launch
+
+from kimi_w4a8_eagle3.server import EngineServer
+
+pytestmark = pytest.mark.server
+
+TESTS = Path(__file__).parents[1]
+TWO_RANKS = ("args.tp=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
+QUESTION = {
+    "model": "kimi-k2.5-tiny",
+    "messages": [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples?"}],
+    "max_tokens": 24,
+}
+# More tokens than a bad request takes, so that it still runs when that one ends.
+LONG = {**QUESTION, "max_tokens": 60, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    launch = tiny_launch(settings=TWO_RANKS)
+    argv = [word.replace("kimi_w4a8_eagle3.sglang_plugin.run_module", "support.planted_faults") for word in launch.argv]
+    assert argv != launch.argv
+    launch = replace(launch, argv=argv, env={**launch.env, "PYTHONPATH": str(TESTS)})
+    yield from started(launch, tmp_path_factory.mktemp("faulty"))
+
+
+@pytest.fixture(scope="module")
+def right(faulty: EngineServer) -> str:
+    """The answer while nobody else asks."""
+    return ask(faulty).json()["choices"][0]["message"]["content"]
+
+
+def ask(server: EngineServer, **more: object) -> httpx.Response:
+    return httpx.post(f"{server.base_url}/v1/chat/completions", json={**QUESTION, **more}, timeout=60)
+
+
+def require_idle_and_whole(server: EngineServer) -> None:
+    """All KV is free; SGLang checks its pools itself whenever it is idle, and ends when they do not add up."""
+    deadline = time.monotonic() + 30
+    while (held := _held(server)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert held == 0
+    assert httpx.get(f"{server.base_url}/health", timeout=30).status_code == 200
+    assert psutil.Process(server.pid).is_running()
+
+
+def _held(server: EngineServer) -> int:
+    loads = httpx.get(f"{server.base_url}/v1/loads", timeout=10).json()["loads"]
+    return sum(load["num_running_reqs"] + load["num_waiting_reqs"] + load["num_used_tokens"] for load in loads)
+
+
+@pytest.mark.parametrize(
+    ("place", "stream"),
+    [
+        ("TAKE-IN", False),
+        ("BUILDING", False),
+        ("PREFILL", True),
+        ("STOP-CHECK", False),
+        ("STOP-CHECK", True),
+        ("OUTPUT", False),
+        ("OUTPUT", True),
+    ],
+)
+def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, place: str, stream: bool) -> None:
+    url = f"{faulty.base_url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=LONG, timeout=60) as healthy:
+        lines = healthy.iter_lines()
+        first = next(line for line in lines if '"content"' in line)
+        bad = ask(faulty, stop=[place], stream=stream, logprobs=True)
+        rest = list(lines)
+    assert "TypeError" in bad.text
+    assert "planted" not in bad.text  # what it was about stays in the log
+    assert bad.status_code == 500 or (stream and '"error"' in bad.text)
+    assert f'"completion_tokens":{LONG["max_tokens"]}' in "".join((first, *rest)).replace(" ", "")
+    assert ask(faulty).json()["choices"][0]["message"]["content"] == right
+    require_idle_and_whole(faulty)
+
+
+@pytest.mark.parametrize("place", ["DECODE", "READING"])
+def test_where_the_guilty_one_is_unknown_its_batch_ends_and_the_next_is_right(
+    faulty: EngineServer, right: str, place: str
+) -> None:
+    url = f"{faulty.base_url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=LONG, timeout=60) as beside:
+        lines = beside.iter_lines()
+        next(line for line in lines if '"content"' in line)
+        bad = ask(faulty, stop=[place])
+        rest = "".join(lines)
+    assert bad.status_code == 500
+    assert '"error"' in rest and "TypeError" in rest  # an error that its client sees, not a short answer
+    assert ask(faulty).json()["choices"][0]["message"]["content"] == right
+    require_idle_and_whole(faulty)

@@ -1,0 +1,106 @@
+"""Which errors end a request and which the engine; what a real engine does then: tests/e2e/test_failing_requests.py."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from support.sglang_program import found
+
+from kimi_w4a8_eagle3.sglang_plugin import failing_requests
+
+TWO_RANKS = """
+import sys, types
+import torch.distributed as dist
+from kimi_w4a8_eagle3.sglang_plugin import cpu, failing_requests
+cpu.install()
+import sglang.srt.distributed as groups
+rank, others_come = int(sys.argv[1]), sys.argv[3] == "come"
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+groups.get_tp_group = lambda: types.SimpleNamespace(world_size=2, cpu_group=dist.group.WORLD)
+failing_requests._RANKS_AGREE_S = 2.0 if not others_come else 60.0
+if rank == 0 or others_come:
+    print(failing_requests._all_ranks_failed())
+else:
+    sys.stdin.read()  # this rank did not fail: it goes on to its next collective
+"""
+
+
+@pytest.mark.parametrize(("others", "agreed"), [("come", "True"), ("stay", "False")])
+def test_a_request_is_ended_only_where_every_rank_failed(tmp_path: Path, others: str, agreed: str) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_RANKS, str(rank), str(tmp_path / "store"), others],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    assert ranks[0].communicate(timeout=200)[0].strip().endswith(agreed)
+    assert ranks[1].communicate(timeout=200)[0].strip().endswith("True" if others == "come" else "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("HIP out of memory"),
+        RuntimeError("HIP error: an illegal memory access was encountered"),
+        torch.distributed.DistBackendError("a rank is gone"),
+    ],
+)
+def test_errors_of_the_machine_end_the_engine(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failing_requests, "_all_ranks_failed", lambda: True)
+    assert not failing_requests._request_failed(error)
+    assert not issubclass(MemoryError, failing_requests._OF_CONTENT)
+    assert not issubclass(OSError, failing_requests._OF_CONTENT)
+    assert failing_requests._request_failed(RuntimeError("value cannot be converted to type int64 without overflow"))
+
+
+def test_what_raised_in_the_pools_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows what half of an allocation left behind."""
+    monkeypatch.setattr(failing_requests, "_all_ranks_failed", lambda: True)
+
+    def caught(module: str) -> ValueError:
+        names: dict[str, object] = {"__name__": module}
+        exec("def call(): raise ValueError('no page')", names)  # a function of that module
+        with pytest.raises(ValueError, match="no page") as raised:
+            names["call"]()  # type: ignore[operator]
+        return raised.value
+
+    assert not failing_requests._request_failed(caught("sglang.srt.mem_cache.common"))
+    assert failing_requests._request_failed(caught("sglang.srt.managers.scheduler"))
+
+
+@dataclass
+class Rows:
+    rids: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    extras: dict[str, list[int]] = field(default_factory=dict)
+    none: list[int] | None = None
+
+
+def test_half_a_row_is_taken_back_from_every_list() -> None:
+    rows = Rows(["a", "b"], ["A"], {"x": [1, 2], "y": []})
+    failing_requests._take_back(rows, 1)
+    assert rows == Rows(["a"], ["A"], {"x": [1], "y": []})
+
+
+HOOKED = """
+import json
+from sglang.srt.plugins.hook_registry import HookRegistry
+from kimi_w4a8_eagle3.sglang_plugin.failing_requests import __name__ as ours
+every = HookRegistry._hooks.items()
+hooked = [target for target, hooks in every if any(hook.__module__ == ours for _, hook, _ in hooks)]
+print(json.dumps({"hooked": len(hooked), "applied": len(set(hooked) & HookRegistry._patched)}))
+"""
+
+
+def test_every_hook_finds_its_place_in_the_pinned_release() -> None:
+    assert found(HOOKED) == {"hooked": 10, "applied": 10}
+
+
+def test_an_older_release_ends_at_errors_as_it_always_did() -> None:
+    assert found(HOOKED, older=True) == {"hooked": 0, "applied": 0}

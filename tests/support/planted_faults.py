@@ -1,0 +1,73 @@
+"""Runs SGLang like `run_module`, with planted faults: a request whose stop string names a place raises there.
+
+The places are deep inside what SGLang does for one request or one batch, below the hooks of the plugin.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kimi_w4a8_eagle3.sglang_plugin import cpu, full_disk, orphans
+
+# At import, because every spawned process of the server imports this module again before it does anything.
+orphans.end_with_parent(spawning=__name__ == "__mp_main__")
+full_disk.install()
+cpu.install()
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: E402 - it imports the CPU operators
+
+_SCHEDULE = "sglang.srt.managers.schedule_batch"
+_COMPONENTS = "sglang.srt.managers.scheduler_components"
+
+
+def planted(place: str, req: Any) -> None:
+    """Raise where the request asks for it."""
+    if place in (req.sampling_params.stop_strs or ()):
+        raise TypeError(f"planted: {place}")
+
+
+def take_in(_: Any, req: Any) -> None:
+    planted("TAKE-IN", req)
+
+
+def building(batch: Any, *_: Any, **__: Any) -> None:
+    for req in batch.reqs:
+        planted("BUILDING", req)
+
+
+def forward(_: Any, batch: Any, **__: Any) -> None:
+    for req in batch.reqs:
+        planted("PREFILL" if batch.forward_mode.is_extend() else "DECODE", req)
+
+
+def reading(_: Any, result: Any, batch: Any) -> None:
+    for req in batch.reqs:
+        planted("READING", req)
+
+
+def stop_check(req: Any, *_: Any) -> None:
+    planted("STOP-CHECK", req)
+
+
+def output(req: Any) -> None:
+    planted("OUTPUT", req)
+
+
+for _target, _plant in {
+    "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar": take_in,
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": lambda _cls, batch, *_: building(
+        batch
+    ),
+    "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation": forward,
+    f"{_COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor._resolve_spec_v2_tokens": reading,
+    f"{_SCHEDULE}.Req._check_str_based_finish": stop_check,
+    f"{_SCHEDULE}.Req.init_incremental_detokenize": output,
+}.items():
+    HookRegistry.register(_target, _plant, HookType.BEFORE)
+
+if __name__ == "__main__":
+    import runpy
+    import sys
+
+    module = sys.argv.pop(1)
+    runpy.run_module(module, run_name="__main__", alter_sys=False)
