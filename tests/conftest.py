@@ -72,7 +72,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid.partition("::")[0]] += report.duration  # set-up, call and teardown
-    terminalreporter.section("slowest modules")
+    if seconds:
+        terminalreporter.section("slowest modules")
     for module, spent in seconds.most_common(_SLOWEST):
         terminalreporter.line(f"{spent:7.1f} s  {module}")
     if kernels := _skipped(terminalreporter, "kernels"):

@@ -1,7 +1,7 @@
 """Compile FlyDSL kernels to gfx942 without a GPU, and keep the machine code.
 
-FlyDSL links with `$ROCM_PATH/llvm/bin/ld.lld`. That of the package `ziglang` (extra `kernels`) comes first, so that every
-machine links alike, then ROCm's own, then Debian's; all but ROCm's through a private folder that looks like ROCm.
+FlyDSL links with `$ROCM_PATH/llvm/bin/ld.lld`. The linker of the package `ziglang` (extra `kernels`) comes first, so
+that every machine links alike, then ROCm's own, then Debian's; all but ROCm's through a private folder like ROCm's.
 Compiled code is cached under a key of kernel sources, FlyDSL version, target and configuration.
 """
 
@@ -51,7 +51,7 @@ def linker_problem() -> str | None:
     """Why compiled kernels cannot be linked, or None."""
     if _wheel_linker() or _rocm_linker() or _debian_linker():
         return None
-    return "no linker: the package ziglang (extra `kernels`), ROCm's llvm/bin/ld.lld and Debian's ld.lld-19 are all missing"
+    return "no linker: package ziglang (extra `kernels`), ROCm's llvm/bin/ld.lld and Debian's ld.lld-19 are all missing"
 
 
 def _wheel_linker() -> list[str] | None:

@@ -202,7 +202,7 @@ def test_a_missing_linker_is_one_clear_message(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
-    with pytest.raises(KimiError, match="package ziglang .* and Debian's ld.lld-19 are all missing") as error:
+    with pytest.raises(KimiError, match=r"package ziglang .* and Debian's ld.lld-19 are all missing") as error:
         toolchain.rocm_path()
     assert error.value.remedy == "pip install 'kimi-w4a8-eagle3[kernels]'"
 

@@ -26,9 +26,17 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 sys.path.insert(0, str(TESTS))
 
+# Imported once for all forks: what no part is behind.
+import httpx  # noqa: E402, F401
+import hypothesis.strategies  # noqa: E402, F401
+import pydantic  # noqa: E402, F401
 import pytest  # noqa: E402
 import torch  # noqa: E402, F401
+import typer.testing  # noqa: E402, F401
 from support.optional_parts import PARTS, PROGRAMS  # noqa: E402
+
+PLUGINS = ("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "xdist")
+ASKING = {"which", "find_spec", "importorskip", "version", "distribution"}
 
 
 def name_of(path: Path) -> str:
@@ -56,9 +64,11 @@ def needs(name: str) -> frozenset[str]:
     tree = ast.parse(path.read_text())
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     found = {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in {*PARTS, *PROGRAMS}
+        str(argument.value)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", getattr(call.func, "id", "")) in ASKING
+        for argument in call.args
+        if isinstance(argument, ast.Constant)
     }
     for node in at_import(tree):
         if isinstance(node, ast.Import):
@@ -70,17 +80,16 @@ def needs(name: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def reaches(name: str, part: str, seen: set[str]) -> bool:
-    """Whether importing a module of ours may touch `part`."""
-    words = name.split(".")
-    for each in (".".join(words[:end]) for end in range(1, len(words) + 1)):
-        if each == part:
-            return True
-        if each in FILES and each not in seen:
-            seen.add(each)
-            if any(reaches(needed, part, seen) for needed in needs(each)):
-                return True
-    return False
+def reached(name: str) -> set[str]:
+    """Everything that importing a module of ours may touch."""
+    found, todo = set(), [name]
+    while todo:
+        words = todo.pop().split(".")
+        for each in (".".join(words[:end]) for end in range(1, len(words) + 1)):
+            if each not in found:
+                found.add(each)
+                todo += needs(each) if each in FILES else ()
+    return found
 
 
 def hide(part: str) -> None:
@@ -95,7 +104,7 @@ def hide(part: str) -> None:
             return None if name == part else finder.find_spec(name, path, target)
 
         @staticmethod
-        def find_distributions(context: Any = metadata.DistributionFinder.Context()) -> Any:
+        def find_distributions(context: Any) -> Any:
             return (each for each in finder.find_distributions(context) if each.name not in owners)
 
         invalidate_caches = finder.invalidate_caches
@@ -113,7 +122,7 @@ def collect(part: str, modules: list[str]) -> dict[str, Any]:
         hide(part)
         output = io.StringIO()
         with redirect_stdout(output):
-            status = pytest.main(["--collect-only", "-qq", "-n", "0", "-p", "no:cacheprovider", *modules])
+            status = pytest.main(["--collect-only", "-qq", *PLUGINS, *modules])
         with os.fdopen(writer, "w") as pipe:
             json.dump({"modules": len(modules), "status": int(status), "output": output.getvalue()}, pipe)
         os._exit(0)
@@ -126,9 +135,11 @@ def collect(part: str, modules: list[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    tests = {name: path for name, path in FILES.items() if name.startswith("test_")}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some import a part, all cost seconds
+    tests = {path: reached(name) for name, path in FILES.items() if name.startswith("test_")}
     found = {}
     for part in (*PARTS, *PROGRAMS):
-        modules = [str(path) for name, path in tests.items() if reaches(name, part, set())]
+        modules = [str(path) for path, touched in tests.items() if part in touched]
+        print(part, len(modules), file=sys.stderr)
         found[part] = collect(part, modules) if modules else {"modules": 0, "status": 0, "output": ""}
     json.dump(found, sys.stdout)
