@@ -1,4 +1,4 @@
-# `make demo` and `make test` are the only commands a fresh machine needs; both set up .venv themselves.
+# `make demo` and `make test` are the only commands a fresh machine needs; both set up .venv (requirements/install.sh).
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -30,16 +30,9 @@ audit: $(STAMP)
 tiny: $(STAMP)
 	$(BIN)/kimi tiny build
 
-# torch first and pinned: an unpinned dependency would pull several GB of CUDA. SGLang's own metadata pins
-# GPU-only packages, so it is installed without dependencies beside the part of them that a CPU needs.
-$(STAMP): pyproject.toml requirements/serve-cpu.txt requirements/constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q "$$(grep '^torch==' requirements/constraints.txt)"
-	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/serve-cpu.txt
-	$(BIN)/pip install -q --no-deps sglang==0.5.23 torchvision==0.28.0
-	test -d $(VENV)/compat/sglang-0.5.16 || $(BIN)/pip install -q --no-deps --target $(VENV)/compat/sglang-0.5.16 sglang==0.5.16 transformers==5.12.1 tokenizers==0.22.2
-	$(BIN)/pip install -q -c requirements/constraints.txt -e '.[serve,scale,bench,eval,quantize,kernels,dev]'
-	touch $@
+$(STAMP): pyproject.toml requirements/install.sh requirements/serve-cpu.txt requirements/constraints.txt
+	@PYTHON="$(PYTHON)" requirements/install.sh $(VENV)
+	@touch $@
 
 # Two replicas behind SGLang's router under load; one is killed, both are restarted one after the other (four minutes).
 scale-demo: $(STAMP)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Regenerate docker.txt and docker-build.txt: pinned versions with hashes for Python 3.10 to 3.12 on Linux.
-# Needs `uv` (pip install uv) and the package index.
+# Needs `uv` (`make venv` installs it into .venv/bin) and the package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,8 @@
 """Settings of the whole suite: deterministic property tests, one thread for small tensors, no silent skips."""
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -9,6 +10,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.optional_parts import missing_part
 from support.tiny_servers import started, tiny_launch
 
 from kimi_w4a8_eagle3.client import EngineClient
@@ -20,7 +22,8 @@ settings.load_profile("suite")
 
 # They start engines of their own and share none, so either worker may take them.
 OWN_SERVERS = ("tests/e2e/test_faults.py", "tests/e2e/test_serve_processes.py", "tests/e2e/test_two_ranks.py")
-_NEEDS = "lld-19 (Debian package) and the extra `kernels`"
+_NEEDS = "the extra `kernels`: FlyDSL and a linker"
+_SLOWEST = 10
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,23 +46,55 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return FixturesOnce(config, log)
 
 
-def _skipped_kernel_tests(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
-    return [report for report in reporter.stats.get("skipped", []) if "kernels" in getattr(report, "keywords", {})]
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A module that cannot be imported because an optional part is missing is skipped; it is no error."""
+    report = yield
+    call = getattr(report, "call", None)
+    if report.failed and call is not None and call.excinfo and (missing := missing_part(call.excinfo.value)):
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {missing}")
+    return report
+
+
+def _skipped(reporter: pytest.TerminalReporter, about: str) -> list[Any]:
+    """Skipped tests and modules; `about` is a keyword of the test, or stands in the reason."""
+    skipped = reporter.stats.get("skipped", [])
+    return [r for r in skipped if about in getattr(r, "keywords", {}) or about in str(r.longrepr[-1])]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say that kernel tests were skipped: without them the machine code is unproved."""
-    skipped = _skipped_kernel_tests(terminalreporter)
-    if skipped:
+    """The slowest modules, so that a minute more is seen; and what is unproved because it was skipped."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration  # set-up, call and teardown
+    if seconds:
+        terminalreporter.section("slowest modules")
+    for module, spent in seconds.most_common(_SLOWEST):
+        terminalreporter.line(f"{spent:7.1f} s  {module}")
+    if kernels := _skipped(terminalreporter, "kernels"):
         terminalreporter.section("kernels not tested")
-        terminalreporter.line(f"{len(skipped)} kernel tests were skipped; they need {_NEEDS}.")
+        terminalreporter.line(f"{len(kernels)} kernel tests were skipped; they need {_NEEDS}.")
+    if rules := _skipped(terminalreporter, "(Debian package `prometheus`)"):
+        terminalreporter.section("alert rules not tested")
+        terminalreporter.line(
+            f"{len(rules)} tests were skipped; they need Debian's package `prometheus`, no wheel has it."
+        )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In CI a skipped kernel test is a failure."""
+    """In CI a skipped kernel test is a failure, and so is a module whose optional part is missing."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("CI") and reporter is not None and _skipped_kernel_tests(reporter):
+    if (
+        os.environ.get("CI")
+        and reporter is not None
+        and (_skipped(reporter, "kernels") or _skipped(reporter, "is not installed (extra"))
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -1,8 +1,8 @@
 """Compile FlyDSL kernels to gfx942 without a GPU, and keep the machine code.
 
-FlyDSL links with `$ROCM_PATH/llvm/bin/ld.lld`. Where ROCm is not installed, Debian's `ld.lld-19` does it, through a
-private folder that looks like ROCm. Compiled code is cached under a key of kernel sources, FlyDSL version, target and
-configuration.
+FlyDSL links with `$ROCM_PATH/llvm/bin/ld.lld`. The linker of the package `ziglang` (extra `kernels`) comes first, so
+that every machine links alike, then ROCm's own, then Debian's; all but ROCm's through a private folder like ROCm's.
+Compiled code is cached under a key of kernel sources, FlyDSL version, target and configuration.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import hashlib
 import inspect
 import io
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,15 @@ def flydsl_problem() -> str | None:
 
 def linker_problem() -> str | None:
     """Why compiled kernels cannot be linked, or None."""
-    if _rocm_linker() or _debian_linker():
+    if _wheel_linker() or _rocm_linker() or _debian_linker():
         return None
-    return "no linker: neither ROCm's llvm/bin/ld.lld nor Debian's ld.lld-19 (package lld-19) is installed"
+    return "no linker: package ziglang (extra `kernels`), ROCm's llvm/bin/ld.lld and Debian's ld.lld-19 are all missing"
+
+
+def _wheel_linker() -> list[str] | None:
+    package = find_spec("ziglang")
+    folders = (package and package.submodule_search_locations) or []
+    return next(([str(zig), "ld.lld"] for folder in folders if (zig := Path(folder) / "zig").is_file()), None)
 
 
 def _rocm_linker() -> Path | None:
@@ -57,26 +65,36 @@ def _rocm_linker() -> Path | None:
     return linker if linker.is_file() else None
 
 
-def _debian_linker() -> str | None:
-    return next((found for name in LINKERS if (found := shutil.which(name))), None)
+def _debian_linker() -> list[str] | None:
+    return next(([found] for name in LINKERS if (found := shutil.which(name))), None)
 
 
 def rocm_path() -> Path:
-    """A folder with llvm/bin/ld.lld: ROCm itself, or a private one that points to Debian's linker."""
-    linker = _rocm_linker()
-    if linker:
-        return linker.parents[2]
-    problem = linker_problem()
-    if problem:
-        raise KimiError(problem, where="compiling FlyDSL kernels", remedy="apt-get install lld-19")
-    folder = cache_dir() / "rocm"
-    link = folder / "llvm" / "bin" / "ld.lld"
-    target = _debian_linker()
-    if not link.is_symlink() or str(link.readlink()) != target:
-        link.parent.mkdir(parents=True, exist_ok=True)
-        fresh = link.with_name(f"ld.lld.{os.getpid()}")
-        fresh.symlink_to(str(target))
-        fresh.replace(link)
+    """A folder with llvm/bin/ld.lld: ROCm itself, or a private one whose linker is a script that calls another.
+
+    Raises KimiError when there is no linker.
+    """
+    rocm = _rocm_linker()
+    command = _wheel_linker() or (None if rocm else _debian_linker())
+    if command:
+        return _private_rocm(command)
+    if rocm:
+        return rocm.parents[2]
+    raise KimiError(
+        str(linker_problem()), where="compiling FlyDSL kernels", remedy="pip install 'kimi-w4a8-eagle3[kernels]'"
+    )
+
+
+def _private_rocm(command: list[str]) -> Path:
+    script = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
+    folder = cache_dir() / "rocm" / hashlib.sha256(script.encode()).hexdigest()[:16]
+    linker = folder / "llvm" / "bin" / "ld.lld"
+    if not linker.is_file():
+        linker.parent.mkdir(parents=True, exist_ok=True)
+        fresh = linker.with_name(f"ld.lld.{os.getpid()}")
+        fresh.write_text(script)
+        fresh.chmod(0o755)
+        fresh.replace(linker)
     return folder
 
 

