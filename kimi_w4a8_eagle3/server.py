@@ -5,7 +5,6 @@ Nothing here knows SGLang beyond its two health endpoints; the command line and 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ import httpx
 import psutil
 
 from .errors import KimiError
+from .fork_server import ForkedProcess, can_fork, die_with_parent, fork
 from .leftovers import Belongings, remove_orphans
 
 _STOP_GRACE_S = 20.0
@@ -43,7 +43,7 @@ class EngineServer:
     port: int
     log_path: Path
     name: str = "server"
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _process: subprocess.Popen[bytes] | ForkedProcess | None = field(default=None, repr=False)
     _children: dict[int, psutil.Process] = field(default_factory=dict, repr=False)
     _belongings: Belongings | None = field(default=None, repr=False)
     _look_again: float = field(default=0.0, repr=False)
@@ -72,18 +72,22 @@ class EngineServer:
         try:
             self._belongings = Belongings()
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            environ = {**os.environ, **self.env, "TMPDIR": str(self._belongings.folder)}
             with self.log_path.open("ab") as log:
-                self._process = subprocess.Popen(
+                forked = fork(self.argv, environ, log.fileno()) if can_fork(self.argv) else None
+                self._process = forked or subprocess.Popen(
                     list(self.argv),
-                    env={**os.environ, **self.env, "TMPDIR": str(self._belongings.folder)},
+                    env=environ,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=die_with_parent,
                 )
-        except OSError as error:
+        except BaseException as error:
             self._remove_belongings()
+            if not isinstance(error, OSError):
+                raise
             raise KimiError(
                 f"{self.name} could not be started: {error.strerror}",
                 where=error.filename or str(self.log_path),
@@ -241,9 +245,3 @@ def _signal(process: psutil.Process, number: int) -> None:
         process.send_signal(number)
     except psutil.NoSuchProcess:
         return
-
-
-def _die_with_parent() -> None:
-    """In the child, before exec: end when the process that started it dies, whatever killed it (Linux)."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
