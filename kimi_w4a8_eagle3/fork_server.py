@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 PROGRAM = ("-m", "kimi_w4a8_eagle3.sglang_plugin.run_module")
 OPTION = "--fork-server"
@@ -100,9 +101,9 @@ class ForkServer:
             raise
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
 
     def fork(self, arguments: Sequence[str], late: Mapping[str, str], log: int) -> ForkedProcess:
         """An engine with these arguments, of `late` variables and a log; OSError when the fork server has ended."""
@@ -126,34 +127,39 @@ class ForkServer:
         self._process.wait()
 
 
-def can_fork(argv: Sequence[str]) -> bool:
-    """Whether this command line is an engine on a CPU, on a system where it can be forked."""
-    return sys.platform == "linux" and tuple(argv[1:4]) == (*PROGRAM, _MODULE)
+def can_fork(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether this is an engine on a CPU that can be forked.
+
+    Where more OpenMP threads than one are allowed, libraries start them while they are imported, and no fork has them.
+    """
+    return sys.platform == "linux" and tuple(argv[1:4]) == (*PROGRAM, _MODULE) and environ.get("OMP_NUM_THREADS") == "1"
 
 
 def fork(argv: Sequence[str], environ: Mapping[str, str], log: int) -> ForkedProcess | None:
-    """`argv` in `environ`, with `log` as its output, as a fork; None where only a new process can do it.
+    """`argv` in `environ`, with `log` as its output, as a fork; None where that failed, which `log` explains.
 
-    Waits for the fork server's imports where there is none yet, or none with the same variables, folder and limits. One
+    Waits for the fork server's imports where there is none, or none with the same variables, folder and limits. One
     that was killed is replaced. Thread-safe.
     """
     global _server
     early = {name: value for name, value in environ.items() if not reads_late(name)}
-    key = (argv[0], early, os.getcwd(), [resource.getrlimit(limit) for limit in _LIMITS], os.sched_getaffinity(0))
+    late = {name: value for name, value in environ.items() if reads_late(name)}
+    limits = [resource.getrlimit(limit) for limit in _LIMITS]
     with _lock:
-        for _ in range(2):
-            try:
-                if _server is None or _server[0] != key:
-                    close()
-                    _server = (key, ForkServer(argv[0], early, log))
-                late = {name: value for name, value in environ.items() if reads_late(name)}
-                return _server[1].fork(argv[3:], late, log)
-            except OSError:
+        try:
+            key = (argv[0], early, str(Path.cwd()), limits, os.sched_getaffinity(0))
+            if _server is None or _server[0] != key or not _server[1].alive:
                 close()
-            except BaseException:
-                close()
-                raise
-    return None
+                _server = (key, ForkServer(argv[0], early, log))
+            return _server[1].fork(argv[3:], late, log)
+        except OSError as error:
+            close()
+            with suppress(OSError):
+                os.write(log, f"kimi: the engine starts without the fork server: {error}\n".encode())
+            return None
+        except BaseException:
+            close()  # an engine may be on its way, and ends when nobody answers it
+            raise
 
 
 def close() -> None:
@@ -165,7 +171,7 @@ def close() -> None:
 
 
 def reads_late(name: str) -> bool:
-    """Whether nothing reads this variable while it is imported: an engine may have its own value of it."""
+    """Whether no module reads this variable while it is imported: engines of one fork server may differ in it."""
     return name in ("TMPDIR", "PYTEST_CURRENT_TEST") or name.startswith("KIMI_")
 
 

@@ -47,6 +47,7 @@ class EngineServer:
     _children: dict[int, psutil.Process] = field(default_factory=dict, repr=False)
     _belongings: Belongings | None = field(default=None, repr=False)
     _look_again: float = field(default=0.0, repr=False)
+    _began: float = field(default=0.0, repr=False)
 
     @property
     def base_url(self) -> str:
@@ -64,9 +65,11 @@ class EngineServer:
     def start(self) -> None:
         """Start the process; raises KimiError when the port is taken or the program cannot be executed.
 
-        May be called again after the process ended; what is left of it is cleared away first.
+        The first engine on a CPU waits until SGLang is imported (`fork_server`). May be called again after the process
+        ended; what is left of it is cleared away first.
         """
         self.stop()
+        self._began = time.monotonic()
         require_free_port(self.host, self.port)
         remove_orphans()
         try:
@@ -74,7 +77,7 @@ class EngineServer:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             environ = {**os.environ, **self.env, "TMPDIR": str(self._belongings.folder)}
             with self.log_path.open("ab") as log:
-                forked = fork(self.argv, environ, log.fileno()) if can_fork(self.argv) else None
+                forked = fork(self.argv, environ, log.fileno()) if can_fork(self.argv, environ) else None
                 self._process = forked or subprocess.Popen(
                     list(self.argv),
                     env=environ,
@@ -95,15 +98,14 @@ class EngineServer:
             ) from error
 
     def wait_ready(self, timeout_s: float, on_wait: Callable[[float, str], None] | None = None) -> float:
-        """Wait until /health answers 200; returns the seconds it took.
+        """Wait until /health answers 200; returns the seconds since `start`.
 
         on_wait(seconds, last log line) is called about four times a second. Raises KimiError when the process ends
-        or does not answer within `timeout_s`; the process is stopped before.
+        or does not answer within `timeout_s` of `start`; the process is stopped before.
         """
-        began = time.monotonic()
         with httpx.Client(timeout=5.0) as client:
             while True:
-                elapsed = time.monotonic() - began
+                elapsed = time.monotonic() - self._began
                 if self.poll() is not None:
                     code = self.poll()
                     self.stop()

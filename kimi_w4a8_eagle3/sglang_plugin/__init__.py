@@ -17,17 +17,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from ..gates import read_gates
-    from . import (
-        cpu,
-        door,
-        forked_engine,
-        full_disk,
-        metrics_hook,
-        model_name_hook,
-        orphans,
-        page_guard_hook,
-        quark_hook,
-    )
+    from . import cpu, door, full_disk, metrics_hook, model_name_hook, orphans, page_guard_hook, quark_hook
 
     orphans.end_with_parent()
     full_disk.install()
@@ -35,7 +25,6 @@ def register() -> None:
     page_guard_hook.install(HookRegistry)
     metrics_hook.install(HookRegistry)
     door.install(HookRegistry)
-    forked_engine.install(HookRegistry)
     if read_gates(os.environ).check_model_name:
         HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
     if cpu.installed():

@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import multiprocessing
+import multiprocessing.spawn
 import multiprocessing.util
 import os
 import signal
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import setproctitle
@@ -26,7 +28,6 @@ import setproctitle
 from ..fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent, reads_late
 from . import orphans
 
-ENVS_TARGET = "sglang.srt.entrypoints.engine._set_envs_and_config"
 # What an engine of the built-in model has imported once it serves; SGLang imports some of it in functions.
 _MODULES = (
     "sglang.srt.entrypoints.http_server",
@@ -36,8 +37,6 @@ _MODULES = (
 )
 # transformers imports it for one kind of assisted generation: 1.5 s with pandas and pyarrow, which starts a thread.
 _UNUSED = "sklearn"
-
-_forked = False
 
 
 def serve(control: socket.socket) -> list[str]:
@@ -71,24 +70,8 @@ def serve(control: socket.socket) -> list[str]:
         return _become_engine(json.loads(message), log, socket.socket(fileno=reply), supervisor)
 
 
-def install(registry: Any) -> None:
-    """In a forked engine: let its schedulers and its detokenizer be forked, too."""
-    if _forked:
-        from sglang.srt.plugins.hook_registry import HookType
-
-        registry.register(ENVS_TARGET, fork_children, HookType.AFTER)
-
-
-def fork_children(_: None, *__: Any, **___: Any) -> None:
-    """AFTER hook of the function in which SGLang asks for spawned children: forked ones, while there is one thread."""
-    if _threads() == 1:
-        multiprocessing.set_start_method("fork", force=True)
-        multiprocessing.util.register_after_fork(orphans, _become_child)
-
-
 def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supervisor: int) -> list[str]:
     """Make this process what a new one would be; returns when the supervisor knows it."""
-    global _forked
     die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)
@@ -104,14 +87,29 @@ def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supe
             os._exit(1)
     arguments: list[str] = request["arguments"]
     setproctitle.setproctitle(" ".join((sys.executable, *PROGRAM, *arguments)))
-    _forked = True
+    _fork_children()
     return arguments
+
+
+def _fork_children() -> None:
+    """Let this process's children be forked, too, although SGLang asks for spawned ones.
+
+    Not once there is a second thread, nor where SGLang has them started by another program (numactl).
+    """
+    spawning = multiprocessing.spawn.get_executable()
+
+    def start(process: multiprocessing.Process) -> Any:
+        forkable = _threads() == 1 and multiprocessing.spawn.get_executable() == spawning
+        return multiprocessing.get_context("fork" if forkable else "spawn").Process._Popen(process)
+
+    multiprocessing.Process._Popen = staticmethod(start)  # where every start method is chosen
+    multiprocessing.util.register_after_fork(orphans, _become_child)
 
 
 def _become_child(_: Any) -> None:
     """In a forked scheduler or detokenizer, before its work: what a spawned one has."""
     orphans.end_with_parent()
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # the engine's handler ends what it believes to be its children
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # the engine's own handler would end this process's children
 
 
 def _write_to(log: int) -> None:
@@ -133,4 +131,4 @@ def _hidden(name: str) -> Iterator[None]:
 
 
 def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
