@@ -31,6 +31,7 @@ MAX_MESSAGE = 1 << 17
 _MODULE = "sglang.launch_server"
 _IMPORT_S = 600.0  # ten seconds on an idle machine
 _FORK_S = 60.0  # milliseconds
+_UNKNOWN = 255
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
@@ -47,8 +48,12 @@ class ForkedProcess:
         """Exit code, negative for a signal, or None while it runs."""
         with self._lock:
             if self._code is None:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                self._code = os.waitstatus_to_exitcode(status) if pid else None
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # it has ended where SIGCHLD is ignored: nobody can know how
+                    self._code = _UNKNOWN
+                else:
+                    self._code = os.waitstatus_to_exitcode(status) if pid else None
             return self._code
 
     def wait(self, timeout: float | None = None) -> int:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ def serve(control: socket.socket) -> list[str]:
             os._exit(0)
         log, reply = descriptors
         if middle := os.fork():
-            os.waitpid(middle, 0)
+            with suppress(ChildProcessError):  # where SIGCHLD is ignored
+                os.waitpid(middle, 0)
             os.close(log)
             os.close(reply)
             continue
