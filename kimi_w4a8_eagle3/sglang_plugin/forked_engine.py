@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,9 @@ def _fork_children() -> None:
 
     def start(process: multiprocessing.Process) -> Any:
         forkable = _threads() == 1 and multiprocessing.spawn.get_executable() == spawning
-        return multiprocessing.get_context("fork" if forkable else "spawn").Process._Popen(process)
+        return (ForkProcess if forkable else SpawnProcess)._Popen(process)
 
-    multiprocessing.Process._Popen = staticmethod(start)  # where every start method is chosen
+    multiprocessing.Process._Popen = staticmethod(start)  # type: ignore  # where every start method is chosen
     multiprocessing.util.register_after_fork(orphans, _become_child)
 
 
