@@ -370,7 +370,7 @@ def kill_supervisor(stage: Stage) -> Row:
 
 
 def kill_start(stage: Stage) -> Row:
-    """The same as soon as an engine has children, which import for ten seconds before they do anything else."""
+    """The same as soon as an engine has children, which have not loaded anything yet."""
     row, fleet = Row(clients="nobody is served yet"), stage.fleet
     end = time.monotonic() + _WHOLE_S
     while not _has_children(fleet):
@@ -385,7 +385,7 @@ def kill_start(stage: Stage) -> Row:
 
 def _has_children(fleet: ServedFleet) -> bool:
     with suppress(KimiError, httpx.HTTPError, psutil.NoSuchProcess):
-        return len(fleet.engine(0).children()) > 1  # the first is multiprocessing's own
+        return bool(fleet.engine(0).children())
     return False
 
 

@@ -7,7 +7,7 @@ questions greedily, which must give the same tokens, and take the same short loa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -88,18 +88,19 @@ def _serve(name: str, launch: Launch, questions: Sequence[tiny.Problem], folder:
     launch = replace(launch, env={**launch.env, **without_keys()})
     write_json(folder / f"{label}-{RECORD}", record("demo", {launch.name: launch.described()}, launch.env))
     log = folder / f"{label}-server.log"
-    with serving.engine(launch, log, name) as server:
-        ready_s = _wait(server, name, console)
-        with EngineClient(server.base_url) as client:
-            if launch.draft and launch.num_draft_tokens:
-                startup_check.require_acceptance(client, launch.num_draft_tokens, launch.draft)
-            _stream(client, questions[0].question, name, console)
-            with _progress(console) as progress:
-                asking = progress.add_task(f"{name}: {len(questions)} greedy answers", total=len(questions))
-                answers = client.chat_all(
-                    [q.question for q in questions], MAX_TOKENS, CONCURRENCY, lambda: progress.advance(asking)
-                )
-            load, acceptance = _load(server, launch, client.model_name(), folder / f"{label}-load.jsonl", name, console)
+    with (
+        _started(serving.engine(launch, log, name), name, console) as (server, ready_s),
+        EngineClient(server.base_url) as client,
+    ):
+        if launch.draft and launch.num_draft_tokens:
+            startup_check.require_acceptance(client, launch.num_draft_tokens, launch.draft)
+        _stream(client, questions[0].question, name, console)
+        with _progress(console) as progress:
+            asking = progress.add_task(f"{name}: {len(questions)} greedy answers", total=len(questions))
+            answers = client.chat_all(
+                [q.question for q in questions], MAX_TOKENS, CONCURRENCY, lambda: progress.advance(asking)
+            )
+        load, acceptance = _load(server, launch, client.model_name(), folder / f"{label}-load.jsonl", name, console)
     if launch.num_draft_tokens and acceptance:
         detail = acceptance_from_histograms((a.accepted_histogram for a in answers), launch.num_draft_tokens)
         per_position = detail.per_position if detail else ()
@@ -107,14 +108,18 @@ def _serve(name: str, launch: Launch, questions: Sequence[tiny.Problem], folder:
     return Side(name, ready_s, answers, load, acceptance)
 
 
-def _wait(server: EngineServer, name: str, console: Console) -> float:
-    with console.status(f"{name}: starting SGLang") as status:
-        seconds = server.wait_ready(
-            _READY_TIMEOUT_S,
-            lambda s, line: status.update(f"{name}: starting SGLang, {s:.0f} s  [dim]{_plain(line)}[/]"),
-        )
-    console.print(f"[green]✓[/] {name}: ready after {seconds:.0f} s")
-    return seconds
+@contextmanager
+def _started(server: EngineServer, name: str, console: Console) -> Iterator[tuple[EngineServer, float]]:
+    """The server once it is ready, and the seconds that took; stopped after the block."""
+    with ExitStack() as stack:
+        with console.status(f"{name}: starting SGLang") as status:
+            stack.enter_context(server)
+            seconds = server.wait_ready(
+                _READY_TIMEOUT_S,
+                lambda s, line: status.update(f"{name}: starting SGLang, {s:.0f} s  [dim]{_plain(line)}[/]"),
+            )
+        console.print(f"[green]✓[/] {name}: ready after {seconds:.0f} s")
+        yield server, seconds
 
 
 def _stream(client: EngineClient, question: str, name: str, console: Console) -> None:

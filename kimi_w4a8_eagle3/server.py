@@ -5,7 +5,6 @@ Nothing here knows SGLang beyond its two health endpoints; the command line and 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ import httpx
 import psutil
 
 from .errors import KimiError
+from .fork_server import ForkedProcess, can_fork, die_with_parent, fork
 from .leftovers import Belongings, remove_orphans
 
 _STOP_GRACE_S = 20.0
@@ -43,10 +43,11 @@ class EngineServer:
     port: int
     log_path: Path
     name: str = "server"
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _process: subprocess.Popen[bytes] | ForkedProcess | None = field(default=None, repr=False)
     _children: dict[int, psutil.Process] = field(default_factory=dict, repr=False)
     _belongings: Belongings | None = field(default=None, repr=False)
     _look_again: float = field(default=0.0, repr=False)
+    _began: float = field(default=0.0, repr=False)
 
     @property
     def base_url(self) -> str:
@@ -71,26 +72,32 @@ class EngineServer:
     def start(self) -> None:
         """Start the process; raises KimiError when the port is taken or the program cannot be executed.
 
-        May be called again after the process ended; what is left of it is cleared away first.
+        The first engine on a CPU waits until SGLang is imported (`fork_server`). May be called again after the process
+        ended; what is left of it is cleared away first.
         """
         self.stop()
+        self._began = time.monotonic()
         require_free_port(self.host, self.port)
         remove_orphans()
         try:
             self._belongings = Belongings()
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            environ = {**os.environ, **self.env, "TMPDIR": str(self._belongings.folder)}
             with self.log_path.open("ab") as log:
-                self._process = subprocess.Popen(
+                forked = fork(self.argv, environ, log.fileno()) if can_fork(self.argv, environ) else None
+                self._process = forked or subprocess.Popen(
                     list(self.argv),
-                    env={**os.environ, **self.env, "TMPDIR": str(self._belongings.folder)},
+                    env=environ,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=die_with_parent,
                 )
-        except OSError as error:
+        except BaseException as error:
             self._remove_belongings()
+            if not isinstance(error, OSError):
+                raise
             raise KimiError(
                 f"{self.name} could not be started: {error.strerror}",
                 where=error.filename or str(self.log_path),
@@ -98,15 +105,14 @@ class EngineServer:
             ) from error
 
     def wait_ready(self, timeout_s: float, on_wait: Callable[[float, str], None] | None = None) -> float:
-        """Wait until /health answers 200; returns the seconds it took.
+        """Wait until /health answers 200; returns the seconds since `start`.
 
         on_wait(seconds, last log line) is called about four times a second. Raises KimiError when the process ends
-        or does not answer within `timeout_s`; the process is stopped before.
+        or does not answer within `timeout_s` of `start`; the process is stopped before.
         """
-        began = time.monotonic()
         with httpx.Client(timeout=5.0) as client:
             while True:
-                elapsed = time.monotonic() - began
+                elapsed = time.monotonic() - self._began
                 if self.poll() is not None:
                     code = self.poll()
                     self.stop()
@@ -248,9 +254,3 @@ def _signal(process: psutil.Process, number: int) -> None:
         process.send_signal(number)
     except psutil.NoSuchProcess:
         return
-
-
-def _die_with_parent() -> None:
-    """In the child, before exec: end when the process that started it dies, whatever killed it (Linux)."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

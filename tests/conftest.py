@@ -21,7 +21,12 @@ settings.register_profile("suite", deadline=None, derandomize=True, suppress_hea
 settings.load_profile("suite")
 
 # They start engines of their own and share none, so either worker may take them.
-OWN_SERVERS = ("tests/e2e/test_faults.py", "tests/e2e/test_serve_processes.py", "tests/e2e/test_two_ranks.py")
+OWN_SERVERS = (
+    "tests/e2e/test_faults.py",
+    "tests/e2e/test_fork_server.py",
+    "tests/e2e/test_serve_processes.py",
+    "tests/e2e/test_two_ranks.py",
+)
 _NEEDS = "the extra `kernels`: FlyDSL and a linker"
 _SLOWEST = 10
 

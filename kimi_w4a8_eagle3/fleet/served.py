@@ -294,8 +294,9 @@ class ServedFleet:
         ours = {process.pid for process in family}
         orphans = [process for process in self._family.values() if process.pid not in ours and is_alive(process)]
         used = shared_memory_of(ours)
-        in_use = {_temporary_folder(process) for process in family}
-        surplus = sorted(path.name for path in self.temporary.glob("kimi-*") if str(path) not in in_use)
+        sockets = [path for process in family for path in _sockets(process)]  # each engine has some in its folder
+        folders = sorted(self.temporary.glob("kimi-*"))
+        surplus = [path.name for path in folders if not any(s.startswith(f"{path}/") for s in sockets)]
         return Leftovers(
             processes=tuple(f"{process.pid} {_name(process)}" for process in orphans),
             ports=(),  # every port belongs to a process
@@ -360,11 +361,12 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
-def _temporary_folder(process: psutil.Process) -> str:
+def _sockets(process: psutil.Process) -> list[str]:
+    """Paths of its Unix sockets."""
     try:
-        return process.environ().get("TMPDIR", "")
+        return [str(connection.laddr) for connection in process.net_connections("unix")]
     except psutil.Error:
-        return ""
+        return []
 
 
 def _name(process: psutil.Process) -> str:

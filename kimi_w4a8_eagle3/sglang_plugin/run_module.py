@@ -1,8 +1,10 @@
 """`python -m kimi_w4a8_eagle3.sglang_plugin.run_module MODULE ARGS`: run a program of SGLang's without a GPU.
 
 Used for `sglang.launch_server` and `sglang.benchmark.serving`. SGLang imports its CPU operators before it loads
-plugins, so they must be in place earlier. Every process of the server is spawned, and a spawned child imports this
-module again (as `__mp_main__`) before it unpickles its work: installing at import time therefore covers them all.
+plugins, so they must be in place earlier. A child that the server spawns imports this module again (as `__mp_main__`)
+before it unpickles its work: installing at import time therefore covers it; a forked one has them anyway.
+
+`--fork-server FD` in place of MODULE is not for people: see `forked_engine`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,16 @@ cpu.install()
 
 if __name__ == "__main__":
     import runpy
+    import socket
     import sys
+
+    from kimi_w4a8_eagle3.fork_server import OPTION
 
     if len(sys.argv) < 2:
         sys.exit("usage: python -m kimi_w4a8_eagle3.sglang_plugin.run_module MODULE [ARGS...]")
+    if sys.argv[1] == OPTION:
+        from kimi_w4a8_eagle3.sglang_plugin import forked_engine
+
+        sys.argv[1:] = forked_engine.serve(socket.socket(fileno=int(sys.argv[2])))
     module = sys.argv.pop(1)
     runpy.run_module(module, run_name="__main__", alter_sys=False)

@@ -94,7 +94,7 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     kimi = serve("--api-key-file", "key")
     kimi.wait_for(READY)  # the engine's warm-up and the canary prompts passed the door
     family = kimi.family()
-    assert len(family) >= 3  # server, scheduler, detokenizer
+    assert len(family) >= 4  # fork server, engine, scheduler, detokenizer
     url = f"http://127.0.0.1:{kimi.port}/v1/completions"
     body = {"model": "kimi-k2.5-tiny", "prompt": "1 + 1", "max_tokens": 2}
     sent = {"none": {}, "wrong": {"Authorization": f"Bearer {key}x"}, "right": {"Authorization": f"Bearer {key}"}}
@@ -121,12 +121,13 @@ def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
     assert "the engine ended by itself: its process sglang::scheduler is gone" in kimi.text
 
 
-def test_kill_9_of_kimi_leaves_no_process(serve):
+@pytest.mark.parametrize("processes", [1, 4], ids=["importing", "loading"])
+def test_kill_9_of_kimi_leaves_no_process(serve, processes):
     kimi = serve()
     end = time.monotonic() + 280
-    while len(kimi.family()) < 3:  # server, scheduler, detokenizer: the scheduler is a child of a child
+    while len(kimi.family()) < processes:  # fork server, engine, scheduler, detokenizer, in this order
         assert kimi.process.poll() is None and time.monotonic() < end
-        time.sleep(0.1)
+        time.sleep(0.02)
     family = kimi.family()
     kimi.process.kill()
     kimi.process.wait()

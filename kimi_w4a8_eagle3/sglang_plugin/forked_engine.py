@@ -1,0 +1,136 @@
+"""The fork server of engines on a CPU: a process that has imported SGLang once, and from which engines are forked.
+
+It has one thread and never computes anything, so that a fork of it is as good as a new process. What an engine must not
+inherit is put right in `_become_engine`. The other side is `kimi_w4a8_eagle3/fork_server.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import multiprocessing
+import multiprocessing.spawn
+import multiprocessing.util
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.context import ForkProcess, SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import setproctitle
+
+from ..fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent, reads_late
+from . import orphans
+
+# What an engine of the built-in model has imported once it serves; SGLang imports some of it in functions.
+_MODULES = (
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.models.registry",
+)
+# transformers imports it for one kind of assisted generation: 1.5 s with pandas and pyarrow, which starts a thread.
+_UNUSED = "sklearn"
+
+
+def serve(control: socket.socket) -> list[str]:
+    """Fork an engine for each request until the other side closes; returns in each engine, with its arguments."""
+    supervisor = os.getppid()
+    with _hidden(_UNUSED):
+        for name in _MODULES:
+            importlib.import_module(name)
+    if _threads() != 1:
+        sys.exit("kimi: importing SGLang started a thread, which no fork would have")
+    gc.collect()
+    gc.freeze()  # what no collection touches stays in pages that all engines share
+    _write_to(os.open(os.devnull, os.O_WRONLY))
+    control.send(READY)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 2)
+        if not message:
+            os._exit(0)
+        log, reply = descriptors
+        if middle := os.fork():
+            with suppress(ChildProcessError):  # where SIGCHLD is ignored
+                os.waitpid(middle, 0)
+            os.close(log)
+            os.close(reply)
+            continue
+        middle = os.getpid()
+        if os.fork():
+            os._exit(0)  # its child is an orphan now, and becomes the supervisor's
+        control.close()
+        while os.getppid() == middle:
+            time.sleep(0.001)
+        return _become_engine(json.loads(message), log, socket.socket(fileno=reply), supervisor)
+
+
+def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supervisor: int) -> list[str]:
+    """Make this process what a new one would be; returns when the supervisor knows it."""
+    die_with_parent()
+    if os.getppid() != supervisor:
+        os._exit(1)
+    os.setsid()
+    _write_to(log)
+    for name in filter(reads_late, list(os.environ)):
+        del os.environ[name]
+    os.environ.update(request["late"])
+    tempfile.tempdir = None  # it was looked up while something was imported
+    with reply:
+        reply.send(str(os.getpid()).encode())
+        if reply.recv(len(GO)) != GO:
+            os._exit(1)
+    arguments: list[str] = request["arguments"]
+    setproctitle.setproctitle(" ".join((sys.executable, *PROGRAM, *arguments)))
+    _fork_children()
+    return arguments
+
+
+def _fork_children() -> None:
+    """Let this process's children be forked, too, although SGLang asks for spawned ones.
+
+    Not once there is a second thread, nor where SGLang has them started by another program (numactl).
+    """
+    spawning = multiprocessing.spawn.get_executable()
+
+    def start(process: multiprocessing.Process) -> Any:
+        forkable = _threads() == 1 and multiprocessing.spawn.get_executable() == spawning
+        return (ForkProcess if forkable else SpawnProcess)._Popen(process)
+
+    multiprocessing.Process._Popen = staticmethod(start)  # type: ignore  # where every start method is chosen
+    multiprocessing.util.register_after_fork(orphans, _become_child)
+
+
+def _become_child(_: Any) -> None:
+    """In a forked scheduler or detokenizer, before its work: what a spawned one has."""
+    orphans.end_with_parent()
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # the engine's own handler would end this process's children
+
+
+def _write_to(log: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+@contextmanager
+def _hidden(name: str) -> Iterator[None]:
+    """Inside the block `name` is not installed."""
+    sys.modules[name] = None  # type: ignore[assignment]  # how Python spells it
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+def _threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())

@@ -1,0 +1,228 @@
+"""Engines as forks: like new processes in all that can be seen of them, and nothing of them outlives anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.tiny_servers import READY_S, tiny_launch
+
+from kimi_w4a8_eagle3 import fork_server, serving, tiny
+from kimi_w4a8_eagle3.client import EngineClient
+from kimi_w4a8_eagle3.fork_server import OPTION, ForkedProcess, can_fork, fork
+
+pytestmark = pytest.mark.server
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+TESTS = Path(__file__).parents[1]
+
+
+def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not [each for each in psutil.wait_procs(processes, timeout=30)[1] if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def fork_servers() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if OPTION in each.cmdline()]
+
+
+class Portraits:
+    """Runs `support.portrait`, forked or new, and reads what it wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+        path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+        self.environ = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, "TMPDIR": str(folder)}
+
+    def argv(self, *words: str) -> list[str]:
+        self.count += 1
+        self.file = self.folder / f"portrait-{self.count}.json"
+        return [sys.executable, *fork_server.PROGRAM, "support.portrait", str(self.file), *words]
+
+    def fork(self, *words: str, log: Path | None = None, **environ: str) -> ForkedProcess:
+        with (log or self.folder / "log").open("ab") as output:
+            process = fork(self.argv(*words), {**self.environ, **environ}, output.fileno())
+        assert process is not None, (self.folder / "log").read_text()
+        return process
+
+    def read(self) -> dict[str, dict[str, object]]:
+        until(self.file.exists)
+        found: dict[str, dict[str, object]] = json.loads(self.file.read_text())
+        return found
+
+
+@pytest.fixture
+def portraits(tmp_path: Path) -> Portraits:
+    return Portraits(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    assert not [each for each in psutil.Process().children() if each.status() == psutil.STATUS_ZOMBIE]
+
+
+def test_a_fork_is_what_a_new_process_would_be(portraits: Portraits) -> None:
+    changes = {"KIMI_DOOR": "closed", "TMPDIR": str(portraits.folder / "its own")}
+    (portraits.folder / "its own").mkdir()
+    assert portraits.fork("end", "0", **changes).wait(60) == 0
+    forked = portraits.read()
+    with (portraits.folder / "log").open("ab") as log:
+        subprocess.run(
+            portraits.argv("end", "0"),
+            env={**portraits.environ, **changes},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            check=True,
+        )
+    new = portraits.read()
+    forked["portrait"]["arguments"] = new["portrait"]["arguments"]  # the names of the two files
+    assert forked["portrait"] == new["portrait"]
+    assert forked["portrait"]["parent"] == os.getpid()
+    given = {**portraits.environ, **changes}
+    assert {name: forked["environ"].get(name) for name in given} == given
+
+
+def test_a_late_variable_of_one_engine_does_not_reach_the_next(portraits: Portraits) -> None:
+    portraits.fork("end", "0", KIMI_MAX_SEQUENCES="7").wait(60)
+    assert portraits.read()["environ"]["KIMI_MAX_SEQUENCES"] == "7"
+    portraits.fork("end", "0").wait(60)
+    assert "KIMI_MAX_SEQUENCES" not in portraits.read()["environ"]
+    assert len(fork_servers()) == 1
+
+
+def test_exit_codes_and_signals_are_seen(portraits: Portraits) -> None:
+    assert portraits.fork("end", "3").wait(60) == 3
+    for end, code in ((ForkedProcess.terminate, -signal.SIGTERM), (ForkedProcess.kill, -signal.SIGKILL)):
+        process = portraits.fork("wait")
+        portraits.read()
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+        end(process)
+        assert process.wait(60) == code == process.poll()
+        end(process)  # its number may be another process's by now
+
+
+def test_each_writes_into_its_own_log(portraits: Portraits) -> None:
+    logs = [portraits.folder / "one.log", portraits.folder / "two.log"]
+    files = []
+    for log in logs:
+        assert portraits.fork("end", "0", log=log).wait(60) == 0
+        files.append(portraits.file)
+    for log, own, other in zip(logs, files, reversed(files), strict=True):
+        assert log.read_text().startswith(f"written to {own}\n")
+        assert str(other) not in log.read_text()
+
+
+def test_a_killed_fork_server_takes_no_engine_along_and_is_replaced(portraits: Portraits) -> None:
+    process = portraits.fork("wait")
+    portraits.read()
+    (killed,) = fork_servers()
+    killed.kill()
+    assert gone([killed])
+    assert portraits.fork("end", "5").wait(60) == 5
+    (replaced,) = fork_servers()
+    assert replaced.pid != killed.pid
+    assert process.poll() is None
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+
+
+def test_a_variable_that_could_be_read_early_gets_a_fork_server_of_its_own(portraits: Portraits) -> None:
+    portraits.fork("end", "0").wait(60)
+    before = fork_servers()
+    assert portraits.fork("end", "0", SGLANG_LOGGING_CONFIG_PATH="/none").wait(60) == 0
+    assert portraits.read()["environ"]["SGLANG_LOGGING_CONFIG_PATH"] == "/none"
+    assert len(fork_servers()) == 1 and fork_servers() != before
+
+
+def test_what_is_not_forked() -> None:
+    launch = tiny_launch()
+    environ = {**os.environ, **launch.env}
+    assert can_fork(launch.argv, environ)
+    assert not can_fork(launch.argv, {**environ, "OMP_NUM_THREADS": "2"})
+    assert not can_fork([launch.argv[0], "-m", *launch.argv[3:]], environ)  # as on a GPU
+
+
+def test_a_fork_server_that_cannot_start_says_so_in_the_log(portraits: Portraits) -> None:
+    log = portraits.folder / "log"
+    environ = {**portraits.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}  # OpenBLAS starts a thread
+    with log.open("ab") as output:
+        assert fork(portraits.argv("end", "0"), environ, output.fileno()) is None
+    assert "importing SGLang started a thread" in log.read_text()
+    assert "the engine starts without the fork server" in log.read_text()
+    assert not fork_servers()
+
+
+SUPERVISOR = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from e2e.test_fork_server import Portraits
+portraits = Portraits(Path({folder!r}))
+process = portraits.fork("wait")
+portraits.read()
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("importing", [True, False])
+def test_kill_9_of_the_supervisor_leaves_nothing(tmp_path: Path, importing: bool) -> None:
+    program = textwrap.dedent(SUPERVISOR.format(tests=str(TESTS), folder=str(tmp_path)))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as supervisor:
+        root = psutil.Process(supervisor.pid)
+        if importing:
+            until(root.children)
+        else:
+            assert supervisor.stdout is not None
+            engine = int(supervisor.stdout.readline())
+            assert psutil.Process(engine).ppid() == supervisor.pid
+        family = root.children(recursive=True)
+        assert len(family) == (1 if importing else 2)
+        supervisor.kill()
+    assert gone(family)
+
+
+def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path: Path) -> None:
+    first, second = (serving.engine(tiny_launch(), tmp_path / f"{name}.log", name) for name in ("first", "second"))
+    questions = [problem.question for problem in tiny.problems("held_out", 6, seed=11)]
+    with first, second:
+        for each in (first, second):
+            each.wait_ready(READY_S)
+        with EngineClient(first.base_url) as client:
+            answers = client.chat_all(questions, 64, 2)
+        family = [psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)]
+        names = [" ".join(each.cmdline()).strip() for each in family]
+        assert {"sglang::scheduler", "sglang::detokenizer"} < set(names)
+        forked = [each for each, name in zip(family, names, strict=True) if name.startswith("sglang::")]
+        listening = [c for each in forked for c in each.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        assert not [c for c in listening if c.laddr.port in (first.port, second.port)]
+        family[0].kill()
+        assert gone(family[1:])
+        assert first.poll() == -signal.SIGKILL
+        with EngineClient(second.base_url) as client:
+            again = client.chat_all(questions, 64, 2)
+        second.stop(0.5)
+    assert [a.token_ids for a in again] == [a.token_ids for a in answers]
+    for each, other in ((first, second), (second, first)):
+        assert str(each.port) in each.log_path.read_text()
+        assert str(other.port) not in each.log_path.read_text()
