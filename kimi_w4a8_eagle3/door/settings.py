@@ -48,9 +48,9 @@ class DoorSettings:
 
     policy: who may use endpoints that are not for clients: `open` anybody who may use the others, `closed` the holder
     of the admin key, `auto` open on loopback without any key and closed otherwise; `off`: no door at all. native: who
-    may use SGLang's own /generate, `keyless` everybody while there is no key. stop_regex: clients may send patterns for Python's `re`, whose time has no
-    bound. max_prompt_tokens None: the model's context. max_concurrent None: any number. max_sequences: prompts times
-    `n` in one request.
+    besides may use SGLang's own /generate, `open` clients, `keyless` clients while there is no key. stop_regex: clients
+    may send patterns for Python's `re`, whose time has no bound. max_prompt_tokens None: the model's context.
+    max_concurrent None: any number. max_sequences: prompts times `n` in one request.
     """
 
     api_key: str | None = field(default=None, repr=False)

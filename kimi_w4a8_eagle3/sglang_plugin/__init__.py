@@ -32,7 +32,7 @@ def or_end(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = str(error) if isinstance(error, KimiError) else f"{what}, so nothing is served: {error!r:.500}"
+        reason = str(error) if isinstance(error, KimiError) else f"{what}, so nothing is served: {error!r:.200}"
         raise SystemExit(f"kimi: {reason}") from error
 
 
