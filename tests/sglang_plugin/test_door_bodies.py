@@ -276,6 +276,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
 
 
 GENERATE = {"text": "x", "sampling_params": {"temperature": 0.0, "max_new_tokens": 4, "stop": ["a"]}, "stream": False}
+ROUTED = {"logprobs": False, "stream": False, "no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"url": {"type": "string"}}}}
 TALK = {
@@ -347,6 +348,22 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
             "store": False,
         },
         None,
+    ),
+    # As sglang-router 0.3.2 passes them on.
+    "chat, routed": (
+        "/v1/chat/completions",
+        {**CHAT, **ROUTED, "continue_final_message": False, "separate_reasoning": True, "return_hidden_states": False},
+        {**CHAT, **ROUTED, "continue_final_message": False, "separate_reasoning": True},
+    ),
+    "generate, routed": (
+        "/generate",
+        {**GENERATE, "model": "m", "log_metrics": True, "background": False, "no_logs": False, "return_bytes": False},
+        {**GENERATE, "log_metrics": True},
+    ),
+    "responses, routed": (
+        "/v1/responses",
+        {"input": "x", "stream": None, "temperature": 1.0, "priority": 0, "top_k": -1, "min_p": 0.0},
+        {"input": "x", "temperature": 1.0, "top_k": -1, "min_p": 0.0},
     ),
     "tokenize": ("/v1/tokenize", {"model": "m", "messages": CHAT["messages"]}, None),
     "detokenize": ("/v1/detokenize", {"tokens": [1, 2]}, None),
