@@ -116,7 +116,7 @@ def run(
     from ..bench.runs import read_run
     from ..bench.side import Generator, Side, bench
     from ..bench.tables import print_figures
-    from ..door_settings import client_key
+    from ..door.settings import client_key
     from ..errors import KimiError
 
     work = load.workload(workload, input_len, output_len)
@@ -168,7 +168,7 @@ def ab(
     from ..bench.side import Side
     from ..bench.tables import print_comparison, print_figures
     from ..bench.workloads import at_input_lengths
-    from ..door_settings import client_key
+    from ..door.settings import client_key
 
     named = [load.workload(name) for name in dict.fromkeys(workload)]
     works = [each for work in named for each in at_input_lengths(work, input_len)]

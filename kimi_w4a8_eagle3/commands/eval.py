@@ -39,7 +39,7 @@ class Server:
 
     def choice(self, api_key_file: Path | None) -> Choice:
         """As the machinery takes it."""
-        from ..door_settings import client_key
+        from ..door.settings import client_key
         from ..eval.choice import Choice
 
         speculate, key = not self.no_speculation, client_key(api_key_file, os.environ)
@@ -136,7 +136,7 @@ def lossless(
     """The same tokens with and without speculation, at concurrency 1 and 40; the same distribution when sampling."""
     from rich.console import Console
 
-    from ..door_settings import client_key
+    from ..door.settings import client_key
     from ..errors import KimiError
     from ..eval import lossless as machinery
     from ..eval import show
@@ -190,7 +190,7 @@ def smoke(
 
 def _resumed(server: Server, verdict: Verdict, earlier: dict[str, Any]) -> Choice:
     """The server of a resumed run: its own, unless another is named."""
-    from ..door_settings import client_key
+    from ..door.settings import client_key
     from ..eval.choice import Choice
 
     model = server.model or earlier["model"]  # a resumed run mixes its answers: they must come from one model

@@ -11,7 +11,7 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from ..sglang_plugin.door_requests import ALLOWED
+from ..door.fields import ENDPOINTS
 from .requests import JSON, FuzzRequest, affordable, json_request
 
 MESSAGE = {"role": "user", "content": "Tom has 3 apples."}
@@ -78,10 +78,10 @@ def only(openapi: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:
 def without_closed_fields(openapi: Mapping[str, Any]) -> dict[str, Any]:
     """The document without the fields that the door refuses: what follows it reaches SGLang."""
     document: dict[str, Any] = copy.deepcopy(dict(openapi))
-    for path, allowed in ALLOWED.items():
+    for path, fields in ENDPOINTS.items():
         for method in document["paths"].get(path, {}).values():
             schema = _body_schema(document, method)
-            for name in set(schema.get("properties", ())) - allowed:
+            for name in set(schema.get("properties", ())) - fields.open:
                 del schema["properties"][name]
     return document
 
