@@ -30,24 +30,10 @@ TEMPLATES: dict[str, dict[str, Any]] = {
 }
 _NAMELESS = frozenset({"/generate", "/v1/detokenize"})  # bodies without a model
 # Besides those: nobody is kept out. Everything else that the document names must be refused to an outsider.
-_ANYBODY = frozenset(
-    [
-        "/",
-        "/health",
-        "/health_generate",
-        "/ready",
-        "/ping",
-        "/metrics",
-        "/v1/loads",
-        "/model_info",
-        "/get_model_info",
-        "/server_info",
-        "/get_server_info",
-        "/v1/models",
-        "/v1/models/{model}",
-        "/v1/responses/{response_id}",
-        "/v1/responses/{response_id}/cancel",
-    ]
+_ANYBODY = (
+    *("/", "/health", "/health_generate", "/ready", "/ping", "/metrics", "/v1/loads", "/model_info", "/get_model_info"),
+    *("/server_info", "/get_server_info", "/v1/models", "/v1/models/{model}"),
+    *("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"),
 )
 _UNDOCUMENTED = ("/docs", "/redoc", "/openapi.json")
 _SAMPLING = ("max_new_tokens", "min_new_tokens", "sampling_seed", "stream_interval", "custom_params")
@@ -144,7 +130,7 @@ class Plan:
         names = random.sample(sorted(body), min(len(body), random.randint(1, 4))) if isinstance(body, dict) else []
         changed = self.template(path) | {name: body[name] for name in names}
         leave = random.random() * 0.2 if random.random() < 0.2 else None
-        return Case("samples", path, (json_request("POST", path, changed, leave_after_s=leave),))
+        return Case("samples", path, (json_request("POST", path, changed, leave),))
 
     def _route(self, visit: int, random: Random) -> Case:
         """An operation that is not a template's, as documented or not, from somebody who may not do it."""

@@ -30,9 +30,9 @@ class Resources:
 
     def beyond(self, before: Resources) -> Iterator[str]:
         """What is held more than before, in words."""
-        for name, spare in (("running", 0), ("waiting", 0), ("tokens", 0)):
+        for name in ("running", "waiting", "tokens"):
             had, has = getattr(before, name), getattr(self, name)
-            if has > had + spare:
+            if has > had:
                 yield f"{name}: {has}, before {had}"
         if self.memory > before.memory + _MEMORY_BYTES:
             yield f"memory: {self.memory / 2**20:.0f} MiB, before {before.memory / 2**20:.0f} MiB"

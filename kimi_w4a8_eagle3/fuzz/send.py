@@ -38,7 +38,8 @@ class Sender:
         self._port = int(port)
         self._key = bearer(api_key)
         self._key_on_the_wire = (api_key or "none").encode()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_once)
+        # The server closes what is idle for 5 s; a request on its way at that moment would look like a broken answer.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_once, keepalive_expiry=2.0)
         timeout = httpx.Timeout(ANSWER_WITHIN_S)
         self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, limits=limits, trust_env=False)
 

@@ -31,6 +31,7 @@ from .trap import trap
 _OVERLOAD = 503
 _SENDERS = 16
 _QUESTIONS = 6
+_SUSPECTS = 5
 # Beside 16 others on the same cores an answer takes many times as long as alone; what stalls takes longer still.
 _TIMELY_FACTOR = 20.0
 _TIMELY_FLOOR_S = 10.0
@@ -121,7 +122,7 @@ class Fuzz:
         self._folder = folder
         self._seed = seed
         self._timely = timely
-        self._running: dict[int, tuple[int, Case]] = {}
+        self._running: dict[int, Case] = {}
         self._stopped = False
 
     def run(
@@ -209,7 +210,7 @@ class Fuzz:
             if not more():
                 return
             case = plan.case(index)
-            self._running[index] = (index, case)
+            self._running[index] = case
             answers = await asyncio.gather(*(sender.send(each) for each in case.sends))
             del self._running[index]
             for what, answer in zip(case.sends, answers, strict=True):
@@ -245,8 +246,8 @@ class Fuzz:
             self._fault("the healthy client waited", None, f"{took:.1f} s, idle {max(self.outcome.idle_s):.1f} s")
 
     def _fault(self, what: str, where: tuple[int, Case] | None, detail: str) -> None:
-        """Note a fault; without a place, with everything that is being answered at the moment."""
-        suspects = [where] if where else list(self._running.values())
+        """Note a fault; without a place, with what has been waiting longest for an answer."""
+        suspects = [where] if where else list(self._running.items())[:_SUSPECTS]
         group, name = (where[1].group, where[1].name) if where else ("", "")
         known = self.outcome.faults.get((what, group, name))
         if known is not None:

@@ -10,7 +10,7 @@ from .requests import KEY, Case, Request, Wire, json_request, wire_request
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
-_SIZES = (10, 100, 600, 4000, 30_000)
+_SIZES = (10, 100, 400, 4000, 30_000)
 _PATTERNS = (
     r"((.|\s)+)+\x00",
     "(a+)+$",
@@ -88,9 +88,9 @@ def cost_case(visit: int, random: Random, model: str) -> Case:
         ("deep alternatives", _CHAT, schema(deep)),
         ("tool with properties", _CHAT, question(model, tools=[tool])),
         ("many tools", _CHAT, question(model, tools=[tool] * min(size, 50))),
-        ("long prompt", _COMPLETIONS, {"model": model, "prompt": word * size * 8, "max_tokens": 2}),
-        ("data: prompt", _COMPLETIONS, {"model": model, "prompt": "data:" + word * size * 8, "max_tokens": 2}),
-        ("data: message", _CHAT, question(model, messages=[{"role": "user", "content": "data:," + word * size * 8}])),
+        ("long prompt", _COMPLETIONS, {"model": model, "prompt": word * size * 2, "max_tokens": 2}),
+        ("data: prompt", _COMPLETIONS, {"model": model, "prompt": "data:" + word * size * 2, "max_tokens": 2}),
+        ("data: message", _CHAT, question(model, messages=[{"role": "user", "content": "data:," + word * size * 2}])),
         ("many messages", _CHAT, question(model, messages=[{"role": "user", "content": word}] * size)),
         ("many prompts", _COMPLETIONS, {"model": model, "prompt": [word] * size, "n": 2, "max_tokens": 1}),
         ("stop texts", _CHAT, question(model, stop=[f"{each}?" for each in range(size)], max_tokens=8)),
