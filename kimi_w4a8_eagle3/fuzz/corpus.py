@@ -15,11 +15,11 @@ _CHAT = "/v1/chat/completions"
 _SLOW_PATTERN = r"((.|\s)+)+\x00"
 
 
-def corpus(model: str, port: int) -> list[Case]:
-    """The cases of an engine that serves `model` on `port`."""
+def corpus(model: str, port: int, keyed: bool) -> list[Case]:
+    """The cases of an engine that serves `model` on `port`; keyed: its clients need a key."""
     return [
         *_ends_the_engine(model),
-        *_opens_the_door(model, port),
+        *_opens_the_door(model, port, keyed),
         *_stops_everybody(model),
         *_breaks_an_answer(model),
     ]
@@ -38,7 +38,7 @@ def _ends_the_engine(model: str) -> list[Case]:
     ]
 
 
-def _opens_the_door(model: str, port: int) -> list[Case]:
+def _opens_the_door(model: str, port: int, keyed: bool) -> list[Case]:
     """2: an address that is claimed; 6: a door that is not there. From outside, without a key."""
     claimed = [("Host", "x"), ("Content-Type", "application/json"), ("X-Forwarded-For", f"127.0.0.1:{port}")]
     closed = {
@@ -51,17 +51,21 @@ def _opens_the_door(model: str, port: int) -> list[Case]:
         Case(
             "2 claimed address",
             path,
-            (wire_request("POST", path, [*claimed, *OUTSIDER], json.dumps(body).encode(), held_from="127.0.0.2"),),
+            (
+                wire_request(
+                    "POST", path, [*claimed, *OUTSIDER], json.dumps(body).encode(), held_from=f"127.0.0.{number + 3}"
+                ),
+            ),
             refused=True,
         )
-        for path, body in closed.items()
+        for number, (path, body) in enumerate(closed.items())
     ]
     chat = wire_request("POST", _CHAT, claimed, json.dumps(question(model)).encode(), held_from="127.0.0.2")
     ajar = [
         Case("6 no door", path, (Request("POST", path, b"{}", JSON + OUTSIDER, key=False),), refused=True)
         for path in closed
     ]
-    return [*forged, Case("2 claimed address", f"{_CHAT}, keyless", (chat,)), *ajar]
+    return [*forged, Case("2 claimed address", f"{_CHAT} without a key", (chat,), refused=keyed), *ajar]
 
 
 def _stops_everybody(model: str) -> list[Case]:

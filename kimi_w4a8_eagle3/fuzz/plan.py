@@ -51,17 +51,24 @@ _SLOTS = tuple((group, number) for group, share in _TURN for number in range(sha
 
 
 class Plan:
-    """The requests of a seed. closed: paths of TEMPLATES that this engine does not open to clients."""
+    """The requests of a seed. closed: paths of TEMPLATES that clients may not use here. keyed: clients need a key."""
 
     def __init__(
-        self, openapi: Mapping[str, Any], model: str, seed: int, forbidden_url: str, port: int, closed: frozenset[str]
+        self,
+        openapi: Mapping[str, Any],
+        model: str,
+        seed: int,
+        forbidden_url: str,
+        port: int,
+        closed: frozenset[str],
+        keyed: bool = False,
     ) -> None:
         self._seed = seed
         self._model = model
         self._paths: Mapping[str, Mapping[str, Any]] = openapi["paths"]
         self._shapes = Shapes(openapi, forbidden_url)
         self._open = [path for path in TEMPLATES if path not in closed]
-        self.corpus = corpus(model, port)
+        self.corpus = corpus(model, port, keyed)
         places = [(path, place) for path in self._open for place in self._places(path)]
         Random(seed).shuffle(places)
         self.fields = [each for each in places if "/" not in each[1].label]

@@ -154,7 +154,9 @@ class Fuzz:
                 closed = frozenset(path for path in TEMPLATES if not self._opens(http, probe(path, model)))
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise KimiError(f"the engine does not say what it serves: {error}", where=self._target.base_url) from error
-        return Plan(openapi, model, self._seed, forbidden_url, self._target.port, closed)
+        return Plan(
+            openapi, model, self._seed, forbidden_url, self._target.port, closed, self._target.api_key is not None
+        )
 
     def _opens(self, http: httpx.Client, request: Request) -> bool:
         headers = [*request.headers, *bearer(self._target.api_key).items()]
@@ -190,7 +192,7 @@ class Fuzz:
                     await asyncio.wait(workers, timeout=0.25)
                     on_progress(self.outcome)
                     if target.ended():
-                        self._fault("the engine ended", None, "see its log; these cases were being answered")
+                        self._fault("the engine ended", None, "see its log; these cases were being answered", _SENDERS)
                         return
             finally:
                 for task in (*workers, healthy):
@@ -245,9 +247,9 @@ class Fuzz:
         elif self._timely and took > max(_TIMELY_FLOOR_S, _TIMELY_FACTOR * max(self.outcome.idle_s)):
             self._fault("the healthy client waited", None, f"{took:.1f} s, idle {max(self.outcome.idle_s):.1f} s")
 
-    def _fault(self, what: str, where: tuple[int, Case] | None, detail: str) -> None:
+    def _fault(self, what: str, where: tuple[int, Case] | None, detail: str, suspects: int = _SUSPECTS) -> None:
         """Note a fault; without a place, with what has been waiting longest for an answer."""
-        suspects = [where] if where else list(self._running.items())[:_SUSPECTS]
+        cases = [where] if where else list(self._running.items())[:suspects]
         group, name = (where[1].group, where[1].name) if where else ("", "")
         known = self.outcome.faults.get((what, group, name))
         if known is not None:
@@ -255,7 +257,7 @@ class Fuzz:
             return
         number = len(self.outcome.faults)
         commands = []
-        for index, case in suspects:
+        for index, case in cases:
             for part, each in enumerate(dict.fromkeys(case.sends)):
                 file = self._folder / f"fault-{number}-{index}-{part}.bin"
                 commands.append(each.command(self._target.base_url, file))
