@@ -105,7 +105,7 @@ def _breaks_an_answer(model: str) -> list[Case]:
     """8: answers of 500, no answer to a half-closed client, and work before the key is looked at."""
     numbered = json.loads("[1," + "[" * 400 + "]" * 400 + "]")
     generate: dict[str, Any] = {"text": "Tom", "sampling_params": {"max_new_tokens": 2}}
-    parts = ([{"type": []}], [{}], [{"type": {}}])
+    parts: tuple[list[Any], ...] = ([{"type": []}], [{}], [{"type": {}}])
     messages = [_case(8, f"part {part}", _CHAT, question(model, messages=[_says(part)])) for part in parts]
     anthropic = [
         _case(8, f"part {part}", "/v1/messages", {"model": model, "max_tokens": 2, "messages": [_says(part)]})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 from typing import Any
 from urllib.parse import quote
@@ -116,8 +117,7 @@ class Plan:
         }
         names = sorted({*shared, *_SAMPLING})
         return places + [
-            Place("sampling_params", f"sampling_params/{name}", lambda value, name=name: {name: value})
-            for name in names
+            Place("sampling_params", f"sampling_params/{name}", partial(_sampling, name)) for name in names
         ]
 
     def _changed(self, group: str, places: list[tuple[str, Place]], visit: int, random: Random) -> Case:
@@ -157,6 +157,10 @@ class Plan:
         key = random.random() < 0.5
         request = Request(method.upper(), filled + query, content, JSON + OUTSIDER, key=key)
         return Case("routes", f"{method.upper()} {path}", (request,), refused=closed)
+
+
+def _sampling(name: str, value: Any) -> dict[str, Any]:
+    return {"max_new_tokens": 2, name: value}
 
 
 def probe(path: str, model: str) -> Request:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -120,10 +121,10 @@ class Shapes:
         for name, inner in schema.get("properties", {}).items():
             around = {each: self._least(schema["properties"][each]) for each in schema.get("required", ())}
             for path, wrap in self._inside(inner, depth - 1):
-                yield (name, *path), lambda value, wrap=wrap, name=name, around=around: {**around, name: wrap(value)}
+                yield (name, *path), partial(_member, around, name, wrap)
         if "items" in schema:
             for path, wrap in self._inside(schema["items"], depth - 1):
-                yield ("0", *path), lambda value, wrap=wrap: [wrap(value)]
+                yield ("0", *path), partial(_item, wrap)
 
     def _least(self, schema: Schema, depth: int = 6) -> Any:
         """A valid value with nothing in it that need not be there."""
@@ -146,6 +147,14 @@ class Shapes:
 
     def _alternatives(self, schema: Schema) -> list[Schema]:
         return [each for kind in ("anyOf", "oneOf", "allOf") for each in schema.get(kind, ())]
+
+
+def _member(around: Mapping[str, Any], name: str, wrap: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+    return {**around, name: wrap(value)}
+
+
+def _item(wrap: Callable[[Any], Any], value: Any) -> list[Any]:
+    return [wrap(value)]
 
 
 def form(visit: int, random: Random) -> Any:
