@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kimi_w4a8_eagle3.door_settings import ADMIN_KEY, API_KEY, read_door
+from kimi_w4a8_eagle3.door.settings import ADMIN_KEY, API_KEY, read_door
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.fuzz.session import Fuzz, Outcome, Target
 from kimi_w4a8_eagle3.recipes import Launch, load_recipe, render

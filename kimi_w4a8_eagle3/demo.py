@@ -20,7 +20,7 @@ from rich.table import Table
 from . import serving, startup_check, tiny
 from .bench.load import LoadResult, run_load, write_conversations
 from .client import EngineClient, Generation
-from .door_settings import without_keys
+from .door.settings import without_keys
 from .errors import KimiError
 from .metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
 from .recipes import Launch, load_recipe, render

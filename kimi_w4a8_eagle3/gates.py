@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .door_settings import VARIABLES as DOOR_VARIABLES
+from .door.settings import VARIABLES as DOOR_VARIABLES
 from .errors import KimiError
 from .names import nearest
 

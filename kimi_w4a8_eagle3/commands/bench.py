@@ -95,7 +95,7 @@ def run(
     from ..bench.runs import read_run
     from ..bench.session import Generator, Side, bench
     from ..bench.tables import print_run
-    from ..door_settings import client_key
+    from ..door.settings import client_key
     from ..errors import KimiError
 
     work = _workload(workload, concurrency, seed, num_prompts, input_len, output_len)
@@ -148,7 +148,7 @@ def ab(
     from ..bench.session import Side
     from ..bench.tables import print_comparison, print_run
     from ..bench.workloads import at_input_lengths
-    from ..door_settings import client_key
+    from ..door.settings import client_key
 
     named = [_workload(name, concurrency, seed, num_prompts) for name in dict.fromkeys(workload)]
     works = [each for work in named for each in at_input_lengths(work, input_len)]

@@ -124,7 +124,7 @@ def lossless(
     """The same tokens with and without speculation, at concurrency 1 and 40; the same distribution when sampling."""
     from rich.console import Console
 
-    from ..door_settings import client_key
+    from ..door.settings import client_key
     from ..errors import KimiError
     from ..eval import lossless as machinery
     from ..eval import show
@@ -192,7 +192,7 @@ def _choice(
     resume: Path | None = None,
 ) -> Choice:
     """The server to test; a resumed run goes back to its own unless another is named."""
-    from ..door_settings import client_key
+    from ..door.settings import client_key
     from ..eval.runs import load_run
     from ..eval.targets import Choice
 

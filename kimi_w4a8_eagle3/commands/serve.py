@@ -70,7 +70,7 @@ def serve(
             f"this machine cannot serve the recipe {chosen.name!r}: {unmet[0]}",
             remedy="add --dry-run to see the command, --any-hardware to start all the same, or use --recipe tiny",
         )
-    from ..door_settings import is_loopback
+    from ..door.settings import is_loopback
     from ..serving import ServeOptions, serve_fleet, serve_foreground
 
     keys, client_key = _keys(api_key_file)
@@ -98,7 +98,7 @@ def serve(
 
 def _keys(api_key_file: Path | None) -> tuple[dict[str, str], str | None]:
     """Variables that tell the engines where the clients' key is, and the key, which this process needs itself."""
-    from ..door_settings import key_file_environment, read_door
+    from ..door.settings import key_file_environment, read_door
 
     keys = {} if api_key_file is None else key_file_environment(api_key_file)
     return keys, read_door({**os.environ, **keys}).api_key

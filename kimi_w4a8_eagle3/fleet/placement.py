@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..door.settings import is_loopback
 from ..errors import KimiError
 from ..hardware import Machine
 from ..server import free_port
@@ -34,7 +36,16 @@ def replica_launches(
             where="--replicas",
             remedy="one replica for each 8 GPUs: use several nodes with `kimi route` in front (docs/operations.md)",
         )
-    return [_replica(number * gpus, gpus, machine, render) for number in range(count)]
+    replicas = [_replica(number * gpus, gpus, machine, render) for number in range(count)]
+    return [_as_open_as(front, each) for each in replicas]
+
+
+def _as_open_as(front: Launch, replica: Launch) -> Launch:
+    """On loopback without a key, /generate answers behind the router as it does without one."""
+    if not is_loopback(front.host):
+        return replica
+    native = os.environ.get("KIMI_DOOR_NATIVE") or "keyless"
+    return replace(replica, env={**replica.env, "KIMI_DOOR_NATIVE": native})
 
 
 def _replica(first: int, gpus: int, machine: Machine, render: Callable[[Machine, list[str]], Launch]) -> Launch:

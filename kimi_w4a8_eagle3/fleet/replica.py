@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .. import startup_check
 from ..client import EngineClient
-from ..door_check import require_door
+from ..door.check import require_door
 from ..errors import KimiError
 from ..ops.state import Phase, ReplicaState
 from ..server import EngineServer
@@ -126,9 +127,8 @@ class Replica:
     def _check(self) -> None:
         """The door that was asked for, then the canary prompts: an accept length at its floor ends this life."""
         state = self.state
-        if self.launch.engine == "sglang":
-            closed = self.launch.env.get("KIMI_DOOR") == "closed"
-            require_door(state.base_url, key_expected=self._client_key is not None, closed_expected=closed)
+        if self.launch.engine == "sglang" and {**os.environ, **self.launch.env}.get("KIMI_DOOR") != "off":
+            require_door(state.base_url, key_expected=self._client_key is not None)
         if self.launch.draft is None or state.num_draft_tokens is None:
             return
         self._enter(Phase.CHECKING, "canary prompts")

@@ -63,7 +63,9 @@ class OpsServer:
             Route("/status", self._status),
         ]
         app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware)], lifespan=self._lifespan)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="on", proxy_headers=False, timeout_graceful_shutdown=2
+        )
         self._server = uvicorn.Server(config)
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None

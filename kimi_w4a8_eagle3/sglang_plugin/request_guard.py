@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ..door_settings import read_door
+from ..door.rules import MAX_PROMPT_LOGPROBS
+from ..door.settings import read_door
 
 TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
@@ -27,6 +28,8 @@ def validate_one_request(
     vocabulary = manager.model_config.vocab_size
     if input_ids is not None:
         check_prompt(input_ids, vocabulary, _max_prompt_tokens())
+        if getattr(obj, "return_logprob", False):
+            check_prompt_logprobs(len(input_ids), obj.logprob_start_len, obj.top_logprobs_num, obj.token_ids_logprob)
     check_numbers(obj.sampling_params, vocabulary)
     _require_tokens(getattr(obj, "token_ids_logprob", None), vocabulary, "token_ids_logprob")
     original(manager, obj, input_ids)
@@ -40,6 +43,18 @@ def check_prompt(input_ids: Sequence[int], vocabulary: int, max_tokens: int | No
         raise ValueError(f"the prompt has {len(input_ids)} tokens; this server takes at most {max_tokens}")
     if min(input_ids) < 0 or max(input_ids) >= vocabulary:
         raise ValueError(f"token ids must be between 0 and {vocabulary - 1}")
+
+
+def check_prompt_logprobs(tokens: int, start: int | None, top: int | None, token_ids: Sequence[int] | None) -> None:
+    """Raise ValueError for more logprobs of a prompt's positions from `start` on than others should wait for."""
+    if start is None or start < 0:
+        return  # those of the answer alone, a few with each token
+    asked = max(0, tokens - start) * ((top or 0) + len(token_ids or ()))
+    if asked > MAX_PROMPT_LOGPROBS:
+        raise ValueError(
+            f"logprobs of the prompt are limited to {MAX_PROMPT_LOGPROBS}, positions times candidates; "
+            f"this request asks for {asked}"
+        )
 
 
 def check_numbers(params: Mapping[str, Any] | None, vocabulary: int) -> None:

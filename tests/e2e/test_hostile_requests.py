@@ -24,6 +24,10 @@ def sampling(**params: Any) -> dict[str, Any]:
     return {"text": "Tom has", "sampling_params": {"max_new_tokens": 4, **params}}
 
 
+def text(content: str) -> dict[str, Any]:
+    return {**CHAT, "messages": [{"role": "user", "content": content}]}
+
+
 def schema(value: Any) -> dict[str, Any]:
     return {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
 
@@ -75,6 +79,63 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
             ],
         },
     ),
+    "logprobs as text": ("/v1/completions", {**COMPLETION, "logprobs": "1000000000"}),
+    "top_logprobs as text": ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": "5000"}),
+    "top_logprobs as float": ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 5000.0}),
+    "start of logprobs in a list": ("/generate", {**GENERATE, "return_logprob": True, "logprob_start_len": [1]}),
+    "number of logprobs in a list": ("/generate", {**GENERATE, "return_logprob": True, "top_logprobs_num": [5]}),
+    "stop pattern without an end": ("/v1/chat/completions", {**CHAT, "stop_regex": "((.|\\s)+)+\x00"}),
+    "8 MB that start with data:": ("/v1/chat/completions", text("data:" + "word " * 1_600_000)),
+    "80,000 names": (
+        "/v1/messages",
+        {**CHAT, "tools": [{"name": "f", "input_schema": {"properties": {f"p{i}": {} for i in range(80_000)}}}]},
+    ),
+    "500 of 600 properties": (
+        "/v1/chat/completions",
+        schema({"properties": {f"p{i}": {"type": "string"} for i in range(600)}, "minProperties": 500}),
+    ),
+    "logprobs of every position": (
+        "/generate",
+        {
+            "input_ids": [5] * 8180,
+            "sampling_params": {"max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": 128,
+        },
+    ),
+    **{
+        f"content part {part!r}, {path}": (
+            path,
+            {"model": MODEL, "max_tokens": 4, name: [{"role": "user", "content": [part]}]},
+        )
+        for path, name in (("/v1/chat/completions", "messages"), ("/v1/messages", "messages"))
+        for part in ({}, {"type": [1]}, [], {"type": "text", "text": {}})
+    },
+    **{
+        f"content part {part!r} of responses": (
+            "/v1/responses",
+            {"model": MODEL, "input": [{"role": "user", "content": [part]}]},
+        )
+        for part in ({}, {"type": [1]}, [], {"type": "input_text"}, {"type": "input_text", "text": {}})
+    },
+    "content of responses that is a number": (
+        "/v1/responses",
+        {"model": MODEL, "input": [{"role": "user", "content": 5}]},
+    ),
+    "400 levels after a number": (
+        "/v1/completions",
+        {**COMPLETION, "prompt": json.loads("[1," * 400 + "1" + "]" * 400)},
+    ),
+    "parameters of a tool in a list": (
+        "/v1/chat/completions",
+        {
+            **CHAT,
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}],
+            "tool_choice": "required",
+        },
+    ),
+    "a field that nobody knows": ("/v1/chat/completions", {**CHAT, "guided_json": {}}),
 }
 
 
@@ -116,3 +177,19 @@ def test_the_operators_endpoints_answer_on_loopback_but_not_to_web_pages(eagle3:
     public = httpx.get(f"{eagle3.base_url}/server_info", headers=page, timeout=30).json()
     assert public["served_model_name"] == MODEL
     assert "internal_states" not in public
+
+
+def test_null_means_not_sent(eagle3: EngineServer) -> None:
+    """SGLang answers 500 to the first of them."""
+    for path, body in (
+        ("/generate", sampling(n=None, temperature=None)),
+        ("/v1/completions", {**COMPLETION, "n": None, "stop": None}),
+        ("/v1/chat/completions", {**CHAT, "n": None, "tools": None, "user": None}),
+    ):
+        assert httpx.post(eagle3.base_url + path, json=body, timeout=60).status_code == 200
+
+
+def test_an_address_in_a_header_opens_nothing(eagle3: EngineServer) -> None:
+    """A web page is refused on loopback whatever it says of itself; uvicorn would believe a peer on loopback."""
+    page = {"Origin": "https://example.org", "X-Forwarded-For": "127.0.0.1", "X-Forwarded-Proto": "https"}
+    assert httpx.post(f"{eagle3.base_url}/flush_cache", headers=page, timeout=30).status_code == 403

@@ -13,11 +13,11 @@ GIB = 1 << 30
 GPUS = tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", i // 8, 256 * GIB) for i in range(16))
 
 
-def place(recipe: str, count: int, machine: Machine) -> list[Launch]:
+def place(recipe: str, count: int, machine: Machine, host: str = "127.0.0.1") -> list[Launch]:
     def rendered(on: Machine, more: list[str]) -> Launch:
         return render(load_recipe(recipe), [], more, machine=on)
 
-    return list(replica_launches(rendered(machine, []), count, machine, rendered))
+    return list(replica_launches(replace(rendered(machine, []), host=host), count, machine, rendered))
 
 
 def option(launch: Launch, name: str) -> str:
@@ -38,7 +38,12 @@ def test_a_replica_is_bound_to_the_memory_beside_its_own_gpus():
 
 
 def test_only_the_router_has_business_with_a_replica():
-    assert [launch.env["KIMI_DOOR"] for launch in place("tiny", 3, Machine())] == ["closed"] * 3
+    """SGLang's own /generate answers through a router on loopback while there is no key, and not through another."""
+    local = place("tiny", 3, Machine())
+    assert [launch.env["KIMI_DOOR"] for launch in local] == ["closed"] * 3
+    assert [launch.env["KIMI_DOOR_NATIVE"] for launch in local] == ["keyless"] * 3
+    beyond = place("tiny", 3, Machine(), host="0.0.0.0")
+    assert [launch.env.get("KIMI_DOOR_NATIVE") for launch in beyond] == [None] * 3
 
 
 @pytest.mark.parametrize(("count", "gpus"), [(2, 8), (3, 16), (2, 15)])

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.door_settings import DoorSettings, is_loopback, key_file_environment, read_door
+from kimi_w4a8_eagle3.door.settings import DoorSettings, is_loopback, key_file_environment, read_door
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.gates import read_gates
 
@@ -37,8 +37,10 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         "KIMI_MAX_PROMPT_TOKENS": "2000",
         "KIMI_MAX_CONCURRENT_REQUESTS": "3",
         "KIMI_MAX_SEQUENCES": "4",
+        "KIMI_DOOR_NATIVE": "open",
+        "KIMI_DOOR_STOP_REGEX": "on",
     }
-    assert read_door(environ) == DoorSettings(KEY, "admin-" + KEY, "closed", 1000, 2000, 3, 4)
+    assert read_door(environ) == DoorSettings(KEY, "admin-" + KEY, "closed", 1000, 2000, 3, 4, "open", True)
     read_gates(environ)  # which looks for misspelt names with the same prefix
 
 
@@ -46,6 +48,10 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
     ("environ", "complaint"),
     [
         ({"KIMI_DOOR": "ajar"}, "KIMI_DOOR='ajar' is not allowed"),
+        ({"KIMI_DOOR_NATIVE": "off"}, "KIMI_DOOR_NATIVE='off' is not allowed"),
+        ({"KIMI_DOOR_STOP_REGEX": "1"}, "KIMI_DOOR_STOP_REGEX='1' is not allowed"),
+        ({"KIMI_DOOR_STOP": "on"}, "did you mean 'KIMI_DOOR_STOP_REGEX'?"),
+        ({"KIMI_DOOR": "off", "KIMI_ADMIN_KEY": KEY}, "KIMI_DOOR=off, and a key is set"),
         ({"KIMI_MAX_BODY_BYTES": "32M"}, "KIMI_MAX_BODY_BYTES='32M' is not allowed"),
         ({"KIMI_MAX_PROMPT_TOKENS": "-1"}, "KIMI_MAX_PROMPT_TOKENS='-1' is not allowed"),
         ({"KIMI_MAX_CONCURRENT_REQUESTS": "0"}, "KIMI_MAX_CONCURRENT_REQUESTS='0' is not allowed"),
@@ -109,21 +115,6 @@ def test_the_child_is_told_where_the_key_is_not_what_it_is(tmp_path: Path, monke
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
-
-
-@pytest.mark.parametrize(
-    ("settings", "must"),
-    [
-        (DoorSettings(), False),
-        (DoorSettings(policy="open"), False),
-        (DoorSettings(policy="closed"), True),
-        (DoorSettings(api_key=KEY), True),
-        (DoorSettings(admin_key=KEY), True),
-        (DoorSettings(max_concurrent=1), True),
-    ],
-)
-def test_an_engine_without_a_door_must_not_start_where_one_was_asked_for(settings: DoorSettings, must: bool) -> None:
-    assert settings.must_hold is must
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 from support.sglang_program import BOTH, found, run
 
 PROGRAM = """
-import asyncio, json
+import asyncio, json, os
 from types import SimpleNamespace
 import httpx, sglang
 from sglang.srt.entrypoints import http_server
 from sglang.srt.plugins.hook_registry import HookRegistry
-from kimi_w4a8_eagle3.sglang_plugin import door, door_access, door_requests, request_guard
+from kimi_w4a8_eagle3.door import access as lists, fields
+from kimi_w4a8_eagle3.sglang_plugin import door, door_models, request_guard
 
-arguments = SimpleNamespace(host="0.0.0.0", tokenizer_worker_num=1, grpc_port=None)
+arguments = SimpleNamespace(host="0.0.0.0", tokenizer_worker_num=1, grpc_port=None, api_key=None, admin_api_key=None)
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 manager = TokenizerManager.__new__(TokenizerManager)
 manager.context_len = 8192
@@ -28,9 +31,10 @@ def flat(routes):
 
 routes = [route for route in flat(app.router.routes) if not type(route).__name__.endswith("WebSocketRoute")]
 paths = sorted({route.path for route in routes})
-access = {path: door_access.classify(path, lambda: True).value for path in paths}
+access = {path: lists.classify(path).value for path in paths}
 levels = {route.path: getattr(getattr(route, "endpoint", None), "_auth_level", None) for route in routes}
-known = door_requests.sglang_fields()
+models = {**door_models.request_models(), 'sampling_params': door_models.sampling_model()}
+open_ = {**fields.endpoints(False), 'sampling_params': fields.sampling(False)}
 
 async def ask():
     transport = httpx.ASGITransport(app, client=("192.0.2.7", 1))
@@ -43,7 +47,7 @@ async def ask():
 closed, nowhere, pickled = asyncio.run(ask())
 print(json.dumps({
     "version": sglang.__version__,
-    "hooked": sorted({door.TARGET, request_guard.TARGET} & HookRegistry._patched),
+    "hooked": sorted({door.TARGET, door.WARM_UP, request_guard.TARGET} & HookRegistry._patched),
     "outermost": app.user_middleware[0].cls.__name__,
     "not_closed": sorted(path for path, status in closed.items() if status != 403),
     "number_closed": len(closed),
@@ -51,11 +55,10 @@ print(json.dumps({
     "administrative_but_open": [path for path, level in levels.items() if level not in (None, "normal")
                                 and access[path] != "admin"],
     "nowhere": nowhere,
+    "proxies": os.environ["FORWARDED_ALLOW_IPS"],
     "pickled": pickled,
-    "refused_fields": {path: sorted(names - door_requests.ALLOWED.get(path, door_requests.ALLOWED_SAMPLING))
-                       for path, names in known.items()},
-    "names_that_do_not_exist": {path: sorted(door_requests.ALLOWED.get(path, door_requests.ALLOWED_SAMPLING) - names)
-                                for path, names in known.items()},
+    "refused_fields": {path: sorted(model.known - open_[path].open) for path, model in models.items()},
+    "names_that_do_not_exist": {path: sorted(open_[path].open - model.known) for path, model in models.items()},
 }))
 """
 
@@ -67,10 +70,12 @@ def test_the_door_stands_in_front_of_everything(older: bool) -> None:
     assert facts["outermost"] == "Door"
     assert facts["hooked"] == [
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
+        "sglang.srt.entrypoints.http_server._wait_and_warmup",
         "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
     ]
     assert facts["pickled"] == [400, "custom_logit_processor"]
     assert facts["nowhere"] == 404
+    assert facts["proxies"] == ""  # uvicorn reads it when it starts, and believes nobody's X-Forwarded-For
 
 
 @BOTH
@@ -79,7 +84,7 @@ def test_what_is_open_is_this_and_nothing_else(older: bool) -> None:
     newer = {"/ready": "public", "/ping": "public", "/v1/messages": "client", "/v1/messages/count_tokens": "client"}
     expected = {
         "/": "client",
-        "/generate": "client",
+        "/generate": "native",
         "/v1/chat/completions": "client",
         "/v1/completions": "client",
         "/v1/responses": "client",
@@ -116,15 +121,107 @@ def test_fields_that_clients_may_not_set() -> None:
 
 
 def test_every_field_that_is_allowed_exists() -> None:
-    assert found(PROGRAM)["names_that_do_not_exist"] == {
-        path: []
-        for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate", "sampling_params")
-    } | {"/v1/chat/completions": ["json_schema", "structural_tag"], "/v1/completions": ["structural_tag"]}
+    missing = {path: names for path, names in found(PROGRAM)["names_that_do_not_exist"].items() if names}
+    assert missing == {"/v1/chat/completions": ["reasoning"]}  # which SGLang turns into two fields that do
 
 
-def test_an_engine_ends_rather_than_serve_without_the_door_that_was_asked_for() -> None:
-    """SGLang goes on when a plugin raises an Exception."""
+BROKEN = """
+import contextlib, importlib, json, os, sys
+from types import SimpleNamespace
+from unittest import mock
+import sglang.srt.plugins as plugins
+from sglang.srt.entrypoints import http_server
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.plugins.hook_registry import HookRegistry
+from kimi_w4a8_eagle3.door import rules, settings
+from kimi_w4a8_eagle3.sglang_plugin import door, door_models, request_guard
+
+def fail(*_, **__):
+    raise RuntimeError("planted")
+
+def ends(step):
+    try:
+        step()
+    except SystemExit as end:
+        return str(end)
+    return "went on"
+
+def load():
+    for name in [name for name in sys.modules if name.startswith("kimi_w4a8_eagle3.") and sys.modules[name]]:
+        if ".door" in name or "request_guard" in name:
+            del sys.modules[name]
+            package, _, attribute = name.rpartition(".")
+            vars(sys.modules.get(package, SimpleNamespace())).pop(attribute, None)
+    plugins._plugins_loaded = False
+    plugins.load_plugins()
+
+LOADING = {
+    "a module is missing": mock.patch.dict(sys.modules, {"orjson": None}),
+    "a part of ours is missing": mock.patch.dict(sys.modules, {"kimi_w4a8_eagle3.door.rules": None}),
+    "a target is missing": mock.patch.object(http_server, "_wait_and_warmup", new=None),
+    "the registry fails": mock.patch.object(HookRegistry, "register", fail),
+    "another front end": mock.patch.dict(os.environ, {"SGLANG_RUST_SERVER": "1"}),
+    "a key file that is not there": mock.patch.dict(os.environ, {"KIMI_ADMIN_KEY_FILE": "/nowhere/key"}),
+}
+USUAL = dict(host="127.0.0.1", tokenizer_worker_num=1, grpc_port=None, api_key=None, admin_api_key=None)
+manager = TokenizerManager.__new__(TokenizerManager)
+manager.context_len = 8192
+def serve(**arguments):
+    door.guard_http_server(lambda *_: None, SimpleNamespace(**{**USUAL, **arguments}), manager)
+
+SERVING = {
+    "several workers": (dict(tokenizer_worker_num=2), contextlib.nullcontext()),
+    "a second door": (dict(grpc_port=1), contextlib.nullcontext()),
+    "a key of SGLang's own": (dict(admin_api_key="x"), contextlib.nullcontext()),
+    "no models": ({}, mock.patch.object(door, "request_models", fail)),
+    "no rules": ({}, mock.patch.object(door, "RequestRules", fail)),
+    "no middleware": ({}, mock.patch.object(http_server.app, "add_middleware", fail)),
+    "no request guard": ({}, mock.patch.object(TokenizerManager, "_validate_one_request", fail)),
+    "no key of the warm-up": ({}, mock.patch.object(http_server, "_wait_and_warmup", fail)),
+}
+said = {}
+for name, (arguments, broken) in SERVING.items():
+    with broken:
+        said[name] = ends(lambda: serve(**arguments))
+said["nothing, serving"] = ends(serve)
+for name, broken in LOADING.items():
+    with broken:
+        said[name] = ends(load)
+said["nothing, loading"] = ends(load)
+print(json.dumps(said))
+"""
+
+
+def test_where_any_part_of_the_door_cannot_be_had_nothing_is_served() -> None:
+    """Without a key, too. SGLang logs what a plugin raises and goes on to listen."""
+    said = found(BROKEN)
+    healthy = {name for name in said if name.startswith("nothing, ")}
+    assert {said.pop(name) for name in healthy} == {"went on"}
+    assert len(said) == 14
+    assert {name: line for name, line in said.items() if not line.startswith("kimi: ")} == {}
+
+
+def test_in_the_c_locale_there_is_a_door_or_no_server() -> None:
+    """There torch cannot read a part of its own (2.13: a template, as ASCII), and so the door not what it guards."""
+    done = run(PROGRAM, LC_ALL="C", LANG="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", KIMI_ADMIN_KEY="k" * 8)
+    if done.returncode == 0:
+        assert json.loads(done.stdout.splitlines()[-1])["outermost"] == "Door"
+    else:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "kimi: the plugin cannot be installed, so nothing is served: UnicodeDecodeError" in done.stderr
+
+
+def test_a_misspelt_setting_ends_the_process_with_its_reason() -> None:
     done = run(PROGRAM, KIMI_DOOR="closde")
     assert done.returncode == 1
     assert "kimi: KIMI_DOOR='closde' is not allowed" in done.stderr
     assert done.stdout == ""
+
+
+def test_a_door_that_is_switched_off_is_not_there() -> None:
+    done = run(
+        "from sglang.srt.plugins.hook_registry import HookRegistry\nprint(sorted(HookRegistry._patched))",
+        KIMI_DOOR="off",
+    )
+    assert "http_server" not in done.stdout
+    assert "door: off" in done.stderr

@@ -49,6 +49,8 @@ def claim_attention_backend() -> None:
 
     Only argument resolution asks this question; layers ask `cpu_has_amx_support` and stay on plain torch.
     """
-    from sglang.srt.runtime_context import override_platform
-
+    try:
+        from sglang.srt.runtime_context import override_platform
+    except ImportError:  # 0.5.16 has no such question, and serves nothing on a CPU
+        return
     override_platform(has_amx=True).install()

@@ -6,7 +6,6 @@ A list of what clients need, not of what is dangerous: SGLang marks some endpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -18,6 +17,7 @@ class Access(Enum):
 
     PUBLIC = "public"  # probes, scrapers and the router, which sends no key when it asks who a worker is
     CLIENT = "client"
+    NATIVE = "native"  # SGLang's own form of a question: for clients where the operator opened it
     ADMIN = "admin"
 
 
@@ -51,20 +51,19 @@ CHECKED = frozenset({CHAT, COMPLETIONS, GENERATE, MESSAGES, COUNT_TOKENS, RESPON
 # Those that make tokens: they count against the limit on concurrent requests.
 GENERATING = frozenset({CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES})
 
-_CLIENT = CHECKED | {"/", "/v1/models"}
+_CLIENT = (CHECKED - {GENERATE}) | {"/", "/v1/models"}
 _CLIENT_FOLDERS = ("/v1/models/", "/v1/responses/")
 
 
-def classify(path: str, is_endpoint: Callable[[], bool]) -> Access:
-    """Who may use `path`; `is_endpoint()` tells, for a path that is not listed, whether the engine has it at all.
-
-    A path that nobody serves is a client's typing mistake: SGLang answers it with 404.
-    """
-    if path in _CLIENT or path.startswith(_CLIENT_FOLDERS):
-        return Access.CLIENT
+def classify(path: str) -> Access:
+    """Who may use `path`: from the lists alone, because a stranger's key is asked for before routes are matched."""
     if path in _PUBLIC or path in SERVER_INFO:
         return Access.PUBLIC
-    return Access.ADMIN if is_endpoint() else Access.CLIENT
+    if path == GENERATE:
+        return Access.NATIVE
+    if path in _CLIENT or path.startswith(_CLIENT_FOLDERS):
+        return Access.CLIENT
+    return Access.ADMIN
 
 
 def serves(app: Any, scope: dict[str, Any]) -> bool:

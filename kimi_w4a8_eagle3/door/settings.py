@@ -1,7 +1,7 @@
 """What the door in front of every engine lets in: keys, policy and limits, read once from the environment.
 
-The door itself is `sglang_plugin/door.py`; docs/door.md says what is open and what is closed. SGLang is never given
-a key: it writes its arguments, keys included, into its log and into /server_info.
+docs/door.md says what is open and what is closed. SGLang is never given a key: it writes its arguments, keys included,
+into its log and into /server_info.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from .errors import KimiError
-from .names import nearest
+from ..errors import KimiError
+from ..names import nearest
 
-Policy = Literal["auto", "open", "closed"]
+Policy = Literal["auto", "open", "closed", "off"]
+Native = Literal["closed", "keyless", "open"]
+Switch = Literal["off", "on"]
 
 API_KEY = "KIMI_API_KEY"
 ADMIN_KEY = "KIMI_ADMIN_KEY"
@@ -25,6 +27,8 @@ FILE_SUFFIX = "_FILE"  # KIMI_API_KEY_FILE names a file that holds the key
 _MIN_KEY = 8
 VARIABLES = (
     "KIMI_DOOR",
+    "KIMI_DOOR_NATIVE",
+    "KIMI_DOOR_STOP_REGEX",
     "KIMI_MAX_BODY_BYTES",
     "KIMI_MAX_PROMPT_TOKENS",
     "KIMI_MAX_CONCURRENT_REQUESTS",
@@ -43,8 +47,10 @@ class DoorSettings:
     """The door's settings; keys do not show in its repr.
 
     policy: who may use endpoints that are not for clients: `open` anybody who may use the others, `closed` the holder
-    of the admin key, `auto` open on loopback without any key and closed otherwise. max_prompt_tokens None: the
-    model's context. max_concurrent None: any number. max_sequences: prompts times `n` in one request.
+    of the admin key, `auto` open on loopback without any key and closed otherwise; `off`: no door at all. native: who
+    besides may use SGLang's own /generate, `open` clients, `keyless` clients while there is no key. stop_regex: clients
+    may send patterns for Python's `re`, whose time has no bound. max_prompt_tokens None: the model's context.
+    max_concurrent None: any number. max_sequences: prompts times `n` in one request.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -54,6 +60,14 @@ class DoorSettings:
     max_prompt_tokens: int | None = None
     max_concurrent: int | None = None
     max_sequences: int = 512
+    native: Native = "closed"
+    stop_regex: bool = False
+
+    @property
+    def native_open(self) -> bool:
+        """True when clients may use /generate."""
+        keyless = self.api_key is None and self.admin_key is None
+        return self.native == "open" or (self.native == "keyless" and keyless)
 
     def admin_open(self, host: str) -> bool:
         """True when endpoints that are not for clients answer without an admin key on a server bound to `host`."""
@@ -61,32 +75,32 @@ class DoorSettings:
             return self.api_key is None and self.admin_key is None and is_loopback(host)
         return self.policy == "open" and self.admin_key is None
 
-    @property
-    def must_hold(self) -> bool:
-        """True when somebody asked for a closed door: an engine that cannot have it must not start."""
-        return bool(self.policy == "closed" or self.api_key or self.admin_key or self.max_concurrent)
-
 
 def read_door(environ: Mapping[str, str]) -> DoorSettings:
     """The settings in `environ` (usually os.environ); KimiError for a value or a key file that cannot be used."""
     for name in environ:
         if name.startswith(_OURS) and name not in VARIABLES:
             raise KimiError(f"unknown variable {name}{nearest(name, VARIABLES)}", where="environment")
-    policy = environ.get("KIMI_DOOR") or "auto"
-    if policy not in get_args(Policy):
-        raise KimiError(
-            f"KIMI_DOOR={policy!r} is not allowed", where="environment", expected=", ".join(get_args(Policy))
-        )
+    policy = cast(Policy, _choice(environ, "KIMI_DOOR", get_args(Policy)))
     usual = DoorSettings()
-    return DoorSettings(
+    settings = DoorSettings(
         api_key=read_key(environ, API_KEY),
         admin_key=read_key(environ, ADMIN_KEY),
-        policy=cast(Policy, policy),
+        policy=policy,
         max_body_bytes=_count(environ, "KIMI_MAX_BODY_BYTES") or usual.max_body_bytes,
         max_prompt_tokens=_count(environ, "KIMI_MAX_PROMPT_TOKENS"),
         max_concurrent=_count(environ, "KIMI_MAX_CONCURRENT_REQUESTS"),
         max_sequences=_count(environ, "KIMI_MAX_SEQUENCES") or usual.max_sequences,
+        native=cast(Native, _choice(environ, "KIMI_DOOR_NATIVE", get_args(Native))),
+        stop_regex=_choice(environ, "KIMI_DOOR_STOP_REGEX", get_args(Switch)) == "on",
     )
+    if policy == "off" and (settings.api_key or settings.admin_key):
+        raise KimiError(
+            "KIMI_DOOR=off, and a key is set that nobody would ask for",
+            where="environment",
+            expected="a key with a door, or neither",
+        )
+    return settings
 
 
 def read_key(environ: Mapping[str, str], name: str) -> str | None:
@@ -158,6 +172,14 @@ def _usable(key: str, where: str) -> str:
         expected=f"one line of at least {_MIN_KEY} visible ASCII characters without spaces",
         remedy="openssl rand -hex 32",
     )
+
+
+def _choice(environ: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    """The value of the variable, one of `allowed`; the first of them when it is not set."""
+    value = environ.get(name) or allowed[0]
+    if value not in allowed:
+        raise KimiError(f"{name}={value!r} is not allowed", where="environment", expected=", ".join(allowed))
+    return value
 
 
 def _count(environ: Mapping[str, str], name: str) -> int | None:

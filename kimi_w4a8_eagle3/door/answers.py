@@ -1,0 +1,102 @@
+"""What the door itself says to a client, and what it leaves out of the engine's answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_RETRY_AFTER_S = 1
+_GRAMMAR_FAULT = b"Grammar accept_token failed"
+_ERROR_TYPES = {  # as OpenAI and Anthropic name them
+    401: "authentication_error",
+    403: "permission_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+class Refusal(Exception):
+    """A request that is answered at the door with `status`; `param` names the field."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+
+
+async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:
+    """The refusal in the form that the endpoint's clients read: OpenAI's, or Anthropic's for /v1/messages."""
+    kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
+    error = {"message": refusal.message, "type": kind}
+    if scope["path"].removeprefix(scope.get("root_path", "")).startswith("/v1/messages"):
+        content: dict[str, Any] = {"type": "error", "error": error}
+    else:
+        code = HTTPStatus(refusal.status).phrase.lower().replace(" ", "_")
+        content = {"error": {**error, "param": refusal.param, "code": code}}
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if refusal.status == 429:
+        headers.append((b"retry-after", str(_RETRY_AFTER_S).encode()))
+    if refusal.status == 413:
+        headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def only(names: tuple[str, ...], send: Send) -> Send:
+    """`send` that lets through these members of a JSON object alone."""
+    start: MutableMapping[str, Any] = {}
+    chunks: list[bytes] = []
+
+    async def filtered(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+            return
+        chunks.append(message.get("body", b""))
+        if message.get("more_body", False):
+            return
+        try:
+            answer = json.loads(b"".join(chunks))
+            body = json.dumps({name: answer[name] for name in names if name in answer}).encode()
+        except (ValueError, TypeError):
+            body = b"{}"
+        kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+        await send({**start, "headers": [*kept, (b"content-length", str(len(body)).encode())]})
+        await send({"type": "http.response.body", "body": body})
+
+    return filtered
+
+
+def without_grammar_faults(scope: Scope, send: Send) -> Send:
+    """`send` that turns SGLang's 500 for a grammar which no token can follow into 400: the client wrote the grammar.
+
+    Whether it can be followed shows only when it runs. Answers of any other status pass message by message.
+    """
+    held: list[MutableMapping[str, Any]] = []
+
+    async def watched(message: MutableMapping[str, Any]) -> None:
+        if not held and message.get("status") != 500:
+            await send(message)
+            return
+        held.append(message)
+        if message["type"] == "http.response.start" or message.get("more_body", False):
+            return
+        messages, body = list(held), b"".join(each.get("body", b"") for each in held)
+        held.clear()
+        if _GRAMMAR_FAULT in body:
+            await answer(scope, send, Refusal("no token of this model can follow the grammar of this request"))
+            return
+        for each in messages:
+            await send(each)
+
+    return watched

@@ -1,0 +1,146 @@
+"""What a schema or a pattern may cost to compile: bounded by its structure, before the engine sees it.
+
+SGLang compiles in threads of the scheduler's process, cannot stop one, and gives up after a while only
+(SGLANG_GRAMMAR_MAX_POLL_ITERATIONS). docs/door.md has the times that the limits were drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from .answers import Refusal
+
+_MAX_BYTES = 65536
+_MAX_TOOL_BYTES = 4 * _MAX_BYTES  # of all tools together
+_MAX_PROPERTIES = 2048
+# Any of n optional properties may follow any other: n * n ways, and about eight times that where they are counted.
+_MAX_WAYS = 16384
+_COUNTED = 8
+_MAX_COUNT = 65536  # minItems, maxLength and their like
+_MAX_PROPERTY_COUNT = 64
+_MAX_LENGTHS = 16  # different lengths of strings: each is compiled for itself
+_MAX_PATTERN = 1024
+_MAX_REPEATS = 32  # in all patterns of a grammar
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_LENGTHS = ("minLength", "maxLength")
+_PATTERNS = ("pattern", "regex")
+_OTHER_LANGUAGES = ("grammar", "ebnf", "lark")
+
+
+def check_text(grammar: Any, name: str) -> None:
+    """A grammar that is sent as text: a pattern, or a schema or structural tag written as JSON; None is none."""
+    if grammar is None:
+        return
+    if name == "regex":
+        _Cost(name).pattern(grammar)
+        return
+    _small(len(grammar), _MAX_BYTES, name)
+    try:
+        parsed = orjson.loads(grammar)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(f"{name} is not JSON: {str(error)[:200]}", param=name) from None
+    _Cost(name).add(parsed)
+
+
+def check_schema(grammar: Any, name: str) -> None:
+    """A grammar that is part of the body: a response format, a schema; None is none."""
+    if grammar is not None:
+        _small(len(orjson.dumps(grammar)), _MAX_BYTES, name)
+        _Cost(name).add(grammar)
+
+
+def check_tools(tools: Any) -> None:
+    """The schemas of all tools together: a choice among them is one grammar."""
+    if tools is not None:
+        _small(len(orjson.dumps(tools)), _MAX_TOOL_BYTES, "tools")
+        _Cost("tools").add(tools)
+
+
+def _small(size: int, limit: int, name: str) -> None:
+    if size > limit:
+        raise Refusal(f"{name} is larger than {limit} bytes", param=name)
+
+
+class _Cost:
+    """Adds up what one grammar costs; raises Refusal at what is too much."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._properties = self._ways = self._repeats = 0
+        self._lengths: set[int] = set()
+
+    def add(self, grammar: Any) -> None:
+        """Every object in `grammar` as if it were a schema: which of them the compiler reads is its own affair."""
+        for schema in _objects(grammar):
+            if schema.get("type") in _OTHER_LANGUAGES:
+                self._refuse(f"holds a {schema['type']}, which is not for clients")
+            self._add_properties(schema)
+            self._add_counts(schema)
+            for key in _PATTERNS:
+                if isinstance(schema.get(key), str):
+                    self.pattern(schema[key])
+            if isinstance(schema.get("patternProperties"), dict):
+                for pattern in schema["patternProperties"]:
+                    self.pattern(pattern)
+
+    def pattern(self, text: str) -> None:
+        """Count one regular expression."""
+        self._repeats += sum(map(text.count, "*+?{"))
+        if len(text) > _MAX_PATTERN:
+            self._refuse(f"holds a pattern longer than {_MAX_PATTERN} characters")
+        if self._repeats > _MAX_REPEATS:
+            self._refuse(f"holds patterns with more than {_MAX_REPEATS} of * + ? and {{")
+        if any(len(digits) > len(str(_MAX_COUNT)) for digits in _numbers(text)):
+            self._refuse(f"holds a pattern that repeats more than {_MAX_COUNT} times")
+
+    def _add_properties(self, schema: Mapping[str, Any]) -> None:
+        groups = [schema[key] for key in ("properties", "patternProperties") if isinstance(schema.get(key), dict)]
+        number = sum(map(len, groups))
+        required = schema.get("required")
+        optional = max(0, number - (len(required) if isinstance(required, list) else 0))
+        counted = any(schema.get(key) is not None for key in ("minProperties", "maxProperties"))
+        self._properties += number
+        self._ways += optional * optional * (_COUNTED if counted else 1)
+        if self._properties > _MAX_PROPERTIES:
+            self._refuse(f"has more than {_MAX_PROPERTIES} properties")
+        if self._ways > _MAX_WAYS:
+            self._refuse(
+                "has too many optional properties to be compiled in time: name them in `required`, or leave out "
+                "minProperties and maxProperties"
+            )
+
+    def _add_counts(self, schema: Mapping[str, Any]) -> None:
+        for key in _COUNTS:
+            value = schema.get(key)
+            if not isinstance(value, int | float):
+                continue
+            limit = _MAX_PROPERTY_COUNT if key.endswith("Properties") else _MAX_COUNT
+            if value > limit:
+                self._refuse(f"has a {key} above {limit}")
+            if key in _LENGTHS:
+                self._lengths.add(int(value))
+        if len(self._lengths) > _MAX_LENGTHS:
+            self._refuse(f"has more than {_MAX_LENGTHS} different lengths of strings")
+
+    def _refuse(self, why: str) -> None:
+        raise Refusal(f"{self._name} {why}", param=self._name)
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a parsed grammar, without recursion."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield each
+            waiting.extend(each.values())
+        elif isinstance(each, list):
+            waiting.extend(each)
+
+
+def _numbers(text: str) -> Iterator[str]:
+    """The runs of digits in a pattern."""
+    yield from "".join(each if each.isdigit() else " " for each in text).split()

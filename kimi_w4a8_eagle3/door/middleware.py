@@ -1,0 +1,215 @@
+"""The door in front of an engine's HTTP application: keys, closed endpoints, limits, and bodies that make no sense.
+
+Pure ASGI, so that SGLang still sees a client leave (its own middleware for keys does the same, and for the same
+reason). The key comes first, before a route is matched or a byte of the body is read; nothing depends on the address
+that a request comes from. What a body may hold is said in `rules.py`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from .access import CHECKED, GENERATING, SERVER_INFO, Access, classify, serves
+from .answers import App, Receive, Refusal, Scope, Send, answer, only, without_grammar_faults
+from .rules import RequestRules
+from .settings import DoorSettings
+
+# What anybody may know of /server_info: sglang-router asks for it without a key when a worker is registered.
+_PUBLIC_INFO = (
+    "model_path",
+    "served_model_name",
+    "tokenizer_path",
+    "tp_size",
+    "dp_size",
+    "version",
+    "speculative_algorithm",
+    "speculative_num_draft_tokens",
+)
+
+
+def describe(settings: DoorSettings, host: str) -> str:
+    """One line for the log of an engine bound to `host`, without keys."""
+    return "; ".join(
+        (
+            "clients need a key" if settings.api_key else "clients need no key",
+            "administrative endpoints are open"
+            if settings.admin_open(host)
+            else "administrative endpoints need the admin key"
+            if settings.admin_key
+            else "administrative endpoints are closed",
+            f"/generate is {'open' if settings.native_open else 'for the operator'}",
+            f"bodies up to {settings.max_body_bytes} bytes",
+            f"{settings.max_concurrent or 'any number of'} requests at a time",
+        )
+    )
+
+
+class InternalKey:
+    """What the engine's requests to itself carry while it warms up; drawn at random, and void afterwards."""
+
+    def __init__(self) -> None:
+        self.value: str | None = secrets.token_urlsafe(32)
+
+    def expire(self) -> None:
+        """From now on nothing passes with it."""
+        self.value = None
+
+
+class Door:
+    """ASGI middleware: refuses what must not reach the engine with 4xx and a message, passes on what was checked.
+
+    host: what the engine is bound to; loopback without any key is open (settings.DoorSettings). routes: the application
+    whose routes tell an unlisted endpoint from a path that does not exist. internal: None where no engine warms up.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        settings: DoorSettings,
+        host: str,
+        rules: RequestRules,
+        routes: Any,
+        internal: InternalKey | None = None,
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._admin_open = settings.admin_open(host)
+        self._rules = rules
+        self._routes = routes
+        self._internal = internal
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection of the ASGI server."""
+        if scope["type"] == "http":
+            try:
+                await self._request(scope, receive, send)
+            except Refusal as refusal:
+                await answer(scope, send, refusal)
+        elif scope["type"] == "websocket" and not self._is_admin(_headers(scope)):
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": "for the operator"})  # becomes HTTP 403
+        else:
+            await self._app(scope, receive, send)
+
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "OPTIONS":  # a browser's preflight carries no key and reaches no endpoint
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        headers = _headers(scope)
+        self._admit(path, headers, scope)
+        if path in SERVER_INFO and not self._may_administer(headers):
+            send = only(_PUBLIC_INFO, send)
+        if path not in CHECKED or scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        raw = await self._body(headers, receive)
+        if raw is None:
+            return  # the client left
+        body = self._rules.admit(path, headers, raw)
+        scope = {**scope, "headers": _with_length(scope["headers"], len(body))}
+        if path not in GENERATING:
+            await self._app(scope, _replay(body, receive), send)
+            return
+        limit = self._settings.max_concurrent
+        if limit is not None and self._running >= limit:
+            raise Refusal(f"this server works on {limit} requests already; try again", status=429)
+        self._running += 1
+        try:
+            await self._app(scope, _replay(body, receive), without_grammar_faults(scope, send))
+        finally:
+            self._running -= 1
+
+    def _admit(self, path: str, headers: Mapping[bytes, bytes], scope: Scope) -> None:
+        """Raise Refusal when who sends these headers may not use `path`."""
+        access = classify(path)
+        if access is Access.PUBLIC:
+            return
+        client_key = self._settings.api_key
+        if client_key and not (_sent(headers, client_key) or self._is_admin(headers)):
+            given = b"authorization" in headers or b"x-api-key" in headers
+            what = "this is not a key of this server" if given else "this server needs a key"
+            raise Refusal(f"{what}; send it as `Authorization: Bearer KEY`", status=401)
+        if (
+            access is Access.CLIENT
+            or (access is Access.NATIVE and self._settings.native_open)
+            or self._may_administer(headers)
+        ):
+            return
+        if access is Access.ADMIN and not serves(self._routes, dict(scope)):
+            return  # a client's typing mistake: SGLang answers it with 404
+        remedy = "send the admin key" if self._settings.admin_key else "the server was started without an admin key"
+        raise Refusal(f"{path} is for the operator of this server; {remedy}", status=403)
+
+    def _may_administer(self, headers: Mapping[bytes, bytes]) -> bool:
+        """The admin key, or an open door and no browser: any web page can make a browser send requests to loopback."""
+        if self._is_admin(headers):
+            return True
+        from_browser = b"origin" in headers or b"sec-fetch-site" in headers
+        client_key = self._settings.api_key
+        return self._admin_open and not from_browser and (client_key is None or _sent(headers, client_key))
+
+    def _is_admin(self, headers: Mapping[bytes, bytes]) -> bool:
+        keys = (self._settings.admin_key, self._internal and self._internal.value)
+        return any(_sent(headers, key) for key in keys if key)
+
+    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
+        """The whole body, or None when the client left before its end; whatever length it claims, the limit holds."""
+        limit = self._settings.max_body_bytes
+        too_large = Refusal(f"the request is larger than {limit} bytes", status=413)
+        claimed = headers.get(b"content-length", b"0")
+        if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > 2 * limit):  # Python refuses to read longer ones
+            raise too_large
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size <= limit:
+                chunks.append(chunk)
+            elif size > 2 * limit:  # up to here the rest was read and dropped: most clients read after they have sent
+                raise too_large
+            if not message.get("more_body", False):
+                break
+        if size > limit:
+            raise too_large
+        return b"".join(chunks)
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    return dict(scope["headers"])
+
+
+def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
+    """The headers of a body that was written anew: a length of its own in place of whatever framed the old one."""
+    kept = [(name, value) for name, value in headers if name not in (b"content-length", b"transfer-encoding")]
+    return [*kept, (b"content-length", str(length).encode())]
+
+
+def _sent(headers: Mapping[bytes, bytes], key: str) -> bool:
+    """True when the request carries `key`, as OpenAI's clients send it or as Anthropic's do; in constant time."""
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    sent = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+    return hmac.compare_digest(sent, key.encode())
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` with the checked body first; then whatever comes, the client's leaving above all."""
+    pending = True
+
+    async def replayed() -> MutableMapping[str, Any]:
+        nonlocal pending
+        if pending:
+            pending = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return replayed

@@ -1,0 +1,287 @@
+"""What a request body may hold. A body is read once, in this order, and what passed is written anew for the engine:
+
+1. its JSON, counted and bounded whatever it means (`shape.py`);
+2. its fields, by the list of the endpoint (`fields.py`): closed ones are refused, harmless ones and nulls left out;
+3. its types, by the engine's own model of the request in strict mode: where that would turn one value into another
+   ("5000" or 5000.0 into 5000) the body is refused, so that the engine reads exactly what was checked;
+4. its values: what was seen to stop or to stall SGLang, below and in `grammar.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from . import fields
+from .access import CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, GENERATE, MESSAGES, RESPONSES, TOKENIZE
+from .answers import Refusal
+from .grammar import check_schema, check_text, check_tools
+from .settings import DoorSettings
+from .shape import Text, media_sources, parse
+
+# Logprobs of the prompt, positions times candidates: SGLang computes and formats them while everybody waits.
+MAX_PROMPT_LOGPROBS = 65536
+# No tokenizer needs more of this on average; longer text is refused before the tokenizer, which runs in the process
+# that serves everybody, spends seconds on it.
+_CHARACTERS_PER_TOKEN = 16
+_BATCH_CHARACTERS = 2**20  # what many prompts may have together, where one may not have more
+_BYTES_PER_TOKEN = 4  # of ordinary text: to know about how many tokens a text has before they are counted
+_MAX_LABEL = 1024
+_MAX_STOPS = 64
+_MAX_TOP_LOGPROBS = 128
+_INT32 = 2**31
+
+_PROMPT_FIELDS = {
+    COMPLETIONS: ("prompt",),
+    GENERATE: ("text", "input_ids"),
+    **dict.fromkeys(TOKENIZE, ("prompt",)),
+    **dict.fromkeys(DETOKENIZE, ("tokens",)),
+}
+_MESSAGE_FIELDS = {
+    CHAT: ("messages",),
+    MESSAGES: ("messages", "system"),
+    COUNT_TOKENS: ("messages", "system"),
+    RESPONSES: ("input",),
+    **dict.fromkeys(TOKENIZE, ("messages",)),
+}
+_TEMPLATE_SWITCHES = frozenset({"thinking", "enable_thinking", "preserve_thinking", "reasoning_effort"})
+
+
+@dataclass(frozen=True)
+class RequestModel:
+    """How the engine reads the body of one endpoint.
+
+    known: the names it has. read: its own model in strict mode, on JSON text; raises ValueError with a message for a
+    client, and whatever SGLang's validators raise when they meet what they did not expect.
+    """
+
+    known: frozenset[str]
+    read: Callable[[bytes], object]
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What the engine takes: tokens of context; whether it fetches media, from domains that the operator listed."""
+
+    context: int
+    remote_media: bool = False
+
+
+@dataclass(frozen=True)
+class RequestRules:
+    """Checks bodies of the endpoints in `access.CHECKED`.
+
+    models: the engine's for each of them, and one for /generate's sampling_params.
+    """
+
+    settings: DoorSettings
+    models: Mapping[str, RequestModel]
+    sampling: RequestModel
+    limits: ModelLimits
+    _fields: Mapping[str, fields.Fields] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_fields", fields.endpoints(self.settings.stop_regex))
+
+    def admit(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> bytes:
+        """The body that the engine reads in place of `raw`; raises Refusal when it must not see it."""
+        if b"x-body-compressed" in headers:
+            raise Refusal("compressed bodies are not read here", status=415)
+        body = parse(raw, self.limits.context)
+        model = self.models[path]
+        body = self._fields[path].kept(body, model.known, path)
+        if path == GENERATE:
+            self._keep_sampling(body)
+        prompts = self._check_size(path, body)
+        admitted = orjson.dumps(body)
+        _check_types(model, admitted)
+        if path in DETOKENIZE:
+            _check_token_ids(body.get("tokens"))
+        elif path == GENERATE:
+            self._check_generate(body, prompts)
+        else:
+            self._check_values(path, body, prompts)
+        return admitted
+
+    @property
+    def _max_tokens(self) -> int:
+        return self.settings.max_prompt_tokens or self.limits.context
+
+    def _check_size(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """All text of the body, wherever it stands, against what one prompt may have; returns its prompts."""
+        in_prompts = _PROMPT_FIELDS.get(path, ())
+        prompts = [each for name in in_prompts if name in body for each in self._prompts(body[name], name)]
+        text = Text.of({name: value for name, value in body.items() if name not in in_prompts}).characters
+        for name in _MESSAGE_FIELDS.get(path, ()):
+            text -= self._media(list(media_sources(body, name)), name)
+        text -= self._media(body.get("image_data"), "image_data")
+        limit = self._max_tokens * _CHARACTERS_PER_TOKEN
+        for each in prompts:
+            self._check_prompt(each, limit)
+        text += sum(len(each) for each in prompts if isinstance(each, str))
+        if text > (limit if len(prompts) < 2 else max(limit, _BATCH_CHARACTERS)):
+            raise Refusal(f"the text of this request is longer than {self._max_tokens} tokens, names included")
+        return prompts
+
+    def _check_prompt(self, prompt: Any, max_characters: int) -> None:
+        """A first, cheap check; `request_guard` counts the tokens."""
+        if len(prompt) > (max_characters if isinstance(prompt, str) else self._max_tokens):
+            raise Refusal(f"the prompt is longer than {self._max_tokens} tokens", param="prompt")
+
+    def _prompts(self, value: Any, name: str) -> list[Any]:
+        """The prompts in a field that holds one, or a list of them, as text or as token ids."""
+        if isinstance(value, str):
+            return [value]
+        kinds = set(map(type, value)) if isinstance(value, list) else set()
+        if kinds == {int}:
+            return [value]
+        if kinds not in ({str}, {list}) or (
+            kinds == {list} and not all(set(map(type, each)) <= {int} for each in value)
+        ):
+            raise Refusal(f"{name} is text, token ids, or a list of either", param=name)
+        _at_most(value, self.settings.max_sequences, name)
+        return list(value)
+
+    def _media(self, sources: Any, name: str) -> int:
+        """The characters of media that are sent along; raises Refusal where the server would have to fetch one."""
+        characters = 0
+        for source in sources if isinstance(sources, list) else [sources]:
+            if isinstance(source, str) and source.startswith("data:"):
+                characters += len(source)
+            elif self.limits.remote_media and isinstance(source, str) and source.startswith(("http://", "https://")):
+                continue  # SGLang holds it, and every redirect, to --allowed-media-domains
+            elif source is not None:
+                raise Refusal(
+                    "the server fetches no media, neither from the network nor from files; send a data: URL", param=name
+                )
+        return characters
+
+    def _check_values(self, path: str, body: Mapping[str, Any], prompts: list[Any]) -> None:
+        _check_template_switches(body)
+        check_schema(body.get("response_format"), "response_format")
+        check_schema(body.get("text"), "text")
+        check_schema(body.get("output_config"), "output_config")
+        messages = body.get("messages") or ()
+        check_tools([body.get("tools"), [each.get("tools") for each in messages]])
+        if path == RESPONSES and any(tool.get("type") != "function" for tool in body.get("tools", ())):
+            raise Refusal("tools that the server itself calls are not offered", param="tools")
+        for name in ("logprobs", "top_logprobs"):
+            _check_top_logprobs(body.get(name), name)
+        if body.get("echo"):
+            _check_prompt_logprobs(prompts, body.get("logprobs") or 0)
+        for name in ("user", "cache_salt", "extra_key"):
+            _check_label(body.get(name), name)
+        self._check_sampling(body, max(1, len(prompts)))
+
+    def _keep_sampling(self, body: dict[str, Any]) -> None:
+        """Replace the sampling parameters of a /generate body by what of them goes on to the engine."""
+        params = body.get("sampling_params")
+        if params is None:
+            return
+        sets = params if isinstance(params, list) else [params]
+        _at_most(sets, self.settings.max_sequences, "sampling_params")
+        if not all(isinstance(each, dict) for each in sets):
+            raise Refusal("sampling_params is an object", param="sampling_params")
+        open_ = fields.sampling(self.settings.stop_regex)
+        kept = [open_.kept(each, self.sampling.known, "sampling_params") for each in sets]
+        body["sampling_params"] = kept if isinstance(params, list) else kept[0]
+
+    def _check_generate(self, body: Mapping[str, Any], prompts: list[Any]) -> None:
+        params = body.get("sampling_params") or {}
+        if isinstance(params, list) and (len(params) != len(prompts) or not _is_batch(body)):
+            raise Refusal("a list of sampling_params goes with a list of as many prompts", param="sampling_params")
+        for each in params if isinstance(params, list) else [params]:
+            _check_types(self.sampling, orjson.dumps(each))
+            self._check_sampling(each, len(prompts))
+        for name in ("return_logprob", "logprob_start_len", "top_logprobs_num", "cache_salt", "extra_key"):
+            if isinstance(body.get(name), list):
+                raise Refusal(f"{name} is one value for all prompts", param=name)
+            _check_label(body.get(name), name)
+        _check_top_logprobs(body.get("top_logprobs_num"), "top_logprobs_num")
+        ids = body.get("token_ids_logprob") or []
+        _check_token_ids(ids, nested=False)
+        start = body.get("logprob_start_len", -1)
+        if not -1 <= start < _INT32:
+            raise Refusal("logprob_start_len is a position in the prompt, or -1 for its end", param="logprob_start_len")
+        if body.get("return_logprob") and start >= 0:
+            _check_prompt_logprobs([each[start:] for each in prompts], body.get("top_logprobs_num", 0) + len(ids))
+
+    def _check_sampling(self, params: Mapping[str, Any], prompts: int) -> None:
+        n = params.get("n", 1)
+        if n < 1:
+            raise Refusal(f"n must be at least 1, got {n}", param="n")
+        if prompts * n > self.settings.max_sequences:
+            raise Refusal(
+                f"one request may ask for {self.settings.max_sequences} sequences (prompts times n), "
+                f"this one asks for {prompts * n}",
+                param="n",
+            )
+        for name in ("stop", "stop_sequences"):
+            stops = params.get(name)
+            _at_most(stops, _MAX_STOPS, name)
+            for stop in [stops] if isinstance(stops, str) else stops or ():
+                _check_label(stop, name)
+        for name in ("json_schema", "regex", "structural_tag"):
+            check_text(params.get(name), name)
+
+
+def _check_types(model: RequestModel, body: bytes) -> None:
+    try:
+        model.read(body)
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+    except Exception as error:  # SGLang's validators take a body apart before they look at its types
+        raise Refusal(f"the body is not what this endpoint reads ({type(error).__name__})") from None
+
+
+def _check_template_switches(body: Mapping[str, Any]) -> None:
+    """SGLang hands these on as keyword arguments beside its own."""
+    for name, value in (body.get("chat_template_kwargs") or {}).items():
+        if name not in _TEMPLATE_SWITCHES or isinstance(value, dict | list):
+            raise Refusal(
+                f"chat_template_kwargs may hold {', '.join(sorted(_TEMPLATE_SWITCHES))}, not {name!r:.60}",
+                param="chat_template_kwargs",
+            )
+
+
+def _check_top_logprobs(value: int | None, name: str) -> None:
+    if value is not None and not 0 <= value <= _MAX_TOP_LOGPROBS:
+        raise Refusal(f"{name} must be between 0 and {_MAX_TOP_LOGPROBS}", param=name)
+
+
+def _check_prompt_logprobs(prompts: list[Any], candidates: int) -> None:
+    """For all prompts together, about; `request_guard` multiplies again for each when its tokens are known."""
+    tokens = sum(len(each) // _BYTES_PER_TOKEN if isinstance(each, str) else len(each) for each in prompts)
+    if tokens * candidates > MAX_PROMPT_LOGPROBS:
+        raise Refusal(
+            f"logprobs of the prompt are limited to {MAX_PROMPT_LOGPROBS}, positions times candidates; "
+            f"this request asks for about {tokens * candidates}"
+        )
+
+
+def _check_token_ids(tokens: Any, nested: bool = True) -> None:
+    """Token ids in a list, or in a list of lists where `nested`."""
+    for each in tokens:
+        if nested and isinstance(each, list):
+            _check_token_ids(each, nested=False)
+        elif not isinstance(each, int) or not 0 <= each < _INT32:
+            raise Refusal("tokens are numbers of the vocabulary", param="tokens")
+
+
+def _check_label(value: Any, name: str) -> None:
+    if isinstance(value, str) and len(value) > _MAX_LABEL:
+        raise Refusal(f"{name} is longer than {_MAX_LABEL} characters", param=name)
+
+
+def _at_most(values: Any, limit: int, name: str) -> None:
+    if isinstance(values, list) and len(values) > limit:
+        raise Refusal(f"{name} has {len(values)} entries; at most {limit} are read", param=name)
+
+
+def _is_batch(body: Mapping[str, Any]) -> bool:
+    """True when a /generate body asks for a list of prompts, however short, and not for one."""
+    asked = body.get("text") or body.get("input_ids")
+    return isinstance(asked, list) and bool(asked) and not isinstance(asked[0], int)

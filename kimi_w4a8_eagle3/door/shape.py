@@ -1,0 +1,115 @@
+"""How large a parsed body is, wherever its text stands, and what media it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from .answers import Refusal
+from .fields import names
+
+MAX_DEPTH = 48  # of nested arrays and objects: SGLang, pydantic and xgrammar recurse into them
+MAX_LIST = 4096  # entries of one array, or names of one object, that is no array of token ids
+_MAX_CONTAINERS = 65536  # arrays and objects of a body: each costs a hundred bytes or more for two of its own
+_BESIDE_TOKENS = 65536  # marks that a body may hold beside those of its token ids
+
+_TEXT_PARTS = names(
+    """
+    text input_text output_text refusal thinking redacted_thinking reasoning tool_use tool_result tool_reference
+    search_result summary_text function_call function_call_output message
+    """
+)
+_MEDIA_PARTS = names("image_url image input_image video_url")
+_MEDIA_KEYS = names("url image_url video_url audio_url file_url image video audio data file file_id")
+
+
+def parse(raw: bytes, context: int) -> dict[str, Any]:
+    """The JSON object in `raw`. Counted before it is read, because objects take fifty times the room of their text."""
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > 4 * context + _BESIDE_TOKENS:
+        raise Refusal(f"the body has more entries than a prompt of {context} tokens needs", status=413)
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(f"the body is not JSON: {str(error)[:200]}") from None
+    if not isinstance(body, dict):
+        raise Refusal("the body is not a JSON object")
+    return body
+
+
+@dataclass
+class Text:
+    """characters: of every string and every name, at any depth."""
+
+    characters: int = 0
+
+    @classmethod
+    def of(cls, value: Any) -> Text:
+        """Count `value` level by level, without recursion; raises Refusal when it is too deep or too wide."""
+        text, level, depth, containers = cls(), [[value]], 0, 0
+        while level:
+            depth += 1
+            containers += len(level)
+            if depth > MAX_DEPTH or containers > _MAX_CONTAINERS:
+                raise Refusal(
+                    f"the body nests more than {MAX_DEPTH} arrays and objects, or holds more than {_MAX_CONTAINERS}"
+                )
+            level = [inner for each in level for inner in text._add(each)]
+        return text
+
+    def _add(self, container: Any) -> list[Any]:
+        """Count the container's own strings and names; returns the containers inside."""
+        if len(container) > MAX_LIST:
+            raise Refusal(f"an array or object has {len(container)} entries; at most {MAX_LIST} are read")
+        values: Any = container
+        if isinstance(container, dict):
+            self.characters += sum(map(len, container))
+            values = container.values()
+        kinds = set(map(type, values))
+        if str in kinds:
+            self.characters += sum(len(each) for each in values if type(each) is str)
+        return [each for each in values if type(each) in (dict, list)] if kinds & {dict, list} else []
+
+
+def media_sources(body: Mapping[str, Any], name: str) -> Iterator[Any]:
+    """Where the media in the messages under `name` come from; raises Refusal at a part that is not read here."""
+    value = body.get(name)
+    for part in _parts(value if isinstance(value, list) else []):
+        kind = part.get("type")
+        if not isinstance(kind, str) or kind not in _TEXT_PARTS | _MEDIA_PARTS:
+            raise Refusal(f"content of type {kind!r:.40} is not read here", param=name)
+        if kind in _MEDIA_PARTS:
+            yield from _sources(part)
+
+
+def _parts(messages: list[Any]) -> Iterator[dict[str, Any]]:
+    """The parts of all messages' contents, and of the contents inside of tool results; a message itself is none."""
+    waiting = list(messages)
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, dict):
+            raise Refusal("messages and their parts are objects")
+        if "role" not in each or "type" in each:
+            yield each
+        for name in ("content", "output"):
+            if isinstance(each.get(name), list):
+                waiting.extend(each[name])
+            elif isinstance(each.get(name), dict):
+                waiting.append(each[name])
+
+
+def _sources(part: Mapping[str, Any]) -> Iterator[Any]:
+    """Where a part's media come from: {"image_url": {"url": ...}}, {"image_url": ...}, {"source": {...}}."""
+    waiting: list[Mapping[str, Any]] = [part]
+    while waiting:
+        each = waiting.pop()
+        if each.get("type") == "base64" and isinstance(each.get("data"), str):  # SGLang makes a data: URL of these two
+            yield f"data:{each['data']}"
+            continue
+        for name, value in each.items():
+            if isinstance(value, Mapping):
+                waiting.append(value)
+            elif name in _MEDIA_KEYS:
+                yield value

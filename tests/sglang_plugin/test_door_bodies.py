@@ -1,0 +1,406 @@
+"""What a request body may hold, held against the request models of the installed SGLang: no engine is started.
+
+Each body of `REFUSED` passed the door once, and ended SGLang, stalled it or was answered with 500, or belongs to
+operators; docs/door.md tells what happened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.sglang_program import BOTH, found
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 4}
+CONTEXT = 8192
+TOO_LONG = 16 * CONTEXT + 1
+PROGRAM = """
+import json, sys
+from kimi_w4a8_eagle3.door.answers import Refusal
+from kimi_w4a8_eagle3.door.rules import ModelLimits, RequestRules
+from kimi_w4a8_eagle3.door.settings import DoorSettings
+from kimi_w4a8_eagle3.sglang_plugin.door_models import request_models, sampling_model
+
+def answer(rules, path, body):
+    try:
+        return [200, json.loads(rules.admit(path, {}, body.encode("latin-1")))]
+    except Refusal as refusal:
+        return [refusal.status, refusal.message]
+
+models = request_models(), sampling_model()
+usual = RequestRules(DoorSettings(), *models, ModelLimits(%d))
+opened = RequestRules(DoorSettings(stop_regex=True), *models, ModelLimits(%d, remote_media=True))
+cases = json.load(open(%r))
+print(json.dumps({
+    "usual": [answer(usual, *case) for case in cases["usual"]],
+    "opened": [answer(opened, *case) for case in cases["opened"]],
+}))
+"""
+
+
+def deep(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = {"a": [value]}
+    return value
+
+
+def image(url: Any) -> dict[str, Any]:
+    return {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]}
+
+
+def sampling(**params: Any) -> dict[str, Any]:
+    return {"text": "x", "sampling_params": params}
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
+
+
+def properties(number: int, length: int = 4) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"{each:0{length}}": {"type": "string"} for each in range(number)}}
+
+
+def tool(number: int, length: int) -> dict[str, Any]:
+    return {"name": "f", "input_schema": properties(number, length)}
+
+
+IN_CONTENT: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "/v1/chat/completions": lambda part: {"messages": [{"role": "user", "content": [part]}]},
+    "/v1/messages": lambda part: {**MESSAGE, "messages": [{"role": "user", "content": [part]}]},
+    "/v1/responses": lambda part: {"input": [{"role": "user", "content": [part]}]},
+    "/v1/tokenize": lambda part: {"messages": [{"role": "user", "content": [part]}]},
+}
+
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "no json": ("/v1/chat/completions", b"{bad", "not JSON"),
+    "empty": ("/v1/chat/completions", b"", "not JSON"),
+    "not utf-8": ("/v1/completions", b'{"prompt": "\xff"}', "not JSON"),
+    "lone surrogate": ("/v1/completions", b'{"prompt": "\\ud800"}', "not JSON"),
+    "nan": ("/v1/completions", b'{"prompt": "x", "temperature": NaN}', "not JSON"),
+    "list": ("/v1/completions", b"[]", "not a JSON object"),
+    "null": ("/generate", b"null", "not a JSON object"),
+    "depth bomb": ("/v1/completions", b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}", "not JSON"),
+    "deep": ("/v1/chat/completions", {**CHAT, "response_format": deep(30)}, "nests more than 48"),
+    "pickle": ("/v1/chat/completions", {**CHAT, "custom_logit_processor": "gASV"}, "custom_logit_processor is not for"),
+    "adapter": ("/v1/chat/completions", {**CHAT, "lora_path": "/etc"}, "lora_path is not for"),
+    "session": ("/v1/chat/completions", {**CHAT, "session_params": {"id": "x"}}, "session_params is not for"),
+    "bootstrap": ("/v1/completions", {"prompt": "x", "bootstrap_host": "h"}, "bootstrap_host is not for"),
+    "no ids": ("/v1/completions", {"prompt": "x", "rid": []}, "rid is not for"),
+    "ipc": ("/generate", {"text": "x", "http_worker_ipc": "ipc:///x"}, "http_worker_ipc is not for"),
+    "hidden states": ("/generate", {"text": "x", "return_hidden_states": True}, "return_hidden_states is not for"),
+    "internal": ("/generate", {"text": "x", "sampling_params": {"is_normalized": True}}, "is_normalized is not for"),
+    "n huge": ("/v1/chat/completions", {**CHAT, "n": 2**40}, "512 sequences"),
+    "n zero": ("/v1/chat/completions", {**CHAT, "n": 0}, "n must be at least 1"),
+    "batch times n": ("/v1/completions", {"prompt": ["x"] * 300, "n": 2}, "512 sequences"),
+    "generate n": ("/generate", {"text": ["x"] * 300, "sampling_params": {"n": 2}}, "512 sequences"),
+    "batch": ("/v1/completions", {"prompt": ["x"] * 513}, "at most 512"),
+    "params without prompts": ("/generate", {"text": "x", "sampling_params": [{}, {}]}, "list of prompts"),
+    "no params": ("/generate", {"text": ["x"], "sampling_params": []}, "list of prompts"),
+    "long text": ("/v1/completions", {"prompt": "x" * TOO_LONG}, "longer than 8192 tokens"),
+    "long chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * TOO_LONG}]}, "8192 tokens"),
+    "many ids": ("/v1/completions", {"prompt": [1] * 8193}, "longer than 8192 tokens"),
+    "logprobs": ("/v1/completions", {"prompt": "x", "logprobs": 10**9}, "between 0 and 128"),
+    "negative logprobs": ("/v1/chat/completions", {**CHAT, "top_logprobs": -1}, "between 0 and 128"),
+    "generate logprobs": ("/generate", {"text": "x", "top_logprobs_num": 10**6}, "between 0 and 128"),
+    "bias": ("/v1/completions", {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(5000)), 1)}, "at most 4096"),
+    "template": (
+        "/v1/chat/completions",
+        {**CHAT, "chat_template_kwargs": {"messages": []}},
+        "chat_template_kwargs may",
+    ),
+    "tokenize template": ("/v1/tokenize", {**CHAT, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs may"),
+    "streamed tokens": ("/v1/tokenize", {"prompt": "x", "stream": True}, "no field 'stream'"),
+    "loopback image": ("/v1/chat/completions", image({"url": "http://127.0.0.1/x"}), "fetches no media"),
+    "metadata image": ("/v1/chat/completions", image("http://169.254.169.254/x"), "fetches no media"),
+    "file image": ("/v1/chat/completions", image({"url": "file:///etc/passwd"}), "fetches no media"),
+    "path image": ("/v1/chat/completions", image({"url": "/etc/passwd"}), "fetches no media"),
+    "generate image": ("/generate", {"text": "x", "image_data": ["/etc/passwd"]}, "fetches no media"),
+    "audio": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "/x"}}]}]},
+        "content of type 'input_audio'",
+    ),
+    "anthropic image": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]},
+        "fetches no media",
+    ),
+    "image in a tool's result": (
+        "/v1/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "content": [{"type": "image", "source": {"url": "http://x"}}]}],
+                }
+            ]
+        },
+        "fetches no media",
+    ),
+    "responses image": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]},
+        "fetches no media",
+    ),
+    "format is a list": ("/v1/chat/completions", {**CHAT, "response_format": [1]}, "not what this endpoint reads"),
+    "tools is a number": ("/v1/responses", {"input": "x", "tools": 19079}, "tools: Input should be a valid"),
+    "a tool is a text": ("/v1/chat/completions", {**CHAT, "tools": ["f"]}, "tools.0: Input should be"),
+    "type of a tool": ("/v1/messages", {**MESSAGE, "tools": [{"type": 5}]}, "not what this endpoint reads"),
+    "responses tool": ("/v1/responses", {"input": "x", "tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools"),
+    # Group 1: what SGLang turns into a number after a check that looks at numbers only.
+    "logprobs as text": (
+        "/v1/completions",
+        {"prompt": "x", "logprobs": "1000000000"},
+        "logprobs: Input should be a valid int",
+    ),
+    "top_logprobs as text": ("/v1/chat/completions", {**CHAT, "top_logprobs": "5000"}, "top_logprobs: Input should be"),
+    "top_logprobs as float": (
+        "/v1/chat/completions",
+        {**CHAT, "top_logprobs": 5000.0},
+        "top_logprobs: Input should be",
+    ),
+    "n as text": ("/v1/completions", {"prompt": "x", "n": "5"}, "n: Input should be"),
+    "n as text, native": ("/generate", sampling(n="5"), "n: Input should be"),
+    "top_k as float, native": ("/generate", sampling(top_k=5.0), "top_k: Input should be"),
+    "switch as text": ("/v1/chat/completions", {**CHAT, "stream": "true"}, "stream: Input should be"),
+    "start as a list": (
+        "/generate",
+        {"text": "x", "return_logprob": True, "logprob_start_len": [1]},
+        "logprob_start_len is one value",
+    ),
+    "top as a list": ("/generate", {"text": "x", "top_logprobs_num": [5]}, "top_logprobs_num is one value"),
+    "start below -1": ("/generate", {"text": "x", "logprob_start_len": -5}, "a position in the prompt"),
+    "ids of logprobs in lists": ("/generate", {"text": "x", "token_ids_logprob": [[1]]}, "numbers of the vocabulary"),
+    # Group 4.
+    "stop pattern": ("/v1/chat/completions", {**CHAT, "stop_regex": "((.|\\s)+)+x"}, "stop_regex is not for clients"),
+    "stop pattern, native": ("/generate", sampling(stop_regex="a"), "stop_regex is not for clients"),
+    "many stops": ("/v1/completions", {"prompt": "x", "stop": ["a"] * 65}, "stop has 65 entries"),
+    "a long stop": ("/v1/completions", {"prompt": "x", "stop": "a" * 2000}, "stop is longer than 1024"),
+    # Group 5: text wherever it stands.
+    "data: as text": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "data:" + "x" * TOO_LONG}]},
+        "longer than 8192 tokens, names included",
+    ),
+    "data: as a prompt": ("/v1/completions", {"prompt": "data:" + "x" * TOO_LONG}, "longer than 8192 tokens"),
+    "data: in a text part": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "data:" + "x" * TOO_LONG}]}]},
+        "longer than 8192 tokens",
+    ),
+    "a system prompt": ("/v1/messages", {**MESSAGE, "system": "x" * TOO_LONG}, "longer than 8192 tokens"),
+    "names of properties": ("/v1/messages", {**MESSAGE, "tools": [tool(40, 4000)]}, "longer than 8192 tokens"),
+    "80,000 names": ("/v1/messages", {**MESSAGE, "tools": [tool(80_000, 6)]}, "more entries than a prompt of 8192"),
+    "5,000 names": ("/v1/messages", {**MESSAGE, "tools": [tool(5_000, 6)]}, "has 5000 entries"),
+    "long prompts together": ("/v1/completions", {"prompt": ["x" * 100_000] * 20}, "longer than 8192 tokens"),
+    "many empty objects": ("/v1/responses", b'{"input": [' + b"{}," * 200_000 + b"{}]}", "more entries than"),
+    "many messages": ("/v1/chat/completions", {"messages": CHAT["messages"] * 5000}, "has 5000 entries"),
+    # Group 7: what compiles, and logprobs times positions.
+    "optional properties": ("/v1/chat/completions", schema(properties(200)), "too many optional properties"),
+    "600 of which 500": ("/v1/chat/completions", schema({**properties(600), "minProperties": 500}), "minProperties"),
+    "50 of which 25": ("/v1/chat/completions", schema({**properties(50), "minProperties": 25}), "optional properties"),
+    "in a tool": ("/v1/messages", {**MESSAGE, "tools": [tool(200, 4)]}, "too many optional properties"),
+    "in an answer": (
+        "/v1/responses",
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": properties(200)}}},
+        "too many optional properties",
+    ),
+    "in a text": ("/v1/completions", {"prompt": "x", "json_schema": json.dumps(properties(200))}, "too many optional"),
+    "no schema": ("/v1/completions", {"prompt": "x", "json_schema": "{bad"}, "json_schema is not JSON"),
+    "large schema": (
+        "/v1/chat/completions",
+        schema({"enum": ["x" * 1000] * 70}),
+        "response_format is larger than 65536",
+    ),
+    "many lengths": (
+        "/v1/chat/completions",
+        schema({"anyOf": [{"type": "string", "maxLength": number} for number in range(20)]}),
+        "different lengths of strings",
+    ),
+    "a long pattern": ("/v1/completions", {"prompt": "x", "regex": "a" * 2000}, "pattern longer than 1024"),
+    "a pattern of choices": ("/v1/completions", {"prompt": "x", "regex": ".?" * 200}, "more than 32 of"),
+    "a pattern in a schema": (
+        "/v1/chat/completions",
+        schema({"type": "string", "pattern": ".?" * 200}),
+        "more than 32",
+    ),
+    "a pattern of names": ("/v1/chat/completions", schema({"patternProperties": {".?" * 200: {}}}), "more than 32 of"),
+    "a repeated pattern": ("/v1/completions", {"prompt": "x", "regex": "(a{1000000}){9}"}, "repeats more than 65536"),
+    "another language": (
+        "/generate",
+        sampling(structural_tag='{"type": "structural_tag", "format": {"type": "grammar", "grammar": "a ::= a"}}'),
+        "holds a grammar",
+    ),
+    "logprobs of a prompt": (
+        "/generate",
+        {"input_ids": [1] * 8180, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 128},
+        "positions times candidates",
+    ),
+    "logprobs of an echo": (
+        "/v1/completions",
+        {"prompt": ["word " * 1000] * 60, "echo": True, "logprobs": 5},
+        "positions times candidates",
+    ),
+    # Group 8: each was a 500.
+    **{
+        f"{path}: {part!r}": (path, body(part), expected)
+        for path, body in IN_CONTENT.items()
+        for part, expected in (
+            ([], "are objects"),
+            (5, "are objects"),
+            ({}, "content of type None"),
+            ({"type": [1]}, "content of type [1]"),
+            ({"type": {}}, "content of type {}"),
+        )
+    },
+    "400 levels after a number": (
+        "/v1/chat/completions",
+        b'{"messages": [], "stop": [1, ' + b"[" * 400 + b"]" * 400 + b"]}",
+        "nests more than 48",
+    ),
+    "prompts after a number": ("/v1/completions", {"prompt": [1, "x"]}, "prompt is text, token ids"),
+    "no prompt": ("/v1/completions", {"prompt": []}, "prompt is text, token ids"),
+    "unknown": ("/v1/chat/completions", {**CHAT, "guided_json": "x"}, "has no field 'guided_json'"),
+    "unknown, native": ("/generate", sampling(guided_json="x"), "sampling_params has no field 'guided_json'"),
+    "a switch with a list": (
+        "/v1/chat/completions",
+        {**CHAT, "chat_template_kwargs": {"thinking": [1]}},
+        "chat_template_kwargs may",
+    ),
+    "detokenize": ("/v1/detokenize", {"tokens": [[1], [-2]]}, "numbers of the vocabulary"),
+}
+
+
+GENERATE = {"text": "x", "sampling_params": {"temperature": 0.0, "max_new_tokens": 4, "stop": ["a"]}, "stream": False}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"url": {"type": "string"}}}}
+TALK = {
+    **CHAT,
+    "messages": [
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "see http://example.org/image.png"},
+    ],
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "tool_choice": "auto",
+    "stream_options": {"include_usage": True},
+}
+PICTURE = {"type": "base64", "media_type": "image/png", "data": "A" * TOO_LONG}
+# What clients send, and what of it the engine reads; None: all of it.
+ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "chat": ("/v1/chat/completions", CHAT, None),
+    "numbers": ("/v1/chat/completions", {**CHAT, "temperature": 1, "top_p": 0.9, "logit_bias": {"5": -1}}, None),
+    "tool call": ("/v1/chat/completions", TALK, None),
+    "harmless": ("/v1/chat/completions", {**CHAT, "metadata": {"a": "b"}, "store": True, "prediction": None}, CHAT),
+    "a whole form": (
+        "/v1/completions",
+        {"prompt": "x", "rid": None, "bootstrap_host": None, "n": None, "lora_path": "", "return_hidden_states": False},
+        {"prompt": "x"},
+    ),
+    "null in sampling_params": ("/generate", sampling(n=None, temperature=0), sampling(temperature=0)),
+    "a whole native form": (
+        "/generate",
+        {
+            **GENERATE,
+            "return_hidden_states": False,
+            "lora_path": None,
+            "logprob_start_len": -1,
+            "return_logprob": False,
+        },
+        {**GENERATE, "logprob_start_len": -1, "return_logprob": False},
+    ),
+    "batch": ("/v1/completions", {"prompt": ["a"] * 256, "n": 2}, None),
+    "ids": ("/generate", {"input_ids": [[1, 2], [3]], "sampling_params": [{"n": 1}, {"n": 1}]}, None),
+    "image": ("/v1/chat/completions", image({"url": "data:image/png;base64," + "A" * TOO_LONG}), None),
+    "image of a message": (
+        "/v1/messages",
+        {**MESSAGE, "messages": [{"role": "user", "content": [{"type": "image", "source": PICTURE}]}]},
+        None,
+    ),
+    "template": ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"thinking": False}}, None),
+    "effort": ("/v1/chat/completions", {**CHAT, "reasoning": {"effort": "high"}}, None),
+    "schema": (
+        "/v1/chat/completions",
+        schema({**properties(500), "required": [f"{each:04}" for each in range(480)], "additionalProperties": False}),
+        None,
+    ),
+    "pattern": ("/v1/completions", {"prompt": "x", "regex": "[0-9]{3}-[a-z]+"}, None),
+    "claude": (
+        "/v1/messages",
+        {
+            **MESSAGE,
+            "system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
+            "tools": [{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}],
+            "metadata": {"user_id": "u"},
+            "stream": True,
+        },
+        None,
+    ),
+    "responses": (
+        "/v1/responses",
+        {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}],
+            "tools": [{"type": "function", **FUNCTION}],
+            "store": False,
+        },
+        None,
+    ),
+    "tokenize": ("/v1/tokenize", {"model": "m", "messages": CHAT["messages"]}, None),
+    "detokenize": ("/v1/detokenize", {"tokens": [1, 2]}, None),
+    "logprobs of a prompt": (
+        "/generate",
+        {"input_ids": [1] * 8000, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 8},
+        None,
+    ),
+}
+# Where the operator listed media domains and opened stop_regex.
+OPENED: dict[str, tuple[str, dict[str, Any], int]] = {
+    "https": ("/v1/chat/completions", image({"url": "https://example.org/x"}), 200),
+    "file": ("/v1/chat/completions", image({"url": "file:///etc/passwd"}), 400),
+    "stop pattern": ("/v1/chat/completions", {**CHAT, "stop_regex": "a+"}, 200),
+    "stop pattern, native": ("/generate", sampling(stop_regex=["a+"]), 200),
+}
+
+
+def sent(body: Any) -> str:
+    return body.decode("latin-1") if isinstance(body, bytes) else json.dumps(body)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[str, Any]]:
+    """What the door says to every body of the tables, with the models of either release: one process for each."""
+    path = tmp_path_factory.mktemp("bodies") / "cases.json"
+    usual = [(case[0], sent(case[1])) for table in (REFUSED, ACCEPTED) for case in table.values()]
+    opened = [(case[0], sent(case[1])) for case in OPENED.values()]
+    path.write_text(json.dumps({"usual": usual, "opened": opened}))
+    return lambda older: found(PROGRAM % (CONTEXT, CONTEXT, str(path)), older)
+
+
+@BOTH
+def test_bodies_that_the_engine_must_not_see(answers: Callable[[bool], dict[str, Any]], older: bool) -> None:
+    given = answers(older)["usual"][: len(REFUSED)]
+    wrong = {
+        name: (status, said)
+        for (name, (_, _, expected)), (status, said) in zip(REFUSED.items(), given, strict=True)
+        if status not in (400, 413) or expected not in said
+    }
+    assert wrong == {}
+
+
+@BOTH
+def test_what_clients_send_reaches_the_engine(answers: Callable[[bool], dict[str, Any]], older: bool) -> None:
+    given = answers(older)["usual"][len(REFUSED) :]
+    wrong = {
+        name: said
+        for (name, (_, body, admitted)), (_, said) in zip(ACCEPTED.items(), given, strict=True)
+        if said != (body if admitted is None else admitted)
+    }
+    assert wrong == {}
+
+
+def test_what_the_operator_opened(answers: Callable[[bool], dict[str, Any]]) -> None:
+    given = [status for status, _ in answers(False)["opened"]]
+    assert given == [status for _, _, status in OPENED.values()]
