@@ -72,7 +72,8 @@ def _engine(url: str, folder: Path, console: Console) -> Iterator[Target]:
     launch: Launch = render(load_recipe("tiny"), [f"port={free_port()}"])
     write_json(folder / RECORD, record("fuzz", {launch.recipe: {"argv": launch.argv, "env": launch.env}}, launch.env))
     keys = {API_KEY: secrets.token_urlsafe(), ADMIN_KEY: secrets.token_urlsafe()}
-    environment = {**launch.env, **keys}
+    opened = {"KIMI_DOOR_NATIVE": "open"}  # what an operator may open must hold, too
+    environment = {**launch.env, **keys, **opened}
     with EngineServer(launch.argv, environment, launch.host, launch.port, folder / "server.log") as server:
         console.print(f"fuzz: the engine was ready after {server.wait_ready(_READY_S):.0f} s at {server.base_url}")
         yield Target(server.base_url, server.pid, keys[API_KEY], keys[ADMIN_KEY], lambda: server.poll() is not None)
