@@ -74,10 +74,7 @@ def cost_case(visit: int, random: Random, model: str) -> Case:
             model, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": value}}, max_tokens=8
         )
 
-    deep: dict[str, Any] = {"type": "string"}
-    for _ in range(min(size, 12)):
-        deep = {"anyOf": [deep, {"type": "array", "items": deep}]}
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": names}}}
+    tool = _tool({"type": "object", "properties": names})
     kinds: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("stop pattern", _CHAT, question(model, stop_regex=pattern, max_tokens=8)),
         ("pattern", _COMPLETIONS, {"model": model, "prompt": word, "regex": pattern, "max_tokens": 8}),
@@ -85,7 +82,13 @@ def cost_case(visit: int, random: Random, model: str) -> Case:
         ("schema with properties", _CHAT, schema({"type": "object", "properties": names, "minProperties": size // 2})),
         ("schema with values", _CHAT, schema({"enum": [f"v{each}" for each in range(size)]})),
         ("schema with counts", _CHAT, schema({"type": "array", "minItems": size, "items": {"maxLength": size}})),
-        ("deep alternatives", _CHAT, schema(deep)),
+        ("composed schema", _CHAT, schema(composed(random))),
+        ("composed arguments", _CHAT, question(model, tools=[_tool(composed(random))], tool_choice="required")),
+        (
+            "composed pattern",
+            _COMPLETIONS,
+            {"model": model, "prompt": word, "regex": _pattern(random), "max_tokens": 8},
+        ),
         ("tool with properties", _CHAT, question(model, tools=[tool])),
         ("many tools", _CHAT, question(model, tools=[tool] * min(size, 50))),
         ("long prompt", _COMPLETIONS, {"model": model, "prompt": word * size * 2, "max_tokens": 2}),
@@ -107,3 +110,44 @@ def cost_case(visit: int, random: Random, model: str) -> Case:
     name, path, body = kinds[visit % len(kinds)]
     request = Request("POST", path, json.dumps(body).encode(), leave_after_s=random.choice((None, None, 1.0)))
     return Case("cost", f"{name} {size}", (request,))
+
+
+def composed(random: Random, room: int = 1000) -> dict[str, Any]:
+    """A JSON schema of parts that are harmless one by one: what compiling it costs is in how they are put together.
+
+    room: how many parts it may have at most.
+    """
+    count = random.choice((1, 2, 5, 20, 100))
+    if room < 2 * count or random.random() < 0.1:
+        text = {"type": "string", "minLength": count, "maxLength": count * random.choice((1, 3, 50))}
+        values = {"enum": [f"{'v' * count}{each}" for each in range(count)]}
+        number = {"type": "integer", "minimum": -(10**count), "maximum": 7**count}
+        return random.choice((text, values, number, {"type": "string", "pattern": _pattern(random)}, {}))
+    inner, other = composed(random, room // (2 * count)), composed(random, room // (2 * count))
+    properties = {f"p{each}": inner for each in range(count)}
+    return random.choice(
+        (
+            {"type": "object", "properties": properties, "required": sorted(properties)[: count // 2]},
+            {"type": "object", "properties": properties, "minProperties": count // 2, "additionalProperties": other},
+            {"type": "object", "patternProperties": {_pattern(random): inner}, "maxProperties": count},
+            {"type": "array", "items": inner, "minItems": count, "maxItems": 2 * count},
+            {"type": "array", "prefixItems": [inner, other] * count},
+            {random.choice(("anyOf", "oneOf", "allOf")): [inner, other] * count},
+            {
+                "$defs": {"x": {"anyOf": [inner, {"type": "array", "items": {"$ref": "#/$defs/x"}}]}},
+                "$ref": "#/$defs/x",
+            },
+        )
+    )
+
+
+def _pattern(random: Random, depth: int = 3) -> str:
+    if depth == 0:
+        return random.choice(("a", ".", "[^a]", r"\d", r"\p{L}", r"\s", "[a-z0-9_]", "(a|b)"))
+    inner = _pattern(random, depth - 1)
+    other = _pattern(random, depth - 1)
+    return random.choice((f"({inner}){{1,{random.choice((3, 30, 300))}}}", f"({inner}|{other})*", f"({inner})+{other}"))
+
+
+def _tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
