@@ -98,7 +98,8 @@ ENDPOINTS: dict[str, Fields] = {
     text input_ids sampling_params stream return_logprob logprob_start_len top_logprobs_num token_ids_logprob
     return_text_in_logprobs return_prompt_token_ids log_metrics cache_salt extra_key image_data modalities
     """
-        )
+        ),
+        names("model"),  # which sglang-router reads and passes on
     ),
     **dict.fromkeys(
         TOKENIZE,

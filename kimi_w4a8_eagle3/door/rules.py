@@ -190,7 +190,7 @@ class RequestRules:
         body["sampling_params"] = kept if isinstance(params, list) else kept[0]
 
     def _check_generate(self, body: Mapping[str, Any], prompts: list[Any]) -> None:
-        params = body.get("sampling_params") or {}
+        params = body.get("sampling_params", {})
         if isinstance(params, list) and (len(params) != len(prompts) or not _is_batch(body)):
             raise Refusal("a list of sampling_params goes with a list of as many prompts", param="sampling_params")
         for each in params if isinstance(params, list) else [params]:

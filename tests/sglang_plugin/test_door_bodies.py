@@ -98,8 +98,8 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "batch times n": ("/v1/completions", {"prompt": ["x"] * 300, "n": 2}, "512 sequences"),
     "generate n": ("/generate", {"text": ["x"] * 300, "sampling_params": {"n": 2}}, "512 sequences"),
     "batch": ("/v1/completions", {"prompt": ["x"] * 513}, "at most 512"),
-    "params without prompts": ("/generate", {"text": "x", "sampling_params": [{}, {}]}, "list of prompts"),
-    "no params": ("/generate", {"text": ["x"], "sampling_params": []}, "list of prompts"),
+    "params without prompts": ("/generate", {"text": "x", "sampling_params": [{}, {}]}, "as many prompts"),
+    "no params": ("/generate", {"text": ["x"], "sampling_params": []}, "as many prompts"),
     "long text": ("/v1/completions", {"prompt": "x" * TOO_LONG}, "longer than 8192 tokens"),
     "long chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * TOO_LONG}]}, "8192 tokens"),
     "many ids": ("/v1/completions", {"prompt": [1] * 8193}, "longer than 8192 tokens"),
@@ -276,6 +276,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
 
 
 GENERATE = {"text": "x", "sampling_params": {"temperature": 0.0, "max_new_tokens": 4, "stop": ["a"]}, "stream": False}
+ROUTED = {"logprobs": False, "stream": False, "no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"url": {"type": "string"}}}}
 TALK = {
@@ -347,6 +348,22 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
             "store": False,
         },
         None,
+    ),
+    # As sglang-router 0.3.2 passes them on.
+    "chat, routed": (
+        "/v1/chat/completions",
+        {**CHAT, **ROUTED, "continue_final_message": False, "separate_reasoning": True, "return_hidden_states": False},
+        {**CHAT, **ROUTED, "continue_final_message": False, "separate_reasoning": True},
+    ),
+    "generate, routed": (
+        "/generate",
+        {**GENERATE, "model": "m", "log_metrics": True, "background": False, "no_logs": False, "return_bytes": False},
+        {**GENERATE, "log_metrics": True},
+    ),
+    "responses, routed": (
+        "/v1/responses",
+        {"input": "x", "stream": None, "temperature": 1.0, "priority": 0, "top_k": -1, "min_p": 0.0},
+        {"input": "x", "temperature": 1.0, "top_k": -1, "min_p": 0.0},
     ),
     "tokenize": ("/v1/tokenize", {"model": "m", "messages": CHAT["messages"]}, None),
     "detokenize": ("/v1/detokenize", {"tokens": [1, 2]}, None),
