@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -10,6 +11,7 @@ from .requests import KEY, Case, Request, Wire, json_request, wire_request
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
+_RESPONSES = "/v1/responses"
 _SIZES = (10, 100, 400, 4000, 30_000)
 _PATTERNS = (
     r"((.|\s)+)+\x00",
@@ -58,7 +60,7 @@ def state_case(visit: int, random: Random, model: str) -> Case:
     if kind == 5:
         response = {"model": model, "input": "Tom", "max_output_tokens": 2, "previous_response_id": "resp_x"}
         cancel = Request("POST", "/v1/responses/resp_x/cancel")
-        return Case("state", "responses", (json_request("POST", "/v1/responses", response), cancel))
+        return Case("state", "responses", (json_request("POST", _RESPONSES, response), cancel))
     crowd = json_request("POST", _CHAT, question(model, n=4, temperature=1.0, seed=7))
     return Case("state", "crowd", (crowd,) * 8)
 
@@ -66,50 +68,31 @@ def state_case(visit: int, random: Random, model: str) -> Case:
 def cost_case(visit: int, random: Random, model: str) -> Case:
     """Work that grows faster than the body, one kind after the other, in some size."""
     size = random.choice(_SIZES)
-    word, names = "Tom ", {f"p{each}": {"type": "integer"} for each in range(size)}
-    pattern = random.choice(_PATTERNS)
-
-    def schema(value: Any) -> dict[str, Any]:
-        return question(
-            model, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": value}}, max_tokens=8
-        )
-
-    tool = _tool({"type": "object", "properties": names})
-    kinds: tuple[tuple[str, str, dict[str, Any]], ...] = (
-        ("stop pattern", _CHAT, question(model, stop_regex=pattern, max_tokens=8)),
-        ("pattern", _COMPLETIONS, {"model": model, "prompt": word, "regex": pattern, "max_tokens": 8}),
-        ("schema with a pattern", _CHAT, schema({"type": "string", "pattern": pattern})),
-        ("schema with properties", _CHAT, schema({"type": "object", "properties": names, "minProperties": size // 2})),
-        ("schema with values", _CHAT, schema({"enum": [f"v{each}" for each in range(size)]})),
-        ("schema with counts", _CHAT, schema({"type": "array", "minItems": size, "items": {"maxLength": size}})),
-        ("composed schema", _CHAT, schema(composed(random))),
-        ("composed arguments", _CHAT, question(model, tools=[_tool(composed(random))], tool_choice="required")),
-        (
-            "composed pattern",
-            _COMPLETIONS,
-            {"model": model, "prompt": word, "regex": _pattern(random), "max_tokens": 8},
-        ),
-        ("tool with properties", _CHAT, question(model, tools=[tool])),
-        ("many tools", _CHAT, question(model, tools=[tool] * min(size, 50))),
-        ("long prompt", _COMPLETIONS, {"model": model, "prompt": word * size * 2, "max_tokens": 2}),
-        ("data: prompt", _COMPLETIONS, {"model": model, "prompt": "data:" + word * size * 2, "max_tokens": 2}),
-        ("data: message", _CHAT, question(model, messages=[{"role": "user", "content": "data:," + word * size * 2}])),
-        ("many messages", _CHAT, question(model, messages=[{"role": "user", "content": word}] * size)),
-        ("many prompts", _COMPLETIONS, {"model": model, "prompt": [word] * size, "n": 2, "max_tokens": 1}),
-        ("stop texts", _CHAT, question(model, stop=[f"{each}?" for each in range(size)], max_tokens=8)),
-        ("biases", _CHAT, question(model, logit_bias={str(each): 1 for each in range(size)})),
-        ("logprobs", _CHAT, question(model, logprobs=True, top_logprobs=min(size, 128), max_tokens=8)),
-        (
-            "logprobs of the prompt",
-            _COMPLETIONS,
-            {"model": model, "prompt": word * min(size, 4000), "echo": True, "logprobs": 20, "max_tokens": 1},
-        ),
-        ("metadata", "/v1/responses", {"model": model, "input": "Tom", "max_output_tokens": 2, "metadata": names}),
-        ("template", _CHAT, question(model, chat_template_kwargs=names)),
-    )
-    name, path, body = kinds[visit % len(kinds)]
+    name, path, fields = _COSTS[visit % len(_COSTS)]
+    least = {
+        _CHAT: question(model, max_tokens=8),
+        _COMPLETIONS: {"model": model, "prompt": "Tom ", "max_tokens": 8},
+        _RESPONSES: {"model": model, "input": "Tom", "max_output_tokens": 2},
+    }
+    body = least[path] | fields(size, random)
     request = Request("POST", path, json.dumps(body).encode(), leave_after_s=random.choice((None, None, 1.0)))
     return Case("cost", f"{name} {size}", (request,))
+
+
+def _names(size: int) -> dict[str, Any]:
+    return {f"p{each}": {"type": "integer"} for each in range(size)}
+
+
+def _tools(size: int, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}] * size}
+
+
+def _schema(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def _says(text: str, messages: int = 1) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}] * messages}
 
 
 def composed(random: Random, room: int = 1000) -> dict[str, Any]:
@@ -149,5 +132,36 @@ def _pattern(random: Random, depth: int = 3) -> str:
     return random.choice((f"({inner}){{1,{random.choice((3, 30, 300))}}}", f"({inner}|{other})*", f"({inner})+{other}"))
 
 
-def _tool(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+# What a body gets for a size: name, path, fields.
+_COSTS: tuple[tuple[str, str, Callable[[int, Random], dict[str, Any]]], ...] = (
+    ("stop pattern", _CHAT, lambda _, random: {"stop_regex": random.choice(_PATTERNS)}),
+    ("pattern", _COMPLETIONS, lambda _, random: {"regex": random.choice(_PATTERNS)}),
+    ("composed pattern", _COMPLETIONS, lambda _, random: {"regex": _pattern(random)}),
+    (
+        "schema with a pattern",
+        _CHAT,
+        lambda _, random: _schema({"type": "string", "pattern": random.choice(_PATTERNS)}),
+    ),
+    (
+        "schema with properties",
+        _CHAT,
+        lambda n, _: _schema({"type": "object", "properties": _names(n), "minProperties": n // 2}),
+    ),
+    ("schema with values", _CHAT, lambda n, _: _schema({"enum": [f"v{each}" for each in range(n)]})),
+    ("schema with counts", _CHAT, lambda n, _: _schema({"type": "array", "minItems": n, "items": {"maxLength": n}})),
+    ("composed schema", _CHAT, lambda _, random: _schema(composed(random))),
+    ("composed arguments", _CHAT, lambda _, random: _tools(1, composed(random)) | {"tool_choice": "required"}),
+    ("tool with properties", _CHAT, lambda n, _: _tools(1, {"type": "object", "properties": _names(n)})),
+    ("many tools", _CHAT, lambda n, _: _tools(n, {"type": "object", "properties": _names(5)})),
+    ("long prompt", _COMPLETIONS, lambda n, _: {"prompt": "Tom " * n * 2}),
+    ("data: prompt", _COMPLETIONS, lambda n, _: {"prompt": "data:" + "Tom " * n * 2}),
+    ("data: message", _CHAT, lambda n, _: _says("data:," + "Tom " * n * 2)),
+    ("many messages", _CHAT, lambda n, _: _says("Tom", n)),
+    ("many prompts", _COMPLETIONS, lambda n, _: {"prompt": ["Tom "] * n, "n": 2, "max_tokens": 1}),
+    ("stop texts", _CHAT, lambda n, _: {"stop": [f"{each}?" for each in range(n)]}),
+    ("biases", _CHAT, lambda n, _: {"logit_bias": {str(each): 1 for each in range(n)}}),
+    ("logprobs", _CHAT, lambda n, _: {"logprobs": True, "top_logprobs": min(n, 128)}),
+    ("logprobs of the prompt", _COMPLETIONS, lambda n, _: {"prompt": "Tom " * n, "echo": True, "logprobs": 20}),
+    ("metadata", _RESPONSES, lambda n, _: {"metadata": _names(n)}),
+    ("template", _CHAT, lambda n, _: {"chat_template_kwargs": _names(n)}),
+)
