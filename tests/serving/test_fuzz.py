@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
+from kimi_w4a8_eagle3.fuzz import session
 from kimi_w4a8_eagle3.fuzz.plan import TEMPLATES, Plan
 from kimi_w4a8_eagle3.fuzz.requests import affordable, json_request
+from kimi_w4a8_eagle3.fuzz.resources import Resources
 from kimi_w4a8_eagle3.fuzz.session import Fault, Fuzz, Outcome, Target
 from kimi_w4a8_eagle3.fuzz.values import KINDS
 from kimi_w4a8_eagle3.server import free_port
@@ -207,6 +210,27 @@ def test_slots_that_do_not_return_are_found(tmp_path: Path, monkeypatch: pytest.
     engine = Engine(planted)
     [fault] = named(fuzzed(engine, tmp_path), "did not return")
     assert fault.detail == f"tokens: {engine.leaked}, before 0"
+
+
+def test_memory_and_descriptors_that_do_not_return_are_named() -> None:
+    before = Resources(0, 0, 0, memory=2**30, descriptors=100)
+    assert not list(replace(before, memory=2 * 2**30, descriptors=116).beyond(before))
+    assert list(replace(before, memory=2 * 2**30 + 2**20).beyond(before)) == ["memory: 2049 MiB, before 1024 MiB"]
+    assert list(replace(before, descriptors=117, running=1).beyond(before)) == [
+        "running: 1, before 0",
+        "descriptors: 117, before 100",
+    ]
+
+
+@pytest.mark.parametrize("timely", [True, False])
+def test_a_healthy_client_that_waits_is_a_fault_where_time_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timely: bool
+) -> None:
+    monkeypatch.setattr(session, "_TIMELY_FACTOR", 0.0)
+    monkeypatch.setattr(session, "_TIMELY_FLOOR_S", 0.0)
+    with served(Engine().app) as url:
+        outcome = Fuzz(Target(url), tmp_path, 1, timely).run(50)
+    assert bool(named(outcome, "waited")) is timely
 
 
 def test_an_engine_that_ends_is_found_with_the_requests_that_it_owes_an_answer(tmp_path: Path) -> None:
