@@ -23,6 +23,7 @@ _TEXT_PARTS = names(
     """
 )
 _MEDIA_PARTS = names("image_url image input_image video_url")
+_CONTENTS = ("content", "output")  # of a message, of a tool's result: they hold parts
 _MEDIA_KEYS = names("url image_url video_url audio_url file_url image video audio data file file_id")
 
 
@@ -93,7 +94,7 @@ def _parts(messages: list[Any]) -> Iterator[dict[str, Any]]:
             raise Refusal("messages and their parts are objects")
         if "role" not in each or "type" in each:
             yield each
-        for name in ("content", "output"):
+        for name in _CONTENTS:
             if isinstance(each.get(name), list):
                 waiting.extend(each[name])
             elif isinstance(each.get(name), dict):
@@ -101,15 +102,18 @@ def _parts(messages: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _sources(part: Mapping[str, Any]) -> Iterator[Any]:
-    """Where a part's media come from: {"image_url": {"url": ...}}, {"image_url": ...}, {"source": {...}}."""
+    """Where a part's media come from, in whichever form: {"image_url": {"url": ...}}, {"source": {...}}, ...
+
+    Everything that any endpoint may read as an address, once; what is inside of a content is a part of its own.
+    """
     waiting: list[Mapping[str, Any]] = [part]
     while waiting:
         each = waiting.pop()
-        if each.get("type") == "base64" and isinstance(each.get("data"), str):  # SGLang makes a data: URL of these two
-            yield f"data:{each['data']}"
-            continue
         for name, value in each.items():
             if isinstance(value, Mapping):
-                waiting.append(value)
+                if name not in _CONTENTS:
+                    waiting.append(value)
+            elif name == "data" and each.get("type") == "base64" and isinstance(value, str):
+                yield f"data:{value}"  # as SGLang writes it
             elif name in _MEDIA_KEYS:
                 yield value

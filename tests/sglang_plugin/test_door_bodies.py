@@ -68,6 +68,7 @@ def tool(number: int, length: int) -> dict[str, Any]:
     return {"name": "f", "input_schema": properties(number, length)}
 
 
+HIDDEN = {"type": "input_image", "image_url": "data:" + "A" * 100_000}
 IN_CONTENT: dict[str, Callable[[Any], dict[str, Any]]] = {
     "/v1/chat/completions": lambda part: {"messages": [{"role": "user", "content": [part]}]},
     "/v1/messages": lambda part: {**MESSAGE, "messages": [{"role": "user", "content": [part]}]},
@@ -140,6 +141,19 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
             ]
         },
         "fetches no media",
+    ),
+    "an address beside data": (
+        "/v1/chat/completions",
+        image({"type": "base64", "data": "AAAA", "url": "http://127.0.0.1/x"}),
+        "fetches no media",
+    ),
+    "media counted twice": (
+        "/v1/responses",
+        {
+            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x", "content": HIDDEN}]}],
+            "instructions": "x" * (TOO_LONG + 50_000),
+        },
+        "longer than 8192 tokens",
     ),
     "responses image": (
         "/v1/responses",
