@@ -47,9 +47,9 @@ faults: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),20) --set env.ONEDNN_MAX_CPU_ISA=AVX2
 
-# Five minutes of hostile requests, with a healthy client beside them.
+# Five minutes of hostile requests, with a healthy client beside them (docs/fuzzing.md). MINUTES=30 is longer.
 fuzz: $(STAMP)
-	$(BIN)/python bench/fuzz_api.py --minutes $(or $(MINUTES),5)
+	$(BIN)/python bench/fuzz_api.py --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
 
 bench-load: $(STAMP)
 	$(BIN)/python bench/load_repack.py

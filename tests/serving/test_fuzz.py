@@ -7,8 +7,10 @@ import shlex
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +18,97 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
-from starlette.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
 
+from kimi_w4a8_eagle3.fuzz import session
+from kimi_w4a8_eagle3.fuzz.plan import TEMPLATES, Plan
 from kimi_w4a8_eagle3.fuzz.requests import affordable, json_request
-from kimi_w4a8_eagle3.fuzz.session import Fault, Fuzz, Outcome
+from kimi_w4a8_eagle3.fuzz.resources import Resources
+from kimi_w4a8_eagle3.fuzz.session import Fault, Fuzz, Outcome, Target
+from kimi_w4a8_eagle3.fuzz.values import KINDS
 from kimi_w4a8_eagle3.server import free_port
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/messages", "/v1/responses", "/v1/tokenize")
-Handler = Callable[[str, dict[str, Any]], JSONResponse | None]
+Handler = Callable[[str, dict[str, Any]], Response | None]
+CLOSED = ("/flush_cache", "/update_weight_version", "/open_session", "/configure_logging")
 
 
-def engine(planted: Handler) -> FastAPI:
-    """Answers like a polite engine, unless `planted` does otherwise."""
-    app = FastAPI()
+class Options(BaseModel):
+    """A field with fields of its own."""
 
-    async def answer(request: Request) -> JSONResponse:
+    include_usage: bool = False
+
+
+class Body(BaseModel):
+    """What the document says of every endpoint."""
+
+    model: str = "m"
+    messages: list[dict[str, str]] | None = None
+    top_logprobs: int | None = None
+    image_url: str | None = None
+    stream_options: Options | None = None
+
+
+class Engine:
+    """Answers like a polite engine, unless `planted` does otherwise; leaked: slots that it keeps."""
+
+    def __init__(self, planted: Handler = lambda *_: None) -> None:
+        self.planted = planted
+        self.leaked = 0
+        self.app = FastAPI(openapi_url=None)
+        for path in TEMPLATES:
+            self.app.post(path, openapi_extra=_described())(self._answer)
+        for path in CLOSED:
+            self.app.post(path)(self._closed)
+        self.app.get("/openapi.json", include_in_schema=False)(self._document)
+        self.app.get("/v1/models")(lambda: {"data": [{"id": "m"}]})
+        self.app.get("/v1/loads")(self._loads)
+
+    async def _answer(self, request: Request) -> Response:
         try:
             body = json.loads(await request.body())
             assert isinstance(body, dict)
         except (ValueError, AssertionError, RecursionError):
-            return JSONResponse({"message": "not a JSON object"}, 400)
-        if (wrong := planted(request.url.path, body)) is not None:
-            return wrong
-        choice = {"message": {"content": "7"}, "finish_reason": "stop", "response_token_ids": [7]}
-        return JSONResponse({"choices": [choice]})
+            return refusal("not a JSON object")
+        if (other := self.planted(request.url.path, body)) is not None:
+            return other
+        if not harmless(body):
+            return refusal("no")
+        return answer("7", body.get("stream") is True)
 
-    for path in PATHS:
-        app.post(path)(answer)
-    app.get("/v1/models")(lambda: {"data": [{"id": "m"}]})
-    return app
+    async def _closed(self, request: Request) -> Response:
+        return self.planted(request.url.path, {"from": request.headers.get("x-forwarded-for")}) or refusal("no", 403)
+
+    async def _document(self, request: Request) -> Response:
+        return refusal("no", 403) if "origin" in request.headers else JSONResponse(self.app.openapi())
+
+    async def _loads(self) -> dict[str, Any]:
+        return {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": self.leaked}]}
+
+
+def _described() -> dict[str, Any]:
+    schema = Body.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema["properties"]["stream_options"] = schema.pop("$defs")["Options"]
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+
+
+def harmless(body: dict[str, Any]) -> bool:
+    numbers = all(isinstance(body.get(name), int | None) for name in ("logprobs", "top_logprobs"))
+    return numbers and len(json.dumps(body)) < 100_000
+
+
+def refusal(message: str, status: int = 400) -> Response:
+    return JSONResponse({"error": {"message": message}}, status)
+
+
+def answer(text: str, stream: bool) -> Response:
+    usage = {"completion_tokens": 1}
+    if not stream:
+        logprobs = {"content": [{"token": text, "logprob": 0.0, "top_logprobs": [{"token": "?", "logprob": -9.0}]}]}
+        choice = {"message": {"content": text}, "finish_reason": "stop", "logprobs": logprobs}
+        return JSONResponse({"choices": [choice], "usage": usage})
+    events = [{"choices": [{"delta": {"content": text}, "finish_reason": "stop"}]}, {"choices": [], "usage": usage}]
+    return Response("".join(f"data: {json.dumps(each)}\n\n" for each in events) + "data: [DONE]\n\n")
 
 
 @contextmanager
@@ -62,85 +126,164 @@ def served(app: FastAPI) -> Iterator[str]:
         thread.join(timeout=20)
 
 
-def fuzzed(planted: Handler, folder: Path, enough: Callable[[Outcome], bool], **more: Any) -> Outcome:
-    """Fuzz until `enough`, at most a minute."""
-    with served(engine(planted)) as url:
-        fuzz = Fuzz(url, folder, 1, **more)
-
-        def watch(outcome: Outcome) -> None:
-            if enough(outcome):
-                fuzz.stop()
-
-        return fuzz.run(60, watch)
+def fuzzed(engine: Engine, folder: Path, requests: int = 600, **more: Any) -> Outcome:
+    with served(engine.app) as url:
+        return Fuzz(Target(url, **more), folder, 1).run(requests)
 
 
 def named(outcome: Outcome, what: str) -> list[Fault]:
-    return [fault for fault in outcome.faults if what in fault.what]
+    return [fault for fault in outcome.faults.values() if what in fault.what]
+
+
+def document() -> dict[str, Any]:
+    return Engine().app.openapi()
+
+
+def plan(seed: int = 1) -> Plan:
+    return Plan(document(), "m", seed, "http://127.0.0.1:1/trap.png", 9527, frozenset())
 
 
 def test_a_healthy_engine_has_no_faults(tmp_path: Path) -> None:
-    contract = ("GET /v1/models", 200)  # the hostile requests are all POST
-    outcome = fuzzed(
-        lambda *_: None,
-        tmp_path,
-        lambda now: now.requests > 100 and len(now.healthy_s) > 3 and now.statuses[contract] > 0,
-    )
-    assert outcome.faults == []
-    assert outcome.statuses[contract]
-    assert {200, 400} <= {status for _, status in outcome.statuses}
-    assert outcome.summary()["healthy_client"]["answers"] > 3
+    outcome = fuzzed(Engine(), tmp_path)
+    assert outcome.faults == {}
+    assert outcome.requests >= 600
+    groups = {"fields", "samples", "routes", "headers", "broken bodies"}
+    assert groups | {"nested fields", "state", "cost"} < set(outcome.rows)
+    assert not [name for name in groups if not outcome.rows[name].between(400, 499)]
+    assert outcome.summary()["healthy_client"]["answers"] > 0
 
 
-def test_an_answer_of_500_is_found_and_can_be_repeated(tmp_path: Path) -> None:
-    def planted(path: str, body: dict[str, Any]) -> JSONResponse | None:
-        return JSONResponse({"message": "oops"}, 500) if path == "/generate" else None
+def test_an_answer_of_500_to_one_type_is_found_and_can_be_repeated(tmp_path: Path) -> None:
+    def planted(path: str, body: dict[str, Any]) -> Response | None:
+        if path == "/v1/completions" and isinstance(body.get("top_logprobs"), str):
+            return refusal("oops", 500)
+        return None
 
-    with served(engine(planted)) as url:
-        fuzz = Fuzz(url, tmp_path, 1)
-        outcome = fuzz.run(60, lambda now: fuzz.stop() if named(now, "HTTP 500") else None)
-        [fault, *_] = named(outcome, "HTTP 500")
-        assert fault.endpoint == "POST /generate"
-        repeated = subprocess.run(shlex.split(fault.command), capture_output=True, text=True, check=True)
+    with served(Engine(planted).app) as url:
+        outcome = Fuzz(Target(url), tmp_path, 1).run(600)
+        [fault] = named(outcome, "HTTP 500")
+        assert fault.name == "/v1/completions top_logprobs"
+        assert fault.index is not None
+        curl, again = fault.command.splitlines()
+        repeated = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True)
         assert " 500 " in repeated.stdout.splitlines()[0]
+        assert again.endswith(f"--seed 1 --only {fault.index}")
+        alone = Fuzz(Target(url), tmp_path, 1).run(only=fault.index)
+        assert alone.requests == 1
+        assert named(alone, "HTTP 500")
 
 
 def test_a_healthy_client_that_reads_other_tokens_is_found(tmp_path: Path) -> None:
-    def planted(path: str, body: dict[str, Any]) -> JSONResponse | None:
-        disturbed = time.monotonic() - began > 1 and path == "/v1/chat/completions"
-        choice = {"message": {"content": "8"}, "finish_reason": "stop", "response_token_ids": [8]}
-        return JSONResponse({"choices": [choice]}) if disturbed else None
+    seen: Counter[str] = Counter()
 
-    began = time.monotonic()
-    outcome = fuzzed(planted, tmp_path, lambda now: bool(now.faults))
-    assert named(outcome, "the healthy client read other tokens")
+    def planted(path: str, body: dict[str, Any]) -> Response | None:
+        seen[path] += 1
+        disturbed = seen["/v1/completions"] > 20 and body.get("temperature") == 0.0
+        return answer("8", body.get("stream") is True) if disturbed else None
+
+    [fault] = named(fuzzed(Engine(planted), tmp_path), "healthy client")
+    assert "'8' instead of '7'" in fault.detail
+
+
+def test_a_closed_endpoint_that_believes_an_address_is_found(tmp_path: Path) -> None:
+    def planted(path: str, body: dict[str, Any]) -> Response | None:
+        return JSONResponse({}) if path in CLOSED and "127.0.0.1" in (body["from"] or "") else None
+
+    faults = named(fuzzed(Engine(planted), tmp_path, 100), "answered what must be refused")
+    assert {(fault.group, fault.name) for fault in faults} >= {("2 claimed address", path) for path in CLOSED}
 
 
 def test_an_engine_that_fetches_what_a_request_names_is_found(tmp_path: Path) -> None:
     def planted(path: str, body: dict[str, Any]) -> None:
         for text in json.dumps(body).split('"'):
             if text.startswith("http://127.0.0.1:") and text.endswith("/trap.png"):
-                httpx.get(text)
+                threading.Thread(target=httpx.get, args=(text,), daemon=True).start()
 
-    outcome = fuzzed(planted, tmp_path, lambda now: bool(now.faults))
-    assert named(outcome, "fetched an address")
+    assert named(fuzzed(Engine(planted), tmp_path), "fetched an address")
 
 
-def test_an_engine_that_ends_is_found(tmp_path: Path) -> None:
-    began = time.monotonic()
-    outcome = fuzzed(lambda *_: None, tmp_path, lambda _: False, ended=lambda: time.monotonic() - began > 2)
+def test_slots_that_do_not_return_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(path: str, body: dict[str, Any]) -> None:
+        engine.leaked += isinstance(body.get("messages"), dict)
+
+    monkeypatch.setattr("kimi_w4a8_eagle3.fuzz.resources._SETTLE_S", 1.0)
+    engine = Engine(planted)
+    [fault] = named(fuzzed(engine, tmp_path), "did not return")
+    assert fault.detail == f"tokens: {engine.leaked}, before 0"
+
+
+def test_memory_and_descriptors_that_do_not_return_are_named() -> None:
+    before = Resources(0, 0, 0, memory=2**30, descriptors=100)
+    assert not list(replace(before, memory=2 * 2**30, descriptors=116).beyond(before))
+    assert list(replace(before, memory=2 * 2**30 + 2**20).beyond(before)) == ["memory: 2049 MiB, before 1024 MiB"]
+    assert list(replace(before, descriptors=117, running=1).beyond(before)) == [
+        "running: 1, before 0",
+        "descriptors: 117, before 100",
+    ]
+
+
+@pytest.mark.parametrize("timely", [True, False])
+def test_a_healthy_client_that_waits_is_a_fault_where_time_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timely: bool
+) -> None:
+    monkeypatch.setattr(session, "_TIMELY_FACTOR", 0.0)
+    monkeypatch.setattr(session, "_TIMELY_FLOOR_S", 0.0)
+    with served(Engine().app) as url:
+        outcome = Fuzz(Target(url), tmp_path, 1, timely).run(50)
+    assert bool(named(outcome, "waited")) is timely
+
+
+def test_an_engine_that_ends_is_found_with_the_requests_that_it_owes_an_answer(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def planted(path: str, body: dict[str, Any]) -> Response | None:
+        if isinstance(body.get("stream_options"), list):
+            ended.set()
+            time.sleep(2)
+        return None
+
+    outcome = fuzzed(Engine(planted), tmp_path, ended=ended.is_set)
     [fault] = named(outcome, "the engine ended")
     assert "curl" in fault.command
-    assert list(tmp_path.glob("fault-*.bin"))
+    assert any(b'"stream_options": [' in file.read_bytes() for file in tmp_path.glob("fault-*.bin"))
+
+
+def test_a_seed_and_an_index_are_one_request() -> None:
+    once, again, other = plan(), plan(), plan(2)
+    indexes = range(len(once.corpus), 1000)
+    assert [once.case(each) for each in reversed(indexes)] == [again.case(each) for each in reversed(indexes)]
+    assert [once.case(each) for each in indexes] != [other.case(each) for each in indexes]
+
+
+def test_every_field_is_sent_as_every_type() -> None:
+    made = plan()
+    labels = {(path, place.label) for path, place in (*made.fields, *made.nested)}
+    assert ("/v1/messages", "stream_options/include_usage") in labels
+    assert ("/generate", "sampling_params/top_logprobs") in labels
+    found = {
+        json.loads(case.sends[0].body)["top_logprobs"].__class__.__name__
+        for case in map(made.case, range(1500))
+        if case.name == "/v1/completions top_logprobs"
+    }
+    assert found == {type(value).__name__ for kind in KINDS for value in kind}
+
+
+def test_the_corpus_has_each_group_of_findings_that_is_a_request() -> None:
+    assert {case.group[0] for case in plan().corpus} == set("1245678")
 
 
 def test_expensive_requests_are_made_cheap_and_absurd_ones_stay() -> None:
-    body = affordable("/v1/chat/completions", {"max_tokens": 4000, "n": 100, "min_tokens": 2**63})
-    assert body == {"max_tokens": 16, "n": 8, "min_tokens": 2**63}
-    assert affordable("/v1/completions", {"n": True, "max_tokens": -1}) == {"n": True, "max_tokens": -1}
-    assert affordable("/v1/responses", {}) == {"max_output_tokens": 16}
-    assert (
-        affordable("/generate", {"sampling_params": {"max_new_tokens": 999}})["sampling_params"]["max_new_tokens"] == 16
-    )
+    assert affordable({"max_tokens": 4000, "n": 100, "min_tokens": 2**63}) == {
+        "max_tokens": 8,
+        "n": 4,
+        "min_tokens": 2**63,
+    }
+    assert affordable({"max_tokens": "4000", "n": 5000.0}) == {"max_tokens": "8", "n": 5000.0}
+    assert affordable({"n": True, "max_tokens": [900]}) == {"n": True, "max_tokens": [8]}
+    assert affordable({"sampling_params": [{"max_new_tokens": 999.0}]}) == {
+        "sampling_params": [{"max_new_tokens": 8.0}]
+    }
+    assert json_request("POST", "/", {"max_tokens": None}).leave_after_s is not None
 
 
 @pytest.mark.parametrize("text", ["\ud800", "it's", "$(reboot)"])

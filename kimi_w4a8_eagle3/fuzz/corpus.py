@@ -1,0 +1,139 @@
+"""The attacks that once got through, by the numbers of the groups in which they were reported; they are sent first.
+
+Group 3, a hostile Hub, is no request to an engine: tests/fetch has it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .requests import JSON, OUTSIDER, Case, Request, wire_request
+from .state import chat_wire, question
+
+_CHAT = "/v1/chat/completions"
+_SLOW_PATTERN = r"((.|\s)+)+\x00"
+
+
+def corpus(model: str, port: int, keyed: bool) -> list[Case]:
+    """The cases of an engine that serves `model` on `port`; keyed: its clients need a key."""
+    return [
+        *_ends_the_engine(model),
+        *_opens_the_door(model, port, keyed),
+        *_stops_everybody(model),
+        *_breaks_an_answer(model),
+    ]
+
+
+def _ends_the_engine(model: str) -> list[Case]:
+    """1: values that pass a check of whole numbers and are coerced afterwards."""
+    completion = {"model": model, "prompt": "Tom", "max_tokens": 2}
+    logprob = {"text": "Tom has", "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
+    return [
+        _case(1, "logprob_start_len in a list", "/generate", {**logprob, "logprob_start_len": [1]}),
+        _case(1, "top_logprobs_num in a list", "/generate", {**logprob, "top_logprobs_num": [5]}),
+        _case(1, "top_logprobs as text", _CHAT, question(model, logprobs=True, top_logprobs="5000"), refused=True),
+        _case(1, "top_logprobs as a float", _CHAT, question(model, logprobs=True, top_logprobs=5000.0), refused=True),
+        _case(1, "logprobs as text", "/v1/completions", {**completion, "logprobs": "1000000000"}, refused=True),
+    ]
+
+
+def _opens_the_door(model: str, port: int, keyed: bool) -> list[Case]:
+    """2: an address that is claimed; 6: a door that is not there. From outside, without a key."""
+    claimed = [("Host", "x"), ("Content-Type", "application/json"), ("X-Forwarded-For", f"127.0.0.1:{port}")]
+    closed = {
+        "/open_session": {"capacity_of_str_len": 1},
+        "/configure_logging": {},
+        "/update_weight_version": {"new_version": "fuzz"},
+        "/flush_cache": {},
+    }
+    forged = [
+        Case(
+            "2 claimed address",
+            path,
+            (
+                wire_request(
+                    "POST", path, [*claimed, *OUTSIDER], json.dumps(body).encode(), held_from=f"127.0.0.{number + 3}"
+                ),
+            ),
+            refused=True,
+        )
+        for number, (path, body) in enumerate(closed.items())
+    ]
+    chat = wire_request("POST", _CHAT, claimed, json.dumps(question(model)).encode(), held_from="127.0.0.2")
+    ajar = [
+        Case("6 no door", path, (Request("POST", path, b"{}", JSON + OUTSIDER, key=False),), refused=True)
+        for path in closed
+    ]
+    return [*forged, Case("2 claimed address", f"{_CHAT} without a key", (chat,), refused=keyed), *ajar]
+
+
+def _stops_everybody(model: str) -> list[Case]:
+    """4, 5 and 7: little to send, much to do."""
+    generate = {"text": "Tom", "sampling_params": {"max_new_tokens": 64, "stop_regex": _SLOW_PATTERN}}
+    data = "data:" + "Tom has 3 apples. " * 450_000
+    names = {f"property_{number}": {"type": "integer"} for number in range(80_000)}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": names}}}
+    some = {f"p{number}": {"type": "integer"} for number in range(600)}
+    schema = {"type": "object", "properties": some, "minProperties": 500}
+    long = "Tom has 3 apples. " * 1600
+    return [
+        _case(4, "slow stop pattern", _CHAT, question(model, max_tokens=64, stop_regex=_SLOW_PATTERN)),
+        _case(4, "slow stop pattern", "/generate", generate),
+        _case(
+            5, "8 MB behind data:", "/v1/completions", {"model": model, "prompt": data, "max_tokens": 1}, refused=True
+        ),
+        _case(5, "8 MB behind data:", "/v1/tokenize", {"model": model, "prompt": data}, refused=True),
+        _case(5, "80,000 names in a tool", _CHAT, question(model, tools=[tool]), refused=True),
+        _case(
+            7,
+            "128 logprobs from the first token",
+            "/generate",
+            {"text": long, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
+            | {"logprob_start_len": 0, "top_logprobs_num": 128},
+        ),
+        _case(
+            7,
+            "600 properties, 500 of them needed",
+            _CHAT,
+            question(model, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}),
+        ),
+    ]
+
+
+def _breaks_an_answer(model: str) -> list[Case]:
+    """8: answers of 500, no answer to a half-closed client, and work before the key is looked at."""
+    numbered = json.loads("[1," + "[" * 400 + "]" * 400 + "]")
+    generate: dict[str, Any] = {"text": "Tom", "sampling_params": {"max_new_tokens": 2}}
+    parts: tuple[list[Any], ...] = ([{"type": []}], [{}], [{"type": {}}])
+    messages = [_case(8, f"part {part}", _CHAT, question(model, messages=[_says(part)])) for part in parts]
+    anthropic = [
+        _case(8, f"part {part}", "/v1/messages", {"model": model, "max_tokens": 2, "messages": [_says(part)]})
+        for part in parts
+    ]
+    wrong_key = Request("POST", "/flush_cache", b"", (("authorization", "Bearer not-a-key"), *OUTSIDER), key=False)
+    return [
+        *messages,
+        *anthropic,
+        _case(8, "n is null", "/generate", {"text": "Tom", "sampling_params": {"n": None}}),
+        _case(8, "a number before 400 levels", "/generate", {**generate, "input_ids": numbered}),
+        _case(8, "a number before 400 levels", _CHAT, question(model, stop=numbered)),
+        Case("8 answers", "half-closed", (chat_wire(model, half_close=True, patience_s=10.0),)),
+        Case("8 answers", "wrong key", (wrong_key,), refused=True),
+        Case("8 answers", "a header sets the id", (_with_header(model, "x-override-rid"),) * 2),
+    ]
+
+
+def _says(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def _with_header(model: str, name: str) -> Request:
+    return Request("POST", _CHAT, json.dumps(question(model)).encode(), (*JSON, (name, "one")))
+
+
+_NAMES = {1: "1 coerced", 4: "4 patterns", 5: "5 sizes", 7: "7 allowed work", 8: "8 answers"}
+
+
+def _case(group: int, name: str, path: str, body: Any, refused: bool = False) -> Case:
+    return Case(_NAMES[group], f"{path}: {name}", (Request("POST", path, json.dumps(body).encode()),), refused)

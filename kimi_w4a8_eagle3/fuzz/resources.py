@@ -1,0 +1,69 @@
+"""What an engine holds when nobody asks it anything: slots, tokens of the cache, memory, descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import httpx
+import psutil
+
+_SETTLE_S = 60.0
+_POLL_S = 0.5
+# Allocators keep the memory of the largest moment: bodies of 32 MiB parsed in several processes, and their tokens.
+_MEMORY_BYTES = 2**30
+_DESCRIPTORS = 16  # kept connections that were not yet found dead
+
+
+@dataclass(frozen=True)
+class Resources:
+    """running, waiting: requests. tokens: of the KV cache that no other request may take. memory: resident bytes."""
+
+    running: int
+    waiting: int
+    tokens: int
+    memory: int = 0
+    descriptors: int = 0
+
+    def beyond(self, before: Resources) -> Iterator[str]:
+        """What is held more than before, in words."""
+        for name in ("running", "waiting", "tokens"):
+            had, has = getattr(before, name), getattr(self, name)
+            if has > had:
+                yield f"{name}: {has}, before {had}"
+        if self.memory > before.memory + _MEMORY_BYTES:
+            yield f"memory: {self.memory / 2**20:.0f} MiB, before {before.memory / 2**20:.0f} MiB"
+        if self.descriptors > before.descriptors + _DESCRIPTORS:
+            yield f"descriptors: {self.descriptors}, before {before.descriptors}"
+
+
+async def settled(base_url: str, pid: int | None, before: Resources | None) -> Resources:
+    """What is held once nothing runs and nothing is held beyond `before`, or after a minute."""
+    until = time.monotonic() + _SETTLE_S
+    async with httpx.AsyncClient(base_url=base_url, timeout=30.0, trust_env=False) as http:
+        while True:
+            found = await engine_resources(http, pid)
+            idle = not found.running and not found.waiting and not (before and list(found.beyond(before)))
+            if idle or time.monotonic() > until:
+                return found
+            await asyncio.sleep(_POLL_S)
+
+
+async def engine_resources(http: httpx.AsyncClient, pid: int | None) -> Resources:
+    """What is held now."""
+    loads = (await http.get("/v1/loads", params={"include": "core"})).raise_for_status().json()["loads"]
+    running, waiting, tokens = (
+        sum(int(load[name]) for load in loads) for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+    )
+    memory = descriptors = 0
+    if pid is not None:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            for each in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    memory += each.memory_info().rss
+                    descriptors += each.num_fds()
+    return Resources(running, waiting, tokens, memory, descriptors)
