@@ -128,7 +128,7 @@ def test_each_writes_into_its_own_log(portraits: Portraits) -> None:
         assert portraits.fork("end", "0", log=log).wait(60) == 0
         files.append(portraits.file)
     for log, own, other in zip(logs, files, reversed(files), strict=True):
-        assert log.read_text().startswith(f"written to {own}\n")
+        assert f"written to {own}\n" in log.read_text()  # the first may have what importing printed
         assert str(other) not in log.read_text()
 
 
