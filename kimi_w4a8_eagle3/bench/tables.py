@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..console import table_console
 from ..errors import KimiError
 from .compare import compare_sides
 from .measure import Measurement
@@ -21,7 +22,7 @@ from .statistics import METRICS, Interval, Metric, estimate
 
 def print_run(run: Run, console: Console | None = None) -> None:
     """The figures of one run, what the server says, and the published comparison."""
-    console = console or Console(highlight=False)
+    console = console or table_console()
     for (workload, concurrency), sides in grouped([run]).items():
         for side, pairs in sides.items():
             console.print(_figures(f"{workload}, concurrency {concurrency}, {side}", pairs))
@@ -65,7 +66,7 @@ def print_comparison(runs: Sequence[Run], base: str | None = None, console: Cons
 
     Raises KimiError when the runs have no two sides of one workload.
     """
-    console = console or Console(highlight=False)
+    console = console or table_console()
     for run in runs:
         if run.result.status != "complete":
             console.print(f"[yellow]warning:[/] {run.name} is {run.result.status}: {escape(run.result.reason)}")
@@ -103,7 +104,7 @@ def _ratio(change: Interval) -> str:
 
 def print_model(fit: Fit, points: Sequence[Point], console: Console | None = None) -> None:
     """The fitted unknowns, and every published figure beside the model's."""
-    console = console or Console(highlight=False)
+    console = console or table_console()
     table = Table("article", "point", "figure", "published", "model", "error", title="8x MI325X, 10240 in / 512 out")
     for each in points:
         metric = METRICS[each.key]
@@ -120,7 +121,7 @@ def print_model(fit: Fit, points: Sequence[Point], console: Console | None = Non
 
 def print_choices(load: Load, found: Sequence[Choice], console: Console | None = None) -> None:
     """Draft steps from 0 up, the best one marked."""
-    console = console or Console(highlight=False)
+    console = console or table_console()
     best = max(found, key=lambda choice: choice.throughput_tok_s)
     title = (
         f"concurrency {load.concurrency}, {load.input_len} in / {load.output_len} out, text accepted at "
