@@ -24,6 +24,7 @@ from fault_cases import CASES, FLEET, Case, Row, Stage, port_taken, small_disk
 from rich.console import Console
 from rich.table import Table
 
+from kimi_w4a8_eagle3.console import table_console
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.fleet.served import ServedFleet
 from kimi_w4a8_eagle3.run_dir import RECORD, new_run_dir, record, write_json
@@ -102,7 +103,7 @@ def main(
         found = json.loads((earlier / "result.json").read_text())
         _write_docs({name: row for name, row in found.items() if not only or name in only})
         return
-    console = Console(highlight=False)
+    console = table_console()
     unknown = set(only) - {case.name for case in CASES}
     if unknown:
         raise KimiError(f"no such case: {', '.join(sorted(unknown))}", where="--only", remedy="see --list")

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kimi_w4a8_eagle3.console import table_console
 from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.fleet.load import summarize, write_records
 from kimi_w4a8_eagle3.fleet.load_request import Record
@@ -44,7 +45,7 @@ def main(
     runs: Path = typer.Option(DEFAULT_ROOT, help="Where the run folder is made."),
 ) -> None:
     """Soak, draw, judge."""
-    console = Console(highlight=False)
+    console = table_console()
     folder = new_run_dir("soak", runs).resolve()
     bounds, plan = Bounds(), Plan(minutes, concurrency, seed)
     facts = {

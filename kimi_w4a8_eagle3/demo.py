@@ -20,6 +20,7 @@ from rich.table import Table
 from . import serving, startup_check, tiny
 from .bench.generator import LoadResult, run_load, write_conversations
 from .client import EngineClient, Generation
+from .console import table_console
 from .door.settings import without_keys
 from .errors import KimiError
 from .metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
@@ -47,7 +48,7 @@ class Side:
 
 def run(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Path:
     """Run the demo; returns its run directory. Raises KimiError when a server fails or the two texts differ."""
-    console = console or Console(highlight=False)
+    console = console or table_console()
     folder = new_run_dir("demo", runs)
     questions = tiny.problems("held_out", QUESTIONS)
     console.print(Panel.fit(_intro(folder), title="kimi demo", border_style="cyan"))
@@ -128,7 +129,10 @@ def _stream(client: EngineClient, question: str, name: str, console: Console) ->
     with Live(console=console, refresh_per_second=12) as live:
         for piece in client.stream_chat(question, MAX_TOKENS):
             text += piece
-            live.update(Panel(f"[bold]{question}[/]\n{text}", title=f"{name} answers", border_style="green"))
+            shown = f"[bold]{question}[/]\n{text}"
+            live.update(Panel(shown, title=f"{name} answers", border_style="green", expand=console.is_terminal))
+    if not console.is_terminal:  # Live leaves the cursor behind the panel's last border
+        console.line()
 
 
 def _load(

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..console import table_console
 from ..errors import KimiError
 from .against_published import PerGpu
 from .analysis import Analysis
@@ -20,7 +21,7 @@ from .statistics import METRICS, Interval, Metric
 
 def print_figures(analysis: Analysis, console: Console | None = None) -> None:
     """The figures of runs, what the servers say, and the published comparison."""
-    console = console or Console(highlight=False)
+    console = console or table_console()
     for sides in analysis.groups.values():
         for cell in sides.values():
             console.print(_figures(cell))
@@ -63,7 +64,7 @@ def print_comparison(analysis: Analysis) -> None:
 
     Raises KimiError when the runs have no two sides of one workload.
     """
-    console = Console(highlight=False)
+    console = table_console()
     for run in analysis.runs:
         if run.result.status != "complete":
             console.print(f"[yellow]warning:[/] {run.name} is {run.result.status}: {escape(run.result.reason)}")
@@ -100,7 +101,7 @@ def _ratio(change: Interval) -> str:
 
 def print_model(fit: Fit, points: Sequence[Point]) -> None:
     """The fitted unknowns, and every published figure beside the model's."""
-    console = Console(highlight=False)
+    console = table_console()
     table = Table("article", "point", "figure", "published", "model", "error", title="8x MI325X, 10240 in / 512 out")
     for each in points:
         metric = METRICS[each.key]
@@ -117,7 +118,7 @@ def print_model(fit: Fit, points: Sequence[Point]) -> None:
 
 def print_choices(load: Load, found: Sequence[Choice]) -> None:
     """Draft steps from 0 up, the best one marked."""
-    console = Console(highlight=False)
+    console = table_console()
     best = max(found, key=lambda choice: choice.throughput_tok_s)
     title = (
         f"concurrency {load.concurrency}, {load.input_len} in / {load.output_len} out, text accepted at "

@@ -72,16 +72,16 @@ SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi
 @app.command("list")
 def list_workloads() -> None:
     """Show the workloads."""
-    from rich.console import Console
     from rich.table import Table
 
     from ..bench.workloads import load_workload, workload_names
+    from ..console import table_console
 
     table = Table("workload", "what it measures", "concurrency", "seeds")
     for name in workload_names():
         work = load_workload(name)
         table.add_row(name, work.summary, ", ".join(map(str, work.concurrency)), str(len(work.seeds)))
-    Console().print(table)
+    table_console().print(table)
 
 
 @app.command("run")

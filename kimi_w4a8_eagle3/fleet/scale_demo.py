@@ -19,6 +19,7 @@ from rich.status import Status
 from rich.table import Table
 
 from ..base.prometheus import Reading
+from ..console import table_console
 from ..errors import KimiError
 from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from ..signals import signals_raise
@@ -67,7 +68,7 @@ class Result:
 
 def run(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Path:
     """Run the demo; returns its run directory. Raises KimiError when an answer was wrong or a request was lost."""
-    console = console or Console(highlight=False)
+    console = console or table_console()
     folder = new_run_dir("scale-demo", runs)
     console.print(Panel.fit(_intro(folder), title="kimi scale-demo", border_style="cyan"))
     write_json(folder / RECORD, record("scale-demo", {}, {}, concurrency=CONCURRENCY))

@@ -36,7 +36,7 @@ import typer.testing  # noqa: E402, F401
 from support.optional_parts import PARTS, PROGRAMS  # noqa: E402
 
 PLUGINS = ("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "xdist")
-ASKING = {"which", "find_spec", "importorskip", "version", "distribution"}
+ASKING = {"which", "find_spec", "importorskip"}
 
 
 def name_of(path: Path) -> str:
@@ -140,6 +140,5 @@ if __name__ == "__main__":
     found = {}
     for part in (*PARTS, *PROGRAMS):
         modules = [str(path) for path, touched in tests.items() if part in touched]
-        print(part, len(modules), file=sys.stderr)
         found[part] = collect(part, modules) if modules else {"modules": 0, "status": 0, "output": ""}
     json.dump(found, sys.stdout)
