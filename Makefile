@@ -14,11 +14,11 @@ test: $(STAMP)
 
 # Compiles the gfx942 kernels, counts their machine code against the saved figures and executes it.
 kernels: $(STAMP)
-	$(BIN)/kimi kernels --compare kimi_w4a8_eagle3/moe/kernel_counts.json
-	$(BIN)/python -m pytest tests/gfx942
+	$(BIN)/python -m proof.kernels --compare proof/kernel_counts.json
+	$(BIN)/python -m pytest tests/moe/flydsl tests/moe/triton tests/proof/gfx942
 
 lint: $(STAMP)
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 venv: $(STAMP)
 
@@ -28,7 +28,7 @@ audit: $(STAMP)
 
 # Makes the built-in model from nothing (about an hour on one core); a stopped run continues.
 tiny: $(STAMP)
-	$(BIN)/kimi tiny build
+	$(BIN)/python -m proof.tiny build
 
 $(STAMP): pyproject.toml requirements/install.sh requirements/serve-cpu.txt requirements/constraints.txt
 	@PYTHON="$(PYTHON)" requirements/install.sh $(VENV)
@@ -36,23 +36,23 @@ $(STAMP): pyproject.toml requirements/install.sh requirements/serve-cpu.txt requ
 
 # Two replicas behind SGLang's router under load; one is killed, both are restarted one after the other (four minutes).
 scale-demo: $(STAMP)
-	$(BIN)/kimi scale-demo
+	$(BIN)/python -m proof.scale_demo
 
 # Every fault of docs/reliability.md with real processes; writes its table anew.
 faults: $(STAMP)
-	$(BIN)/python bench/faults.py
+	$(BIN)/python -m proof.faults
 
 # Twenty minutes of mixed load, aborts and bad requests against two replicas: leaks, lost tokens. MINUTES=60 is longer.
 # The setting: docs/soak.md, "Why the schedulers grow".
 soak: $(STAMP)
-	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),20) --set env.ONEDNN_MAX_CPU_ISA=AVX2
+	$(BIN)/python -m proof.soak --minutes $(or $(MINUTES),20) --set env.ONEDNN_MAX_CPU_ISA=AVX2
 
 # Five minutes of hostile requests, with a healthy client beside them (docs/fuzzing.md). MINUTES=30 is longer.
 fuzz: $(STAMP)
-	$(BIN)/python bench/fuzz_api.py --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
+	$(BIN)/python -m proof.fuzz --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
 
 bench-load: $(STAMP)
-	$(BIN)/python bench/load_repack.py
+	$(BIN)/python -m proof.figures.load_repack
 
 # Speculation on and off on the built-in model, twice each in the order A B B A, and the report: about nine minutes on
 # 2 cores, most of it programs starting. `-w tiny-maths` adds text that does not repeat (four minutes more).

@@ -7,6 +7,7 @@ machine, and a module imports what it needs where everybody looks, at its top.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from . import __version__
-from .errors import KimiError
+from .base.errors import KimiError
 
 # Name and first line of help, in the order of `kimi --help`. The module has the same name, with underscores; it holds
 # a function of that name, or an `app` with sub-commands of its own.
@@ -29,19 +30,14 @@ COMMANDS = {
     "trust": "Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.",
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
     "route": "Route requests to replicas on other nodes; a replica with another model or other weights is refused.",
-    "scale-demo": "Two replicas behind SGLang's router under load: kill one, restart both (about 4 minutes on 2 "
-    "cores).",
     "top": "Watch replicas: load, throughput, latencies, acceptance, KV pool, router.",
     "plan": "Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.",
     "gates": "List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error.",
-    "kernels": "Compile the gfx942 MoE kernels of Kimi-K2.5 and print their counts, registers, occupancy and floors; "
-    "no GPU.",
     "quantize": "Quantize a target or a draft with AMD Quark, shard by shard.",
     "tune-moe": "Measure tile choices on this GPU and write the fastest into the table; rows of other shapes and GPUs "
     "stay.",
     "warm": "Compile every MoE kernel that the recipe's server can ask for into the compilers' own caches; "
     "needs no GPU.",
-    "tiny": "The built-in model: make it, or check the one in the package.",
     "eval": "Accuracy with a verdict, and proof that speculation changes no answer.",
     "bench": "Measure a server: `kimi bench con2`, `con40`, or any workload of `kimi bench list`.",
     "report": "Write one self-contained HTML page and PNG figures from finished benchmark and evaluation runs.",
@@ -96,9 +92,14 @@ def root(
 
 
 def main() -> None:
-    """Run the command line; a KimiError is printed without a traceback and sets the exit code."""
+    """Run the command line."""
+    run(app)
+
+
+def run(command: Callable[[], object]) -> None:
+    """Call a program; a KimiError is printed without a traceback and sets the exit code."""
     try:
-        app()
+        command()
     except KimiError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]kimi:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .base.errors import KimiError
+from .base.names import nearest
 from .door.settings import VARIABLES as DOOR_VARIABLES
-from .errors import KimiError
-from .names import nearest
 
 Kind = Literal["bool", "int", "float", "choice", "text"]
 

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-$PWD/.venv/bin/python}
 bin=$(dirname "$python")
 interpreter=$("$python" -c 'import sys; print(sys.base_prefix)')
-port=$("$python" -c 'from kimi_w4a8_eagle3.server import free_port; print(free_port())')
+port=$("$python" -c 'from kimi_w4a8_eagle3.engine.process import free_port; print(free_port())')
 base=$(mktemp -d)
 trap 'rm -rf "$base"' EXIT
 mkdir "$base"/{home,runs,models,trust}

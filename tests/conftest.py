@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from support.optional_parts import missing_part
 from support.tiny_servers import started, tiny_launch
 
-from kimi_w4a8_eagle3.client import EngineClient
-from kimi_w4a8_eagle3.server import EngineServer
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.process import EngineServer
 
 # Speed is measured in benchmarks: a slow machine must not fail a property.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

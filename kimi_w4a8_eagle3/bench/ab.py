@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import KimiError
-from ..run_dir import new_run_dir
+from ..base.errors import KimiError
+from ..base.run_dir import new_run_dir
 from .runs import RunWriter
 from .side import Say, Side, Texts, measure_points, recorded, require_usable, running
 from .texts import prepare

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..errors import KimiError
-from ..server import last_line
+from ..base.errors import KimiError
+from ..engine.process import last_line
 
 _GENERATOR = "sglang.benchmark.serving"
 _ON_CPU = "kimi_w4a8_eagle3.sglang_plugin.run_module"

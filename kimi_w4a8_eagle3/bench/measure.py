@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .. import metrics
-from ..client import EngineClient, Generation
-from ..errors import KimiError
-from ..metrics import Acceptance
+from ..base.errors import KimiError
+from ..engine import metrics
+from ..engine.client import EngineClient, Generation
+from ..engine.metrics import Acceptance
 from . import repetition
 from .generator import LoadDetails, LoadResult, drive, generator_command, last_json_line, read_details, read_result
 from .repetition import Repetition

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..errors import KimiError
-from ..run_dir import RECORD, write_json
+from ..base.errors import KimiError
+from ..base.run_dir import RECORD, write_json
 from .generator import read_details
 from .measure import Measurement
 from .statistics import METRICS, Interval, Repetition, estimate

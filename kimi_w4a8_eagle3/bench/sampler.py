@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from .. import metrics
+from ..base.errors import KimiError
 from ..base.prometheus import Reading
-from ..errors import KimiError
+from ..engine import metrics
 
 GAUGES = {
     "kv_usage": "sglang:token_usage",

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from .. import serving
-from ..errors import KimiError
-from ..hardware import Machine
-from ..recipes import Launch, Recipe, load_recipe, render
-from ..run_dir import RECORD, new_run_dir, record, write_json
-from ..server import free_port
-from ..trusted_code import require_trusted_tokenizer
+from ..base.errors import KimiError
+from ..base.run_dir import RECORD, new_run_dir, record, write_json
+from ..engine.process import free_port
+from ..fetch.trusted_code import require_trusted_tokenizer
+from ..fleet import serve as serving
+from ..machine.hardware import Machine
+from ..recipe.launch import Launch, Recipe, load_recipe, render
 from . import vllm_load
 from .measure import Measurement, examine_text, measure
 from .runs import RunResult, RunWriter

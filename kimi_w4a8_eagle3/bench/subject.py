@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from .. import metrics
-from ..behind_router import behind_router
-from ..client import EngineClient, bearer
-from ..errors import KimiError
-from ..recipes import Launch
+from ..base.errors import KimiError
+from ..engine import metrics
+from ..engine.behind_router import behind_router
+from ..engine.client import EngineClient, bearer
+from ..recipe.launch import Launch
 from .workloads import Workload
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")

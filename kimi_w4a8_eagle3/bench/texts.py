@@ -11,7 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import KimiError
+from huggingface_hub import hf_hub_download
+
+from .. import tiny
+from ..base.errors import KimiError
+from ..tiny.tokenizer import IM_END, chat_text
 from .generator import write_conversations
 from .workloads import Workload
 
@@ -113,9 +117,6 @@ def _require(pairs: list[Pair], needed: int, source: str) -> None:
 
 def _problems(needed: int, as_document: bool) -> list[Pair]:
     """As a document, question and solution in the model's chat format, which is all the text it has ever seen."""
-    from .. import tiny
-    from ..tiny.tokenizer import IM_END, chat_text
-
     drawn = tiny.problems("held_out", needed, seed=7)
     if as_document:
         return [(f"{chat_text(p.question)}{p.solution}{IM_END}", p.solution) for p in drawn]
@@ -143,8 +144,6 @@ def _local(name: str) -> Path:
 
 
 def _download(repo: str, filename: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
     try:
         return Path(hf_hub_download(repo, filename, repo_type="dataset"))
     except Exception as error:  # the client raises many types for: no network, no such file, no permission

@@ -16,17 +16,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..behind_router import behind_router
-from ..engine_args import command_words
-from ..errors import KimiError
-from ..metrics import Acceptance
-from ..recipe_schema import ArgValue
-from ..recipes import Launch
-from ..vllm_bench import length_range
+from ..base.errors import KimiError
+from ..engine.behind_router import behind_router
+from ..engine.metrics import Acceptance
+from ..recipe.arguments import command_words
+from ..recipe.launch import Launch
+from ..recipe.schema import ArgValue
 from .generator import LoadResult, last_json_line, read_details, run_generator
 from .measure import Measurement, judge_lengths
 from .subject import Subject, get_response, inspect, require_model
 from .texts import prepare
+from .vllm_command import length_range
 from .workloads import Point, Workload
 
 GENERATOR = "vllm bench serve"

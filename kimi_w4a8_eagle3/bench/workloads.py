@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..errors import KimiError
-from ..names import nearest
-from ..resources import operator_dir
+from ..base.errors import KimiError
+from ..base.names import nearest
+from ..base.resources import operator_dir
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,8 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import typer
+from rich.table import Table
 from typer.core import TyperGroup
 
+from ..base.console import table_console
+from ..base.errors import KimiError
+from ..bench import ab as machinery
+from ..bench.runs import read_run
+from ..bench.side import Generator, Side, Texts, bench
+from ..bench.workloads import at_input_lengths, load_workload, with_changes, workload_names
+from ..door.settings import client_key
+from ..fleet.serve import Terminated, signals_raise
+from ..predict.machine_model import Cluster
+from ..predict.predict import Load, calibrate, check, choices
+from ..report.analysis import Analysis
+from ..report.page import write_report
+from ..report.tables import print_choices, print_comparison, print_figures, print_model
 from .inferencex import export_inferencex
 from .options import KEY_FILE, OPS_URL, RUNS, expanded
 
@@ -38,7 +52,7 @@ app.command("export-inferencex")(export_inferencex)
 
 
 @dataclass(frozen=True)
-class Load:
+class Changes:
     """Changes of a workload that one run and an A/B comparison take alike."""
 
     sharegpt: str = typer.Option(
@@ -55,14 +69,10 @@ class Load:
 
     def workload(self, name: str, input_len: int | None = None, output_len: int | None = None) -> Workload:
         """The workload of that name with the changes."""
-        from ..bench.workloads import load_workload, with_changes
-
         return with_changes(load_workload(name), self.concurrency, self.seed, self.num_prompts, input_len, output_len)
 
     def texts(self) -> Texts:
         """Where text comes from."""
-        from ..bench.side import Texts
-
         return Texts(self.sharegpt or None, self.prompts or None)
 
 
@@ -72,11 +82,6 @@ SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi
 @app.command("list")
 def list_workloads() -> None:
     """Show the workloads."""
-    from rich.table import Table
-
-    from ..bench.workloads import load_workload, workload_names
-    from ..console import table_console
-
     table = Table("workload", "what it measures", "concurrency", "seeds")
     for name in workload_names():
         work = load_workload(name)
@@ -98,7 +103,7 @@ def run(
         help="Start this recipe (RECIPE:plain: without speculation); with --base-url: what it serves.",
     ),
     *,
-    load: Load,
+    load: Changes,
     input_len: int | None = typer.Option(
         None, "--input-len", help="Tokens of a `random` prompt, instead of the workload's."
     ),
@@ -112,13 +117,6 @@ def run(
     runs: Path = RUNS,
 ) -> None:
     """Run one workload against a server and compare with the published figures."""
-    from ..bench.analysis import Analysis
-    from ..bench.runs import read_run
-    from ..bench.side import Generator, Side, bench
-    from ..bench.tables import print_figures
-    from ..door.settings import client_key
-    from ..errors import KimiError
-
     work = load.workload(workload, input_len, output_len)
     if not base_url and not recipe:
         raise KimiError(
@@ -155,21 +153,13 @@ def ab(
     repeats: int = typer.Option(4, "--repeats", min=1, help="Measurements of each workload and side."),
     rounds: int = typer.Option(2, "--rounds", min=1, help="Times each side gets its turn; 2 is the order A B B A."),
     *,
-    load: Load,
+    load: Changes,
     input_len: list[int] = typer.Option([], "--input-len", help="Sweep: each workload at each of these lengths."),
     settings: list[str] = SETTINGS,
     runs: Path = RUNS,
     report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
 ) -> None:
     """Start two sides in turn, measure both alike, and say what differs."""
-    from ..bench import ab as machinery
-    from ..bench.analysis import Analysis
-    from ..bench.runs import read_run
-    from ..bench.side import Side
-    from ..bench.tables import print_comparison, print_figures
-    from ..bench.workloads import at_input_lengths
-    from ..door.settings import client_key
-
     named = [load.workload(name) for name in dict.fromkeys(workload)]
     works = [each for work in named for each in at_input_lengths(work, input_len)]
     plan = machinery.Plan((Side.parse(a), Side.parse(b)), works, repeats, rounds)
@@ -179,8 +169,6 @@ def ab(
     print_figures(analysis)
     print_comparison(analysis)
     if report:
-        from ..report.page import write_report
-
         typer.echo(f"kimi: report: {write_report(analysis, folder / 'report')}")
 
 
@@ -190,10 +178,6 @@ def compare(
     base: str = typer.Option("", "--base", help="Side that the others are compared with; default: the first measured."),
 ) -> None:
     """Compare the sides of runs made earlier. Runs that crashed or failed are left out, with the reason."""
-    from ..bench.analysis import Analysis
-    from ..bench.runs import read_run
-    from ..bench.tables import print_comparison
-
     print_comparison(Analysis([read_run(run) for run in runs], base or None))
 
 
@@ -207,10 +191,6 @@ def predict(
     plot: Path | None = typer.Option(None, "--plot", help="Write predicted against published figures as a PNG."),
 ) -> None:
     """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps."""
-    from ..bench.machine_model import Cluster
-    from ..bench.predict import Load, calibrate, check, choices
-    from ..bench.tables import print_choices, print_model
-
     load = Load(concurrency, input_len, output_len, steps=steps, accept_length=accept_length)
     cluster = Cluster()
     fit = calibrate(cluster)
@@ -227,9 +207,6 @@ def predict(
 @contextmanager
 def _signals(runs: Path) -> Iterator[None]:
     """Signals stop servers and generators cleanly; a full disk is one message."""
-    from ..errors import KimiError
-    from ..serving import Terminated, signals_raise
-
     try:
         with signals_raise():
             yield

@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from huggingface_hub.constants import HF_HUB_CACHE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..base.errors import KimiError
+from ..fetch.trusted_code import Source, TrustRecord, code_of, record_path, untrusted
+from ..quark.findings import Problem
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..quark.findings import Problem
     from ..quark.preflight import Report
-    from ..quark.problems import Problem
 
 
 def check(
@@ -26,8 +34,6 @@ def check(
 
     Exit status 0 when it can be served, 1 when there are problems.
     """
-    from rich.console import Console
-
     from ..quark.preflight import preflight
 
     report = preflight(model, draft, tp)
@@ -44,12 +50,6 @@ def check(
 
 def _code_problems(folders: list[Path]) -> list[Problem]:
     """Python files of the checkpoints that `kimi serve` would refuse to run."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    from ..errors import KimiError
-    from ..quark.problems import Problem
-    from ..trusted_code import Source, TrustRecord, code_of, record_path, untrusted
-
     problems = []
     for folder in folders:
         try:
@@ -63,9 +63,6 @@ def _code_problems(folders: list[Path]) -> list[Problem]:
 
 
 def _summary(report: Report) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
     verdict = "[green]can be served[/]" if report.ok else f"[bold red]{len(report.problems)} problem(s)[/]"
     table = Table(title=f"Checkpoint: {verdict}", show_header=False)
     rows = {
@@ -83,9 +80,6 @@ def _summary(report: Report) -> Table:
 
 
 def _problems(report: Report) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table(title="Problems", show_lines=True)
     table.add_column("check", no_wrap=True)
     table.add_column("what is wrong", overflow="fold")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import typer
 
+from ..fleet.serve import Terminated
+from . import demo_run as machinery
+
 
 def demo(runs: Path = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")) -> None:
     """Serve the built-in model with and without EAGLE3, compare texts and speed (about 3 minutes on 2 cores)."""
-    from .. import demo as machinery
-    from ..serving import Terminated
-
     try:
         machinery.run(runs)
     except Terminated as stopped:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ..doctor.needs import Needs
+from ..doctor.probe import Probe
+from ..doctor.runner import examine
+from ..recipe.launch import load_recipe
 
 if TYPE_CHECKING:
     from ..doctor.result import Report
@@ -19,13 +27,6 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports."""
-    import dataclasses
-
-    from ..doctor.needs import Needs
-    from ..doctor.probe import Probe
-    from ..doctor.runner import examine
-    from ..recipes import load_recipe
-
     needs = Needs.of(load_recipe(recipe))
     if port is not None:
         needs = dataclasses.replace(needs, port=port)
@@ -40,9 +41,6 @@ def doctor(
 
 def _print(report: Report) -> None:
     """One line a check; the remedy follows what was found."""
-    from rich.console import Console
-    from rich.markup import escape
-
     console = Console(highlight=False)
     width = max(len(result.name) for result in report.results)
     for result in report.results:

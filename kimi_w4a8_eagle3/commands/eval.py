@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Console
 
+from ..base.errors import KimiError
+from ..door.settings import client_key
+from ..eval.choice import Choice
+from ..fleet.serve import Terminated, signals_raise
 from .options import KEY_FILE, OPS_URL, RUNS, expanded
 
 if TYPE_CHECKING:
@@ -39,9 +45,6 @@ class Server:
 
     def choice(self, api_key_file: Path | None) -> Choice:
         """As the machinery takes it."""
-        from ..door.settings import client_key
-        from ..eval.choice import Choice
-
         speculate, key = not self.no_speculation, client_key(api_key_file, os.environ)
         return Choice(self.base_url, self.recipe, self.model, speculate, tuple(self.settings), key)
 
@@ -60,10 +63,6 @@ class Verdict:
 @app.callback()
 def requirements() -> None:
     """Accuracy with a verdict, and proof that speculation changes no answer."""
-    import importlib.util
-
-    from ..errors import KimiError
-
     missing = [name for name in ("lm_eval", "aiohttp", "scipy", "jinja2") if importlib.util.find_spec(name) is None]
     if missing:
         raise KimiError(
@@ -134,13 +133,8 @@ def lossless(
     runs: Path = RUNS,
 ) -> None:
     """The same tokens with and without speculation, at concurrency 1 and 40; the same distribution when sampling."""
-    from rich.console import Console
-
-    from ..door.settings import client_key
-    from ..errors import KimiError
     from ..eval import lossless as machinery
     from ..eval import show
-    from ..eval.choice import Choice
     from ..eval.verdict import EXIT_CODES
 
     if (base_url is None) != (reference_url is None):
@@ -170,8 +164,6 @@ def smoke(
     runs: Path = RUNS,
 ) -> None:
     """A quick gate for a rollout: no failures, sane answers, accepted drafts."""
-    from rich.console import Console
-
     from ..eval import show
     from ..eval import smoke as machinery
     from ..eval.verdict import EXIT_CODES
@@ -190,9 +182,6 @@ def smoke(
 
 def _resumed(server: Server, verdict: Verdict, earlier: dict[str, Any]) -> Choice:
     """The server of a resumed run: its own, unless another is named."""
-    from ..door.settings import client_key
-    from ..eval.choice import Choice
-
     model = server.model or earlier["model"]  # a resumed run mixes its answers: they must come from one model
     if server.base_url is None and server.recipe is None:
         key = client_key(verdict.api_key_file, os.environ)
@@ -201,8 +190,6 @@ def _resumed(server: Server, verdict: Verdict, earlier: dict[str, Any]) -> Choic
 
 
 def _accuracy(server: Server, verdict: Verdict, protocol: Protocol, options: Options) -> None:
-    from rich.console import Console
-
     from ..eval import accuracy, show
     from ..eval.earlier_run import load_run, protocol_of
 
@@ -222,8 +209,6 @@ def _accuracy(server: Server, verdict: Verdict, protocol: Protocol, options: Opt
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """End cleanly, with every server that was started, on Ctrl-C and SIGTERM."""
-    from ..serving import Terminated, signals_raise
-
     try:
         with signals_raise():
             yield

@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+from rich.console import Console
+
+from ..fetch.session import Session
+from ..fetch.targets import targets
 
 
 def fetch(
@@ -20,12 +25,6 @@ def fetch(
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Files that travel at once.")] = 8,
 ) -> None:
     """Download checkpoints with resume, a space check first, and every file's digest checked."""
-    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
-    from rich.console import Console
-
-    from ..fetch.session import Session
-    from ..fetch.targets import targets
-
     wanted = targets(repos or [], recipe, revision, directory)
     if not wanted:
         print(f"recipe {recipe}: its models are built in or local; there is nothing to fetch")

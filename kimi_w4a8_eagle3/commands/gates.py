@@ -10,6 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..base.errors import KimiError
+from ..gates import OUR_BACKENDS, TABLE, ignored_gates, read_gates
+from ..recipe.launch import load_recipe
+
 LEAST_WIDTH = 150  # a narrower terminal scrolls instead of breaking names
 
 
@@ -19,10 +23,6 @@ def gates(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error."""
-    from ..errors import KimiError
-    from ..gates import OUR_BACKENDS, TABLE, ignored_gates, read_gates
-    from ..recipes import load_recipe
-
     if backend not in OUR_BACKENDS:
         raise KimiError(f"no MoE backend {backend!r}", where="--backend", expected=", ".join(OUR_BACKENDS))
     recipe_env = load_recipe(recipe).environment if recipe else {}

@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..patching import patcher
+from ..patching.patcher import SATISFIED, Status, refusal
+from ..patching.patches import load_manifest, select
 
 if TYPE_CHECKING:
     from ..patching.patcher import PatchReport
@@ -24,8 +30,6 @@ _JSON = typer.Option(False, "--json", help="Print JSON.")
 @app.command()
 def status(ids: list[str] = _IDS, root: Path | None = _ROOT, as_json: bool = _JSON) -> None:
     """Show every patch and its state; changes nothing."""
-    from ..patching import patcher
-
     _print([patcher.inspect(patch, root) for patch in _selected(ids)], as_json)
 
 
@@ -39,8 +43,6 @@ def apply(
     ),
 ) -> None:
     """Apply patches; one that is applied or not needed is left alone, a file that is not recognised is refused."""
-    from ..patching import patcher
-
     patches = _selected(ids)
     _refuse_unrecognised([patcher.inspect(patch, root) for patch in patches])
     for patch in patches:
@@ -53,9 +55,6 @@ def apply(
 @app.command()
 def verify(ids: list[str] = _IDS, root: Path | None = _ROOT, as_json: bool = _JSON) -> None:
     """Exit with 1 unless every patch is applied or not needed; packages that are absent count when named."""
-    from ..patching import patcher
-    from ..patching.patcher import SATISFIED, Status
-
     reports = [patcher.inspect(patch, root) for patch in _selected(ids)]
     _print(reports, as_json)
     satisfied = SATISFIED if ids else {*SATISFIED, Status.NOT_INSTALLED}
@@ -66,32 +65,23 @@ def verify(ids: list[str] = _IDS, root: Path | None = _ROOT, as_json: bool = _JS
 @app.command()
 def revert(ids: list[str] = _IDS, root: Path | None = _ROOT) -> None:
     """Restore the original files byte for byte; refuses a file that was changed after it was patched."""
-    from ..patching import patcher
-
     for patch in _selected(ids):
         restored = patcher.revert(patch, root)
         typer.echo(f"{patch.id}: " + (", ".join(map(str, restored)) or "nothing to revert"))
 
 
 def _selected(ids: list[str]) -> list:
-    from ..patching.manifest import load_manifest, select
-
     return select(load_manifest(), ids)
 
 
 def _refuse_unrecognised(reports: list[PatchReport]) -> None:
     """Before anything is written: one bad patch stops them all."""
-    from ..patching.patcher import Status, refusal
-
     for report in reports:
         if report.status in (Status.UNKNOWN, Status.MODIFIED):
             raise refusal(report)
 
 
 def _print(reports: list[PatchReport], as_json: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(report) for report in reports], indent=2, default=str))
         return

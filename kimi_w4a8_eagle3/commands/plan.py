@@ -12,10 +12,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..node_plan import INPUT_LEN, LOAD_S, OUTPUT_LEN, NodePlan, make_node_plan
+from ..base.errors import KimiError
+from ..machine.aiter_regime import detect_regime, installed_regime
+from ..machine.hardware import Machine, gpu_by_name
+from ..predict.nodes import INPUT_LEN, LOAD_S, OUTPUT_LEN, NodePlan, make_node_plan
+from ..recipe.launch import load_recipe, resolve
+from ..recipe.memory_plan import ModelCard, make_plan
 
 if TYPE_CHECKING:
-    from ..memory_plan import MemoryPlan
+    from ..recipe.memory_plan import MemoryPlan
 
 GB = 1e9
 FRACTIONS = (0.80, 0.85, 0.90)
@@ -37,12 +42,6 @@ def plan(
 
     With --nodes: what N nodes give, what is left when one is away, and what they load. Needs no GPU.
     """
-    from ..aiter_regime import detect_regime, installed_regime
-    from ..errors import KimiError
-    from ..hardware import Machine, gpu_by_name
-    from ..memory_plan import ModelCard, make_plan
-    from ..recipes import load_recipe, resolve
-
     if tp:
         settings = [*settings, f"tp-size={tp}"]
     resolved = resolve(load_recipe(recipe), settings)
@@ -252,8 +251,6 @@ def _draw(plan: MemoryPlan, path: Path) -> None:
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-
-    from ..errors import KimiError
 
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     FigureCanvasAgg(figure)

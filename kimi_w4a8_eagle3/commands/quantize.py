@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from ..base.run_dir import write_json
+from ..fetch.progress import show
+from ..quark import exclude, sources
+from ..quark.by_shard import quantize_by_shard
+from ..quark.fp8_draft import DRAFT_EXCLUDE, quantize_fp8
+from ..quark.quantize import KIMI_EXCLUDE, quantize_w4a8
 from .options import expanded
 
 if TYPE_CHECKING:
@@ -53,9 +61,6 @@ def w4a8_target(
     job: Job,
 ) -> None:
     """BF16 or compressed-tensors INT4 Kimi target -> INT4 experts in the format of amd/Kimi-K2.5-W4A8."""
-    from ..quark import sources
-    from ..quark.quantize import KIMI_EXCLUDE, quantize_w4a8
-
     patterns = exclude or list(KIMI_EXCLUDE)
     version = sources.require_quark()
     config, checkpoint = sources.read_source(source)
@@ -80,9 +85,6 @@ def fp8_draft(
     job: Job,
 ) -> None:
     """EAGLE3 draft -> FP8 weights per channel (`ptpc_fp8`); fc and lm_head stay."""
-    from ..quark import exclude, sources
-    from ..quark.fp8_draft import DRAFT_EXCLUDE, quantize_fp8
-
     version = sources.require_quark()
     config, checkpoint = sources.read_source(source)
     sources.require_draft(config, checkpoint)
@@ -101,8 +103,6 @@ def fp8_draft(
 @app.command("fix-exclude")
 def fix_exclude(directory: Path = typer.Argument(..., metavar="DIR", help="Folder of an FP8 draft.")) -> None:
     """Rewrite a draft's exclude list (fc, lm_head) as the patterns that vLLM needs; doing it twice is harmless."""
-    from ..quark import exclude
-
     changed = exclude.fix_exclude(directory)
     typer.echo(f"{directory / 'config.json'}: {'rewritten' if changed else 'already as vLLM reads it'}")
 
@@ -121,9 +121,6 @@ def show_report(
 def _run(
     checkpoint: Checkpoint, destination: Path, quantize: Callable[[Path, Path], None], job: dict[str, Any]
 ) -> Outcome:
-    from ..fetch.progress import show
-    from ..quark.by_shard import quantize_by_shard
-
     console = _stderr()
     total = sum(file.stat().st_size for file in checkpoint.files)
     with show(console, f"quantize {checkpoint.directory.name}", total) as advance:
@@ -135,7 +132,6 @@ def _run(
 
 def _tell(source: Path, destination: Path, file: Path | None, as_json: bool) -> None:
     from ..quark.report import compare
-    from ..run_dir import write_json
 
     found = compare(source, destination)
     if file is not None:
@@ -147,9 +143,6 @@ def _tell(source: Path, destination: Path, file: Path | None, as_json: bool) -> 
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console(highlight=False)
     if console.width < REPORT_WIDTH:  # names of weights are worth more than a narrow table
         console = Console(highlight=False, width=REPORT_WIDTH)
@@ -174,6 +167,4 @@ def _print(report: Report) -> None:
 
 
 def _stderr() -> Console:
-    from rich.console import Console
-
     return Console(stderr=True, highlight=False, soft_wrap=True)

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import typer
 
+from ..bench.runs import read_run
+from ..eval.section import PAGE, append_sections, is_evaluation, write_pages
+from ..report.analysis import Analysis
+from ..report.page import write_report
+
 
 def report(
     runs: list[Path] = typer.Argument(help="Run directories of `kimi bench` and `kimi eval`, from any machine."),
@@ -14,11 +19,6 @@ def report(
     ),
 ) -> None:
     """Write one self-contained HTML page and PNG figures from finished benchmark and evaluation runs."""
-    from ..bench.analysis import Analysis
-    from ..bench.runs import read_run
-    from ..eval.section import PAGE, append_sections, is_evaluation, write_pages
-    from ..report.page import write_report
-
     folder = out or runs[-1] / "report"
     evaluations = [run for run in runs if is_evaluation(run)]
     measured = [run for run in runs if run not in evaluations]

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from ..base.errors import KimiError
+from ..fleet import discovery
+from ..fleet.serve import ServeOptions, route_foreground
+from ..recipe.launch import load_recipe, resolve
+from ..recipe.router_settings import RouterSettings
+
 
 def route(
     worker: list[str] = typer.Option([], "--worker", "-w", help="http://HOST:PORT of a replica; once for each."),
@@ -22,12 +28,6 @@ def route(
 
     Replicas may come and go: addresses and identities are looked at every few seconds.
     """
-    from ..errors import KimiError
-    from ..fleet import discovery
-    from ..fleet.router_settings import RouterSettings
-    from ..recipes import load_recipe, resolve
-    from ..serving import ServeOptions, route_foreground
-
     if bool(worker) == bool(workers_dns):
         raise KimiError(
             "nothing, or two things, to route to", expected="either --worker URL ... or --workers-dns NAME:PORT"

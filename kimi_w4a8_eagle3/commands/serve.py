@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
+from ..base.errors import KimiError
+from ..door.settings import is_loopback, key_file_environment, read_door
+from ..fleet.placement import replica_launches
+from ..fleet.serve import ServeOptions, serve_fleet, serve_foreground
+from ..gates import read_gates
+from ..machine.aiter_regime import installed_regime
+from ..machine.hardware import Machine, gpu_by_name
+from ..recipe.launch import load_recipe, resolve, unmet_requirements, with_settings
+
 if TYPE_CHECKING:
-    from ..recipe_schema import ArgValue
-    from ..recipes import Launch
+    from ..recipe.launch import Launch
+    from ..recipe.schema import ArgValue
 
 # What the engine knows and this command does not, after `--`.
 CONTEXT_SETTINGS = {"allow_extra_args": True}
@@ -41,12 +50,6 @@ def serve(
 
     SIGTERM lets running requests finish, SIGINT does not; with --replicas, SIGHUP restarts one replica after the other.
     """
-    from ..aiter_regime import installed_regime
-    from ..errors import KimiError
-    from ..gates import read_gates
-    from ..hardware import Machine, gpu_by_name
-    from ..recipes import load_recipe, resolve, unmet_requirements, with_settings
-
     machine = Machine.detect()
     chosen = load_recipe(recipe)
     for section, path in (("model", model), ("draft", draft)):
@@ -71,8 +74,6 @@ def serve(
             f"this machine cannot serve the recipe {chosen.name!r}: {unmet[0]}",
             remedy="add --dry-run to see the command, --any-hardware to start all the same, or use --recipe tiny",
         )
-    from ..door.settings import is_loopback
-    from ..serving import ServeOptions, serve_fleet, serve_foreground
 
     keys, client_key = _keys(api_key_file)
     if client_key is not None and launch.engine != "sglang":
@@ -88,7 +89,6 @@ def serve(
         Console(stderr=True).print(f"# warning: open to the network at {launch.host} without a key", style="yellow")
     if replicas == 1:
         raise typer.Exit(serve_foreground(launch, options))
-    from ..fleet.placement import replica_launches
 
     def place(part: Machine, arguments: dict[str, ArgValue]) -> Launch:
         return resolved.with_args(**arguments).on(part, known_gpu, regime)
@@ -100,8 +100,6 @@ def serve(
 
 def _keys(api_key_file: Path | None) -> tuple[dict[str, str], str | None]:
     """Variables that tell the engines where the clients' key is, and the key, which this process needs itself."""
-    from ..door.settings import key_file_environment, read_door
-
     keys = {} if api_key_file is None else key_file_environment(api_key_file)
     return keys, read_door({**os.environ, **keys}).api_key
 

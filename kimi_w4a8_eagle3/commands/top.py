@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from ..ops.top import run
+
 
 def top(
     url: Annotated[str, typer.Argument(help="The ops endpoint, or an SGLang server.")] = "http://127.0.0.1:9528",
@@ -13,8 +15,6 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one table of one interval, and end.")] = False,
 ) -> None:
     """Watch replicas: load, throughput, latencies, acceptance, KV pool, router."""
-    from ..ops.top import run
-
     try:
         run(url, interval, once)
     except KeyboardInterrupt:  # the way to leave it

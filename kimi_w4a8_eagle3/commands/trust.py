@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from huggingface_hub.constants import HF_HUB_CACHE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..base.errors import KimiError
+from ..fetch.trusted_code import TrustRecord, code_of, locate, record_path
+from ..recipe.launch import load_recipe
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..trusted_code import CodeFile, TrustRecord
+    from ..fetch.trusted_code import CodeFile, TrustRecord
 
 
 def trust(
@@ -24,12 +32,6 @@ def trust(
 
     `kimi serve` runs accepted files only. Exit status 1 while some are not accepted.
     """
-    from huggingface_hub.constants import HF_HUB_CACHE
-    from rich.console import Console
-
-    from ..errors import KimiError
-    from ..trusted_code import TrustRecord, code_of, locate, record_path
-
     wanted = [(name, revision) for name in names or []] + (_of_recipe(recipe) if recipe else [])
     if not wanted and recipe is None:
         raise KimiError("nothing was named", expected="MODEL ..., or --recipe NAME")
@@ -53,17 +55,12 @@ def trust(
 
 def _of_recipe(name: str) -> list[tuple[str, str]]:
     """The Hub repositories and directories of a recipe; a built-in model brings no code."""
-    from ..recipes import load_recipe
-
     recipe = load_recipe(name)
     checkpoints = [checkpoint for checkpoint in (recipe.model, recipe.draft) if checkpoint is not None]
     return [(item.repo, item.revision) for item in checkpoints if not item.repo.startswith("builtin:")]
 
 
 def _table(files: list[CodeFile], record: TrustRecord) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table()
     for header in ("file", "lines", "SHA-256", "state"):
         table.add_column(header, overflow="fold")

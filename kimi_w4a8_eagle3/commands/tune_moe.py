@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
+from ..base.errors import KimiError
+from ..gates import read_gates
+from ..moe.contract import MoeShape
+from ..moe.dispatch import AUTO, gpu_arch, select_backend
+from ..moe.tiles import TABLE, read_rows, write_rows
+
 if TYPE_CHECKING:
     import torch
 
@@ -32,12 +38,6 @@ def tune_moe(
 ) -> None:
     """Measure tile choices on this GPU and write the fastest into the table; rows of other shapes and GPUs stay."""
     import torch
-
-    from ..errors import KimiError
-    from ..gates import read_gates
-    from ..moe.contract import MoeShape
-    from ..moe.dispatch import AUTO, gpu_arch, select_backend
-    from ..moe.tiles import TABLE, read_rows, write_rows
 
     if moe_backend not in (AUTO, *TUNABLE):
         raise KimiError(
@@ -81,16 +81,15 @@ def _space(
     backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device, gates: Gates
 ) -> tuple[Space, Measure]:
     """The candidates of the chosen backend, and their stopwatch."""
-    from ..errors import KimiError
     from ..moe.tune import gpu_timer
 
     if backend.name == "triton":
-        from ..moe.triton_tune import triton_measure, triton_space
+        from ..moe.triton.tune import triton_measure, triton_space
 
         return triton_space(shape), triton_measure(shape, arch, device, gpu_timer)
     if backend.name == "flydsl":
-        from ..moe.flydsl_backend import FlydslBackend
-        from ..moe.flydsl_tune import flydsl_measure, flydsl_space, refuse_fixed_tiles
+        from ..moe.flydsl.backend import FlydslBackend
+        from ..moe.flydsl.tune import flydsl_measure, flydsl_space, refuse_fixed_tiles
 
         refuse_fixed_tiles(gates)
         assert isinstance(backend, FlydslBackend)

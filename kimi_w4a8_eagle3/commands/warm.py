@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
+from ..base.errors import KimiError
+from ..gates import read_gates
+from ..moe.contract import MoeShape
+from ..moe.dispatch import AUTO, BACKENDS, gpu_arch
+from ..recipe.launch import load_recipe, resolve
+from ..recipe.memory_plan import ModelCard
+
 if TYPE_CHECKING:
     from ..gates import Gates
     from ..moe.contract import MoeShape
-    from ..recipe_schema import Recipe
+    from ..recipe.schema import Recipe
 
 
 def warm(
@@ -30,11 +37,6 @@ def warm(
     The server inherits this environment and the recipe's variables win, so kernel gates count from both.
     """
     import torch
-
-    from ..errors import KimiError
-    from ..gates import read_gates
-    from ..moe.dispatch import AUTO, BACKENDS, gpu_arch
-    from ..recipes import load_recipe, resolve
 
     chosen = resolve(load_recipe(recipe), settings).recipe
     if chosen.engine != "sglang":
@@ -70,11 +72,6 @@ def _would_serve(arch: str) -> str:
 
 def _shape(recipe: Recipe, tp: int, model: Path | None) -> MoeShape:
     """The MoE of one rank, from the checkpoint's config.json or the recipe's model card."""
-    from ..errors import KimiError
-    from ..memory_plan import ModelCard
-    from ..moe.contract import MoeShape
-    from ..recipes import resolve
-
     if model is not None:
         card = ModelCard.from_directory(model)
     elif recipe.model.card is not None:
@@ -98,16 +95,14 @@ def _shape(recipe: Recipe, tp: int, model: Path | None) -> MoeShape:
 
 
 def _warm_triton(shape: MoeShape, arch: str) -> int:
-    from ..moe.triton_compile import compile_moe, warm_tokens
+    from ..moe.triton.compile import compile_moe, warm_tokens
 
     return len(compile_moe(shape, arch, warm_tokens("triton", arch, shape)))
 
 
 def _warm_flydsl(shape: MoeShape, arch: str, gates: Gates) -> int:
-    from ..errors import KimiError
-
     try:
-        from ..moe.flydsl_warm import warm as compile_flydsl
+        from ..moe.flydsl.warm import warm as compile_flydsl
     except ImportError as error:
         raise KimiError(f"FlyDSL kernels cannot be compiled: {error}", remedy="pip install flydsl==0.4.2") from error
     return compile_flydsl(shape, arch, gates)

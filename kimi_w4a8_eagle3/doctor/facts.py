@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from ..fetch.hub import HubUnreachable
-from ..hardware import Machine
+from ..machine.hardware import Machine
 from .needs import Needs
 from .probe import Probe
 from .smi import Smi, parse_amd_smi, parse_rocm_smi_csv, parse_rocm_smi_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..recipes import Checkpoint, Recipe
+from ..recipe.launch import Checkpoint, Recipe
 
 GIB = 1 << 30
 # Bytes of the published checkpoints as their pages state them, for a machine that cannot ask the Hub.

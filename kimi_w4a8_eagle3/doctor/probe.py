@@ -19,11 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import KimiError
+import psutil
+from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+
+from ..base.errors import KimiError
+from ..engine.process import require_free_port
+from ..fetch.hub import Backoff, Hub
+from ..machine.aiter_regime import installed_regime
+from ..patching import patcher
+from ..patching.patches import load_manifest
 
 if TYPE_CHECKING:
-    from ..aiter_regime import Regime
     from ..fetch.model import Listing
+    from ..machine.aiter_regime import Regime
     from ..patching.patcher import PatchReport
 
 SECONDS = 30  # amd-smi on eight GPUs takes a few; a hung driver must not hang the doctor
@@ -142,21 +150,14 @@ class Probe:
 
     def patches(self) -> list[PatchReport]:
         """The state of every patch of the manifest."""
-        from ..patching import patcher
-        from ..patching.manifest import load_manifest
-
         return [patcher.inspect(patch) for patch in load_manifest()]
 
     def aiter_regime(self) -> Regime:
         """What the installed AITER does with page offsets beyond 32 bits."""
-        from ..aiter_regime import installed_regime
-
         return installed_regime()
 
     def port_problem(self, host: str, port: int) -> str | None:
         """Why a server cannot listen there; None if it can."""
-        from ..server import require_free_port
-
         try:
             require_free_port(host, port)
         except KimiError as error:
@@ -165,8 +166,6 @@ class Probe:
 
     def processes(self) -> list[Process]:
         """All processes that this user may see, except this one."""
-        import psutil
-
         found = []
         for process in psutil.process_iter(["pid", "name", "cmdline"]):
             if process.pid != os.getpid():
@@ -176,19 +175,13 @@ class Probe:
 
     def cache(self) -> Path:
         """The Hugging Face cache."""
-        from huggingface_hub.constants import HF_HUB_CACHE
-
         return Path(HF_HUB_CACHE)
 
     def offline(self) -> bool:
         """Whether the user forbade asking the Hub (HF_HUB_OFFLINE)."""
-        from huggingface_hub.constants import HF_HUB_OFFLINE
-
         return HF_HUB_OFFLINE
 
     def listing(self, repo: str, revision: str) -> Listing:
         """What the Hub says about a repository; KimiError when it does not answer or refuses."""
-        from ..fetch.hub import Backoff, Hub
-
         hub = Hub.from_environment()
         return Hub(hub.endpoint, hub.token, Backoff(attempts=1)).listing(repo, revision)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from ..patching.patcher import SATISFIED, Status
 from .facts import Facts
 from .result import Result, fail, ok, skip, warn
 
@@ -101,7 +102,6 @@ def patches(facts: Facts) -> list[Result]:
         return [skip("patches", "they concern SGLang's kernels")]
     if not facts.needs.on_gpu:
         return [skip("patches", "they concern GPU kernels")]
-    from ..patching.patcher import SATISFIED, Status
 
     results = []
     for report in facts.probe.patches():

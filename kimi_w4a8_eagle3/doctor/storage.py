@@ -9,7 +9,7 @@ from ..fetch.model import human
 from ..fetch.offline import recall
 from ..fetch.store import CacheStore, arrived
 from ..fetch.verify import survey
-from ..recipes import Checkpoint
+from ..recipe.launch import Checkpoint
 from .facts import Facts
 from .needs import PUBLISHED_SIZES
 from .result import Result, fail, ok, skip, warn

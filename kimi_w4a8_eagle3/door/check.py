@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 
 _QUESTIONS: tuple[tuple[str, dict[str, str], tuple[int, ...]], ...] = (
     # What a web page may never do: answered by an engine without a door, whatever keys the operator gave it.

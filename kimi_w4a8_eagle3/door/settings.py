@@ -13,8 +13,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from ..errors import KimiError
-from ..names import nearest
+from ..base.errors import KimiError
+from ..base.names import nearest
 
 Policy = Literal["auto", "open", "closed", "off"]
 Native = Literal["closed", "keyless", "open"]

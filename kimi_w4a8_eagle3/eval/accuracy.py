@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..errors import KimiError
-from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
-from ..serving import Terminated
+from .. import tiny
+from ..base.errors import KimiError
+from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..fleet.serve import Terminated
 from . import tasks
 from .choice import Choice, Target, reached
 from .earlier_run import load_run, require_same_protocol
@@ -148,10 +150,6 @@ def describe(protocol: Protocol) -> dict[str, Any]:
 
 def _recorded_tiny() -> list[Reference]:
     """The accuracy that was recorded when the built-in model was made; none when it was not recorded."""
-    import json
-
-    from .. import tiny
-
     try:
         recorded = json.loads(tiny.METRICS.read_text())["evaluation"]
         accuracy, n = float(recorded["exact_match_w4a8"]), int(recorded["held_out_problems"])

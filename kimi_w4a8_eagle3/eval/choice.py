@@ -9,13 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .. import serving
-from ..behind_router import behind_router
-from ..client import EngineClient
-from ..errors import KimiError
-from ..hardware import Machine
-from ..recipes import Launch, load_recipe, render, unmet_requirements
-from ..server import free_port
+from ..base.errors import KimiError
+from ..engine.behind_router import behind_router
+from ..engine.client import EngineClient
+from ..engine.process import free_port
+from ..fleet import serve as serving
+from ..machine.hardware import Machine
+from ..recipe.launch import Launch, load_recipe, render, unmet_requirements
 
 _READY_TIMEOUT_S = serving.READY_TIMEOUT_S
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import KimiError
-from ..run_dir import RECORD
+from ..base.errors import KimiError
+from ..base.run_dir import RECORD
 from . import tasks
 from .harness import Protocol
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import KimiError
-from ..server import tail_lines
+from ..base.errors import KimiError
+from ..engine.process import tail_lines
 from .recorder import Recorder
 from .tasks import Task
 

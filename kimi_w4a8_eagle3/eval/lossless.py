@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ..errors import KimiError
-from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..base.errors import KimiError
+from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from . import sampling_match
 from .choice import Choice, Target, reached
 from .greedy_match import Divergence, divergences

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..base.errors import KimiError
 from ..base.files import write_atomic
-from ..errors import KimiError
 from .jsonl import lines
 from .recorder import prompt_sha256, read_answers
 from .tasks import MARKER, METRICS

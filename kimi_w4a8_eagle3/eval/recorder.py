@@ -22,8 +22,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from ..client import bearer
-from ..errors import KimiError
+from ..base.errors import KimiError
+from ..engine.client import bearer
 from .jsonl import lines
 
 REQUESTS = "requests.jsonl"

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup, escape
+
+from ..base.errors import KimiError
 from ..base.files import write_atomic
-from ..errors import KimiError
 from . import significance
 
 PAGE = "report.html"
@@ -97,8 +99,6 @@ def _with_interval(found: dict[str, Any]) -> dict[str, Any]:
 
 def _intervals(accuracies: list[dict[str, Any]], references: list[dict[str, Any]]) -> Any:
     """Accuracies with their 95 % intervals, one line each, ours in colour (SVG)."""
-    from markupsafe import Markup, escape
-
     rows = [
         (f"this run, {a['metric']}", a["interval"]["value"], a["interval"]["low"], a["interval"]["high"], "#1f5fa8")
         for a in accuracies

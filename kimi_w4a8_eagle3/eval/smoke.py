@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from .. import tiny
-from ..client import EngineClient, Generation
-from ..errors import KimiError
-from ..metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
-from ..run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..base.errors import KimiError
+from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..engine.client import EngineClient, Generation
+from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
 from .choice import Choice, reached
 from .section import write_page
 from .verdict import State

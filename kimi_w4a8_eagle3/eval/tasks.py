@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import KimiError
-from ..resources import operator_dir
+from .. import tiny
+from ..base.errors import KimiError
+from ..base.resources import operator_dir
 from .jsonl import lines
 
 METRICS = ("flexible-extract", "strict-match")
@@ -87,7 +88,5 @@ def write_task(task: Task, folder: Path, files: dict[str, Path] | None) -> None:
 
 def write_tiny_problems(path: Path, count: int) -> None:
     """Write the first `count` held-out problems of the built-in model as `question`/`answer` lines."""
-    from .. import tiny
-
     lines = [json.dumps({"question": p.question, "answer": p.solution}) for p in tiny.problems("held_out", count)]
     path.write_text("\n".join(lines) + "\n")

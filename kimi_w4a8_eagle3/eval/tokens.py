@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from ..client import bearer
-from ..errors import KimiError
+from ..base.errors import KimiError
+from ..engine.client import bearer
 
 TOP = 10
 _TIMEOUT = httpx.Timeout(1800.0, connect=10.0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..resources import operator_dir
+from ..base.resources import operator_dir
 from . import significance
 from .outcomes import Outcome
 from .tasks import METRICS

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .hub import Hub
 from .manifest import Manifest
 from .model import Listing, RemoteFile, human

@@ -18,8 +18,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx
+from huggingface_hub import constants, get_token
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .model import MAX_FILES, Listing, RemoteFile, human
 from .names import Commit, Digest, RepoName, RepoPath, Revision
 
@@ -94,8 +95,6 @@ class Hub:
     @classmethod
     def from_environment(cls) -> Hub:
         """The Hub that this machine's environment and token file name."""
-        from huggingface_hub import constants, get_token
-
         return cls(constants.ENDPOINT, get_token())
 
     def url(self, repo: str, commit: str, path: str) -> str:

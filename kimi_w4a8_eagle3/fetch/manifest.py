@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .model import Listing, RemoteFile
 from .names import Commit, Digest, RepoName, RepoPath, Revision
 from .tree import Tree

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import TypeVar
 
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
 _T = TypeVar("_T", bound="Name")
 
 
@@ -90,8 +92,6 @@ class RepoName(Name):
     @classmethod
     def accepts(cls, value: str) -> bool:
         """What huggingface_hub accepts."""
-        from huggingface_hub.utils import HFValidationError, validate_repo_id  # slow to import
-
         try:
             validate_repo_id(value)
         except HFValidationError:

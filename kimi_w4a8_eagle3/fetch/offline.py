@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import PurePosixPath
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .manifest import Manifest
 from .model import Listing, RemoteFile
 from .names import Commit, Digest, RepoName, RepoPath, Revision

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .manifest import Manifest
 from .model import Listing, RemoteFile
 from .names import Commit, Revision

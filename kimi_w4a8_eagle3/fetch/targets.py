@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import KimiError
+from ..base.errors import KimiError
+from ..recipe.launch import load_recipe
 from .names import RepoName, Revision
 from .store import DirectoryStore
 
@@ -47,8 +48,6 @@ def targets(repos: list[str], recipe: str | None, revision: str | None, director
 
 def recipe_targets(name: str) -> list[Target]:
     """The Hub repositories of a recipe, target first; empty when its models are built in or local."""
-    from ..recipes import load_recipe
-
     recipe = load_recipe(name)
     checkpoints = [recipe.model] + ([recipe.draft] if recipe.draft else [])
     return [Target.named(checkpoint.repo, checkpoint.revision) for checkpoint in checkpoints if checkpoint.on_hub]

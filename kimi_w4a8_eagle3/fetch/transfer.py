@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import httpx
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .hub import RETRY_STATUS, Hub
 from .model import Hasher, Listing, RemoteFile, feed, human
 from .tree import Tree

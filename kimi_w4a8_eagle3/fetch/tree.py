@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 
 # For every open below the folder. O_NONBLOCK: a named pipe that somebody put there must not wait for its other end.
 _ALWAYS = os.O_NOFOLLOW | os.O_NONBLOCK

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 
 Discover = Callable[[], frozenset[str]]
 

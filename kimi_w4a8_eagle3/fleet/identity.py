@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096

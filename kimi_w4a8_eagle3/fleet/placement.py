@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..base.errors import KimiError
 from ..door.settings import is_loopback
-from ..errors import KimiError
-from ..hardware import Machine
-from ..server import free_port
+from ..engine.process import free_port
+from ..machine.hardware import Machine
 
 if TYPE_CHECKING:
-    from ..recipe_schema import ArgValue
-    from ..recipes import Launch
+    from ..recipe.launch import Launch
+    from ..recipe.schema import ArgValue
 
 
 def replica_launches(

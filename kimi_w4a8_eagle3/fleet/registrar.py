@@ -14,7 +14,7 @@ from types import TracebackType
 
 import httpx
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .events import EventLog
 from .identity import Identity, ask_identity
 from .router import RouterControl, RouterEndpoint, Worker

@@ -10,19 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import startup_check
-from ..client import EngineClient
+from ..base.errors import KimiError
+from ..base.signals import Terminated
 from ..door.check import require_door
-from ..errors import KimiError
+from ..engine import startup_check
+from ..engine.client import EngineClient
+from ..engine.process import EngineServer
+from ..engine.pulse import Pulse
+from ..engine.watchdog import Watchdog
 from ..ops.replica_state import Phase, ReplicaState
-from ..pulse import Pulse
-from ..server import EngineServer
-from ..signals import Terminated
-from ..watchdog import Watchdog
 from .engine_processes import EngineProcesses
 
 if TYPE_CHECKING:
-    from ..recipes import Launch
+    from ..recipe.launch import Launch
 
 # A cold start on MI325X reads 497 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
-from ..errors import KimiError
-from ..server import EngineServer, free_port
-from .router_settings import RouterSettings
+from ..base.errors import KimiError
+from ..engine.process import EngineServer, free_port
+from ..recipe.router_settings import RouterSettings
 from .run_router import ARGUMENTS
 
 _TIMEOUT_S = 10.0

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ..errors import KimiError
+from ..base.errors import KimiError
+from ..base.signals import Terminated
+from ..engine.process import EngineServer
 from ..ops.replica_state import Phase, ReplicaState
-from ..server import EngineServer
-from ..signals import Terminated
+from ..recipe.router_settings import RouterSettings
 from .events import EventLog
 from .registrar import Registrar
 from .replica import READY_TIMEOUT_S, Replica, Stalled
 from .router import RouterEndpoint, router_process
-from .router_settings import RouterSettings
 
 logger = logging.getLogger(__name__)
 

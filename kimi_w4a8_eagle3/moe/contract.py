@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 
 if TYPE_CHECKING:
     import torch

@@ -10,10 +10,10 @@ import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from ..gates import OUR_BACKENDS as BACKENDS
-from . import flydsl_toolchain
 from .contract import GateReader, MoeBackend, MoeShape, gpu_arch
+from .flydsl import toolchain as flydsl_toolchain
 
 if TYPE_CHECKING:
     import torch
@@ -60,11 +60,11 @@ def load_backend(name: str, gates: GateReader) -> MoeBackend:
     """Import and construct one backend; raises ImportError when its package is absent."""
     # Imported here: FlyDSL and Triton are optional, and a process loads only what it runs.
     if name == "flydsl":
-        from .flydsl_backend import FlydslBackend
+        from .flydsl.backend import FlydslBackend
 
         return FlydslBackend(gates)
     if name == "triton":
-        from .triton_backend import TritonBackend
+        from .triton.backend import TritonBackend
 
         return TritonBackend()
     from .reference import ReferenceBackend

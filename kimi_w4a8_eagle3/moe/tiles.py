@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 
 TABLE = Path(__file__).with_name("tiles.json")
 _KEYS = ("backend", "arch", "hidden", "inter", "max_tokens", "tiles", "source")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .contract import MoeShape, QuarkMoeWeights
 from .tiles import Row
 

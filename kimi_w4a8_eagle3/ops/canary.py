@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .. import startup_check
-from ..client import EngineClient
-from ..errors import KimiError
-from ..metrics import Acceptance
+from ..base.errors import KimiError
+from ..engine import startup_check
+from ..engine.client import EngineClient
+from ..engine.metrics import Acceptance
 from .replica_state import FleetView, Phase, ReplicaState
 
 logger = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..errors import KimiError
-from ..metrics import Acceptance
-from ..server import require_free_port
+from ..base.errors import KimiError
+from ..engine.metrics import Acceptance
+from ..engine.process import require_free_port
 from .fleet_metrics import seconds_since_progress
 from .observer import FleetObserver
 from .replica_state import FleetView, Phase, ReplicaState

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from .. import __version__
-from ..metrics import Acceptance
+from ..engine.metrics import Acceptance
 from .replica_state import Phase, ReplicaState
 
 Series = Iterable[tuple[Sequence[str], float]]

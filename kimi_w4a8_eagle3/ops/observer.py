@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import httpx
 
 from ..base.prometheus import Reading
-from ..metrics import Acceptance
+from ..engine.metrics import Acceptance
 from .exposition import Source, merge, render
 from .fleet_metrics import fleet_families
 from .replica_state import FleetView, ReplicaState

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ..base.prometheus import Reading, bucket_increase, increase, quantile
-from ..metrics import Acceptance, acceptance_from_histograms
+from ..engine.metrics import Acceptance, acceptance_from_histograms
 from .window import SPEC_STEPS
 
 _PHASE = "kimi_replica_phase"

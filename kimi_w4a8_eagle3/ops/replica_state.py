@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from ..metrics import Acceptance
+from ..engine.metrics import Acceptance
 
 # Why a replica was started again. All are counted from 0, so that a rate sees the first one.
 RESTARTS = ("ended", "stalled", "rolling", "error")

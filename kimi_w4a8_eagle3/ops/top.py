@@ -12,8 +12,8 @@ import httpx
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from ..base.errors import KimiError
 from ..base.prometheus import Reading
-from ..errors import KimiError
 from .overview import replica_rows, router_row
 from .top_view import SPARKS, Overview
 

@@ -7,7 +7,7 @@ from functools import reduce
 from itertools import zip_longest
 
 from ..base.prometheus import Reading
-from ..metrics import Acceptance, Counters, acceptance_from_counters, acceptance_from_histograms
+from ..engine.metrics import Acceptance, Counters, acceptance_from_counters, acceptance_from_histograms
 
 SPEC_STEPS = "kimi_spec_steps_total"  # the plugin's: verify steps by accepted drafts
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .cpp import Function, functions, texts
-from .state import State
+from .edit_state import State
 
 INT32_MAX = 2**31 - 1
 SELECTOR = "fmha_batch_prefill_select_kv_load_mode"

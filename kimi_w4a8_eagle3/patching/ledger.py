@@ -11,8 +11,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..base.errors import KimiError
 from ..base.files import write_atomic
-from ..errors import KimiError
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from .cpp_edits import CheckedPageOffset, SmallPagesLoadGlobally
+from .edit_state import State
 from .locate import find_root, first_file
-from .state import State
 
 Regime = Literal["abort", "silent", "fixed"]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from . import ledger
+from .edit_state import State
 from .ledger import Record, digest
 from .locate import find_root, find_version, first_file
-from .manifest import Patch, PatchedFile, load_manifest
-from .state import State
+from .patches import Patch, PatchedFile, load_manifest
 
 
 class Status(str, Enum):

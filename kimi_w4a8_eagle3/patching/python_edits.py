@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from .state import State
+from .edit_state import State
 
 
 @dataclass(frozen=True)

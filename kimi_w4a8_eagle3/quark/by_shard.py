@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .safetensors_header import INDEX_NAME, SINGLE_NAME, Checkpoint
 
 QuantizeFolder = Callable[[Path, Path], None]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 
 GLOB_CHARACTERS = "*?["
 _WRAPPER_PREFIX = "language_model."

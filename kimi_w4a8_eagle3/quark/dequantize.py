@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .packing import fold_scales, unpack_reorder
 
 if TYPE_CHECKING:

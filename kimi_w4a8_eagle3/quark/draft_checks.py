@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from .config import DraftShape, TextShape
-from .problems import Findings, Problem
+from .findings import Findings, Problem
 from .safetensors_header import Checkpoint, TensorInfo
 
 # Draft classes that SGLang's EAGLE3 worker feeds with captured hidden states of a DeepSeek-style target.

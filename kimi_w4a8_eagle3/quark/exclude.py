@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ..base.errors import KimiError
 from ..base.files import write_atomic
-from ..errors import KimiError
 from .config import read_json
 
 # What an FP8 draft leaves unquantized, and the pattern by which vLLM finds it under whatever prefix it gives the draft.

@@ -6,8 +6,8 @@ import math
 import re
 
 from .config import GLOB_CHARACTERS, ModelConfig, QuantizationConfig, TextShape
+from .findings import Findings, Problem
 from .packing import NIBBLES_PER_WORD
-from .problems import Findings, Problem
 from .safetensors_header import EXPONENT_BITS, Checkpoint, TensorInfo, find_non_finite
 
 _REQUANTIZE = "quantize the model again (`kimi quantize`) or fetch the published checkpoint"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 
 NIBBLES_PER_WORD = 8
 

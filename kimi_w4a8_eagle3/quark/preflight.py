@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from . import expert_checks
 from .config import ModelConfig, read_draft_config, read_model_config
 from .draft_checks import check_draft
-from .problems import Problem
+from .findings import Problem
 from .safetensors_header import Checkpoint, read_checkpoint
 
 _SHOWN = 5

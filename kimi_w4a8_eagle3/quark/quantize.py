@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 
 if TYPE_CHECKING:
     from quark.torch.quantization.config.config import QConfig
@@ -62,7 +62,7 @@ def quantize_w4a8(
 
 def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], device: str, verbose: bool) -> None:
     """Quark's file-to-file quantization with what `config` returns; called once quark can be imported."""
-    from ..sglang_plugin.cpu import torchvision_ops
+    from ..base import torchvision_ops
 
     torchvision_ops.declare_missing()  # Quark imports transformers, which imports torchvision
     try:

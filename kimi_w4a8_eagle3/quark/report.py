@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .dequantize import dequantize, read_module
 from .safetensors_header import Checkpoint, read_checkpoint
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .config import read_json
 
 INDEX_NAME = "model.safetensors.index.json"

@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .config import read_json
 from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 

@@ -11,9 +11,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from ..bench.predict import Point, mean_error
+from ..base.errors import KimiError
 from ..bench.statistics import METRICS
-from ..errors import KimiError
+from ..predict.predict import Point, mean_error
 from .plots import COLOURS, STYLE
 
 _KINDS = ("tpot_median_ms", "itl_median_ms", "ttft_median_ms", "output_throughput_tok_s")

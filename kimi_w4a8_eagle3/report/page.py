@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..base.errors import KimiError
 from ..base.files import write_atomic
-from ..bench import predict, published
-from ..bench.analysis import Analysis
-from ..bench.machine_model import Cluster
+from ..bench import published
 from ..bench.measure import Measurement
 from ..bench.runs import Run
-from ..bench.speedup import Speedup
 from ..bench.statistics import METRICS
-from ..bench.tables import interval, number
-from ..errors import KimiError
+from ..predict import predict
+from ..predict.machine_model import Cluster
+from .analysis import Analysis
+from .speedup import Speedup
+from .tables import interval, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,11 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..bench import published
-from ..bench.long_input import LongInput
 from ..bench.measure import Measurement
 from ..bench.runs import Groups
-from ..bench.speedup import Speedup
 from ..bench.statistics import METRICS, Interval
+from .long_input import LongInput
+from .speedup import Speedup
 
 # Grey, blue and green for the three configurations of the article; further sides take the next colours.
 _ARTICLE = {"w4a8": "#8c8c8c", "eagle3": "#2f6db5", "eagle3-opt": "#3a9a5b"}

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 
 
 def register() -> None:

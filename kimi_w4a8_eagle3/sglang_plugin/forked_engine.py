@@ -1,7 +1,7 @@
 """The fork server of engines on a CPU: a process that has imported SGLang once, and from which engines are forked.
 
 It has one thread and never computes anything, so that a fork of it is as good as a new process. What an engine must not
-inherit is put right in `_become_engine`. The other side is `kimi_w4a8_eagle3/fork_server.py`.
+inherit is put right in `_become_engine`. The other side is `kimi_w4a8_eagle3/engine/fork_server.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import setproctitle
 
-from ..fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent, reads_late
+from ..engine.fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent, reads_late
 from . import orphans
 
 # What an engine of the built-in model has imported once it serves; SGLang imports some of it in functions.

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from ..aiter_regime import installed_regime
 from ..gates import Gates, read_gates
-from ..page_guard import KvShape, cap_tokens, paged_kernels, token_limit
+from ..machine.aiter_regime import installed_regime
+from ..machine.page_guard import KvShape, cap_tokens, paged_kernels, token_limit
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import os
 import time
 from typing import Any
 
-from ..leftovers import given_folder
-from ..pulse import file_of
+from ..engine.leftovers import given_folder
+from ..engine.pulse import file_of
 
 TARGET = "sglang.srt.managers.scheduler.Scheduler.process_input_requests"
 _EVERY_S = 0.5

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.quantization.quark.quark import QuarkConfig
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from ..quark.config import is_w4a8_two_stage
 from .w4a8_moe import QuarkInt4Int8MoE
 

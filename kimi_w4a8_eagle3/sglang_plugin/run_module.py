@@ -20,7 +20,7 @@ if __name__ == "__main__":
     import socket
     import sys
 
-    from kimi_w4a8_eagle3.fork_server import OPTION
+    from kimi_w4a8_eagle3.engine.fork_server import OPTION
 
     if len(sys.argv) < 2:
         sys.exit("usage: python -m kimi_w4a8_eagle3.sglang_plugin.run_module MODULE [ARGS...]")

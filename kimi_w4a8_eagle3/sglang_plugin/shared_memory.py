@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..leftovers import note
+from ..engine.leftovers import note
 
 TARGET = "sglang.srt.managers.load_snapshot.shm_path_for"
 

@@ -11,7 +11,7 @@ from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
 from sglang.srt.layers.quantization.quark.schemes import QuarkMoEScheme
 from sglang.srt.utils import set_weight_attrs
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from ..gates import read_gates
 from ..moe.contract import MoeShape, QuarkMoeWeights
 from ..moe.dispatch import select_backend

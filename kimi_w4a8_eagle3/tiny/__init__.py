@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import KimiError
+from ..base.errors import KimiError
 from .problems import Problem, parse_answer, problems
 
 __all__ = ["METRICS", "Problem", "draft_path", "parse_answer", "problems", "target_bf16_path", "target_path"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support.bench_null import KEY, NUM_PROMPTS, serve
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.measure import Measurement
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
 from kimi_w4a8_eagle3.bench.side import Texts, bench
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
-from kimi_w4a8_eagle3.errors import KimiError
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3.bench import against_published, predict, speedup
-from kimi_w4a8_eagle3.bench.analysis import Analysis
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.generator import LoadDetails, LoadResult
-from kimi_w4a8_eagle3.bench.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
 from kimi_w4a8_eagle3.bench.repetition import WARN_ABOVE, measure, repeated_share
 from kimi_w4a8_eagle3.bench.runs import Cell, Run
 from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval, Repetition, estimate, ratio, request_values
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.predict import predict
+from kimi_w4a8_eagle3.predict.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
+from kimi_w4a8_eagle3.report import against_published, speedup
+from kimi_w4a8_eagle3.report.analysis import Analysis
 
 Copies = Callable[..., Run]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from support.bench_null import KEY, NUM_PROMPTS, serve
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench import generator
 from kimi_w4a8_eagle3.bench.generator import read_details, read_result
-from kimi_w4a8_eagle3.bench.null_server import steps_of
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
 from kimi_w4a8_eagle3.bench.side import Texts, bench
 from kimi_w4a8_eagle3.bench.subject import inspect
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
-from kimi_w4a8_eagle3.errors import KimiError
-from kimi_w4a8_eagle3.recipes import load_recipe, render
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from proof.load.null_server import steps_of
 
 TOKENS = 48
 STEPS = steps_of(TOKENS)
@@ -73,7 +73,7 @@ def test_failed_requests_mark_the_measurement(failed_run: tuple[Run, KimiError])
 
 def test_a_wrong_output_length_is_a_problem(null_run: Run) -> None:
     from kimi_w4a8_eagle3.bench.measure import _judge
-    from kimi_w4a8_eagle3.metrics import Counters
+    from kimi_w4a8_eagle3.engine.metrics import Counters
 
     point = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS).points()[0]
     found = null_run.result.measurements[0]

@@ -15,21 +15,21 @@ from support.bench_null import NUM_PROMPTS, serve
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench import vllm_load
-from kimi_w4a8_eagle3.bench.against_published import PerGpu
-from kimi_w4a8_eagle3.bench.analysis import Analysis
 from kimi_w4a8_eagle3.bench.measure import Measurement
-from kimi_w4a8_eagle3.bench.null_server import steps_of
 from kimi_w4a8_eagle3.bench.runs import Run, RunResult, read_run
 from kimi_w4a8_eagle3.bench.side import Texts, bench
 from kimi_w4a8_eagle3.bench.subject import Subject
-from kimi_w4a8_eagle3.bench.tables import print_figures, print_per_gpu
+from kimi_w4a8_eagle3.bench.vllm_command import CONCURRENCIES, bench_command
 from kimi_w4a8_eagle3.bench.workloads import Workload, load_workload, with_changes
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.errors import KimiError
-from kimi_w4a8_eagle3.hardware import Machine
-from kimi_w4a8_eagle3.recipes import load_recipe, render
-from kimi_w4a8_eagle3.vllm_bench import CONCURRENCIES, bench_command
+from kimi_w4a8_eagle3.machine.hardware import Machine
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.report.against_published import PerGpu
+from kimi_w4a8_eagle3.report.analysis import Analysis
+from kimi_w4a8_eagle3.report.tables import print_figures, print_per_gpu
+from proof.load.null_server import steps_of
 
 COMPAT = Path(sys.prefix) / "compat" / "vllm-0.19.0"
 SCRIPT = Path(__file__).parents[1] / "support" / "vllm_bench_serve.py"

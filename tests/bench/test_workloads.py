@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.texts import prepare, read_pairs
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes, workload_names
-from kimi_w4a8_eagle3.errors import KimiError
 
 PUBLISHED = {
     "--dataset-name": "random",

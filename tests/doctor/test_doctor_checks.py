@@ -8,7 +8,6 @@ import pytest
 from support import smi_texts
 from support.machines import GIB, PACKAGES, TOOLS, Recorded, bare, gpu_files, mi325x, patch, remove, write
 
-from kimi_w4a8_eagle3.aiter_regime import Regime
 from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Process
 from kimi_w4a8_eagle3.doctor.result import Report, Result
@@ -16,8 +15,9 @@ from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
 from kimi_w4a8_eagle3.fetch.store import CacheStore
+from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.patching.patcher import Status
-from kimi_w4a8_eagle3.recipes import load_recipe
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 EAGLE3 = Needs.of(load_recipe("eagle3-opt"))
 TINY = Needs.of(load_recipe("tiny"))

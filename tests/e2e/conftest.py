@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from support.tiny_servers import started, tiny_launch
 
-from kimi_w4a8_eagle3.server import EngineServer
+from kimi_w4a8_eagle3.engine.process import EngineServer
 
 
 @pytest.fixture(scope="module")

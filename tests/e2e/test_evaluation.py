@@ -1,19 +1,17 @@
 """`kimi eval` against real servers: lossless passes, finds a broken verify step and ignored temperature; accuracy."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.tiny_servers import running, tiny_launch
+from support.tiny_servers import tiny_launch, with_faults
 
-from kimi_w4a8_eagle3 import serving
+from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.eval import accuracy, lossless, smoke, tasks
 from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
-from kimi_w4a8_eagle3.server import EngineServer
 
 pytestmark = pytest.mark.server
 SILENT = Console(quiet=True)
@@ -23,15 +21,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """EAGLE3 whose verify step accepts every draft token."""
-    launch = tiny_launch()
-    engine = serving.engine(
-        replace(launch, env={**launch.env, "PYTHONPATH": str(TESTS)}), tmp_path_factory.mktemp("broken") / "server.log"
-    )
-    engine.argv = [
-        word.replace("kimi_w4a8_eagle3.sglang_plugin.run_module", "support.broken_verify") for word in launch.argv
-    ]
-    assert engine.argv != launch.argv
-    yield from running(engine)
+    yield from with_faults(tiny_launch(), "support.broken_verify", tmp_path_factory.mktemp("broken"))
 
 
 def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: object) -> lossless.Report:

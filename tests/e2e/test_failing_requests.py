@@ -5,15 +5,14 @@ Two ranks, because both must come to the same end. The faults are planted by `su
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from support.tiny_servers import started, tiny_launch
+from support.tiny_servers import tiny_launch, with_faults
 
-from kimi_w4a8_eagle3.server import EngineServer
+from kimi_w4a8_eagle3.engine.process import EngineServer
 
 pytestmark = pytest.mark.server
 
@@ -31,10 +30,7 @@ LONG = {**QUESTION, "max_tokens": 60, "ignore_eos": True, "stream": True, "strea
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     launch = tiny_launch(settings=TWO_RANKS)
-    argv = [word.replace("kimi_w4a8_eagle3.sglang_plugin.run_module", "support.planted_faults") for word in launch.argv]
-    assert argv != launch.argv
-    launch = replace(launch, argv=argv, env={**launch.env, "PYTHONPATH": str(TESTS)})
-    yield from started(launch, tmp_path_factory.mktemp("faulty"))
+    yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("faulty"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""One fleet of two real engines behind the real router, broken in the ways that take seconds (bench/faults.py: all).
+"""One fleet of two real engines behind the real router, broken in the ways that take seconds (proof/faults.py: all).
 
 Its clients need a key, so that every test here proves that keys pass the router and outlive a restart.
 """
@@ -16,18 +16,18 @@ import httpx
 import pytest
 from rich.console import Console
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.runs import read_run
 from kimi_w4a8_eagle3.bench.side import Side, Texts, bench
 from kimi_w4a8_eagle3.bench.subject import inspect
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.eval import smoke
 from kimi_w4a8_eagle3.eval.choice import Choice
-from kimi_w4a8_eagle3.fleet.load import Load, forbidden
-from kimi_w4a8_eagle3.fleet.load_questions import endless_question, known_questions
-from kimi_w4a8_eagle3.fleet.load_request import Client, Manner, Outcome
-from kimi_w4a8_eagle3.fleet.served import ServedFleet
-from kimi_w4a8_eagle3.server import free_port
+from proof.load.load import Load, forbidden
+from proof.load.load_questions import endless_question, known_questions
+from proof.load.load_request import Client, Manner, Outcome
+from proof.load.served import ServedFleet
 
 pytestmark = pytest.mark.server
 ABORTED = "sglang:num_aborted_requests_total"

@@ -16,9 +16,11 @@ import psutil
 import pytest
 from support.tiny_servers import READY_S, tiny_launch
 
-from kimi_w4a8_eagle3 import fork_server, serving, tiny
-from kimi_w4a8_eagle3.client import EngineClient
-from kimi_w4a8_eagle3.fork_server import OPTION, ForkedProcess, can_fork, fork
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.engine import fork_server
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.fork_server import OPTION, ForkedProcess, can_fork, fork
+from kimi_w4a8_eagle3.fleet import serve as serving
 
 pytestmark = pytest.mark.server
 

@@ -9,9 +9,9 @@ from support.quantizing import quantized
 from support.tiny_servers import started, tiny_launch
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.client import EngineClient
-from kimi_w4a8_eagle3.metrics import Acceptance, acceptance_from_counters, scrape
-from kimi_w4a8_eagle3.server import EngineServer
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, scrape
+from kimi_w4a8_eagle3.engine.process import EngineServer
 
 pytestmark = pytest.mark.server
 QUESTIONS = [p.question for p in tiny.problems("held_out", 40, seed=6)]

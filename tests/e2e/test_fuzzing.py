@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3.fuzz.session import Fuzz, Target
-from kimi_w4a8_eagle3.server import EngineServer
+from kimi_w4a8_eagle3.engine.process import EngineServer
+from proof.fuzz.session import Fuzz, Target
 
 pytestmark = pytest.mark.server
 

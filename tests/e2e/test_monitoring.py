@@ -11,11 +11,11 @@ from support.fleet_views import HandmadeFleet, replica
 from support.prometheus import Prometheus, prometheus
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.client import EngineClient
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.fleet.router import RouterControl, RouterEndpoint, router_endpoint, router_process
-from kimi_w4a8_eagle3.fleet.router_settings import RouterSettings
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
-from kimi_w4a8_eagle3.server import EngineServer, free_port
+from kimi_w4a8_eagle3.recipe.router_settings import RouterSettings
 
 pytestmark = [
     pytest.mark.server,

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.prometheus import Reading, parse
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.client import EngineClient
-from kimi_w4a8_eagle3.metrics import acceptance_from_histograms
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
+from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import Phase
 from kimi_w4a8_eagle3.ops.window import SpecTotals
-from kimi_w4a8_eagle3.server import EngineServer, free_port
 
 pytestmark = pytest.mark.server
 

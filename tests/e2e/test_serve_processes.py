@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.server import free_port
+from kimi_w4a8_eagle3.engine.process import free_port
 
 pytestmark = pytest.mark.server
 READY = re.compile(r"tiny ready: after")

@@ -2,9 +2,10 @@
 
 import pytest
 
-from kimi_w4a8_eagle3 import startup_check, tiny
-from kimi_w4a8_eagle3.client import EngineClient
-from kimi_w4a8_eagle3.metrics import acceptance_from_counters, acceptance_from_histograms, scrape
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.engine import startup_check
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, acceptance_from_histograms, scrape
 
 pytestmark = pytest.mark.server
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3 import watchdog
-from kimi_w4a8_eagle3.client import EngineClient
-from kimi_w4a8_eagle3.server import EngineServer
+from kimi_w4a8_eagle3.engine import watchdog
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.process import EngineServer
 
 pytestmark = pytest.mark.server
 

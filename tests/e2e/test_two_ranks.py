@@ -10,9 +10,10 @@ import httpx
 import pytest
 from support.tiny_servers import READY_S, tiny_launch
 
-from kimi_w4a8_eagle3 import serving, tiny
+from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.prometheus import Reading
-from kimi_w4a8_eagle3.client import EngineClient
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.fleet import serve as serving
 from kimi_w4a8_eagle3.ops.window import SpecTotals
 
 pytestmark = pytest.mark.server

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.eval import tasks
 
 

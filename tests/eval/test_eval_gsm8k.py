@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from support.openai_server import OpenAIServer, Reply, openai_server
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.commands.eval import Server, Verdict, _resumed
-from kimi_w4a8_eagle3.errors import KimiError
 from kimi_w4a8_eagle3.eval import accuracy, tasks
 from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.earlier_run import load_run

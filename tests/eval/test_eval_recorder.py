@@ -9,7 +9,7 @@ import httpx
 import pytest
 from support.openai_server import OpenAIServer, Reply, openai_server
 
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.eval.recorder import REQUESTS, Patience, Recorder, prompt_sha256, read_answers
 
 QUICK = Patience(attempts=4, first_pause_s=0.01, longest_pause_s=0.05, server_away_s=0.3, request_timeout_s=5)

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.client import Generation
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.engine.client import Generation
 from kimi_w4a8_eagle3.eval import section, smoke
 
 PROBLEMS = tiny.problems("held_out", 10, seed=21)

@@ -15,7 +15,7 @@ import pytest
 from support.fetch_helpers import NAME, SHARDS, TOKEN, client, content, kimi, kimi_process, quiet
 from support.hub_server import SIGNATURE, Fault, Repo, serve
 
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.download import fetch
 from kimi_w4a8_eagle3.fetch.hub import Backoff, Hub, requested_delay
 from kimi_w4a8_eagle3.fetch.model import RemoteFile

@@ -13,7 +13,7 @@ import pytest
 from support.fetch_helpers import NAME, SHARDS, TOKEN, client, kimi, quiet
 from support.hub_server import Fault, HubServer, Repo, serve
 
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.download import fetch
 from kimi_w4a8_eagle3.fetch.hub import Backoff, Hub, Limits
 from kimi_w4a8_eagle3.fetch.store import CacheStore, DirectoryStore

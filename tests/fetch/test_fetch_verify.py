@@ -8,7 +8,7 @@ import pytest
 from support.fetch_helpers import NAME, SHARDS, kimi
 from support.hub_server import serve
 
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import human
 from kimi_w4a8_eagle3.fetch.tree import Tree

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fleet import discovery
 
 

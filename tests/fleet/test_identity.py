@@ -9,10 +9,10 @@ import pytest
 from support.small_engines import ARCHITECTURE, SmallEngine
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fleet.identity import Identity, ask_identity, fingerprint
 from kimi_w4a8_eagle3.fleet.replica import with_weight_version
-from kimi_w4a8_eagle3.recipes import load_recipe, render
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fleet.placement import replica_launches
-from kimi_w4a8_eagle3.hardware import Device, Machine
-from kimi_w4a8_eagle3.recipe_schema import ArgValue
-from kimi_w4a8_eagle3.recipes import Launch, load_recipe, resolve
+from kimi_w4a8_eagle3.machine.hardware import Device, Machine
+from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, resolve
+from kimi_w4a8_eagle3.recipe.schema import ArgValue
 
 GIB = 1 << 30
 GPUS = tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", i // 8, 256 * GIB) for i in range(16))

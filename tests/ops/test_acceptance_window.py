@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kimi_w4a8_eagle3.base.prometheus import Reading
-from kimi_w4a8_eagle3.metrics import Counters, acceptance_from_counters, acceptance_from_histograms
+from kimi_w4a8_eagle3.engine.metrics import Counters, acceptance_from_counters, acceptance_from_histograms
 from kimi_w4a8_eagle3.ops.window import AcceptanceWindow, SpecTotals
 
 SPAN_S = 60.0

@@ -3,8 +3,8 @@
 import pytest
 from support.fleet_views import replica
 
-from kimi_w4a8_eagle3.client import EngineClient
-from kimi_w4a8_eagle3.metrics import Acceptance
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.metrics import Acceptance
 from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
 from kimi_w4a8_eagle3.ops.replica_state import Phase
 

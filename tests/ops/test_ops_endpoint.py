@@ -12,12 +12,12 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from support.fleet_views import HandmadeFleet, replica
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
-from kimi_w4a8_eagle3.errors import KimiError
-from kimi_w4a8_eagle3.metrics import Acceptance
+from kimi_w4a8_eagle3.engine.metrics import Acceptance
+from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import Phase
-from kimi_w4a8_eagle3.server import free_port
 
 
 class Exporter:

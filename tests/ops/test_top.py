@@ -9,10 +9,11 @@ from rich.console import Console
 from support.fleet_views import HandmadeFleet, replica
 from typer.testing import CliRunner
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading, parse
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.errors import KimiError
-from kimi_w4a8_eagle3.metrics import Acceptance
+from kimi_w4a8_eagle3.engine.metrics import Acceptance
+from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.exposition import Source, merge, render
 from kimi_w4a8_eagle3.ops.fleet_metrics import fleet_families
@@ -20,7 +21,6 @@ from kimi_w4a8_eagle3.ops.overview import Latency, replica_rows, router_row
 from kimi_w4a8_eagle3.ops.replica_state import Phase
 from kimi_w4a8_eagle3.ops.top import base_url_of, run
 from kimi_w4a8_eagle3.ops.top_view import Overview, sparkline
-from kimi_w4a8_eagle3.server import free_port
 
 
 class Engine:

@@ -9,7 +9,7 @@ from patch_trees import KERNEL, OLD_FORWARD, SELECTOR
 
 from kimi_w4a8_eagle3.patching.cpp import functions, texts
 from kimi_w4a8_eagle3.patching.cpp_edits import CheckedPageOffset, SmallPagesLoadGlobally
-from kimi_w4a8_eagle3.patching.state import State
+from kimi_w4a8_eagle3.patching.edit_state import State
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from patch_trees import MHA, snapshot
 
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.patching import ledger, patcher
-from kimi_w4a8_eagle3.patching.manifest import Patch, load_manifest, select
 from kimi_w4a8_eagle3.patching.page_offset import page_offset_is_64bit, page_offset_regime
 from kimi_w4a8_eagle3.patching.patcher import Status
+from kimi_w4a8_eagle3.patching.patches import Patch, load_manifest, select
 
 PATCHES = {patch.id: patch for patch in load_manifest()}
 ROUNDING = PATCHES["aiter-fmha-rtz"]
@@ -248,7 +248,7 @@ def test_a_misspelt_id_names_the_nearest() -> None:
     ],
 )
 def test_a_wrong_manifest_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    from kimi_w4a8_eagle3.resources import operator_dir
+    from kimi_w4a8_eagle3.base.resources import operator_dir
 
     text = (operator_dir("patches") / "manifest.toml").read_text()
     assert change[0] in text

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from patch_trees import MHA
 
+from kimi_w4a8_eagle3.patching.edit_state import State
 from kimi_w4a8_eagle3.patching.python_edits import ParameterDefault
-from kimi_w4a8_eagle3.patching.state import State
 
 ROUNDING = ParameterDefault("how_v3_bf16_cvt", old=1, new=2)
 

@@ -8,7 +8,7 @@ import pytest
 from support.quantizing import quantized, write_card_draft, write_packed_target
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.sglang_plugin.cpu import torchvision_ops
+from kimi_w4a8_eagle3.base import torchvision_ops
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from support.quantizing import quantize, quantized
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.exclude import fix_exclude
 from kimi_w4a8_eagle3.quark.report import compare
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from support.kimi_checkpoint import DRAFT, HIDDEN, write_bf16
 
-from kimi_w4a8_eagle3.sglang_plugin.cpu import torchvision_ops
+from kimi_w4a8_eagle3.base import torchvision_ops
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark import packing
 from kimi_w4a8_eagle3.quark.packing import fold_scales, pack_reorder, slice_packed_columns, slice_rows, unpack_reorder
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save, save_file
 from support.kimi_checkpoint import edit_json
 
-from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark import safetensors_header
 from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_eagle3.quark.safetensors_header import find_non_finite, read_checkpoint, read_header

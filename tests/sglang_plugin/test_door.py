@@ -16,13 +16,13 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.door.access import CHECKED
 from kimi_w4a8_eagle3.door.check import require_door
 from kimi_w4a8_eagle3.door.middleware import Door, InternalKey
 from kimi_w4a8_eagle3.door.rules import ModelLimits, RequestModel, RequestRules
 from kimi_w4a8_eagle3.door.settings import DoorSettings
-from kimi_w4a8_eagle3.errors import KimiError
-from kimi_w4a8_eagle3.server import free_port
+from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.sglang_plugin.request_guard import check_numbers, check_prompt, check_prompt_logprobs
 
 CLIENT_KEY = "client-key-0123"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.bench.null_server import NullServer, Settings
+from proof.load.null_server import NullServer, Settings
 
 NUM_PROMPTS = 6
 KEY = "a-key-for-the-null-server"

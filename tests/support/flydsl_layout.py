@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kimi_w4a8_eagle3.moe.flydsl_layout import CHUNK_K, LOW_K_BIT, TILE_N
+from kimi_w4a8_eagle3.moe.flydsl.layout import CHUNK_K, LOW_K_BIT, TILE_N
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from support import smi_texts
 
-from kimi_w4a8_eagle3.aiter_regime import Regime
 from kimi_w4a8_eagle3.doctor.probe import Output, Probe, Process
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
+from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.patching.patcher import PatchReport, Status
 
 GIB = 1 << 30

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import yaml
 
-from kimi_w4a8_eagle3.server import free_port
+from kimi_w4a8_eagle3.engine.process import free_port
 
 RULES = Path(__file__).parents[2] / "launch" / "prometheus" / "rules" / "kimi.rules.yml"
 _START_S = 60.0

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kimi_w4a8_eagle3.server import free_port
+from kimi_w4a8_eagle3.engine.process import free_port
 
 ARCHITECTURE = "KimiK25ForConditionalGeneration"
 

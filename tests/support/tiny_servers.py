@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from kimi_w4a8_eagle3 import serving
-from kimi_w4a8_eagle3.recipes import Launch, load_recipe, render
-from kimi_w4a8_eagle3.server import EngineServer, free_port
+from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.fleet import serve as serving
+from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 
 READY_S = 280.0
+TESTS = Path(__file__).parents[1]
 
 
 def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launch:
@@ -22,11 +24,18 @@ def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launc
 
 def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
     """Start, wait, yield, stop: the body of a fixture."""
-    yield from running(serving.engine(launch, folder / "server.log"))
+    yield from _running(serving.engine(launch, folder / "server.log"))
 
 
-def running(engine: EngineServer) -> Iterator[EngineServer]:
-    """The same for an engine whose command the test has changed."""
+def with_faults(launch: Launch, module: str, folder: Path) -> Iterator[EngineServer]:
+    """The same behind a module of the tests, in which faults are planted, instead of the package's own."""
+    engine = serving.engine(replace(launch, env={**launch.env, "PYTHONPATH": str(TESTS)}), folder / "server.log")
+    engine.argv = [word.replace("kimi_w4a8_eagle3.sglang_plugin.run_module", module) for word in launch.argv]
+    assert module in engine.argv
+    yield from _running(engine)
+
+
+def _running(engine: EngineServer) -> Iterator[EngineServer]:
     with engine as server:
         server.wait_ready(READY_S)
         yield server

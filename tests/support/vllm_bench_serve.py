@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from kimi_w4a8_eagle3.sglang_plugin.cpu import torchvision_ops
+from kimi_w4a8_eagle3.base import torchvision_ops
 
 torchvision_ops.declare_missing()
 

@@ -5,8 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.tiny.build import CORPUS_DOCUMENTS, CORPUS_SEED
-from kimi_w4a8_eagle3.tiny.data import corpus
 from kimi_w4a8_eagle3.tiny.tokenizer import (
     CHAT_TEMPLATE,
     IM_END_ID,
@@ -15,6 +13,8 @@ from kimi_w4a8_eagle3.tiny.tokenizer import (
     load_tokenizer,
     train_tokenizer,
 )
+from proof.tiny.build import CORPUS_DOCUMENTS, CORPUS_SEED
+from proof.tiny.data import corpus
 
 TOKENIZER = load_tokenizer(tiny.target_path())
 
@@ -47,7 +47,7 @@ def test_committed_tokenizer_is_what_the_corpus_yields():
 
 @pytest.fixture(scope="module")
 def hf_tokenizer():
-    from kimi_w4a8_eagle3.sglang_plugin.cpu import torchvision_ops
+    from kimi_w4a8_eagle3.base import torchvision_ops
 
     torchvision_ops.declare_missing()
     from transformers import AutoTokenizer

@@ -26,7 +26,7 @@ def install() -> bool:
     if installed():
         return True
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-    from . import torchvision_ops
+    from ...base import torchvision_ops
 
     torchvision_ops.declare_missing()
     if importlib.util.find_spec("sgl_kernel") is not None:

@@ -1,0 +1,239 @@
+"""`kimi demo`: the whole chain on this machine, with and without speculation, as one table.
+
+The built-in W4A8 checkpoint is served by SGLang twice: without a draft and with EAGLE3. Both answer the same
+questions greedily, which must give the same tokens, and take the same short load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .. import tiny
+from ..base.console import table_console
+from ..base.errors import KimiError
+from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..bench.generator import LoadResult, run_load, write_conversations
+from ..door.settings import without_keys
+from ..engine import startup_check
+from ..engine.client import EngineClient, Generation
+from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
+from ..engine.process import EngineServer, free_port
+from ..fleet import serve as serving
+from ..recipe.launch import Launch, load_recipe, render
+
+QUESTIONS = 20
+LOAD_PROMPTS = 24
+CONCURRENCY = 2
+MAX_TOKENS = 96
+_READY_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one of the two servers did."""
+
+    name: str
+    ready_s: float
+    answers: list[Generation]
+    load: LoadResult
+    acceptance: Acceptance | None
+
+
+def run(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Path:
+    """Run the demo; returns its run directory. Raises KimiError when a server fails or the two texts differ."""
+    console = console or table_console()
+    folder = new_run_dir("demo", runs)
+    questions = tiny.problems("held_out", QUESTIONS)
+    console.print(Panel.fit(_intro(folder), title="kimi demo", border_style="cyan"))
+
+    with serving.signals_raise():
+        plain = _serve("W4A8", _launch(speculate=False), questions, folder, console)
+        fast = _serve("W4A8 + EAGLE3", _launch(speculate=True), questions, folder, console)
+
+    differences = [
+        i for i, (a, b) in enumerate(zip(plain.answers, fast.answers, strict=True)) if a.token_ids != b.token_ids
+    ]
+    correct = sum(tiny.parse_answer(a.text) == q.answer for a, q in zip(fast.answers, questions, strict=True))
+    console.print(_table(plain, fast))
+    console.print(_verdict(differences, correct, fast.acceptance, folder))
+    write_json(folder / "result.json", _result(plain, fast, differences, correct))
+    if differences:
+        raise KimiError(
+            f"{len(differences)} of {QUESTIONS} greedy answers differ with speculation",
+            where=str(folder / "result.json"),
+            expected="the same tokens: speculation changes speed, not answers",
+            remedy="`kimi eval lossless` tells a numerical tie from a bug",
+        )
+    return folder
+
+
+def _launch(speculate: bool) -> Launch:
+    """The tiny recipe on a free port; without speculation its draft arguments are switched off."""
+    recipe = load_recipe("tiny")
+    if not speculate:
+        recipe = recipe.without_speculation()
+    return render(recipe, [f"port={free_port()}"])
+
+
+def _serve(name: str, launch: Launch, questions: Sequence[tiny.Problem], folder: Path, console: Console) -> Side:
+    """Start one server, ask, load, measure, stop."""
+    label = "eagle3" if launch.draft else "w4a8"
+    launch = serving.checked(launch)
+    launch = replace(launch, env={**launch.env, **without_keys()})
+    write_json(folder / f"{label}-{RECORD}", record("demo", {launch.name: launch.described()}, launch.env))
+    log = folder / f"{label}-server.log"
+    with (
+        _started(serving.engine(launch, log, name), name, console) as (server, ready_s),
+        EngineClient(server.base_url) as client,
+    ):
+        if launch.draft and launch.num_draft_tokens:
+            startup_check.require_acceptance(client, launch.num_draft_tokens, launch.draft)
+        _stream(client, questions[0].question, name, console)
+        with _progress(console) as progress:
+            asking = progress.add_task(f"{name}: {len(questions)} greedy answers", total=len(questions))
+            answers = client.chat_all(
+                [q.question for q in questions], MAX_TOKENS, CONCURRENCY, lambda: progress.advance(asking)
+            )
+        load, acceptance = _load(server, launch, client.model_name(), folder / f"{label}-load.jsonl", name, console)
+    if launch.num_draft_tokens and acceptance:
+        detail = acceptance_from_histograms((a.accepted_histogram for a in answers), launch.num_draft_tokens)
+        per_position = detail.per_position if detail else ()
+        acceptance = Acceptance(acceptance.length, acceptance.rate, acceptance.steps, per_position)
+    return Side(name, ready_s, answers, load, acceptance)
+
+
+@contextmanager
+def _started(server: EngineServer, name: str, console: Console) -> Iterator[tuple[EngineServer, float]]:
+    """The server once it is ready, and the seconds that took; stopped after the block."""
+    with ExitStack() as stack:
+        with console.status(f"{name}: starting SGLang") as status:
+            stack.enter_context(server)
+            seconds = server.wait_ready(
+                _READY_TIMEOUT_S,
+                lambda s, line: status.update(f"{name}: starting SGLang, {s:.0f} s  [dim]{_plain(line)}[/]"),
+            )
+        console.print(f"[green]✓[/] {name}: ready after {seconds:.0f} s")
+        yield server, seconds
+
+
+def _stream(client: EngineClient, question: str, name: str, console: Console) -> None:
+    """Show one answer as it comes."""
+    text = ""
+    with Live(console=console, refresh_per_second=12) as live:
+        for piece in client.stream_chat(question, MAX_TOKENS):
+            text += piece
+            shown = f"[bold]{question}[/]\n{text}"
+            live.update(Panel(shown, title=f"{name} answers", border_style="green", expand=console.is_terminal))
+    if not console.is_terminal:  # Live leaves the cursor behind the panel's last border
+        console.line()
+
+
+def _load(
+    server: EngineServer, launch: Launch, model: str, output: Path, name: str, console: Console
+) -> tuple[LoadResult, Acceptance | None]:
+    """A short load at concurrency 2; acceptance is exact, from the server's counters before and after."""
+    dataset = output.with_name("load-prompts.jsonl")
+    write_conversations(dataset, ((p.question, p.solution) for p in tiny.problems("held_out", LOAD_PROMPTS, seed=1)))
+    before = scrape(server.base_url)
+    with console.status(f"{name}: load, {LOAD_PROMPTS} requests at concurrency {CONCURRENCY}"):
+        result = run_load(
+            server.base_url,
+            [
+                *("--model", model, "--tokenizer", launch.model),
+                *("--dataset-name", "custom", "--dataset-path", str(dataset), "--apply-chat-template"),
+                *("--sharegpt-output-len", str(MAX_TOKENS), "--disable-ignore-eos"),
+            ],
+            LOAD_PROMPTS,
+            CONCURRENCY,
+            output,
+        )
+    delta = scrape(server.base_url).since(before)
+    console.print(f"[green]✓[/] {name}: load finished in {result.duration:.0f} s")
+    return result, acceptance_from_counters(delta, launch.num_draft_tokens) if launch.num_draft_tokens else None
+
+
+def _table(plain: Side, fast: Side) -> Table:
+    table = Table(title=f"{LOAD_PROMPTS} requests at concurrency {CONCURRENCY}, greedy", title_style="bold")
+    table.add_column("")
+    for side in (plain, fast):
+        table.add_column(side.name, justify="right")
+    table.add_column("change", justify="right")
+    rows = (
+        ("TTFT median, ms", "median_ttft_ms"),
+        ("TPOT median, ms", "median_tpot_ms"),
+        ("ITL median, ms", "median_itl_ms"),
+        ("output, tok/s", "output_throughput"),
+    )
+    for title, field in rows:
+        a, b = getattr(plain.load, field), getattr(fast.load, field)
+        table.add_row(title, f"{a:.1f}", f"{b:.1f}", f"{b / a - 1:+.0%}")
+    accept = fast.acceptance
+    table.add_row("accept length", "-", f"{accept.length:.2f} of 4" if accept else "-", "")
+    table.add_row("accept rate", "-", f"{accept.rate:.0%}" if accept else "-", "")
+    positions = ", ".join(f"{share:.0%}" for share in accept.per_position) if accept else "-"
+    table.add_row("accepted at position 1, 2, 3", "-", positions, "")
+    return table
+
+
+def _verdict(differences: list[int], correct: int, acceptance: Acceptance | None, folder: Path) -> Panel:
+    same = not differences
+    lines = [
+        f"{'[green]✓' if same else '[red]✗'} {QUESTIONS - len(differences)} of {QUESTIONS} greedy answers "
+        "have the same tokens with and without EAGLE3[/]",
+        f"{correct} of {QUESTIONS} held-out problems solved",
+        f"Everything is in {folder}",
+    ]
+    return Panel.fit("\n".join(lines), border_style="green" if same else "red")
+
+
+def _result(plain: Side, fast: Side, differences: list[int], correct: int) -> dict[str, object]:
+    def side(s: Side) -> dict[str, object]:
+        return {
+            "ready_s": s.ready_s,
+            "load": s.load.model_dump(),
+            "acceptance": asdict(s.acceptance) if s.acceptance else None,
+            "answers": [asdict(answer) for answer in s.answers],
+        }
+
+    return {
+        "w4a8": side(plain),
+        "eagle3": side(fast),
+        "questions": QUESTIONS,
+        "different_answers": differences,
+        "solved": correct,
+    }
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield progress
+
+
+def _intro(folder: Path) -> str:
+    return (
+        "A small Kimi-K2.5-shaped model, quantized to W4A8 by AMD Quark, served by SGLang on this machine:\n"
+        "once without speculation, once with EAGLE3 (3 steps, topk 1, 4 draft tokens).\n"
+        f"Logs and results: {folder}"
+    )
+
+
+def _plain(line: str) -> str:
+    """A log line that rich shows as it is, cut to the terminal."""
+    return line.replace("[", "(").replace("]", ")")[:90]

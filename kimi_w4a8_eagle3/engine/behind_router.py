@@ -1,0 +1,60 @@
+"""What stands behind a router: whoever measures one needs its engines' facts and counters, which it does not have.
+
+`kimi serve --replicas` and `kimi route` have them on their ops endpoint. Endpoints of sglang-router 0.3.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from ..base.errors import KimiError
+from .client import bearer
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Behind:
+    """ops_url: where the counters of all replicas are. replica_url: one of the `replicas` that are ready."""
+
+    ops_url: str
+    replica_url: str
+    replicas: int
+
+
+def behind_router(base_url: str, ops_url: str | None = None, api_key: str | None = None) -> Behind | None:
+    """What is behind the router at `base_url`; None when that is no router.
+
+    ops_url: by default the port after the router's. Raises KimiError when it does not answer, or no replica is ready.
+    """
+    if "router_manager" not in _json(f"{base_url}/get_server_info", bearer(api_key)):
+        return None
+    place = urlsplit(base_url)
+    ops_url = ops_url or f"{place.scheme}://{place.hostname}:{(place.port or 80) + 1}"
+    replicas = _json(f"{ops_url}/status").get("replicas")
+    if replicas is None:
+        raise KimiError(
+            f"{base_url} is a router, and the ops endpoint with its engines' counters does not answer",
+            where=ops_url,
+            expected="the ops endpoint of `kimi serve --replicas` or `kimi route`, by default the port after the API's",
+            remedy="give its address with --ops-url, or measure one engine by its own address",
+        )
+    ready = [str(each["base_url"]) for each in replicas if each.get("ready")]
+    if not ready:
+        raise KimiError(
+            "no replica behind this router is ready", where=f"{ops_url}/status", remedy="wait, see kimi top"
+        )
+    return Behind(ops_url, ready[0], len(ready))
+
+
+def _json(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """The JSON object at `url`; empty where there is none."""
+    try:
+        found = httpx.get(url, headers=headers, timeout=_TIMEOUT_S).json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,139 @@
+"""What SGLang's Prometheus endpoint says, as numbers: counters around a run, and acceptance from their deltas.
+
+The server's own accept-length gauge is an average since start (or since the last flush); a run's exact figure comes
+from two counters that every finished request adds to. SGLang 0.5.23 names; see `Counters`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from ..base.errors import KimiError
+from ..base.prometheus import Reading
+
+GENERATION_TOKENS = "sglang:generation_tokens_total"
+PROMPT_TOKENS = "sglang:prompt_tokens_total"
+VERIFY_CALLS = "sglang:spec_verify_calls_total"
+REQUESTS = "sglang:num_requests_total"
+_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Running totals of one server, summed over their labels (`is_streaming`, ranks of one engine)."""
+
+    generation_tokens: float
+    prompt_tokens: float
+    verify_calls: float
+    requests: float
+
+    @classmethod
+    def of(cls, reading: Reading) -> Counters:
+        """The counters of a reading; one that is absent so far is 0."""
+        return cls(*(reading.total(name) or 0.0 for name in (GENERATION_TOKENS, PROMPT_TOKENS, VERIFY_CALLS, REQUESTS)))
+
+    def since(self, earlier: Counters) -> Counters:
+        """What was added after `earlier`. Raises KimiError when a counter went back: the server restarted."""
+        delta = Counters(
+            self.generation_tokens - earlier.generation_tokens,
+            self.prompt_tokens - earlier.prompt_tokens,
+            self.verify_calls - earlier.verify_calls,
+            self.requests - earlier.requests,
+        )
+        if min(delta.generation_tokens, delta.prompt_tokens, delta.verify_calls, delta.requests) < 0:
+            raise KimiError(
+                "a counter of the server went backwards during the measurement",
+                where="/metrics",
+                expected="one server process from the first to the last request",
+                remedy="the server restarted: look at its log and measure again",
+            )
+        return delta
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Acceptance over a set of requests.
+
+    length: tokens committed per verify step, the bonus token included (1.0: no draft was ever accepted).
+    rate: accepted draft tokens / proposed draft tokens. per_position[i]: share of verify steps in which draft token
+    i+1 was accepted; empty when only counters are known. steps: verify steps counted.
+    """
+
+    length: float
+    rate: float
+    steps: int
+    per_position: tuple[float, ...] = ()
+
+
+def scrape(base_url: str, timeout_s: float = 10.0) -> Counters:
+    """Read the counters; raises KimiError as `read` does."""
+    return Counters.of(read(base_url, timeout_s))
+
+
+def read(base_url: str, timeout_s: float = 10.0, attempts: int = 10) -> Reading:
+    """The metrics of an engine, or of all replicas at an ops endpoint.
+
+    An ops endpoint leaves out a replica that is slow to answer, whose counters would seem to go back: it is asked anew.
+    Raises KimiError when the server does not answer, runs without --enable-metrics, or a replica stays away.
+    """
+    for _ in range(attempts):
+        reading = _read(base_url, timeout_s)
+        missing = reading.labels("kimi_replica_up", "replica", 0.0)
+        if not missing:
+            return reading
+        time.sleep(_PAUSE_S)
+    raise KimiError(
+        f"no metrics of replica {', '.join(missing)}",
+        where=f"{base_url}/metrics",
+        expected="the counters of all replicas before and after a load",
+        remedy="`kimi top` shows what it is doing; measure when all are ready",
+    )
+
+
+def _read(base_url: str, timeout_s: float) -> Reading:
+    url = f"{base_url}/metrics"
+    try:
+        response = httpx.get(url, timeout=timeout_s, follow_redirects=True)
+    except httpx.HTTPError as error:
+        raise KimiError(f"no metrics: {error}", where=url, remedy="is the server running?") from error
+    if response.status_code != 200:
+        raise KimiError(
+            f"no metrics: HTTP {response.status_code}",
+            where=url,
+            expected="Prometheus text",
+            remedy="start the server with --enable-metrics (every recipe does)",
+        )
+    try:
+        return Reading.parse(response.text)
+    except ValueError as error:
+        raise KimiError(f"no metrics: {error}", where=url, expected="Prometheus text") from error
+
+
+def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptance | None:
+    """Exact accept length of a run; None without speculation (no verify call was counted).
+
+    The first token of every request comes from prefill, not from a verify step, so it is taken off.
+    """
+    if delta.verify_calls <= 0:
+        return None
+    length = (delta.generation_tokens - delta.requests) / delta.verify_calls
+    return Acceptance(length=length, rate=(length - 1) / (num_draft_tokens - 1), steps=round(delta.verify_calls))
+
+
+def acceptance_from_histograms(histograms: Iterable[Sequence[int]], num_draft_tokens: int) -> Acceptance | None:
+    """Acceptance from per-request histograms (`spec_correct_drafts_histogram`: [k] = steps with k accepted drafts)."""
+    depth = num_draft_tokens - 1
+    totals = [0] * (depth + 1)
+    for histogram in histograms:
+        for accepted, steps in enumerate(histogram):
+            totals[min(accepted, depth)] += steps
+    steps = sum(totals)
+    if steps == 0:
+        return None
+    accepted = sum(k * n for k, n in enumerate(totals))
+    per_position = tuple(sum(totals[i:]) / steps for i in range(1, depth + 1))
+    return Acceptance(1 + accepted / steps, accepted / (steps * depth), steps, per_position)

@@ -1,0 +1,256 @@
+"""An engine process: started, watched until it answers, stopped with everything it spawned, its log kept.
+
+Nothing here knows SGLang beyond its two health endpoints; the command line and environment come from a recipe.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import psutil
+
+from ..base.errors import KimiError
+from .fork_server import ForkedProcess, can_fork, die_with_parent, fork
+from .leftovers import Belongings, remove_orphans
+
+_STOP_GRACE_S = 20.0
+_POLL_S = 0.25
+_LOOK_S = 5.0  # between two looks at the shared memory of an engine, which take milliseconds a process
+_TAIL_LINES = 25
+
+
+@dataclass
+class EngineServer:
+    """One engine process in a session of its own.
+
+    argv: the whole command line. env: added to this process's environment. log_path: stdout and stderr, appended.
+    Used as a context manager it starts on entry and stops, with all its children, on exit.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    host: str
+    port: int
+    log_path: Path
+    name: str = "server"
+    _process: subprocess.Popen[bytes] | ForkedProcess | None = field(default=None, repr=False)
+    _children: dict[int, psutil.Process] = field(default_factory=dict, repr=False)
+    _belongings: Belongings | None = field(default=None, repr=False)
+    _look_again: float = field(default=0.0, repr=False)
+    _began: float = field(default=0.0, repr=False)
+
+    @property
+    def base_url(self) -> str:
+        """Where the server answers; a wildcard host is reached over loopback."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine's main process."""
+        if self._process is None:
+            raise KimiError(f"{self.name} was not started")
+        return self._process.pid
+
+    @property
+    def folder(self) -> Path:
+        """The temporary folder that the engine was given."""
+        if self._belongings is None:
+            raise KimiError(f"{self.name} was not started")
+        return self._belongings.folder
+
+    def start(self) -> None:
+        """Start the process; raises KimiError when the port is taken or the program cannot be executed.
+
+        The first engine on a CPU waits until SGLang is imported (`fork_server`). May be called again after the process
+        ended; what is left of it is cleared away first.
+        """
+        self.stop()
+        self._began = time.monotonic()
+        require_free_port(self.host, self.port)
+        remove_orphans()
+        try:
+            self._belongings = Belongings()
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            environ = {**os.environ, **self.env, "TMPDIR": str(self._belongings.folder)}
+            with self.log_path.open("ab") as log:
+                forked = fork(self.argv, environ, log.fileno()) if can_fork(self.argv, environ) else None
+                self._process = forked or subprocess.Popen(
+                    list(self.argv),
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+        except BaseException as error:
+            self._remove_belongings()
+            if not isinstance(error, OSError):
+                raise
+            raise KimiError(
+                f"{self.name} could not be started: {error.strerror}",
+                where=error.filename or str(self.log_path),
+                expected="an executable program and a writable log folder",
+            ) from error
+
+    def wait_ready(self, timeout_s: float, on_wait: Callable[[float, str], None] | None = None) -> float:
+        """Wait until /health answers 200; returns the seconds since `start`.
+
+        on_wait(seconds, last log line) is called about four times a second. Raises KimiError when the process ends
+        or does not answer within `timeout_s` of `start`; the process is stopped before.
+        """
+        with httpx.Client(timeout=5.0) as client:
+            while True:
+                elapsed = time.monotonic() - self._began
+                if self.poll() is not None:
+                    code = self.poll()
+                    self.stop()
+                    raise self._failure(f"{self.name} ended with exit code {code} before it was ready")
+                if _answers(client, self.base_url):
+                    return elapsed
+                if elapsed > timeout_s:
+                    self.stop()
+                    raise self._failure(f"{self.name} was not ready within {timeout_s:.0f} s")
+                if on_wait is not None:
+                    on_wait(elapsed, last_line(self.log_path))
+                time.sleep(_POLL_S)
+
+    def poll(self) -> int | None:
+        """Exit code, or None while the process runs."""
+        self._remember_children()
+        return None if self._process is None else self._process.poll()
+
+    def stop(self, grace_s: float = _STOP_GRACE_S) -> bool:
+        """End the process and everything it spawned: SIGTERM, then SIGKILL after `grace_s`. Idempotent.
+
+        SGLang answers what it has begun before it ends, so a long grace is a drain. False: it had to be killed.
+        """
+        if self._process is None:
+            return True
+        self._remember_children()
+        by_itself = True
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                by_itself = False
+                self._process.kill()
+                self._process.wait()
+        survivors = [child for child in self._children.values() if child.is_running()]
+        for child in survivors:
+            _signal(child, signal.SIGTERM)
+        _, alive = psutil.wait_procs(survivors, timeout=3.0)
+        for child in alive:
+            _signal(child, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=3.0)
+        self._remove_belongings()
+        return by_itself
+
+    def __enter__(self) -> EngineServer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def _remember_children(self) -> None:
+        """Children are looked up while their parent lives: orphans of a crashed engine could not be found later."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        try:
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                self._children.setdefault(child.pid, child)
+        except psutil.NoSuchProcess:
+            return
+        if self._belongings is not None and time.monotonic() >= self._look_again:
+            self._belongings.see([self._process.pid, *self._children])
+            self._look_again = time.monotonic() + _LOOK_S
+
+    def _remove_belongings(self) -> None:
+        if self._belongings is not None:
+            self._belongings.remove()
+
+    def _failure(self, what: str) -> KimiError:
+        tail = "\n".join(tail_lines(self.log_path, _TAIL_LINES))
+        return KimiError(f"{what}; the end of its log:\n{tail}", where=str(self.log_path))
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raise KimiError, naming the owner where it can be seen, when `port` is taken or not a port."""
+    if not 0 < port < 65536:
+        raise KimiError(f"{port} is not a TCP port", expected="1 to 65535", where="--port")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host or "0.0.0.0", port))
+        except OSError as error:
+            raise KimiError(
+                f"port {port} on {host} cannot be used: {error.strerror}{_owner(port)}",
+                where="--port",
+                expected="a port that nothing listens on",
+                remedy="stop that process, or choose another port with --port",
+            ) from error
+
+
+def tail_lines(path: Path, count: int) -> list[str]:
+    """The last `count` lines of a text file that may still be written; empty when there is none."""
+    try:
+        with path.open(errors="replace") as file:
+            return [line.rstrip("\n") for line in deque(file, maxlen=count)]
+    except OSError:
+        return []
+
+
+def last_line(path: Path) -> str:
+    """The last non-empty line of a log, read from its final 4 KiB."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 4096))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def _answers(client: httpx.Client, base_url: str) -> bool:
+    try:
+        return client.get(f"{base_url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _owner(port: int) -> str:
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid:
+                return f" (used by process {connection.pid}, {psutil.Process(connection.pid).name()})"
+    except (psutil.Error, OSError):
+        return ""
+    return ""
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return

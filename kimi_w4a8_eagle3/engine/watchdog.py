@@ -1,0 +1,266 @@
+"""Watches an engine for progress in tokens, not for an open port: ranks that wait for each other still answer /health.
+
+Progress is a token counter that moved (`/metrics`), or, when none did, a generated health-check token
+(SGLang's `/health_generate`, a completion of one token with vLLM: an idle server answers, a deadlocked one does not).
+Without either for `timeout_s` the
+stacks of all engine processes are written down and `on_stall` is called once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import psutil
+
+from ..base.files import write_atomic
+from ..base.prometheus import Reading
+
+logger = logging.getLogger(__name__)
+
+# Counted on every decode step and prefill batch, and per finished request; either moving is progress.
+TOKEN_COUNTERS = (
+    "sglang:realtime_tokens_total",
+    "sglang:generation_tokens_total",
+    "sglang:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+)
+RUNNING = ("sglang:num_running_reqs", "vllm:num_requests_running")
+QUEUED = ("sglang:num_queue_reqs", "vllm:num_requests_waiting")
+PROBE_TIMEOUT_S = 30.0  # SGLang itself gives up a health check after 20 s
+DUMP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What /metrics says at one moment: tokens processed so far, requests running and queued."""
+
+    tokens: float
+    running: float
+    queued: float
+
+    @classmethod
+    def parse(cls, text: str) -> Sample:
+        """Sum the series of all ranks and modes; a metric that is absent counts as zero."""
+        reading = Reading.parse(text)
+        return cls(*(sum(reading.total(name) or 0.0 for name in names) for names in (TOKEN_COUNTERS, RUNNING, QUEUED)))
+
+
+class Progress:
+    """When the engine last made progress. Pure: the caller brings samples and the time in seconds."""
+
+    def __init__(self, timeout_s: float, now: float) -> None:
+        self.timeout_s = timeout_s
+        self.last = now
+        self.sample: Sample | None = None
+
+    def advanced(self, sample: Sample | None, now: float) -> bool:
+        """Take a sample (None: the server did not answer); True when tokens moved since the last one.
+
+        A counter that fell was reset by a restart, which is progress too.
+        """
+        if sample is None:
+            return False
+        moved = self.sample is None or sample.tokens != self.sample.tokens
+        self.sample = sample
+        if moved:
+            self.last = now
+        return moved
+
+    def answered(self, now: float) -> None:
+        """The engine generated a token for a health check."""
+        self.last = now
+
+    def stalled(self, now: float) -> bool:
+        """True when nothing moved for the timeout."""
+        return now - self.last >= self.timeout_s
+
+
+class Watchdog:
+    """A thread that polls the server at `base_url` and calls `on_stall` once when it stops making progress.
+
+    on_progress: called with the time.monotonic() of every poll that saw progress.
+    pid and folder: dump the stacks of that process and its children into the folder first. Used as a context manager;
+    start it after the server has answered for the first time.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        timeout_s: float,
+        on_stall: Callable[[], object],
+        pid: int | None = None,
+        folder: Path | None = None,
+        poll_s: float | None = None,
+        on_progress: Callable[[float], object] | None = None,
+    ) -> None:
+        self._base_url = base_url
+        self._timeout_s = timeout_s
+        self._on_stall = on_stall
+        self._on_progress = on_progress
+        self._pid = pid
+        self._folder = folder
+        self._poll_s = min(10.0, timeout_s / 10) if poll_s is None else poll_s
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; returns when the thread has ended or is inside its last request."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def __enter__(self) -> Watchdog:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        progress = Progress(self._timeout_s, time.monotonic())
+        probe_after = self._timeout_s / 2  # an idle server is asked for a token no oftener than that
+        with httpx.Client(base_url=self._base_url, timeout=min(PROBE_TIMEOUT_S, max(self._timeout_s, 1.0))) as client:
+            while not self._end.wait(self._poll_s):
+                if progress.advanced(_read_metrics(client), time.monotonic()):
+                    self._tell(progress)
+                    continue
+                if time.monotonic() - progress.last >= probe_after and _answers_health_check(client):
+                    progress.answered(time.monotonic())
+                    self._tell(progress)
+                if progress.stalled(time.monotonic()):
+                    self._report(progress)
+                    return
+
+    def _tell(self, progress: Progress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(progress.last)
+
+    def _report(self, progress: Progress) -> None:
+        if self._end.is_set():  # the engine is being stopped, which looks like a stall
+            return
+        logger.error("%s", _describe(progress))
+        if self._pid is not None and self._folder is not None:
+            try:
+                dump_stacks(self._pid, self._folder, _describe(progress))
+            except OSError as error:  # a full disk must not keep a dead server alive
+                logger.error("the stacks could not be written: %s", error)
+        self._on_stall()
+
+
+def dump_stacks(pid: int, folder: Path, headline: str) -> Path:
+    """Write the Python stacks of `pid` and all its descendants to `folder/stacks.txt` and return the file.
+
+    py-spy reads them from outside where it is installed and allowed; otherwise SIGUSR1 asks a process that has
+    registered a handler (faulthandler) to print them into its own log. A process without a handler is left alone,
+    because the signal would end it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "stacks.txt"
+    parts = [headline]
+    for process in _family(pid):
+        parts.append(f"\n== {process.pid} {_command(process)}\n{_stack(process.pid)}")
+    write_atomic(target, "\n".join(parts) + "\n")
+    return target
+
+
+def _read_metrics(client: httpx.Client) -> Sample | None:
+    try:
+        response = client.get("/metrics")
+        response.raise_for_status()
+        return Sample.parse(response.text)
+    except (httpx.HTTPError, ValueError):
+        return None
+
+
+def _answers_health_check(client: httpx.Client) -> bool:
+    try:
+        status = client.get("/health_generate").status_code
+        return _completes_a_token(client) if status == 404 else status == 200
+    except (httpx.HTTPError, ValueError, LookupError):
+        return False
+
+
+def _completes_a_token(client: httpx.Client) -> bool:
+    """The same question to vLLM, whose /health does not generate."""
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    return client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def _describe(progress: Progress) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S")
+    sample = progress.sample
+    if sample is None:
+        return f"{at}: no progress for {progress.timeout_s:.0f} s; /metrics did not answer"
+    return (
+        f"{at}: no progress for {progress.timeout_s:.0f} s; {sample.tokens:.0f} tokens so far, "
+        f"{sample.running:.0f} requests running, {sample.queued:.0f} queued"
+    )
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:200] or process.name()
+    except psutil.Error:
+        return "(ended)"
+
+
+def _stack(pid: int) -> str:
+    tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    problem = "py-spy is not installed"
+    if tool is not None:
+        try:
+            dump = subprocess.run(
+                [tool, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=DUMP_TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = f"py-spy failed: {error}"
+        else:
+            if dump.returncode == 0:
+                return dump.stdout
+            problem = f"py-spy failed: {dump.stderr.strip()}"
+    return f"{problem}; {_ask_for_traceback(pid)}"
+
+
+def _ask_for_traceback(pid: int) -> str:
+    if not _catches(pid, signal.SIGUSR1):
+        return "the process has no SIGUSR1 handler"
+    try:
+        os.kill(pid, signal.SIGUSR1)
+    except OSError as error:
+        return f"SIGUSR1 could not be sent: {error.strerror}"
+    return "asked by SIGUSR1 to print its stacks into its own log"
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process handles the signal itself, by the mask SigCgt that Linux shows in /proc."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+    return bool(mask >> (number - 1) & 1)

@@ -1,0 +1,324 @@
+"""Which Python files of a checkpoint may run, and at which revision.
+
+Under `--trust-remote-code` an engine executes `*.py` files that lie beside the weights. This module lets that happen
+only for files whose SHA-256 a person recorded (`kimi trust`), keeps the engine from downloading others, and takes the
+option away from a checkpoint that brings no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub.constants import HF_HUB_CACHE
+
+from ..base.errors import KimiError
+from ..base.files import write_atomic
+from .store import CacheStore
+
+if TYPE_CHECKING:
+    from ..recipe.launch import Launch
+
+FORMAT = 1
+VARIABLE = "KIMI_TRUSTED_CODE"
+OPTION = "trust-remote-code"
+# Files in which transformers looks for `auto_map`, the names of classes to import from the checkpoint.
+_MAPS = (
+    "config.json",
+    "tokenizer_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+_TOKENIZER_ARGUMENT = {"sglang": "tokenizer-path", "vllm": "tokenizer"}
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint on this disk: `name` as it was asked for, and the commit where it lies in the Hugging Face cache."""
+
+    name: str
+    folder: Path
+    commit: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.commit}" if self.commit else self.name
+
+
+@dataclass(frozen=True)
+class CodeFile:
+    """One Python file that a checkpoint brings; `name` is its path inside the checkpoint."""
+
+    source: Source
+    name: str
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        """Where it can be read."""
+        return self.source.folder / self.name
+
+
+@dataclass
+class TrustRecord:
+    """The hashes that a person accepted, by file name: the name tells a changed file from a new one."""
+
+    path: Path
+    known: dict[str, set[str]] = field(default_factory=dict)
+    entries: list[dict[str, str]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> TrustRecord:
+        """Read a record; no file is an empty record, a damaged one is a KimiError."""
+        record = cls(path)
+        try:
+            content = json.loads(path.read_text())
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']}")
+            for entry in content["files"]:
+                if not re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]):
+                    raise ValueError(f"{entry['sha256']!r} is no SHA-256")
+                record._add(entry)
+        except FileNotFoundError:
+            return record
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise KimiError(
+                f"the record of trusted code cannot be read: {type(error).__name__}: {error}",
+                where=str(path),
+                expected="a file that `kimi trust` wrote",
+                remedy="delete it and run `kimi trust` again",
+            ) from None
+        return record
+
+    def trusts(self, file: CodeFile) -> bool:
+        """Whether this content was accepted under this name."""
+        return file.sha256 in self.known.get(file.name, ())
+
+    def add(self, files: Iterable[CodeFile]) -> None:
+        """Accept files and write the record."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        for file in files:
+            if not self.trusts(file):
+                self._add({"name": file.name, "sha256": file.sha256, "from": str(file.source), "recorded": now})
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.path, json.dumps({"format": FORMAT, "files": self.entries}, indent=1) + "\n")
+        except OSError as error:
+            raise KimiError(
+                f"the record of trusted code cannot be written: {error.strerror}",
+                where=str(self.path),
+                remedy=f"name another file with {VARIABLE}",
+            ) from error
+
+    def _add(self, entry: dict[str, str]) -> None:
+        self.known.setdefault(entry["name"], set()).add(entry["sha256"])
+        self.entries.append(entry)
+
+
+def record_path(environment: Mapping[str, str]) -> Path:
+    """`$KIMI_TRUSTED_CODE`, or `trusted-code.json` in the user's configuration folder; not beside the weights, where
+    whoever writes a checkpoint could write the record too."""
+    if named := environment.get(VARIABLE):
+        return Path(named)
+    config = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(config) / "kimi-w4a8-eagle3" / "trusted-code.json"
+
+
+def locate(name: str, revision: str, cache: Path) -> Source:
+    """The checkpoint `name`, a directory or a repository in the Hugging Face cache; KimiError when it is not here."""
+    # Anything else than a directory, a NUL or the home of an unknown user in it included, is looked for in the cache.
+    with suppress(ValueError, RuntimeError):
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return Source(name, folder)
+    if _HUB_ID.fullmatch(name):
+        store = CacheStore(cache, name)
+        commit = store.known_commit(revision)
+        if commit is not None and store.snapshot(commit).is_dir():
+            return Source(name, store.snapshot(commit), commit)
+    raise KimiError(
+        f"{name} at {revision} is not on this disk, so the code it would bring cannot be checked before it runs",
+        where=str(cache),
+        expected="a checkpoint that was fetched before the engine starts",
+        remedy=f"kimi fetch {name}" + (f" --revision {revision}" if revision != "main" else ""),
+    )
+
+
+def code_of(source: Source, cache: Path) -> list[CodeFile]:
+    """Every Python file that loading `source` could run; empty when the checkpoint asks for none.
+
+    All `*.py` of the checkpoint count, because the named ones import others. A class of another repository
+    (`owner/name--module.Class`) brings that repository's files. Raises KimiError for a reference that leads elsewhere.
+    """
+    references = _references(source.folder)
+    if not references:
+        return []
+    files = _python_files(source)
+    for reference in sorted(references):
+        repo, _, inner = reference.rpartition("--")
+        home = source if repo in ("", source.name) else _locate_code(repo, source, cache)
+        there = [file for file in files if file.source == home] or _python_files(home)
+        module = f"{inner.rpartition('.')[0]}.py"
+        if not any(file.name == module for file in there):
+            raise KimiError(
+                f"auto_map names {reference!r}, and there is no file {module} for it",
+                where=str(home.folder),
+                expected="a Python file of the checkpoint",
+                remedy="fetch the checkpoint again; do not use it if the file is not in the repository",
+            )
+        files += [file for file in there if file not in files]
+    return files
+
+
+def _locate_code(repo: str, source: Source, cache: Path) -> Source:
+    """The repository that another one takes classes from; engines ask for its default branch."""
+    try:
+        return locate(repo, "main", cache)
+    except KimiError:
+        raise KimiError(
+            f"{source.name} takes its code from another repository, {repo}, which is not on this disk",
+            where=str(source.folder),
+            expected="that repository's Python files in the Hugging Face cache",
+            remedy=f"hf download {repo} --include '*.py'",
+        ) from None
+
+
+def untrusted(files: Sequence[CodeFile], record: TrustRecord, names: Sequence[str]) -> KimiError | None:
+    """What is wrong with `files` in one message, or None. `names`: what `kimi trust` is to be called with."""
+    unknown = [file for file in files if not record.trusts(file)]
+    if not unknown:
+        return None
+    lines = "".join(f"\n  - {file.name}: {_difference(file, record)}" for file in unknown)
+    sources = ", ".join(dict.fromkeys(str(file.source) for file in unknown))
+    return KimiError(
+        f"{sources} brings Python code that nobody here has accepted:{lines}",
+        where=", ".join(dict.fromkeys(str(file.source.folder) for file in unknown)),
+        expected=f"each file with a SHA-256 recorded in {record.path}",
+        remedy=f"read the files, then: kimi trust {' '.join(names)} --yes (elsewhere: set {VARIABLE} to that record)",
+    )
+
+
+def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Path | None = None) -> Launch:
+    """The launch as it may run; raises KimiError when it would execute code that is not recorded.
+
+    Without `--trust-remote-code` nothing changes. Where no checkpoint brings code the option is left out. Otherwise
+    revisions become the commits whose files were hashed, and the engine may not download anything.
+    """
+    arguments = launch.args
+    if not any(_allows_code(name) and value is not False for name, value in arguments.items()):
+        return launch
+    record = TrustRecord.load(record_path(os.environ)) if record is None else record
+    cache = _hub_cache() if cache is None else cache
+    model = locate(launch.model, str(arguments.get("revision", "main")), cache)
+    draft_revision = str(arguments.get("speculative-draft-model-revision", "main"))
+    draft = locate(launch.draft, draft_revision, cache) if launch.draft else None
+    tokenizer_argument = _TOKENIZER_ARGUMENT[launch.engine]
+    named = arguments.get(tokenizer_argument)
+    tokenizer = locate(str(named), "main", cache) if named is not None else None
+    sources = [source for source in (model, draft, tokenizer) if source is not None]
+    code = {source: code_of(source, cache) for source in sources}
+    files = [file for found in code.values() for file in found]
+    if not files:
+        note = f"--{OPTION} left out: no checkpoint here brings code of its own"
+        args = {name: value for name, value in arguments.items() if not _allows_code(name)}
+        return replace(launch, args=args, notes=[*launch.notes, note])
+    unaccepted = [source.name for source, found in code.items() if not all(map(record.trusts, found))]
+    if problem := untrusted(files, record, unaccepted):
+        raise problem
+    pins: dict[str, str | None] = {"revision": model.commit}
+    if launch.engine == "sglang":
+        pins["speculative-draft-model-revision"] = draft.commit if draft else None
+    if tokenizer is not None and tokenizer.commit:
+        pins[tokenizer_argument] = str(tokenizer.folder)
+    args = arguments | {name: value for name, value in pins.items() if value}
+    note = (
+        f"--{OPTION}: {len(files)} files with the hashes recorded in {record.path}; revisions are pinned to what was "
+        "hashed, HF_HUB_OFFLINE=1 keeps the engine from downloading other code"
+    )
+    return replace(launch, args=args, env={**launch.env, "HF_HUB_OFFLINE": "1"}, notes=[*launch.notes, note])
+
+
+def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cache: Path | None = None) -> None:
+    """Raise KimiError when loading the tokenizer `name` would run code that is not recorded, or download it.
+
+    Load generators allow a tokenizer's code always, and take its name from the server that they measure.
+    """
+    record = TrustRecord.load(record_path(os.environ)) if record is None else record
+    cache = _hub_cache() if cache is None else cache
+    try:
+        source = locate(name, "main", cache)
+    except KimiError as error:
+        error.remedy = f"hf download {name} --include '*.json' '*.py' '*.model' '*.jinja'"
+        raise
+    if problem := untrusted(code_of(source, cache), record, [name]):
+        raise problem
+
+
+def _references(folder: Path) -> set[str]:
+    """All class references in the `auto_map` tables of a checkpoint, however deep."""
+    found: set[str] = set()
+    for name in _MAPS:
+        try:
+            _collect(json.loads((folder / name).read_text()), found)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, RecursionError) as error:
+            raise KimiError(
+                f"{name} cannot be read: {error}", where=str(folder), expected="a JSON object", remedy="fetch it again"
+            ) from None
+    return found
+
+
+def _collect(value: Any, found: set[str]) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _collect(item, found)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "auto_map":
+                _strings(inner, found)
+            else:
+                _collect(inner, found)
+
+
+def _strings(value: Any, found: set[str]) -> None:
+    """An entry is a reference, or a pair of them (slow and fast tokenizer) in which one may be null."""
+    if isinstance(value, str):
+        found.add(value)
+    elif isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _strings(inner, found)
+
+
+def _python_files(source: Source) -> list[CodeFile]:
+    paths = sorted(path for path in source.folder.rglob("*.py") if path.is_file())
+    return [CodeFile(source, path.relative_to(source.folder).as_posix(), _sha256(path)) for path in paths]
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _difference(file: CodeFile, record: TrustRecord) -> str:
+    expected = record.known.get(file.name)
+    if not expected:
+        return f"new, SHA-256 {file.sha256}"
+    return f"changed, recorded {', '.join(sorted(expected))}, found {file.sha256}"
+
+
+def _allows_code(name: str) -> bool:
+    """Whether an engine's parser takes `name` for the option: argparse accepts unique beginnings of it."""
+    return len(name) > 1 and OPTION.startswith(name)
+
+
+def _hub_cache() -> Path:
+    return Path(HF_HUB_CACHE)

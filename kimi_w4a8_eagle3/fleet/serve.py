@@ -1,0 +1,326 @@
+"""`kimi serve`: one engine, or several behind the router, in the foreground; checked, watched, ended cleanly."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from huggingface_hub.constants import HF_HUB_CACHE
+from rich.console import Console
+
+from ..base.errors import KimiError
+from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..base.signals import Terminated, signals_raise
+from ..engine.client import EngineClient
+from ..engine.process import EngineServer, require_free_port
+from ..fetch.trusted_code import locate, require_trusted
+from ..ops.canary import CanaryWatch
+from ..ops.replica_state import FleetView, Phase, ReplicaState
+from ..recipe.router_settings import RouterSettings
+from .events import EventLog
+from .identity import fingerprint
+from .registrar import Registrar
+from .replica import DRAIN_TIMEOUT_S, READY_TIMEOUT_S, Replica, with_weight_version
+from .router import RouterEndpoint, router_endpoint
+from .supervisor import Fleet, RouterKeeper
+
+if TYPE_CHECKING:
+    from ..recipe.launch import Launch
+
+__all__ = ["READY_TIMEOUT_S", "ServeOptions", "Terminated", "engine", "serve_foreground", "signals_raise"]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `kimi serve` and `kimi route` add to a recipe.
+
+    ops_port: of probes and metrics; None switches them off. keys: variables for the engines that say where the
+    clients' key is; never the key itself.
+    """
+
+    ops_host: str = "127.0.0.1"
+    ops_port: int | None = None
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
+    keys: dict[str, str] = field(default_factory=dict)
+    client_key: str | None = field(default=None, repr=False)
+    runs: Path = DEFAULT_ROOT
+
+
+@dataclass(frozen=True)
+class SingleServer:
+    """What probes and metrics show of one engine without a router."""
+
+    recipe: str
+    state: ReplicaState
+    router_url: str | None = None
+    router_metrics_url: str | None = None
+
+    def replicas(self) -> Sequence[ReplicaState]:
+        """The one."""
+        return [self.state]
+
+    def live(self) -> tuple[bool, str]:
+        """False when the engine is gone; one that stalls may come back, until the watchdog ends it."""
+        return self.state.phase is not Phase.DOWN, self.state.reason
+
+
+def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineServer:
+    """The engine process of a rendered recipe, not started."""
+    return EngineServer(
+        argv=launch.argv,
+        env=launch.env,
+        host=launch.host,
+        port=launch.port,
+        log_path=log_path,
+        name=name or f"{launch.engine} ({launch.name})",
+    )
+
+
+def checked(launch: Launch) -> Launch:
+    """The launch as it may run, after everything that can be known from files: code, headers, configs, identity.
+
+    Code of a checkpoint must be trusted (`trusted_code`), a W4A8 checkpoint on this disk must be whole (`preflight`),
+    and the engine is told the fingerprint of its weights, which it names in every answer. Raises KimiError.
+    """
+    launch = require_trusted(launch)
+    return with_weight_version(launch, checked_weights(launch))
+
+
+def checked_weights(launch: Launch) -> str | None:
+    """The fingerprint of the launch's checkpoints, which must be whole; None where they are not on this disk yet."""
+    if launch.engine != "sglang":
+        return None
+    from ..quark.preflight import preflight
+
+    model = _folder(launch, launch.model, "revision")
+    draft = _folder(launch, launch.draft, "speculative-draft-model-revision")
+    if model is not None:
+        preflight(model, draft, launch.tensor_parallel).raise_for_problems()
+    if model is None or (launch.draft is not None and draft is None):
+        return None
+    return fingerprint(*(folder for folder in (model, draft) if folder is not None))
+
+
+def serve_foreground(launch: Launch, options: ServeOptions) -> int:
+    """Serve one engine until it ends or a signal comes; returns the exit code of `kimi serve`.
+
+    Leaves no process behind, whatever ends it, and says where the log is.
+    """
+    console = Console(stderr=True, highlight=False)
+    notes = launch.notes
+    launch = checked(launch)
+    for note in launch.notes[len(notes) :]:
+        console.print(f"kimi: {note}", style="dim")
+    _require_ops_port(options)
+    folder = _new_run("serve", launch, [launch], options.runs)
+    log = folder / "server.log"
+    log.touch()
+    console.print(f"kimi: log of the engine: {log}")
+    events = EventLog(folder, console)
+    replica = Replica(
+        _with_keys(launch, options), log, events, "0", options.drain_timeout_s, options.client_key, launch.name
+    )
+    try:
+        with signals_raise(drain=True), _ops(options, SingleServer(launch.name, replica.state)), follow(log):
+            replica.serve()
+    except Terminated as stopped:
+        console.print(f"kimi: {stopped} received; the engine was stopped; log: {log}")
+        return stopped.exit_code
+    return 0
+
+
+def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSettings, options: ServeOptions) -> int:
+    """Serve engines on loopback behind the router, which listens where `front` says; returns the exit code.
+
+    A replica that ends or stalls is started again, the router too; SIGHUP restarts the replicas one after the other.
+    """
+    console = Console(stderr=True, highlight=False)
+    launches = [require_trusted(launch) for launch in launches]
+    weights = checked_weights(launches[0])  # they are the same in all
+    launches = [with_weight_version(launch, weights) for launch in launches]
+    require_free_port(front.host, front.port)
+    _require_ops_port(options)
+    folder = _new_run("serve", front, launches, options.runs)
+    console.print(f"kimi: logs of engines and router: {folder}")
+    events = EventLog(folder, console)
+    replicas = [
+        Replica(
+            _with_keys(launch, options),
+            folder / f"replica-{number}.log",
+            events,
+            str(number),
+            options.drain_timeout_s,
+            options.client_key,
+        )
+        for number, launch in enumerate(launches)
+    ]
+    endpoint = router_endpoint(front.host, front.port)
+    fleet = Fleet(front.name, replicas, endpoint, events)
+    try:
+        with (
+            signals_raise(drain=True, on_hangup=fleet.renew.set),
+            RouterKeeper(endpoint, router, folder, events),
+            fleet.registrar,
+            _ops(options, fleet),
+        ):
+            console.print(f"[bold]kimi: {len(replicas)} replicas of {front.name} behind {endpoint.base_url}/v1[/]")
+            fleet.run()
+    except Terminated as stopped:
+        console.print(f"kimi: {stopped} received; all engines and the router were stopped; logs: {folder}")
+        return stopped.exit_code
+    return 0
+
+
+@dataclass(frozen=True)
+class RouterOnly:
+    """What probes and metrics show of a router whose replicas run elsewhere: they have probes of their own."""
+
+    recipe: str
+    registrar: Registrar
+    endpoint: RouterEndpoint
+    known: dict[str, ReplicaState] = field(default_factory=dict)
+
+    @property
+    def router_url(self) -> str | None:
+        """Where clients reach the router."""
+        return self.endpoint.base_url
+
+    @property
+    def router_metrics_url(self) -> str | None:
+        """The router's own metrics."""
+        return self.endpoint.metrics_url
+
+    def replicas(self) -> Sequence[ReplicaState]:
+        """One state for each replica that was ever registered, so that one that is gone is seen to be."""
+        registered = self.registrar.registered()
+        for url in sorted(registered - self.known.keys()):
+            self.known[url] = ReplicaState(url.removeprefix("http://"), url, progress_timeout_s=0)
+        for url, state in self.known.items():
+            if state.ready != (url in registered):
+                state.enter(*((Phase.READY, "registered") if url in registered else (Phase.DOWN, "not registered")))
+        return [self.known[url] for url in sorted(self.known)]
+
+    def live(self) -> tuple[bool, str]:
+        """The router is kept alive by this process."""
+        return True, ""
+
+
+def route_foreground(
+    host: str,
+    port: int,
+    model: str | None,
+    router: RouterSettings,
+    discover: Callable[[], frozenset[str]],
+    options: ServeOptions,
+) -> int:
+    """Route to replicas that run elsewhere until a signal comes; returns the exit code of `kimi route`."""
+    console = Console(stderr=True, highlight=False)
+    require_free_port(host, port)
+    _require_ops_port(options)
+    folder = new_run_dir("route", options.runs)
+    write_json(folder / RECORD, record("route", {}, {}, router=router.model_dump(), host=host, port=port, model=model))
+    events = EventLog(folder, console)
+    endpoint = router_endpoint(host, port)
+    registrar = Registrar(endpoint, discover, events, model)
+    try:
+        with (
+            signals_raise(drain=True),
+            RouterKeeper(endpoint, router, folder, events, options.drain_timeout_s) as keeper,
+            registrar,
+            _ops(options, RouterOnly("route", registrar, endpoint)),
+        ):
+            console.print(f"[bold]kimi: routing at {endpoint.base_url}/v1[/]; log: {folder}")
+            try:
+                threading.Event().wait()
+            except Terminated as ended:
+                if ended.number == signal.SIGTERM:
+                    keeper.drain()
+                raise
+    except Terminated as stopped:
+        console.print(f"kimi: {stopped} received; the router was stopped; the replicas go on; log: {folder}")
+        return stopped.exit_code
+    return 0
+
+
+@contextmanager
+def follow(path: Path, write: Callable[[str], object] = sys.stdout.write) -> Iterator[None]:
+    """Copy what is appended to a log to stdout while the block runs."""
+    done = threading.Event()
+
+    def copy() -> None:
+        with path.open(errors="replace") as file:
+            while True:
+                ended = done.is_set()
+                for line in file:
+                    write(line)
+                sys.stdout.flush()
+                if ended:
+                    return
+                done.wait(0.2)
+
+    def copy_while_possible() -> None:
+        with suppress(OSError):  # stdout may be a file on a full disk; the log goes on without its copy
+            copy()
+
+    thread = threading.Thread(target=copy_while_possible, name="log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=5.0)
+
+
+def _with_keys(launch: Launch, options: ServeOptions) -> Launch:
+    return replace(launch, env={**launch.env, **options.keys})
+
+
+def _folder(launch: Launch, checkpoint: str | None, option: str) -> Path | None:
+    """Where a checkpoint lies on this disk, at the revision that the engine is given; None when it is not here."""
+    if checkpoint is None:
+        return None
+    revision = str(launch.args.get(option, "main"))
+    try:
+        return locate(checkpoint, revision, Path(HF_HUB_CACHE)).folder
+    except KimiError:
+        return None
+
+
+def _new_run(kind: str, front: Launch, launches: Sequence[Launch], runs: Path) -> Path:
+    folder = new_run_dir(f"{kind}-{front.name}", runs)
+    servers = {
+        front.name if len(launches) == 1 else f"replica-{number}": {"argv": launch.argv, "env": launch.env}
+        for number, launch in enumerate(launches)
+    }
+    write_json(folder / RECORD, record(kind, servers, front.env))
+    return folder
+
+
+def _require_ops_port(options: ServeOptions) -> None:
+    if options.ops_port is None:
+        return
+    try:
+        require_free_port(options.ops_host, options.ops_port)
+    except KimiError as error:
+        raise replace(error, where="--ops-port", remedy="choose another port with --ops-port, or 0 for none") from error
+
+
+@contextmanager
+def _ops(options: ServeOptions, view: FleetView) -> Iterator[None]:
+    """Probes, metrics and the repeated canary while the block runs."""
+    if options.ops_port is None:
+        yield
+        return
+    from ..ops.endpoint import OpsServer  # its web server is not installed everywhere
+
+    def connect(base_url: str) -> EngineClient:
+        return EngineClient(base_url, options.client_key)
+
+    with OpsServer(options.ops_host, options.ops_port, view) as ops, CanaryWatch(view, ops.acceptance, connect):
+        yield

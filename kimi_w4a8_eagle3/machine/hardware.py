@@ -1,0 +1,140 @@
+"""What a GPU is (architecture, compute units, memory) and what this machine has, read from sysfs without a driver call.
+
+`Machine.detect()` needs no ROCm tools; tests hand it a directory tree of their own as `sysfs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..base.errors import KimiError
+from ..base.names import nearest
+
+GIB = 1 << 30
+SIMDS_PER_CU = 4
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator model; the bandwidth is the data-sheet peak in TB/s."""
+
+    name: str
+    arch: str
+    compute_units: int
+    hbm_bytes: int
+    hbm_tb_s: float
+
+    @property
+    def hbm_gib(self) -> float:
+        """Memory in GiB. Vendors call 2^30 bytes a GB here: an MI325X has 256 of them."""
+        return self.hbm_bytes / GIB
+
+
+GPUS: dict[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("mi308x", "gfx942", 80, 192 * GIB, 5.3),
+        Gpu("mi300x", "gfx942", 304, 192 * GIB, 5.3),
+        Gpu("mi325x", "gfx942", 304, 256 * GIB, 6.0),
+        Gpu("mi350x", "gfx950", 256, 288 * GIB, 8.0),
+        Gpu("mi355x", "gfx950", 256, 288 * GIB, 8.0),
+    )
+}
+
+
+def gpu_by_name(name: str) -> Gpu:
+    """The entry of `GPUS` called `name` (case does not matter)."""
+    key = name.lower().replace("-", "").replace(" ", "").removeprefix("instinct")
+    if key not in GPUS:
+        raise KimiError(
+            f"unknown GPU {name!r}{nearest(key, GPUS)}", where="--gpu", expected="one of " + ", ".join(GPUS)
+        )
+    return GPUS[key]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU of this machine, in the order in which HIP numbers them."""
+
+    arch: str
+    compute_units: int
+    pci: str
+    numa_node: int | None
+    hbm_bytes: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The accelerators of a machine; `devices` is empty on a CPU-only one."""
+
+    devices: tuple[Device, ...] = ()
+
+    @classmethod
+    def detect(cls, sysfs: Path = Path("/sys")) -> Machine:
+        """Read the KFD topology (`class/kfd/kfd/topology/nodes`), whose node order is HIP's device order."""
+        nodes = sysfs / "class/kfd/kfd/topology/nodes"
+        if not nodes.is_dir():
+            return cls()
+        found = (_read_device(node, sysfs) for node in sorted(nodes.iterdir(), key=_node_number))
+        return cls(tuple(device for device in found if device is not None))
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The model that all devices are; None if they differ or are unknown here."""
+        kinds = {(device.arch, device.compute_units) for device in self.devices}
+        if len(kinds) != 1:
+            return None
+        same = [gpu for gpu in GPUS.values() if (gpu.arch, gpu.compute_units) in kinds]
+        hbm = self.devices[0].hbm_bytes
+        best = min(same, key=lambda gpu: abs(gpu.hbm_bytes - hbm), default=None)
+        return best if best is not None and abs(best.hbm_bytes - hbm) < 0.1 * best.hbm_bytes else None
+
+    def numa_nodes(self, count: int) -> list[int] | None:
+        """NUMA node of each of the first `count` GPUs; None where the machine does not say."""
+        nodes = [device.numa_node for device in self.devices[:count]]
+        if len(nodes) < count or any(node is None for node in nodes):
+            return None
+        return [node for node in nodes if node is not None]
+
+
+def _node_number(path: Path) -> int:
+    return int(path.name) if path.name.isdigit() else -1
+
+
+def _read_device(node: Path, sysfs: Path) -> Device | None:
+    properties = _read_properties(node / "properties")
+    if not properties.get("simd_count"):
+        return None  # a CPU node
+    pci = _pci_address(properties.get("domain", 0), properties.get("location_id", 0))
+    banks = [_read_properties(bank / "properties") for bank in sorted((node / "mem_banks").glob("*"))]
+    return Device(
+        arch=_arch(properties.get("gfx_target_version", 0)),
+        compute_units=properties["simd_count"] // SIMDS_PER_CU,
+        pci=pci,
+        numa_node=_read_numa_node(sysfs / "bus/pci/devices" / pci / "numa_node"),
+        hbm_bytes=sum(bank.get("size_in_bytes", 0) for bank in banks),
+    )
+
+
+def _read_properties(path: Path) -> dict[str, int]:
+    if not path.is_file():
+        return {}
+    pairs = (line.split(maxsplit=1) for line in path.read_text().splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].strip().isdigit()}
+
+
+def _arch(version: int) -> str:
+    """90402 -> gfx942: major, minor and stepping are two decimal digits each; the stepping is written in hex."""
+    return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}"
+
+
+def _pci_address(domain: int, location: int) -> str:
+    return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+
+
+def _read_numa_node(path: Path) -> int | None:
+    if not path.is_file():
+        return None
+    node = int(path.read_text())
+    return node if node >= 0 else None  # -1: firmware did not say

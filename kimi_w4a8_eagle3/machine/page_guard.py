@@ -1,0 +1,186 @@
+"""Keeps every KV-cache offset of a paged attention kernel inside 32 bits. Pure arithmetic, no I/O.
+
+AITER's ck_tile batch-prefill FMHA multiplies a page index by the page stride in int32, in elements. SGLang hands it
+the cache as rows of one token, `[tokens + page_size, kv_heads, head_dim]` (the extra page takes padded tokens), so the
+largest offset is `(rows - 1) * kv_heads * head_dim`. The target of these recipes is MLA and prefills elsewhere; the
+EAGLE3 draft is MHA and takes that kernel, so it is the *draft's* shape that limits the pool both models share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..base.errors import KimiError
+from .aiter_regime import Regime
+
+INT32_MAX = 2**31 - 1
+FRACTION_STEPS = 1000  # an operator types 0.815, not 0.81539917
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """The KV cache of one model on one rank.
+
+    row_elements: elements from one token to the next in one buffer (K of one layer, or the MLA latent).
+    buffers: how many such buffers there are (2 a layer for MHA, 1 a layer for MLA).
+    """
+
+    kind: str
+    layers: int
+    row_elements: int
+    buffers: int
+    dtype_bytes: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of HBM that one token takes in all layers."""
+        return self.row_elements * self.buffers * self.dtype_bytes
+
+
+@dataclass(frozen=True)
+class PagedKernel:
+    """A kernel that indexes a paged cache; `largest` is the last offset it computes correctly, None without a limit."""
+
+    name: str
+    row_elements: int
+    largest: int | None
+
+    def largest_offset(self, tokens: int, page_size: int) -> int:
+        """Offset of the last row, in elements, of a pool of `tokens`: what must not exceed INT32_MAX."""
+        return (tokens + page_size - 1) * self.row_elements
+
+    def max_tokens(self, page_size: int) -> int | None:
+        """The largest whole-page pool this kernel can index; None without a limit."""
+        if self.largest is None:
+            return None
+        rows = self.largest // self.row_elements + 1
+        return max(rows - page_size, 0) // page_size * page_size
+
+
+def kv_shape(config: Mapping[str, Any], tp: int, dtype_bytes: int) -> KvShape:
+    """Read the KV shape of a model from its Hugging Face config.
+
+    MLA (`kv_lora_rank`) keeps one latent of `kv_lora_rank + qk_rope_head_dim` on every rank; MHA/GQA keeps K and V of
+    `num_key_value_heads / tp` heads, at least one (heads are replicated when TP exceeds them).
+    """
+    text = config.get("text_config", config)
+    layers = _positive(text, "num_hidden_layers")
+    if text.get("kv_lora_rank"):
+        row = _positive(text, "kv_lora_rank") + _positive(text, "qk_rope_head_dim")
+        return KvShape("mla", layers, row, layers, dtype_bytes)
+    heads = _positive(text, "num_attention_heads")
+    kv_heads = text.get("num_key_value_heads") or heads
+    head_dim = text.get("head_dim") or _positive(text, "hidden_size") // heads
+    return KvShape("mha", layers, _heads_per_rank(kv_heads, tp) * head_dim, 2 * layers, dtype_bytes)
+
+
+def paged_kernels(shapes: Iterable[KvShape], regime: Regime, int_max: int = INT32_MAX) -> list[PagedKernel]:
+    """The paged kernels that AITER's attention backend runs over these caches.
+
+    MHA caches meet the batch-prefill FMHA, limited unless `regime` says 64-bit. MLA latents meet the MLA decode
+    kernel, for which no overflow is known: the W4A8 recipe ran with 2.4 M tokens. Its row is listed without a limit.
+    """
+    kernels = []
+    for shape in shapes:
+        if shape.kind == "mha":
+            largest = None if regime.wide_offsets else int_max
+            kernels.append(PagedKernel("ck_tile fmha batch prefill", shape.row_elements, largest))
+        else:
+            kernels.append(PagedKernel("mla decode", shape.row_elements, None))
+    return kernels
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Memory of one GPU: `hbm_bytes` in all, `weight_bytes` of target and draft, `cell_bytes` per KV token."""
+
+    hbm_bytes: int
+    weight_bytes: int
+    cell_bytes: int
+    page_size: int = 1
+
+    def tokens(self, fraction: float) -> int:
+        """Whole-page tokens that fit when weights and KV cache may take `fraction` of the memory."""
+        room = int(self.hbm_bytes * fraction) - self.weight_bytes
+        return max(room // self.cell_bytes, 0) // self.page_size * self.page_size
+
+    def fraction_for(self, tokens: int) -> float:
+        """The exact fraction at which `tokens` fit."""
+        return (self.weight_bytes + tokens * self.cell_bytes) / self.hbm_bytes
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the guard decides for one machine and recipe.
+
+    limit: tokens that every kernel can index, None without a limit. fraction and max_total_tokens: what to start with.
+    binding: the kernel that sets the limit, None when memory does.
+    """
+
+    limit: int | None
+    fraction: float
+    max_total_tokens: int
+    binding: PagedKernel | None
+    regime: Regime
+
+    def safe(self, tokens: int) -> bool:
+        """True when a pool of `tokens` overflows no kernel."""
+        return self.limit is None or tokens <= self.limit
+
+
+def token_limit(kernels: Iterable[PagedKernel], page_size: int) -> tuple[int | None, PagedKernel | None]:
+    """The smallest token limit of `kernels` and the kernel that sets it."""
+    limited = [(limit, kernel) for kernel in kernels if (limit := kernel.max_tokens(page_size)) is not None]
+    return min(limited, key=lambda pair: pair[0]) if limited else (None, None)
+
+
+def decide(budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceiling: float = 0.90) -> Verdict:
+    """The largest pool that fits `ceiling` of the memory and overflows no kernel.
+
+    The fraction is rounded down to three decimals, so that it is safe even if the token cap is lost; the cap is exact.
+    Raises KimiError when not even one page fits.
+    """
+    limit, kernel = token_limit(kernels, budget.page_size)
+    fits = budget.tokens(ceiling)
+    tokens = fits if limit is None else min(fits, limit)
+    if tokens < budget.page_size:
+        raise KimiError(
+            "no room for the KV cache",
+            where=f"{budget.hbm_bytes / 2**30:.0f} GiB a GPU, {budget.weight_bytes / 2**30:.1f} GiB of weights",
+            expected=f"weights below {ceiling:.0%} of the memory",
+            remedy="use more GPUs (--tp-size) or GPUs with more memory",
+        )
+    if limit is None or fits <= limit:
+        return Verdict(limit, ceiling, tokens, None, regime)
+    fraction = int(min(budget.fraction_for(tokens), ceiling) * FRACTION_STEPS) / FRACTION_STEPS
+    return Verdict(limit, fraction, tokens, kernel, regime)
+
+
+def cap_tokens(requested: int, kernels: Iterable[PagedKernel], page_size: int) -> tuple[int, str]:
+    """Reduce a pool of `requested` tokens to what every kernel can index.
+
+    Returns the tokens to use and the reason in one sentence (empty when nothing was changed).
+    """
+    limit, kernel = token_limit(kernels, page_size)
+    if limit is None or kernel is None or requested <= limit:
+        return requested, ""
+    offset = kernel.largest_offset(requested, page_size)
+    return limit, (
+        f"KV pool capped from {requested:,} to {limit:,} tokens: {kernel.name} computes page offsets in int32 and "
+        f"{requested:,} tokens of {kernel.row_elements:,} elements reach offset {offset:,} > {kernel.largest:,}"
+    )
+
+
+def _heads_per_rank(kv_heads: int, tp: int) -> int:
+    if kv_heads % tp and tp % kv_heads:
+        raise KimiError(f"{kv_heads} KV heads cannot be split over TP {tp}", expected="one to divide the other")
+    return max(kv_heads // tp, 1)
+
+
+def _positive(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value <= 0:
+        raise KimiError(f"config.json has no usable {key!r} (found {value!r})", expected="a positive whole number")
+    return value

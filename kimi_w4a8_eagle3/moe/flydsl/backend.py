@@ -1,0 +1,329 @@
+"""The FlyDSL backend for gfx942: tile choice, compiled launchers and the order of launches.
+
+Decode: quantize, route, stage 1, quantize, stage 2 (one row a slot), reduce. Prefill: the same with stage 2 adding into
+a float32 [T, H] that is converted at the end. FLYDSL_W4A16_HYBRID runs the BF16 baseline instead: route, stage 1,
+stage 2, reduce. Grids follow from shapes alone and nothing waits for the device, so a call can be captured in a graph
+once its kernels are compiled (`warm`, or a first call).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...base.errors import KimiError
+from ...gates import PREFILL_ROWS, STAGE2_TILES, tile_gate
+from ..contract import GateReader, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
+from ..routing import Routing, route
+from ..tiles import TABLE, bucket_of, buckets, find_row
+from . import layout as layout
+from . import toolchain as toolchain
+
+_MAX_BUFFER = 2**32 - 1  # bytes that a buffer descriptor spans
+W4A16_GATE = "FLYDSL_W4A16_HYBRID"
+W4A16_ROWS = 32  # most rows of a block that leave the baseline more than one wave a SIMD
+
+Builder = Callable[[Any], Any]
+Kernels = dict[str, tuple[Builder, Any]]  # name -> (builder, configuration)
+
+_launchers: dict[Any, Any] = {}  # of the compiled kernels, by configuration: every layer of a process shares them
+
+
+@dataclass(frozen=True)
+class FlydslTiles:
+    """One tile choice: rows a block, (n, k) of both stages, and whether stage 2 adds atomically."""
+
+    tile_m: int
+    stage1: tuple[int, int]
+    stage2: tuple[int, int]
+    atomic: bool
+
+    @classmethod
+    def from_row(cls, tiles: dict[str, Any]) -> FlydslTiles:
+        """Read the `tiles` of a table row: {"tile_m", "stage1": [n, k], "stage2": [n, k], "atomic"}."""
+        try:
+            (n1, k1), (n2, k2) = tiles["stage1"], tiles["stage2"]
+            return cls(int(tiles["tile_m"]), (int(n1), int(k1)), (int(n2), int(k2)), bool(tiles["atomic"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise KimiError(f"a FlyDSL row of the tile table is malformed: {error!r}", where=str(tiles)) from error
+
+    def to_row(self) -> dict[str, Any]:
+        """The inverse of `from_row`."""
+        return {
+            "tile_m": self.tile_m,
+            "stage1": list(self.stage1),
+            "stage2": list(self.stage2),
+            "atomic": self.atomic,
+        }
+
+
+class FlydslBackend:
+    """W4A8 MoE in FlyDSL for gfx942 (MI300X, MI325X)."""
+
+    name = "flydsl"
+
+    def __init__(self, gates: GateReader | None = None, table: Path = TABLE) -> None:
+        self._gates: GateReader = gates if gates is not None else {}
+        self._table = table
+        self._plans: dict[tuple[MoeShape, int], Kernels] = {}
+
+    def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
+        """Why this backend cannot run `shape` on `device`, or None when it can; see `shape_problem` for KimiError."""
+        arch = gpu_arch(device)
+        if arch != toolchain.ARCH:
+            return f"needs a {toolchain.ARCH} GPU, {device} is {arch or 'no GPU'}"
+        return toolchain.flydsl_problem() or toolchain.linker_problem() or self.shape_problem(shape)
+
+    def shape_problem(self, shape: MoeShape) -> str | None:
+        """Why no tile fits `shape`, or None.
+
+        Raises KimiError when it is the tiles of the gates alone that do not: what somebody asked for must not become
+        another, slower backend in silence.
+        """
+        try:
+            for tokens in buckets(self.name, self._table):
+                self.configs(shape, tokens)
+        except KimiError as error:
+            asked = any(value is not None for value in self._asked().values())
+            if asked and FlydslBackend(table=self._table).shape_problem(shape) is None:
+                raise
+            return str(error)
+        return None
+
+    def describe(self, shape: MoeShape, device: torch.device) -> str:
+        """The tile choices for a few batches, for the log."""
+        return "; ".join(f"T<={t}: {self.tiles_for(shape, t).to_row()}" for t in (8, 160, 10240))
+
+    def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
+        """Repack one layer into `flydsl_layout`."""
+        return layout.prepare(weights)
+
+    # -- tiles ----------------------------------------------------------------------------------------------------
+    def tiles_for(self, shape: MoeShape, tokens: int) -> FlydslTiles:
+        """The table's tiles, fitted to the shape; then the gates, taken as they are."""
+        row = find_row(self.name, toolchain.ARCH, shape.hidden, shape.inter, tokens, self._table)
+        if row is None:
+            raise KimiError(f"no FlyDSL tiles for {tokens} tokens", where=str(self._table))
+        tiles = FlydslTiles.from_row(row["tiles"])
+        n2, k2 = tiles.stage2
+        n2 = max((n for n in STAGE2_TILES["N"] if n <= n2 and shape.hidden % n == 0), default=n2)
+        k2 = k2 if shape.inter % k2 == 0 else layout.CHUNK_K
+        return self._gated(replace(tiles, stage2=(n2, k2)))
+
+    def _asked(self) -> dict[tuple[int, str], int | None]:
+        """What the gates fix, by stage and axis."""
+        return {(stage, axis): self._gates.get(tile_gate(stage, axis)) for stage in (1, 2) for axis in "MNK"}
+
+    def _gated(self, tiles: FlydslTiles) -> FlydslTiles:
+        asked = self._asked()
+        rows = {m for s in (1, 2) if (m := asked[s, "M"]) is not None}
+        if len(rows) > 1:
+            raise KimiError(
+                f"the two stages share their blocks of rows, but {sorted(rows)} are asked for",
+                where="AITER_FLYDSL_STAGE1_TILE_M and AITER_FLYDSL_STAGE2_TILE_M",
+                expected="one number, or only one of the two set",
+            )
+        tile_m = rows.pop() if rows else tiles.tile_m
+        if tile_m != tiles.tile_m:  # another kind of kernel: its own defaults instead of the table's
+            decode = tile_m < PREFILL_ROWS
+            tiles = FlydslTiles(tile_m, (64, 256 if decode else 128), tiles.stage2, atomic=not decode)
+        (n1, k1), (n2, k2) = tiles.stage1, tiles.stage2
+        stage1 = (asked[1, "N"] or n1, asked[1, "K"] or k1)
+        return replace(tiles, stage1=stage1, stage2=(asked[2, "N"] or n2, asked[2, "K"] or k2))
+
+    def configs(self, shape: MoeShape, tokens: int) -> Kernels:
+        """The plan of a batch, every kernel that it launches: made once for all batches of its bucket."""
+        key = shape, bucket_of(self.name, tokens, self._table)
+        if key not in self._plans:
+            self._plans[key] = self.configs_of(shape, self.tiles_for(shape, tokens))
+        return self._plans[key]
+
+    def configs_of(self, shape: MoeShape, tiles: FlydslTiles) -> Kernels:
+        """Every kernel that these tiles need; raises KimiError when one does not exist."""
+        # Imported here: they load FlyDSL, and `unsupported` must be able to say that it is missing.
+        from . import rows as rows
+        from . import stage1 as stage1
+        from . import stage2 as stage2
+
+        if self._gates.get(W4A16_GATE):
+            return self._checked(_w4a16_configs(shape, min(tiles.tile_m, W4A16_ROWS)), tiles)
+        size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
+        # The gates are about decode's schedule; prefill's loses its loads in flight when it is left to the compiler.
+        unpinned = tiles.tile_m < PREFILL_ROWS
+        pinned = [not (unpinned and self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is False) for s in (1, 2)]
+        kernels: Kernels = {
+            "quantize": (rows.build_quantize, rows.QuantizeConfig(shape.hidden, bf16=True)),
+            "stage1": (stage1.build, stage1.Stage1Config(*size, *tiles.stage1, pinned=pinned[0])),
+            "quantize2": (rows.build_quantize, rows.QuantizeConfig(shape.inter, bf16=False, experts=shape.num_experts)),
+            "stage2": (stage2.build, stage2.Stage2Config(*size, *tiles.stage2, tiles.atomic, pinned=pinned[1])),
+        }
+        if not tiles.atomic:
+            kernels["reduce"] = (rows.build_reduce, rows.ReduceConfig(shape.hidden, shape.top_k, shape.num_experts))
+        return self._checked(kernels, tiles)
+
+    @staticmethod
+    def _checked(kernels: Kernels, tiles: FlydslTiles) -> Kernels:
+        for _, config in kernels.values():
+            problem = config.problem()
+            if problem:
+                raise KimiError(
+                    problem, where=f"FlyDSL tiles {tiles.to_row()}", remedy="unset the AITER_FLYDSL_*_TILE_*"
+                )
+        return kernels
+
+    # -- running --------------------------------------------------------------------------------------------------
+    def forward(
+        self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Run both stages; see MoeBackend.forward for shapes.
+
+        A row of x with NaN or Inf makes its own output NaN and no other; T = 0 gives an empty result.
+        """
+        check_call(x, moe, layout.LAYOUT, topk_weights, topk_ids)
+        if x.shape[0] == 0:
+            return torch.empty_like(x)
+        kernels = self.configs(moe.shape, x.shape[0])
+        problem = size_problem(moe.shape, x.shape[0], atomic="reduce" not in kernels)
+        if problem:
+            raise KimiError(problem, remedy="smaller prefill chunks")
+        return FlydslCall(self, kernels, x, moe, topk_weights, topk_ids).run()
+
+    def launch(self, build: Builder, config: Any, *args: torch.Tensor | int) -> None:
+        """Launch one kernel on the current stream; it is compiled at its first use."""
+        stream = torch.cuda.current_stream().cuda_stream
+        numbers = (*(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in args), stream)
+        launcher = _launchers.get(config)
+        if launcher is None:
+            _launchers[config] = toolchain.compile_and_launch(build(config), numbers)
+        else:
+            launcher(*numbers)
+
+    def blocks(self, routing: Routing, slots: int, experts: int, tile_m: int) -> int:
+        """Row blocks to launch: those that can have rows, or the padded worst case where the gate asks for it."""
+        if self._gates.get("AITER_FLYDSL_MOE_GRID_TRIM") is False:
+            return (slots + experts * (tile_m - 1)) // tile_m
+        return routing.max_blocks
+
+
+def _w4a16_configs(shape: MoeShape, tile_m: int) -> Kernels:
+    from . import rows as rows  # here for the reason given in `configs_of`
+    from . import w4a16 as w4a16
+
+    size = (shape.hidden, shape.inter, shape.top_k, tile_m)
+    return {
+        "stage1": (w4a16.build, w4a16.W4A16Config(1, *size)),
+        "stage2": (w4a16.build, w4a16.W4A16Config(2, *size)),
+        "reduce": (rows.build_reduce, rows.ReduceConfig(shape.hidden, shape.top_k, shape.num_experts)),
+    }
+
+
+class FlydslCall:
+    """One forward: its buffers and launches."""
+
+    def __init__(
+        self,
+        backend: FlydslBackend,
+        kernels: Kernels,
+        x: torch.Tensor,
+        moe: PreparedMoe,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+    ) -> None:
+        self.backend, self.kernels, self.moe = backend, kernels, moe
+        self.x, self.weights, self.ids = x.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
+        self.tokens, self.slots = x.shape[0], topk_ids.numel()
+
+    def run(self) -> torch.Tensor:
+        """All launches; returns bfloat16 [T, H]."""
+        routing = self.route()
+        if "quantize" not in self.kernels:
+            return self._run_w4a16(routing)
+        return self.down(*self.stage1(*self.quantize(), routing), routing)
+
+    def quantize(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(int8 [T, H], its row info); see `_quantize`."""
+        return self._quantize("quantize", self.x, self.tokens)
+
+    def stage1(self, a8: torch.Tensor, info: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gate, up and SiLU, quantized again: (int8 [S, I] by slot, its row info)."""
+        moe, blocks = self.moe, self._blocks(routing)
+        h = self._new((self.slots, moe.shape.inter), torch.float32)
+        self._launch("stage1", a8, info, moe.w13, moe.s13, *routing.tables, h, self.tokens, blocks)
+        return self._quantize("quantize2", h, self.slots, self.weights, self.ids)
+
+    def down(self, h8: torch.Tensor, info: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Stage 2 and the sum over a token's slots: bfloat16 [T, H]."""
+        moe, hidden, blocks = self.moe, self.moe.shape.hidden, self._blocks(routing)
+        out = torch.empty_like(self.x)
+        atomic = "reduce" not in self.kernels
+        if atomic:
+            partial = torch.zeros(self.tokens, hidden, dtype=torch.float32, device=self.x.device)
+        else:
+            partial = self._new((self.slots, hidden), torch.bfloat16)
+        self._launch("stage2", h8, info, moe.w2, moe.s2, *routing.tables, partial, self.tokens, blocks)
+        if atomic:
+            return out.copy_(partial)
+        self._launch("reduce", partial, info, self.ids, out, self.tokens)
+        return out
+
+    def _run_w4a16(self, routing: Routing) -> torch.Tensor:
+        """The baseline with bfloat16 activations: no quantization, the router weight is the reduction's scale."""
+        shape, tables, blocks = self.moe.shape, routing.tables, self._blocks(routing)
+        h = self._new((self.slots, shape.inter), torch.bfloat16)
+        self._launch("stage1", self.x, self.moe.w13, self.moe.s13, *tables, h, self.tokens, blocks)
+        slots = self._new((self.slots, shape.hidden), torch.bfloat16)
+        self._launch("stage2", h, self.moe.w2, self.moe.s2, *tables, slots, self.tokens, blocks)
+        scale = torch.nn.functional.pad(self.weights.view(-1, 1), (0, 1))
+        out = torch.empty_like(self.x)
+        self._launch("reduce", slots, scale, self.ids, out, self.tokens)
+        return out
+
+    def _new(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=self.x.device)
+
+    def _launch(self, name: str, *args: Any) -> None:
+        build, config = self.kernels[name]
+        self.backend.launch(build, config, *args)
+
+    def _quantize(
+        self, name: str, x: torch.Tensor, rows: int, *routed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(int8 like x, [rows, 2] of float32 scale and int32 low sum)."""
+        a8, info = self._new(tuple(x.shape), torch.int8), self._new((rows, 2), torch.int32)
+        weights, ids = routed or (0, 0)
+        self._launch(name, x, weights, ids, a8, info, rows)
+        return a8, info
+
+    def _blocks(self, routing: Routing) -> int:
+        return self.backend.blocks(routing, self.slots, self.moe.shape.num_experts, self._tile_m)
+
+    @property
+    def _tile_m(self) -> int:
+        return int(self.kernels["stage1"][1].tile_m)
+
+    def route(self) -> Routing:
+        """The routing tables for this tile's blocks of rows."""
+        return _router(self.x.is_cuda)(self.ids, self.moe.shape.num_experts, self._tile_m)
+
+
+@lru_cache(maxsize=2)
+def _router(on_gpu: bool) -> Callable[[torch.Tensor, int, int], Routing]:
+    """Torch operations, or one small launch where Triton is there and the batch small enough for it."""
+    if not on_gpu or not find_spec("triton"):
+        return route
+    from .route import route_slots  # Triton is optional here
+
+    return route_slots
+
+
+def size_problem(shape: MoeShape, tokens: int, atomic: bool) -> str | None:
+    """Why a batch is too large: every buffer, with one row past its end, must be addressable by 32-bit offsets."""
+    result = 4 * shape.hidden if atomic else 2 * shape.top_k * shape.hidden
+    row_bytes = max(result, 2 * shape.hidden, 4 * shape.top_k * shape.inter)
+    return f"{tokens} tokens exceed the kernels' 4 GiB buffers" if (tokens + 1) * row_bytes > _MAX_BUFFER else None

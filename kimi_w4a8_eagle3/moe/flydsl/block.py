@@ -1,0 +1,53 @@
+"""The rows of one workgroup: which expert, and which routed slot each row is (see routing.Routing)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl._mlir.dialects import arith
+
+from . import ops as ops
+
+
+@dataclass
+class RoutingAddresses:
+    """Addresses (i64) of the int32 tables of routing.Routing."""
+
+    order: Any
+    block_expert: Any
+    block_first: Any
+    block_rows: Any
+    num_blocks: Any
+
+
+class RowBlock:
+    """Block number `block` of the routing; `slots` is T * top_k, which also stands for "no row here".
+
+    A row that does not exist gets slot number `slots`: its offsets lie past the end of every per-slot and per-token
+    buffer, where the hardware loads 0 and drops stores.
+    """
+
+    def __init__(self, routing: RoutingAddresses, block: Any, slots: Any, top_k: int) -> None:
+        self._routing, self._block, self._slots, self._top_k = routing, block, slots, top_k
+
+    def exists(self) -> Any:
+        """Whether the routing has so many blocks: the grid is a static bound."""
+        return self._block < ops.scalar_load(self._routing.num_blocks, fx.Int32(0))
+
+    def open(self) -> None:
+        """Load the block's tables; only where it exists."""
+        self.expert = ops.scalar_load(self._routing.block_expert, self._block)
+        self._rows = ops.scalar_load(self._routing.block_rows, self._block)
+        first = ops.scalar_load(self._routing.block_first, self._block)
+        self._order = ops.buffer(self._routing.order, self._rows * 4, fx.Int64(first) * 4)
+
+    def slot(self, row: Any) -> fx.Int32:
+        """The slot of row `row` (0 .. tile_m - 1) of this block."""
+        loaded = ops.load(self._order, ops.i32_type(), row * 4)
+        return fx.Int32(arith.select((row < self._rows).ir_value(), loaded, self._slots.ir_value()))
+
+    def token(self, slot: fx.Int32) -> fx.Int32:
+        """The token of a slot; T for a row that does not exist."""
+        return fx.Int32(arith.divui(slot.ir_value(), ops.const_i32(self._top_k)))

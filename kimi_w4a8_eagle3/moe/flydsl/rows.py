@@ -1,0 +1,264 @@
+"""Row kernels around the two stages: INT8 quantization of rows and the decode reduction over a token's slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+from flydsl._mlir.dialects import arith, math
+
+from . import ops as ops
+from .layout import LOW_K_BIT
+from .toolchain import cache_tag
+
+WAVES = 4
+NAN_BITS = 0x7FC00000
+INF_BITS = 0x7F800000
+ROUND_BIAS = 12582912.0  # 1.5 * 2**23: adding it rounds a float to an integer in its low bits, half to even
+ROUND_BIAS_BITS = 0x4B400000
+TINY = 2.0**-60  # below: scale up first, so that the reciprocal stays finite
+GROW = 2.0**64
+VALUES = 4  # consecutive values of a lane
+
+
+@dataclass(frozen=True)
+class QuantizeConfig:
+    """Quantize rows of `columns` bfloat16 or float32 values.
+
+    experts: 0, or rows are the slots of so many experts: a row whose expert id is none of theirs is skipped, and the
+    stored scale is multiplied by the slot's router weight.
+    """
+
+    columns: int
+    bf16: bool
+    experts: int = 0
+
+    @property
+    def waves_per_row(self) -> int:
+        """A whole workgroup for long rows, else one wave."""
+        return WAVES if self.columns > 2048 else 1
+
+    def grid(self, rows: Any) -> tuple[Any, ...]:
+        """Workgroups for `rows` rows."""
+        return (rows if self.waves_per_row > 1 else (rows + (WAVES - 1)) // WAVES), 1, 1
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built, or None."""
+        return f"rows of {self.columns} values: not a multiple of 16" if self.columns % (2 * LOW_K_BIT) else None
+
+
+def _is_expert(number: Any, experts: int) -> Any:
+    """0 <= number < experts, by one unsigned comparison."""
+    return arith.cmpi(arith.CmpIPredicate.ult, number.ir_value(), ops.const_i32(experts))
+
+
+class _Quantize:
+    """One row: a8 = round_half_even(x / scale), scale = max|x| / 127 (1 for a row of zeros, NaN if not finite)."""
+
+    def __init__(self, cfg: QuantizeConfig, x: Any, weights: Any, ids: Any, out: Any, info: Any, rows: Any) -> None:
+        self.cfg, self.rows = cfg, rows
+        self.x, self.weights, self.ids, self.out, self.info = x, weights, ids, out, info
+        tid = fx.thread_idx.x
+        self.lane, self.wave = tid & 63, ops.uniform(tid >> 6)
+        if cfg.waves_per_row == 1:
+            self.row, self.first = fx.block_idx.x * WAVES + self.wave, self.lane * VALUES
+        else:
+            self.row, self.first = fx.block_idx.x, tid * VALUES
+        self.step = 64 * cfg.waves_per_row * VALUES
+
+    def run(self) -> None:
+        """Emit the whole kernel."""
+        with ops.when(self.row < self.rows):
+            if not self.cfg.experts:
+                self.quantize()
+                return
+            with ops.when(_is_expert(ops.scalar_load(self.ids, self.row), self.cfg.experts)):
+                self.quantize()
+
+    def column_offsets(self, size: int) -> list[Any]:
+        """Byte offset in the row of each group of this lane; past the buffer where the row has ended."""
+        offsets = []
+        for start in range(0, self.cfg.columns, self.step):
+            column = self.first + start
+            if start + self.step > self.cfg.columns:
+                column = fx.Int32(
+                    arith.select((column < self.cfg.columns).ir_value(), column.ir_value(), ops.const_i32(1 << 28))
+                )
+            offsets.append(column * size)
+        return offsets
+
+    def load_values(self) -> list[Any]:
+        """All values of this lane as float32 vectors of four; 0 past the end of the row."""
+        columns, size = self.cfg.columns, 2 if self.cfg.bf16 else 4
+        source = ops.buffer(self.x, fx.Int32(columns * size), fx.Int64(self.row) * (columns * size))
+        v4f = ops.vec_type(4, ops.f32_type())
+        if not self.cfg.bf16:
+            return [ops.load(source, v4f, at) for at in self.column_offsets(size)]
+        loaded = [ops.load(source, ops.vec_type(2, ops.i32_type()), at) for at in self.column_offsets(size)]
+        return [ops.bitcast(ops.pack(ops.bf16_bits(pair)), v4f) for pair in loaded]
+
+    def quantize(self) -> None:
+        """Write the INT8 row, its scale and its low sum."""
+        self.lds = ops.lds_alloc(2 * 16 * WAVES) if self.cfg.waves_per_row > 1 else None
+        values = self.load_values()
+        scale, shrink = self.row_scale(values)
+        inverse = ops.reciprocal(scale)
+        target = ops.buffer(self.out, fx.Int32(self.cfg.columns), fx.Int64(self.row) * self.cfg.columns)
+        total = None
+        for vector, at in zip(values, self.column_offsets(1), strict=True):
+            bits = [self.rounded(v, scale, inverse, shrink) for v in ops.elements(vector)]
+            ops.store(target, ops.low_bytes(bits), at)
+            four = arith.addi(arith.addi(bits[0], bits[1]), arith.addi(bits[2], bits[3]))
+            total = four if total is None else arith.addi(total, four)
+        count = VALUES * len(values)
+        total = arith.subi(total, ops.const_i32(count * ROUND_BIAS_BITS & 0xFFFFFFFF))
+        in_low = ((self.first & LOW_K_BIT) != 0).ir_value()
+        low_sum = self.over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi, slot=1)
+        stored = arith.mulf(scale, shrink[1])
+        if self.cfg.experts:
+            stored = arith.mulf(stored, ops.bitcast(ops.scalar_load(self.weights, self.row), ops.f32_type()))
+        info = ops.buffer(self.info, fx.Int32(8), fx.Int64(self.row) * 8)
+        ops.store(info, ops.pack([ops.bitcast(stored, ops.i32_type()), low_sum]), self.first * 8)  # lane 0 alone fits
+
+    def row_scale(self, values: list[Any]) -> tuple[Any, tuple[Any, Any]]:
+        """(scale of the grown values, (factor that grows values, factor that shrinks the scale back))."""
+        largest = None
+        for vector in values:
+            for v in ops.elements(vector):
+                bits = arith.andi(ops.bitcast(v, ops.i32_type()), ops.const_i32(0x7FFFFFFF))
+                largest = bits if largest is None else arith.maxsi(largest, bits)
+        largest = self.over_row(largest, arith.maxsi, slot=0)  # as integers: NaN is larger than all numbers
+        tiny = arith.cmpi(arith.CmpIPredicate.slt, largest, ops.const_i32(ops.float_bits(TINY)))
+        grow = arith.select(tiny, ops.const_f32(GROW), ops.const_f32(1.0))
+        shrink = arith.select(tiny, ops.const_f32(1 / GROW), ops.const_f32(1.0))
+        top = arith.mulf(ops.bitcast(largest, ops.f32_type()), grow)
+        scale = ops.divide(top, ops.const_f32(127.0), ops.const_f32(1 / 127))
+        scale = arith.select(arith.cmpi(arith.CmpIPredicate.eq, largest, ops.const_i32(0)), grow, scale)
+        broken = arith.cmpi(arith.CmpIPredicate.sge, largest, ops.const_i32(INF_BITS))
+        nan = ops.bitcast(ops.const_i32(NAN_BITS), ops.f32_type())
+        return arith.select(broken, nan, scale), (grow, shrink)
+
+    def rounded(self, value: Any, scale: Any, inverse: Any, shrink: tuple[Any, Any]) -> Any:
+        """Bits whose low byte is the INT8 value: round_half_even(value / scale) + bias."""
+        quotient = ops.divide(arith.mulf(value, shrink[0]), scale, inverse)
+        return ops.bitcast(arith.addf(quotient, ops.const_f32(ROUND_BIAS)), ops.i32_type())
+
+    def over_row(self, value: Any, combine: Any, slot: int) -> Any:
+        """Combine an i32 over all lanes of the row."""
+        for distance in (32, 16, 8, 4, 2, 1):
+            value = combine(value, ops.from_lane(value, self.lane ^ distance))
+        if self.cfg.waves_per_row == 1:
+            return value
+        first = slot * 16 * WAVES  # each exchange has its own place: no wave can overwrite what another still reads
+        ops.lds_store(self.lds, ops.splat(value, 4), self.wave * 16 + first)
+        ops.barrier()
+        four = ops.vec_type(4, ops.i32_type())
+        parts = [ops.lds_load(self.lds, four, fx.Int32(first + 16 * w)) for w in range(WAVES)]
+        value = ops.element(parts[0], 0)
+        for part in parts[1:]:
+            value = combine(value, ops.element(part, 0))
+        return value
+
+
+def build_quantize(cfg: QuantizeConfig) -> Any:
+    """Launcher: (x, router weights, expert ids, out int8, info [rows, 2], rows, stream)."""
+
+    tag = cache_tag(cfg)
+
+    @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
+    def moe_quantize(
+        x: fx.Int64, weights: fx.Int64, ids: fx.Int64, out: fx.Int64, info: fx.Int64, rows: fx.Int32
+    ) -> None:
+        ops.identify(tag)
+        _Quantize(cfg, x, weights, ids, out, info, rows).run()
+
+    @flyc.jit
+    def launch(
+        x: fx.Int64,
+        weights: fx.Int64,
+        ids: fx.Int64,
+        out: fx.Int64,
+        info: fx.Int64,
+        rows: fx.Int32,
+        stream: fx.Stream = fx.Stream(None),  # noqa: B008
+    ) -> None:
+        moe_quantize(x, weights, ids, out, info, rows).launch(
+            grid=cfg.grid(rows), block=(WAVES * ops.WAVE, 1, 1), stream=stream
+        )
+
+    return launch
+
+
+@dataclass(frozen=True)
+class ReduceConfig:
+    """out[t] = sum over s of scale[t, s] * slots[t, s], in the order of s; slots of no expert here are left out."""
+
+    hidden: int
+    top_k: int
+    experts: int
+
+    def grid(self, tokens: Any) -> tuple[Any, ...]:
+        """Workgroups for `tokens` tokens."""
+        return -(-self.hidden // (WAVES * 64 * 8)), tokens, 1
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built, or None."""
+        return f"hidden size {self.hidden} is not a multiple of 8" if self.hidden % 8 else None
+
+
+class _Reduce:
+    """256 threads x 8 channels of one token."""
+
+    def __init__(self, cfg: ReduceConfig, slots: Any, info: Any, ids: Any, out: Any, tokens: Any) -> None:
+        self.cfg = cfg
+        self.slots, self.info, self.ids, self.out, self.tokens = slots, info, ids, out, tokens
+
+    def run(self) -> None:
+        """Emit the whole kernel."""
+        cfg = self.cfg
+        token = fx.block_idx.y
+        channel = (fx.block_idx.x * (WAVES * 64) + fx.thread_idx.x) * 8
+        row_bytes = cfg.hidden * 2
+        out = ops.buffer(self.out, fx.Int32(row_bytes), fx.Int64(token) * row_bytes)
+        total = ops.splat(ops.const_f32(0.0), 8)
+        for s in range(cfg.top_k):
+            slot = token * cfg.top_k + s
+            routed = _is_expert(ops.scalar_load(self.ids, slot), cfg.experts)
+            size = [fx.Int32(arith.select(routed, ops.const_i32(n), ops.const_i32(0))) for n in (row_bytes, 8)]
+            row = ops.buffer(self.slots, size[0], fx.Int64(slot) * row_bytes)  # empty when the slot is not routed
+            scale = ops.load(ops.buffer(self.info, size[1], fx.Int64(slot) * 8), ops.f32_type(), fx.Int32(0))
+            words = ops.load(row, ops.vec_type(4, ops.i32_type()), channel * 2)
+            values = ops.bitcast(ops.pack(ops.bf16_bits(words)), ops.vec_type(8, ops.f32_type()))
+            total = math.fma(values, ops.splat(scale, 8), total)
+        ops.store(out, ops.to_bf16(total), channel * 2)
+
+
+def build_reduce(cfg: ReduceConfig) -> Any:
+    """Launcher: (slots bfloat16 [T * top_k, hidden], info, ids [T, top_k], out bfloat16 [T, hidden], T, stream).
+
+    A slot whose expert id is not in range counts as zero, whatever its row holds.
+    """
+
+    tag = cache_tag(cfg)
+
+    @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
+    def moe_reduce(slots: fx.Int64, info: fx.Int64, ids: fx.Int64, out: fx.Int64, tokens: fx.Int32) -> None:
+        ops.identify(tag)
+        _Reduce(cfg, slots, info, ids, out, tokens).run()
+
+    @flyc.jit
+    def launch(
+        slots: fx.Int64,
+        info: fx.Int64,
+        ids: fx.Int64,
+        out: fx.Int64,
+        tokens: fx.Int32,
+        stream: fx.Stream = fx.Stream(None),  # noqa: B008
+    ) -> None:
+        moe_reduce(slots, info, ids, out, tokens).launch(
+            grid=cfg.grid(tokens), block=(WAVES * ops.WAVE, 1, 1), stream=stream
+        )
+
+    return launch

@@ -1,0 +1,196 @@
+"""Stage 1 for decode: h = silu(gate) * up for 16 or 32 routed rows a workgroup, bound by reading the weights.
+
+The four waves of a workgroup split K: chunk c of 128 k belongs to wave c % 4, so every wave streams its own weights
+and reads its own part of the rows straight into MFMA operands. The main loop has no LDS and no barrier; the waves'
+integer sums meet once, in the epilogue. A ring of weight registers keeps RING_BYTES of loads in flight: a slot is
+loaded again as soon as its weights are unpacked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl._mlir.dialects import arith
+
+from . import ops as ops
+from .block import RowBlock
+from .layout import CHUNK_K, TILE_BYTES
+from .stage1_config import WAVES, Arguments, Stage1Config, silu_mul
+
+RING_BYTES = 8192
+
+
+@dataclass
+class _State:
+    """What a step of the main loop hands to the next: loaded chunks, oldest first, and the sums."""
+
+    weights: list[list[Any]]
+    rows: list[list[Any]]
+    sums: list[Any]
+
+    def flat(self) -> list[Any]:
+        return [x for group in (*self.weights, *self.rows, self.sums) for x in group]
+
+    def like(self, flat: list[Any]) -> _State:
+        items = iter(flat)
+        weights, rows, (sums,) = (
+            [[next(items) for _ in group] for group in part] for part in (self.weights, self.rows, [self.sums])
+        )
+        return _State(weights, rows, sums)
+
+
+class Stage1Decode:
+    """One workgroup: `tile_m` sorted rows x `tile_n` channels of gate and up."""
+
+    def __init__(self, cfg: Stage1Config, args: Arguments) -> None:
+        self.cfg, self.args = cfg, args
+        self.tid = fx.thread_idx.x
+        self.lane = self.tid & 63
+        self.wave = ops.uniform(self.tid >> 6)
+        self.column = fx.block_idx.x
+        self.block = RowBlock(args.routing, fx.block_idx.y, args.tokens * cfg.top_k, cfg.top_k)
+        self.row_tiles = cfg.tile_m // 16
+        self.pairs = cfg.tile_n // 16
+        self.tiles = 2 * self.pairs
+        self.ring = RING_BYTES // (self.tiles * TILE_BYTES)  # chunks held in registers
+        self.v4i = ops.vec_type(4, ops.i32_type())
+
+    def run(self) -> None:
+        """Emit the whole kernel."""
+        with ops.when(self.block.exists()):
+            self.open_buffers()
+            self.finish(self.main_loop())
+
+    def open_buffers(self) -> None:
+        """The block's tables, buffers and the slots of this lane's rows."""
+        cfg, args = self.cfg, self.args
+        self.block.open()
+        expert_bytes = cfg.inter * cfg.hidden
+        self.weights = ops.buffer(args.weights, fx.Int32(expert_bytes), fx.Int64(self.block.expert) * expert_bytes)
+        self.weight_lane = self.lane * 16 + self.wave * TILE_BYTES
+        tile = cfg.hidden // CHUNK_K * TILE_BYTES
+        first = self.column * (self.pairs * tile)
+        self.tile_at = [
+            first + half * (cfg.inter // 16 * tile) + t * tile for half in (0, 1) for t in range(self.pairs)
+        ]
+        self.slot = [self.block.slot((self.lane & 15) + 16 * m) for m in range(self.row_tiles)]
+        self.rows = ops.buffer(args.rows, args.tokens * cfg.hidden)
+
+    def load_weight(self, chunk: Any, tile: int) -> Any:
+        """One tile of a chunk: 16 channels x 128 k."""
+        return ops.load(self.weights, self.v4i, self.weight_lane, self.tile_at[tile] + chunk * (WAVES * TILE_BYTES))
+
+    def load_rows(self, chunk: Any) -> list[Any]:
+        """This wave's 128 k of the rows, 32 bytes a lane and row tile."""
+        at = chunk * (WAVES * CHUNK_K)
+        return [ops.load(self.rows, self.v4i, lane + 64 * j, at) for lane in self.row_lane for j in (0, 1)]
+
+    def pin(self) -> None:
+        """Keep what was written before this point before it, unless the compiler may reorder."""
+        if self.cfg.pinned:
+            ops.pin_schedule()
+
+    def main_loop(self) -> list[Any]:
+        """This wave's sums: for each tile and row tile a high and a low accumulator."""
+        chunks = self.cfg.hidden // CHUNK_K // WAVES
+        ring = min(self.ring, chunks)
+        weights = [[self.load_weight(fx.Int32(c), t) for t in range(self.tiles)] for c in range(ring)]
+        ops.pin_schedule()  # the weights are on their way before the row numbers are waited for
+        self.token = [self.block.token(s) for s in self.slot]
+        corner = (self.lane >> 4) * 16 + self.wave * CHUNK_K
+        self.row_lane = [t * self.cfg.hidden + corner for t in self.token]
+        rows = [self.load_rows(fx.Int32(c)) for c in range(ring)]
+        zero = ops.splat(ops.const_i32(0), 4)
+        state = _State(weights, rows, [zero] * (2 * self.tiles * self.row_tiles))
+
+        # A turn of the rolled loop covers `turn` chunks. Chunks that do not fill turns run before it, at least one
+        # ring of them, so that the loop is entered with its loads in the order in which its own turns leave them.
+        turn = max(self.cfg.tile_k // CHUNK_K, ring)
+        refilled = chunks - ring
+        before = min(refilled, ring + (refilled - ring) % turn)
+        for c in range(before):
+            state = self.step(fx.Int32(c), state, refill=ring)
+
+        def several(i: fx.Int32, flat: list[Any]) -> list[Any]:
+            inner = state.like(flat)
+            for c in range(turn):
+                inner = self.step(i * turn + (before + c), inner, refill=ring)
+            return inner.flat()
+
+        state = state.like(ops.loop(0, (refilled - before) // turn, state.flat(), several))
+        for c in range(refilled, chunks):
+            state = self.step(fx.Int32(c), state, refill=0)
+        return state.sums
+
+    def step(self, chunk: Any, state: _State, refill: int) -> _State:
+        """Multiply the oldest chunk of the ring; load the one `refill` chunks later in its place (0: none)."""
+        current = [ops.split_rows(r) for r in state.rows[0]]
+        weights, rows, sums = state.weights[1:], state.rows[1:], list(state.sums)
+        if refill:
+            rows = [*rows, self.load_rows(chunk + refill)]
+        self.pin()
+        loaded = []
+        for tile in range(self.tiles):
+            operands = ops.unpack_weights(state.weights[0][tile])
+            self.pin()
+            if refill:
+                loaded.append(self.load_weight(chunk + refill, tile))
+            for m in range(self.row_tiles):
+                at = 2 * (tile * self.row_tiles + m)
+                for (high, low), (row_high, row_low) in zip(operands, current[2 * m : 2 * m + 2], strict=True):
+                    sums[at] = ops.mfma_i8(high, row_high, sums[at])
+                    sums[at + 1] = ops.mfma_i8(low, row_low, sums[at + 1])
+            self.pin()
+        return _State([*weights, loaded] if refill else weights, rows, sums)
+
+    def finish(self, sums: list[Any]) -> None:
+        """Add the four waves' sums, scale, apply SiLU and store: wave w finishes channel tile w."""
+        cfg, args = self.cfg, self.args
+        tile = self.column * self.pairs + self.wave % self.pairs
+        channel = tile * 16 + (self.lane >> 4) * 4
+        v4f = ops.vec_type(4, ops.f32_type())
+        scales = ops.buffer(
+            args.w_scale, fx.Int32(2 * cfg.inter * 4), fx.Int64(self.block.expert) * (2 * cfg.inter * 4)
+        )
+        w_scale = [ops.load(scales, v4f, channel * 4, half * cfg.inter * 4) for half in (0, 1)]
+        per_row = ops.buffer(args.row_info, args.tokens * 8)
+        info = [ops.load(per_row, ops.vec_type(2, ops.i32_type()), t * 8) for t in self.token]
+
+        lds = ops.lds_alloc(WAVES * self.pairs * self.row_tiles * 1024)
+        gate, up = (self.sum_over_waves(lds, sums, half) for half in (0, 1))
+        with ops.when(self.wave < self.pairs):
+            for m in range(self.row_tiles):
+                offset = ops.splat(arith.muli(ops.element(info[m], 1), ops.const_i32(8)), 4)
+                exact = [arith.subi(half[m], offset) for half in (gate, up)]
+                if cfg.accumulators:
+                    out = ops.buffer(args.out, args.tokens * (cfg.top_k * 2 * cfg.inter * 4))
+                    for half in (0, 1):
+                        at = self.slot[m] * (2 * cfg.inter * 4) + channel * 4
+                        ops.store(out, exact[half], at, half * cfg.inter * 4)
+                    continue
+                scale = ops.splat(ops.bitcast(ops.element(info[m], 0), ops.f32_type()), 4)
+                g, u = (
+                    arith.mulf(arith.mulf(arith.sitofp(v4f, e), scale), w) for e, w in zip(exact, w_scale, strict=True)
+                )
+                out = ops.buffer(args.out, args.tokens * (cfg.top_k * cfg.inter * 4))
+                ops.store(out, silu_mul(g, u), self.slot[m] * (cfg.inter * 4) + channel * 4)
+
+    def sum_over_waves(self, lds: Any, sums: list[Any], half: int) -> list[Any]:
+        """Exchange the gate (half 0) or up tiles through LDS: for each row tile the total of this wave's tile."""
+        if half:
+            ops.barrier()  # the other half has been read
+        wave_bytes = self.pairs * self.row_tiles * 1024
+        for t in range(self.pairs):
+            for m in range(self.row_tiles):
+                at = 2 * ((half * self.pairs + t) * self.row_tiles + m)
+                total = arith.addi(arith.shrsi(sums[at], ops.splat(ops.const_i32(4), 4)), sums[at + 1])
+                ops.lds_store(lds, total, self.wave * wave_bytes + self.lane * 16 + (t * self.row_tiles + m) * 1024)
+        ops.barrier()
+        totals = []
+        for m in range(self.row_tiles):
+            at = (self.wave % self.pairs) * (self.row_tiles * 1024) + self.lane * 16 + m * 1024
+            parts = [ops.lds_load(lds, self.v4i, at + w * wave_bytes) for w in range(WAVES)]
+            totals.append(arith.addi(arith.addi(parts[0], parts[1]), arith.addi(parts[2], parts[3])))
+        return totals

@@ -1,0 +1,194 @@
+"""Stage 1 for prefill: 64 or 128 routed rows a workgroup, bound by the matrix unit.
+
+A wave computes 64 rows x (16 or 32 gate and as many up channels). Rows go through LDS, 128 k at a time and double
+buffered, in exactly the order in which lanes read MFMA operands, so that neither side has bank conflicts; weights go
+straight to registers. The LDS tile that a step writes was last read before the previous step's barrier: one barrier
+a step is enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl._mlir.dialects import arith
+
+from . import ops as ops
+from .block import RowBlock
+from .layout import CHUNK_K, TILE_BYTES
+from .stage1_config import WAVES, Arguments, Stage1Config, silu_mul
+
+ROW_TILES = 4  # 16-row tiles of a wave
+ROW_TILE_BYTES = 16 * CHUNK_K
+RING_BYTES = 4096
+
+
+@dataclass
+class _State:
+    """What a step hands to the next: weights loaded ahead (chunks, oldest first) and the sums."""
+
+    weights: list[list[Any]]
+    sums: list[Any]
+
+    def flat(self) -> list[Any]:
+        return [x for group in (*self.weights, self.sums) for x in group]
+
+    def like(self, flat: list[Any]) -> _State:
+        items = iter(flat)
+        return _State([[next(items) for _ in chunk] for chunk in self.weights], [next(items) for _ in self.sums])
+
+
+class Stage1Prefill:
+    """One workgroup: `tile_m` sorted rows x `tile_n` channels of gate and up."""
+
+    def __init__(self, cfg: Stage1Config, args: Arguments) -> None:
+        self.cfg, self.args = cfg, args
+        tid = fx.thread_idx.x
+        self.lane = tid & 63
+        self.wave = ops.uniform(tid >> 6)
+        self.column = fx.block_idx.x
+        self.block = RowBlock(args.routing, fx.block_idx.y, args.tokens * cfg.top_k, cfg.top_k)
+        self.waves_m = cfg.tile_m // (16 * ROW_TILES)
+        self.pairs = cfg.tile_n // 16 * self.waves_m // WAVES  # gate tiles of a wave, and up tiles
+        self.tiles = 2 * self.pairs
+        self.ring = RING_BYTES // (self.tiles * TILE_BYTES)
+        self.staged = cfg.tile_m // 16 // WAVES  # row tiles that this wave brings to LDS
+        self.v4i = ops.vec_type(4, ops.i32_type())
+
+    def run(self) -> None:
+        """Emit the whole kernel."""
+        with ops.when(self.block.exists()):
+            self.open_buffers()
+            self.finish(self.main_loop())
+
+    def open_buffers(self) -> None:
+        """The block's tables and buffers, and the LDS for rows."""
+        cfg, args = self.cfg, self.args
+        self.block.open()
+        expert_bytes = cfg.inter * cfg.hidden
+        self.weights = ops.buffer(args.weights, fx.Int32(expert_bytes), fx.Int64(self.block.expert) * expert_bytes)
+        self.first_tile = self.column * (cfg.tile_n // 16) + self.wave // self.waves_m * self.pairs
+        tile = cfg.hidden // CHUNK_K * TILE_BYTES
+        first = self.first_tile * tile
+        self.tile_at = [
+            first + half * (cfg.inter // 16 * tile) + t * tile for half in (0, 1) for t in range(self.pairs)
+        ]
+        self.rows = ops.buffer(args.rows, args.tokens * cfg.hidden)
+        self.lds = ops.lds_alloc(2 * cfg.tile_m * CHUNK_K)
+
+    def slots_of(self, first_row: Any, tiles: int) -> list[fx.Int32]:
+        """The slot of each lane's row, for `tiles` 16-row tiles."""
+        return [self.block.slot(first_row + (self.lane & 15) + 16 * m) for m in range(tiles)]
+
+    def load_weight(self, chunk: Any, tile: int) -> Any:
+        """One tile of a chunk: 16 channels x 128 k."""
+        return ops.load(self.weights, self.v4i, self.lane * 16, self.tile_at[tile] + chunk * TILE_BYTES)
+
+    def fetch_rows(self, chunk: Any) -> list[Any]:
+        """This wave's share of the rows of one chunk, from memory."""
+        return [ops.load(self.rows, self.v4i, at + 64 * j, chunk * CHUNK_K) for at in self.row_lane for j in (0, 1)]
+
+    def stage_rows(self, fetched: list[Any], chunk: Any) -> None:
+        """Write them to the LDS tile of that chunk."""
+        at = (chunk & 1) * (self.cfg.tile_m * CHUNK_K) + self.wave * (self.staged * ROW_TILE_BYTES) + self.lane * 16
+        for i, part in enumerate(fetched):
+            ops.lds_store(self.lds, part, at + i * 1024)
+
+    def read_rows(self, chunk: Any) -> list[list[tuple[Any, Any]]]:
+        """MFMA operands of this wave's rows: [row tile][k half] (high, low)."""
+        wave_m = self.wave % self.waves_m
+        at = (chunk & 1) * (self.cfg.tile_m * CHUNK_K) + wave_m * (ROW_TILES * ROW_TILE_BYTES) + self.lane * 16
+        parts = [ops.lds_load(self.lds, self.v4i, at + i * 1024) for i in range(2 * ROW_TILES)]
+        return [[ops.split_rows(p) for p in parts[2 * m : 2 * m + 2]] for m in range(ROW_TILES)]
+
+    def main_loop(self) -> list[Any]:
+        """Sums of this wave: for each tile and row tile a high and a low accumulator."""
+        chunks = self.cfg.hidden // CHUNK_K
+        staged_slots = self.slots_of(self.wave * (16 * self.staged), self.staged)
+        corner = (self.lane >> 4) * 16
+        self.row_lane = [self.block.token(s) * self.cfg.hidden + corner for s in staged_slots]
+        self.stage_rows(self.fetch_rows(fx.Int32(0)), fx.Int32(0))
+        weights = [[self.load_weight(fx.Int32(c), t) for t in range(self.tiles)] for c in range(self.ring)]
+        zero = ops.splat(ops.const_i32(0), 4)
+        state = _State(weights, [zero] * (2 * self.tiles * ROW_TILES))
+        ops.barrier()
+
+        refilled = chunks - self.ring
+        before = self.ring + refilled % 2  # then the loop runs in turns of two chunks
+        for c in range(before):
+            state = self.step(fx.Int32(c), state, refill=True, more=True)
+
+        def two(i: Any, flat: list[Any]) -> list[Any]:
+            inner = state.like(flat)
+            for c in range(2):
+                inner = self.step(i * 2 + (before + c), inner, refill=True, more=True)
+            return inner.flat()
+
+        turns = (refilled - before) // 2
+        state = state.like(ops.loop(0, turns, state.flat(), two))
+        for c in range(before + 2 * turns, chunks):
+            state = self.step(fx.Int32(c), state, refill=c < refilled, more=c < chunks - 1)
+        return state.sums
+
+    def step(self, chunk: Any, state: _State, refill: bool, more: bool) -> _State:
+        """Multiply one chunk of 128 k; `refill` the weight ring behind it and bring the next rows to LDS if `more`."""
+        fetched = self.fetch_rows(chunk + 1) if more else []
+        rows = self.read_rows(chunk)
+        self.pin()
+        sums, loaded = list(state.sums), []
+        for tile in range(self.tiles):
+            operands = ops.unpack_weights(state.weights[0][tile])
+            self.pin()
+            if refill:
+                loaded.append(self.load_weight(chunk + self.ring, tile))
+            for half, (high, low) in enumerate(operands):
+                for m in range(ROW_TILES):
+                    at = 2 * (tile * ROW_TILES + m)
+                    row_high, row_low = rows[m][half]
+                    sums[at] = ops.mfma_i8(high, row_high, sums[at])
+                    sums[at + 1] = ops.mfma_i8(low, row_low, sums[at + 1])
+        if more:
+            self.stage_rows(fetched, chunk + 1)
+            ops.barrier()
+        return _State([*state.weights[1:], loaded] if refill else state.weights[1:], sums)
+
+    def pin(self) -> None:
+        """Keep what was written before this point before it, unless the compiler may reorder."""
+        if self.cfg.pinned:
+            ops.pin_schedule()
+
+    def finish(self, sums: list[Any]) -> None:
+        """Scale, apply SiLU and store: a lane holds four channels of one row for each pair of tiles."""
+        cfg, args = self.cfg, self.args
+        v4f = ops.vec_type(4, ops.f32_type())
+        slots = self.slots_of(self.wave % self.waves_m * (16 * ROW_TILES), ROW_TILES)
+        per_row = ops.buffer(args.row_info, args.tokens * 8)
+        info = [ops.load(per_row, ops.vec_type(2, ops.i32_type()), self.block.token(s) * 8) for s in slots]
+        scales = ops.buffer(
+            args.w_scale, fx.Int32(2 * cfg.inter * 4), fx.Int64(self.block.expert) * (2 * cfg.inter * 4)
+        )
+        width = 2 * cfg.inter if cfg.accumulators else cfg.inter
+        out = ops.buffer(args.out, args.tokens * (cfg.top_k * width * 4))
+        lane_channel = (self.lane >> 4) * 4
+        for t in range(self.pairs):
+            channel = (self.first_tile + t) * 16
+            w_scale = [ops.load(scales, v4f, lane_channel * 4, (channel + half * cfg.inter) * 4) for half in (0, 1)]
+            for m in range(ROW_TILES):
+                offset = ops.splat(arith.muli(ops.element(info[m], 1), ops.const_i32(8)), 4)
+                exact = [arith.subi(self.total(sums, half * self.pairs + t, m), offset) for half in (0, 1)]
+                at = slots[m] * (width * 4) + lane_channel * 4
+                if cfg.accumulators:
+                    for half in (0, 1):
+                        ops.store(out, exact[half], at, (channel + half * cfg.inter) * 4)
+                    continue
+                scale = ops.splat(ops.bitcast(ops.element(info[m], 0), ops.f32_type()), 4)
+                scaled = [
+                    arith.mulf(arith.mulf(arith.sitofp(v4f, e), scale), w) for e, w in zip(exact, w_scale, strict=True)
+                ]
+                ops.store(out, silu_mul(*scaled), at, channel * 4)
+
+    def total(self, sums: list[Any], tile: int, m: int) -> Any:
+        """high / 16 + low of one result tile."""
+        at = 2 * (tile * ROW_TILES + m)
+        return arith.addi(arith.shrsi(sums[at], ops.splat(ops.const_i32(4), 4)), sums[at + 1])

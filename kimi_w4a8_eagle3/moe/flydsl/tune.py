@@ -1,0 +1,75 @@
+"""The FlyDSL backend's tile candidates, and how they are timed."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+
+from ...base.errors import KimiError
+from ...gates import PREFILL_ROWS, STAGE1_TILES, STAGE2_TILES, tile_gate
+from ..contract import GateReader, MoeShape
+from ..tune import Measure, Space, Timer, random_batch, random_layer
+from .backend import W4A16_GATE, FlydslBackend, FlydslCall, FlydslTiles, size_problem
+from .stage1_config import Stage1Config
+from .stage2 import Stage2Config
+
+
+def flydsl_space(shape: MoeShape) -> Space:
+    """Every tile that a kernel exists for."""
+
+    def stage1(tile_m: int) -> list[tuple[int, int]]:
+        tiles = [(n, k) for m, n, k in STAGE1_TILES if m == tile_m]
+        size = (shape.hidden, shape.inter, shape.top_k, tile_m)
+        return [tile for tile in tiles if not Stage1Config(*size, *tile).problem()]
+
+    def stage2(tile_m: int) -> list[tuple[int, int]]:
+        size = (shape.hidden, shape.inter, shape.top_k, tile_m)
+        tiles = product(STAGE2_TILES["N"], STAGE2_TILES["K"])
+        return [tile for tile in tiles if not Stage2Config(*size, *tile).problem()]
+
+    return Space(FlydslBackend.name, stage1, stage2, join=_tiles)
+
+
+def _tiles(tile_m: int, stage1: tuple[int, int], stage2: tuple[int, int]) -> FlydslTiles:
+    # Smaller blocks must sum in a fixed order: equal input, equal bits.
+    return FlydslTiles(tile_m, stage1, stage2, atomic=tile_m >= PREFILL_ROWS)
+
+
+def refuse_fixed_tiles(gates: GateReader) -> None:
+    """Raise KimiError for a gate that would put one kernel in the place of every candidate."""
+    names = [tile_gate(stage, axis) for stage in (1, 2) for axis in "MNK"] + [W4A16_GATE]
+    given = [name for name in names if gates.get(name)]
+    if given:
+        raise KimiError(
+            f"{', '.join(given)} would override the tiles that are to be measured",
+            where="environment",
+            remedy=f"unset {' '.join(given)}",
+        )
+
+
+def flydsl_measure(shape: MoeShape, backend: FlydslBackend, device: torch.device, timer: Timer) -> Measure:
+    """Time tiles with random weights and uniformly routed tokens."""
+    moe = backend.prepare(random_layer(shape, device))
+
+    def measure(tiles: FlydslTiles, tokens: int) -> tuple[float | None, float | None]:
+        if size_problem(shape, tokens, tiles.atomic):
+            return None, None
+        x, weights, ids = random_batch(shape, tokens, device)
+        call = FlydslCall(backend, backend.configs_of(shape, tiles), x, moe, weights, ids)
+        routing = call.route()
+        a8, info = torch.zeros_like(x, dtype=torch.int8), _ones(tokens, device)
+        h8, info2 = torch.zeros(call.slots, shape.inter, dtype=torch.int8, device=device), _ones(call.slots, device)
+        return (
+            timer(lambda: call.stage1(a8, info, routing)),
+            timer(lambda: call.down(h8, info2, routing)),
+        )
+
+    return measure
+
+
+def _ones(rows: int, device: torch.device) -> torch.Tensor:
+    """Row info with scale 1 and low sum 0."""
+    info = torch.zeros(rows, 2, dtype=torch.int32, device=device)
+    info[:, 0] = torch.ones((), dtype=torch.float32).view(torch.int32)
+    return info

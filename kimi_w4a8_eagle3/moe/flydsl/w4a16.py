@@ -1,0 +1,255 @@
+"""The W4A16 baseline for A/B runs: bfloat16 rows and BF16 MFMA on the same packed INT4 weights.
+
+One kernel for both stages: a wave computes 16 gate and 16 up channels (stage 1) or 32 channels (stage 2) of the
+workgroup's rows over all of K, weights and rows straight from memory to operands.
+
+A nibble becomes bfloat16 without conversion: `0x4300 | (weight + 8)` is the bfloat16 136 + weight. The surplus is
+taken off at the end as 136 times the sum of the row, which one more MFMA per step collects with an operand of ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+from flydsl._mlir.dialects import arith
+from flydsl.expr.rocdl import perm_b32
+
+from . import ops as ops
+from .block import RoutingAddresses, RowBlock
+from .layout import CHUNK_K, TILE_BYTES
+from .stage1_config import silu_mul
+from .toolchain import cache_tag
+
+WAVES = 4
+TILES = 2  # 16-channel tiles of a wave
+RING = 4  # chunks of weights held in registers: 8 KiB a wave
+SURPLUS = 136.0
+ROW_LOADS = 4  # 16-byte loads of 128 k of a row, spread over four lanes
+
+
+@dataclass(frozen=True)
+class W4A16Config:
+    """Compile-time parameters; `stage` 1 gathers token rows and applies SiLU, `stage` 2 takes slot rows."""
+
+    stage: int
+    hidden: int
+    inter: int
+    top_k: int
+    tile_m: int
+
+    @property
+    def k(self) -> int:
+        """Length of a row."""
+        return self.hidden if self.stage == 1 else self.inter
+
+    @property
+    def columns(self) -> int:
+        """Output channels."""
+        return self.inter if self.stage == 1 else self.hidden
+
+    @property
+    def tile_n(self) -> int:
+        """Output channels of a workgroup."""
+        return WAVES * 16 if self.stage == 1 else WAVES * 16 * TILES
+
+    def grid(self, blocks: Any) -> tuple[Any, ...]:
+        """Workgroups for `blocks` row blocks."""
+        return self.columns // self.tile_n, blocks, 1
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built for these sizes, or None."""
+        if self.k % CHUNK_K or self.columns % self.tile_n:
+            return f"W4A16 stage {self.stage}: {self.k} x {self.columns} is no multiple of {CHUNK_K} x {self.tile_n}"
+        return None
+
+
+@dataclass
+class _Arguments:
+    """Run-time arguments in launch order; addresses are i64."""
+
+    rows: Any  # bfloat16 [T, hidden] (stage 1) or [T * top_k, inter] (stage 2)
+    weights: Any  # flydsl_layout
+    w_scale: Any  # float32 [E, channels of the weights]
+    routing: RoutingAddresses
+    out: Any  # bfloat16 [T * top_k, columns]
+    tokens: Any
+
+
+def _weights_bf16(words: Any) -> list[Any]:
+    """16 packed bytes -> eight operands of four bfloat16, each weight + 136."""
+    mask, exponent = ops.const_i32(0x000F000F), ops.const_i32(0x43004300)
+    operands = []
+    for word in ops.elements(words):
+        binary = arith.xori(word, ops.const_i32(0x80808080))  # high nibbles to offset binary too
+        low0, high0, low1, high1 = (
+            arith.ori(arith.andi(arith.shrui(binary, ops.const_i32(s)), mask), exponent) for s in (0, 4, 8, 12)
+        )
+        operands += [ops.bf16x4(high0, high1), ops.bf16x4(low0, low1)]
+    return operands
+
+
+def _rows_bf16(parts: list[Any]) -> list[Any]:
+    """Four loads (k 0-7, 8-15, 64-71, 72-79 of the lane's group) -> operands in the order of `_weights_bf16`."""
+    operands = []
+    for first, second in (parts[0:2], parts[2:4]):
+        high, low = ops.elements(first), ops.elements(second)
+        for at in (0, 2):
+            for words in (high, low):  # (k, k+1), (k+2, k+3) -> (k, k+2), (k+1, k+3)
+                even = perm_b32(words[at + 1], words[at], ops.const_i32(0x05040100))
+                odd = perm_b32(words[at + 1], words[at], ops.const_i32(0x07060302))
+                operands.append(ops.bf16x4(even, odd))
+    return operands
+
+
+class _Workgroup:
+    """`tile_m` routed rows x `tile_n` channels."""
+
+    def __init__(self, cfg: W4A16Config, args: _Arguments) -> None:
+        self.cfg, self.args = cfg, args
+        tid = fx.thread_idx.x
+        self.lane, self.wave = tid & 63, ops.uniform(tid >> 6)
+        self.column = fx.block_idx.x
+        self.block = RowBlock(args.routing, fx.block_idx.y, args.tokens * cfg.top_k, cfg.top_k)
+        self.row_tiles = cfg.tile_m // 16
+        self.v4i, self.v4f = ops.vec_type(4, ops.i32_type()), ops.vec_type(4, ops.f32_type())
+
+    def run(self) -> None:
+        """Emit the whole kernel."""
+        with ops.when(self.block.exists()):
+            self.open_buffers()
+            self.finish(self.main_loop())
+
+    def open_buffers(self) -> None:
+        """The block's tables and buffers, and which tiles this wave computes."""
+        cfg, args = self.cfg, self.args
+        self.block.open()
+        self.channels = 2 * cfg.inter if cfg.stage == 1 else cfg.hidden
+        expert_bytes = self.channels * cfg.k // 2
+        self.weights = ops.buffer(args.weights, fx.Int32(expert_bytes), fx.Int64(self.block.expert) * expert_bytes)
+        if cfg.stage == 1:
+            gate = self.column * WAVES + self.wave
+            self.tile = [gate, gate + cfg.inter // 16]
+        else:
+            first = (self.column * WAVES + self.wave) * TILES
+            self.tile = [first, first + 1]
+        self.slot = [self.block.slot((self.lane & 15) + 16 * m) for m in range(self.row_tiles)]
+        count = args.tokens if cfg.stage == 1 else args.tokens * cfg.top_k
+        self.rows = ops.buffer(args.rows, count * (cfg.k * 2))
+        row = [self.block.token(s) if cfg.stage == 1 else s for s in self.slot]
+        self.row_at = [r * (cfg.k * 2) + (self.lane >> 4) * 32 for r in row]
+
+    def load_weights(self, chunk: Any) -> list[Any]:
+        """One chunk of 128 k of this wave's tiles."""
+        tile_bytes = self.cfg.k // CHUNK_K * TILE_BYTES
+        return [
+            ops.load(self.weights, self.v4i, self.lane * 16, t * tile_bytes + chunk * TILE_BYTES) for t in self.tile
+        ]
+
+    def load_rows(self, chunk: Any) -> list[Any]:
+        """One chunk of all rows."""
+        at = chunk * (CHUNK_K * 2)
+        return [ops.load(self.rows, self.v4i, r + o, at) for r in self.row_at for o in (0, 16, 128, 144)]
+
+    def main_loop(self) -> list[Any]:
+        """Sums of [tile][row tile], then the row sums of [row tile]."""
+        chunks = self.cfg.k // CHUNK_K
+        ring = min(RING, chunks)
+        held = [x for c in range(ring) for x in self.load_weights(fx.Int32(c))] + self.load_rows(fx.Int32(0))
+        zero = ops.splat(ops.const_f32(0.0), 4)
+        sums = [zero] * ((TILES + 1) * self.row_tiles)
+
+        def split(flat: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+            weights, rows = len(flat) - len(sums) - ROW_LOADS * self.row_tiles, ROW_LOADS * self.row_tiles
+            return flat[:weights], flat[weights : weights + rows], flat[weights + rows :]
+
+        def step(chunk: Any, flat: list[Any], refill: bool, more: bool) -> list[Any]:
+            weights, rows, acc = split(list(flat))
+            next_rows = self.load_rows(chunk + 1) if more else rows
+            ops.pin_schedule()
+            operands = [_weights_bf16(w) for w in weights[:TILES]]
+            ahead = self.load_weights(chunk + ring) if refill else []
+            return [*weights[TILES:], *ahead, *next_rows, *self.multiply(operands, rows, acc)]
+
+        refilled = chunks - ring
+        state = ops.loop(0, refilled, [*held, *sums], lambda i, flat: step(i, flat, refill=True, more=True))
+        for c in range(refilled, chunks):
+            state = step(fx.Int32(c), state, refill=False, more=c < chunks - 1)
+        return split(state)[2]
+
+    def multiply(self, operands: list[list[Any]], rows: list[Any], acc: list[Any]) -> list[Any]:
+        """One chunk; `acc` as main_loop returns it."""
+        acc = list(acc)
+        ones = ops.bf16x4(*[ops.const_i32(0x3F803F80)] * 2)
+        for m in range(self.row_tiles):
+            row_operands = _rows_bf16(rows[ROW_LOADS * m : ROW_LOADS * (m + 1)])
+            for t, weights in enumerate([*operands, [ones] * len(row_operands)]):
+                at = t * self.row_tiles + m
+                for w, r in zip(weights, row_operands, strict=True):
+                    acc[at] = ops.mfma_bf16(w, r, acc[at])
+        return acc
+
+    def finish(self, acc: list[Any]) -> None:
+        """Take the surplus off, scale, apply SiLU in stage 1, and store four channels of one row a lane."""
+        cfg, args = self.cfg, self.args
+        scales = ops.buffer(
+            args.w_scale, fx.Int32(self.channels * 4), fx.Int64(self.block.expert) * (self.channels * 4)
+        )
+        group = (self.lane >> 4) * 4
+        scale = [ops.load(scales, self.v4f, group * 4, t * 64) for t in self.tile]
+        out = ops.buffer(args.out, args.tokens * (cfg.top_k * cfg.columns * 2))
+        for m, slot in enumerate(self.slot):
+            surplus = arith.mulf(acc[TILES * self.row_tiles + m], ops.splat(ops.const_f32(SURPLUS), 4))
+            sums = [arith.subf(acc[t * self.row_tiles + m], surplus) for t in range(TILES)]
+            values = [arith.mulf(s, w) for s, w in zip(sums, scale, strict=True)]
+            at = slot * (cfg.columns * 2) + group * 2
+            if cfg.stage == 1:
+                ops.store(out, ops.to_bf16(silu_mul(*values)), at, self.tile[0] * 32)
+                continue
+            for value, tile in zip(values, self.tile, strict=True):
+                ops.store(out, ops.to_bf16(value), at, tile * 32)
+
+
+def build(cfg: W4A16Config) -> Any:
+    """The launcher: (rows, weights, scales, five routing tables, out, tokens, blocks launched, stream)."""
+    tag = cache_tag(cfg)
+
+    @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
+    def moe_w4a16(
+        rows: fx.Int64,
+        weights: fx.Int64,
+        w_scale: fx.Int64,
+        order: fx.Int64,
+        block_expert: fx.Int64,
+        block_first: fx.Int64,
+        block_rows: fx.Int64,
+        num_blocks: fx.Int64,
+        out: fx.Int64,
+        tokens: fx.Int32,
+    ) -> None:
+        ops.identify(tag)
+        routing = RoutingAddresses(order, block_expert, block_first, block_rows, num_blocks)
+        _Workgroup(cfg, _Arguments(rows, weights, w_scale, routing, out, tokens)).run()
+
+    @flyc.jit
+    def launch(
+        rows: fx.Int64,
+        weights: fx.Int64,
+        w_scale: fx.Int64,
+        order: fx.Int64,
+        block_expert: fx.Int64,
+        block_first: fx.Int64,
+        block_rows: fx.Int64,
+        num_blocks: fx.Int64,
+        out: fx.Int64,
+        tokens: fx.Int32,
+        blocks: fx.Int32,
+        stream: fx.Stream = fx.Stream(None),  # noqa: B008
+    ) -> None:
+        moe_w4a16(rows, weights, w_scale, order, block_expert, block_first, block_rows, num_blocks, out, tokens).launch(
+            grid=cfg.grid(blocks), block=(WAVES * ops.WAVE, 1, 1), stream=stream
+        )
+
+    return launch

@@ -1,0 +1,398 @@
+"""The Triton backend: layout, tile choice and the launches; the kernels are in triton_kernels.py.
+
+Five launches for a decode batch (quantize and route in one; stage 1; quantize; stage 2; reduce), four when stage 1's
+tile covers the intermediate size and quantizes itself. No host sync; every grid follows from shapes alone.
+
+Stage 2 writes each slot's row as float16, and a second kernel adds the slots in a fixed order: deterministic, and
+independent of the batch and of the tiles. In prefill it runs in column chunks whose partial rows stay in the last
+level cache (`partial_mib`), instead of writing and reading back [T, top_k, H] through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+
+from ...base.errors import KimiError
+from ..contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
+from ..routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
+from ..tiles import TABLE, bucket_of, find_row
+from . import kernels as kernels
+
+LAYOUT = "triton-halves"
+_FLOAT16_MAX = 65504
+_MAX_INT32 = 2**31 - 1
+_CHUNK_WORDS = 1 << 24  # packed words repacked at once: bounds the temporaries of `prepare` to about 0.3 GiB
+
+Launch = Callable[..., Any]  # (kernel, grid, *arguments, **constants and options)
+
+
+@dataclass(frozen=True)
+class StageTile:
+    """block_n output columns by block_k packed bytes (2 * block_k values) of K a step."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class TritonTiles:
+    """One tile choice; block_m rows (slots) of one expert. partial_mib bounds stage 2's partial rows."""
+
+    block_m: int
+    stage1: StageTile
+    stage2: StageTile
+    partial_mib: int
+
+    @classmethod
+    def from_row(cls, tiles: dict[str, Any]) -> TritonTiles:
+        """Read the `tiles` of a table row, {"block_m", "stage1": [n, k, warps, stages], "stage2", "partial_mib"}."""
+        try:
+            stage1, stage2 = StageTile(*tiles["stage1"]), StageTile(*tiles["stage2"])
+            return cls(int(tiles["block_m"]), stage1, stage2, int(tiles["partial_mib"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise KimiError(f"a Triton row of the tile table is malformed: {error!r}", where=str(tiles)) from error
+
+    def to_row(self) -> dict[str, Any]:
+        """The inverse of `from_row`."""
+        stages = {
+            name: [tile.block_n, tile.block_k, tile.num_warps, tile.num_stages]
+            for name, tile in (("stage1", self.stage1), ("stage2", self.stage2))
+        }
+        return {"block_m": self.block_m, **stages, "partial_mib": self.partial_mib}
+
+
+def run_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """The ordinary launcher; `kimi warm` and the tests pass one that only compiles."""
+    kernel[grid](*arguments, **constants)
+
+
+class TritonBackend:
+    """W4A8 MoE in Triton for NVIDIA and AMD GPUs (and for Triton's interpreter, which runs it on a CPU)."""
+
+    name = "triton"
+
+    def __init__(
+        self,
+        tiles: TritonTiles | None = None,
+        table: Path = TABLE,
+        arch: str | None = None,
+        launch: Launch = run_kernel,
+    ) -> None:
+        """tiles: use these instead of the table's. arch: compile for it instead of the device's own."""
+        self._tiles = tiles
+        self._table = table
+        self._arch = arch
+        self._launch = launch
+        self._plans: dict[tuple[MoeShape, int, str], TritonTiles] = {}
+
+    def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
+        """Why this backend cannot run `shape` on `device`, or None when it can."""
+        if device.type != "cuda" and not knobs.runtime.interpret:
+            return f"needs a GPU, got {device} (TRITON_INTERPRET=1 runs it on a CPU, slowly)"
+        if shape.hidden % 16 or shape.inter % 16:
+            return f"hidden {shape.hidden} and inter {shape.inter} must be multiples of 16"
+        if (shape.num_experts + 1) * ROUTE_IN_KERNEL > _MAX_INT32:
+            return f"{shape.num_experts} experts do not fit the sort key"
+        return None
+
+    def describe(self, shape: MoeShape, device: torch.device) -> str:
+        """The tile choices for a few batches, for the log."""
+        arch = self._arch or gpu_arch(device) or "any"
+        return "; ".join(f"T<={t}: {self.tiles_for(shape, t, arch).to_row()}" for t in (8, 160, 10240))
+
+    def tiles_for(self, shape: MoeShape, tokens: int, arch: str) -> TritonTiles:
+        """The plan of a batch, made once for all batches of its bucket: the tiles that it launches.
+
+        They are those given at construction, else the table's, cut down to what the shape has.
+        """
+        key = shape, bucket_of(self.name, tokens, self._table), arch
+        if key not in self._plans:
+            tiles = self._tiles or self._row(shape, tokens, arch)
+            self._plans[key] = replace(
+                tiles,
+                stage1=_fit(tiles.stage1, shape.inter, shape.hidden),
+                stage2=_fit(tiles.stage2, shape.hidden, shape.inter),
+            )
+        return self._plans[key]
+
+    def _row(self, shape: MoeShape, tokens: int, arch: str) -> TritonTiles:
+        row = find_row(self.name, arch, shape.hidden, shape.inter, tokens, self._table)
+        if row is None:
+            raise KimiError(f"no Triton tiles for {arch}, {tokens} tokens", where=str(self._table))
+        return TritonTiles.from_row(row["tiles"])
+
+    def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
+        """Repack one layer.
+
+        w13 int8 [E, 2I, H/2] and w2 int8 [E, H, I/2]: byte j of a row holds elements j and j + K/2. s13 [E, 2I]: / 16.
+        s2 [E * H + E]: each row's scale relative to its expert's largest (and / 16 / a power of two), then the largest
+        (times that power), so that a row of stage 2 fits float16 whatever the scales are.
+        """
+        peak = weights.s2.amax(dim=1)
+        peak = torch.where(peak > 0, peak, torch.ones_like(peak))
+        # |accumulator * relative scale| <= 127 * 8 * I: a power of two brings that below float16's largest value.
+        divisor = float(triton.next_power_of_2(-(-INT8_MAX * 8 * weights.shape.inter // _FLOAT16_MAX)))
+        relative = weights.s2 / peak[:, None] / (16 * divisor)
+        return PreparedMoe(
+            shape=weights.shape,
+            layout=LAYOUT,
+            w13=halves_from_reorder(weights.w13),
+            w2=halves_from_reorder(weights.w2),
+            s13=weights.s13 / 16,
+            s2=torch.cat([relative.view(-1), peak * divisor]),
+        )
+
+    def forward(
+        self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Run both stages; see MoeBackend.forward for shapes and docs/moe.md for NaN, Inf and T = 0."""
+        check_call(x, moe, LAYOUT, topk_weights, topk_ids)
+        if x.shape[0] * max(moe.shape.hidden, moe.shape.top_k * moe.shape.inter) > _MAX_INT32:
+            raise KimiError(f"{x.shape[0]} tokens overflow the kernels' int32 offsets", remedy="smaller prefill chunks")
+        # Triton's interpreter truncates to bfloat16 where a GPU rounds to nearest even: there, torch rounds.
+        out = torch.empty_like(x, dtype=torch.float32 if knobs.runtime.interpret else torch.bfloat16)
+        if x.shape[0] == 0:
+            return out.to(torch.bfloat16)
+        arch = self._arch or gpu_arch(x.device) or "any"
+        tiles = self.tiles_for(moe.shape, x.shape[0], arch)
+        call = MoeCall(x, moe, topk_weights, topk_ids, tiles, self._launch, nvidia=arch.startswith("sm_"))
+        call.run(out)
+        return out.to(torch.bfloat16)
+
+
+class MoeCall:
+    """One forward: its sizes, its buffers and its launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        moe: PreparedMoe,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        tiles: TritonTiles,
+        launch: Launch = run_kernel,
+        nvidia: bool = False,
+    ) -> None:
+        self.x, self.moe, self.tiles, self.nvidia = x.contiguous(), moe, tiles, nvidia
+        self._launch = partial(launch, enable_fp_fusion=False)  # the same bits whatever Triton's default is
+        self.weights, self.ids = topk_weights.contiguous(), topk_ids.contiguous()
+        self.tokens, self.slots = x.shape[0], topk_ids.numel()
+
+    def run(self, out: torch.Tensor) -> None:
+        """Both stages into `out`, bfloat16 [T, H]."""
+        q, scale, routing = self.quantize_and_route()
+        act, factor = self.stage1(q, scale, routing)
+        self.down(act, factor, routing, out)
+
+    def down(self, act: torch.Tensor, factor: torch.Tensor, routing: Routing, out: torch.Tensor) -> None:
+        """Stage 2 and the sum over the slots, by column chunks."""
+        hidden = self.moe.shape.hidden
+        columns = self._chunk_columns()
+        partial = self._new((self.slots * columns,), torch.float16)
+        for column in range(0, hidden, columns):
+            width = min(columns, hidden - column)
+            self.stage2(act, routing, partial, column, width)
+            self._reduce(partial, factor, out, column, width)
+
+    def _new(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=self.x.device)
+
+    def _chunk_columns(self) -> int:
+        """Columns of stage 2 at a time: all, or as many whole tiles as keep the partial rows within partial_mib."""
+        hidden, block_n = self.moe.shape.hidden, self.tiles.stage2.block_n
+        fitting = (self.tiles.partial_mib << 20) // (2 * self.slots)
+        fitting = min(fitting, _MAX_INT32 // self.slots)
+        return hidden if fitting >= hidden else max(fitting // block_n, 1) * block_n
+
+    def quantize_and_route(self) -> tuple[torch.Tensor, torch.Tensor, Routing]:
+        """(q int8 [T, H], scale float32 [T], the routing)."""
+        shape, block_m = self.moe.shape, self.tiles.block_m
+        q = self._new((self.tokens, shape.hidden), torch.int8)
+        scale = self._new((self.tokens,), torch.float32)
+        in_kernel = self.slots <= ROUTE_IN_KERNEL
+        if in_kernel:
+            routing = empty_routing(self.slots, shape.num_experts, block_m, self.x.device)
+        else:
+            routing = route(self.ids, shape.num_experts, block_m)
+        self._launch(
+            kernels.quantize_and_route,
+            (self.tokens + in_kernel,),
+            self.x,
+            q,
+            scale,
+            self.ids,
+            *routing.tables,
+            self.tokens,
+            H=shape.hidden,
+            HP=triton.next_power_of_2(shape.hidden),
+            TOP_K=shape.top_k,
+            E=shape.num_experts,
+            EP=triton.next_power_of_2(shape.num_experts + 1),
+            SP=max(triton.next_power_of_2(self.slots), 32) if in_kernel else 32,
+            BM=block_m,
+            ROUTE=in_kernel,
+            num_warps=8,
+        )
+        return q, scale, routing
+
+    def stage1(
+        self, q: torch.Tensor, scale: torch.Tensor, routing: Routing, mode: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(int8 [S, I] in sorted order, factor by slot); mode "acc": (int32 [S, 2I], unused), for tests."""
+        shape, tile = self.moe.shape, self.tiles.stage1
+        mode = mode or ("quant" if tile.block_n >= shape.inter else "float")
+        dtype = {"float": torch.float32, "quant": torch.int8, "acc": torch.int32}[mode]
+        act = self._new((self.slots, shape.inter * (2 if mode == "acc" else 1)), dtype)
+        factor = self._new((self.slots,), torch.float32)
+        self._launch(
+            kernels.stage1,
+            (routing.max_blocks * triton.cdiv(shape.inter, tile.block_n),),
+            q,
+            scale,
+            self.moe.w13,
+            self.moe.s13,
+            *routing.tables,
+            act,
+            factor,
+            self.weights,
+            self.moe.s2,
+            H=shape.hidden,
+            INTER=shape.inter,
+            E=shape.num_experts,
+            TOP_K=shape.top_k,
+            LEFT=True,
+            MODE=mode,
+            **self._tile_constants(tile),
+        )
+        return (act, factor) if mode != "float" else (self._quantize(act, factor, routing), factor)
+
+    def _quantize(self, act: torch.Tensor, factor: torch.Tensor, routing: Routing) -> torch.Tensor:
+        shape = self.moe.shape
+        q = self._new((self.slots, shape.inter), torch.int8)
+        padded = triton.next_power_of_2(shape.inter)
+        rows = max(1024 // padded, 1)
+        self._launch(
+            kernels.quantize_act,
+            (triton.cdiv(self.slots, rows),),
+            act,
+            q,
+            factor,
+            routing.order,
+            self.ids,
+            self.weights,
+            self.moe.s2,
+            self.slots,
+            H=shape.hidden,
+            INTER=shape.inter,
+            IP=padded,
+            E=shape.num_experts,
+            ROWS=rows,
+            num_warps=4,
+        )
+        return q
+
+    def stage2(
+        self,
+        act: torch.Tensor,
+        routing: Routing,
+        out: torch.Tensor,
+        column: int,
+        columns: int,
+        mode: str = "partial",
+    ) -> None:
+        """Columns column..column+columns-1 into out, float16 (mode "acc": int32) [S, columns] by slot."""
+        shape, tile = self.moe.shape, self.tiles.stage2
+        self._launch(
+            kernels.stage2,
+            (routing.max_blocks * triton.cdiv(columns, tile.block_n),),
+            act,
+            self.moe.w2,
+            self.moe.s2,
+            *routing.tables,
+            out,
+            column // 16,
+            columns // 16,
+            H=shape.hidden,
+            INTER=shape.inter,
+            LEFT=self.nvidia,
+            MODE=mode,
+            **self._tile_constants(tile),
+        )
+
+    def _reduce(
+        self, partial: torch.Tensor, factor: torch.Tensor, out: torch.Tensor, column: int, columns: int
+    ) -> None:
+        shape = self.moe.shape
+        block_n = min(1024, triton.next_power_of_2(columns))
+        self._launch(
+            kernels.reduce_slots,
+            (self.tokens, triton.cdiv(columns, block_n)),
+            partial,
+            factor,
+            self.ids,
+            out,
+            column // 16,
+            columns // 16,
+            H=shape.hidden,
+            TOP_K=shape.top_k,
+            E=shape.num_experts,
+            BN=block_n,
+            num_warps=4,
+        )
+
+    def _tile_constants(self, tile: StageTile) -> dict[str, Any]:
+        return {
+            "BM": self.tiles.block_m,
+            "BN": tile.block_n,
+            "BK": tile.block_k,
+            "STAGES": tile.num_stages,
+            "PTX": self.nvidia and not knobs.runtime.interpret,
+            "num_warps": tile.num_warps,
+            "num_stages": tile.num_stages,
+        }
+
+
+def halves_from_reorder(words: torch.Tensor) -> torch.Tensor:
+    """Quark's words to bytes that hold elements j (low nibble) and j + K/2 (high nibble).
+
+    words: int32 [..., K/8], K a multiple of 16. Returns int8 [..., K/2].
+    """
+    rows, half = words.shape[:-1].numel(), words.shape[-1] // 2
+    flat = words.reshape(rows, 2, half)
+    out = torch.empty(rows, half, 2, dtype=torch.int32, device=words.device)
+    step = max(_CHUNK_WORDS // (2 * half), 1)
+    for start in range(0, rows, step):
+        part = flat[start : start + step]
+        for index, nibbles in enumerate(_split_natural(part)):
+            low, high = nibbles[:, 0], nibbles[:, 1]
+            out[start : start + step, :, index] = low | high << 4
+    return out.view(torch.int8).view(*words.shape[:-1], half * 8)
+
+
+def _split_natural(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Elements 0..3 and 4..7 of each `reorder` word, one a byte (its low nibble).
+
+    In byte order a word is (e0|e2, e4|e6, e1|e3, e5|e7), low nibble first.
+    """
+    even = words & 0x0F0F0F0F  # bytes e0 e4 e1 e5
+    odd = (words >> 4) & 0x0F0F0F0F  # bytes e2 e6 e3 e7
+    first = even & 0xFF | (even >> 8) & 0xFF00 | (odd & 0xFF) << 16 | (odd & 0xFF0000) << 8
+    second = (even >> 8) & 0xFF | (even >> 16) & 0xFF00 | (odd & 0xFF00) << 8 | odd & -0x1000000
+    return first, second
+
+
+def _fit(tile: StageTile, columns: int, k: int) -> StageTile:
+    """No tile wider than the matrix; 16 and 32 are the least that every GPU's int8 dot takes."""
+    block_n = min(tile.block_n, max(triton.next_power_of_2(columns), 16))
+    block_k = min(tile.block_k, max(triton.next_power_of_2(k // 2), 32))
+    return replace(tile, block_n=block_n, block_k=block_k)

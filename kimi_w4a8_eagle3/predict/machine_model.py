@@ -1,0 +1,187 @@
+"""What a step must cost on a GPU of a tensor-parallel group: bytes, operations and collectives of Kimi-K2.5, counted.
+
+Everything is counted from the architecture's shapes (`launch/models/*.json`) and data-sheet peaks. Three unknowns
+remain, and every predicted time is linear in them, so that they are fitted by least squares:
+
+    layer_s       time a layer takes however little work it has (kernel launches, small all-reduces), per step
+    decode_cost   1 / the share of the peaks that decode steps reach
+    prefill_cost  1 / the share of the peaks that prefill reaches
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.resources import operator_dir
+from ..machine.hardware import GPUS, Gpu
+
+Terms = NDArray[np.float64]  # seconds per unit of (layer_s, decode_cost, prefill_cost); layer_s itself counts layers
+
+# Dense peaks of the MI325X data sheet; operations a second. Links: seven at 64 GB/s each way.
+INT8_OPS, BF16_OPS = 2614.9e12, 1307.4e12
+LINK_BYTES = 7 * 64e9
+BF16_BYTES = 2.0
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How routed experts are stored and multiplied: bytes a weight (scales included) and peak operations a second."""
+
+    name: str
+    bytes_per_weight: float
+    ops: float
+
+
+PRECISIONS = {
+    "w4a8": Precision("w4a8", 0.5, INT8_OPS),
+    "w4a16": Precision("w4a16", 0.5 + 2 / 32, BF16_OPS),
+    "w8a8": Precision("w8a8", 1.0, INT8_OPS),
+}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Sizes of Kimi-K2.5 and its draft, as their configs name them."""
+
+    hidden: int
+    layers: int
+    dense_layers: int
+    dense_inner: int
+    expert_inner: int
+    experts: int
+    top_k: int
+    shared_experts: int
+    heads: int
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    v_head: int
+    vocab: int
+    draft_inner: int
+    draft_heads: int
+    draft_kv_heads: int
+    draft_head_dim: int
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with routed experts."""
+        return self.layers - self.dense_layers
+
+
+@cache
+def kimi() -> Shapes:
+    """The shapes in `launch/models/`."""
+    folder = operator_dir("launch/models")
+    target = json.loads((folder / "kimi-k2.5-w4a8.json").read_text())["config"]["text_config"]
+    draft = json.loads((folder / "kimi-k2.5-eagle3.json").read_text())["config"]
+    return Shapes(
+        hidden=target["hidden_size"],
+        layers=target["num_hidden_layers"],
+        dense_layers=target["first_k_dense_replace"],
+        dense_inner=target["intermediate_size"],
+        expert_inner=target["moe_intermediate_size"],
+        experts=target["n_routed_experts"],
+        top_k=target["num_experts_per_tok"],
+        shared_experts=target["n_shared_experts"],
+        heads=target["num_attention_heads"],
+        q_rank=target["q_lora_rank"],
+        kv_rank=target["kv_lora_rank"],
+        nope=target["qk_nope_head_dim"],
+        rope=target["qk_rope_head_dim"],
+        v_head=target["v_head_dim"],
+        vocab=target["vocab_size"],
+        draft_inner=draft["intermediate_size"],
+        draft_heads=draft["num_attention_heads"],
+        draft_kv_heads=draft["num_key_value_heads"],
+        draft_head_dim=draft["head_dim"],
+    )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The GPUs that serve one copy of the model."""
+
+    gpu: Gpu = GPUS["mi325x"]
+    tp: int = 8
+
+    @property
+    def bandwidth(self) -> float:
+        """HBM bytes a second of one GPU."""
+        return self.gpu.hbm_tb_s * 1e12
+
+
+def experts_touched(tokens: int, shapes: Shapes) -> float:
+    """Expected number of different experts that `tokens` tokens route to, if routing is uniform."""
+    return shapes.experts * (1 - (1 - shapes.top_k / shapes.experts) ** tokens)
+
+
+def attention_weights(shapes: Shapes, tp: int) -> float:
+    """Weights of one layer's attention on one GPU; the two low-rank down projections are on every GPU in full."""
+    s = shapes
+    replicated = s.hidden * (s.q_rank + s.kv_rank + s.rope)
+    q = s.q_rank * s.heads * (s.nope + s.rope)
+    kv = s.kv_rank * s.heads * (s.nope + s.v_head)
+    out = s.heads * s.v_head * s.hidden
+    return replicated + (q + kv + out) / tp
+
+
+def fixed_weights(shapes: Shapes, tp: int) -> float:
+    """BF16 weights that every step reads, over all layers, with the output head."""
+    s = shapes
+    shared = 3 * s.hidden * s.expert_inner * s.shared_experts / tp
+    router = s.hidden * s.experts
+    dense = 3 * s.hidden * s.dense_inner / tp
+    head = s.vocab * s.hidden / tp
+    return s.layers * attention_weights(s, tp) + s.moe_layers * (shared + router) + s.dense_layers * dense + head
+
+
+def expert_weights(shapes: Shapes, tp: int) -> float:
+    """Weights of one routed expert on one GPU."""
+    return 3 * shapes.hidden * shapes.expert_inner / tp
+
+
+def decode_step(
+    requests: int, tokens_each: int, context: float, precision: Precision, cluster: Cluster, shapes: Shapes
+) -> Terms:
+    """One forward pass of the target over `tokens_each` new tokens of each request (1: plain decode)."""
+    s, tokens = shapes, requests * tokens_each
+    expert = expert_weights(s, cluster.tp)
+    fixed = fixed_weights(s, cluster.tp)
+    # MLA keeps one latent vector a token, on every GPU in full. The attention kernel reads it once for each token that
+    # is verified: with one reading for all of a request's tokens the model falls 22% short of the published ITL.
+    kv_bytes = tokens * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
+    touched = experts_touched(tokens, s) * expert * precision.bytes_per_weight * s.moe_layers
+    memory = (fixed * BF16_BYTES + touched + kv_bytes) / cluster.bandwidth
+    attention = tokens * context * s.layers * s.heads / cluster.tp * 2 * (2 * s.kv_rank + s.rope)
+    compute = (tokens * fixed * 2 + attention) / BF16_OPS + tokens * s.top_k * expert * 2 * s.moe_layers / precision.ops
+    return np.array([s.layers, memory + compute, 0.0])
+
+
+def draft_step(requests: int, context: float, cluster: Cluster, shapes: Shapes) -> Terms:
+    """One step of the one-layer draft, with its output head; BF16."""
+    s = shapes
+    attention = (
+        (2 * s.draft_heads + 2 * s.draft_kv_heads) * s.draft_head_dim * s.hidden * 2
+    )  # input is two vectors wide
+    weights = (attention + 3 * s.hidden * s.draft_inner + 3 * s.hidden * s.hidden + s.vocab * s.hidden) / cluster.tp
+    kv_bytes = requests * context * 2 * s.draft_kv_heads / cluster.tp * s.draft_head_dim * BF16_BYTES
+    memory = (weights * BF16_BYTES + kv_bytes) / cluster.bandwidth
+    return np.array([1.0, memory + requests * weights * 2 / BF16_OPS, 0.0])
+
+
+def prefill(tokens: int, precision: Precision, cluster: Cluster, shapes: Shapes) -> Terms:
+    """The prompt of one request: matrix products, attention over its own past, and two all-reduces a layer."""
+    s = shapes
+    head = s.vocab * s.hidden / cluster.tp
+    linear = tokens * (fixed_weights(s, cluster.tp) - head) * 2 / BF16_OPS
+    experts = tokens * s.top_k * expert_weights(s, cluster.tp) * 2 * s.moe_layers / precision.ops
+    attention = tokens**2 / 2 * s.layers * s.heads / cluster.tp * 2 * (s.nope + s.rope + s.v_head) / BF16_OPS
+    ring = 2 * (cluster.tp - 1) / cluster.tp
+    reduced = 2 * s.layers * tokens * s.hidden * BF16_BYTES * ring / LINK_BYTES
+    return np.array([0.0, 0.0, linear + experts + attention + reduced])

@@ -1,0 +1,207 @@
+"""`kimi bench predict`: TPOT, TTFT and throughput from the machine model, its error on published points, and advice.
+
+The published workload is a closed loop of equal requests that start together: all prefill first, then decode together,
+and so on in waves. A request therefore waits for half of the others' prefills before its first token and for the other
+half after it, and a wave of `C` requests takes `C` prefills plus the decode steps of one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import KimiError
+from ..bench import published
+from .machine_model import PRECISIONS, Cluster, Terms, decode_step, draft_step, kimi, prefill
+
+# The three figures that fix the three unknowns: latency of a small batch, of a large one, and prefill.
+CALIBRATION = (
+    ("con2", "w4a8", "tpot_median_ms"),
+    ("con40", "w4a8", "itl_median_ms"),
+    ("con40", "w4a8", "output_throughput_tok_s"),
+)
+_CALIBRATION_SOURCE = "2026-06"
+_SPECULATIVE_STEPS = 3
+_CONCURRENCY = {"con2": 2, "con40": 40}
+MAX_STEPS = 7
+
+
+@dataclass(frozen=True)
+class Load:
+    """A closed loop of equal requests. steps: draft steps a verify step (0: no speculation); tokens a verify step."""
+
+    concurrency: int
+    input_len: int = 10240
+    output_len: int = 512
+    precision: str = "w4a8"
+    steps: int = 0
+    accept_length: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.accept_length <= self.steps + 1:
+            raise KimiError(
+                f"accept length {self.accept_length} with {self.steps} draft steps",
+                where="--accept-length",
+                expected=f"1 to {self.steps + 1}",
+            )
+        if min(self.concurrency, self.input_len) < 1 or self.output_len < 2:
+            raise KimiError(
+                "the load is empty",
+                where="--concurrency, --input-len, --output-len",
+                expected="concurrency and input of at least 1, output of at least 2 tokens",
+            )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The unknowns: seconds a layer, and the shares of the peaks that decode and prefill reach."""
+
+    layer_s: float
+    decode_efficiency: float
+    prefill_efficiency: float
+
+    @property
+    def vector(self) -> NDArray[np.float64]:
+        """As the linear model takes it."""
+        return np.array([self.layer_s, 1 / self.decode_efficiency, 1 / self.prefill_efficiency])
+
+
+@dataclass(frozen=True)
+class Point:
+    """A published figure beside the predicted one."""
+
+    source: str
+    point: str
+    side: str
+    key: str
+    published: float
+    predicted: float
+    calibrated: bool
+
+    @property
+    def error(self) -> float:
+        """predicted / published - 1."""
+        return self.predicted / self.published - 1
+
+
+def terms(load: Load, key: str, cluster: Cluster) -> Terms:
+    """Figure `key` of `load` as a linear function of the unknowns; seconds, and for throughput seconds a token."""
+    shapes, precision = kimi(), PRECISIONS[load.precision]
+    context = load.input_len + load.output_len / 2
+    step = decode_step(load.concurrency, load.steps + 1, context, precision, cluster, shapes)
+    if load.steps:
+        step = step + load.steps * draft_step(load.concurrency, context, cluster, shapes)
+    a_token = step / load.accept_length
+    prompt = prefill(load.input_len, precision, cluster, shapes)
+    waits = prompt * (load.concurrency - 1) / 2
+    later = load.output_len - 1
+    found: dict[str, Terms] = {
+        "itl_median_ms": a_token,
+        "tpot_median_ms": a_token + waits / later,
+        "ttft_median_ms": prompt + waits,
+        "output_throughput_tok_s": (prompt * load.concurrency + a_token * later) / (load.concurrency * load.output_len),
+    }
+    return found[key]
+
+
+def predict(load: Load, key: str, fit: Fit, cluster: Cluster) -> float:
+    """Figure `key` in its own unit: ms, or tok/s."""
+    seconds = float(terms(load, key, cluster) @ fit.vector)
+    return 1 / seconds if key == "output_throughput_tok_s" else seconds * 1000
+
+
+def calibrate(cluster: Cluster) -> Fit:
+    """Fit the three unknowns to `CALIBRATION`, equal relative errors weighing equally."""
+    rows, targets = [], []
+    for point, side, key in CALIBRATION:
+        value = published.points()[point][side][key]
+        seconds = 1 / value if key == "output_throughput_tok_s" else value / 1000
+        rows.append(terms(_load(point, side), key, cluster) / seconds)
+        targets.append(1.0)
+    layer_s, decode_cost, prefill_cost = np.linalg.lstsq(np.array(rows), np.array(targets), rcond=None)[0]
+    return Fit(float(layer_s), float(1 / decode_cost), float(1 / prefill_cost))
+
+
+def check(fit: Fit, cluster: Cluster) -> list[Point]:
+    """Every published MI325X figure that the model speaks about, with the model's value."""
+    return [
+        Point(
+            source,
+            point,
+            side,
+            key,
+            value,
+            predict(_load(point, side), key, fit, cluster),
+            _calibrates(source, point, side, key),
+        )
+        for source, point, side, key, value in _published()
+    ]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A number of draft steps (topk 1, so steps + 1 draft tokens) and what the model expects of it."""
+
+    steps: int
+    accept_length: float
+    tpot_ms: float
+    throughput_tok_s: float
+
+
+def choices(load: Load, fit: Fit, cluster: Cluster) -> list[Choice]:
+    """All numbers of draft steps from 0, at the text of `load`, whose accept length is known at `load.steps`."""
+    alpha = acceptance_probability(load.accept_length, load.steps)
+    found = []
+    for steps in range(MAX_STEPS + 1):
+        length = sum(alpha**i for i in range(steps + 1))
+        each = Load(load.concurrency, load.input_len, load.output_len, load.precision, steps, length)
+        found.append(
+            Choice(
+                steps,
+                length,
+                predict(each, "tpot_median_ms", fit, cluster),
+                predict(each, "output_throughput_tok_s", fit, cluster),
+            )
+        )
+    return found
+
+
+def acceptance_probability(accept_length: float, steps: int) -> float:
+    """The chance that a draft token is accepted after an accepted one, if it is the same at every position."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(middle**i for i in range(steps + 1)) < accept_length:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _calibrates(source: str, point: str, side: str, key: str) -> bool:
+    return source == _CALIBRATION_SOURCE and (point, side, key) in CALIBRATION
+
+
+def _load(point: str, side: str) -> Load:
+    """The published load; without an accept length of its own a speculating side takes its point's."""
+    if side in PRECISIONS:
+        return Load(_CONCURRENCY[point], precision=side)
+    sides = published.points()[point]
+    length = next(values["accept_length"] for values in sides.values() if "accept_length" in values)
+    return Load(_CONCURRENCY[point], steps=_SPECULATIVE_STEPS, accept_length=length)
+
+
+def _published() -> Iterator[tuple[str, str, str, str, float]]:
+    known = ("tpot_median_ms", "itl_median_ms", "ttft_median_ms", "output_throughput_tok_s")
+    for name, title in (("mi325x-eagle3", "2026-06"), ("mi325x-w4a16-w4a8-w8a8", "2026-05")):
+        for point, sides in published.load(name)["points"].items():
+            for side, values in sides.items():
+                yield from ((title, point, side, key, values[key]) for key in known if key in values)
+
+
+def mean_error(points: Sequence[Point]) -> float:
+    """Mean absolute relative error of the points that were not used to calibrate."""
+    return float(np.mean([abs(point.error) for point in points if not point.calibrated]))

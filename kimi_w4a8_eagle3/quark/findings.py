@@ -1,0 +1,60 @@
+"""What a check found: one entry per kind of mistake, with the tensors it concerns counted instead of repeated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..base.errors import KimiError
+
+_EXAMPLES = 3
+
+
+@dataclass
+class Problem:
+    """One kind of mistake in a checkpoint. `tensors` are the first few names it concerns, `count` is all of them."""
+
+    check: str
+    what: str
+    where: str = ""
+    expected: str = ""
+    remedy: str = ""
+    tensors: list[str] = field(default_factory=list)
+    count: int = 1
+
+    @classmethod
+    def of(cls, check: str, error: KimiError) -> Problem:
+        """The problem that an error states."""
+        return cls(check, error.what, error.where, error.expected, error.remedy)
+
+    @property
+    def message(self) -> str:
+        """What was found, with the names of the first tensors."""
+        if not self.tensors:
+            return self.what
+        rest = f" and {self.count - len(self.tensors):,} more" if self.count > len(self.tensors) else ""
+        return f"{self.what}: {', '.join(self.tensors)}{rest}"
+
+    def error(self) -> KimiError:
+        """The same as the error that a user sees."""
+        return KimiError(self.message, self.where, self.expected, self.remedy)
+
+
+class Findings:
+    """Collects problems; those that differ only in the tensor become one."""
+
+    def __init__(self, check: str) -> None:
+        self.check = check
+        self._problems: dict[tuple[str, str], Problem] = {}
+
+    def add(self, what: str, where: object, expected: str, remedy: str = "", tensor: str | None = None) -> None:
+        """Note a mistake, of the file `where` and, if it is about one, of a tensor."""
+        problem = self._problems.get((what, expected))
+        if problem is None:
+            problem = self._problems[what, expected] = Problem(self.check, what, str(where), expected, remedy, count=0)
+        problem.count += 1
+        if tensor is not None and len(problem.tensors) < _EXAMPLES:
+            problem.tensors.append(tensor)
+
+    def problems(self) -> list[Problem]:
+        """All problems in the order in which they were first seen."""
+        return list(self._problems.values())

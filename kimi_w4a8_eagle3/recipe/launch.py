@@ -1,0 +1,396 @@
+"""Turns a recipe into the exact command and environment of a server, with a sentence for every difference.
+
+`load_recipe` reads and checks a TOML file (see `recipe_schema`); `render` applies the command line's overrides, derives
+what depends on the machine (NUMA list, memory fraction) and returns a `Launch`, which `kimi serve` prints or runs.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .. import tiny
+from ..base.errors import KimiError
+from ..gates import OUR_BACKENDS, ignored_gates, read_gates
+from ..machine.aiter_regime import Regime
+from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
+from . import vllm as vllm_serve
+from .arguments import Args, argument_groups, command_words, parse_arguments, parse_setting, show
+from .memory_plan import MemoryPlan, make_plan, number
+from .schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
+
+__all__ = [
+    "Launch",
+    "Recipe",
+    "Resolved",
+    "load_recipe",
+    "parse_arguments",
+    "recipe_names",
+    "render",
+    "resolve",
+    "with_settings",
+]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A server that can be started; it becomes words where a process is started, and nowhere before.
+
+    recipe: resolved, with the command line's overrides. args: the engine's arguments, typed, final. env: added to the
+    caller's environment. notes: one sentence for each difference from the published command and for each warning.
+    overrides: what the command line changed, as `--name value`.
+    """
+
+    recipe: Recipe
+    args: Args
+    env: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.recipe.name
+
+    @property
+    def engine(self) -> str:
+        """`sglang` or `vllm`."""
+        return self.recipe.engine
+
+    @property
+    def image(self) -> str | None:
+        """The container image of the published figures, where the recipe names one."""
+        return self.recipe.image
+
+    @property
+    def model(self) -> str:
+        """What the engine is given as model: a Hub id or a directory."""
+        return str(self.args["model" if self.engine == "vllm" else "model-path"])
+
+    @property
+    def draft(self) -> str | None:
+        """The draft model likewise; None without speculation."""
+        if self.engine == "vllm":
+            return vllm_serve.speculation(self.args).get("model")
+        draft = self.args.get("speculative-draft-model-path")
+        return None if draft is None else str(draft)
+
+    @property
+    def host(self) -> str:
+        """Where the engine listens, by its own default where nothing says so."""
+        return str(self.args.get("host", "0.0.0.0" if self.engine == "vllm" else "127.0.0.1"))
+
+    @property
+    def port(self) -> int:
+        """The engine's port, by its own default where nothing says so."""
+        return int(number(self.args, "port", vllm_serve.DEFAULT_PORT if self.engine == "vllm" else 30000))
+
+    @property
+    def tensor_parallel(self) -> int:
+        """GPUs that one engine takes."""
+        return int(number(self.args, "tensor-parallel-size" if self.engine == "vllm" else "tp-size", 1))
+
+    @property
+    def num_draft_tokens(self) -> int | None:
+        """Tokens that one verification reads; None without speculation, and for vLLM, which counts its own way."""
+        if "speculative-algorithm" not in self.args:
+            return None
+        return int(number(self.args, "speculative-num-draft-tokens", 1))
+
+    @property
+    def progress_timeout_s(self) -> float:
+        """Seconds without a token, while requests run, after which the engine counts as hung."""
+        return self.recipe.options.progress_timeout_s
+
+    @property
+    def unready_after_s(self) -> float:
+        """Seconds in which the scheduler answers nobody, after which the engine takes no new requests."""
+        return self.recipe.options.unready_after_s
+
+    @property
+    def argv(self) -> list[str]:
+        """The command line."""
+        return vllm_serve.command(self.args) if self.engine == "vllm" else _sglang_command(self.args)
+
+    @property
+    def base_url(self) -> str:
+        """Where a client on this machine reaches the server."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{host}:{self.port}"
+
+    def shell(self) -> str:
+        """The launch as lines that a shell runs: exports, then the command."""
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in self.env.items()]
+        words = ["python" if word == sys.executable else shlex.quote(word) for word in self.argv]
+        groups = argument_groups(words)
+        return "\n".join([*exports, " \\\n    ".join(groups)])
+
+    def docker(self) -> str | None:
+        """The same in the recipe's own image as one shell command; None where a recipe names no image."""
+        return None if self.image is None else vllm_serve.docker_run(self.image, self.argv, self.env)
+
+    def described(self) -> dict[str, Any]:
+        """What a person or a record of a run reads of it, as JSON types."""
+        names = ("engine", "image", "argv", "env", "model", "draft", "base_url", "notes", "overrides")
+        return {"recipe": self.name} | {name: getattr(self, name) for name in names}
+
+    def with_args(self, **changes: ArgValue) -> Launch:
+        """A copy with engine arguments replaced; `_` stands for the dash of a name."""
+        return replace(self, args=_changed(self.args, changes))
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe with the command line's overrides and its engine arguments: all that no machine changes.
+
+    published: the recipe's arguments before overrides and improvements.
+    """
+
+    recipe: Recipe
+    args: Args
+    published: Args
+    notes: list[str]
+    overrides: list[str]
+
+    def with_args(self, **changes: ArgValue) -> Resolved:
+        """A copy with engine arguments replaced; `_` stands for the dash of a name."""
+        return replace(self, args=_changed(self.args, changes))
+
+    def on(self, machine: Machine, gpu: Gpu | None = None, regime: Regime = Regime.UNKNOWN) -> Launch:
+        """The launch on `machine`; `render` explains gpu and regime."""
+        recipe, args, notes = self.recipe, dict(self.args), list(self.notes)
+        if recipe.engine == "vllm":  # sizes its own cache, so nothing is derived from the machine
+            _warn_unpinned(args, recipe, notes)
+            notes += [f"warning: {text}" for text in unmet_requirements(recipe, machine)]
+        else:
+            _derive_numa(args, self.published, machine, notes)
+            known_gpu = gpu or machine.gpu or _reference(recipe, notes)
+            _guard_memory(args, recipe, self.published, known_gpu, regime, notes)
+            _warn(args, recipe, machine, notes)
+        notes += [f"override: {text}" for text in self.overrides]
+        return Launch(recipe, args, recipe.environment, notes, list(self.overrides))
+
+
+def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = ()) -> Resolved:
+    """Apply the command line's overrides: settings as `--set` takes them, `extra` as typed after `--`.
+
+    Raises KimiError for a setting that no recipe has.
+    """
+    published, engine, notes = recipe.args, recipe.engine, list[str]()
+    typed = {f"args.{name}": value for name, value in parse_arguments(extra, engine).items()}
+    recipe = with_settings(recipe, dict(parse_setting(text, engine) for text in settings) | typed)
+    args = vllm_serve.assemble(recipe, notes) if engine == "vllm" else _assemble(recipe, notes)
+    _improve(args, recipe, notes)
+    return Resolved(recipe, args, published, notes, _overrides(engine, settings, extra))
+
+
+def render(
+    recipe: Recipe,
+    settings: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    *,
+    machine: Machine | None = None,
+    gpu: Gpu | None = None,
+    regime: Regime = Regime.UNKNOWN,
+) -> Launch:
+    """The launch of `recipe` on `machine` (detected when not given).
+
+    settings: `KEY=VALUE` as `--set` takes it; a key without a dot is an engine argument. extra: engine arguments as
+    typed after `--`. gpu: assume this GPU instead of the machine's. regime: what the installed AITER does beyond int32.
+    Raises KimiError for anything that cannot start.
+    """
+    return resolve(recipe, settings, extra).on(Machine.detect() if machine is None else machine, gpu, regime)
+
+
+def _changed(args: Args, changes: Mapping[str, ArgValue]) -> Args:
+    return {**args, **{name.replace("_", "-"): value for name, value in changes.items()}}
+
+
+def _sglang_command(args: Mapping[str, ArgValue]) -> list[str]:
+    """SGLang's launcher; on a CPU behind the module that provides the operators SGLang needs there."""
+    on_cpu = ["kimi_w4a8_eagle3.sglang_plugin.run_module"] if args.get("device") == "cpu" else []
+    return [sys.executable, "-m", *on_cpu, "sglang.launch_server", *command_words(args)]
+
+
+def _assemble(recipe: Recipe, notes: list[str]) -> Args:
+    """Published arguments, then the options; each difference leaves a note."""
+    args: Args = {"model-path": _path(recipe.model)}
+    if recipe.model.on_hub and recipe.model.revision != "main":
+        args["revision"] = recipe.model.revision
+    args.update(recipe.args)
+    if recipe.draft is not None:
+        args.setdefault("speculative-draft-model-path", _path(recipe.draft))
+        if recipe.draft.on_hub and recipe.draft.revision != "main":
+            args.setdefault("speculative-draft-model-revision", recipe.draft.revision)
+    if recipe.options.sampling == "target":
+        args["speculative-use-rejection-sampling"] = True
+        notes.append("--speculative-use-rejection-sampling: options.sampling is 'target', so temperature is honoured")
+    if recipe.options.all_reduce == "rccl":
+        args["disable-custom-all-reduce"] = True
+        notes.append(
+            "--disable-custom-all-reduce: options.all_reduce is 'rccl' (slower; avoids the custom kernel's hangs)"
+        )
+    return args
+
+
+def _improve(args: Args, recipe: Recipe, notes: list[str]) -> None:
+    """What this package changes, each with its reason."""
+    _check_golden(recipe, notes)
+    for name, improvement in recipe.improve.items():
+        args[name] = improvement.value
+        if improvement.value != "auto":
+            published = recipe.args.get(name)
+            was = "not in the published command" if published is None else f"published: {show(name, published)}"
+            notes.append(f"{show(name, improvement.value)} ({was}): {improvement.why}")
+
+
+def _check_golden(recipe: Recipe, notes: list[str]) -> None:
+    golden, most = recipe.options.golden_acceptance, recipe.args.get("speculative-num-draft-tokens")
+    if golden is None:
+        return
+    if recipe.engine != "sglang" or not isinstance(most, int) or golden > most:
+        raise KimiError(
+            f"options.golden_acceptance = {golden:g} does not fit the recipe {recipe.name!r}",
+            expected="a recipe for SGLang with speculation, and at most its draft tokens",
+        )
+    notes.append(f"warning: the accept length is fixed at {golden:g}, the texts are not the model's: benchmarks only")
+
+
+def _overrides(engine: str, settings: Sequence[str], extra: Sequence[str]) -> list[str]:
+    parsed = [parse_setting(text, engine) for text in settings]
+    shown = [show(key.removeprefix("args."), value) for key, value in parsed]
+    return shown + [show(name, value) for name, value in parse_arguments(extra, engine).items()]
+
+
+def _derive_numa(args: Args, published_args: Args, machine: Machine, notes: list[str]) -> None:
+    if args.get("numa-node") != "auto":
+        return
+    published = published_args.get("numa-node")
+    count = int(number(args, "tp-size", 1))
+    nodes = machine.numa_nodes(count)
+    if nodes is not None:
+        args["numa-node"] = nodes
+        note = "read from this machine's PCI topology"
+        notes.append(f"{show('numa-node', nodes)}: {note}" + (", as published" if nodes == published else ""))
+    elif isinstance(published, list) and len(published) == count:
+        args["numa-node"] = published
+        notes.append(
+            f"{show('numa-node', published)}: the published list, because this machine's layout is not readable"
+        )
+    else:
+        del args["numa-node"]
+        notes.append(
+            f"--numa-node left out: this machine's layout is not readable, the published list is not for {count} GPUs"
+        )
+
+
+def _guard_memory(
+    args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | None, regime: Regime, notes: list[str]
+) -> None:
+    """Resolve `mem-fraction-static = "auto"` and cap the pool so that no page offset exceeds int32."""
+    asked = args.get("mem-fraction-static")
+    if recipe.hardware.gpus == 0 or recipe.model.card is None or args.get("attention-backend") != "aiter":
+        if asked == "auto":
+            del args["mem-fraction-static"]
+            notes.append("--mem-fraction-static left to the engine: the guard knows AITER's kernels only")
+        return
+    if gpu is None:
+        raise KimiError(
+            "the GPU is unknown, so its memory cannot be divided",
+            where="mem-fraction-static = auto",
+            remedy="name it with --gpu, or give --set mem-fraction-static=FRACTION",
+        )
+    plan = make_plan(recipe, args, gpu, regime)
+    verdict = plan.verdict
+    asked_tokens = int(number(args, "max-total-tokens", verdict.max_total_tokens))
+    args["max-total-tokens"] = min(asked_tokens, verdict.max_total_tokens)
+    if asked == "auto":
+        args["mem-fraction-static"] = verdict.fraction
+    elif verdict.binding is None and asked_tokens <= verdict.max_total_tokens:
+        del args["max-total-tokens"]  # nothing to cap: the engine's own sizing stays
+        return
+    notes.append(guard_note(plan, args, published_args.get("mem-fraction-static")))
+
+
+def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgValue | None) -> str:
+    """The guard's verdict as one sentence: what is passed, what was published, which kernel limits, what it gains."""
+    verdict = plan.verdict
+    cause = "memory is the limit, no page offset exceeds int32"
+    if verdict.binding is not None:
+        cause = f"{verdict.binding.name} computes page offsets in int32 and reaches {verdict.limit:,} tokens at most"
+    gain = ""
+    if isinstance(published, float):
+        more = verdict.max_total_tokens - plan.budget.tokens(published)
+        gain = f"; {more:+,} tokens against the published {published}"
+    return (
+        f"{show('mem-fraction-static', args['mem-fraction-static'])} "
+        f"{show('max-total-tokens', args['max-total-tokens'])}: page-offset guard for {plan.gpu.name} "
+        f"({plan.gpu.hbm_gib:.0f} GiB), AITER {verdict.regime.value}: {cause}{gain}"
+    )
+
+
+def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> None:
+    """What a person should know before starting, none of which stops the start."""
+    _warn_unpinned(args, recipe, notes)
+    speculative = "speculative-algorithm" in args
+    if speculative and recipe.options.sampling == "greedy" and recipe.hardware.gpus:
+        notes.append(
+            "warning: on ROCm, SGLang verifies EAGLE3 drafts greedily whatever temperature a request asks for; "
+            "options.sampling=target makes it sample"
+        )
+    gates = read_gates(recipe.environment)
+    backend = gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0]
+    warnings = ignored_gates(gates, backend) + unmet_requirements(recipe, machine)
+    notes += [f"warning: {text}" for text in warnings]
+
+
+def _warn_unpinned(args: Args, recipe: Recipe, notes: list[str]) -> None:
+    served = {*map(str, args.values()), str(vllm_serve.speculation(args).get("model"))}
+    for checkpoint in (recipe.model, recipe.draft):
+        # One that the command line replaced is not served.
+        if checkpoint is not None and checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:
+            moving = f"the moving revision {checkpoint.revision!r}, not at a commit hash"
+            notes.append(f"warning: {checkpoint.repo} is taken at {moving}")
+
+
+def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
+    """One sentence for each hardware requirement of `recipe` that `machine` does not meet."""
+    need = recipe.hardware
+    if not need.gpus:
+        return []
+    if len(machine.devices) < need.gpus:
+        return [
+            f"this machine has {len(machine.devices)} AMD GPUs, the recipe needs {need.gpus} ({', '.join(need.arch)})"
+        ]
+    unmet = []
+    wrong = sorted({device.arch for device in machine.devices} - set(need.arch))
+    if wrong:
+        unmet.append(f"the GPUs are {', '.join(wrong)}, the recipe is made for {', '.join(need.arch)}")
+    least = min(device.hbm_bytes for device in machine.devices[: need.gpus]) / GIB
+    if least < 0.95 * need.hbm_gib:  # the driver keeps a few GiB for itself
+        unmet.append(f"a GPU here has {least:.0f} GiB of memory, the recipe is made for {need.hbm_gib:.0f}")
+    return unmet
+
+
+def _reference(recipe: Recipe, notes: list[str]) -> Gpu | None:
+    if recipe.hardware.reference is None:
+        return None
+    gpu = gpu_by_name(recipe.hardware.reference)
+    notes.append(
+        f"no known GPU here: memory is computed for the recipe's reference, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
+    )
+    return gpu
+
+
+def _path(checkpoint: Checkpoint) -> str:
+    """What the engine is given as model path: a Hub id, a directory, or where a built-in model lies."""
+    if not checkpoint.repo.startswith("builtin:"):
+        return checkpoint.repo
+
+    builders = {"builtin:tiny": "target_path", "builtin:tiny-draft": "draft_path"}
+    if checkpoint.repo not in builders:
+        raise KimiError(f"unknown built-in model {checkpoint.repo!r}", expected=", ".join(builders))
+    return str(getattr(tiny, builders[checkpoint.repo])())

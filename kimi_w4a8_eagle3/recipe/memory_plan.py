@@ -1,0 +1,291 @@
+"""What a served model takes of each GPU: weights by kind, KV pools, graphs and reserve, from configs alone.
+
+Weights follow how SGLang splits them over TP: column/row-parallel matrices by `tp`; latent down-projections, router
+gates, norms and the vision tower stay whole on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+
+from ..base.errors import KimiError
+from ..base.names import nearest
+from ..base.resources import operator_dir
+from ..machine.aiter_regime import Regime
+from ..machine.hardware import Gpu
+from ..machine.page_guard import Budget, KvShape, PagedKernel, Verdict, decide, kv_shape, paged_kernels
+from .schema import ArgValue, Recipe
+
+DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+# SGLang 0.5.23's own estimate of graph memory: 2 MiB a captured request, and 1.5 GiB for an MLA model's prefill graphs.
+GRAPH_BYTES_PER_REQUEST = 2 << 20
+GRAPH_BYTES_MLA_PREFILL = 3 << 29
+GRAPH_MAX_REQUESTS = 512
+CEILING = 0.90  # the fraction published for the recipe without speculation
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A model's config and the width of its stored weights.
+
+    bits: the width of single kinds of weights (as `target_weights` and `draft_weights` name them), where it is not
+    `other_bits`.
+    """
+
+    name: str
+    config: dict[str, Any]
+    routed_expert_bits: float
+    other_bits: float
+    bits: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def packaged(cls, name: str) -> ModelCard:
+        """The card `launch/models/<name>.json`."""
+        folder = operator_dir("launch/models")
+        names = sorted(path.stem for path in folder.glob("*.json"))
+        if name not in names:
+            raise KimiError(f"unknown model card {name!r}{nearest(name, names)}", expected=", ".join(names))
+        table = json.loads((folder / f"{name}.json").read_text())
+        return cls(name, table["config"], table["routed_expert_bits"], table["other_bits"], table.get("bits", {}))
+
+    @classmethod
+    def of(cls, path: str, revision: str, name: str) -> ModelCard:
+        """The card of what is served: the config.json at `path` or in the Hub's cache, else the packaged card."""
+        folder = Path(path).expanduser()
+        if (folder / "config.json").is_file():
+            return cls.from_directory(folder)
+        if path.count("/") == 1 and not path.startswith(("/", ".", "~")):
+            cached = try_to_load_from_cache(path, "config.json", revision=revision)
+            if isinstance(cached, str):
+                return cls.from_directory(Path(cached).parent)
+        return cls.packaged(name)
+
+    @classmethod
+    def from_directory(cls, path: Path) -> ModelCard:
+        """The card of a downloaded checkpoint: its config.json, and its experts' width by how they are quantized."""
+        file = path / "config.json"
+        if not file.is_file():
+            raise KimiError("no config.json", where=str(path), expected="a checkpoint directory")
+        try:
+            config = json.loads(file.read_text())
+        except json.JSONDecodeError as error:
+            raise KimiError(f"not valid JSON: {error}", where=str(file)) from None
+        return cls(path.name, config, _expert_bits(config), 16)
+
+
+def target_weights(card: ModelCard, tp: int) -> dict[str, int]:
+    """Bytes per rank of a MoE model with latent (Kimi-K2.5) or grouped-query attention (MiniMax-M2.5), by kind."""
+    text = _moe_names(card.config.get("text_config", card.config))
+    try:
+        parts = _target_elements(text, tp)
+    except KeyError as error:
+        raise KimiError(
+            f"config.json lacks {error}", where=card.name, expected="a MoE model like Kimi-K2.5 or MiniMax-M2.5"
+        ) from None
+    width = card.other_bits / 8
+    weights = {kind: math.ceil(count * card.bits.get(kind, card.other_bits) / 8) for kind, count in parts.items()}
+    moe_layers = text["num_hidden_layers"] - text["first_k_dense_replace"]
+    experts = moe_layers * text["n_routed_experts"]
+    inter = math.ceil(text["moe_intermediate_size"] / tp)
+    weights["routed experts"] = int(experts * 3 * text["hidden_size"] * inter * card.routed_expert_bits / 8)
+    if card.routed_expert_bits == 4:
+        weights["expert scales"] = experts * (2 * inter + text["hidden_size"]) * 4  # one float32 per output channel
+    weights["vision"] = math.ceil(_vision_elements(card.config.get("vision_config"), text["hidden_size"]) * width)
+    return {kind: size for kind, size in weights.items() if size}
+
+
+def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
+    """Bytes per rank of an EAGLE3 draft: Llama layers over [embedding, hidden], `fc`, lm_head; embedding shared."""
+    c = card.config.get("text_config", card.config)
+    hidden, head = c["hidden_size"], c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    heads = c["num_attention_heads"] / tp
+    kv_heads = max((c.get("num_key_value_heads") or c["num_attention_heads"]) / tp, 1)
+    qkv = 2 * hidden * (heads + 2 * kv_heads) * head
+    layer = qkv + heads * head * hidden + 3 * hidden * c["intermediate_size"] / tp
+    fc = 3 * c.get("target_hidden_size", hidden) * hidden  # not split by SGLang
+    lm_head = (c.get("draft_vocab_size") or c["vocab_size"]) * hidden / tp
+    layers = layer * c["num_hidden_layers"] * card.bits.get("draft layer", card.other_bits)
+    return {"draft": math.ceil((layers + (fc + lm_head) * card.other_bits) / 8)}
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of one GPU when a recipe serves on it. All sizes in bytes."""
+
+    recipe: str
+    gpu: Gpu
+    tp: int
+    weights: dict[str, int]
+    target_kv: KvShape
+    draft_kv: KvShape | None
+    budget: Budget
+    kernels: list[PagedKernel]
+    verdict: Verdict
+    engine: str = "sglang"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the KV pool."""
+        return self.verdict.max_total_tokens
+
+    @property
+    def segments(self) -> dict[str, int]:
+        """Every part of the memory, in the order in which it is allocated; they sum to the GPU's HBM."""
+        parts = dict(self.weights)
+        parts["target KV"] = self.tokens * self.target_kv.bytes_per_token
+        if self.draft_kv is not None:
+            parts["draft KV"] = self.tokens * self.draft_kv.bytes_per_token
+        if self.engine == "sglang":
+            parts["graphs"] = GRAPH_MAX_REQUESTS * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL
+        parts["reserve"] = self.gpu.hbm_bytes - sum(parts.values())
+        return parts
+
+    def requests(self, input_len: int = 10240, output_len: int = 512) -> int:
+        """Requests of this length whose KV cache fits at once."""
+        return self.tokens // (input_len + output_len)
+
+    @property
+    def engine_cell_bytes(self) -> int:
+        """Bytes per token that SGLang 0.5.23 divides by: it takes a draft layer for as large as a target layer."""
+        cell = self.target_kv.bytes_per_token
+        if self.draft_kv is None:
+            return cell
+        return cell + cell * self.draft_kv.layers // self.target_kv.layers
+
+    def engine_tokens(self, fraction: float) -> int:
+        """Tokens that SGLang 0.5.23 itself would size for `fraction`, without a cap."""
+        return max(int(self.gpu.hbm_bytes * fraction) - self.budget.weight_bytes, 0) // self.engine_cell_bytes
+
+
+def make_plan(
+    recipe: Recipe,
+    args: Mapping[str, ArgValue],
+    gpu: Gpu,
+    regime: Regime,
+    target: ModelCard | None = None,
+    draft: ModelCard | None = None,
+) -> MemoryPlan:
+    """The plan of `recipe` with engine arguments `args`; cards come with the package unless given.
+
+    Raises KimiError when the recipe names no model card or the weights do not fit.
+    """
+    if target is None and recipe.model.card is None:
+        raise KimiError(f"recipe {recipe.name!r} names no model card", expected="model.card, or a model directory")
+    if target is None:
+        path = str(args.get("model-path", args.get("model", recipe.model.repo)))
+        target = ModelCard.of(path, recipe.model.revision, str(recipe.model.card))
+    if draft is None and recipe.draft is not None and recipe.draft.card is not None:
+        path = str(args.get("speculative-draft-model-path", recipe.draft.repo))
+        draft = ModelCard.of(path, recipe.draft.revision, recipe.draft.card)
+    args = _names_of_sglang(args)
+    tp = int(number(args, "tp-size", 1))
+    page_size = int(number(args, "page-size", 1))
+    weights = target_weights(target, tp) | (draft_weights(draft, tp) if draft else {})
+    target_kv = kv_shape(target.config, tp, _kv_dtype_bytes(args, "kv-cache-dtype"))
+    draft_kv = kv_shape(draft.config, tp, _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")) if draft else None
+    shapes = [shape for shape in (target_kv, draft_kv) if shape is not None]
+    # The guard reads the kernels that SGLang takes; those of other engines are not known to it.
+    kernels = paged_kernels(shapes, regime) if recipe.engine == "sglang" else []
+    budget = Budget(gpu.hbm_bytes, sum(weights.values()), sum(shape.bytes_per_token for shape in shapes), page_size)
+    verdict = decide(budget, kernels, regime, _ceiling(args))
+    return MemoryPlan(recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, kernels, verdict, recipe.engine)
+
+
+def _names_of_sglang(args: Mapping[str, ArgValue]) -> Mapping[str, ArgValue]:
+    """vLLM's names for what a plan reads, by SGLang's names."""
+    same = {"tensor-parallel-size": "tp-size", "gpu-memory-utilization": "mem-fraction-static"}
+    return {same.get(name, name): value for name, value in args.items()}
+
+
+def number(args: Mapping[str, ArgValue], name: str, default: float, most: float | None = None) -> float:
+    """The engine argument `name` as a positive number; raises KimiError when it is something else."""
+    value = args.get(name, default)
+    try:
+        found = float(str(value))
+    except ValueError:
+        found = 0.0
+    if found <= 0 or (most is not None and found > most):
+        expected = "a positive number" + ("" if most is None else f" up to {most:g}")
+        raise KimiError(f"--{name} {value} cannot be used", where="engine arguments", expected=expected)
+    return found
+
+
+def _ceiling(args: Mapping[str, ArgValue]) -> float:
+    asked = args.get("mem-fraction-static", "auto")
+    return CEILING if asked == "auto" else number(args, "mem-fraction-static", CEILING, most=1)
+
+
+def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:
+    dtype = str(args.get(name, args.get("kv-cache-dtype", "auto")))
+    if dtype not in DTYPE_BYTES:
+        raise KimiError(
+            f"KV dtype {dtype!r} is not known to the guard", where=f"--{name}", expected=", ".join(DTYPE_BYTES)
+        )
+    return DTYPE_BYTES[dtype]
+
+
+def _target_elements(c: Mapping[str, Any], tp: int) -> dict[str, float]:
+    """Elements per rank of everything that is stored in 16 bits."""
+    hidden, layers = c["hidden_size"], c["num_hidden_layers"]
+    moe_layers = layers - c["first_k_dense_replace"]
+    attention = layers * (_latent_attention(c, tp) if c.get("kv_lora_rank") else _grouped_attention(c, tp))
+    embeddings = c["vocab_size"] * hidden / tp
+    return {
+        "attention": attention + layers * 2 * hidden,
+        "dense MLP": c["first_k_dense_replace"] * 3 * hidden * c["intermediate_size"] / tp,
+        "shared experts": moe_layers * c["n_shared_experts"] * 3 * hidden * c["moe_intermediate_size"] / tp,
+        "router": moe_layers * c["n_routed_experts"] * hidden,
+        "embeddings, lm_head": embeddings * (1 if c.get("tie_word_embeddings") else 2),
+    }
+
+
+def _latent_attention(c: Mapping[str, Any], tp: int) -> float:
+    """Elements per rank of one MLA layer.
+
+    kv_b counts twice: its two halves are kept a second time in the layout that MLA decode absorbs.
+    """
+    hidden, heads, q_rank = c["hidden_size"], c["num_attention_heads"], c.get("q_lora_rank") or 0
+    latents = hidden * (q_rank + c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    q = (q_rank or hidden) * heads * (c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
+    kv_b = c["kv_lora_rank"] * heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
+    out = heads * c["v_head_dim"] * hidden
+    return latents + (q + 2 * kv_b + out) / tp
+
+
+def _grouped_attention(c: Mapping[str, Any], tp: int) -> float:
+    """Elements per rank of one layer of grouped-query attention; KV heads are repeated when TP exceeds them."""
+    heads, head = c["num_attention_heads"] / tp, c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    kv_heads = max((c.get("num_key_value_heads") or c["num_attention_heads"]) / tp, 1)
+    return 2 * c["hidden_size"] * (heads + kv_heads) * head
+
+
+def _moe_names(text: Mapping[str, Any]) -> dict[str, Any]:
+    """MiniMax's names for the sizes of a mixture of experts, by DeepSeek's: every layer is one, none is shared."""
+    if "num_local_experts" not in text:
+        return dict(text)
+    same = {"n_routed_experts": text["num_local_experts"], "moe_intermediate_size": text["intermediate_size"]}
+    return {"first_k_dense_replace": 0, "n_shared_experts": 0, **same, **text}
+
+
+def _expert_bits(config: Mapping[str, Any]) -> float:
+    """Stored bits of a routed expert's weight: INT4, MXFP4 (an 8-bit scale for 32 values), FP8, else 16."""
+    quantization = json.dumps(config.get("quantization_config", {})).lower()
+    widths = {"int4": 4.0, "fp4": 4.25, "fp8": 8.0}
+    return next((bits for name, bits in widths.items() if name in quantization), 16.0)
+
+
+def _vision_elements(vision: Mapping[str, Any] | None, text_hidden: int) -> int:
+    """A ViT and the two-layer projector that merges patches into the text width; whole on every rank."""
+    vision = {name.removeprefix("vt_"): value for name, value in (vision or {}).items()}  # both spellings exist
+    if "num_hidden_layers" not in vision:
+        return 0
+    hidden, inter = vision["hidden_size"], vision["intermediate_size"]
+    merged = hidden * math.prod(vision.get("merge_kernel_size", [1]))
+    return vision["num_hidden_layers"] * (4 * hidden**2 + 2 * hidden * inter) + merged**2 + merged * text_hidden

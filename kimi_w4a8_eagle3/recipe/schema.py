@@ -1,0 +1,257 @@
+"""A recipe = model + draft + engine arguments + environment, read from `launch/recipes/*.toml` and checked.
+
+`[args]` holds the published command argument for argument; `[improve]` holds what this package changes and why, so
+that every difference from the published command is explained where it is made. `recipes.render` turns a recipe into a
+command.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ..base.errors import KimiError
+from ..base.names import nearest
+from ..base.resources import operator_dir
+from .router_settings import RouterSettings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ArgValue = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, bool | int | float | str]
+MAX_EXTENDS = 8
+# How SGLang fixes the accept length: drafts of the real draft model, accepted to match the length on average.
+FIXED_ACCEPTANCE = {
+    "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+    "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Checkpoint(_Strict):
+    """A model on the Hub (`owner/name`), a local directory, or `builtin:<name>`."""
+
+    repo: str
+    revision: str = "main"
+    card: str | None = Field(default=None, description="architecture facts in launch/models/<card>.json")
+
+    @property
+    def pinned(self) -> bool:
+        """True when the revision is a full commit hash, so that a second download gives the same bytes."""
+        return len(self.revision) == 40 and all(c in "0123456789abcdef" for c in self.revision)
+
+    @property
+    def on_hub(self) -> bool:
+        """True for `owner/name`; False for a directory or a built-in model."""
+        return not self.repo.startswith(("builtin:", "/", ".", "~"))
+
+
+class Improvement(_Strict):
+    """One argument that differs from the published command, and the reason."""
+
+    value: ArgValue
+    why: str = Field(min_length=10)
+
+
+class Options(_Strict):
+    """Choices that become engine arguments, named after what they mean."""
+
+    sampling: Literal["greedy", "target"] = "greedy"
+    all_reduce: Literal["custom", "rccl"] = "custom"
+    progress_timeout_s: float = Field(default=900, gt=0)
+    # A scheduler goes round its loop once a forward pass, and the longest pass is one chunk of a prefill.
+    unready_after_s: float = Field(default=20, gt=0)
+    golden_acceptance: float | None = Field(default=None, ge=1, description="a fixed accept length, benchmarks only")
+
+
+class Hardware(_Strict):
+    """What the recipe needs; `gpus = 0` runs on a CPU."""
+
+    arch: list[str] = []
+    gpus: int = Field(default=0, ge=0)
+    hbm_gib: float = Field(default=0, ge=0)
+    reference: str | None = Field(default=None, description="GPU assumed by --dry-run and `kimi plan` without one")
+
+
+def _scalar_to_text(value: Any) -> Any:
+    """Environment values are text; `false` removes an inherited variable."""
+    if isinstance(value, bool):
+        return value
+    return str(value) if isinstance(value, int | float) else value
+
+
+EnvValue = Annotated[str | Literal[False], BeforeValidator(_scalar_to_text)]
+
+
+class Recipe(_Strict):
+    """One way to serve the model, fully resolved (no `extends` left)."""
+
+    name: str
+    summary: str
+    engine: Literal["sglang", "vllm"]
+    image: str | None = Field(default=None, description="container image that the published figures come from")
+    model: Checkpoint
+    draft: Checkpoint | None = None
+    args: dict[str, ArgValue] = {}
+    improve: dict[str, Improvement] = {}
+    options: Options = Options()
+    router: RouterSettings = Field(default=RouterSettings(), description="used by --replicas and `kimi route`")
+    env: dict[str, EnvValue] = {}
+    hardware: Hardware = Hardware()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the engine starts with."""
+        golden = self.options.golden_acceptance
+        fixed = {} if golden is None else {"SGLANG_SIMULATE_ACC_LEN": f"{golden:g}", **FIXED_ACCEPTANCE}
+        return {name: value for name, value in self.env.items() if value is not False} | fixed
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether engines keep the KV of prefixes, which is what a cache-aware router goes by."""
+        return self.args.get("disable-radix-cache") is not True
+
+    def without_speculation(self) -> Recipe:
+        """The same recipe without its draft and the engine's `speculative-*` arguments: the other side of an A/B."""
+
+        def kept(table: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in table.items() if not name.startswith("speculative-")}
+
+        return self.model_copy(update={"draft": None, "args": kept(self.args), "improve": kept(self.improve)})
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(path.stem for path in operator_dir("launch/recipes").glob("*.toml"))
+
+
+def load_recipe(name_or_path: str | Path) -> Recipe:
+    """Read a recipe by name (`eagle3-opt`) or from a TOML file.
+
+    Raises KimiError for an unknown name, a TOML mistake, an unknown key (with the nearest valid one) or a bad value.
+    """
+    path = _find(str(name_or_path))
+    table = _resolve(path, depth=0)
+    try:
+        return Recipe.model_validate({"name": path.stem, **table})
+    except ValidationError as error:
+        raise _explain(error, path) from None
+
+
+def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
+    """A copy of `recipe` with dotted keys replaced, for example `{"options.sampling": "target", "args.port": 8000}`.
+
+    An argument given here also replaces an improvement of the same name. Raises KimiError like `load_recipe`.
+    """
+    table = recipe.model_dump(exclude={"name"}, exclude_none=True)
+    for key, value in settings.items():
+        section, _, rest = key.partition(".")
+        if not rest:
+            raise KimiError(f"setting {key!r} has no section", where="--set", expected="SECTION.KEY=VALUE")
+        if section == "args":
+            table["improve"].pop(rest, None)
+            name, _, inner = rest.partition(".")
+            if inner and isinstance(table["args"].get(name), dict):
+                table["args"][name] = _merge(table["args"][name], _nested(inner.split("."), _number(value)))
+            else:
+                table["args"][rest] = value
+        elif section == "env":
+            table["env"][rest] = value
+        else:
+            table = _merge(table, _nested(key.split("."), value))
+    try:
+        return Recipe.model_validate({"name": recipe.name, **table})
+    except ValidationError as error:
+        raise _explain(error, Path("--set")) from None
+
+
+def _find(name: str) -> Path:
+    if name.endswith(".toml") or "/" in name:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise KimiError(f"no recipe file {name}", where="--recipe", expected="a TOML file or a recipe name")
+        return path
+    names = recipe_names()
+    if name not in names:
+        raise KimiError(f"unknown recipe {name!r}{nearest(name, names)}", where="--recipe", expected=", ".join(names))
+    return operator_dir("launch/recipes") / f"{name}.toml"
+
+
+def _resolve(path: Path, depth: int) -> dict[str, Any]:
+    """The file's table merged over the table it extends (found beside it first, then among the packaged ones)."""
+    if depth > MAX_EXTENDS:
+        raise KimiError("recipes extend each other in a circle", where=str(path))
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise KimiError(f"not valid TOML: {error}", where=str(path)) from None
+    parent_name = table.pop("extends", None)
+    if parent_name is None:
+        return table
+    if not isinstance(parent_name, str):
+        raise KimiError("`extends` must be a recipe name", where=str(path), expected='extends = "w4a8"')
+    beside = path.parent / f"{parent_name}.toml"
+    parent = _resolve(beside if beside.is_file() else _find(parent_name), depth + 1)
+    return _merge({key: value for key, value in parent.items() if key != "summary"}, table)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Tables merge key by key, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both_tables else value
+    return merged
+
+
+def _nested(keys: list[str], value: Any) -> dict[str, Any]:
+    return {keys[0]: value if len(keys) == 1 else _nested(keys[1:], value)}
+
+
+def _number(value: Any) -> Any:
+    """Inside a table that becomes JSON a number is not text, however it was typed."""
+    try:
+        return int(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _explain(error: ValidationError, path: Path) -> KimiError:
+    """The first mistake of a pydantic report as one sentence."""
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    dotted = ".".join(location)
+    if first["type"] == "extra_forbidden":
+        valid = _valid_keys(location[:-1])
+        return KimiError(
+            f"unknown key {dotted!r}{nearest(location[-1], valid)}",
+            where=str(path),
+            expected="one of " + ", ".join(valid),
+        )
+    if first["type"] == "missing":
+        return KimiError(f"the key {dotted!r} is missing", where=str(path))
+    return KimiError(
+        f"{dotted}: {first['msg']}", where=str(path), expected=str(first.get("ctx", {}).get("expected", ""))
+    )
+
+
+def _valid_keys(parents: list[str]) -> list[str]:
+    tables: dict[str, type[BaseModel]] = {
+        "model": Checkpoint,
+        "draft": Checkpoint,
+        "improve": Improvement,
+        "options": Options,
+        "router": RouterSettings,
+        "hardware": Hardware,
+    }
+    model = tables[parents[0]] if parents else Recipe
+    names = [name for name in model.model_fields if name != "name"]
+    return names if parents else [*names, "extends"]

@@ -1,0 +1,57 @@
+"""Everything that is concluded from runs, computed once: tables, page and plots read it and compute nothing again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..bench.runs import Groups, Run, grouped
+from . import against_published, long_input, speedup
+from .against_published import Comparison, PerGpu
+from .changes import Row, compare_sides
+from .long_input import LongInput
+from .speedup import Speedup
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What `runs` say together. base: the side that others are compared with; by default the first measured."""
+
+    runs: Sequence[Run]
+    base: str | None = None
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The usable measurements of each workload and concurrency, by side."""
+        return grouped(self.runs)
+
+    @cached_property
+    def changes(self) -> list[Row]:
+        """Side against side."""
+        return compare_sides(self.groups, self.base)
+
+    @cached_property
+    def against_published(self) -> list[Comparison]:
+        """Against the published figures."""
+        return against_published.compare(self.groups)
+
+    @cached_property
+    def per_gpu(self) -> list[PerGpu]:
+        """Output tokens a second and GPU beside the published ones."""
+        return against_published.compare_per_gpu(self.groups)
+
+    @cached_property
+    def measured_speedups(self) -> dict[tuple[str, int, str], Speedup]:
+        """By workload, concurrency and side."""
+        return speedup.measured(self.groups)
+
+    @cached_property
+    def speedups(self) -> list[Speedup]:
+        """Measured and published."""
+        return [*self.measured_speedups.values(), *speedup.from_published()]
+
+    @cached_property
+    def long_inputs(self) -> list[LongInput]:
+        """The cost of a token by input length, where several were measured."""
+        return long_input.rows(self.groups, self.measured_speedups)

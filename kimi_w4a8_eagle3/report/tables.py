@@ -1,0 +1,182 @@
+"""Results as tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..base.console import table_console
+from ..base.errors import KimiError
+from ..bench.measure import Measurement
+from ..bench.runs import Cell
+from ..bench.statistics import METRICS, Interval, Metric
+from ..predict.predict import Choice, Fit, Load, Point, mean_error
+from .against_published import PerGpu
+from .analysis import Analysis
+
+
+def print_figures(analysis: Analysis, console: Console | None = None) -> None:
+    """The figures of runs, what the servers say, and the published comparison."""
+    console = console or table_console()
+    for sides in analysis.groups.values():
+        for cell in sides.values():
+            console.print(_figures(cell))
+            _facts(cell.measurements[0], console)
+    if analysis.against_published:
+        table = Table("published", "figure", "published", "measured", "difference", "what it means", title_style="bold")
+        for each in analysis.against_published:
+            table.add_row(
+                f"{each.workload} {each.side}",
+                each.metric.title,
+                number(each.published, each.metric),
+                number(each.measured.value, each.metric),
+                f"{each.difference:+.1%}",
+                each.verdict,
+            )
+        console.print(table)
+    print_per_gpu(analysis.per_gpu, console)
+    for run in analysis.runs:
+        for refused, reason in run.refused:
+            console.print(f"[red]left out[/] {refused.workload.name}, {refused.side}: {reason}")
+        console.print(f"Everything is in {run.folder}; `kimi report {run.folder}` makes a page of it", markup=False)
+
+
+def print_per_gpu(rows: Sequence[PerGpu], console: Console) -> None:
+    """Output tokens a second and GPU beside the published ones, where the server's GPUs are known."""
+    if not rows:
+        return
+    table = Table("workload", "concurrency", "GPUs", "measured", "published", "difference", "what it means")
+    table.title, table.title_style = "output tok/s/GPU", "bold"
+    for row in rows:
+        published = "" if row.published is None else f"{row.published:,.1f}"
+        difference = "" if row.difference is None else f"{row.difference:+.1%}"
+        counts = (str(row.concurrency), str(row.gpus))
+        table.add_row(f"{row.workload} {row.side}", *counts, f"{row.measured:,.1f}", published, difference, row.verdict)
+    console.print(table)
+
+
+def print_comparison(analysis: Analysis) -> None:
+    """Every side against the base, figure by figure; refused measurements with their reason.
+
+    Raises KimiError when the runs have no two sides of one workload.
+    """
+    console = table_console()
+    for run in analysis.runs:
+        if run.result.status != "complete":
+            console.print(f"[yellow]warning:[/] {run.name} is {run.result.status}: {escape(run.result.reason)}")
+        for refused, reason in run.refused:
+            console.print(f"[red]left out[/] {run.name}: {refused.workload.name}, {refused.side}: {escape(reason)}")
+    if not analysis.changes:
+        raise KimiError(
+            "nothing to compare",
+            where=", ".join(str(run.folder) for run in analysis.runs),
+            expected="usable measurements of one workload and concurrency on at least two sides",
+            remedy="run the same workload on another recipe, or use `kimi bench ab`",
+        )
+    for key, group in groupby(analysis.changes, key=lambda row: (row.workload, row.concurrency, row.a, row.b)):
+        name, concurrency, a, b = key
+        members = list(group)
+        title = f"{name}, concurrency {concurrency}: {b} over {a}" + (" (env-only delta)" * members[0].env_only)
+        table = Table("figure", a, b, "ratio [95% interval]", "verdict", title=title, title_style="bold")
+        for row in members:
+            table.add_row(
+                row.metric.title,
+                number(row.value_a.value, row.metric),
+                number(row.value_b.value, row.metric),
+                _ratio(row.change),
+                row.verdict,
+            )
+        console.print(table)
+
+
+def _ratio(change: Interval) -> str:
+    if change.low is None or change.high is None:
+        return f"{change.value:.3f}"
+    return f"{change.value:.3f} [{change.low:.3f}, {change.high:.3f}]"
+
+
+def print_model(fit: Fit, points: Sequence[Point]) -> None:
+    """The fitted unknowns, and every published figure beside the model's."""
+    console = table_console()
+    table = Table("article", "point", "figure", "published", "model", "error", title="8x MI325X, 10240 in / 512 out")
+    for each in points:
+        metric = METRICS[each.key]
+        error = "calibrated" if each.calibrated else f"{each.error:+.1%}"
+        values = (number(each.published, metric), number(each.predicted, metric))
+        table.add_row(each.source, f"{each.point} {each.side}", metric.title, *values, error)
+    console.print(table)
+    console.print(
+        f"fitted: {fit.layer_s * 1e6:.0f} us a layer and step, decode at {fit.decode_efficiency:.0%} and prefill at "
+        f"{fit.prefill_efficiency:.0%} of the peaks; mean error of the {sum(not p.calibrated for p in points)} other "
+        f"points: {mean_error(points):.1%}"
+    )
+
+
+def print_choices(load: Load, found: Sequence[Choice]) -> None:
+    """Draft steps from 0 up, the best one marked."""
+    console = table_console()
+    best = max(found, key=lambda choice: choice.throughput_tok_s)
+    title = (
+        f"concurrency {load.concurrency}, {load.input_len} in / {load.output_len} out, text accepted at "
+        f"{load.accept_length:.2f} with {load.steps} draft steps"
+    )
+    table = Table("draft steps", "draft tokens", "accept length", "TPOT", "output throughput", "", title=title)
+    for each in found:
+        tokens = str(each.steps + 1) if each.steps else "no speculation"
+        values = (f"{each.accept_length:.2f}", f"{each.tpot_ms:.2f} ms", f"{each.throughput_tok_s:,.0f} tok/s")
+        table.add_row(str(each.steps), tokens, *values, "best" if each is best else "")
+    console.print(table)
+
+
+def number(value: float, metric: Metric) -> str:
+    """A figure with its unit and three significant digits or more."""
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
+    return f"{value:,.{digits}f} {metric.unit}"
+
+
+def interval(found: Interval, metric: Metric) -> str:
+    """A figure with its 95% interval where there is one."""
+    if found.low is None or found.high is None:
+        return number(found.value, metric)
+    low, high = (number(bound, metric).removesuffix(f" {metric.unit}") for bound in (found.low, found.high))
+    return f"{number(found.value, metric)} [{low}, {high}]"
+
+
+def _figures(cell: Cell) -> Table:
+    title = f"{cell.workload.name}, concurrency {cell.concurrency}, {cell.side}"
+    table = Table(title=title, title_style="bold")
+    table.add_column("figure")
+    table.add_column("measured [95% interval]", justify="right")
+    for key, metric in METRICS.items():
+        table.add_row(metric.title, interval(cell.figures[key], metric))
+    return table
+
+
+def _facts(found: Measurement, console: Console) -> None:
+    """Acceptance, server and text, one line each."""
+    if found.acceptance is not None:
+        accepted = found.acceptance
+        detail = ", ".join(f"{share:.0%}" for share in accepted.per_position)
+        positions = f"; accepted at draft position 1, 2, ...: {detail} ({found.probes} probes)" if detail else ""
+        console.print(
+            f"accept length {accepted.length:.3f} over {accepted.steps:,} verify steps, "
+            f"accept rate {accepted.rate:.1%}{positions}"
+        )
+    if (server := found.server) is not None:
+        console.print(
+            f"server: KV use up to {server.kv_usage_peak:.1%}, queue up to {server.queued_peak:.0f}, "
+            f"retracted {server.retracted:.0f}; a request: {_seconds('queue', server.queue_s)}, "
+            f"{_seconds('prefill', server.prefill_s)}, {_seconds('decode', server.decode_s)}"
+        )
+    if found.text is not None and found.text.warning:
+        console.print(f"[yellow]warning:[/] {found.text.warning}")
+    for note in found.notes:
+        console.print(f"[yellow]note:[/] {note}")
+
+
+def _seconds(name: str, value: float | None) -> str:
+    return f"{name} not reported" if value is None else f"{name} {value:.3f} s"

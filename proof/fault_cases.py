@@ -1,0 +1,529 @@
+"""The faults of proof/faults.py: each breaks a real fleet under load and says what clients saw and what was left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.prometheus import Reading
+from kimi_w4a8_eagle3.engine.process import free_port
+from proof.load.load import Load, Summary, forbidden, summarize, write_records
+from proof.load.load_questions import Question, endless_question, known_questions
+from proof.load.load_request import Client, Manner, Outcome, Record
+from proof.load.served import ServedFleet
+
+CLIENTS = 6
+STALL_S = 15
+FLEET = ("--set", f"options.progress_timeout_s={STALL_S}")
+_BEFORE_S = 4.0
+_AFTER_S = 4.0
+_NOTICE_S = 240.0
+_WHOLE_S = 900.0
+_VISIBLE = frozenset({Outcome.OK, Outcome.CUT, Outcome.FAILED, Outcome.REFUSED})
+_ONLY_OK = frozenset({Outcome.OK})
+
+
+@dataclass
+class Row:
+    """What one fault did. problems: why the case failed; empty when it passed."""
+
+    clients: str = ""
+    detected_s: float | None = None
+    whole_s: float | None = None
+    left: str = "nothing"
+    remark: str = ""
+    problems: list[str] = field(default_factory=list)
+
+    def expect(self, condition: bool, problem: str) -> None:
+        """Note a problem unless the condition holds."""
+        if not condition:
+            self.problems.append(problem)
+
+    def judge(self, records: Sequence[Record], allowed: frozenset[Outcome]) -> None:
+        """Count what clients saw; a wrong or shortened answer, or an outcome that is not allowed, is a problem."""
+        found = Counter(record.outcome for record in records)
+        self.clients = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.most_common())
+        for record in forbidden(records):
+            self.problems.append(f"{record.outcome.value}: {record.detail}")
+        others = {outcome: number for outcome, number in found.items() if outcome not in allowed}
+        self.expect(not others, f"not expected: {', '.join(f'{n} {o.value}' for o, n in others.items())}")
+        self.expect(found[Outcome.OK] > 0, "no request was answered")
+
+
+class Stage:
+    """A running fleet, the questions whose answers are known, and where records go."""
+
+    def __init__(self, fleet: ServedFleet, folder: Path) -> None:
+        self.fleet, self.folder = fleet, folder
+        self._http = httpx.Client(timeout=20.0)  # making one costs more than a request
+        fleet.wait_whole(_WHOLE_S)
+        self.questions = known_questions(fleet.base_url)
+
+    def load(self, clients: int = CLIENTS, **options: object) -> Load:
+        """A load of ordinary clients."""
+        return Load(self.fleet.base_url, self.questions, clients, hang_s=240.0, **options)  # type: ignore[arg-type]
+
+    def endless(self, tokens: int) -> Question:
+        """A request that runs for so many tokens."""
+        return endless_question(self.questions[0].model, tokens)
+
+    def engines(self) -> list[str]:
+        """Addresses of the engines behind the router."""
+        return [entry["base_url"] for entry in self.fleet.status()["replicas"]]
+
+    def count(self, metric: str) -> float:
+        """Sum of one of SGLang's metrics over the engines."""
+        texts = (self._http.get(f"{url}/metrics").text for url in self.engines())
+        return sum(Reading.parse(text).total(metric) or 0.0 for text in texts)
+
+    def wait_idle(self, timeout_s: float = 60.0) -> float:
+        """Seconds until no engine runs a request; the time limit when one still does."""
+        began = time.monotonic()
+        while time.monotonic() - began < timeout_s:
+            if self.count("sglang:num_running_reqs") == 0:
+                return time.monotonic() - began
+            time.sleep(0.1)
+        return timeout_s
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault. own_fleet: it ends the fleet, or needs another one than the rest."""
+
+    name: str
+    title: str
+    run: Callable[[Stage], Row]
+    own_fleet: bool = False
+
+
+def under_load(stage: Stage, inflict: Callable[[], object], allowed: frozenset[Outcome], name: str) -> Row:
+    """Break something in the middle of a load and wait until both replicas are ready and registered again."""
+    row, fleet = Row(), stage.fleet
+    before = fleet.debris(patience_s=0)
+    with stage.load() as load:
+        time.sleep(_BEFORE_S)
+        at = time.time()
+        inflict()
+        noticed = fleet.wait_event(lambda e: e.event in ("down", "stalled", "removed"), at, _NOTICE_S)
+        row.detected_s = noticed.time - at
+        row.whole_s = fleet.wait_whole(_WHOLE_S, since=at) - at
+        time.sleep(_AFTER_S)
+    write_records(stage.folder / f"{name}.jsonl", load.records)
+    row.judge(load.records, allowed)
+    running = [record for record in load.records if record.began <= at <= record.ended]
+    seen = Counter(record.outcome.value for record in running)
+    row.remark = f"of {len(running)} requests running at the fault {', '.join(f'{n} {o}' for o, n in seen.items())}"
+    errors = [record.ended - at for record in load.records if record.outcome is not Outcome.OK]
+    if errors:
+        row.remark += f"; last error {max(errors):.1f} s after it"
+    left = fleet.debris(before)
+    row.left = str(left)
+    row.expect(not left, f"left behind: {left}")
+    return row
+
+
+def kill_scheduler(stage: Stage) -> Row:
+    """The process that computes is gone; its engine notices."""
+    return under_load(stage, lambda: stage.fleet.scheduler(0).kill(), _VISIBLE, "kill-scheduler")
+
+
+def kill_engine(stage: Stage) -> Row:
+    """The engine is gone at once, its scheduler with it."""
+    return under_load(stage, lambda: stage.fleet.engine(0).kill(), _VISIBLE, "kill-engine")
+
+
+def kill_router(stage: Stage) -> Row:
+    """Everybody loses the connection; replicas and their work stay."""
+    allowed = _VISIBLE | {Outcome.UNREACHABLE}
+    return under_load(stage, lambda: stage.fleet.router().kill(), allowed, "kill-router")
+
+
+def stop_scheduler(stage: Stage) -> Row:
+    """The engine answers but computes nothing: only tokens tell."""
+    row = under_load(stage, lambda: stage.fleet.scheduler(1).suspend(), _VISIBLE, "stop-scheduler")
+    row.expect(row.detected_s is not None and row.detected_s < 4 * STALL_S, "the watchdog came late")
+    return row
+
+
+def stop_engine(stage: Stage) -> Row:
+    """The engine accepts connections and says nothing."""
+    row = under_load(stage, lambda: stage.fleet.engine(1).suspend(), _VISIBLE, "stop-engine")
+    row.expect(row.detected_s is not None and row.detected_s < 4 * STALL_S, "the watchdog came late")
+    return row
+
+
+def leave_stream(stage: Stage) -> Row:
+    """A closed stream is noticed at the next piece."""
+    return _leave(stage, Manner.LEAVES_STREAM)
+
+
+def leave_plain(stage: Stage) -> Row:
+    """Nothing is written to a client that waits; the engine looks now and then."""
+    return _leave(stage, Manner.LEAVES_PLAIN)
+
+
+def _leave(stage: Stage, manner: Manner) -> Row:
+    """How long an engine goes on for a client that has gone."""
+    row, tokens = Row(), 3000
+    stage.wait_idle()
+    aborted = stage.count("sglang:num_aborted_requests_total")
+
+    async def ask() -> Record:
+        async with Client(stage.fleet.base_url, leave_after=15) as client:
+            return await client.ask(stage.endless(tokens), manner)
+
+    record = asyncio.run(ask())
+    gone = time.monotonic()
+    ended = 0.0
+    while ended == 0 and time.monotonic() - gone < 60:
+        ended = stage.count("sglang:num_aborted_requests_total") - aborted
+    row.detected_s = time.monotonic() - gone
+    row.clients = f"1 {record.outcome.value}"
+    row.remark = f"the engine stopped {row.detected_s:.1f} s after the client had gone; {ended:.0f} request aborted"
+    row.expect(record.outcome is Outcome.LEFT, f"the client saw {record.outcome.value} {record.detail}")
+    row.expect(ended == 1 and stage.wait_idle() < 30, f"{ended:.0f} requests were aborted")
+    return row
+
+
+def slow_client(stage: Stage) -> Row:
+    """Two clients that read one piece a second; the others' speed, and how long the engines hold the slow ones' KV."""
+    row, slow_ones = Row(), 2
+
+    def measure(seconds: float) -> tuple[Summary, list[Record]]:
+        began = time.time()
+        with stage.load(2) as load:
+            time.sleep(seconds)
+        return summarize(load.records, began, time.time()), load.records
+
+    question = stage.endless(1200)
+    before, records = measure(10)
+    with Load(stage.fleet.base_url, [question], slow_ones, mix={Manner.STREAM: 1}, total=slow_ones) as quick:
+        quick.wait(600)
+    usual = max(record.ended - record.began for record in quick.records)
+    slow = Load(stage.fleet.base_url, [question], slow_ones, mix={Manner.SLOW: 1}, hang_s=600.0)
+    with slow:
+        asked = time.monotonic()
+        while stage.count("sglang:num_running_reqs") < slow_ones:
+            time.sleep(0.1)
+        stage.wait_idle(600.0)
+        released = time.monotonic() - asked
+        beside, more = measure(10)
+        still_reading = slow_ones - len(slow.records)
+        slow.drop()
+    row.judge([*records, *more], _ONLY_OK)
+    row.clients += f"; the {slow_ones} slow ones still reading"
+    row.remark = (
+        f"{question.max_tokens} tokens for each were finished, and their KV free, after {released:.0f} s, "
+        f"{usual:.0f} s with clients that read; TPOT of the others {before.tpot_ms or 0:.0f} ms before, "
+        f"{beside.tpot_ms or 0:.0f} ms beside"
+    )
+    row.expect(still_reading == slow_ones, "the slow clients were not slow")
+    row.expect(released < 4 * usual + 5, "a slow client held its KV")
+    return row
+
+
+def two_hundred(stage: Stage) -> Row:
+    """Far more requests than both replicas run at a time: the rest waits its turn."""
+    row = Row()
+    with stage.load(200, total=200) as load:
+        began = time.time()
+        row.expect(load.wait(900), "not all were answered in 15 minutes")
+    records = load.records
+    write_records(stage.folder / "two-hundred.jsonl", records)
+    row.judge(records, _ONLY_OK)
+    whole = summarize(records, began, time.time() + 1)
+    row.remark = (
+        f"all answered within {max(r.ended for r in records) - began:.0f} s, TTFT median {whole.ttft_ms:.0f} ms"
+    )
+    return row
+
+
+def bad_clients(stage: Stage) -> Row:
+    """Bad requests and clients that leave, beside ordinary ones."""
+    row = Row()
+    mix = {Manner.BAD: 3, Manner.LEAVES_STREAM: 1, Manner.LEAVES_PLAIN: 1}
+    with stage.load(2) as good, Load(stage.fleet.base_url, [*stage.questions, stage.endless(2000)], 2, mix=mix) as bad:
+        time.sleep(15)
+    row.judge(good.records, _ONLY_OK)
+    answers = Counter(record.outcome for record in bad.records if record.manner is Manner.BAD)
+    statuses = Counter(record.status for record in bad.records if record.manner is Manner.BAD)
+    row.clients += f"; bad requests: {', '.join(f'{n} HTTP {status}' for status, n in statuses.most_common())}"
+    row.expect(set(answers) == {Outcome.REFUSED}, f"bad requests: {answers}")
+    for record in forbidden(bad.records):
+        row.problems.append(f"{record.manner.value}: {record.outcome.value} {record.detail}")
+    return row
+
+
+def other_model(stage: Stage) -> Row:
+    """`kimi route` in front of a replica of the fleet and of an engine that serves another name."""
+    row = Row()
+    port, ops = free_port(), free_port()
+    folder = stage.folder / "other-model"
+    other = [
+        "serve",
+        "--recipe",
+        "tiny",
+        "--set",
+        f"port={port}",
+        "--set",
+        "served-model-name=other",
+        "--ops-port",
+        "0",
+    ]
+    front = free_port()
+    route = ["route", "--recipe", "tiny", "--port", str(front), "--ops-port", str(ops)]
+    route += ["--worker", stage.engines()[0], "--worker", f"http://127.0.0.1:{port}"]
+    with _kimi(folder, other, "other.out"), _kimi(folder, route, "route.out") as router:
+        began = time.monotonic()
+        refused = "refused"
+        while refused not in router() and time.monotonic() - began < 300:
+            time.sleep(0.5)
+        row.expect(refused in router(), "it was not refused")
+        with Load(f"http://127.0.0.1:{front}", stage.questions, 2, total=24, hang_s=120.0) as load:
+            load.wait(300)
+        unknown = httpx.post(
+            f"http://127.0.0.1:{front}/v1/chat/completions",
+            json=stage.questions[0].body(False) | {"model": "other"},
+            timeout=60.0,
+        )
+        message = next((line for line in router().splitlines() if refused in line), "")
+    row.judge(load.records, _ONLY_OK)
+    row.clients += f"; the other model's name: HTTP {unknown.status_code}"
+    row.expect(400 <= unknown.status_code < 500, f"the other model answered HTTP {unknown.status_code}")
+    row.remark = (
+        "refused at registration: " + re.sub(r"http://[\d.:]+:? ?", "", message.partition("refused: ")[2])[:120]
+    )
+    return row
+
+
+def rolling_restart(stage: Stage) -> Row:
+    """SIGHUP: every replica is replaced and nobody notices."""
+    row, fleet = Row(), stage.fleet
+    before = fleet.debris(patience_s=0)
+    with stage.load() as load:
+        time.sleep(_BEFORE_S)
+        at = time.time()
+        fleet.process.send_signal(signal.SIGHUP)
+        ended = ("done", "given up")
+        done = fleet.wait_event(lambda e: e.event == "rolling-restart" and e.reason.startswith(ended), at, 2 * _WHOLE_S)
+        row.whole_s = done.time - at
+        time.sleep(_AFTER_S)
+    write_records(stage.folder / "rolling-restart.jsonl", load.records)
+    row.judge(load.records, _ONLY_OK)
+    row.expect(done.reason.startswith("done"), done.reason)
+    left = fleet.debris(before)
+    row.left = str(left)
+    row.expect(not left, f"left behind: {left}")
+    return row
+
+
+def terminate(stage: Stage) -> Row:
+    """SIGTERM to `kimi serve`: what runs is answered, what comes later is refused."""
+    row, fleet = Row(), stage.fleet
+    with stage.load(8) as load:
+        time.sleep(_BEFORE_S)
+        at = time.time()
+        code = fleet.stop(signal.SIGTERM)
+        row.whole_s = None
+        seconds = time.time() - at
+    write_records(stage.folder / "terminate.jsonl", load.records)
+    row.judge(load.records, _VISIBLE | {Outcome.UNREACHABLE})
+    running = [record for record in load.records if record.began < at <= record.ended]
+    lost = [record for record in running if record.outcome is not Outcome.OK]
+    row.clients = f"{len(running) - len(lost)} of {len(running)} running requests ok; all: {row.clients}"
+    row.remark = f"ended after {seconds:.1f} s with exit code {code}"
+    row.expect(bool(running) and not lost, f"lost: {[(r.outcome.value, r.detail) for r in lost]}")
+    row.expect(code == 128 + signal.SIGTERM, f"exit code {code}")
+    left = fleet.leftovers()
+    row.left = str(left)
+    row.expect(not left, f"left behind: {left}")
+    return row
+
+
+def kill_supervisor(stage: Stage) -> Row:
+    """kill -9 of `kimi serve`: nobody is left to clean up but the kernel and the next start."""
+    row, fleet = Row(), stage.fleet
+    with stage.load() as load:
+        time.sleep(_BEFORE_S)
+        fleet.look()
+        fleet.process.kill()
+        fleet.process.wait()
+        time.sleep(_AFTER_S)
+    row.judge(load.records, _VISIBLE | {Outcome.UNREACHABLE})
+    _nothing_outlives(fleet, row)
+    return row
+
+
+def kill_start(stage: Stage) -> Row:
+    """The same as soon as an engine has children, which have not loaded anything yet."""
+    row, fleet = Row(clients="nobody is served yet"), stage.fleet
+    end = time.monotonic() + _WHOLE_S
+    while not _has_children(fleet):
+        if time.monotonic() > end:
+            raise KimiError("no engine had children in time", where=str(fleet.folder))
+        time.sleep(0.1)
+    fleet.process.kill()
+    fleet.process.wait()
+    _nothing_outlives(fleet, row)
+    return row
+
+
+def _has_children(fleet: ServedFleet) -> bool:
+    with suppress(KimiError, httpx.HTTPError, psutil.NoSuchProcess):
+        return bool(fleet.engine(0).children())
+    return False
+
+
+def _nothing_outlives(fleet: ServedFleet, row: Row) -> None:
+    """After a kill -9 of `kimi serve`: no process and no port; what else is left goes with the next start."""
+    left = fleet.leftovers(20.0)
+    row.expect(not left.processes and not left.ports, f"left behind: {left}")
+    clean_up = "from kimi_w4a8_eagle3.engine.leftovers import remove_orphans; remove_orphans()"
+    env = {**os.environ, "TMPDIR": str(fleet.temporary)}
+    subprocess.run([sys.executable, "-c", clean_up], env=env, check=True, timeout=60)
+    after = fleet.leftovers(1.0)
+    row.left = "no process, no port; temporary files until the next start removes them" if left else "nothing"
+    row.expect(not after, f"left behind after the next start: {after}")
+
+
+def disk_full(stage: Stage) -> Row:
+    """The disk of the run folder is full: answers go on, a replica that dies meanwhile comes back."""
+    row, fleet = Row(), stage.fleet
+    filler = fleet.folder / "filler"
+    with stage.load() as load:
+        time.sleep(_BEFORE_S)
+        _fill(filler)
+        full = time.time()
+        time.sleep(10)
+        row.expect(fleet.process.poll() is None, "`kimi serve` ended")
+        row.expect(_free_bytes(fleet.folder) < 4096, "the disk was not full")
+        quiet = Counter(record.outcome for record in load.records if record.began > full)
+        row.expect(set(quiet) == {Outcome.OK}, f"while nothing but the disk failed: {quiet}")
+        died = time.time()
+        fleet.engine(0).kill()
+        time.sleep(_AFTER_S)
+        while not all(entry["ready"] for entry in fleet.status()["replicas"]) and time.time() - died < _WHOLE_S:
+            time.sleep(0.5)
+        row.whole_s = time.time() - died
+        filler.unlink()
+        time.sleep(_AFTER_S)
+    row.judge(load.records, _VISIBLE)
+    row.expect(all(entry["ready"] for entry in fleet.status()["replicas"]), "the replica did not come back")
+    row.remark = f"{quiet[Outcome.OK]} answers on the full disk; then kill -9 of an engine: it came back"
+    row.expect(fleet.stop(signal.SIGTERM) == 128 + signal.SIGTERM, "no clean end")
+    left = fleet.leftovers()
+    row.left = str(left)
+    row.expect(not left, f"left behind: {left}")
+    return row
+
+
+def port_taken(stage: Stage | None, folder: Path) -> Row:
+    """The API port, then the ops port, is somebody else's: one message, exit code 1, nothing started."""
+    row, seen = Row(), []
+    for which in ("API", "ops"):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            api, ops = (port, free_port()) if which == "API" else (free_port(), port)
+            place = folder / f"port-taken-{which}"
+            place.mkdir(parents=True)
+            words = ["serve", "--recipe", "tiny", "--replicas", "2", "--set", f"port={api}", "--ops-port", str(ops)]
+            began = time.monotonic()
+            ended = subprocess.run(_command(words), cwd=place, capture_output=True, text=True, timeout=240)
+        message = next((line for line in ended.stderr.splitlines() if "cannot be used" in line), "")
+        seen.append(f"{which} port: exit code {ended.returncode} after {time.monotonic() - began:.0f} s")
+        row.expect(ended.returncode == 1, f"exit code {ended.returncode} with the {which} port taken")
+        row.expect(str(port) in message, f"no message about the {which} port: {ended.stderr[-300:]}")
+        row.expect("Traceback" not in ended.stderr, "a traceback")
+        row.expect(not list(place.rglob("*.log")), "an engine or a router was started")
+    row.clients = "nobody is served"
+    row.remark = "; ".join(seen) + "; one message that names the port"
+    return row
+
+
+@contextmanager
+def small_disk(folder: Path, size: str = "8m") -> Iterator[Path]:
+    """A tmpfs mounted at a new folder; KimiError where that is not allowed."""
+    folder.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        raise KimiError(f"a small disk cannot be mounted: {mounted.stderr.strip()}", remedy="run as root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False)
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+        except OSError:
+            return
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "kimi_w4a8_eagle3.cli", *words]
+
+
+@contextmanager
+def _kimi(folder: Path, words: Sequence[str], output: str) -> Iterator[Callable[[], str]]:
+    """Another `kimi` process; yields what reads its output so far, line breaks of the terminal's width undone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / output
+    with path.open("wb") as file:
+        process = subprocess.Popen(
+            _command(words), cwd=folder, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "400"}
+        )
+    try:
+        yield lambda: path.read_text(errors="replace")
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+CASES = (
+    Case("kill-scheduler", "kill -9 of an engine's scheduler", kill_scheduler),
+    Case("kill-engine", "kill -9 of an engine's main process", kill_engine),
+    Case("kill-router", "kill -9 of the router", kill_router),
+    Case("stop-scheduler", f"SIGSTOP of a scheduler (watchdog at {STALL_S} s)", stop_scheduler),
+    Case("stop-engine", f"SIGSTOP of an engine's main process (watchdog at {STALL_S} s)", stop_engine),
+    Case("leave-stream", "a client disconnects while its answer streams", leave_stream),
+    Case("leave-plain", "a client disconnects while it waits for its whole answer", leave_plain),
+    Case("slow-client", "two clients read one piece a second", slow_client),
+    Case("two-hundred", "200 requests at once on 2 replicas", two_hundred),
+    Case("bad-clients", "bad requests and leaving clients beside ordinary ones", bad_clients),
+    Case("other-model", "a replica with another model", other_model),
+    Case("rolling-restart", "rolling restart (SIGHUP) in the middle of load", rolling_restart),
+    Case("terminate", "SIGTERM in the middle of load", terminate, own_fleet=True),
+    Case("kill-supervisor", "kill -9 of `kimi serve` itself", kill_supervisor, own_fleet=True),
+    Case("kill-start", "kill -9 of `kimi serve` while its engines start", kill_start, own_fleet=True),
+    Case("disk-full", "the disk of the run folder is full", disk_full, own_fleet=True),
+    Case("port-taken", "the API port or the ops port is taken", lambda stage: Row(), own_fleet=True),
+)

@@ -1,0 +1,1 @@
+"""One script for each figure in docs/ that no command of `kimi` measures."""

@@ -1,0 +1,135 @@
+"""Data flow in a hot region: which loads are weights, what unpacking them costs, how much is in flight."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from .costs import address_group, is_mfma, is_vector_load, loads_to_lds, memory_bytes, valu_clocks, vector_registers
+from .parser import Instruction
+
+NEAR = 24  # a wait for a load issued at most so many instructions ago cannot hide its latency
+Registers = set[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class WeightFlow:
+    """Weights are the loads, not staged through LDS, of the address group with most bytes.
+
+    bytes: per wave. unpack: vector ALU operations between a weight load and the MFMA that eats it, by opcode.
+    """
+
+    group: str | None
+    bytes: int
+    staged_groups: tuple[str, ...]
+    unpack: dict[str, int]
+
+    @property
+    def words(self) -> int:
+        """Weight dwords per lane; one holds eight 4-bit weights."""
+        return self.bytes // 256
+
+    @property
+    def unpack_per_word(self) -> float:
+        """Unpack operations per eight 4-bit weights."""
+        return sum(self.unpack.values()) / self.words if self.words else 0.0
+
+    def unpack_clocks_per_word(self, quarter_rate_multiply: bool) -> float:
+        """The same in clocks."""
+        clocks = sum(n * valu_clocks(op, quarter_rate_multiply) for op, n in self.unpack.items())
+        return clocks / self.words if self.words else 0.0
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """Weight bytes that one wave has outstanding, and waits for loads that were issued just before."""
+
+    maximum: int
+    mean: float
+    exposed_waits: int
+
+
+def weight_flow(region: list[Instruction], loop: bool, group: str | None = None) -> WeightFlow:
+    """Find the weights of `region` (or take address group `group`) and follow them to the MFMAs."""
+    staged = _staged_groups(region + region if loop else region)
+    loaded: Counter[str] = Counter()
+    for instruction in region:
+        if is_vector_load(instruction) and not loads_to_lds(instruction):
+            loaded[address_group(instruction)] += 64 * memory_bytes(instruction.opcode)
+    direct = {name: count for name, count in loaded.items() if name not in staged}
+    chosen = group or (max(direct, key=lambda name: direct[name]) if direct else None)
+    unpack = _unpack_operations(region, loop, chosen)
+    return WeightFlow(chosen, loaded[chosen] if chosen else 0, tuple(sorted(staged)), dict(unpack))
+
+
+def _staged_groups(sequence: list[Instruction]) -> set[str]:
+    """Address groups whose data is written to LDS: activations."""
+    owner: dict[tuple[str, int], str] = {}
+    staged: set[str] = set()
+    for instruction in sequence:
+        if is_vector_load(instruction):
+            if loads_to_lds(instruction):
+                staged.add(address_group(instruction))
+                continue
+            for register in vector_registers(instruction.operands[0]):
+                owner[register] = address_group(instruction)
+        elif instruction.opcode.startswith("ds_write"):
+            used = {r for operand in instruction.operands[1:] for r in vector_registers(operand)}
+            staged |= {owner[register] for register in used if register in owner}
+        elif instruction.opcode.startswith("v_") and instruction.operands:
+            for register in vector_registers(instruction.operands[0]):
+                owner.pop(register, None)
+    return staged
+
+
+def _unpack_operations(region: list[Instruction], loop: bool, group: str | None) -> Counter[str]:
+    last = max((n for n, i in enumerate(region) if is_mfma(i.opcode)), default=-1)
+    tainted: Registers = set()
+    if loop:  # what the previous trip loaded is unpacked in this one
+        _follow(region, group, tainted)
+        return _follow(region, group, tainted)
+    return _follow(region[: last + 1], group, tainted)
+
+
+def _follow(region: list[Instruction], group: str | None, tainted: Registers) -> Counter[str]:
+    operations: Counter[str] = Counter()
+    for instruction in region:
+        if not instruction.operands or loads_to_lds(instruction):
+            continue
+        opcode, targets = instruction.opcode, vector_registers(instruction.operands[0])
+        if is_vector_load(instruction):
+            weights = address_group(instruction) == group
+        elif is_mfma(opcode) or opcode.startswith("ds_read"):
+            weights = False
+        elif opcode.startswith("v_"):
+            sources = {r for operand in instruction.operands[1:] for r in vector_registers(operand)}
+            weights = bool(sources & tainted)
+            operations[opcode] += weights
+        else:
+            continue
+        tainted.difference_update(targets)
+        tainted.update(targets if weights else ())
+    return +operations
+
+
+def in_flight(region: list[Instruction], loop: bool, group: str | None) -> InFlight:
+    """Replay the region's vmcnt queue (a loop for a second trip, with the first one's loads outstanding)."""
+    queue: list[tuple[int, int, bool]] = []  # position, weight bytes, is a load
+    sizes: list[int] = []
+    exposed = 0
+    trips = 2 if loop else 1
+    for position, instruction in enumerate(region * trips):
+        counted = position >= len(region) * (trips - 1)
+        if re.match(r"^(buffer|global|flat|scratch)_(load|store|atomic)_", instruction.opcode):
+            load = "_load_" in instruction.opcode
+            weight = load and address_group(instruction) == group and not loads_to_lds(instruction)
+            queue.append((position, 64 * memory_bytes(instruction.opcode) if weight else 0, load))
+        wait = re.search(r"vmcnt\((\d+)\)", instruction.text) if instruction.opcode == "s_waitcnt" else None
+        if wait:
+            done = queue[: max(0, len(queue) - int(wait[1]))]
+            queue = queue[len(done) :]
+            exposed += counted and any(load and position - at <= NEAR for at, _, load in done)
+        if counted:
+            sizes.append(sum(size for _, size, _ in queue))
+    return InFlight(max(sizes, default=0), sum(sizes) / len(sizes) if sizes else 0.0, exposed)

@@ -1,0 +1,292 @@
+"""Counts that decide a kernel's speed, read off its machine code: static, nothing runs.
+
+`analyse(kernel)` gives the instruction mix of the whole kernel and of its hot region, registers, occupancy, weight
+flow and bytes in flight. `python -m proof.gfx942.stats FILE.s ... [--trips N]` prints them.
+
+The hot region is the loop with most MFMAs; in a kernel without such a loop it is the basic block with most MFMAs, from
+its first weight load to its last MFMA.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from .costs import (
+    address_group,
+    is_accumulator_move,
+    is_conversion,
+    is_mfma,
+    is_multiply,
+    is_salu,
+    is_transcendental,
+    is_valu,
+    is_vector_load,
+    memory_bytes,
+    mfma_clocks,
+    valu_clocks,
+)
+from .flow import InFlight, WeightFlow, in_flight, weight_flow
+from .parser import Instruction, Kernel, parse_kernels
+
+SIMD_REGISTERS, REGISTER_GRANULE, MAX_WAVES, SIMDS = 512, 8, 8, 4
+LDS_PER_CU, LDS_GRANULE = 65536, 512
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Instruction counts of one stretch of code, one wave."""
+
+    counts: dict[str, int]
+    vmcnt0_waits: int
+
+    @classmethod
+    def of(cls, code: list[Instruction]) -> Mix:
+        """Count a list of instructions."""
+        waits = len([i for i in code if i.opcode == "s_waitcnt" and "vmcnt(0)" in i.text])
+        return cls(dict(Counter(i.opcode for i in code)), waits)
+
+    def _sum(self, wanted: Callable[[str], bool]) -> int:
+        return sum(n for op, n in self.counts.items() if wanted(op))
+
+    @property
+    def instructions(self) -> int:
+        """All instructions."""
+        return sum(self.counts.values())
+
+    @property
+    def mfma(self) -> int:
+        """Matrix instructions."""
+        return self._sum(is_mfma)
+
+    @property
+    def valu(self) -> int:
+        """Vector ALU instructions without MFMA and accumulator moves."""
+        return self._sum(is_valu)
+
+    @property
+    def accumulator_moves(self) -> int:
+        """Moves between vector and accumulation registers."""
+        return self._sum(is_accumulator_move)
+
+    @property
+    def multiplies(self) -> int:
+        """32-bit integer multiplies."""
+        return self._sum(is_multiply)
+
+    @property
+    def transcendentals(self) -> int:
+        """exp, log, rcp, rsq, sqrt."""
+        return self._sum(is_transcendental)
+
+    @property
+    def conversions(self) -> int:
+        """Quarter-rate conversions."""
+        return self._sum(is_conversion)
+
+    @property
+    def salu(self) -> int:
+        """Scalar ALU instructions."""
+        return self._sum(is_salu)
+
+    @property
+    def waits(self) -> int:
+        """s_waitcnt."""
+        return self.counts.get("s_waitcnt", 0)
+
+    @property
+    def barriers(self) -> int:
+        """s_barrier."""
+        return self.counts.get("s_barrier", 0)
+
+    @property
+    def mfma_clocks(self) -> int:
+        """Clocks of the matrix core."""
+        return sum(n * mfma_clocks(op) for op, n in self.counts.items())
+
+    def valu_clocks(self, quarter_rate_multiply: bool) -> int:
+        """Clocks of the vector ALU."""
+        return sum(n * valu_clocks(op, quarter_rate_multiply) for op, n in self.counts.items() if is_valu(op))
+
+    def ratio(self, quarter_rate_multiply: bool) -> float | None:
+        """VALU clocks per MFMA clock. Above 0.75 the vector unit bounds the SIMD: an MFMA takes an issue slot too."""
+        return self.valu_clocks(quarter_rate_multiply) / self.mfma_clocks if self.mfma_clocks else None
+
+    def simd_bound(self, quarter_rate_multiply: bool) -> int:
+        """Least clocks that one wave keeps its SIMD busy."""
+        issue = self.valu_clocks(quarter_rate_multiply) + 4 * (self.accumulator_moves + self.mfma)
+        return max(issue, self.mfma_clocks)
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Vector memory and LDS instructions by opcode."""
+        return {op: n for op, n in sorted(self.counts.items()) if memory_bytes(op) or "_atomic_" in op}
+
+
+@dataclass(frozen=True)
+class KernelStats:
+    """All figures of one kernel. `trips` is how often the rolled hot loop was counted in `whole`."""
+
+    name: str
+    vgprs: int
+    agprs: int
+    sgprs: int
+    vgpr_spills: int
+    sgpr_spills: int
+    scratch_bytes: int
+    lds_bytes: int
+    workgroup: int
+    waves_per_simd: float
+    workgroups_per_cu: int
+    whole: Mix
+    hot: Mix
+    hot_is_loop: bool
+    trips: int
+    flow: WeightFlow
+    flight: InFlight
+
+    @property
+    def weight_bytes_per_mfma(self) -> float | None:
+        """Weight bytes loaded per MFMA of the hot region."""
+        return self.flow.bytes / self.hot.mfma if self.hot.mfma else None
+
+
+def analyse(kernel: Kernel, trips: int = 1, weights: str | None = None, lds_bytes: int = 0) -> KernelStats:
+    """Count `kernel`; `weights` names the weights' resource (like "s[12:15]"), `lds_bytes` is dynamic LDS."""
+    code = kernel.instructions
+    first, last, loop = _hot_region(kernel)
+    block = code[first:last]
+    flow = weight_flow(block, loop, weights)
+    region = block if loop else _trim(block, flow.group)
+    threads = _threads(kernel)
+    lds = kernel.lds_bytes + lds_bytes
+    waves, groups = occupancy(kernel.descriptor.get("next_free_vgpr", 0), lds, threads)
+    meta = kernel.metadata.get
+    repeated = code + block * (trips - 1) if loop else code
+    return KernelStats(
+        name=kernel.name,
+        vgprs=_used(kernel, "vgpr"),
+        agprs=_used(kernel, "agpr"),
+        sgprs=_number(meta("sgpr_count")),
+        vgpr_spills=_number(meta("vgpr_spill_count")),
+        sgpr_spills=_number(meta("sgpr_spill_count")),
+        scratch_bytes=kernel.scratch_bytes,
+        lds_bytes=lds,
+        workgroup=threads,
+        waves_per_simd=waves,
+        workgroups_per_cu=groups,
+        whole=Mix.of(repeated),
+        hot=Mix.of(region),
+        hot_is_loop=loop,
+        trips=trips if loop else 1,
+        flow=flow,
+        flight=in_flight(region, loop, flow.group),
+    )
+
+
+def occupancy(registers: int, lds_bytes: int, threads: int) -> tuple[float, int]:
+    """Waves per SIMD and workgroups per compute unit that registers (vector plus accumulation) and LDS allow."""
+    allocated = max(REGISTER_GRANULE, math.ceil(registers / REGISTER_GRANULE) * REGISTER_GRANULE)
+    per_group = math.ceil(threads / 64)
+    groups = min(MAX_WAVES, SIMD_REGISTERS // allocated) * SIMDS // per_group
+    if lds_bytes:
+        groups = min(groups, LDS_PER_CU // (math.ceil(lds_bytes / LDS_GRANULE) * LDS_GRANULE))
+    return min(MAX_WAVES, groups * per_group / SIMDS), groups
+
+
+def _number(value: object) -> int:
+    return int(value) if isinstance(value, int) else 0
+
+
+def _used(kernel: Kernel, file: str) -> int:
+    """Registers that the code names (the descriptor rounds and mixes both files)."""
+    pattern = re.compile(rf"\b{file[0]}(?:(\d+)\b|\[\d+:(\d+)\])")
+    names = (match for i in kernel.instructions for o in i.operands for match in pattern.findall(o))
+    return max((int(one or last) + 1 for one, last in names), default=0)
+
+
+def _threads(kernel: Kernel) -> int:
+    if kernel.workgroup:
+        return math.prod(kernel.workgroup)
+    return _number(kernel.metadata.get("max_flat_workgroup_size")) or 256
+
+
+def _hot_region(kernel: Kernel) -> tuple[int, int, bool]:
+    """First and past-the-last instruction of the hot loop or block."""
+    code = kernel.instructions
+    mfma_before = [0]
+    for instruction in code:
+        mfma_before.append(mfma_before[-1] + is_mfma(instruction.opcode))
+    loops = [
+        (kernel.labels[i.operands[0]], n + 1)
+        for n, i in enumerate(code)
+        if i.opcode.startswith(("s_cbranch", "s_branch")) and kernel.labels.get(i.operands[0], n + 1) <= n
+    ]
+    cuts = {0, len(code), *kernel.labels.values()}
+    cuts |= {n + 1 for n, i in enumerate(code) if re.match(r"s_(cbranch|branch|endpgm|setpc)", i.opcode)}
+    edges = sorted(cuts)
+    blocks = list(pairwise(edges))
+
+    def mfmas(span: tuple[int, int]) -> int:
+        return mfma_before[span[1]] - mfma_before[span[0]]
+
+    # Of nested loops the inner one counts: fewer instructions at the same number of MFMAs.
+    best_loop = max(loops, key=lambda s: (mfmas(s), s[0] - s[1]), default=None)
+    best_block = max(blocks, key=mfmas)
+    if best_loop and mfmas(best_loop) and mfmas(best_loop) >= mfmas(best_block):
+        return *best_loop, True
+    return *best_block, False
+
+
+def _trim(block: list[Instruction], group: str | None) -> list[Instruction]:
+    mfmas = [n for n, i in enumerate(block) if is_mfma(i.opcode)]
+    if not mfmas:
+        return block
+    loads = (n for n, i in enumerate(block) if is_vector_load(i) and address_group(i) == group)
+    return block[min(next(loads, mfmas[0]), mfmas[0]) : mfmas[-1] + 1]
+
+
+def report(stats: KernelStats) -> str:
+    """The figures as text."""
+    flow, flight = stats.flow, stats.flight
+    lines = [
+        f"{stats.name}",
+        f"  VGPR {stats.vgprs} AGPR {stats.agprs} SGPR {stats.sgprs}  spills v{stats.vgpr_spills} s{stats.sgpr_spills}"
+        f" scratch {stats.scratch_bytes} B  LDS {stats.lds_bytes} B  workgroup {stats.workgroup}"
+        f"  {stats.waves_per_simd:g} waves/SIMD ({stats.workgroups_per_cu} workgroups/CU)",
+        f"  weights {flow.group}: {flow.bytes} B/wave in the hot region, {stats.weight_bytes_per_mfma or 0:.1f} B/MFMA;"
+        f" in flight max {flight.maximum} B mean {flight.mean:.0f} B; exposed waits {flight.exposed_waits}",
+        f"  unpack {sum(flow.unpack.values())} VALU = {flow.unpack_per_word:.2f} per 8 weights"
+        f" ({flow.unpack_clocks_per_word(True):.1f} / {flow.unpack_clocks_per_word(False):.1f} clocks): {flow.unpack}",
+    ]
+    if stats.trips > 1:
+        lines.append(f"  the rolled hot loop is counted {stats.trips} times")
+    for title, mix in (("whole", stats.whole), (f"hot ({'loop' if stats.hot_is_loop else 'span'})", stats.hot)):
+        ratios = [f"{r:.3f}" if (r := mix.ratio(q)) is not None else "-" for q in (True, False)]
+        lines += [
+            f"  {title}: {mix.instructions} instructions, MFMA {mix.mfma} = {mix.mfma_clocks} clocks, VALU {mix.valu}"
+            f" (multiply {mix.multiplies}, transcendental {mix.transcendentals}, convert {mix.conversions})"
+            f" = {mix.valu_clocks(True)} / {mix.valu_clocks(False)} clocks, VALU/MFMA {' / '.join(ratios)},"
+            f" accumulator moves {mix.accumulator_moves}, SALU {mix.salu}",
+            f"    waits {mix.waits} (vmcnt(0) {mix.vmcnt0_waits}), barriers {mix.barriers}, "
+            + ", ".join(f"{op} {n}" for op, n in mix.memory.items()),
+        ]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    """Print the figures of the kernels in the given files."""
+    trips = int(arguments[arguments.index("--trips") + 1]) if "--trips" in arguments else 1
+    for name in (a for a in arguments if a.endswith((".s", ".amdgcn"))):
+        for kernel in parse_kernels(Path(name).read_text()):
+            sys.stdout.write(report(analyse(kernel, trips)) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

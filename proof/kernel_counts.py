@@ -1,0 +1,150 @@
+"""What the MoE kernels' machine code costs: figures of a kernel, comparison with a saved set, floors of a batch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.machine.hardware import SIMDS_PER_CU, Gpu
+from kimi_w4a8_eagle3.moe.contract import MoeShape
+
+from .gfx942.parser import Kernel
+from .gfx942.stats import KernelStats, analyse
+
+BASELINE = Path(__file__).with_name("kernel_counts.json")
+CLOCK_GHZ = 2.1  # MI300X and MI325X, peak engine clock
+INT8_TOPS_PER_CU = 2614.9 / 304  # data sheet
+
+# Figures that may not grow, and figures that may not shrink, without a review noticing.
+COSTS = (
+    "valu_clocks",
+    "mfma",
+    "hot_ratio",
+    "hot_multiplies",
+    "unpack_per_8",
+    "spilled_bytes",
+    "exposed_waits",
+    "lds_bytes",
+)
+GAINS = ("waves_per_simd", "weight_bytes_in_flight")
+
+Figures = dict[str, float]
+
+
+def figures(kernel: Kernel, mfma_per_wave: int | None = None) -> Figures:
+    """The figures of one wave; `mfma_per_wave`, where known, says how often the rolled loop runs."""
+    stats = analyse(kernel)
+    trips = 1
+    if mfma_per_wave and stats.hot_is_loop:
+        missing = mfma_per_wave - stats.whole.mfma
+        trips = 1 + missing // stats.hot.mfma
+        if missing < 0 or missing % stats.hot.mfma:
+            raise KimiError(f"{kernel.name} has {stats.whole.mfma} MFMA, its tile needs {mfma_per_wave}")
+    return _figures(analyse(kernel, trips))
+
+
+def _figures(stats: KernelStats) -> Figures:
+    whole, hot = stats.whole, stats.hot
+    ratio = hot.ratio(quarter_rate_multiply=True)
+    return {
+        "mfma": whole.mfma,
+        "mfma_clocks": whole.mfma_clocks,
+        "valu": whole.valu,
+        "valu_clocks": whole.valu_clocks(quarter_rate_multiply=True),
+        "multiplies": whole.multiplies,
+        "transcendentals": whole.transcendentals,
+        "conversions": whole.conversions,
+        "simd_clocks": whole.simd_bound(quarter_rate_multiply=True),
+        "hot_ratio": round(ratio, 3) if ratio is not None else 0.0,
+        "hot_multiplies": hot.multiplies if hot.mfma else 0,
+        "unpack_per_8": round(stats.flow.unpack_per_word, 3) if hot.mfma else 0.0,
+        "weight_bytes_in_flight": stats.flight.maximum if hot.mfma else 0,
+        "weight_bytes_in_flight_mean": round(stats.flight.mean) if hot.mfma else 0,
+        "exposed_waits": stats.flight.exposed_waits if hot.mfma else 0,
+        "vgprs": stats.vgprs + stats.agprs,
+        "sgprs": stats.sgprs,
+        "spilled_bytes": stats.scratch_bytes,
+        "lds_bytes": stats.lds_bytes,
+        "waves_per_simd": stats.waves_per_simd,
+        "waves": stats.workgroup // 64,
+    }
+
+
+def regressions(now: dict[str, Figures], before: dict[str, Figures]) -> list[str]:
+    """One sentence for each figure that got worse, and for each kernel that is gone; better is not reported."""
+    found = []
+    for name, old in before.items():
+        new = now.get(name)
+        if new is None:
+            found.append(f"{name}: no longer compiled")
+            continue
+        for key in (*COSTS, *GAINS):
+            worse = new[key] > old[key] if key in COSTS else new[key] < old[key]
+            if worse:
+                found.append(f"{name}: {key} {old[key]:g} -> {new[key]:g}")
+    return found
+
+
+def read_figures(path: Path) -> dict[str, Figures]:
+    """A file that `write_figures` made."""
+    try:
+        saved = json.loads(path.read_text())
+        return {str(name): {key: float(value) for key, value in row.items()} for name, row in saved.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise KimiError(
+            "the saved kernel figures cannot be read",
+            where=f"{path}: {error}",
+            expected="python -m proof.kernels --save FILE",
+        ) from error
+
+
+def write_figures(rows: dict[str, Figures], path: Path) -> None:
+    """Save figures, one kernel a line so that a review sees what changed."""
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("{\n" + lines + "\n}\n")
+    temporary.replace(path)
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Least microseconds of one stage for a batch with uniform routing, on an otherwise perfect GPU."""
+
+    weights_us: float  # every distinct expert's weights read once from memory
+    mfma_us: float  # rows as they are
+    padded_mfma_us: float  # rows padded to whole blocks
+    simd_us: float  # the code's own vector and matrix instructions, spread evenly over all SIMDs
+
+
+def expected_blocks(shape: MoeShape, tokens: int, tile_m: int) -> tuple[float, float]:
+    """(distinct experts, row blocks) when each token takes top_k different experts at random."""
+    p = shape.top_k / shape.num_experts
+    experts, blocks = 0.0, 0.0
+    probability = (1 - p) ** tokens
+    # Binomial terms one from the other; for large batches they underflow at 0 rows, so start from the logarithm.
+    if probability > 1e-250:
+        for rows in range(1, tokens + 1):
+            probability *= (tokens - rows + 1) / rows * p / (1 - p)
+            experts += probability
+            blocks += probability * -(-rows // tile_m)
+    else:
+        experts, blocks = 1.0, tokens * p / tile_m + 0.5
+    return experts * shape.num_experts, blocks * shape.num_experts
+
+
+def floors(gpu: Gpu, shape: MoeShape, tokens: int, stage: int, tile: tuple[int, int], wave: Figures) -> Floors:
+    """Floors of stage 1 or 2 with (tile_m, tile_n); `wave` holds the figures of its kernel."""
+    tile_m, tile_n = tile
+    weights = shape.hidden * shape.inter * (3 - stage)  # one expert's: gate and up, or down
+    experts, blocks = expected_blocks(shape, tokens, tile_m)
+    peak = INT8_TOPS_PER_CU * gpu.compute_units * 1e12
+    workgroups = blocks * ((shape.inter if stage == 1 else shape.hidden) / tile_n)
+    simd_seconds = workgroups * wave["waves"] * wave["simd_clocks"] / (gpu.compute_units * SIMDS_PER_CU)
+    return Floors(
+        weights_us=experts * weights / 2 / (gpu.hbm_tb_s * 1e12) * 1e6,
+        mfma_us=2 * tokens * shape.top_k * weights / peak * 1e6,
+        padded_mfma_us=2 * blocks * tile_m * weights / peak * 1e6,
+        simd_us=simd_seconds / (CLOCK_GHZ * 1e9) * 1e6,
+    )

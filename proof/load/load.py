@@ -1,0 +1,166 @@
+"""A load whose every answer is compared with what it must be, in the background of whoever breaks the server.
+
+It exists beside `sglang.bench_serving` because a load generator that measures speed counts a shortened answer as a
+quick one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+
+from kimi_w4a8_eagle3.base.files import write_atomic
+
+from .load_questions import Question
+from .load_request import FORBIDDEN, GOOD, Client, Manner, Outcome, Record
+
+# Three streamed answers to one in one piece.
+USUAL: Mapping[Manner, int] = {Manner.STREAM: 3, Manner.PLAIN: 1}
+_PAUSE_S = 0.25  # after an error: a client that asks again at once would only measure how fast it is refused
+
+
+class Load:
+    """`concurrency` clients that ask one request after the other from entry to exit of a `with` block, in a thread.
+
+    mix: how often each manner comes in a cycle. total: stop by itself after so many requests. retries: how often a
+    client asks again after an error that it saw. pause_s: between two requests of a client. On a normal exit running
+    requests are finished, otherwise dropped.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        questions: Sequence[Question],
+        concurrency: int,
+        *,
+        mix: Mapping[Manner, int] = USUAL,
+        total: int | None = None,
+        retries: int = 0,
+        hang_s: float = 60.0,
+        pause_s: float = 0.0,
+        leave_after: int | Callable[[], int] = 5,
+        api_key: str | None = None,
+    ) -> None:
+        self._base_url, self._questions, self._concurrency = base_url, questions, concurrency
+        self._manners = [manner for manner, times in mix.items() for _ in range(times)]
+        self._total, self._retries = total, retries
+        self._hang_s, self._leave_after, self._api_key = hang_s, leave_after, api_key
+        self._pause_s = pause_s
+        self._numbers = count()
+        self._records: list[Record] = []
+        self._stop = threading.Event()
+        self._drop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load", daemon=True)
+
+    @property
+    def records(self) -> list[Record]:
+        """Requests that have ended so far."""
+        return list(self._records)
+
+    def outcomes(self) -> Counter[Outcome]:
+        """How many requests had each outcome so far."""
+        return Counter(record.outcome for record in self._records)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all `total` requests have ended; False when they have not in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def drop(self) -> None:
+        """Break off the requests that run, as clients that go away."""
+        self._stop.set()
+        self._drop.set()
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stop.set()
+        if kind is not None:
+            self._drop.set()
+        self._thread.join()
+
+    async def _run(self) -> None:
+        async with Client(self._base_url, self._api_key, self._hang_s, self._leave_after) as client:
+            tasks = [asyncio.create_task(self._asks(client)) for _ in range(self._concurrency)]
+            while (running := [task for task in tasks if not task.done()]) and not self._drop.is_set():
+                await asyncio.wait(running, timeout=0.1)
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(result, Exception):
+                    raise result
+
+    async def _asks(self, client: Client) -> None:
+        """One client, one request after the other."""
+        while not self._stop.is_set():
+            number = next(self._numbers)
+            if self._total is not None and number >= self._total:
+                return
+            turn, which = divmod(number, len(self._questions))  # in every turn a question comes in another manner
+            manner = self._manners[(which + turn) % len(self._manners)]
+            record = await client.ask(self._questions[which], manner, which, self._retries)
+            self._records.append(record)
+            if record.outcome not in GOOD and manner not in (Manner.BAD, Manner.LEAVES_PLAIN, Manner.LEAVES_STREAM):
+                await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(self._pause_s)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Requests of one phase. Medians are over streamed answers that came whole; None without any."""
+
+    requests: int
+    outcomes: dict[str, int]
+    tokens_per_s: float
+    ttft_ms: float | None
+    tpot_ms: float | None
+
+
+def summarize(records: Sequence[Record], since: float, until: float) -> Summary:
+    """The requests that ended between two moments (Unix seconds), and the tokens that came between them."""
+    ended = [record for record in records if since <= record.ended < until]
+    good = [record for record in ended if record.outcome in GOOD]
+    tokens = sum(n for record in records for at, n in record.arrivals if since <= at < until)
+    return Summary(
+        requests=len(ended),
+        outcomes={outcome.value: n for outcome, n in sorted(Counter(record.outcome for record in ended).items())},
+        tokens_per_s=tokens / max(until - since, 1e-9),
+        ttft_ms=_median_ms([record.ttft_s for record in good]),
+        tpot_ms=_median_ms([record.tpot_s for record in good]),
+    )
+
+
+def throughput(records: Sequence[Record], since: float, until: float, step_s: float = 1.0) -> list[tuple[float, float]]:
+    """Tokens a second in every step between two moments: (middle of the step in seconds from `since`, tokens/s)."""
+    steps = max(1, round((until - since) / step_s))
+    totals = [0.0] * steps
+    for record in records:
+        for at, tokens in record.arrivals:
+            step = int((at - since) / step_s)
+            if at >= since and step < steps:
+                totals[step] += tokens
+    return [((step + 0.5) * step_s, total / step_s) for step, total in enumerate(totals)]
+
+
+def forbidden(records: Sequence[Record]) -> list[Record]:
+    """Requests whose client could not know that its answer was wrong or not whole."""
+    return [record for record in records if record.outcome in FORBIDDEN]
+
+
+def write_records(path: Path, records: Sequence[Record]) -> None:
+    """One JSON line a request."""
+    write_atomic(path, "".join(json.dumps(asdict(record)) + "\n" for record in records))
+
+
+def _median_ms(seconds: Sequence[float | None]) -> float | None:
+    found = [1000 * value for value in seconds if value is not None]
+    return statistics.median(found) if found else None

@@ -1,0 +1,388 @@
+"""`kimi serve --replicas N` as another program sees it: started as an operator starts it, followed by its events.
+
+For whoever breaks a fleet on purpose: the demo, the fault table, the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import psutil
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.engine.leftovers import shared_memory_of
+from kimi_w4a8_eagle3.engine.process import free_port, tail_lines
+from kimi_w4a8_eagle3.fleet.engine_processes import is_alive
+from kimi_w4a8_eagle3.fleet.events import EVENTS
+
+START_TIMEOUT_S = 400.0
+_POLL_S = 0.1
+_LINGER_S = 15.0  # for processes that outlive `kimi serve`, before they are killed
+_PHASES = frozenset({"starting", "checking", "ready", "draining", "stalled", "down"})
+_PRIVATE = re.compile(r"KIMI_(API|ADMIN)_KEY")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of events.jsonl; time in Unix seconds."""
+
+    time: float
+    source: str
+    event: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What should have ended with a fleet; nothing of it may exist."""
+
+    processes: tuple[str, ...]
+    ports: tuple[int, ...]
+    shared_memory: tuple[str, ...]
+    temporary_files: tuple[str, ...]
+
+    def since(self, earlier: Leftovers) -> Leftovers:
+        """What was not left before."""
+        return Leftovers(
+            processes=tuple(each for each in self.processes if each not in earlier.processes),
+            ports=tuple(each for each in self.ports if each not in earlier.ports),
+            shared_memory=tuple(each for each in self.shared_memory if each not in earlier.shared_memory),
+            temporary_files=tuple(each for each in self.temporary_files if each not in earlier.temporary_files),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.processes or self.ports or self.shared_memory or self.temporary_files)
+
+    def __str__(self) -> str:
+        parts = (
+            ("processes", self.processes),
+            ("ports", self.ports),
+            ("shared memory", self.shared_memory),
+            ("temporary files", self.temporary_files),
+        )
+        return "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in parts if found) or "nothing"
+
+
+class ServedFleet:
+    """`kimi serve --recipe tiny --replicas N` with its runs and temporary files in `folder`.
+
+    Used as a context manager; the exit ends it, with kill -9 where it does not end by itself, and takes no leftovers
+    into account: ask `leftovers` after `stop` for that. arguments: more words for it; program: what `kimi` is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        replicas: int = 2,
+        arguments: Sequence[str] = (),
+        recipe: str = "tiny",
+        program: Sequence[str] = (sys.executable, "-m", "kimi_w4a8_eagle3.cli"),
+    ) -> None:
+        self.folder = folder
+        self.port, self.ops_port = free_port(), free_port()
+        self.replicas = replicas
+        self.base_url, self.ops_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.ops_port}"
+        self.output = folder / "kimi.out"
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._command = [
+            *program,
+            *("serve", "--recipe", recipe, "--replicas", str(replicas), "--ops-port", str(self.ops_port)),
+            *("--set", f"port={self.port}", *arguments),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._run: Path | None = None
+        self._http = httpx.Client(timeout=20.0)
+        self._family: dict[int, psutil.Process] = {}
+        self._ports: set[int] = {self.port, self.ops_port}
+        self._shared_memory: set[Path] = set()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """`kimi serve` itself."""
+        if self._process is None:
+            raise KimiError("the fleet was not started")
+        return self._process
+
+    @property
+    def temporary(self) -> Path:
+        """Its folder for temporary files, which nobody else uses."""
+        if self._temporary is None:
+            raise KimiError("the fleet was not started")
+        return Path(self._temporary.name)
+
+    @property
+    def run(self) -> Path:
+        """Its run folder: logs and events."""
+        if self._run is None:
+            found = sorted(self.folder.glob("runs/*-serve-*"))
+            if not found:
+                raise self._failure("`kimi serve` made no run folder")
+            self._run = found[-1]
+        return self._run
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._temporary = tempfile.TemporaryDirectory(prefix="kf-", ignore_cleanup_errors=True)
+        env = _environment({"TMPDIR": self._temporary.name})
+        with self.output.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_whole(
+        self, timeout_s: float = START_TIMEOUT_S, on_wait: Callable[[float], None] | None = None, since: float = 0.0
+    ) -> float:
+        """Wait until every replica is ready and registered; returns the Unix time from which on it was so.
+
+        since: only a moment after this Unix time counts. Raises KimiError when `kimi serve` ends or takes too long.
+        """
+        began = time.monotonic()
+        while True:
+            self.look()
+            whole = whole_since(self.events(), self.replicas)
+            if whole is not None and whole >= since:
+                return whole
+            if self.process.poll() is not None:
+                raise self._failure(f"`kimi serve` ended with exit code {self.process.poll()}")
+            if time.monotonic() - began > timeout_s:
+                raise self._failure(f"the fleet was not whole within {timeout_s:.0f} s")
+            if on_wait is not None:
+                on_wait(time.monotonic() - began)
+            time.sleep(_POLL_S)
+
+    def events(self) -> list[Event]:
+        """What has happened so far, in the order of time."""
+        try:
+            lines = (self.run / EVENTS).read_text().splitlines()
+        except (OSError, KimiError):
+            return []
+        return [event for line in lines if (event := _event(line)) is not None]
+
+    def wait_event(
+        self,
+        matches: Callable[[Event], bool],
+        since: float,
+        timeout_s: float,
+        on_wait: Callable[[float], None] | None = None,
+    ) -> Event:
+        """The first event after a Unix time that matches; KimiError when none comes."""
+        began = time.monotonic()
+        while time.monotonic() - began < timeout_s:
+            self.look()
+            for event in self.events():
+                if event.time >= since and matches(event):
+                    return event
+            if on_wait is not None:
+                on_wait(time.monotonic() - began)
+            time.sleep(_POLL_S)
+        raise self._failure(f"an event did not come within {timeout_s:.0f} s")
+
+    def status(self) -> dict[str, Any]:
+        """What the ops endpoint says."""
+        found: dict[str, Any] = self._http.get(f"{self.ops_url}/status").json()
+        return found
+
+    def replica_url(self, number: int) -> str:
+        """Where an engine answers, on loopback."""
+        return str(self.status()["replicas"][number]["base_url"])
+
+    def engine(self, number: int) -> psutil.Process:
+        """Main process of a replica."""
+        port = self.replica_url(number).rpartition(":")[2]
+        for process in self.look():
+            words = _words(process)
+            if "--port" in words and words[words.index("--port") + 1] == port and "launch_server" in " ".join(words):
+                return process
+        raise self._failure(f"no process serves replica {number}")
+
+    def scheduler(self, number: int) -> psutil.Process:
+        """The process of a replica that computes."""
+        for process in self.engine(number).children(recursive=True):
+            if "scheduler" in " ".join([process.name(), *_words(process)]):
+                return process
+        raise self._failure(f"replica {number} has no scheduler process")
+
+    def router(self) -> psutil.Process:
+        """The router's process."""
+        for process in self.look():
+            if "run_router" in " ".join(_words(process)) or "sglang::router" in " ".join(_words(process)):
+                return process
+        raise self._failure("there is no router process")
+
+    def look(self) -> list[psutil.Process]:
+        """All processes of the fleet that live now; remembers them, their ports and memory, for `leftovers`."""
+        try:
+            kimi = psutil.Process(self.process.pid)
+            family = [kimi, *kimi.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+        for process in family:
+            self._family.setdefault(process.pid, process)
+            words = _words(process)
+            if "--port" in words:
+                self._ports.add(int(words[words.index("--port") + 1]))
+        self._shared_memory |= shared_memory_of(process.pid for process in family)
+        return family
+
+    def stop(self, signal_number: int, timeout_s: float = 180.0) -> int:
+        """Send a signal and wait for the end; returns the exit code."""
+        self.look()
+        self.process.send_signal(signal_number)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise self._failure(
+                f"`kimi serve` did not end within {timeout_s:.0f} s of signal {signal_number}"
+            ) from None
+
+    def debris(self, known: Leftovers | None = None, patience_s: float = 15.0) -> Leftovers:
+        """What is left of engines and routers that have ended while the fleet lives on; without what was `known`."""
+        known = known or Leftovers((), (), (), ())
+        end = time.monotonic() + patience_s
+        while (found := self._debris().since(known)) and time.monotonic() < end:
+            time.sleep(0.25)
+        return found
+
+    def leftovers(self, patience_s: float = 30.0) -> Leftovers:
+        """What is left of an ended fleet, once `patience_s` have passed or nothing is left."""
+        end = time.monotonic() + patience_s
+        while (found := self._leftovers()) and time.monotonic() < end:
+            time.sleep(0.25)
+        return found
+
+    def __enter__(self) -> ServedFleet:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.look()
+            self.process.terminate()
+            try:
+                self.process.wait(30.0 if kind is None else 5.0)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        _, alive = psutil.wait_procs(list(self._family.values()), timeout=_LINGER_S)
+        for process in alive:
+            _kill(process)
+        psutil.wait_procs(alive, timeout=_LINGER_S)
+        self._http.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _debris(self) -> Leftovers:
+        family = self.look()
+        ours = {process.pid for process in family}
+        orphans = [process for process in self._family.values() if process.pid not in ours and is_alive(process)]
+        used = shared_memory_of(ours)
+        sockets = [path for process in family for path in _sockets(process)]  # each engine has some in its folder
+        folders = sorted(self.temporary.glob("kimi-*"))
+        surplus = [path.name for path in folders if not any(s.startswith(f"{path}/") for s in sockets)]
+        return Leftovers(
+            processes=tuple(f"{process.pid} {_name(process)}" for process in orphans),
+            ports=(),  # every port belongs to a process
+            shared_memory=tuple(sorted(path.name for path in self._shared_memory - used if path.exists())),
+            temporary_files=tuple(surplus),
+        )
+
+    def _leftovers(self) -> Leftovers:
+        alive = [process for process in self._family.values() if is_alive(process)]
+        files = sorted(path.name for path in self.temporary.iterdir())
+        return Leftovers(
+            processes=tuple(f"{process.pid} {_name(process)}" for process in alive),
+            ports=tuple(sorted(self._ports & _listening())),
+            shared_memory=tuple(sorted(path.name for path in self._shared_memory if path.exists())),
+            temporary_files=tuple(files),
+        )
+
+    def _failure(self, what: str) -> KimiError:
+        tail = "\n".join(tail_lines(self.output, 15))
+        return KimiError(f"{what}; the end of its output:\n{tail}", where=str(self.folder))
+
+
+def whole_since(events: Sequence[Event], replicas: int) -> float | None:
+    """From which event on all replicas are ready and registered; None when they are not now."""
+    ready: set[str] = set()
+    registered: set[str] = set()
+    since: float | None = None
+    for event in events:
+        if event.source.startswith("replica-") and event.event in _PHASES:
+            (ready.add if event.event == "ready" else ready.discard)(event.source)
+        elif event.source == "router":
+            if event.event == "down":
+                registered.clear()  # a new router knows no replica
+            elif event.event == "registered":
+                registered.add(event.reason)
+            elif event.event == "removed":
+                registered.discard(event.reason)
+        if len(ready) == len(registered) == replicas:
+            since = event.time if since is None else since
+        else:
+            since = None
+    return since
+
+
+def _event(line: str) -> Event | None:
+    """None for a line that a full disk cut off."""
+    try:
+        return Event(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
+
+
+def _environment(changes: dict[str, str]) -> dict[str, str]:
+    """This process's environment for a fleet of its own: the keys of another service do not belong to it."""
+    return {name: value for name, value in os.environ.items() if not _PRIVATE.match(name)} | changes
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _sockets(process: psutil.Process) -> list[str]:
+    """Paths of its Unix sockets."""
+    try:
+        return [str(connection.laddr) for connection in process.net_connections("unix")]
+    except psutil.Error:
+        return []
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:80] or process.name()
+    except psutil.Error:
+        return "(ended)"
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return
+
+
+def _listening() -> set[int]:
+    found = psutil.net_connections("tcp")
+    return {int(c.laddr[1]) for c in found if c.status == psutil.CONN_LISTEN and len(c.laddr) == 2}

@@ -1,0 +1,145 @@
+"""Does a fleet leak, and does it lose a token? Mixed load for minutes or hours, everything sampled, a verdict.
+
+    python -m proof.soak [--minutes 20] [--replicas 2] [--concurrency 8] [--seed 7] [--url http://HOST:PORT]
+
+Starts `kimi serve --recipe tiny --replicas N`, or uses the fleet at --url. Exit code 1 when something was found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
+from kimi_w4a8_eagle3.cli import run
+from proof.load.load import summarize, write_records
+from proof.load.load_request import Record
+from proof.soak.findings import Bounds, Finding, outcomes
+from proof.soak.fleet import check_nothing_left, running, started
+from proof.soak.picture import draw
+from proof.soak.soak import OnProgress, Plan, Soak, judge, soak
+from proof.soak.watch import RUNNING, USED, Sample
+
+
+def main(
+    minutes: float = typer.Option(20.0, min=0.5, help="Of load; start and rest come on top."),
+    replicas: int = typer.Option(2, min=1, help="Engines behind the router."),
+    concurrency: int = typer.Option(8, min=2, help="Clients at a time; one of them reads slowly."),
+    seed: int = typer.Option(7, help="Of questions, their order, and when clients leave."),
+    url: str = typer.Option(None, help="A fleet that runs already, instead of one started here."),
+    ops_url: str = typer.Option(None, help="Its probes and metrics; default: --url with the next port."),
+    recipe: str = typer.Option("tiny", help="Served when no --url is given."),
+    sets: list[str] = typer.Option([], "--set", help="KEY=VALUE for the fleet started here, as for kimi serve."),
+    runs: Path = typer.Option(DEFAULT_ROOT, help="Where the run folder is made."),
+) -> None:
+    """Soak, draw, judge."""
+    console = table_console()
+    folder = new_run_dir("soak", runs).resolve()
+    bounds, plan = Bounds(), Plan(minutes, concurrency, seed)
+    facts = {
+        "plan": asdict(plan),
+        "bounds": asdict(bounds),
+        "url": url,
+        "recipe": recipe,
+        "set": sets,
+        "replicas": replicas,
+    }
+    write_json(folder / RECORD, record("soak", {}, {}, **facts))
+    console.print(f"soak: everything is in {folder}")
+    try:
+        with signals_raise(), _progress(console, minutes) as (say, on_progress):
+            if url is not None:
+                found = soak(running(url, ops_url), folder, plan, on_progress)
+                left = list[Finding]()
+            else:
+                with started(recipe, sets, replicas, folder, lambda line: say(f"start: {line}")) as fleet:
+                    found = soak(fleet, folder, plan, on_progress)
+                    say("the fleet is stopped")
+                left = [check_nothing_left(fleet, found.shared_memory)]
+    except Terminated as stopped:
+        console.print(f"soak: {stopped} received; no verdict")
+        raise typer.Exit(stopped.exit_code) from None
+    except KimiError as error:
+        Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}")
+        raise typer.Exit(error.exit_code) from None
+    findings = [*judge(found, bounds), *left]
+    write_records(folder / "requests.jsonl", found.records)
+    write_json(folder / "soak.json", _result(found, findings))
+    title = f"{len(found.records):,} requests in {minutes:g} minutes, {concurrency} clients"
+    draw(found, folder / "soak.png", title)
+    console.print(_served(found), _findings(findings))
+    failed = [finding for finding in findings if not finding.passed]
+    console.print("[green]✓ nothing leaks, nothing is lost[/]" if not failed else f"[red]✗ {len(failed)} findings[/]")
+    raise typer.Exit(1 if failed else 0)
+
+
+@contextmanager
+def _progress(console: Console, minutes: float) -> Iterator[tuple[Callable[[str], None], OnProgress]]:
+    """A bar for the minutes of load; what the fleet does now is written behind it."""
+    columns = (SpinnerColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("start", total=60 * minutes)
+
+        def say(text: str) -> None:
+            progress.update(task, description=escape(text[:80]))
+
+        def on_progress(stage: str, seconds: float, records: Sequence[Record], sample: Sample | None) -> None:
+            counts = Counter(record.outcome.value for record in records)
+            said = ", ".join(f"{n} {name}" for name, n in counts.most_common())
+            if sample is not None:
+                engines = sample.engines.values()
+                running, used = (sum(engine[key] for engine in engines) for key in (RUNNING, USED))
+                said += f"; {running:.0f} run, {used:.0f} KV slots"
+            say(f"{stage}: {said}" if said else stage)
+            if stage == "load":
+                progress.update(task, completed=seconds)
+
+        yield say, on_progress
+
+
+def _served(found: Soak) -> Table:
+    table = Table(title="What the clients saw")
+    for column in ("client", "requests", "outcomes"):
+        table.add_column(column, justify="right" if column == "requests" else "left")
+    for manner, counts in outcomes(found.records).items():
+        table.add_row(manner, f"{counts.total():,}", ", ".join(f"{n:,} {name}" for name, n in counts.most_common()))
+    return table
+
+
+def _findings(findings: Sequence[Finding]) -> Table:
+    table = Table(title="Findings")
+    for column in ("", "what", "detail"):
+        table.add_column(column)
+    for finding in findings:
+        table.add_row("[green]✓" if finding.passed else "[red]✗", finding.what, escape(finding.detail))
+    return table
+
+
+def _result(found: Soak, findings: Sequence[Finding]) -> dict[str, Any]:
+    return {
+        "passed": all(finding.passed for finding in findings),
+        "findings": [asdict(finding) for finding in findings],
+        "began": found.began,
+        "ended": found.ended,
+        "outcomes": outcomes(found.records),
+        "summary": asdict(summarize(found.records, found.began, found.ended)),
+        "before": asdict(found.before),
+        "after": asdict(found.after),
+    }
+
+
+if __name__ == "__main__":
+    run(lambda: typer.run(main))

@@ -1,0 +1,165 @@
+"""What a soak proves: pure functions from samples and outcomes to findings, each passed or failed with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import theilslopes
+
+from ..load.load_request import Manner, Outcome, Record
+
+MIB = 2**20
+_HOUR_S = 3600.0
+_OVERLOAD = frozenset({429, 503})
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What still counts as flat.
+
+    growth_mib_h: memory of one process, projected to an hour. negligible_mib_h: a growth that is certain, but smaller
+    than this, is not held against a process. block_s: of so many seconds the least sample counts: a leak lifts it, a
+    long prompt that needs memory for a moment does not, and neighbours that repeat each other are no more evidence
+    than one of them. The others: of one process, after the load
+    more than before it; connections that are kept open and worker threads of a pool are no leak.
+    """
+
+    growth_mib_h: float = 32.0
+    negligible_mib_h: float = 4.0
+    block_s: float = 60.0
+    fds: int = 24
+    threads: int = 8
+    close_wait: int = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was checked."""
+
+    what: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Memory of a process over the second half of a soak: slope in MiB an hour, and its 95 % interval."""
+
+    mib_per_hour: float
+    low: float
+    high: float
+    blocks: int
+
+    def flat(self, bounds: Bounds) -> bool:
+        """Below the bound, and not certainly more than negligible."""
+        return self.mib_per_hour < bounds.growth_mib_h and self.low <= bounds.negligible_mib_h
+
+    def __str__(self) -> str:
+        return f"{self.mib_per_hour:+.1f} MiB/h ({self.low:+.1f} to {self.high:+.1f})"
+
+
+def growth(times: Sequence[float], values: Sequence[float], block_s: float) -> Growth | None:
+    """Theil-Sen slope of the floor of a series of bytes, over its second half.
+
+    None when that half has fewer than four blocks.
+    """
+    half = (times[0] + times[-1]) / 2 if times else 0.0
+    blocks: dict[int, list[tuple[float, float]]] = {}
+    for at, value in zip(times, values, strict=True):
+        if at >= half:
+            blocks.setdefault(int((at - half) // block_s), []).append((at, value))
+    if len(blocks) < 4:
+        return None
+    floor = [min(block, key=lambda sample: sample[1]) for block in blocks.values()]
+    slope, _, low, high = theilslopes([value for _, value in floor], [at for at, _ in floor], alpha=0.95)
+    unit = _HOUR_S / MIB
+    return Growth(float(slope) * unit, float(low) * unit, float(high) * unit, len(floor))
+
+
+def check_memory(times: Sequence[float], by_process: Mapping[str, Sequence[float]], bounds: Bounds) -> list[Finding]:
+    """The memory of every process is flat. times and values of the load alone, without start and rest."""
+    findings = []
+    for name, values in by_process.items():
+        found = growth(times, values, bounds.block_s)
+        if found is None:
+            findings.append(Finding(f"memory of {name}", False, "too few samples for a slope: soak longer"))
+            continue
+        detail = f"{found}, {values[0] / MIB:.0f} -> {values[-1] / MIB:.0f} MiB"
+        findings.append(Finding(f"memory of {name}", found.flat(bounds), detail))
+    return findings
+
+
+def check_level(what: str, before: Mapping[str, int], after: Mapping[str, int], allowance: int) -> Finding:
+    """A count of every process after the load is at most `allowance` above the one before it."""
+    more = {name: after[name] - count for name, count in before.items() if name in after}
+    if not more:
+        return Finding(what, False, "no process was seen before and after")
+    name = max(more, key=lambda each: more[each])
+    detail = f"at most {more[name]:+d}, {name}: {before[name]} -> {after[name]} ({allowance} more are allowed)"
+    return Finding(what, more[name] <= allowance, detail)
+
+
+def check_same_processes(before: Mapping[str, int], after: Mapping[str, int]) -> Finding:
+    """Every process lived from the first to the last sample (process ids by name)."""
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return Finding("no process died", not changed, ", ".join(changed) or f"{len(before)} processes")
+
+
+def check_empty(what: str, left: Mapping[str, float], expected: Collection[str]) -> Finding:
+    """Nothing is in use when the load has ended (KV slots, running requests), on every expected replica."""
+    silent = sorted(set(expected) - left.keys())
+    used = [f"{name}: {value:g}" for name, value in left.items() if value] + [f"{name}: no answer" for name in silent]
+    if not expected:
+        return Finding(what, False, "no replica was seen")
+    return Finding(what, not used, ", ".join(used) or f"0 on {len(left)} replicas")
+
+
+def check_answers(records: Sequence[Record]) -> list[Finding]:
+    """Every answer is the reference, and every error is one that its client deserved or could retry."""
+    asked = [record for record in records if record.manner is not Manner.BAD]
+    return [
+        _none("streamed, whole and slowly read answers equal the reference", asked, _wrong),
+        _none("no broken or silent connection", asked, _broken),
+        _none("no good request is refused but for overload", asked, _refused),
+        _none("no 5xx but overload", records, _server_error),
+        _none("bad requests get 4xx with a message", [r for r in records if r.manner is Manner.BAD], _badly_refused),
+    ]
+
+
+def outcomes(records: Sequence[Record]) -> dict[str, Counter[str]]:
+    """How often each outcome came, by manner."""
+    found: dict[str, Counter[str]] = {}
+    for record in records:
+        found.setdefault(record.manner.value, Counter())[record.outcome.value] += 1
+    return found
+
+
+def _wrong(record: Record) -> bool:
+    return record.outcome in (Outcome.TRUNCATED, Outcome.WRONG)
+
+
+def _broken(record: Record) -> bool:
+    return record.outcome in (Outcome.CUT, Outcome.HUNG, Outcome.UNREACHABLE)
+
+
+def _refused(record: Record) -> bool:
+    return record.outcome is Outcome.REFUSED and record.status not in _OVERLOAD
+
+
+def _server_error(record: Record) -> bool:
+    return record.outcome is Outcome.FAILED or ((record.status or 0) >= 500 and record.status not in _OVERLOAD)
+
+
+def _badly_refused(record: Record) -> bool:
+    return record.outcome is not Outcome.REFUSED or not 400 <= (record.status or 0) < 500
+
+
+def _none(what: str, records: Sequence[Record], is_fault: Callable[[Record], bool]) -> Finding:
+    faults = [record for record in records if is_fault(record)]
+    if not records or faults:
+        first = faults[0] if faults else None
+        example = f"; first: {first.manner.value}, {first.outcome.value}, {first.detail[:160]}" if first else ""
+        return Finding(what, False, f"{len(faults)} of {len(records)} requests{example}")
+    return Finding(what, True, f"{len(records)} of {len(records)} requests")

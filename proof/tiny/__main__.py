@@ -1,0 +1,77 @@
+"""`python -m proof.tiny`: make the built-in model from nothing, or check the one in the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.cli import run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+app = typer.Typer(no_args_is_help=True, help="The built-in model: make it, or check the one in the package.")
+
+
+@app.command("build")
+def build(
+    work: Path = typer.Option(Path("runs/tiny"), "--work", help="Where intermediate results go."),
+    threads: int = typer.Option(1, "--threads", min=1, help="CPU threads for torch."),
+) -> None:
+    """Train, quantize and evaluate the built-in model and its draft; replaces the package's when all checks pass.
+
+    Exit status 1 when a check fails; the package's weights are then left as they were.
+    """
+    import torch
+
+    from .build import build as run
+
+    torch.set_num_threads(threads)
+    console = Console()
+    with _progress(console) as progress:
+        result = run(work, progress)
+    console.print(result.table())
+    raise typer.Exit(0 if result.ok else 1)
+
+
+@app.command("check")
+def check(
+    problems: int = typer.Option(100, "--problems", min=1, help="Number of held-out problems."),
+    threads: int = typer.Option(1, "--threads", min=1, help="CPU threads for torch."),
+) -> None:
+    """Answer held-out problems with the package's target in BF16 and W4A8 and measure the draft's accept length.
+
+    Plain torch, no server. Exit status 1 when a check fails.
+    """
+    import torch
+
+    from .evaluate import evaluate
+
+    torch.set_num_threads(threads)
+    console = Console()
+    with _progress(console) as progress:
+        task = progress.add_task("held-out problems", total=2 * problems)
+        result = evaluate(
+            tiny.target_path(),
+            tiny.target_bf16_path(),
+            tiny.draft_path(),
+            problems,
+            lambda n: progress.advance(task, n),
+        )
+    console.print(result.table())
+    raise typer.Exit(0 if result.ok else 1)
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console)
+
+
+if __name__ == "__main__":
+    run(app)

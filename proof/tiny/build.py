@@ -1,0 +1,124 @@
+"""Make the built-in model from nothing: tokenizer, target, Quark, draft, evaluation. `make tiny` runs this.
+
+The target's training is saved every few minutes and continued after an interruption; the finished checkpoints replace
+the package's only when every check passes.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
+from kimi_w4a8_eagle3.tiny import DRAFT, METRICS, TARGET, TARGET_BF16, WEIGHTS
+from kimi_w4a8_eagle3.tiny.tokenizer import train_tokenizer
+
+from .checkpoint import load_target, save_draft, save_target
+from .config import DraftConfig, TargetConfig
+from .data import corpus
+from .evaluate import Evaluation, evaluate
+from .train_draft import DraftTraining, draft_steps, on_policy, train_draft
+from .train_target import TargetTraining, train_target
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+CORPUS_DOCUMENTS, CORPUS_SEED = 20_000, 0
+EVALUATED_PROBLEMS = 1000
+_LOG_EVERY = 50
+_PACKAGES = ("torch", "amd-quark", "tokenizers", "safetensors")
+
+
+def build(
+    work: Path,
+    progress: Progress,
+    target_training: TargetTraining | None = None,
+    draft_training: DraftTraining | None = None,
+) -> Evaluation:
+    """Run all stages under `work`; on success replace the package's weights and metrics.json."""
+    target_training, draft_training = target_training or TargetTraining(), draft_training or DraftTraining()
+    config = TargetConfig()
+    seconds: dict[str, float] = {}
+    new = work / "weights"
+    shutil.rmtree(new, ignore_errors=True)
+
+    tokenizer = train_tokenizer(corpus(CORPUS_DOCUMENTS, CORPUS_SEED), config.vocab)
+    with _stage(progress, "train the target", target_training.steps) as show:
+        model, seconds["target"] = train_target(tokenizer, target_training, work / "target.pt", show)
+    save_target(model, tokenizer, new / TARGET_BF16)
+    with _clock(seconds, "quantize"):
+        quantize_w4a8(new / TARGET_BF16, new / TARGET)
+
+    served = load_target(new / TARGET)
+    with _clock(seconds, "replies"), _counter(progress, "target's replies", draft_training.dialogues) as advance:
+        dialogues = on_policy(served, tokenizer, draft_training.dialogues, draft_training.seed, advance)
+    with _clock(seconds, "draft"), _stage(progress, "train the draft", draft_steps(draft_training)) as show:
+        draft = train_draft(served, dialogues, draft_training, show)
+    save_draft(draft, config, DraftConfig(), new / DRAFT)
+
+    with _clock(seconds, "evaluate"), _counter(progress, "held-out problems", 2 * EVALUATED_PROBLEMS) as advance:
+        result = evaluate(new / TARGET, new / TARGET_BF16, new / DRAFT, EVALUATED_PROBLEMS, advance)
+    record = {
+        "evaluation": result.to_json(),
+        "target_training": asdict(target_training),
+        "draft_training": asdict(draft_training),
+        "seconds": {stage: round(value) for stage, value in seconds.items()},
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _PACKAGES}},
+    }
+    (work / METRICS.name).write_text(json.dumps(record, indent=2) + "\n")
+    if result.ok:
+        _install(new, work / METRICS.name)
+    return result
+
+
+def _install(new: Path, metrics: Path) -> None:
+    """Put the finished checkpoints where the package looks for them."""
+    if not WEIGHTS.parent.is_dir():
+        raise KimiError("the package's folder is not writable", str(WEIGHTS.parent))
+    fresh = WEIGHTS.with_name("weights.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(new, fresh)
+    shutil.rmtree(WEIGHTS, ignore_errors=True)
+    fresh.rename(WEIGHTS)
+    shutil.copyfile(metrics, METRICS)
+
+
+@contextmanager
+def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - began
+
+
+@contextmanager
+def _stage(progress: Progress, title: str, total: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
+    """A progress bar for a training loop that reports (step, values)."""
+    task = progress.add_task(title, total=total)
+
+    def show(step: int, values: dict[str, float]) -> None:
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in values.items())
+        progress.update(task, completed=step, description=f"{title}: {shown}")
+        if not progress.console.is_terminal and (step % _LOG_EVERY == 0 or step == total):
+            progress.console.print(f"{title}: step {step}/{total}  {shown}")  # a log file has no moving bar
+
+    yield show
+
+
+@contextmanager
+def _counter(progress: Progress, title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar for a loop that reports how many more are done."""
+    task = progress.add_task(title, total=total)
+
+    def advance(n: int) -> None:
+        progress.advance(task, n)
+
+    yield advance

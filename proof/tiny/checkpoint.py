@@ -1,0 +1,147 @@
+"""Write and read the checkpoints: Kimi-K2.5 names, sharded safetensors with an index, config and tokenizer beside."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
+from kimi_w4a8_eagle3.tiny.tokenizer import save_tokenizer
+
+from .config import DraftConfig, TargetConfig, draft_config_json, generation_config_json, target_config_json
+from .draft import Draft
+from .experts import Experts, Int4Weights
+from .model import Target
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PREFIX = "language_model."
+_SHARDS = 2
+_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.(\w+)$")
+
+
+def save_target(model: Target, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the BF16 target as a KimiK25ForConditionalGeneration checkpoint in two shards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {PREFIX + name: tensor for name, tensor in target_tensors(model).items()}
+    names = sorted(tensors, key=_natural)
+    per_shard = -(-len(names) // _SHARDS)
+    weight_map: dict[str, str] = {}
+    for shard in range(_SHARDS):
+        part = names[shard * per_shard : (shard + 1) * per_shard]
+        file = f"model-{shard + 1:05d}-of-{_SHARDS:05d}.safetensors"
+        _save_tensors({name: tensors[name] for name in part}, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+    _write_json(folder / "config.json", target_config_json(model.config))
+    _write_json(folder / "generation_config.json", generation_config_json())
+    save_tokenizer(tokenizer, folder, model.config.context)
+
+
+def target_tensors(model: Target) -> dict[str, Tensor]:
+    """The checkpoint's tensors without the wrapper's prefix: BF16, the router bias float32, experts one by one."""
+    out: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        full = name if name.startswith("lm_head") else f"model.{name}"
+        if full.endswith("e_score_correction_bias"):
+            out[full] = tensor.float()
+        elif full.endswith(".experts.gate_up"):
+            for i, (gate, up) in enumerate((expert.chunk(2, 0)) for expert in tensor.bfloat16()):
+                out[full.replace("gate_up", f"{i}.gate_proj.weight")] = gate.contiguous()
+                out[full.replace("gate_up", f"{i}.up_proj.weight")] = up.contiguous()
+        elif full.endswith(".experts.down"):
+            for i, down in enumerate(tensor.bfloat16()):
+                out[full.replace("experts.down", f"experts.{i}.down_proj.weight")] = down.contiguous()
+        else:
+            out[full] = tensor.bfloat16()
+    return out
+
+
+def load_target(folder: Path, config: TargetConfig | None = None) -> Target:
+    """Read a BF16 or a W4A8 checkpoint of the built-in target; the result is BF16, in evaluation mode."""
+    config = config or TargetConfig()
+    tensors = read_tensors(folder)
+    state: dict[str, Tensor] = {}
+    experts: dict[str, dict[tuple[str, str], dict[int, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix(PREFIX).removeprefix("model.")
+        if match := _EXPERT.match(name):
+            group, index, projection, kind = match.groups()
+            experts.setdefault(group, {}).setdefault((projection, kind), {})[int(index)] = tensor
+        else:
+            state[name] = tensor
+    model = Target(config).bfloat16()
+    for router in model.routers():
+        router.e_score_correction_bias = router.e_score_correction_bias.float()
+    for group, parts in experts.items():
+        stacked = {key: torch.stack([by_index[i] for i in sorted(by_index)]) for key, by_index in parts.items()}
+        module = model.get_submodule(group)
+        assert isinstance(module, Experts)
+        if ("gate", "weight_scale") in stacked:
+            module.int4 = _int4_weights(stacked)
+            state[f"{group}.gate_up"] = torch.zeros_like(module.gate_up)
+            state[f"{group}.down"] = torch.zeros_like(module.down)
+        else:
+            state[f"{group}.gate_up"] = torch.cat([stacked["gate", "weight"], stacked["up", "weight"]], 1)
+            state[f"{group}.down"] = stacked["down", "weight"]
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def save_draft(model: Draft, target: TargetConfig, config: DraftConfig, folder: Path) -> None:
+    """Write the BF16 draft; no embedding, because the server hands it the target's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.bfloat16().contiguous() for name, tensor in model.state_dict().items()}
+    _save_tensors(tensors, folder / "model.safetensors")
+    _write_json(folder / "config.json", draft_config_json(target, config))
+
+
+def load_draft(folder: Path, target: TargetConfig | None = None, config: DraftConfig | None = None) -> Draft:
+    """Read the draft back, BF16, in evaluation mode."""
+    model = Draft(target or TargetConfig(), config or DraftConfig()).bfloat16()
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model.eval()
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of all shards of a checkpoint."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return tensors
+
+
+def _int4_weights(stacked: dict[tuple[str, str], Tensor]) -> Int4Weights:
+    def values(projection: str) -> Tensor:
+        return unpack_reorder(stacked[projection, "weight"]).float()
+
+    def scale(projection: str) -> Tensor:
+        return fold_scales(stacked[projection, "weight_scale"], stacked[projection, "weight_scale_2"])
+
+    return Int4Weights(
+        gate_up=torch.cat([values("gate"), values("up")], 1),
+        gate_up_scale=torch.cat([scale("gate"), scale("up")], 1),
+        down=values("down"),
+        down_scale=scale("down"),
+    )
+
+
+def _natural(name: str) -> list[Any]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # safetensors writes for the owner only
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,127 @@
+"""Train the EAGLE3 draft on the served target's own greedy replies, with the training-time test.
+
+The replies and the captured states come from the W4A8 target, because that is what the draft meets when served.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kimi_w4a8_eagle3.tiny.problems import problem_stream
+
+from .config import DraftConfig
+from .data import document
+from .draft import Draft
+from .generate import greedy, pad_right
+from .model import Target, initialise
+from .optim import optimizers, schedule, set_learning_rate
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class DraftTraining:
+    """How the draft is trained. `unroll` draft steps are trained at once, as many as are served."""
+
+    seed: int = 30360
+    dialogues: int = 3200
+    epochs: int = 4
+    batch: int = 24
+    unroll: int = 3
+    step_weight: float = 0.8  # step k counts step_weight ** k in the loss
+    lr: float = 1.6e-2
+    warmup: int = 20
+    decay: float = 0.5
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A prompt with the target's greedy reply: token ids, and how many of them are the prompt's."""
+
+    tokens: list[int]
+    prompt: int
+
+
+def on_policy(
+    target: Target, tokenizer: Tokenizer, n: int, seed: int, advance: Callable[[int], None] = lambda n: None
+) -> list[Dialogue]:
+    """The target's own greedy replies to `n` training prompts."""
+    rng, stream = random.Random(seed), problem_stream("train", seed)
+    prompts = [tokenizer.encode(document(next(stream), rng)[0]).ids for _ in range(n)]
+    prompts.sort(key=len)
+    out: list[Dialogue] = []
+    for begin in range(0, n, 500):
+        part = prompts[begin : begin + 500]
+        out += [Dialogue(p + r, len(p)) for p, r in zip(part, greedy(target, part), strict=True)]
+        advance(len(part))
+    return out
+
+
+@torch.no_grad()
+def captured_states(target: Target, tokens: Tensor, layers: Sequence[int]) -> Tensor:
+    """The states entering `layers`, side by side, BF16 [B, T, len(layers) * hidden]."""
+    _, states = target(tokens)
+    return torch.cat([states[i] for i in layers], -1)
+
+
+def train_draft(
+    target: Target,
+    dialogues: Sequence[Dialogue],
+    settings: DraftTraining,
+    report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
+) -> Draft:
+    """Train for `epochs` passes over `dialogues`; calls `report(step, {loss, first, last})` after each step."""
+    torch.manual_seed(settings.seed)
+    config = DraftConfig()
+    draft = Draft(target.config, config)
+    initialise(draft, settings.seed)
+    opts = optimizers(draft, settings.lr, weight_decay=0.0)
+    embedding = target.embed_tokens.weight.detach()
+    total = draft_steps(settings)
+    draft.train()
+    for step, chosen in enumerate(_shuffled(len(dialogues), settings)):
+        tokens, in_reply = _rows([dialogues[i] for i in chosen])
+        captured = captured_states(target, tokens, config.captured)
+        losses = []
+        with torch.autocast("cpu", torch.bfloat16):
+            for k, hidden in enumerate(draft(tokens, captured, embedding, settings.unroll)):
+                guessed, wanted = in_reply[:, k + 2 :], tokens[:, k + 2 :]
+                losses.append(F.cross_entropy(draft.logits(hidden[guessed]).float(), wanted[guessed]))
+        loss = torch.stack([settings.step_weight**k * value for k, value in enumerate(losses)]).sum()
+        set_learning_rate(opts, schedule(step, total, settings.lr, settings.warmup, settings.decay))
+        loss.backward()
+        for opt in opts:
+            opt.step()
+            opt.zero_grad()
+        report(step + 1, {"loss": loss.item(), "first": losses[0].item(), "last": losses[-1].item()})
+    return draft.eval()
+
+
+def draft_steps(settings: DraftTraining) -> int:
+    """Optimizer steps of the whole run."""
+    return settings.epochs * (settings.dialogues // settings.batch)
+
+
+def _rows(dialogues: Sequence[Dialogue]) -> tuple[Tensor, Tensor]:
+    """Tokens [B, T], and which of them a draft has to guess: the reply's, except its first, bool [B, T]."""
+    tokens = pad_right([d.tokens for d in dialogues])
+    columns = torch.arange(tokens.shape[1])
+    first = torch.tensor([d.prompt + 1 for d in dialogues]).unsqueeze(1)
+    end = torch.tensor([len(d.tokens) for d in dialogues]).unsqueeze(1)
+    return tokens, (columns >= first) & (columns < end)
+
+
+def _shuffled(n: int, settings: DraftTraining) -> Iterator[list[int]]:
+    rng = random.Random(settings.seed)
+    for _ in range(settings.epochs):
+        order = rng.sample(range(n), n)
+        for begin in range(0, n - settings.batch + 1, settings.batch):
+            yield sorted(order[begin : begin + settings.batch])

@@ -1,0 +1,73 @@
+"""What `kimi route` and `kimi serve --replicas` refuse before they start anything."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.machine.hardware import Machine
+
+WORKER = ("--worker", "http://node1:9527")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls()))
+
+
+def refusal(*arguments: str) -> KimiError:
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, KimiError), result.output
+    assert not list(Path().iterdir())  # no run folder of something that never ran
+    return result.exception
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing, or two things, to route to"),
+        ((*WORKER, "--workers-dns", "replicas:9527"), "nothing, or two things, to route to"),
+        (("--worker", "node1"), "cannot read the replica"),
+        ((*WORKER, *WORKER), "twice"),
+        ((*WORKER, "--set", "router.policy=random"), "there is nothing to set"),
+        ((*WORKER, "--recipe", "tny"), "did you mean 'tiny'"),
+        ((*WORKER, "--recipe", "tiny", "--set", "router.policy=fastest"), "router.policy"),
+    ],
+)
+def test_route_refuses(arguments: tuple[str, ...], message: str) -> None:
+    assert message in str(refusal("route", *arguments))
+
+
+@pytest.mark.parametrize("option", ["--port", "--ops-port"])
+@pytest.mark.parametrize(
+    "command", [("route", *WORKER), ("serve", "--recipe", "tiny", "--replicas", "2")], ids=lambda c: c[0]
+)
+def test_a_taken_port_is_named(command: tuple[str, ...], option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        as_engine_argument = command[0] == "serve" and option == "--port"
+        error = refusal(*command, *(("--set", f"port={port}") if as_engine_argument else (option, str(port))))
+    assert str(port) in error.what
+    assert option == "--port" or error.where == "--ops-port"
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two"])
+def test_a_number_of_replicas_that_is_none(count: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "--recipe", "tiny", "--replicas", count])
+    assert result.exit_code == 2 and "--replicas" in result.stderr
+
+
+def test_vllm_has_no_door_for_a_key(tmp_path_factory: pytest.TempPathFactory) -> None:
+    key = tmp_path_factory.mktemp("keys") / "key"
+    key.write_text("0123456789abcdef\n")
+    key.chmod(0o600)
+    words = ("serve", "--recipe", "mi355x-kimi-mxfp4", "--any-hardware", "--api-key-file", str(key))
+    error = refusal(*words)
+    assert error.where == "--api-key-file" and "vllm has no door" in error.what
+    assert "0123456789abcdef" not in str(error)

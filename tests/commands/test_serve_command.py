@@ -1,0 +1,79 @@
+"""`kimi serve --dry-run` shows what would run; a start on the wrong machine is refused before anything happens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.machine import aiter_regime
+from kimi_w4a8_eagle3.machine.hardware import Machine
+
+
+@pytest.fixture(autouse=True)
+def _bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls()))
+    monkeypatch.setattr(aiter_regime, "installed_regime", lambda: aiter_regime.Regime.UNKNOWN)
+
+
+def serve(*arguments: str):
+    return CliRunner().invoke(app, ["serve", *arguments])
+
+
+def test_dry_run_prints_environment_command_and_notes() -> None:
+    result = serve("--recipe", "eagle3-opt", "--dry-run")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("export TRITON_MAX_CACHE_SIZE=2147483648\n")
+    assert "export AITER_FLYDSL_STAGE2_TILE_K=256\npython -m sglang.launch_server \\\n" in result.stdout
+    assert "# --mem-fraction-static 0.824 --max-total-tokens 2097151: page-offset guard" in result.stderr
+    assert "#" not in result.stdout  # the notes do not get in the way of a shell
+
+
+def test_overrides_are_shown() -> None:
+    result = serve("-r", "eagle3", "--dry-run", "--set", "port=8000", "--", "--tool-call-parser", "kimi_k2")
+    assert "--port 8000" in result.stdout and "--tool-call-parser kimi_k2" in result.stdout
+    assert "# override: --port 8000" in result.stderr and "# override: --tool-call-parser kimi_k2" in result.stderr
+
+
+def test_a_misspelt_gate_of_the_shell_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYDSL_MOE_STAGE1_SHED", "0")
+    assert "did you mean 'FLYDSL_MOE_STAGE1_SCHED'" in str(serve("-r", "w4a8", "--dry-run").exception)
+
+
+def test_json_has_everything_a_program_needs() -> None:
+    launch = json.loads(serve("-r", "eagle3-opt", "--dry-run", "--json").stdout)
+    assert launch["env"]["FLYDSL_MOE_STAGE1_SCHED"] == "0"
+    assert launch["argv"][1:3] == ["-m", "sglang.launch_server"]
+    assert launch["base_url"] == "http://127.0.0.1:9527"
+
+
+def test_local_directories_replace_the_repositories(tmp_path: Path) -> None:
+    result = serve("-r", "eagle3", "--dry-run", "--model", str(tmp_path), "--draft", str(tmp_path / "d"))
+    assert f"--model-path {tmp_path}" in result.stdout
+    assert f"--speculative-draft-model-path {tmp_path / 'd'}" in result.stdout
+    assert "moving revision" not in result.stderr
+
+
+def test_a_machine_without_the_gpus_is_refused_before_the_start() -> None:
+    result = serve("-r", "eagle3")
+    assert isinstance(result.exception, KimiError)
+    assert "this machine has 0 AMD GPUs, the recipe needs 8" in result.exception.what
+    assert "--recipe tiny" in result.exception.remedy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-r", "egle3"], "did you mean 'eagle3'"),
+        (["-r", "eagle3", "--set", "env.AITER_FLYDSL_STAGE2_TILE_K=100"], "'100' is not allowed"),
+        (["-r", "eagle3", "--set", "env.AITER_FLYDSL_STAGE2_TILEK=256"], "did you mean 'AITER_FLYDSL_STAGE2_TILE_K'"),
+        (["-r", "eagle3", "--gpu", "mi99"], "unknown GPU"),
+    ],
+)
+def test_a_mistake_is_found_by_the_dry_run(arguments: list[str], message: str) -> None:
+    result = serve(*arguments, "--dry-run")
+    assert result.exit_code != 0 and message in str(result.exception)

@@ -1,0 +1,157 @@
+"""Temporary folders and shared memory of engines are removed, also of those whose supervisor was killed."""
+
+import mmap
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from kimi_w4a8_eagle3.engine.leftovers import Belongings, remove_orphans, shared_memory_of
+
+MAPS_UNTIL_KILLED = """
+import mmap, os, sys, time
+fd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+os.ftruncate(fd, 4096)
+memory = mmap.mmap(fd, 4096)
+print("mapped", flush=True)
+time.sleep(100)
+"""
+SUPERVISES_UNTIL_KILLED = """
+import sys, time
+from kimi_w4a8_eagle3.engine.leftovers import Belongings
+belongings = Belongings()
+belongings.see([int(sys.argv[1])])
+print(belongings.folder, flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_tmp(tmp_path, monkeypatch):
+    """Other engines of this machine are not to be touched."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield
+    monkeypatch.undo()
+    import tempfile
+
+    tempfile.tempdir = None
+
+
+def running(program, *arguments):
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True)
+    return process, process.stdout.readline().strip()
+
+
+@pytest.fixture
+def segment():
+    path = Path(f"/dev/shm/kimi-test-{uuid.uuid4().hex}")
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_what_an_engine_maps_is_removed_after_it_ended(segment):
+    engine, _ = running(MAPS_UNTIL_KILLED, str(segment))
+    belongings = Belongings()
+    belongings.see([engine.pid, 2**22 + 1])  # a process that has ended is no error
+    engine.kill()
+    engine.wait()
+    (belongings.folder / "socket").touch()
+    assert segment.exists()
+    belongings.remove()
+    assert not segment.exists() and not belongings.folder.exists()
+    belongings.remove()
+
+
+def test_folders_are_short_enough_for_sockets_and_private():
+    first, second = Belongings(), Belongings()
+    assert first.folder != second.folder
+    assert len(first.folder.name) <= 16
+    assert first.folder.stat().st_mode & 0o077 == 0
+    for each in (first, second):
+        each.remove()
+
+
+def test_orphans_of_a_killed_supervisor_are_removed_at_the_next_start(segment):
+    engine, _ = running(MAPS_UNTIL_KILLED, str(segment))
+    supervisor, folder = running(SUPERVISES_UNTIL_KILLED, str(engine.pid))
+    assert remove_orphans() == []  # it lives
+    for process in (engine, supervisor):
+        process.kill()
+        process.wait()
+    assert Path(folder).is_dir() and segment.exists()
+    assert remove_orphans() == [Path(folder)]
+    assert not Path(folder).exists() and not segment.exists()
+
+
+def test_an_engine_that_outlives_its_supervisor_keeps_everything_until_it_ended(segment):
+    engine, _ = running(MAPS_UNTIL_KILLED, str(segment))
+    supervisor, folder = running(SUPERVISES_UNTIL_KILLED, str(engine.pid))
+    supervisor.kill()
+    supervisor.wait()
+    assert remove_orphans() == []
+    assert segment.exists() and Path(folder).is_dir()
+    engine.kill()
+    engine.wait()
+    assert remove_orphans() == [Path(folder)]
+    assert not segment.exists()
+
+
+def test_foreign_folders_are_left_alone(tmp_path):
+    (tmp_path / "kimi-notes").mkdir()
+    mine = Belongings()
+    assert remove_orphans() == []
+    assert (tmp_path / "kimi-notes").is_dir() and mine.folder.is_dir()
+    mine.remove()
+
+
+def test_unlinked_memory_is_nobodys(segment):
+    fd = os.open(segment, os.O_CREAT | os.O_RDWR)
+    os.ftruncate(fd, 4096)
+    with mmap.mmap(fd, 4096):
+        assert segment in shared_memory_of([os.getpid()])
+        segment.unlink()
+        assert not [path for path in shared_memory_of([os.getpid()]) if path.name.startswith(segment.name)]
+    os.close(fd)
+
+
+NOTES_AND_DIES = """
+import os, signal, sys
+from kimi_w4a8_eagle3.engine.leftovers import note
+note(sys.argv[1])
+open(sys.argv[1], "w").close()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_an_engine_made_between_two_looks_is_removed_too(segment):
+    belongings = Belongings()
+    environment = {**os.environ, "TMPDIR": str(belongings.folder)}
+    subprocess.run([sys.executable, "-c", NOTES_AND_DIES, str(segment)], env=environment, check=False)
+    assert segment.exists()
+    belongings.remove()
+    assert not segment.exists()
+
+
+def test_a_process_that_nobody_supervises_notes_nothing(tmp_path, segment):
+    subprocess.run([sys.executable, "-c", NOTES_AND_DIES, str(segment)], env={**os.environ}, check=False)
+    assert segment.exists() and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_made_deletes_nothing_of_ours(tmp_path, monkeypatch):
+    """/tmp is everybody's: a folder with our name and a list of our files is a trap."""
+    treasure = tmp_path / "treasure"
+    treasure.touch()
+    trap = tmp_path / "kimi-trap"
+    trap.mkdir()
+    (trap / "owner.lock").touch()
+    (trap / "shared-memory.txt").write_text(f"{treasure}\n/dev/shm/../{treasure}\n")
+    monkeypatch.setattr(os, "getuid", lambda: trap.stat().st_uid + 1)
+    assert remove_orphans() == [] and trap.is_dir()
+    monkeypatch.undo()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert remove_orphans() == [trap]  # made by this user: cleared away, but nothing outside /dev/shm
+    assert treasure.exists()

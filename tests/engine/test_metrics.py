@@ -1,0 +1,109 @@
+"""Acceptance from counters and from per-request histograms."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.loopback import served
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.prometheus import Reading
+from kimi_w4a8_eagle3.engine import metrics
+from kimi_w4a8_eagle3.engine.metrics import Counters, acceptance_from_counters, acceptance_from_histograms, scrape
+
+EXPOSITION = """\
+# TYPE sglang:generation_tokens counter
+sglang:generation_tokens_total{is_streaming="false",model_name="m"} 100.0
+sglang:generation_tokens_total{is_streaming="true",model_name="m"} 24.0
+# TYPE sglang:prompt_tokens counter
+sglang:prompt_tokens_total{is_streaming="false",model_name="m"} 7.0
+# TYPE sglang:spec_verify_calls counter
+sglang:spec_verify_calls_total{model_name="m"} 40.0
+# TYPE sglang:num_requests counter
+sglang:num_requests_total{is_streaming="false",model_name="m"} 3.0
+sglang:num_requests_total{is_streaming="true",model_name="m"} 1.0
+"""
+
+
+def test_counters_are_summed_over_labels():
+    assert Counters.of(Reading.parse(EXPOSITION)) == Counters(124, 7, 40, 4)
+    assert Counters.of(Reading.parse("")) == Counters(0, 0, 0, 0)
+
+
+def test_accept_length_takes_the_prefill_token_off():
+    found = acceptance_from_counters(Counters(124, 7, 40, 4), num_draft_tokens=4)
+    assert found is not None
+    assert (found.length, found.rate, found.steps) == (3.0, pytest.approx(2 / 3), 40)
+    assert acceptance_from_counters(Counters(124, 7, 0, 4), num_draft_tokens=4) is None
+
+
+def test_a_restart_between_two_readings_is_an_error():
+    with pytest.raises(KimiError, match="backwards"):
+        Counters(5, 0, 0, 0).since(Counters(9, 0, 0, 0))
+
+
+@given(st.lists(st.lists(st.integers(0, 20), max_size=4), max_size=5))
+def test_histograms_agree_with_counting_steps(histograms):
+    """Every verify step that accepts k drafts commits k + 1 tokens and accepts positions 1 to k."""
+    steps = [k for histogram in histograms for k, count in enumerate(histogram) for _ in range(count)]
+    found = acceptance_from_histograms(histograms, num_draft_tokens=4)
+    if not steps:
+        assert found is None
+        return
+    assert found is not None
+    assert found.length == pytest.approx(sum(k + 1 for k in steps) / len(steps))
+    assert found.rate == pytest.approx(sum(steps) / (3 * len(steps)))
+    assert found.per_position == pytest.approx([sum(k >= i for k in steps) / len(steps) for i in (1, 2, 3)])
+
+
+@contextmanager
+def ops(readings: list[str], status: int = 200) -> Iterator[str]:
+    """An ops endpoint that gives these expositions one after the other, the last one for ever."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            text = (readings.pop(0) if len(readings) > 1 else readings[0]).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_):
+            pass
+
+    with served(Handler) as url:
+        yield url
+
+
+ONE = """\
+sglang:generation_tokens_total{replica="0"} 5.0
+kimi_replica_up{replica="0"} 1.0
+kimi_replica_up{replica="1"} 0.0
+"""
+BOTH = ONE.replace(" 0.0", " 1.0") + 'sglang:generation_tokens_total{replica="1"} 7.0\n'
+
+
+def test_a_replica_that_is_slow_to_answer_is_waited_for(monkeypatch):
+    monkeypatch.setattr(metrics, "_PAUSE_S", 0.01)
+    with ops([ONE, ONE, BOTH]) as base_url:
+        assert scrape(base_url).generation_tokens == 12
+
+
+def test_a_replica_that_stays_away_is_named(monkeypatch):
+    monkeypatch.setattr(metrics, "_PAUSE_S", 0.01)
+    with ops([ONE]) as base_url, pytest.raises(KimiError, match="no metrics of replica 1"):
+        scrape(base_url)
+
+
+@pytest.mark.parametrize(("text", "status", "found"), [("no such page", 404, "HTTP 404"), ("x{", 200, "no metrics: ")])
+def test_what_is_no_exposition_is_one_message(text, status, found):
+    with ops([text], status) as base_url, pytest.raises(KimiError, match=found):
+        scrape(base_url)
+
+
+def test_no_server_is_one_message():
+    with pytest.raises(KimiError, match="no metrics"):
+        scrape("http://127.0.0.1:9", timeout_s=1.0)

@@ -1,0 +1,131 @@
+"""The engine process: readiness, failure with its log, and that nothing of it survives."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.engine.process import EngineServer, free_port, last_line, require_free_port
+
+# A server like the real one in what matters here: it spawns a child in its own way, then answers /health.
+SERVING = """
+import http.server, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={detached})
+print("child", child.pid, flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def server(tmp_path: Path, program: str, port: int | None = None) -> EngineServer:
+    port = free_port() if port is None else port
+    argv = [sys.executable, "-c", textwrap.dedent(program), str(port)]
+    return EngineServer(argv, {}, "127.0.0.1", port, tmp_path / "server.log", name="test server")
+
+
+def child_of(log: Path) -> int:
+    return int(log.read_text().split()[1])
+
+
+def gone(pid: int, within_s: float = 15.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_stop_ends_the_process_and_its_children(tmp_path, detached):
+    with server(tmp_path, SERVING.format(detached=detached)) as running:
+        running.wait_ready(30)
+        child = child_of(running.log_path)
+        assert psutil.pid_exists(child)
+    assert gone(running.pid)
+    assert gone(child)
+
+
+def test_children_of_a_crashed_engine_are_ended(tmp_path):
+    running = server(tmp_path, SERVING.format(detached=True))
+    running.start()
+    running.wait_ready(30)
+    child = child_of(running.log_path)
+    running.poll()
+    os.kill(running.pid, signal.SIGKILL)
+    assert gone(running.pid)
+    assert running.poll() == -signal.SIGKILL
+    running.stop()
+    assert gone(child)
+
+
+def test_an_engine_that_ends_early_shows_the_end_of_its_log(tmp_path):
+    running = server(tmp_path, "import sys; print('loading'); sys.exit('no such weight: layer 3')")
+    running.start()
+    with pytest.raises(KimiError, match=r"exit code 1 .*(\n.*)*no such weight: layer 3") as caught:
+        running.wait_ready(30)
+    assert caught.value.where == str(running.log_path)
+
+
+def test_an_engine_that_never_answers_is_stopped(tmp_path):
+    running = server(tmp_path, "import time; time.sleep(600)")
+    running.start()
+    with pytest.raises(KimiError, match="not ready within"):
+        running.wait_ready(0.5)
+    assert gone(running.pid)
+
+
+def test_the_engine_ends_when_its_starter_is_killed(tmp_path):
+    starter = f"""
+    import sys, time
+    from pathlib import Path
+    from kimi_w4a8_eagle3.engine.process import EngineServer
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    s = EngineServer(sleep, {{}}, "127.0.0.1", {free_port()}, Path({str(tmp_path / "log")!r}))
+    s.start(); print(s.pid, flush=True); time.sleep(600)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(starter)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        engine = int(process.stdout.readline())
+        process.kill()
+    assert gone(engine)
+
+
+def test_a_taken_port_is_named_with_its_owner(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(KimiError, match=rf"port {port} .*process {os.getpid()}"):
+            server(tmp_path, "pass", port).start()
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_a_number_that_is_no_port(port):
+    with pytest.raises(KimiError, match="not a TCP port"):
+        require_free_port("127.0.0.1", port)
+
+
+def test_a_missing_program_is_one_message(tmp_path):
+    running = EngineServer(["/no/such/program"], {}, "127.0.0.1", free_port(), tmp_path / "log")
+    with pytest.raises(KimiError, match="could not be started"):
+        running.start()
+
+
+def test_last_line_skips_blank_ones(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\n\n  \n")
+    assert last_line(log) == "two"
+    assert last_line(tmp_path / "absent") == ""

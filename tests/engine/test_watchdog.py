@@ -1,0 +1,260 @@
+"""The progress watchdog against a real HTTP server on loopback, and stacks of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from kimi_w4a8_eagle3.engine import watchdog
+from kimi_w4a8_eagle3.engine.watchdog import Progress, Sample, Watchdog, dump_stacks
+
+METRICS = """\
+# HELP sglang:realtime_tokens_total tokens
+# TYPE sglang:realtime_tokens_total counter
+sglang:realtime_tokens_total{{mode="decode",tp_rank="0"}} {decode}
+sglang:realtime_tokens_total{{mode="prefill_compute",tp_rank="0"}} 100.0
+# HELP sglang:num_running_reqs running
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{{tp_rank="0"}} 2.0
+# HELP sglang:num_queue_reqs queued
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{{tp_rank="0"}} 1.0
+"""
+
+
+@dataclass
+class Engine:
+    """What the server on loopback pretends to be: `decode` tokens so far, and whether a health check is answered."""
+
+    decode: float = 0.0
+    generating: bool = False  # each scrape finds more tokens
+    healthy: bool = True
+    metrics: bool = True
+    vllm: bool = False  # no /health_generate: a completion is asked for instead
+    asked: list[str] = field(default_factory=list)
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    state = Engine()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            state.asked.append(self.path)
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            generates = state.healthy and body["model"] == "some-model" and body["max_tokens"] == 1
+            self.answer(200 if generates and self.path == "/v1/completions" else 503, b"{}")
+
+        def do_GET(self) -> None:
+            state.asked.append(self.path)
+            status, body = 404, b""
+            if state.vllm:
+                if self.path == "/v1/models":
+                    status, body = 200, b'{"data": [{"id": "some-model"}]}'
+                self.answer(status, body)
+                return
+            if self.path == "/metrics" and state.metrics:
+                state.decode += 5 if state.generating else 0
+                status, body = 200, METRICS.format(decode=state.decode).encode()
+            elif self.path == "/health_generate":
+                status = 200 if state.healthy else 503
+            elif self.path == "/health":
+                status = 200
+            self.answer(status, body)
+
+        def answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield state
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_metrics_of_all_ranks_and_modes_are_summed() -> None:
+    assert Sample.parse(METRICS.format(decode=7.0)) == Sample(tokens=107.0, running=2.0, queued=1.0)
+    assert Sample.parse("") == Sample(0.0, 0.0, 0.0)
+
+
+def test_vllms_metrics_are_read_too() -> None:
+    text = 'vllm:generation_tokens_total{engine="0"} 9\nvllm:num_requests_running{engine="0"} 3\n'
+    assert Sample.parse(text + "vllm:prompt_tokens_total 1\nvllm:num_requests_waiting 4\n") == Sample(10, 3, 4)
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_an_idle_vllm_is_asked_for_a_token(engine: Engine, healthy: bool) -> None:
+    engine.vllm, engine.healthy = True, healthy
+    stalled = threading.Event()
+    with Watchdog(engine.url, 0.6, stalled.set, poll_s=0.05):
+        assert stalled.wait(2.0) != healthy
+    assert "/v1/completions" in engine.asked
+
+
+def test_progress_is_a_counter_that_moved() -> None:
+    progress = Progress(timeout_s=10, now=0)
+    assert progress.advanced(Sample(5, 1, 0), now=1)
+    assert not progress.advanced(Sample(5, 1, 0), now=9)
+    assert not progress.stalled(now=10.9)
+    assert progress.stalled(now=11)
+    assert progress.advanced(Sample(6, 1, 0), now=12) and not progress.stalled(now=21)
+    assert progress.advanced(Sample(0, 0, 0), now=22)  # restarted
+    assert not progress.advanced(None, now=25)
+    progress.answered(now=31)
+    assert not progress.stalled(now=40) and progress.stalled(now=41)
+
+
+def test_a_deadlock_is_found_although_health_answers(engine: Engine, tmp_path: Path) -> None:
+    engine.healthy = False
+    stalled = threading.Event()
+    child = subprocess.Popen([sys.executable, "-c", "import time\ndef stuck():\n    time.sleep(60)\nstuck()"])
+    try:
+        with Watchdog(engine.url, 0.6, stalled.set, pid=child.pid, folder=tmp_path, poll_s=0.05):
+            assert stalled.wait(60)
+    finally:
+        child.kill()
+        child.wait()
+    text = (tmp_path / "stacks.txt").read_text()
+    assert "100 tokens so far, 2 requests running, 1 queued" in text
+    assert f"== {child.pid} " in text
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("echo a stack", "\na stack\n"),
+        ("echo half a stack; echo ptrace is not allowed >&2; exit 1", "py-spy failed: ptrace is not allowed; "),
+    ],
+)
+def test_py_spys_stacks_are_taken_only_when_it_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, shown: str
+) -> None:
+    tool = tmp_path / "py-spy"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        text = dump_stacks(child.pid, tmp_path, "no progress").read_text()
+    finally:
+        child.kill()
+        child.wait()
+    assert shown in text and "half a stack" not in text
+
+
+def test_a_busy_engine_is_left_alone_and_not_probed(engine: Engine) -> None:
+    engine.generating, engine.healthy = True, False
+    stalled = threading.Event()
+    with Watchdog(engine.url, 2.0, stalled.set, poll_s=0.05):
+        assert not stalled.wait(3.0)
+    assert "/health_generate" not in engine.asked
+
+
+def test_an_idle_engine_that_answers_a_health_check_is_left_alone(engine: Engine) -> None:
+    stalled = threading.Event()
+    with Watchdog(engine.url, 1.0, stalled.set, poll_s=0.05):
+        assert not stalled.wait(2.0)
+    assert "/health_generate" in engine.asked
+
+
+@pytest.mark.parametrize("generating", [True, False], ids=["tokens", "health-checks"])
+def test_progress_is_told_and_a_stall_is_not(engine: Engine, generating: bool) -> None:
+    engine.generating = generating
+    told: list[float] = []
+    more, stalled = threading.Event(), threading.Event()
+
+    def progressed(at: float) -> None:
+        told.append(at)
+        if len(told) >= 3:
+            more.set()
+
+    with Watchdog(engine.url, 0.6, stalled.set, poll_s=0.05, on_progress=progressed):
+        assert more.wait(30)
+        engine.generating = engine.healthy = False
+        assert stalled.wait(30)
+    assert told == sorted(told) and told[-1] <= time.monotonic() - 0.6
+
+
+def test_an_engine_whose_http_server_is_gone_is_stalled() -> None:
+    stalled = threading.Event()
+    with Watchdog("http://127.0.0.1:9", 0.4, stalled.set, poll_s=0.05):
+        assert stalled.wait(30)
+
+
+def test_nothing_is_reported_after_stop(engine: Engine) -> None:
+    engine.healthy = False
+    stalled = threading.Event()
+    dog = Watchdog(engine.url, 0.5, stalled.set, poll_s=0.05)
+    dog.start()
+    dog.stop()
+    assert not stalled.wait(1.0)
+
+
+def test_the_server_is_told_even_when_the_stacks_cannot_be_written(engine: Engine, tmp_path: Path) -> None:
+    engine.healthy = False
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    stalled = threading.Event()
+    with Watchdog(engine.url, 0.4, stalled.set, pid=2**22 + 1, folder=blocked / "below", poll_s=0.05):
+        assert stalled.wait(30)
+
+
+def test_stacks_name_the_function_that_hangs(tmp_path: Path) -> None:
+    code = "import time\ndef waits_for_ever():\n    print('up', flush=True)\n    time.sleep(60)\nwaits_for_ever()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"up\n"
+        text = dump_stacks(child.pid, tmp_path, "why").read_text()
+    finally:
+        child.kill()
+        child.wait()
+    assert text.startswith("why\n")
+    # py-spy needs ptrace, which a container may forbid; then the file says so instead.
+    assert "waits_for_ever" in text or "py-spy" in text
+
+
+def test_without_py_spy_a_handler_is_asked_and_a_process_without_one_survives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog.shutil, "which", lambda *_, **__: None)
+    register = "import faulthandler, signal, sys; faulthandler.register(signal.SIGUSR1, file=sys.stdout)\n"
+    wait = "import time\ndef waits():\n    print('up', flush=True)\n    time.sleep(60)\nwaits()"
+    for code, expected in ((register + wait, "asked by SIGUSR1"), (wait, "no SIGUSR1 handler")):
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        try:
+            assert child.stdout is not None and child.stdout.readline() == b"up\n"
+            assert expected in dump_stacks(child.pid, tmp_path, "why").read_text()
+            time.sleep(0.2)
+            assert child.poll() is None
+            child.send_signal(signal.SIGKILL)
+            printed = child.stdout.read().decode()
+            assert ("in waits" in printed) == ("asked" in expected)
+        finally:
+            child.kill()
+            child.wait()

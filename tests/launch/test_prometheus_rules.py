@@ -1,0 +1,144 @@
+"""Prometheus' own checker and unit tests on our rules; faults planted in each alert to see that those tests notice."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kimi_w4a8_eagle3.bench import published
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
+
+ROOT = Path(__file__).parents[2]
+PROMETHEUS = ROOT / "launch" / "prometheus"
+RULES = PROMETHEUS / "rules" / "kimi.rules.yml"
+GROUPS: dict[str, list[dict[str, Any]]] = {
+    group["name"]: group["rules"] for group in yaml.safe_load(RULES.read_text())["groups"]
+}
+ALERTS = [rule["alert"] for rule in GROUPS["kimi.alerts"]]
+# SGLang 0.5.23, the edges around the objectives (seconds); the whole lists are in its metrics_collector.py.
+TTFT_EDGES = (6.0, 8.0, 10.0, 20.0, 40.0)
+TPOT_EDGES = (0.025, 0.03, 0.035, 0.04, 0.06, 0.08, 0.1)
+MARGIN = 1.15
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian package `prometheus`)"
+)
+
+
+def promtool(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *map(str, args)], capture_output=True, text=True, timeout=120)
+
+
+def unit_tests(folder: Path) -> subprocess.CompletedProcess[str]:
+    return promtool("test", "rules", *sorted((folder / "tests").glob("*.yml")))
+
+
+def with_fault(folder: Path, fault: dict[str, str]) -> Path:
+    """A copy of the rules and their tests in which every alert has the same fault."""
+    shutil.copytree(PROMETHEUS, folder)
+    text = yaml.safe_load(RULES.read_text())
+    for rule in (rule for group in text["groups"] for rule in group["rules"] if "alert" in rule):
+        rule.update(fault)
+    (folder / "rules" / RULES.name).write_text(yaml.safe_dump(text))
+    return folder
+
+
+@needs_promtool
+@pytest.mark.parametrize("check", [("rules", RULES), ("config", PROMETHEUS / "prometheus.yml")], ids=lambda c: c[0])
+def test_promtool_accepts(check: tuple[str, Path]) -> None:
+    result = promtool("check", *check)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@needs_promtool
+def test_rules_do_what_their_unit_tests_say() -> None:
+    result = unit_tests(PROMETHEUS)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"expr": "vector(0) > 1"},
+        {"expr": 'group by (instance, replica, recipe) ({instance!=""})'},
+        {"for": "0s"},
+        {"for": "10h"},
+    ],
+    ids=["never", "always", "at-once", "too-late"],
+)
+def test_unit_tests_notice_a_broken_alert(fault: dict[str, str], tmp_path: Path) -> None:
+    broken = with_fault(tmp_path / "prometheus", fault)
+    assert promtool("check", "rules", broken / "rules" / RULES.name).returncode == 0
+    result = unit_tests(broken)
+    assert result.returncode == 1
+    assert [alert for alert in ALERTS if alert not in result.stdout + result.stderr] == []
+
+
+@pytest.mark.parametrize("tests", sorted((PROMETHEUS / "tests").glob("*.yml")), ids=lambda path: path.stem)
+def test_unit_tests_evaluate_the_groups_in_one_order(tests: Path) -> None:
+    """Otherwise promtool takes them in a random order, and one run in six does not see a fault at the first minute."""
+    assert yaml.safe_load(tests.read_text())["group_eval_order"] == list(GROUPS)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_says_what_to_do(alert: str) -> None:
+    (rule,) = (rule for rule in GROUPS["kimi.alerts"] if rule["alert"] == alert)
+    assert re.fullmatch(r"\d+m", rule["for"])
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^## (\w+)$", (ROOT / page).read_text(), flags=re.MULTILINE)
+    assert anchor in [heading.lower() for heading in headings]
+
+
+def test_the_runbook_has_no_alert_that_no_rule_raises() -> None:
+    headings = re.findall(r"^## (Kimi\w+)$", (ROOT / "docs" / "runbook.md").read_text(), flags=re.MULTILINE)
+    assert sorted(headings) == sorted(ALERTS)
+
+
+def objectives(record: str) -> dict[str, float]:
+    rules = [rule for rule in GROUPS["kimi.objectives"] if rule["record"] == record]
+    found = {rule["labels"]["recipe"]: float(re.fullmatch(r"vector\((.*)\)", rule["expr"])[1]) for rule in rules}
+    assert len(found) == len(rules), "two objectives for one recipe"
+    return found
+
+
+def published_con40(recipe: str, figure: str) -> float:
+    """In seconds; eagle3-opt has no TTFT of its own, the recipe that it extends has."""
+    for name in (recipe, "eagle3"):
+        con40, _ = published.reported(name, "con40")
+        if figure in con40:
+            return con40[figure] / 1000
+    raise AssertionError(f"{recipe} has no published {figure}")
+
+
+@pytest.mark.parametrize(
+    ("record", "figure", "edges"),
+    [
+        ("kimi:objective_tpot_p50_seconds", "tpot_median_ms", TPOT_EDGES),
+        ("kimi:objective_ttft_p50_seconds", "ttft_median_ms", TTFT_EDGES),
+    ],
+    ids=["tpot", "ttft"],
+)
+@pytest.mark.parametrize("recipe", ["eagle3-opt", "eagle3", "w4a8", "w4a16"])
+def test_objectives_follow_the_published_figures(
+    recipe: str, record: str, figure: str, edges: tuple[float, ...]
+) -> None:
+    least = published_con40(recipe, figure) * MARGIN
+    assert objectives(record)[recipe] == min(edge for edge in edges if edge >= least)
+
+
+def test_every_recipe_that_sglang_serves_has_its_objectives() -> None:
+    recipes = [path.stem for path in (ROOT / "launch" / "recipes").glob("*.toml")]
+    served = {name for name in recipes if load_recipe(name).engine == "sglang"}
+    assert set(objectives("kimi:objective_tpot_p50_seconds")) == served
+    assert set(objectives("kimi:objective_ttft_p50_seconds")) == served
+    speculating = {name for name in served if load_recipe(name).draft is not None}
+    assert set(objectives("kimi:objective_accept_length_min")) == speculating

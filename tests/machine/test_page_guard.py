@@ -1,0 +1,198 @@
+"""The page-offset arithmetic: the article's numbers, its bounds as properties, shapes read from configs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.machine.aiter_regime import Regime, detect_regime
+from kimi_w4a8_eagle3.machine.page_guard import (
+    INT32_MAX,
+    Budget,
+    PagedKernel,
+    cap_tokens,
+    decide,
+    kv_shape,
+    paged_kernels,
+    token_limit,
+)
+
+GIB = 2**30
+TARGET = {"text_config": {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}}
+DRAFT = {"num_hidden_layers": 1, "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 128}
+# What the article's machine has: 256 GiB a GPU, about 63.5 GiB of weights on each.
+ARTICLE = Budget(256 * GIB, int(63.5 * GIB), 70_272 + 4_096)
+KERNELS = paged_kernels([kv_shape(TARGET, 8, 2), kv_shape(DRAFT, 8, 2)], Regime.ABORT)
+
+
+def test_kv_bytes_per_token_and_rank() -> None:
+    assert kv_shape(TARGET, 8, 2).bytes_per_token == 61 * 576 * 2
+    assert kv_shape(DRAFT, 8, 2).bytes_per_token == 2 * 8 * 128 * 2
+    assert kv_shape(DRAFT, 8, 1).bytes_per_token == 2 * 8 * 128
+
+
+def test_the_article_is_reproduced() -> None:
+    limit, kernel = token_limit(KERNELS, 1)
+    assert limit == 2_097_151  # 2,097,152 rows, one of which takes padded tokens
+    assert kernel is not None and kernel.row_elements == 1024
+    assert 2.40e6 < ARTICLE.tokens(0.90) < 2.42e6 and ARTICLE.tokens(0.90) > limit  # 0.90 overflows, as it saw
+    assert 2.03e6 < ARTICLE.tokens(0.80) < 2.05e6 and ARTICLE.tokens(0.80) <= limit  # 0.80 fits, as it saw
+    assert ARTICLE.fraction_for(limit) == pytest.approx(0.8154, abs=1e-4)
+
+
+def test_the_choice_beats_the_published_fraction() -> None:
+    verdict = decide(ARTICLE, KERNELS, Regime.ABORT)
+    assert verdict.fraction == 0.815
+    assert verdict.max_total_tokens == 2_097_151
+    assert verdict.max_total_tokens - ARTICLE.tokens(0.80) == 57_030
+    assert ARTICLE.tokens(verdict.fraction) <= verdict.max_total_tokens
+    assert ARTICLE.tokens(verdict.fraction + 0.001) > verdict.max_total_tokens
+
+
+def test_the_last_offset_is_one_row_short_of_overflow() -> None:
+    kernel = KERNELS[1]
+    assert kernel.largest_offset(2_097_151, 1) <= INT32_MAX < kernel.largest_offset(2_097_152, 1)
+
+
+def test_a_64_bit_kernel_has_no_limit() -> None:
+    kernels = paged_kernels([kv_shape(DRAFT, 8, 2)], Regime.FIXED64)
+    verdict = decide(ARTICLE, kernels, Regime.FIXED64)
+    assert verdict.limit is None and verdict.fraction == 0.90 and verdict.binding is None
+    assert verdict.max_total_tokens == ARTICLE.tokens(0.90)
+
+
+@pytest.mark.parametrize("regime", [Regime.ABORT, Regime.SILENT, Regime.UNKNOWN])
+def test_every_other_regime_is_unsafe(regime: Regime) -> None:
+    assert token_limit(paged_kernels([kv_shape(DRAFT, 8, 2)], regime), 1)[0] == 2_097_151
+
+
+def test_the_target_alone_is_not_limited() -> None:
+    assert token_limit(paged_kernels([kv_shape(TARGET, 8, 2)], Regime.SILENT), 1) == (None, None)
+
+
+def test_a_small_machine_is_limited_by_memory() -> None:
+    budget = Budget(192 * GIB, int(63.5 * GIB), 74_368)
+    verdict = decide(budget, KERNELS, Regime.ABORT)
+    assert verdict.binding is None and verdict.fraction == 0.90
+    assert verdict.max_total_tokens == budget.tokens(0.90) < 2_097_151
+
+
+def test_no_room_is_an_error() -> None:
+    with pytest.raises(KimiError, match="no room"):
+        decide(Budget(64 * GIB, 63 * GIB, 74_368), KERNELS, Regime.ABORT)
+
+
+@pytest.mark.parametrize(
+    ("tp", "row"), [(1, 8192), (4, 2048), (8, 1024), (64, 128), (128, 128)]
+)  # one head at least: heads are replicated when TP exceeds them
+def test_heads_are_split_then_replicated(tp: int, row: int) -> None:
+    assert kv_shape(DRAFT, tp, 2).row_elements == row
+
+
+def test_grouped_heads_and_a_derived_head_size() -> None:
+    config = {"num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 4, "hidden_size": 4096}
+    shape = kv_shape(config, 2, 2)
+    assert (shape.row_elements, shape.buffers) == (2 * 128, 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "num_hidden_layers"),
+        ({"num_hidden_layers": 1, "num_attention_heads": "64"}, "num_attention_heads"),
+        ({"num_hidden_layers": 1, "num_attention_heads": 64}, "hidden_size"),
+        ({**DRAFT, "num_key_value_heads": 6}, "6 KV heads cannot be split over TP 8"),
+    ],
+)
+def test_an_unusable_config_is_named(config: dict, message: str) -> None:
+    with pytest.raises(KimiError, match=message):
+        kv_shape(config, 8, 2)
+
+
+def test_capping_says_why_and_leaves_a_safe_pool_alone() -> None:
+    tokens, reason = cap_tokens(2_409_733, KERNELS, 1)
+    assert tokens == 2_097_151
+    assert "2,409,733" in reason and "ck_tile fmha batch prefill" in reason and "2,147,483,647" in reason
+    assert cap_tokens(2_097_151, KERNELS, 1) == (2_097_151, "")
+
+
+rows = st.integers(1, 1 << 20)
+pages = st.sampled_from([1, 2, 16, 64, 128, 256])
+
+
+@given(row=rows, page=pages, requested=st.integers(0, 1 << 40))
+def test_a_capped_pool_never_overflows_and_wastes_less_than_a_page(row: int, page: int, requested: int) -> None:
+    kernel = PagedKernel("k", row, INT32_MAX)
+    tokens, reason = cap_tokens(requested, [kernel], page)
+    limit = kernel.max_tokens(page)
+    assert limit is not None and limit % page == 0
+    if limit > 0:
+        assert kernel.largest_offset(min(tokens, limit), page) <= INT32_MAX
+    assert tokens <= max(requested, 0) and tokens <= max(limit, 0)
+    assert kernel.largest_offset(limit + page, page) > INT32_MAX  # one page more would overflow
+    assert bool(reason) == (requested > limit)
+
+
+budgets = st.builds(
+    Budget,
+    hbm_bytes=st.integers(64 * GIB, 512 * GIB),
+    weight_bytes=st.integers(1 * GIB, 50 * GIB),
+    cell_bytes=st.integers(1_000, 200_000),
+    page_size=pages,
+)
+
+
+@given(budget=budgets, row=st.integers(64, 8192), ceiling=st.floats(0.85, 0.95))
+def test_the_decision_fits_memory_and_kernel_and_wastes_less_than_a_page(
+    budget: Budget, row: int, ceiling: float
+) -> None:
+    kernel = PagedKernel("k", row, INT32_MAX)
+    verdict = decide(budget, [kernel], Regime.SILENT, ceiling)
+    tokens = verdict.max_total_tokens
+    assert kernel.largest_offset(tokens, budget.page_size) <= INT32_MAX
+    assert tokens <= budget.tokens(ceiling)
+    more = tokens + budget.page_size
+    assert kernel.largest_offset(more, budget.page_size) > INT32_MAX or more > budget.tokens(ceiling)
+    assert verdict.fraction <= ceiling
+    assert budget.tokens(verdict.fraction) <= tokens  # safe even without the exact cap
+
+
+@given(budget=budgets, a=st.floats(0.1, 0.95), b=st.floats(0.1, 0.95))
+def test_tokens_grow_with_the_fraction(budget: Budget, a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    assert budget.tokens(low) <= budget.tokens(high)
+    assert budget.tokens(low) % budget.page_size == 0
+
+
+@given(budget=budgets, row=st.integers(64, 4096))
+def test_a_wider_row_never_allows_more(budget: Budget, row: int) -> None:
+    def chosen(elements: int) -> int:
+        return decide(budget, [PagedKernel("k", elements, INT32_MAX)], Regime.SILENT).max_total_tokens
+
+    assert chosen(2 * row) <= chosen(row)
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "regime"),
+    [
+        (None, None, Regime.UNKNOWN),
+        ("0.1.11", None, Regime.SILENT),
+        ("0.1.12.post2", None, Regime.SILENT),
+        ("0.1.13", None, Regime.FIXED64),
+        ("0.1.16.post1+rocm7.2", None, Regime.FIXED64),
+        ("0.1.13rc1", None, Regime.UNKNOWN),
+        ("0.1.5.post5.dev409+gb5757d65d", None, Regime.ABORT),
+        ("0.1.5.post5.dev409+g1234567", None, Regime.UNKNOWN),
+        ("0.1.14.dev3", None, Regime.UNKNOWN),
+        ("unknown", None, Regime.UNKNOWN),
+        ("0.1.12", "fixed", Regime.FIXED64),
+        ("0.1.20", "silent", Regime.SILENT),
+        (None, "abort", Regime.ABORT),
+        ("0.1.20", "something new", Regime.UNKNOWN),
+    ],
+)
+def test_the_regime_is_told_from_headers_then_version(version: str | None, headers: str | None, regime: Regime) -> None:
+    assert detect_regime(version, headers) is regime
+    assert regime.wide_offsets == (regime is Regime.FIXED64)

@@ -1,0 +1,116 @@
+"""Run the compiled FlyDSL kernels in the gfx942 interpreter: one class per kernel call, torch in and torch out."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from support.flydsl_layout import low_sums
+
+from kimi_w4a8_eagle3.moe.flydsl import rows as rows
+from kimi_w4a8_eagle3.moe.flydsl import stage1 as stage1
+from kimi_w4a8_eagle3.moe.flydsl import stage2 as stage2
+from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from kimi_w4a8_eagle3.moe.flydsl import w4a16 as w4a16
+from kimi_w4a8_eagle3.moe.routing import Routing, route
+from proof.gfx942 import Buffer, Kernel, Machine, Memory, parse_kernel
+
+BUILDERS = {
+    stage1.Stage1Config: stage1.build,
+    stage2.Stage2Config: stage2.build,
+    rows.QuantizeConfig: rows.build_quantize,
+    rows.ReduceConfig: rows.build_reduce,
+    w4a16.W4A16Config: w4a16.build,
+}
+
+
+@lru_cache(maxsize=64)
+def compiled(config: Any) -> Kernel:
+    return parse_kernel(toolchain.assembly(BUILDERS[type(config)], config))
+
+
+@dataclass
+class Device:
+    """Buffers and launches; `order` is the order in which waves run."""
+
+    order: Any = "lockstep"
+
+    def __post_init__(self) -> None:
+        self.memory = Memory()
+
+    def put(self, tensor: torch.Tensor) -> Buffer:
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.view(torch.int16)
+        return self.memory.add(tensor.contiguous().numpy())
+
+    def get(self, buffer: Buffer, dtype: torch.dtype, unwritten: int | None = None) -> torch.Tensor:
+        values = torch.from_numpy(self.memory.read(buffer, unwritten))
+        return values.view(dtype) if dtype == torch.bfloat16 else values
+
+    def launch(self, config: Any, grid: tuple[int, ...], *args: Any) -> Any:
+        return Machine(self.memory).launch(compiled(config), grid, (256, 1, 1), args, order=self.order)
+
+    def routing(self, routing: Routing) -> list[Buffer]:
+        tables = (routing.order, routing.block_expert, routing.block_first, routing.block_rows, routing.num_blocks)
+        return [self.put(t) for t in tables]
+
+    def stage1(
+        self, cfg: stage1.Stage1Config, a8: torch.Tensor, info: torch.Tensor, moe: Any, routed: Routing
+    ) -> torch.Tensor:
+        tokens = a8.shape[0]
+        width = 2 * cfg.inter if cfg.accumulators else cfg.inter
+        out = self.memory.empty((tokens * cfg.top_k, width), np.int32 if cfg.accumulators else np.float32)
+        args = [self.put(a8), self.put(info), self.put(moe.w13), self.put(moe.s13), *self.routing(routed), out, tokens]
+        self.launch(cfg, cfg.grid(routed.max_blocks), *args)
+        return self.get(out, torch.float32, unwritten=0)
+
+    def stage2(
+        self, cfg: stage2.Stage2Config, a8: torch.Tensor, info: torch.Tensor, moe: Any, routed: Routing
+    ) -> torch.Tensor:
+        slots = a8.shape[0]
+        tokens = slots // cfg.top_k
+        if cfg.atomic:
+            out = self.put(torch.zeros(tokens, cfg.hidden))
+        else:
+            out = self.memory.empty((slots, cfg.hidden), np.float32 if cfg.accumulators else np.int16)
+        args = [self.put(a8), self.put(info), self.put(moe.w2), self.put(moe.s2), *self.routing(routed), out, tokens]
+        self.launch(cfg, cfg.grid(routed.max_blocks), *args)
+        kind = torch.float32 if cfg.atomic or cfg.accumulators else torch.bfloat16
+        return self.get(out, kind, unwritten=0)
+
+    def quantize(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
+        experts: int = 5,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(a8, scale, low_sum)"""
+        cfg = rows.QuantizeConfig(x.shape[1], x.dtype == torch.bfloat16, 0 if weights is None else experts)
+        out = self.memory.empty(tuple(x.shape), np.int8)
+        info = self.memory.empty((x.shape[0], 2), np.int32)
+        extra = [self.put(t) if t is not None else 0 for t in (weights, ids)]
+        self.launch(cfg, cfg.grid(x.shape[0]), self.put(x), *extra, out, info, x.shape[0])
+        pairs = self.get(info, torch.int32, unwritten=0)
+        return self.get(out, torch.int8, unwritten=0), pairs[:, 0].contiguous().view(torch.float32), pairs[:, 1]
+
+    def reduce(self, slots: torch.Tensor, info: torch.Tensor, ids: torch.Tensor, experts: int = 5) -> torch.Tensor:
+        tokens, top_k = ids.shape
+        cfg = rows.ReduceConfig(slots.shape[1], top_k, experts)
+        out = self.memory.empty((tokens, slots.shape[1]), np.int16)
+        self.launch(cfg, cfg.grid(tokens), self.put(slots), self.put(info), self.put(ids), out, tokens)
+        return self.get(out, torch.bfloat16)
+
+
+def info_of(a8: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """row_info int32 [R, 2] as the quantization kernel writes it."""
+    return torch.stack([scale.float().view(torch.int32), low_sums(a8)], dim=1)
+
+
+ORDERS = ("lockstep", "forward", "reverse", random.Random(7))
+
+__all__ = ["ORDERS", "Device", "compiled", "info_of", "route"]

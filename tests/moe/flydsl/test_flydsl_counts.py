@@ -1,0 +1,135 @@
+"""The counts that make the kernels fast, held as bounds: a change that loses one of them fails here, not on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
+from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from proof import kernel_counts as counts
+from proof.kernels import app
+
+SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
+KIMI = {tp: MoeShape(384, 7168, 2048 // tp, 8) for tp in (4, 8)}
+
+# The published kernels on the same shapes (TP 8): waves a SIMD, most weight bytes in flight a wave, and the vector
+# unit's clocks a wave with multiplies at quarter rate.
+PUBLISHED = {
+    "stage1 m16 n64": (4, 4096, 25268),
+    "stage2 m16 n256": (6, 7168, 2628),
+    "stage1 m64 n128": (4, 1024, 52556),
+    "stage2 m64 n1024": (2, 6656, 4 * 4372),  # theirs covers 256 channels a workgroup, ours 1024
+}
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, counts.Figures]:
+    from proof.kernels import count_kernels
+
+    found: dict[str, counts.Figures] = {}
+    for tp, tokens in ((8, 8), (8, 160), (8, 10240), (4, 8), (4, 160), (4, 10240)):
+        found.update(count_kernels(KIMI[tp], tokens, f"tp{tp}"))
+    return found
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")
+class TestCompiled:
+    def test_unpacking_costs_two_operations_and_no_multiply(self, rows: dict[str, counts.Figures]) -> None:
+        stages = {name: row for name, row in rows.items() if " stage" in name}
+        assert len(stages) == 10
+        for name, row in stages.items():
+            assert (row["unpack_per_8"], row["hot_multiplies"]) == (2.0, 0), name
+
+    def test_the_vector_unit_never_bounds_the_hot_loop(self, rows: dict[str, counts.Figures]) -> None:
+        for name, row in rows.items():
+            if " stage" in name:
+                assert row["hot_ratio"] <= (0.75 if " m16 " in name else 0.5), name
+
+    def test_enough_weights_are_in_flight(self, rows: dict[str, counts.Figures]) -> None:
+        for name, row in rows.items():
+            if " stage" in name:
+                assert row["weight_bytes_in_flight"] >= (8192 if " m16 " in name else 4096), name
+            if " stage1" in name:
+                assert row["exposed_waits"] == 0, name
+
+    def test_nothing_spills(self, rows: dict[str, counts.Figures]) -> None:
+        assert all(row["spilled_bytes"] == 0 for row in rows.values())
+
+    @pytest.mark.parametrize("kernel", PUBLISHED)
+    def test_better_than_published(self, rows: dict[str, counts.Figures], kernel: str) -> None:
+        waves, in_flight, valu_clocks = PUBLISHED[kernel]
+        row = next(row for name, row in rows.items() if name.startswith(f"tp8 {kernel} "))
+        assert row["valu_clocks"] < valu_clocks / 3
+        assert row["waves_per_simd"] * row["weight_bytes_in_flight"] > waves * in_flight
+
+    def test_no_figure_got_worse(self, rows: dict[str, counts.Figures]) -> None:
+        """After a deliberate change: python -m proof.kernels --save proof/kernel_counts.json"""
+        assert counts.regressions(rows, counts.read_figures(counts.BASELINE)) == []
+
+    def test_the_command_names_what_got_worse(self, rows: dict[str, counts.Figures], tmp_path: Path) -> None:
+        saved = {name: {**row, "vgprs": 0.0} for name, row in rows.items()}  # not a figure that is held
+        counts.write_figures(saved, tmp_path / "same.json")
+        runner, wanted = CliRunner(), ["--tp", "8", "--tokens", "8", "--compare"]
+        assert runner.invoke(app, [*wanted, str(tmp_path / "same.json")]).exit_code == 0
+        saved["tp8 stage1 m16 n32 k256"]["weight_bytes_in_flight"] = 9999.0
+        counts.write_figures(saved, tmp_path / "better.json")
+        result = runner.invoke(app, [*wanted, str(tmp_path / "better.json")])
+        assert "tp8 stage1 m16 n32 k256: weight_bytes_in_flight 9999 -> 8192" in str(result.exception)
+
+
+def figures(**changes: float) -> counts.Figures:
+    row = dict.fromkeys((*counts.COSTS, *counts.GAINS), 4.0)
+    return {**row, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes,found",
+    [
+        ({}, []),
+        ({"mfma": 3, "waves_per_simd": 5}, []),
+        ({"exposed_waits": 5}, ["k: exposed_waits 4 -> 5"]),
+        ({"waves_per_simd": 3}, ["k: waves_per_simd 4 -> 3"]),
+    ],
+)
+def test_regressions_name_the_figure(changes: dict[str, float], found: list[str]) -> None:
+    assert counts.regressions({"k": figures(**changes)}, {"k": figures()}) == found
+
+
+def test_a_missing_kernel_is_a_regression_and_a_new_one_is_not() -> None:
+    assert counts.regressions({"new": figures()}, {"k": figures()}) == ["k: no longer compiled"]
+
+
+def test_saved_figures_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    counts.write_figures({"a": figures(), "b": figures(mfma=1)}, path)
+    assert counts.read_figures(path) == {"a": figures(), "b": figures(mfma=1)}
+    path.write_text("[1]")
+    with pytest.raises(KimiError, match="cannot be read"):
+        counts.read_figures(path)
+
+
+@pytest.mark.parametrize("tokens,experts,blocks", [(2, 15.8, 15.8), (8, 59.5, 59.5), (160, 370.8, 370.8)])
+def test_expected_experts_and_blocks(tokens: int, experts: float, blocks: float) -> None:
+    found = counts.expected_blocks(KIMI[8], tokens, 16)
+    assert found == (pytest.approx(experts, abs=0.1), pytest.approx(blocks, abs=0.1))
+
+
+def test_blocks_of_a_prefill() -> None:
+    """Binomial and, past the range of floats, its normal approximation agree."""
+    exact = counts.expected_blocks(KIMI[8], 10240, 64)
+    assert exact == (pytest.approx(384), pytest.approx(1508.7, abs=1))
+    assert counts.expected_blocks(KIMI[8], 40000, 64)[1] == pytest.approx(40000 * 8 / 64 + 192, rel=1e-3)
+
+
+def test_floors_of_a_decode_batch() -> None:
+    wave = {"waves": 4.0, "simd_clocks": 7168.0}
+    floor = counts.floors(gpu_by_name("mi325x"), KIMI[8], 8, 1, (16, 64), wave)
+    assert floor.weights_us == pytest.approx(18.2, abs=0.1)
+    assert floor.padded_mfma_us == pytest.approx(2.7, abs=0.1)
+    assert floor.simd_us == pytest.approx(floor.padded_mfma_us, rel=0.05)  # 448 MFMA of 16 clocks are 7168 clocks

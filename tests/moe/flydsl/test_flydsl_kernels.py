@@ -1,0 +1,339 @@
+"""The compiled FlyDSL kernels, executed instruction by instruction, against torch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kimi_w4a8_eagle3.gates import STAGE1_TILES
+from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+
+SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
+if SKIP is None:
+    from flydsl_machine import Device, info_of
+    from support.flydsl_layout import low_sums
+
+    from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+    from kimi_w4a8_eagle3.moe.flydsl import layout as layout
+    from kimi_w4a8_eagle3.moe.flydsl import stage1 as stage1
+    from kimi_w4a8_eagle3.moe.flydsl import stage2 as stage2
+    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+    from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, quantize_rows
+    from kimi_w4a8_eagle3.moe.routing import route
+    from kimi_w4a8_eagle3.quark.packing import pack_reorder
+    from proof.gfx942 import DataRace, MachineError, parse_kernel
+
+EXPERTS, TOP_K = 5, 2
+ROUTINGS = ("ragged", "one expert", "one token", "absent slots")
+
+
+def route_ids(kind: str, seed: int = 0) -> torch.Tensor:
+    """topk_ids int32 [T, TOP_K]; expert 4 never gets a row."""
+    g = torch.Generator().manual_seed(seed)
+    if kind == "one token":
+        return torch.tensor([[3, 1]], dtype=torch.int32)
+    ids = torch.stack([torch.randperm(EXPERTS - 1, generator=g)[:TOP_K] for _ in range(21)]).int()
+    if kind == "one expert":
+        ids[:, 0], ids[:, 1] = 2, -1
+    if kind == "absent slots":
+        ids[4:9, 1] = -1
+        ids[3] = -1
+    return ids
+
+
+class Layer:
+    """Random weights of one layer, in Quark's words, prepared, and plain."""
+
+    def __init__(self, hidden: int, inter: int, seed: int = 0) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.hidden, self.inter = hidden, inter
+        self.w13 = torch.randint(-8, 8, (EXPERTS, 2 * inter, hidden), generator=g).to(torch.int8)
+        self.w2 = torch.randint(-8, 8, (EXPERTS, hidden, inter), generator=g).to(torch.int8)
+        s13 = torch.rand(EXPERTS, 2 * inter, generator=g) * 4e-3 + 1e-4
+        s2 = torch.rand(EXPERTS, hidden, generator=g) * 4e-3 + 1e-4
+        shape = MoeShape(EXPERTS, hidden, inter, TOP_K)
+        self.quark = QuarkMoeWeights(shape, pack_reorder(self.w13), pack_reorder(self.w2), s13, s2)
+        self.moe = layout.prepare(self.quark)
+
+    def rows(self, count: int, columns: int, seed: int = 1) -> torch.Tensor:
+        g = torch.Generator().manual_seed(seed)
+        return torch.randint(-127, 128, (count, columns), generator=g).to(torch.int8)
+
+
+def exact_sums(weights: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor, per_slot: bool) -> torch.Tensor:
+    """int32 [slots, N] in 64-bit arithmetic; zeros for slots that are not routed."""
+    sums = []
+    for slot, expert in enumerate(ids.flatten().tolist()):
+        row = rows[slot if per_slot else slot // TOP_K].long()
+        sums.append(weights[expert].long() @ row if expert >= 0 else torch.zeros(weights.shape[1], dtype=torch.long))
+    return torch.stack(sums).int()
+
+
+def stage1_sums(cfg: Any, layer: Any, ids: torch.Tensor, order: Any = "lockstep") -> tuple[torch.Tensor, torch.Tensor]:
+    rows = layer.rows(ids.shape[0], layer.hidden)
+    info = info_of(rows, torch.ones(ids.shape[0]))
+    got = Device(order).stage1(cfg, rows, info, layer.moe, route(ids, EXPERTS, cfg.tile_m))
+    return got, exact_sums(layer.w13, rows, ids, per_slot=False)
+
+
+def stage2_sums(cfg: Any, layer: Any, ids: torch.Tensor, order: Any = "lockstep") -> tuple[torch.Tensor, torch.Tensor]:
+    rows = layer.rows(ids.numel(), layer.inter)
+    info = info_of(rows, torch.ones(ids.numel()))
+    moe = replace(layer.moe, s2=torch.ones_like(layer.moe.s2))
+    got = Device(order).stage2(cfg, rows, info, moe, route(ids, EXPERTS, cfg.tile_m))
+    sums = exact_sums(layer.w2, rows, ids, per_slot=True).float()
+    return got, sums.view(*ids.shape, -1).sum(1) if cfg.atomic else sums
+
+
+# 5 and 7 chunks a wave: before, inside and after the rolled loop
+@pytest.mark.parametrize("tile", STAGE1_TILES)
+def test_stage1_sums_are_exact(tile: tuple[int, int, int]) -> None:
+    layer = Layer(2560 if tile[2] == 128 else 3584, 128)
+    got, expected = stage1_sums(
+        stage1.Stage1Config(layer.hidden, 128, TOP_K, *tile, accumulators=True), layer, route_ids("ragged")
+    )
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("tile", [(16, 64, 256), (16, 32, 128), (64, 128, 128)])
+@pytest.mark.parametrize("hidden", [512, 1024, 1536])
+def test_stage1_short_k(tile: tuple[int, int, int], hidden: int) -> None:
+    """Fewer chunks than the loop and the ring are made for."""
+    layer = Layer(hidden, 128)
+    got, expected = stage1_sums(
+        stage1.Stage1Config(hidden, 128, TOP_K, *tile, accumulators=True), layer, route_ids("one token")
+    )
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("kind", ROUTINGS)
+@pytest.mark.parametrize("tile", [(16, 64, 256), (32, 32, 128), (64, 128, 128), (128, 64, 128)])
+def test_stage1_ragged_routing(tile: tuple[int, int, int], kind: str) -> None:
+    layer = Layer(1024, 128)
+    got, expected = stage1_sums(stage1.Stage1Config(1024, 128, TOP_K, *tile, accumulators=True), layer, route_ids(kind))
+    assert torch.equal(got, expected)
+
+
+STAGE2 = [
+    # inter, tile_m, tile_n, tile_k, atomic
+    (128, 16, 64, 128, False),
+    (256, 16, 64, 256, False),
+    (256, 16, 128, 128, False),
+    (256, 16, 256, 256, False),
+    (256, 16, 512, 256, False),
+    (256, 32, 256, 256, False),
+    (512, 16, 256, 256, False),
+    (512, 16, 256, 512, False),
+    (512, 32, 128, 128, False),
+    (1024, 16, 128, 512, False),
+    (256, 32, 1024, 256, True),
+    (256, 64, 1024, 256, True),
+    (256, 64, 256, 128, True),
+    (256, 128, 1024, 256, True),
+    (512, 64, 1024, 256, True),
+    (512, 128, 512, 256, True),
+    (1024, 64, 512, 256, True),
+]
+
+
+@pytest.mark.parametrize("inter,tile_m,tile_n,tile_k,atomic", STAGE2)
+def test_stage2_sums_are_exact(inter: int, tile_m: int, tile_n: int, tile_k: int, atomic: bool) -> None:
+    layer = Layer(1024, inter)
+    cfg = stage2.Stage2Config(1024, inter, TOP_K, tile_m, tile_n, tile_k, atomic, accumulators=not atomic)
+    got, expected = stage2_sums(cfg, layer, route_ids("absent slots"))
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("kind", ROUTINGS)
+@pytest.mark.parametrize("tile", [(16, 256, 256, False), (64, 1024, 256, True)])
+def test_stage2_ragged_routing(tile: tuple[int, int, int, bool], kind: str) -> None:
+    layer = Layer(1024, 256)
+    cfg = stage2.Stage2Config(1024, 256, TOP_K, *tile, accumulators=not tile[3])
+    got, expected = stage2_sums(cfg, layer, route_ids(kind))
+    assert torch.equal(got, expected)
+
+
+def test_extreme_values_stay_exact() -> None:
+    """All weights -8 against rows of +-127: the largest sums that the float bias of stage 2 must hold."""
+    layer = Layer(1024, 512)
+    layer.w2.fill_(-8)
+    layer.moe = replace(layer.moe, w2=layout.pack(pack_reorder(layer.w2)))
+    ids = route_ids("one token")
+    cfg = stage2.Stage2Config(1024, 512, TOP_K, accumulators=True)
+    for value in (127, -127):
+        rows = torch.full((TOP_K, 512), value, dtype=torch.int8)
+        got = Device().stage2(cfg, rows, info_of(rows, torch.ones(TOP_K)), layer.moe, route(ids, EXPERTS, 16))
+        assert (got == -8 * 512 * value).all()
+
+
+@pytest.mark.parametrize(
+    "order",
+    ["forward", "reverse", "roundrobin", random.Random(3)],
+    ids=["forward", "reverse", "roundrobin", "random"],
+)
+@pytest.mark.parametrize("tile", [(16, 64, 256), (64, 64, 128)])
+def test_stage1_under_adversarial_wave_orders(tile: tuple[int, int, int], order: Any) -> None:
+    layer = Layer(1024, 128)
+    got, expected = stage1_sums(
+        stage1.Stage1Config(1024, 128, TOP_K, *tile, accumulators=True), layer, route_ids("one token"), order
+    )
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("tile", [(16, 64, 256), (64, 64, 128)])
+def test_a_missing_barrier_is_found(tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The public kernels' write-after-read race, planted: without one barrier some order fails."""
+    cfg = stage1.Stage1Config(1024, 128, TOP_K, *tile, accumulators=True)
+    text = toolchain.assembly(stage1.build, cfg)
+    lines = text.splitlines()
+    for number in [n for n, line in enumerate(lines) if line.strip() == "s_barrier"]:
+        broken = parse_kernel("\n".join([*lines[:number], "\ts_nop 0", *lines[number + 1 :]]))
+        monkeypatch.setattr("flydsl_machine.compiled", lambda _, kernel=broken: kernel)
+        layer, failed = Layer(1024, 128), False
+        for order in ("forward", "reverse", "roundrobin"):
+            try:
+                got, expected = stage1_sums(cfg, layer, route_ids("one token"), order)
+                failed = failed or not torch.equal(got, expected)
+            except (DataRace, MachineError):
+                failed = True
+        assert failed, f"the barrier in line {number + 1} could be removed unnoticed"
+
+
+@pytest.mark.parametrize(
+    "right,wrong",
+    [("0xf0f0f0f0,", "0xf0f0f070,"), ("0xf0f0f0f,", "0xf0f0f0e,"), ("v_mfma_i32_16x16x32_i8", None)],
+)
+def test_a_wrong_mask_or_operand_is_found(right: str, wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = stage1.Stage1Config(512, 128, TOP_K, accumulators=True)
+    text = toolchain.assembly(stage1.build, cfg)
+    assert right in text
+    if wrong is None:  # swap the two operands of the first MFMA: rows and weights change places
+        line = next(x for x in text.splitlines() if right in x)
+        opcode, _, operands = line.strip().partition(" ")
+        d, a, b, c = operands.split(", ")
+        broken = text.replace(line, f"\t{opcode} {d}, {b}, {a}, {c}", 1)
+    else:
+        broken = text.replace(right, wrong, 1)
+    kernel = parse_kernel(broken)
+    monkeypatch.setattr("flydsl_machine.compiled", lambda _: kernel)
+    got, expected = stage1_sums(cfg, Layer(512, 128), route_ids("ragged"))
+    assert not torch.equal(got, expected)
+
+
+def special_rows(columns: int, dtype: torch.dtype) -> torch.Tensor:
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(9, columns, generator=g) * torch.tensor([1, 1e-3, 30, 1e-12, 1e30, 1, 1, 1, 1])[:, None]
+    x[5] = 0
+    x[6] = torch.arange(columns) % 255 - 127  # every integer once: ties and exact quotients
+    x[7] = (torch.arange(columns) % 509 - 254) / 2.0
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("columns", [256, 512, 7168])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_quantized_rows_equal_the_reference(columns: int, dtype: torch.dtype) -> None:
+    x = special_rows(columns, dtype)
+    a8, scale, low_sum = Device().quantize(x)
+    expected, expected_scale = quantize_rows(x)
+    assert torch.equal(a8.float(), expected)
+    assert torch.equal(scale, expected_scale[:, 0])
+    assert torch.equal(low_sum, low_sums(a8))
+
+
+def test_quantization_of_broken_rows() -> None:
+    """NaN or Inf anywhere: INT8 zeros and a NaN scale, so that the token's output is NaN and nobody else's."""
+    x = special_rows(256, torch.float32)
+    x[0, 17], x[1, 255], x[2, 0] = float("nan"), float("inf"), float("-inf")
+    a8, scale, _ = Device().quantize(x)
+    assert scale[:3].isnan().all() and scale[3:].isfinite().all()
+    assert (a8[0] == 0).all()
+
+
+def test_routed_rows_take_their_weight_and_absent_slots_are_left_alone() -> None:
+    x = special_rows(256, torch.float32)
+    weights = torch.rand(9, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([0, 1, -1, 2, 0, 1, EXPERTS, 0, 1], dtype=torch.int32)
+    a8, scale, _ = Device().quantize(x, weights, ids)
+    expected, expected_scale = quantize_rows(x)
+    here = (ids >= 0) & (ids < EXPERTS)
+    assert torch.equal(a8[here].float(), expected[here]) and (a8[~here] == 0).all()
+    assert torch.equal(scale[here], (expected_scale[:, 0] * weights)[here])
+
+
+def test_reduction_skips_absent_slots() -> None:
+    g = torch.Generator().manual_seed(0)
+    slots = torch.randn(6 * 8, 1024, generator=g).bfloat16()
+    scale = torch.rand(48, generator=g)
+    ids = torch.randint(-1, EXPERTS + 1, (6, 8), generator=g).int()
+    here = (ids >= 0) & (ids < EXPERTS)
+    ids[2], here[2] = -1, False
+    info = torch.stack([scale.view(torch.int32), torch.zeros(48, dtype=torch.int32)], 1)
+    slots.view(6, 8, -1)[~here] = float("nan")  # whatever lies in memory
+    got = Device().reduce(slots, info, ids).float()
+    weighted = torch.where(here[..., None], slots.float().view(6, 8, -1) * scale.view(6, 8, 1), 0.0)
+    expected = weighted.sum(1)
+    assert (got[2] == 0).all()
+    assert (got - expected).norm() / expected.norm() < 4e-3
+
+
+@pytest.mark.parametrize("prefill", [False, True])
+def test_both_stages_joined_match_the_reference(prefill: bool) -> None:
+    layer = Layer(1024, 256, seed=5)
+    ids = route_ids("absent slots", seed=4)
+    g = torch.Generator().manual_seed(6)
+    x = torch.randn(ids.shape[0], 1024, generator=g).bfloat16()
+    weights = torch.rand(ids.shape, generator=g)
+    device = Device()
+    a8, scale, low = device.quantize(x)
+    m, n1 = (64, 64) if prefill else (16, 64)
+    routed = route(ids, EXPERTS, m)
+    info = torch.stack([scale.view(torch.int32), low], 1)
+    h = device.stage1(stage1.Stage1Config(1024, 256, TOP_K, m, n1, 128), a8, info, layer.moe, routed)
+    h8, scale2, low2 = device.quantize(h, weights.flatten(), ids.flatten())
+    info2 = torch.stack([scale2.view(torch.int32), low2], 1)
+    if prefill:
+        out = device.stage2(stage2.Stage2Config(1024, 256, TOP_K, 64, 1024, 256, True), h8, info2, layer.moe, routed)
+        out = out.bfloat16().float()
+    else:
+        slots = device.stage2(stage2.Stage2Config(1024, 256, TOP_K), h8, info2, layer.moe, routed)
+        out = device.reduce(slots, info2, ids).float()
+    reference = ReferenceBackend()
+    expected = reference.forward(x, reference.prepare(layer.quark), weights, ids).float()
+    assert (out - expected).norm() / expected.norm() < 4e-3
+
+
+@pytest.mark.parametrize("tokens", [8, 160, 10240])
+def test_the_very_code_that_serves_kimi(tokens: int) -> None:
+    """Real hidden and intermediate size (TP 8) and the table's tiles: the same machine code, for two tokens."""
+    configs = FlydslBackend().configs(MoeShape(384, 7168, 256, 8), tokens)
+    cfg1, cfg2 = configs["stage1"][1], configs["stage2"][1]
+    layer = Layer(7168, 256, seed=tokens)
+    ids = torch.full((2, 8), -1, dtype=torch.int32)  # top-8, on a rank that has three of the experts
+    ids[0, 2], ids[0, 7], ids[1, 0] = 4, 0, 4
+    rows = layer.rows(2, 7168)
+    scale = torch.tensor([0.01, 0.02])
+    routed = route(ids, EXPERTS, cfg1.tile_m)
+    h = Device("reverse").stage1(cfg1, rows, info_of(rows, scale), layer.moe, routed)
+    sums = torch.stack([(layer.w13[e].float() @ rows[t].float()) * scale[t] * layer.moe.s13[e] for t, e in ROUTED])
+    expected = torch.nn.functional.silu(sums[:, :256]) * sums[:, 256:]
+    slots = [2, 7, 8]
+    assert (h[slots] - expected).norm() / expected.norm() < 1e-5
+
+    rows = layer.rows(16, 256)
+    scale = torch.arange(1, 17) / 16
+    moe = replace(layer.moe, s2=torch.ones_like(layer.moe.s2))
+    got = Device("reverse").stage2(cfg2, rows, info_of(rows, scale), moe, routed).float()
+    sums = torch.stack([layer.w2[e].float() @ rows[s].float() for s, (_, e) in zip(slots, ROUTED, strict=True)])
+    if cfg2.atomic:
+        weighted = sums * scale[slots][:, None]
+        assert torch.allclose(got, torch.stack([weighted[0] + weighted[1], weighted[2]]), rtol=1e-6, atol=1e-3)
+    else:
+        assert (got[slots] - sums).norm() / sums.norm() < 2e-3  # one rounding to bfloat16
+
+
+ROUTED = ((0, 4), (0, 0), (1, 4))  # token and expert of the slots above

@@ -1,0 +1,162 @@
+"""Reading compiler output: descriptors, metadata, labels, operands, kernel arguments, initial registers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from interpreter_asm import kernel
+
+from proof.gfx942 import Machine, MachineError, Memory, parse_kernel, parse_kernels
+from proof.gfx942.parser import parse_instruction
+
+# The shape of LLVM's output: comments, debug directives, preload prologue, hidden arguments, a second kernel.
+TEXT = """
+	.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+	.text
+	.globl	first                           ; -- Begin function first
+	.type	first,@function
+first:                                  ; @first
+.Lfunc_begin0:
+	.file	1 "." "k.py"
+	.loc	1 5 0
+	s_load_dwordx2 s[8:9], s[0:1], 0x0       ; preload
+	s_waitcnt lgkmcnt(0)
+	s_branch .LBB0_0
+	.p2align	8
+; %bb.1:
+.LBB0_0:
+	s_load_dwordx4 s[12:15], s[0:1], 0x8  // scale, n, block counts
+	s_load_dword s16, s[0:1], 0x18
+	v_and_b32_e32 v1, 0x3ff, v0
+	v_bfe_u32 v2, v0, 10, 10
+	v_lshl_add_u32 v3, v2, 5, v1
+	s_waitcnt lgkmcnt(0)
+	s_mul_i32 s11, s11, s14                  ; workgroup y times the number of blocks in x
+	s_add_i32 s11, s11, s10
+	s_lshl_b32 s11, s11, 8
+	v_lshl_add_u32 v3, v3, 2, s11
+	v_mov_b32_e32 v4, s13
+	v_add_f32_e32 v4, s12, v4
+	global_store_dword v3, v4, s[8:9]
+	s_endpgm
+	.section	.rodata,"a",@progbits
+	.p2align	6, 0x0
+	.amdhsa_kernel first
+		.amdhsa_group_segment_fixed_size 1024
+		.amdhsa_kernarg_size 64
+		.amdhsa_user_sgpr_count 10
+		.amdhsa_user_sgpr_kernarg_segment_ptr 1
+		.amdhsa_user_sgpr_kernarg_preload_length 8
+		.amdhsa_system_sgpr_workgroup_id_x 1
+		.amdhsa_system_sgpr_workgroup_id_y 1
+		.amdhsa_system_vgpr_workitem_id 1
+		.amdhsa_next_free_vgpr 12
+		.amdhsa_next_free_sgpr 17
+		.amdhsa_accum_offset 8
+	.end_amdhsa_kernel
+	.text
+.Lfunc_end0:
+	.size	first, .Lfunc_end0-first
+second:
+	s_endpgm
+	.amdhsa_kernel second
+		.amdhsa_next_free_vgpr 8
+	.end_amdhsa_kernel
+	.amdgpu_metadata
+---
+amdhsa.kernels:
+  - .agpr_count:     4
+    .args:
+      - .address_space:  global
+        .name:           out
+        .offset:         0
+        .size:           8
+        .value_kind:     global_buffer
+      - .name:           scale
+        .offset:         8
+        .size:           4
+        .value_kind:     by_value
+      - .name:           half
+        .offset:         12
+        .size:           4
+        .value_kind:     by_value
+      - .offset:         16
+        .size:           4
+        .value_kind:     hidden_block_count_x
+      - .offset:         20
+        .size:           4
+        .value_kind:     hidden_block_count_y
+      - .offset:         24
+        .size:           2
+        .value_kind:     hidden_group_size_x
+    .group_segment_fixed_size: 1024
+    .name:           first
+    .reqd_workgroup_size:
+      - 32
+      - 2
+      - 1
+    .sgpr_count:     17
+    .vgpr_spill_count: 3
+    .wavefront_size: 64
+  - .args:           []
+    .name:           second
+amdhsa.target:   amdgcn-amd-amdhsa--gfx942
+amdhsa.version:
+  - 1
+  - 2
+...
+	.end_amdgpu_metadata
+"""
+
+
+def test_descriptor_and_metadata():
+    first, second = parse_kernels(TEXT)
+    assert (first.vgprs, first.agprs, first.lds_bytes, first.workgroup) == (8, 4, 1024, (32, 2, 1))
+    assert [a.name for a in first.args][:3] == ["out", "scale", "half"] and first.kernarg_bytes == 64
+    assert first.metadata["vgpr_spill_count"] == 3
+    assert first.instructions[first.labels[".LBB0_0"]].opcode == "s_load_dwordx4"
+    assert first.instructions[-1].opcode == "s_endpgm" and len(first.instructions) == 17
+    assert second.vgprs == 8 and second.args == []
+
+
+def test_choosing_a_kernel():
+    assert parse_kernel(TEXT, "second").name == "second"
+    with pytest.raises(MachineError, match="no single kernel"):
+        parse_kernel(TEXT)
+    with pytest.raises(MachineError, match="no kernel"):
+        parse_kernel("s_endpgm")
+
+
+def test_instruction_parts():
+    instruction = parse_instruction("v_mov_b32_dpp v1, |v2| quad_perm:[1,0,3,2] row_mask:0xf bound_ctrl:1")
+    assert (instruction.opcode, instruction.encoding) == ("v_mov_b32", "dpp")
+    assert instruction.operands == ("v1", "|v2|")
+    assert instruction.modifiers == {"quad_perm": "[1,0,3,2]", "row_mask": "0xf", "bound_ctrl": "1"}
+    store = parse_instruction("buffer_store_dwordx4 v[0:3], v4, s[8:11], 0 offen offset:16 sc0")
+    assert store.operands == ("v[0:3]", "v4", "s[8:11]", "0")
+    assert store.modifiers == {"offen": "", "offset": "16", "sc0": ""}
+
+
+def test_launch_with_preloaded_hidden_and_value_arguments():
+    """Thread and workgroup numbers, block counts and values arrive where the descriptor and the metadata say."""
+    memory = Memory()
+    out = memory.empty((6, 64), np.float32, "out")
+    Machine(memory).launch(parse_kernel(TEXT, "first"), (3, 2, 1), (32, 2, 1), [out, 1.5, 0.25])
+    assert (memory.read(out) == 1.75).all()
+
+
+def test_launch_checks_the_workgroup_size():
+    with pytest.raises(MachineError, match="workgroups of"):
+        Machine(Memory()).launch(parse_kernel(TEXT, "first"), (1, 1, 1), (64, 1, 1), [0, 0, 0])
+
+
+def test_too_much_lds():
+    with pytest.raises(MachineError, match="LDS"):
+        Machine(Memory()).launch(kernel("", args=0, lds=1000), (1, 1, 1), (64, 1, 1), [], lds_bytes=65536)
+
+
+def test_user_registers_that_are_not_modelled():
+    code = kernel("", args=0)
+    code.descriptor["user_sgpr_dispatch_ptr"] = 1
+    with pytest.raises(MachineError, match="dispatch_ptr"):
+        Machine(Memory()).launch(code, (1, 1, 1), (64, 1, 1), [])

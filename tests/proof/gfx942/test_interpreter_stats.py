@@ -1,0 +1,121 @@
+"""Static counts on small kernels whose figures can be counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+from interpreter_asm import kernel
+
+from proof.gfx942.costs import memory_bytes, mfma_clocks, valu_clocks
+from proof.gfx942.stats import analyse, main, occupancy, report
+
+# Activations s[8:11] pass through LDS, weights s[12:15] are unpacked with three operations per word.
+LOOP = """
+	v_mov_b32_e32 v40, 0
+	buffer_load_dwordx4 v[4:7], v1, s[12:15], 0 offen
+.Lloop:
+	buffer_load_dwordx4 v[20:23], v1, s[8:11], 0 offen
+	s_waitcnt vmcnt(1)
+	v_and_b32_e32 v8, 0xf0f0f0f0, v4
+	v_lshlrev_b32_e32 v9, 4, v4
+	v_and_b32_e32 v9, 0xf0f0f0f0, v9
+	v_and_b32_e32 v10, 0xf0f0f0f0, v5
+	v_lshlrev_b32_e32 v11, 4, v5
+	v_and_b32_e32 v11, 0xf0f0f0f0, v11
+	v_mul_lo_u32 v40, v40, v40
+	v_mfma_i32_16x16x32_i8 v[32:35], v[8:9], v[16:17], v[32:35]
+	v_mfma_i32_16x16x32_i8 v[32:35], v[10:11], v[18:19], v[32:35]
+	buffer_load_dwordx4 v[4:7], v1, s[12:15], 0 offen offset:16
+	s_waitcnt vmcnt(1)
+	ds_write_b128 v1, v[20:23]
+	s_waitcnt lgkmcnt(0)
+	s_barrier
+	ds_read_b128 v[16:19], v1
+	s_cmp_lt_u32 s2, s3
+	s_cbranch_scc1 .Lloop
+	v_exp_f32_e32 v41, v40
+	v_cvt_f32_i32_e32 v41, v40
+	v_mfma_i32_16x16x32_i8 v[32:35], v[10:11], v[18:19], v[32:35]"""
+
+
+def test_rolled_loop():
+    stats = analyse(kernel(LOOP), trips=10)
+    assert stats.hot_is_loop and stats.hot.instructions == 19 and stats.hot.mfma == 2
+    assert stats.hot.valu == 7 and stats.hot.multiplies == 1
+    assert stats.hot.valu_clocks(True) == 6 * 4 + 16 and stats.hot.valu_clocks(False) == 7 * 4
+    assert stats.hot.mfma_clocks == 32 and stats.hot.ratio(False) == 28 / 32
+    assert stats.hot.simd_bound(True) == 40 + 8
+    assert stats.flow.group == "s[12:15]" and stats.flow.staged_groups == ("s[8:11]",)
+    assert stats.flow.bytes == 1024 and stats.flow.words == 4
+    assert stats.flow.unpack == {"v_and_b32": 4, "v_lshlrev_b32": 2} and stats.flow.unpack_per_word == 1.5
+    assert stats.weight_bytes_per_mfma == 512
+    assert stats.flight.maximum == 1024
+    assert stats.flight.exposed_waits == 2
+    assert stats.whole.mfma == 21 and stats.whole.barriers == 10
+    assert stats.whole.transcendentals == 1 and stats.whole.conversions == 1
+
+
+def test_straight_line_kernel_is_cut_from_first_weight_load_to_last_mfma():
+    body = LOOP.replace("	s_cbranch_scc1 .Lloop\n", "").replace(".Lloop:\n", "")
+    stats = analyse(kernel(body))
+    assert not stats.hot_is_loop and stats.trips == 1
+    assert stats.hot.mfma == 3 and stats.hot.transcendentals == 1
+    assert stats.whole.instructions == stats.hot.instructions + 2  # the first move and s_endpgm
+
+
+@pytest.mark.parametrize(
+    ("registers", "lds", "threads", "expected"),
+    [
+        (64, 0, 256, (8, 8)),
+        (65, 0, 256, (7, 7)),
+        (128, 0, 256, (4, 4)),
+        (512, 0, 256, (1, 1)),
+        (64, 32768, 256, (2, 2)),
+        (64, 32769, 256, (1, 1)),
+        (128, 0, 1024, (4, 1)),
+    ],
+)
+def test_occupancy(registers, lds, threads, expected):
+    """512 vector registers per SIMD lane in granules of 8, at most 8 waves, 64 KiB of LDS per compute unit."""
+    assert occupancy(registers, lds, threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("opcode", "clocks"),
+    [
+        ("v_mfma_i32_16x16x32_i8", 16),
+        ("v_mfma_i32_32x32x16_i8", 32),
+        ("v_mfma_f32_16x16x16_bf16", 16),
+        ("v_mfma_f32_32x32x8_bf16", 32),
+        ("v_mfma_f32_16x16x4_f32", 32),
+        ("v_mfma_f32_32x32x2_f32", 64),
+        ("v_mfma_f32_16x16x8_xf32", 16),
+        ("v_mfma_f64_16x16x4_f64", 32),
+    ],
+)
+def test_matrix_clocks(opcode, clocks):
+    assert mfma_clocks(opcode) == clocks
+
+
+def test_int8_matrix_clocks_give_the_peak_of_the_data_sheet():
+    """MI325X: 304 compute units, 4 SIMDs, 2.1 GHz, 2614.9 INT8 TOPS."""
+    peak = 2 * 16 * 16 * 32 / mfma_clocks("v_mfma_i32_16x16x32_i8") * 4 * 304 * 2.1e9
+    assert round(peak / 1e12, 1) == 2614.9
+
+
+def test_instruction_costs():
+    assert valu_clocks("v_mul_lo_u32", True) == 16 and valu_clocks("v_mul_lo_u32", False) == 4
+    assert valu_clocks("v_rcp_iflag_f32", False) == 16 and valu_clocks("v_perm_b32", True) == 4
+    widths = {"buffer_load_dwordx4": 16, "global_load_ubyte_d16_hi": 1, "ds_read2st64_b64": 16, "ds_read_u16_d16": 2}
+    widths |= {"global_store_short": 2, "buffer_atomic_add_x2": 8, "global_load_lds_dword": 4, "v_mov_b32": 0}
+    assert {op: memory_bytes(op) for op in widths} == widths
+
+
+def test_registers_of_both_files_and_the_printed_report(tmp_path, capsys):
+    stats = analyse(kernel(LOOP + "\n	v_accvgpr_read_b32 v50, a6", agprs=8))
+    assert (stats.vgprs, stats.agprs) == (51, 7) and stats.whole.accumulator_moves == 1
+    text = report(stats)
+    assert "VGPR 51 AGPR 7" in text and "unpack 6 VALU = 1.50 per 8 weights" in text
+    path = tmp_path / "k.s"
+    path.write_text("k:\n	s_endpgm\n	.amdhsa_kernel k\n	.amdhsa_next_free_vgpr 8\n	.end_amdhsa_kernel\n")
+    main([str(path)])
+    assert "1 instructions" in capsys.readouterr().out

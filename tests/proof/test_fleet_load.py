@@ -1,0 +1,319 @@
+"""The verifying load client against servers that cut, repeat, change, refuse and hang: each is told apart."""
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+from support.scripted_server import Script, scripted_server, streamed, whole
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.engine.process import free_port
+from proof.load.load import Load, forbidden, summarize, throughput, write_records
+from proof.load.load_questions import Answer, Question, endless_question, known_questions
+from proof.load.load_request import Client, Manner, Outcome, Record
+
+PIECES = ["Now Tom", " has 3", " + 4", " = 7.\n", "#### 7"]
+TEXT = "".join(PIECES)
+QUESTION = Question("m", (("user", "Tom has 3 ..."),), 96, Answer(TEXT, 20, "stop"))
+
+
+def piece(text):
+    return {"choices": [{"delta": {"content": text}, "finish_reason": None}]}
+
+
+def finish(reason="stop"):
+    return {"choices": [{"delta": {}, "finish_reason": reason}]}
+
+
+def usage(tokens=20):
+    return {"choices": [], "usage": {"completion_tokens": tokens}}
+
+
+def events(pieces=PIECES, reason="stop", tokens=20):
+    return [*(piece(p) for p in pieces), finish(reason), usage(tokens), "[DONE]"]
+
+
+def body(text=TEXT, reason="stop", tokens=20):
+    return {
+        "choices": [{"message": {"content": text}, "finish_reason": reason}],
+        "usage": {"completion_tokens": tokens},
+    }
+
+
+def ask(url, manner, question=QUESTION, retries=0, **options) -> Record:
+    async def run():
+        async with Client(url, **options) as client:
+            return await client.ask(question, manner, retries=retries)
+
+    return asyncio.run(run())
+
+
+STREAMS = {
+    "whole": (streamed(events()), Outcome.OK),
+    "no-finish-no-done": (streamed([piece(p) for p in PIECES[:3]]), Outcome.TRUNCATED),
+    "no-done": (streamed([*map(piece, PIECES), finish(), usage()]), Outcome.TRUNCATED),
+    "nothing-at-all": (streamed([]), Outcome.TRUNCATED),
+    "short-but-finished": (streamed(events(PIECES[:3])), Outcome.TRUNCATED),
+    "piece-twice": (streamed(events([*PIECES[:2], *PIECES[1:]])), Outcome.WRONG),
+    "piece-missing": (streamed(events([*PIECES[:2], *PIECES[3:]])), Outcome.WRONG),
+    "another-digit": (streamed(events([*PIECES[:4], "#### 8"])), Outcome.WRONG),
+    "more-text": (streamed(events([*PIECES, "#### 7"])), Outcome.WRONG),
+    "token-lost": (streamed(events(tokens=19)), Outcome.WRONG),
+    "another-reason": (streamed(events(reason="length")), Outcome.WRONG),
+    "after-done": (streamed([*events(), usage()]), Outcome.WRONG),
+    "not-json": (streamed(["{broken", *events()]), Outcome.WRONG),
+    "connection-breaks": (streamed(map(piece, PIECES), ended=False), Outcome.CUT),
+    "breaks-after-done": (streamed(events(), ended=False), Outcome.CUT),
+    "error-event": (streamed([piece("Now"), {"error": {"message": "aborted"}}, "[DONE]"]), Outcome.CUT),
+    "abort": (streamed(events(PIECES[:3], "abort")), Outcome.CUT),
+    "closed-at-once": (Script([]), Outcome.CUT),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_streamed_answer(name):
+    script, expected = STREAMS[name]
+    with scripted_server(lambda *_: script) as server:
+        record = ask(server.base_url, Manner.STREAM)
+    assert record.outcome is expected, record.detail
+    assert bool(record.detail) == (expected is not Outcome.OK)
+
+
+WHOLE = {
+    "whole": (whole(body()), Outcome.OK),
+    "short": (whole(body(TEXT[:9])), Outcome.TRUNCATED),
+    "changed": (whole(body(TEXT.replace("7", "8"))), Outcome.WRONG),
+    "token-lost": (whole(body(tokens=19)), Outcome.WRONG),
+    "no-text": (whole(body(None)), Outcome.TRUNCATED),
+    "not-json": (whole(b"<html>"), Outcome.WRONG),
+    "other-json": (whole({"choices": []}), Outcome.WRONG),
+    "abort": (whole(body("", "abort")), Outcome.CUT),
+    "connection-breaks": (whole(body(), cut=10), Outcome.CUT),
+    "closed-at-once": (Script([]), Outcome.CUT),
+    "400": (whole({"message": "no"}, 400), Outcome.REFUSED),
+    "429": (whole({"message": "later"}, 429), Outcome.REFUSED),
+    "503": (whole({"message": "later"}, 503), Outcome.REFUSED),
+    "500": (whole({"message": "oops"}, 500), Outcome.FAILED),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_answer_in_one_piece(name):
+    script, expected = WHOLE[name]
+    with scripted_server(lambda *_: script) as server:
+        record = ask(server.base_url, Manner.PLAIN)
+    assert record.outcome is expected, record.detail
+    assert record.status is None or name in ("whole", str(record.status)) or record.status == 200
+
+
+def test_silence_is_a_hang_whether_or_not_something_came_before():
+    for script in (Script([], hold=True), streamed([piece("Now")], ended=False, hold=True)):
+        with scripted_server(lambda *_, script=script: script) as server:
+            record = ask(server.base_url, Manner.STREAM, hang_s=0.3)
+            assert record.outcome is Outcome.HUNG and record.ended - record.began < 5
+
+
+def test_nobody_listens():
+    assert ask(f"http://127.0.0.1:{free_port()}", Manner.STREAM).outcome is Outcome.UNREACHABLE
+
+
+def test_an_error_is_retried_only_when_asked_to_and_told_from_a_first_success():
+    def second_time(number, _):
+        return whole({"message": "later"}, 503) if number == 0 else streamed(events())
+
+    with scripted_server(second_time) as server:
+        assert ask(server.base_url, Manner.STREAM).outcome is Outcome.REFUSED
+    with scripted_server(second_time) as server:
+        record = ask(server.base_url, Manner.STREAM, retries=1)
+        assert (record.outcome, record.attempts, server.requests) == (Outcome.RETRIED, 2, 2)
+
+
+@pytest.mark.parametrize("script", [whole({"message": "no"}, 400), streamed(events(PIECES[:2]))], ids=["400", "short"])
+def test_what_a_retry_would_hide_is_not_retried(script):
+    with scripted_server(lambda *_: script) as server:
+        assert ask(server.base_url, Manner.STREAM, retries=3).attempts == server.requests == 1
+
+
+def test_a_bad_request_must_be_refused_with_a_message():
+    for script, expected in (
+        (whole({"message": "no such model"}, 404), Outcome.REFUSED),
+        (whole(b"", 400), Outcome.WRONG),
+        (whole(body()), Outcome.WRONG),
+        (whole({"message": "oops"}, 500), Outcome.FAILED),
+    ):
+        with scripted_server(lambda *_, script=script: script) as server:
+            assert ask(server.base_url, Manner.BAD).outcome is expected
+
+
+@pytest.mark.parametrize("manner", [Manner.LEAVES_STREAM, Manner.LEAVES_PLAIN])
+def test_a_client_that_leaves_closes_its_connection(manner):
+    script = streamed(events(), pause_s=0.05, hold=True) if manner is Manner.LEAVES_STREAM else Script([], hold=True)
+    with scripted_server(lambda *_: script) as server:
+        record = ask(server.base_url, manner, leave_after=2)
+        end = time.monotonic() + 5
+        while not server.left and time.monotonic() < end:
+            time.sleep(0.01)
+        assert record.outcome is Outcome.LEFT and server.left == 1
+
+
+def test_a_slow_client_reads_everything_later():
+    with scripted_server(lambda *_: streamed(events())) as server:
+        record = ask(server.base_url, Manner.SLOW, slow_s=0.05)
+    assert record.outcome is Outcome.OK
+    assert record.ended - record.began > 0.05 * len(PIECES)
+
+
+def test_an_endless_question_is_judged_by_its_tokens():
+    question = endless_question("m", 20)
+    for tokens, expected in ((20, Outcome.OK), (19, Outcome.TRUNCATED)):
+        with scripted_server(lambda *_, n=tokens: streamed(events(reason="length", tokens=n))) as server:
+            assert ask(server.base_url, Manner.STREAM, question).outcome is expected
+            assert json.loads(server.bodies[0])["ignore_eos"] is True
+
+
+def listed(text, tokens):
+    found = piece(text)
+    found["choices"][0]["logprobs"] = {"content": [{"token": token, "logprob": -0.1} for token in tokens]}
+    return found
+
+
+COUNTED = {
+    "whole": ([("Now Tom", ["Now", " Tom"]), (" has", [" has"])], Outcome.OK),
+    "text-lost": ([("Now", ["Now", " Tom"]), (" has", [" has"])], Outcome.WRONG),
+    "piece-twice": ([("Now Tom", ["Now", " Tom"]), ("Now Tom", ["Now", " Tom"]), (" has", [" has"])], Outcome.WRONG),
+    "piece-lost": ([("Now Tom", ["Now", " Tom"])], Outcome.WRONG),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_an_unknown_answer_is_compared_with_the_list_of_its_tokens(name):
+    pieces, expected = COUNTED[name]
+    question = Question("m", (("user", "Tom"),), 3, ignore_eos=True, counted=True)
+    sent = [*(listed(*each) for each in pieces), finish("length"), usage(3), "[DONE]"]
+    with scripted_server(lambda *_: streamed(sent)) as server:
+        record = ask(server.base_url, Manner.STREAM, question)
+        assert record.outcome is expected, record.detail
+        assert json.loads(server.bodies[0])["logprobs"] is True
+
+
+def test_when_a_client_leaves_can_be_drawn_anew_for_every_request():
+    drawn = iter([1, 3])
+    sent = streamed(events(), pause_s=0.02, hold=True)
+
+    async def run():
+        async with Client(server.base_url, leave_after=lambda: next(drawn)) as client:
+            return [await client.ask(QUESTION, Manner.LEAVES_STREAM) for _ in range(2)]
+
+    with scripted_server(lambda *_: sent) as server:
+        records = asyncio.run(run())
+    assert [(r.outcome, len(r.arrivals)) for r in records] == [(Outcome.LEFT, 1), (Outcome.LEFT, 3)]
+
+
+def test_the_key_is_sent_as_openai_clients_send_it():
+    with scripted_server(lambda *_: whole(body())) as server:
+        assert ask(server.base_url, Manner.PLAIN, api_key="k").outcome is Outcome.OK
+    assert server.headers[0]["authorization"] == "Bearer k"
+
+
+def test_a_load_asks_every_question_in_every_manner_and_stops_at_its_total():
+    questions = [Question("m", (("user", str(i)),), 96, QUESTION.answer) for i in range(4)]
+
+    def answer(_, content):
+        return streamed(events()) if json.loads(content).get("stream") else whole(body())
+
+    with scripted_server(answer) as server, Load(server.base_url, questions, 3, total=16) as load:
+        assert load.wait(20)
+    records = load.records
+    assert load.outcomes() == {Outcome.OK: 16} and server.requests == 16
+    assert {(r.question, r.manner) for r in records} == {
+        (q, m) for q in range(4) for m in (Manner.STREAM, Manner.PLAIN)
+    }
+
+
+def test_a_load_finishes_what_it_began_and_drops_it_after_an_error():
+    slow = streamed(events(), pause_s=0.05)
+    with scripted_server(lambda *_: slow) as server:
+        with Load(server.base_url, [QUESTION], 2, mix={Manner.STREAM: 1}) as load:
+            _until(lambda: server.requests >= 2)
+        assert load.outcomes() == {Outcome.OK: server.requests}
+    silent = Script([], hold=True)
+    with scripted_server(lambda *_: silent) as server:
+        with pytest.raises(KeyError), Load(server.base_url, [QUESTION], 2) as load:
+            _until(lambda: server.requests == 2)
+            raise KeyError
+        assert load.records == [] and not [t for t in threading.enumerate() if t.name == "load"]
+
+
+def test_one_wrong_answer_among_many_is_found():
+    def answer(number, _):
+        return streamed(events(PIECES[:3])) if number == 5 else streamed(events())
+
+    with (
+        scripted_server(answer) as server,
+        Load(server.base_url, [QUESTION], 1, mix={Manner.STREAM: 1}, total=9) as load,
+    ):
+        load.wait(20)
+    assert [r.outcome for r in forbidden(load.records)] == [Outcome.TRUNCATED]
+
+
+def test_summary_and_throughput_count_tokens_when_they_came(tmp_path):
+    records = [
+        Record(Manner.STREAM, 0, 10.0, 12.5, Outcome.OK, tokens=6, arrivals=[(10.5, 2), (11.5, 2), (12.5, 2)]),
+        Record(Manner.STREAM, 0, 10.0, 11.0, Outcome.CUT, tokens=1, arrivals=[(10.2, 1)]),
+        Record(Manner.PLAIN, 0, 10.0, 13.5, Outcome.OK, tokens=8, arrivals=[(13.5, 8)]),
+    ]
+    summary = summarize(records, 10.0, 13.0)
+    assert (summary.requests, summary.outcomes) == (2, {"ok": 1, "cut": 1})
+    assert summary.tokens_per_s == pytest.approx(7 / 3)
+    assert (summary.ttft_ms, summary.tpot_ms) == (pytest.approx(500), pytest.approx(400))
+    assert throughput(records, 10.0, 14.0) == [(0.5, 3.0), (1.5, 2.0), (2.5, 2.0), (3.5, 8.0)]
+    write_records(tmp_path / "r.jsonl", records)
+    assert [json.loads(line)["outcome"] for line in (tmp_path / "r.jsonl").read_text().splitlines()] == [
+        "ok",
+        "cut",
+        "ok",
+    ]
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def _until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def with_gap(gap):
+    top = [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -0.1 - gap}]
+    found = body()
+    found["choices"][0]["logprobs"] = {"content": [{"token": "a", "logprob": -0.1, "top_logprobs": top}]}
+    return found
+
+
+def test_known_questions_leave_out_near_ties():
+    def answer(number, content):
+        if not content:
+            return whole({"data": [{"id": "m"}]})
+        return whole(with_gap(0.5 if number % 2 else 5.0))
+
+    with scripted_server(answer) as server:
+        found = known_questions(server.base_url, 4)
+        asked = [json.loads(content)["messages"] for content in server.bodies if content]
+    assert [question.answer for question in found] == [QUESTION.answer] * 4
+    clear = [messages for number, messages in enumerate(asked) if number % 2 == 1]
+    assert [question.body(False)["messages"] for question in found] == clear
+
+
+def test_a_model_of_near_ties_is_no_reference():
+    with (
+        scripted_server(lambda _, c: whole(with_gap(0.1) if c else {"data": [{"id": "m"}]})) as server,
+        pytest.raises(KimiError, match="only 0 of 8"),
+    ):
+        known_questions(server.base_url, 4)
+
+
+def test_references_need_a_server():
+    with pytest.raises(KimiError, match="does not answer"):
+        known_questions(f"http://127.0.0.1:{free_port()}")

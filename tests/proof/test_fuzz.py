@@ -1,0 +1,294 @@
+"""The fuzzer finds what it is for, in an engine that has such faults, and nothing in one that has none."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
+
+from kimi_w4a8_eagle3.engine.process import free_port
+from proof.fuzz import session
+from proof.fuzz.plan import TEMPLATES, Plan
+from proof.fuzz.requests import affordable, json_request
+from proof.fuzz.resources import Resources
+from proof.fuzz.session import Fault, Fuzz, Outcome, Target
+from proof.fuzz.values import KINDS
+
+Handler = Callable[[str, dict[str, Any]], Response | None]
+CLOSED = ("/flush_cache", "/update_weight_version", "/open_session", "/configure_logging")
+
+
+class Options(BaseModel):
+    """A field with fields of its own."""
+
+    include_usage: bool = False
+
+
+class Body(BaseModel):
+    """What the document says of every endpoint."""
+
+    model: str = "m"
+    messages: list[dict[str, str]] | None = None
+    top_logprobs: int | None = None
+    image_url: str | None = None
+    stream_options: Options | None = None
+
+
+class Engine:
+    """Answers like a polite engine, unless `planted` does otherwise; leaked: slots that it keeps."""
+
+    def __init__(self, planted: Handler = lambda *_: None) -> None:
+        self.planted = planted
+        self.leaked = 0
+        self.app = FastAPI(openapi_url=None)
+        for path in TEMPLATES:
+            self.app.post(path, openapi_extra=_described())(self._answer)
+        for path in CLOSED:
+            self.app.post(path)(self._closed)
+        self.app.get("/openapi.json", include_in_schema=False)(self._document)
+        self.app.get("/v1/models")(lambda: {"data": [{"id": "m"}]})
+        self.app.get("/v1/loads")(self._loads)
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            body = json.loads(await request.body())
+            assert isinstance(body, dict)
+        except (ValueError, AssertionError, RecursionError):
+            return refusal("not a JSON object")
+        if (other := self.planted(request.url.path, body)) is not None:
+            return other
+        if not harmless(body):
+            return refusal("no")
+        return answer("7", body.get("stream") is True)
+
+    async def _closed(self, request: Request) -> Response:
+        return self.planted(request.url.path, {"from": request.headers.get("x-forwarded-for")}) or refusal("no", 403)
+
+    async def _document(self, request: Request) -> Response:
+        return refusal("no", 403) if "origin" in request.headers else JSONResponse(self.app.openapi())
+
+    async def _loads(self) -> dict[str, Any]:
+        return {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": self.leaked}]}
+
+
+def _described() -> dict[str, Any]:
+    schema = Body.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema["properties"]["stream_options"] = schema.pop("$defs")["Options"]
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+
+
+def harmless(body: dict[str, Any]) -> bool:
+    numbers = all(isinstance(body.get(name), int | None) for name in ("logprobs", "top_logprobs"))
+    return numbers and len(json.dumps(body)) < 100_000
+
+
+def refusal(message: str, status: int = 400) -> Response:
+    return JSONResponse({"error": {"message": message}}, status)
+
+
+def answer(text: str, stream: bool) -> Response:
+    usage = {"completion_tokens": 1}
+    if not stream:
+        logprobs = {"content": [{"token": text, "logprob": 0.0, "top_logprobs": [{"token": "?", "logprob": -9.0}]}]}
+        choice = {"message": {"content": text}, "finish_reason": "stop", "logprobs": logprobs}
+        return JSONResponse({"choices": [choice], "usage": usage})
+    events = [{"choices": [{"delta": {"content": text}, "finish_reason": "stop"}]}, {"choices": [], "usage": usage}]
+    return Response("".join(f"data: {json.dumps(each)}\n\n" for each in events) + "data: [DONE]\n\n")
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    config = uvicorn.Config(app, port=free_port(), log_level="critical", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{config.port}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+
+
+def fuzzed(engine: Engine, folder: Path, requests: int = 600, **more: Any) -> Outcome:
+    with served(engine.app) as url:
+        return Fuzz(Target(url, **more), folder, 1).run(requests)
+
+
+def named(outcome: Outcome, what: str) -> list[Fault]:
+    return [fault for fault in outcome.faults.values() if what in fault.what]
+
+
+def document() -> dict[str, Any]:
+    return Engine().app.openapi()
+
+
+def plan(seed: int = 1) -> Plan:
+    return Plan(document(), "m", seed, "http://127.0.0.1:1/trap.png", 9527, frozenset())
+
+
+def test_a_healthy_engine_has_no_faults(tmp_path: Path) -> None:
+    outcome = fuzzed(Engine(), tmp_path)
+    assert outcome.faults == {}
+    assert outcome.requests >= 600
+    groups = {"fields", "samples", "routes", "headers", "broken bodies"}
+    assert groups | {"nested fields", "state", "cost"} < set(outcome.rows)
+    assert not [name for name in groups if not outcome.rows[name].between(400, 499)]
+    assert outcome.summary()["healthy_client"]["answers"] > 0
+
+
+def test_an_answer_of_500_to_one_type_is_found_and_can_be_repeated(tmp_path: Path) -> None:
+    def planted(path: str, body: dict[str, Any]) -> Response | None:
+        if path == "/v1/completions" and isinstance(body.get("top_logprobs"), str):
+            return refusal("oops", 500)
+        return None
+
+    with served(Engine(planted).app) as url:
+        outcome = Fuzz(Target(url), tmp_path, 1).run(600)
+        [fault] = named(outcome, "HTTP 500")
+        assert fault.name == "/v1/completions top_logprobs"
+        assert fault.index is not None
+        curl, again = fault.command.splitlines()
+        repeated = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True)
+        assert " 500 " in repeated.stdout.splitlines()[0]
+        assert again.endswith(f"--seed 1 --only {fault.index}")
+        alone = Fuzz(Target(url), tmp_path, 1).run(only=fault.index)
+        assert alone.requests == 1
+        assert named(alone, "HTTP 500")
+
+
+def test_a_healthy_client_that_reads_other_tokens_is_found(tmp_path: Path) -> None:
+    seen: Counter[str] = Counter()
+
+    def planted(path: str, body: dict[str, Any]) -> Response | None:
+        seen[path] += 1
+        disturbed = seen["/v1/completions"] > 20 and body.get("temperature") == 0.0
+        return answer("8", body.get("stream") is True) if disturbed else None
+
+    [fault] = named(fuzzed(Engine(planted), tmp_path), "healthy client")
+    assert "'8' instead of '7'" in fault.detail
+
+
+def test_a_closed_endpoint_that_believes_an_address_is_found(tmp_path: Path) -> None:
+    def planted(path: str, body: dict[str, Any]) -> Response | None:
+        return JSONResponse({}) if path in CLOSED and "127.0.0.1" in (body["from"] or "") else None
+
+    faults = named(fuzzed(Engine(planted), tmp_path, 100), "answered what must be refused")
+    assert {(fault.group, fault.name) for fault in faults} >= {("2 claimed address", path) for path in CLOSED}
+
+
+def test_an_engine_that_fetches_what_a_request_names_is_found(tmp_path: Path) -> None:
+    def planted(path: str, body: dict[str, Any]) -> None:
+        for text in json.dumps(body).split('"'):
+            if text.startswith("http://127.0.0.1:") and text.endswith("/trap.png"):
+                threading.Thread(target=httpx.get, args=(text,), daemon=True).start()
+
+    assert named(fuzzed(Engine(planted), tmp_path), "fetched an address")
+
+
+def test_slots_that_do_not_return_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(path: str, body: dict[str, Any]) -> None:
+        engine.leaked += isinstance(body.get("messages"), dict)
+
+    monkeypatch.setattr("proof.fuzz.resources._SETTLE_S", 1.0)
+    engine = Engine(planted)
+    [fault] = named(fuzzed(engine, tmp_path), "did not return")
+    assert fault.detail == f"tokens: {engine.leaked}, before 0"
+
+
+def test_memory_and_descriptors_that_do_not_return_are_named() -> None:
+    before = Resources(0, 0, 0, memory=2**30, descriptors=100)
+    assert not list(replace(before, memory=2 * 2**30, descriptors=116).beyond(before))
+    assert list(replace(before, memory=2 * 2**30 + 2**20).beyond(before)) == ["memory: 2049 MiB, before 1024 MiB"]
+    assert list(replace(before, descriptors=117, running=1).beyond(before)) == [
+        "running: 1, before 0",
+        "descriptors: 117, before 100",
+    ]
+
+
+@pytest.mark.parametrize("timely", [True, False])
+def test_a_healthy_client_that_waits_is_a_fault_where_time_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timely: bool
+) -> None:
+    monkeypatch.setattr(session, "_TIMELY_FACTOR", 0.0)
+    monkeypatch.setattr(session, "_TIMELY_FLOOR_S", 0.0)
+    with served(Engine().app) as url:
+        outcome = Fuzz(Target(url), tmp_path, 1, timely).run(50)
+    assert bool(named(outcome, "waited")) is timely
+
+
+def test_an_engine_that_ends_is_found_with_the_requests_that_it_owes_an_answer(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def planted(path: str, body: dict[str, Any]) -> Response | None:
+        if isinstance(body.get("stream_options"), list):
+            ended.set()
+            time.sleep(2)
+        return None
+
+    outcome = fuzzed(Engine(planted), tmp_path, ended=ended.is_set)
+    [fault] = named(outcome, "the engine ended")
+    assert "curl" in fault.command
+    assert any(b'"stream_options": [' in file.read_bytes() for file in tmp_path.glob("fault-*.bin"))
+
+
+def test_a_seed_and_an_index_are_one_request() -> None:
+    once, again, other = plan(), plan(), plan(2)
+    indexes = range(len(once.corpus), 1000)
+    assert [once.case(each) for each in reversed(indexes)] == [again.case(each) for each in reversed(indexes)]
+    assert [once.case(each) for each in indexes] != [other.case(each) for each in indexes]
+
+
+def test_every_field_is_sent_as_every_type() -> None:
+    made = plan()
+    labels = {(path, place.label) for path, place in (*made.fields, *made.nested)}
+    assert ("/v1/messages", "stream_options/include_usage") in labels
+    assert ("/generate", "sampling_params/top_logprobs") in labels
+    found = {
+        json.loads(case.sends[0].body)["top_logprobs"].__class__.__name__
+        for case in map(made.case, range(1500))
+        if case.name == "/v1/completions top_logprobs"
+    }
+    assert found == {type(value).__name__ for kind in KINDS for value in kind}
+
+
+def test_the_corpus_has_each_group_of_findings_that_is_a_request() -> None:
+    assert {case.group[0] for case in plan().corpus} == set("1245678")
+
+
+def test_expensive_requests_are_made_cheap_and_absurd_ones_stay() -> None:
+    assert affordable({"max_tokens": 4000, "n": 100, "min_tokens": 2**63}) == {
+        "max_tokens": 8,
+        "n": 4,
+        "min_tokens": 2**63,
+    }
+    assert affordable({"max_tokens": "4000", "n": 5000.0}) == {"max_tokens": "8", "n": 5000.0}
+    assert affordable({"n": True, "max_tokens": [900]}) == {"n": True, "max_tokens": [8]}
+    assert affordable({"sampling_params": [{"max_new_tokens": 999.0}]}) == {
+        "sampling_params": [{"max_new_tokens": 8.0}]
+    }
+    assert json_request("POST", "/", {"max_tokens": None}).leave_after_s is not None
+
+
+@pytest.mark.parametrize("text", ["\ud800", "it's", "$(reboot)"])
+def test_the_command_sends_what_was_sent(text: str, tmp_path: Path) -> None:
+    request = json_request("POST", "/generate", {"text": text})
+    words = shlex.split(request.command("http://127.0.0.1:1", tmp_path / "a body.bin"))
+    assert words[-2:] == [f"@{tmp_path}/a body.bin", "http://127.0.0.1:1/generate"]
+    assert json.loads((tmp_path / "a body.bin").read_text())["text"] == text

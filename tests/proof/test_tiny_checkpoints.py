@@ -1,0 +1,220 @@
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.quark.preflight import preflight
+from kimi_w4a8_eagle3.tiny.tokenizer import chat_text, load_tokenizer
+from proof.tiny.checkpoint import PREFIX, load_draft, load_target, read_tensors, save_target
+from proof.tiny.config import DraftConfig, TargetConfig, draft_config_json, target_config_json, text_config_json
+from proof.tiny.evaluate import MAX_WEIGHT_BYTES, Evaluation, weight_bytes
+from proof.tiny.generate import greedy
+
+C = TargetConfig()
+HEADS = C.heads * (C.nope + C.rope)
+
+
+def expected_target(quantized: bool) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Every tensor of the checkpoint, written out independently of the exporter."""
+    bf16, f32 = torch.bfloat16, torch.float32
+    out = {"model.embed_tokens.weight": (bf16, (640, 128)), "lm_head.weight": (bf16, (640, 128))}
+    out["model.norm.weight"] = (bf16, (128,))
+    for layer in range(5):
+        at = f"model.layers.{layer}."
+        for name, shape in {
+            "input_layernorm": (128,), "post_attention_layernorm": (128,), "self_attn.q_a_proj": (64, 128),
+            "self_attn.q_a_layernorm": (64,), "self_attn.q_b_proj": (HEADS, 64),
+            "self_attn.kv_a_proj_with_mqa": (96, 128), "self_attn.kv_a_layernorm": (64,),
+            "self_attn.kv_b_proj": (256, 64), "self_attn.o_proj": (128, 128),
+        }.items():  # fmt: skip
+            out[f"{at}{name}.weight"] = (bf16, shape)
+        mlp, inter = (at + "mlp.", 256) if layer == 0 else (at + "mlp.shared_experts.", 64)
+        for name, shape in {"gate_proj": (inter, 128), "up_proj": (inter, 128), "down_proj": (128, inter)}.items():
+            out[f"{mlp}{name}.weight"] = (bf16, shape)
+        if layer == 0:
+            continue
+        out[f"{at}mlp.gate.weight"] = (bf16, (16, 128))
+        out[f"{at}mlp.gate.e_score_correction_bias"] = (f32, (16,))
+        for expert in range(16):
+            for name, (n, k) in {"gate_proj": (64, 128), "up_proj": (64, 128), "down_proj": (128, 64)}.items():
+                weight = f"{at}mlp.experts.{expert}.{name}.weight"
+                out[weight] = (torch.int32, (n, k // 8)) if quantized else (bf16, (n, k))
+                if quantized:
+                    out[f"{weight}_scale"], out[f"{weight}_scale_2"] = (f32, ()), (f32, (n,))
+    return {PREFIX + name: value for name, value in out.items()}
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_target_has_exactly_the_published_format(quantized):
+    folder = tiny.target_path() if quantized else tiny.target_bf16_path()
+    tensors = read_tensors(folder)
+    assert {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()} == expected_target(quantized)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(tensors)
+    assert {f.name for f in folder.glob("*.safetensors")} == set(index["weight_map"].values())
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int32:
+            assert torch.isfinite(tensor).all(), name
+        if name.endswith(("weight_scale", "weight_scale_2")):
+            assert (tensor > 0).all(), name
+
+
+def test_quantization_config_is_the_published_one():
+    config = json.loads((tiny.target_path() / "config.json").read_text())
+    quantization = config["quantization_config"]
+    first, second = quantization["global_quant_config"]["weight"]
+    assert (first["dtype"], first["qscheme"], first["is_dynamic"]) == ("fp8_e4m3", "per_tensor", False)
+    assert (second["dtype"], second["qscheme"], second["ch_axis"]) == ("int4", "per_channel", 0)
+    inputs = quantization["global_quant_config"]["input_tensors"]
+    assert (inputs["dtype"], inputs["qscheme"], inputs["is_dynamic"]) == ("fp8_e4m3", "per_tensor", True)
+    assert (quantization["quant_method"], quantization["export"]["pack_method"]) == ("quark", "reorder")
+    assert all(name.startswith(PREFIX) and ".experts." not in name for name in quantization["exclude"])
+    excluded = {name.removesuffix(".weight") for name, (dtype, shape) in expected_target(True).items()
+                if dtype == torch.bfloat16 and len(shape) == 2 and "embed" not in name}  # fmt: skip
+    assert set(quantization["exclude"]) == excluded
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_the_package_accepts_its_own_checkpoints(tp):
+    report = preflight(tiny.target_path(), tiny.draft_path(), tp)
+    assert report.ok, report.problems
+
+
+def test_configs_on_disk_are_those_of_the_code():
+    on_disk = json.loads((tiny.target_path() / "config.json").read_text())
+    del on_disk["quantization_config"]
+    assert on_disk == target_config_json(C) == json.loads((tiny.target_bf16_path() / "config.json").read_text())
+    draft = json.loads((tiny.draft_path() / "config.json").read_text())
+    assert draft == draft_config_json(C, DraftConfig())
+    assert draft["eagle_config"]["eagle_aux_hidden_state_layer_ids"][0] != 1  # SGLang would shift the list
+
+
+def test_draft_tensors():
+    tensors = read_tensors(tiny.draft_path())
+    assert all(t.dtype == torch.bfloat16 and torch.isfinite(t).all() for t in tensors.values())
+    assert {name: tuple(t.shape) for name, t in tensors.items()} == {
+        "fc.weight": (128, 384), "lm_head.weight": (640, 128), "norm.weight": (128,),
+        "midlayer.hidden_norm.weight": (128,), "midlayer.input_layernorm.weight": (128,),
+        "midlayer.post_attention_layernorm.weight": (128,), "midlayer.self_attn.q_proj.weight": (256, 256),
+        "midlayer.self_attn.k_proj.weight": (128, 256), "midlayer.self_attn.v_proj.weight": (128, 256),
+        "midlayer.self_attn.o_proj.weight": (128, 256), "midlayer.mlp.gate_proj.weight": (256, 128),
+        "midlayer.mlp.up_proj.weight": (256, 128), "midlayer.mlp.down_proj.weight": (128, 256),
+    }  # fmt: skip
+
+
+def test_all_weights_together_stay_below_the_limit():
+    folders = [tiny.target_path(), tiny.target_bf16_path(), tiny.draft_path()]
+    assert weight_bytes(folders) <= MAX_WEIGHT_BYTES
+    assert not [f for f in tiny.WEIGHTS.rglob("*") if f.is_file() and f.parent not in folders]
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="Quark compiles an extension at its first import")
+def test_quark_turns_the_bf16_target_into_the_committed_w4a8_one_bit_for_bit(tmp_path):
+    from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
+
+    quantize_w4a8(tiny.target_bf16_path(), tmp_path / "again")
+    again, committed = read_tensors(tmp_path / "again"), read_tensors(tiny.target_path())
+    assert again.keys() == committed.keys()
+    for name, tensor in committed.items():
+        assert torch.equal(again[name], tensor), name
+    for file in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (tiny.target_path() / file).read_bytes(), file
+
+
+def test_quantize_refuses_what_is_no_checkpoint_and_a_folder_in_use(tmp_path):
+    from kimi_w4a8_eagle3.base.errors import KimiError
+    from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
+
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    with pytest.raises(KimiError, match="not a model checkpoint"):
+        quantize_w4a8(tmp_path / "used", tmp_path / "new")
+    with pytest.raises(KimiError, match="not empty"):
+        quantize_w4a8(tiny.target_bf16_path(), tmp_path / "used")
+    assert [path.name for path in tmp_path.iterdir()] == ["used"]
+
+
+def test_a_failed_quantization_leaves_nothing(tmp_path, monkeypatch):
+    from kimi_w4a8_eagle3.quark import quantize
+
+    def fail(source, destination, *rest):
+        (destination / "half").touch()
+        raise RuntimeError("stopped")
+
+    monkeypatch.setattr(quantize, "run_quark", fail)
+    with pytest.raises(RuntimeError, match="stopped"):
+        quantize.quantize_w4a8(tiny.target_bf16_path(), tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_and_load_are_inverse(tmp_path):
+    model = load_target(tiny.target_bf16_path())
+    save_target(model, load_tokenizer(tiny.target_path()), tmp_path / "again")
+    for file in tiny.target_bf16_path().iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_a_missing_checkpoint_is_one_clear_error(monkeypatch, tmp_path):
+    from kimi_w4a8_eagle3.base.errors import KimiError
+
+    monkeypatch.setattr(tiny, "WEIGHTS", tmp_path)
+    with pytest.raises(KimiError, match="make tiny"):
+        tiny.target_path()
+
+
+@pytest.fixture(scope="module")
+def transformers_target(tmp_path_factory):
+    """transformers' own DeepseekV3ForCausalLM on the text part of the BF16 checkpoint, float32."""
+    from kimi_w4a8_eagle3.base import torchvision_ops
+
+    torchvision_ops.declare_missing()
+    from transformers import DeepseekV3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("text-model")
+    tensors = {name.removeprefix(PREFIX): t for name, t in read_tensors(tiny.target_bf16_path()).items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(text_config_json(C)))
+    model, info = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    yield model.eval()
+    shutil.rmtree(folder)
+
+
+@torch.no_grad()
+def test_transformers_computes_the_same(transformers_target):
+    ours = load_target(tiny.target_bf16_path()).float()
+    tokens = torch.randint(8, C.vocab, (2, 600), generator=torch.Generator().manual_seed(1))  # far beyond training
+    theirs = transformers_target(tokens, output_hidden_states=True)
+    logits, states = ours(tokens)
+    torch.testing.assert_close(logits, theirs.logits, rtol=2e-3, atol=2e-3)
+    for layer in DraftConfig().captured:  # the state entering layer i is transformers' hidden_states[i]
+        torch.testing.assert_close(states[layer], theirs.hidden_states[layer], rtol=2e-3, atol=2e-3)
+
+
+@torch.no_grad()
+def test_transformers_generates_the_same_greedy_tokens(transformers_target):
+    ours = load_target(tiny.target_bf16_path()).float()
+    tokenizer = load_tokenizer(tiny.target_path())
+    for problem in tiny.problems("held_out", 4):
+        prompt = tokenizer.encode(chat_text(problem.question)).ids
+        theirs = transformers_target.generate(torch.tensor([prompt]), max_new_tokens=60, do_sample=False)
+        assert greedy(ours, [prompt], 60)[0] == theirs[0, len(prompt) :].tolist()
+
+
+def test_recorded_metrics_meet_the_bars():
+    record = json.loads(tiny.METRICS.read_text())
+    result = Evaluation(**record["evaluation"])
+    assert result.held_out_problems >= 500
+    assert result.ok, result.checks()
+
+
+def test_bars_hold_when_recomputed_on_a_sample():
+    from proof.tiny.evaluate import evaluate
+
+    result = evaluate(tiny.target_path(), tiny.target_bf16_path(), tiny.draft_path(), 48)
+    assert result.exact_match_bf16 >= 0.85 and result.exact_match_w4a8 >= 0.82
+    assert result.accept_length >= 2.5
+    assert load_draft(tiny.draft_path()) is not None

@@ -1,0 +1,220 @@
+"""The training model's own arithmetic: experts, cache, draft chain, optimizer; small random models, no training."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kimi_w4a8_eagle3.tiny.problems import problems
+from kimi_w4a8_eagle3.tiny.tokenizer import IM_END_ID, load_tokenizer
+from proof.tiny.acceptance import acceptance
+from proof.tiny.config import DraftConfig, TargetConfig
+from proof.tiny.data import batches, document
+from proof.tiny.draft import Draft
+from proof.tiny.experts import Experts, fake_int4, w4a8_linear
+from proof.tiny.generate import greedy
+from proof.tiny.model import Target, initialise
+from proof.tiny.optim import orthogonalise, schedule
+from proof.tiny.train_draft import Dialogue, captured_states
+from proof.tiny.train_target import TargetTraining, train_target
+
+SMALL = TargetConfig(layers=5, hidden=32, dense_inter=32, q_lora=16, kv_lora=16, experts=4, top_k=2, moe_inter=16)
+
+
+def small_target(seed: int = 0) -> Target:
+    model = Target(SMALL)
+    initialise(model, seed)
+    return model.eval()
+
+
+def small_draft(seed: int = 1) -> Draft:
+    draft = Draft(SMALL, DraftConfig(heads=2, kv_heads=1, head_dim=16, inter=32))
+    initialise(draft, seed)
+    return draft.eval()
+
+
+@settings(deadline=None, max_examples=25)
+@given(tokens=st.integers(1, 70), seed=st.integers(0, 1000), training=st.booleans())
+def test_experts_match_a_loop_over_tokens_in_value_and_gradient(tokens, seed, training):
+    g = torch.Generator().manual_seed(seed)
+    experts = Experts(SMALL).train(training)
+    for weight in experts.parameters():
+        torch.nn.init.normal_(weight, std=0.2, generator=g)
+    x = torch.randn(tokens, SMALL.hidden, generator=g, requires_grad=True)
+    ids = torch.rand(tokens, SMALL.experts, generator=g).topk(SMALL.top_k).indices
+    weights = torch.rand(tokens, SMALL.top_k, generator=g)
+
+    rows = []
+    for t in range(tokens):
+        row = torch.zeros(SMALL.hidden)
+        for expert, weight in zip(ids[t].tolist(), weights[t], strict=True):
+            gate, up = (experts.gate_up[expert] @ x[t]).chunk(2)
+            row = row + weight * (experts.down[expert] @ (F.silu(gate) * up))
+        rows.append(row)
+    naive, fast = torch.stack(rows), experts(x, weights, ids)
+    torch.testing.assert_close(fast, naive, rtol=1e-4, atol=1e-5)
+    parameters = [x, *experts.parameters()]
+    probe = torch.randn(naive.shape, generator=g)
+    for a, b in zip(
+        torch.autograd.grad(fast, parameters, probe), torch.autograd.grad(naive, parameters, probe), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@given(rows=st.integers(1, 5), k=st.sampled_from([8, 64, 128]), n=st.integers(1, 9), seed=st.integers(0, 1000))
+def test_w4a8_linear_is_exact_integer_arithmetic(rows, k, n, seed):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, k, generator=g) * 10
+    x[0] = 0
+    weight, scale = torch.randint(-8, 8, (n, k), generator=g), torch.rand(n, generator=g) + 0.01
+    step = x.abs().amax(1) / 127
+    step[step == 0] = 1.0
+    a8 = torch.round(x / step[:, None]).to(torch.int64)
+    expected = (a8 @ weight.T).float() * step[:, None] * scale
+    assert torch.equal(w4a8_linear(x, weight[None].float(), scale[None], [rows]), expected)
+
+
+def test_fake_int4_has_fifteen_steps_and_a_straight_gradient():
+    weight = torch.randn(3, 8, 64, requires_grad=True)
+    rounded = fake_int4(weight)
+    assert all(len(row.unique()) <= 16 for row in rounded.flatten(0, 1))
+    assert 0.05 < float((rounded - weight).detach().norm() / weight.detach().norm()) < 0.2
+    (gradient,) = torch.autograd.grad(rounded.sum(), weight)
+    assert torch.equal(gradient, torch.ones_like(weight))
+
+
+@torch.no_grad()
+def test_cached_left_padded_decoding_equals_full_recomputation():
+    model = small_target()
+    g = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(8, SMALL.vocab, (n,), generator=g).tolist() for n in (3, 11, 7)]
+    for prompt, reply in zip(prompts, greedy(model, prompts, 12), strict=True):
+        tokens = list(prompt)
+        for _ in range(12):
+            tokens.append(int(model(torch.tensor([tokens]))[0][0, -1].argmax()))
+            if tokens[-1] == IM_END_ID:
+                break
+        assert reply == tokens[len(prompt) :]
+
+
+def test_router_bias_moves_towards_even_load():
+    model = small_target().train()
+    router = model.routers()[0]
+    model(torch.randint(8, SMALL.vocab, (2, 40)))
+    before = router.e_score_correction_bias.clone()
+    router.balance(0.01)
+    moved = router.e_score_correction_bias - before
+    busiest, idlest = int(router.load.argmax()), int(router.load.argmin())
+    assert moved[busiest] < 0 < moved[idlest]
+
+
+def served_chain(draft: Draft, embedding, tokens: list[int], captured, steps: int) -> list[int]:
+    """What a server's draft does after the last of `tokens`: one step a forward pass, its own tokens and states."""
+    guesses: list[int] = []
+    hidden_in = draft.fc(captured[: len(tokens) - 1])
+    for _ in range(steps):
+        ids = torch.tensor([*tokens[1:], *guesses])
+        embeds = F.embedding(ids, embedding)[None]
+        hidden = draft.midlayer(embeds, hidden_in[None], torch.arange(len(ids)), [])[0]
+        guesses.append(int(draft.lm_head(draft.norm(hidden[-1])).argmax()))
+        hidden_in = torch.cat([hidden_in, hidden[-1:]])  # the next step continues from the draft's own state
+    return guesses
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(3))
+def test_unrolled_draft_equals_a_servers_chain_step_by_step(seed):
+    target, draft = small_target(seed), small_draft(seed)
+    embedding, layers = target.embed_tokens.weight, DraftConfig().captured
+    context = torch.randint(8, SMALL.vocab, (10,), generator=torch.Generator().manual_seed(seed)).tolist()
+    captured = captured_states(target, torch.tensor([context]), layers)[0]
+    guesses = served_chain(draft, embedding, context, captured, 3)
+    row = torch.tensor([context + guesses])  # the unrolled form takes the guesses as if they were right
+    unrolled = draft(row, captured_states(target, row, layers), embedding, 3)
+    assert [int(draft.logits(hidden[0, len(context) - 2]).argmax()) for hidden in unrolled] == guesses
+
+
+@torch.no_grad()
+def test_acceptance_counts_what_a_server_would():
+    target, draft = small_target(), small_draft()
+    embedding, layers = target.embed_tokens.weight, DraftConfig().captured
+    prompt = [9, 10, 11, 12, 13]
+    tokens = prompt + greedy(target, [prompt], 40)[0]
+    # A reply that this untrained draft often guesses: its own chains, with a wrong token between them.
+    while len(tokens) < 60:
+        captured = captured_states(target, torch.tensor([tokens]), layers)[0]
+        tokens += [*served_chain(draft, embedding, tokens, captured, 2), 14]
+    verifications, by_position, last = 0, [0, 0, 0], len(prompt)
+    while last < len(tokens) - 1:
+        captured = captured_states(target, torch.tensor([tokens[: last + 1]]), layers)[0]
+        guesses = served_chain(draft, embedding, tokens[: last + 1], captured, 3)
+        right = 0
+        while right < 3 and last + right + 1 < len(tokens) and guesses[right] == tokens[last + right + 1]:
+            by_position[right] += 1
+            right += 1
+        last, verifications = min(last + right + 1, len(tokens) - 1), verifications + 1
+    result = acceptance(target, draft, [Dialogue(tokens, len(prompt))])
+    assert by_position[1] > 0
+    assert result.by_position == [count / verifications for count in by_position]
+    assert result.length == (len(tokens) - 1 - len(prompt)) / verifications
+
+
+@pytest.mark.parametrize("shape", [(16, 48), (48, 16), (3, 32, 32)])
+def test_orthogonalise_brings_singular_values_near_one(shape):
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0))))
+    assert 0.5 < float(values.median()) < 1.3 and float(values.max()) < 1.4
+
+
+def test_learning_rate_schedule():
+    rates = [schedule(step, 100, 1.0, warmup=10, decay=0.5) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1) and rates[30] == 1.0 and rates[75] == pytest.approx(0.5)
+    assert rates[99] == pytest.approx(0.02)
+
+
+def test_rows_weigh_replies_and_hold_only_training_problems():
+    from kimi_w4a8_eagle3 import tiny
+
+    tokenizer = load_tokenizer(tiny.target_path())
+    tokens, weights = next(batches(tokenizer, rows=4, length=256, seed=0))
+    assert tokens.shape == (4, 257) and weights.shape == (4, 256)
+    held_out = {p.question for p in problems("held_out", 2000)}
+    for row, weight in zip(tokens, weights, strict=True):
+        reply = "".join(tokenizer.decode([t], skip_special_tokens=False) for t in row[1:][weight == 1.0].tolist())
+        assert reply.count("<|im_end|>") >= 2 and "<|im_user|>" not in reply
+        assert not any(question in tokenizer.decode(row.tolist()) for question in held_out)
+
+
+def test_documents_vary_their_framing():
+    import random
+
+    rng, problem = random.Random(0), problems("train", 1)[0]
+    prompts = {document(problem, rng)[0] for _ in range(200)}
+    assert len(prompts) >= 5 and all(problem.question in prompt for prompt in prompts)
+
+
+def test_a_continued_run_equals_an_unbroken_one(tmp_path):
+    from kimi_w4a8_eagle3 import tiny
+
+    tokenizer = load_tokenizer(tiny.target_path())
+    run = TargetTraining(steps=4, rows=2, length=64, save_every=2, int4_from=0.5, warmup=2)
+    unbroken, _ = train_target(tokenizer, run, tmp_path / "a.pt")
+
+    class Stop(Exception): ...
+
+    def stop(step: int, values: dict[str, float]) -> None:
+        if step == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train_target(tokenizer, run, tmp_path / "b.pt", stop)
+    seen: list[int] = []
+    continued, _ = train_target(tokenizer, run, tmp_path / "b.pt", lambda step, values: seen.append(step))
+    assert seen == [3, 4]
+    for (name, a), b in zip(unbroken.state_dict().items(), continued.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    other = dataclasses.replace(run, seed=1)
+    train_target(tokenizer, other, tmp_path / "b.pt", lambda step, values: seen.append(step))
+    assert seen == [3, 4, 1, 2, 3, 4]

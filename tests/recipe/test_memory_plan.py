@@ -1,0 +1,167 @@
+"""Weights from configs alone, the memory map that adds up, and `kimi plan` in its three forms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.machine.aiter_regime import Regime
+from kimi_w4a8_eagle3.machine.hardware import GIB, gpu_by_name
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
+from kimi_w4a8_eagle3.recipe.memory_plan import MemoryPlan, ModelCard, draft_weights, make_plan, target_weights
+
+KIMI = ModelCard.packaged("kimi-k2.5-w4a8")
+EAGLE = ModelCard.packaged("kimi-k2.5-eagle3")
+PLAN = ["plan", "-r", "eagle3-opt", "--gpu", "mi325x", "--aiter", "0.1.12"]
+PUBLISHED_GIB = 497  # the checkpoint's published size
+
+
+def plan_of(recipe: str = "eagle3-opt", gpu: str = "mi325x", regime: Regime = Regime.UNKNOWN, **args) -> MemoryPlan:
+    return make_plan(load_recipe(recipe), {"tp-size": 8, **args}, gpu_by_name(gpu), regime)
+
+
+def test_the_checkpoint_has_its_published_size() -> None:
+    whole = target_weights(KIMI, 1)
+    absorbed = 61 * 512 * 64 * 256 * 2  # the second copy of kv_b is made at load time, it is not in the checkpoint
+    assert (sum(whole.values()) - absorbed) / GIB == pytest.approx(PUBLISHED_GIB, rel=0.005)
+
+
+def test_routed_experts_are_int4_and_split() -> None:
+    experts = 60 * 384 * 3 * 7168 * 2048 // 2
+    assert target_weights(KIMI, 1)["routed experts"] == experts
+    assert target_weights(KIMI, 8)["routed experts"] == experts // 8
+
+
+def test_what_is_replicated_does_not_shrink_with_tp() -> None:
+    one, eight = target_weights(KIMI, 1), target_weights(KIMI, 8)
+    assert eight["router"] == one["router"] and eight["vision"] == one["vision"]
+    assert one["attention"] / 8 < eight["attention"] < one["attention"]
+    assert eight["shared experts"] * 8 == one["shared experts"]
+
+
+def test_draft_weights_by_hand() -> None:
+    layer = 2 * 7168 * 3 * 8192 + 8192 * 7168 + 3 * 7168 * 12288
+    assert draft_weights(EAGLE, 8)["draft"] == 2 * (layer // 8 + 3 * 7168 * 7168 + 163840 * 7168 // 8)
+
+
+def test_the_map_adds_up_to_the_gpu() -> None:
+    for gpu in ("mi325x", "mi355x"):
+        plan = plan_of(gpu=gpu)
+        assert sum(plan.segments.values()) == plan.gpu.hbm_bytes
+        assert all(size >= 0 for size in plan.segments.values())
+
+
+def test_the_published_fractions_on_mi325x() -> None:
+    plan = plan_of()
+    assert plan.budget.tokens(0.90) > 2_097_151 >= plan.budget.tokens(0.80)
+    assert plan.tokens == 2_097_151 and plan.requests() == 195
+    assert plan.verdict.binding is not None
+
+
+def test_sglang_takes_a_draft_layer_for_a_target_layer() -> None:
+    plan = plan_of()
+    assert plan.budget.cell_bytes == 74_368 and plan.engine_cell_bytes == 71_424
+    assert plan.engine_tokens(0.80) > plan.budget.tokens(0.80)
+    assert plan_of("w4a8").engine_cell_bytes == plan_of("w4a8").budget.cell_bytes == 70_272
+
+
+def vllm_plan(name: str) -> MemoryPlan:
+    resolved = resolve(load_recipe(name))
+    return make_plan(resolved.recipe, resolved.args, gpu_by_name("mi355x"), Regime.UNKNOWN)
+
+
+def test_mxfp4_experts_take_four_and_a_quarter_bits_on_four_gpus() -> None:
+    plan = vllm_plan("mi355x-kimi-mxfp4-eagle3-fp8")
+    assert plan.weights["routed experts"] == 60 * 384 * 3 * 7168 * 512 * 17 // 32
+    assert plan.kernels == [] and "graphs" not in plan.segments  # the guard and SGLang's graphs are not vLLM's
+    assert sum(plan.segments.values()) == plan.gpu.hbm_bytes
+    bf16 = vllm_plan("mi355x-kimi-mxfp4-eagle3-bf16")
+    layer = (2 * 7168 * 3 * 8192 + 8192 * 7168 + 3 * 7168 * 12288) // 4
+    assert bf16.weights["draft"] - plan.weights["draft"] == layer  # one byte of two, of the seven projections
+
+
+def test_minimax_has_grouped_attention_in_fp8_and_no_dense_layer() -> None:
+    plan = vllm_plan("mi355x-minimax-m2.5")
+    assert "dense MLP" not in plan.weights and "shared experts" not in plan.weights
+    assert plan.weights["attention"] == 62 * (2 * 3072 * (12 + 2) * 128 + 2 * 3072)
+    assert plan.weights["routed experts"] == 62 * 256 * 3 * 3072 * 384
+    assert plan.budget.cell_bytes == 62 * 2 * 2 * 128 * 2
+
+
+def test_without_a_draft_memory_is_the_limit() -> None:
+    plan = plan_of("w4a8")
+    assert plan.verdict.binding is None and plan.draft_kv is None and "draft" not in plan.segments
+
+
+def test_fp8_cache_halves_the_bytes_not_the_offset_limit() -> None:
+    plan = plan_of(**{"kv-cache-dtype": "fp8_e4m3"})
+    assert plan.budget.cell_bytes == 74_368 // 2 and plan.tokens == 2_097_151
+
+
+def test_pages_are_whole() -> None:
+    plan = plan_of(**{"page-size": 64})
+    assert plan.tokens == 2_097_088 and plan.tokens % 64 == 0
+
+
+def test_an_unknown_cache_type_is_refused() -> None:
+    with pytest.raises(KimiError, match="nvfp4"):
+        plan_of(**{"kv-cache-dtype": "nvfp4"})
+
+
+def test_a_directory_is_read_instead_of_the_card(tmp_path: Path) -> None:
+    config = {**EAGLE.config, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    card = ModelCard.from_directory(tmp_path)
+    plan = make_plan(load_recipe("eagle3"), {"tp-size": 8}, gpu_by_name("mi325x"), Regime.UNKNOWN, KIMI, card)
+    assert plan.draft_kv is not None and plan.draft_kv.row_elements == 128
+    assert plan.verdict.binding is None  # eight times fewer heads: memory binds first
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"num_hidden_layers": 1}'])
+def test_a_bad_directory_is_an_error(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(KimiError):
+        target_weights(ModelCard.from_directory(tmp_path), 8)
+
+
+def test_kimi_plan_prints_the_guards_numbers(tmp_path: Path) -> None:
+    picture = tmp_path / "plan.png"
+    result = CliRunner().invoke(app, [*PLAN, "--picture", str(picture)])
+    assert result.exit_code == 0, result.output
+    for expected in ("2,097,151 tokens = 195 requests", "at 0.90: 2,374,650 tokens, OVERFLOWS", "routed experts"):
+        assert expected in result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_kimi_plan_as_json() -> None:
+    result = CliRunner().invoke(app, [*PLAN, "--json", "--tp", "4"])
+    plan = json.loads(result.stdout)
+    assert plan["tp"] == 4 and plan["guard"]["limit_tokens"] == 1_048_575  # 16 KV heads a rank: half the tokens
+    assert sum(plan["segments"].values()) == plan["hbm_bytes"] == 256 * GIB
+
+
+def test_kimi_plan_for_a_fixed_aiter() -> None:
+    result = CliRunner().invoke(app, [*PLAN[:-1], "0.1.13", "--json"])
+    guard = json.loads(result.stdout)["guard"]
+    assert guard["limit_tokens"] is None and guard["max_total_tokens"] == 2_374_650
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-r", "eagle3", "--gpu", "mi300"], "did you mean 'mi300x'"),
+        (["-r", "tiny"], "needs no GPU"),
+        (["-r", "eagle3", "--gpu", "mi300x", "--tp", "2"], "no room for the KV cache"),
+        (["-r", "eagle3", "--picture", "map.jpg"], "cannot draw to 'map.jpg'"),
+        (["-r", "eagle3", "--model", "/does/not/exist"], "no config.json"),
+    ],
+)
+def test_kimi_plan_refuses(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    assert result.exit_code != 0 and message in str(result.exception)

@@ -1,0 +1,290 @@
+"""Recipes: inheritance, refusal of mistakes, overrides, notes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.bench import published
+from kimi_w4a8_eagle3.gates import read_gates
+from kimi_w4a8_eagle3.machine.aiter_regime import Regime
+from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine, gpu_by_name
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, parse_arguments, recipe_names, render
+
+NO_GPU = Machine()
+NUMA = [0, 0, 1, 1, 2, 2, 3, 3]
+MI325X = Machine(tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", node, 256 * GIB) for i, node in enumerate(NUMA)))
+SERVED = ["eagle3", "eagle3-opt", "w4a16", "w4a8"]
+VLLM = [
+    "mi355x-kimi-mxfp4",
+    "mi355x-kimi-mxfp4-eagle3-bf16",
+    "mi355x-kimi-mxfp4-eagle3-fp8",
+    "mi355x-minimax-m2.5",
+    "mi355x-minimax-m2.5-eagle3-bf16",
+]
+
+
+def write(folder: Path, text: str, name: str = "mine") -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+def value_of(argv: list[str], name: str) -> str:
+    return argv[argv.index(f"--{name}") + 1]
+
+
+def test_all_recipes_of_the_issue_are_there() -> None:
+    assert recipe_names() == sorted([*SERVED, *VLLM, "tiny"])
+
+
+@pytest.mark.parametrize("name", [*SERVED, *VLLM, "tiny"])
+def test_a_packaged_recipe_is_valid_and_its_gates_too(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name and recipe.summary
+    read_gates(recipe.environment)
+
+
+def test_eagle3_and_eagle3_opt_differ_in_exactly_two_gates() -> None:
+    base, opt = load_recipe("eagle3"), load_recipe("eagle3-opt")
+    hidden = {"name", "summary", "env"}
+    assert base.model_dump(exclude=hidden) == opt.model_dump(exclude=hidden)
+    extra = dict(opt.environment.items() - base.environment.items())
+    assert extra == {"FLYDSL_MOE_STAGE1_SCHED": "0", "AITER_FLYDSL_STAGE2_TILE_K": "256"}
+    assert not base.environment.items() - opt.environment.items()
+
+
+def test_w4a16_replaces_the_int8_gate_by_the_bf16_one() -> None:
+    assert load_recipe("w4a16").environment["FLYDSL_W4A16_HYBRID"] == "w2_bf16"
+    assert "AITER_W4A8_USE_INT8" not in load_recipe("w4a16").environment
+
+
+def test_published_figures_are_not_inherited() -> None:
+    con40, source = published.reported("eagle3-opt", "con40")
+    assert con40["tpot_median_ms"] == 27.41 and "2026-06-23" in source
+    assert "ttft_median_ms" not in con40
+    assert published.reported("tiny", "con40") == ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sumary = 'x'", "unknown key 'sumary'; did you mean 'summary'?"),
+        ("[options]\nsamplng = 'greedy'", "unknown key 'options.samplng'; did you mean 'sampling'?"),
+        ("[draft]\nrepo = 'a/b'\nrevison = 'main'", "unknown key 'draft.revison'; did you mean 'revision'?"),
+        ("[options]\nsampling = 'hot'", "options.sampling: Input should be 'greedy' or 'target'"),
+        ("[hardware]\ngpus = -1", "hardware.gpus"),
+        ("[env]\nX = true", "env.X"),
+        ("[improve.port]\nvalue = 1\nwhy = ''", "improve.port.why"),
+        ("engine = 'vlm'", "engine"),
+        ("summary = ", "not valid TOML"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_the_file(tmp_path: Path, text: str, message: str) -> None:
+    extends = "" if "summary = " in text else 'extends = "eagle3"\nsummary = "s"\n'
+    path = write(tmp_path, extends + text)
+    with pytest.raises(KimiError) as caught:
+        load_recipe(path)
+    assert message in caught.value.what
+    assert str(path) in caught.value.where
+
+
+def test_a_recipe_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KimiError, match="the key 'model' is missing"):
+        load_recipe(write(tmp_path, 'summary = "s"\nengine = "sglang"'))
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(KimiError, match="did you mean 'eagle3-opt'"):
+        load_recipe("eagle3-opts")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(KimiError, match="no recipe file"):
+        load_recipe(tmp_path / "none.toml")
+
+
+def test_recipes_that_extend_each_other_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, 'extends = "b"', "a")
+    with pytest.raises(KimiError, match="circle"):
+        load_recipe(write(tmp_path, 'extends = "a"', "b"))
+
+
+def test_a_recipe_of_ones_own_extends_a_packaged_one(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, 'extends = "eagle3"\nsummary = "mine"\n[args]\nport = 1234'))
+    assert recipe.args["port"] == 1234 and recipe.args["tp-size"] == 8 and recipe.name == "mine"
+
+
+def test_settings_and_trailing_arguments_win_and_are_shown() -> None:
+    launch = render(
+        load_recipe("eagle3"),
+        ["port=8000", "env.AITER_FLYDSL_DEBUG=1"],
+        ["--watchdog-timeout", "60", "--numa-node", "0", "1", "--tool-call-parser=kimi_k2", "--enable-dp-lm-head"],
+        machine=NO_GPU,
+    )
+    assert value_of(launch.argv, "port") == "8000" and launch.port == 8000
+    assert value_of(launch.argv, "watchdog-timeout") == "60" and launch.argv.count("--watchdog-timeout") == 1
+    assert launch.argv[launch.argv.index("--numa-node") + 1 :][:2] == ["0", "1"]
+    assert value_of(launch.argv, "tool-call-parser") == "kimi_k2" and "--enable-dp-lm-head" in launch.argv
+    assert launch.env["AITER_FLYDSL_DEBUG"] == "1"
+    for shown in ("--port 8000", "env.AITER_FLYDSL_DEBUG=1", "--watchdog-timeout 60", "--tool-call-parser kimi_k2"):
+        assert f"override: {shown}" in launch.notes
+
+
+def test_other_spellings_of_an_argument_replace_it() -> None:
+    launch = render(load_recipe("w4a8"), [], ["--tp", "4", "--model", "/models/x"], machine=NO_GPU)
+    assert value_of(launch.argv, "tp-size") == "4" and launch.tensor_parallel == 4
+    assert "--tp" not in launch.argv and launch.model == "/models/x"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["port"], "cannot read the setting 'port'"),
+        (["options.samplin=x"], "unknown key 'options.samplin'; did you mean 'sampling'?"),
+        (["hardwar.gpus=1"], "unknown key 'hardwar'; did you mean 'hardware'?"),
+        (["engine.x=1"], "engine"),
+    ],
+)
+def test_a_wrong_setting_is_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(KimiError) as caught:
+        render(load_recipe("eagle3"), settings, machine=NO_GPU)
+    assert message in caught.value.what
+
+
+@pytest.mark.parametrize("value", ["1e5", "0123", "2.10", '{"a": 1}', "1_000"])
+def test_a_value_reaches_the_engine_as_it_was_typed(value: str) -> None:
+    launch = render(load_recipe("w4a8"), [f"revision={value}"], ["--served-model-name", value], machine=NO_GPU)
+    assert value_of(launch.argv, "revision") == value_of(launch.argv, "served-model-name") == value
+
+
+def test_a_flag_of_the_recipe_can_be_switched_off() -> None:
+    assert "--enable-torch-compile" not in render(load_recipe("w4a8"), ["enable-torch-compile=false"]).argv
+
+
+@pytest.mark.parametrize(
+    "words", [["--tp", "many"], ["--tp", "0"], ["--mem-fraction-static", "1.2"], ["--max-total-tokens", "-5"]]
+)
+def test_a_number_that_cannot_be_is_refused(words: list[str]) -> None:
+    with pytest.raises(KimiError, match="cannot be used"):
+        render(load_recipe("eagle3"), [], words, machine=NO_GPU)
+
+
+def test_the_guard_reads_the_draft_that_is_served(tmp_path: Path) -> None:
+    config = {
+        "hidden_size": 7168,
+        "intermediate_size": 12288,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 1,
+        "vocab_size": 163840,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    launch = render(load_recipe("eagle3"), [], ["--speculative-draft-model-path", str(tmp_path)], machine=MI325X)
+    assert int(value_of(launch.argv, "max-total-tokens")) > 2_097_151  # an eighth of the heads, memory binds first
+
+
+def test_a_stray_word_after_the_dashes_is_refused() -> None:
+    with pytest.raises(KimiError, match="unexpected 'eagle3'"):
+        parse_arguments(["eagle3", "--port", "1"])
+
+
+def test_numa_list_comes_from_the_machine() -> None:
+    launch = render(load_recipe("eagle3"), machine=MI325X)
+    at = launch.argv.index("--numa-node")
+    assert launch.argv[at + 1 : at + 9] == [str(node) for node in NUMA]
+    assert any("read from this machine" in note for note in launch.notes)
+
+
+def test_numa_list_is_left_out_when_it_cannot_be_right() -> None:
+    launch = render(load_recipe("w4a8"), ["tp-size=4"], machine=NO_GPU)
+    assert "--numa-node" not in launch.argv
+    assert any(note.startswith("--numa-node left out") for note in launch.notes)
+
+
+def test_greedy_verification_is_warned_about_unless_sampling_is_on() -> None:
+    assert any("greedily" in note for note in render(load_recipe("eagle3"), machine=NO_GPU).notes)
+    on = render(load_recipe("eagle3"), ["options.sampling=target"], machine=NO_GPU)
+    assert not any("greedily" in note for note in on.notes)
+    assert not any("greedily" in note for note in render(load_recipe("w4a8"), machine=NO_GPU).notes)
+
+
+def test_a_moving_revision_is_warned_about_and_a_pinned_one_passed() -> None:
+    assert sum("moving revision" in note for note in render(load_recipe("eagle3"), machine=NO_GPU).notes) == 2
+    other = render(load_recipe("eagle3"), [], ["--model", "/models/x"], machine=NO_GPU)
+    assert sum("moving revision" in note for note in other.notes) == 1
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    pinned = render(load_recipe("eagle3"), [f"model.revision={commit}"], machine=NO_GPU)
+    assert sum("moving revision" in note for note in pinned.notes) == 1
+    assert value_of(pinned.argv, "revision") == commit
+
+
+def test_missing_hardware_is_warned_about() -> None:
+    assert any("0 AMD GPUs" in note for note in render(load_recipe("eagle3"), machine=NO_GPU).notes)
+    assert not any("AMD GPUs" in note for note in render(load_recipe("eagle3"), machine=MI325X).notes)
+    other = Machine(tuple(Device("gfx950", 256, "p", 0, 288 * GIB) for _ in range(8)))
+    assert any("gfx950" in note for note in render(load_recipe("eagle3"), machine=other).notes)
+
+
+def test_auto_fraction_is_capped_exactly_and_explained() -> None:
+    launch = render(load_recipe("eagle3"), machine=MI325X)
+    assert value_of(launch.argv, "max-total-tokens") == "2097151"
+    assert 0.80 < float(value_of(launch.argv, "mem-fraction-static")) < 0.90
+    assert any("page-offset guard" in note and "against the published 0.8" in note for note in launch.notes)
+
+
+def test_a_fraction_of_ones_own_is_still_capped() -> None:
+    launch = render(load_recipe("eagle3"), [], ["--mem-fraction-static", "0.9"], machine=MI325X)
+    assert value_of(launch.argv, "mem-fraction-static") == "0.9"
+    assert value_of(launch.argv, "max-total-tokens") == "2097151"
+
+
+def test_a_pool_of_ones_own_is_kept_when_it_is_smaller_and_capped_when_larger() -> None:
+    small = render(load_recipe("eagle3"), ["max-total-tokens=100000"], machine=MI325X)
+    assert value_of(small.argv, "max-total-tokens") == "100000"
+    large = render(load_recipe("eagle3"), ["max-total-tokens=9000000"], machine=MI325X)
+    assert value_of(large.argv, "max-total-tokens") == "2097151"
+
+
+def test_a_64_bit_kernel_lifts_the_limit() -> None:
+    launch = render(load_recipe("eagle3"), machine=MI325X, regime=Regime.FIXED64)
+    assert int(value_of(launch.argv, "max-total-tokens")) > 2_097_151
+    assert any("memory is the limit" in note for note in launch.notes)
+
+
+def test_without_a_draft_the_published_fraction_stays() -> None:
+    launch = render(load_recipe("w4a8"), machine=MI325X)
+    assert value_of(launch.argv, "mem-fraction-static") == "0.9"
+    assert "--max-total-tokens" not in launch.argv
+
+
+def test_a_gpu_too_small_is_an_error_before_anything_is_loaded() -> None:
+    with pytest.raises(KimiError, match="no room for the KV cache"):
+        render(load_recipe("eagle3"), ["tp-size=2"], machine=NO_GPU, gpu=gpu_by_name("mi300x"))
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_shell_text_can_be_pasted(name: str) -> None:
+    text = render(load_recipe(name), ["served-model-name=a b"], machine=NO_GPU).shell()
+    lines = text.splitlines()
+    assert lines[0].startswith("export ") and "python -m sglang.launch_server \\" in lines
+    assert any("--served-model-name 'a b'" in line for line in lines)
+
+
+def test_less_memory_than_the_recipe_is_made_for_is_warned_about() -> None:
+    small = Machine(tuple(Device("gfx942", 304, "p", 0, 191 * GIB) for _ in range(8)))
+    notes = render(load_recipe("eagle3"), machine=small).notes
+    assert "warning: a GPU here has 191 GiB of memory, the recipe is made for 256" in notes
+
+
+def test_a_gate_that_this_package_does_not_honour_is_warned_about() -> None:
+    w4a16 = load_recipe("w4a16")
+    triton = w4a16.model_copy(update={"env": {**w4a16.env, "KIMI_MOE_BACKEND": "triton"}})
+    notes = render(triton, machine=MI325X).notes
+    assert any("FLYDSL_W4A16_HYBRID=w2_bf16 has no effect" in note for note in notes)
+    assert not any("has no effect" in note for note in render(w4a16, machine=MI325X).notes)
+    assert not any("has no effect" in note for note in render(load_recipe("eagle3-opt"), machine=MI325X).notes)

@@ -1,0 +1,149 @@
+"""The report: one page without outside files, from runs of this machine or another; and the A/B order."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.bench import runs
+from kimi_w4a8_eagle3.bench.ab import Plan
+from kimi_w4a8_eagle3.bench.runs import Run, read_run
+from kimi_w4a8_eagle3.bench.side import Side
+from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval
+from kimi_w4a8_eagle3.bench.workloads import load_workload
+from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.report import changes
+from kimi_w4a8_eagle3.report.analysis import Analysis
+from kimi_w4a8_eagle3.report.page import write_report
+from kimi_w4a8_eagle3.report.tables import print_comparison, print_figures
+
+Copies = Callable[..., Run]
+
+
+def test_the_page_stands_alone_and_shows_both_kinds_of_figures(copies: Copies, tmp_path: Path) -> None:
+    runs = [copies("a", "w4a8", 3.0, 2, acceptance=None), copies("b", "eagle3", 1.0, 2)]
+    page = write_report(Analysis(runs), tmp_path / "out").read_text()
+    assert not re.search(r"(?:src|href)=\"(?!data:image/png;base64,)", page)
+    assert page.count("data:image/png;base64,") == 5
+    for text in ("TPOT P99", "break-even", "repeats itself", "eagle3 over w4a8", "sglang.benchmark.serving", "MTBench"):
+        assert text in page
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"report.html", "measured.png", "published.png", "speedup.png", "model.png", "acceptance.png"}
+
+
+def test_tables_and_page_read_one_analysis(copies: Copies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[str] = Counter()
+    for module, name in ((runs, "estimate"), (changes, "ratio")):
+        compute = getattr(module, name)
+
+        def counting(*args: object, compute: Callable[..., Interval] = compute, name: str = name) -> Interval:
+            asked[name] += 1
+            return compute(*args)
+
+        monkeypatch.setattr(module, name, counting)
+    analysis = Analysis([copies("a", "w4a8", 3.0, acceptance=None), copies("b", "eagle3", 1.1)])
+    print_figures(analysis)
+    print_comparison(analysis)
+    write_report(analysis, tmp_path / "out")
+    assert asked == {"estimate": 2 * len(METRICS), "ratio": len(METRICS)}
+
+
+def test_a_run_read_elsewhere_without_its_raw_files_still_reports(copies: Copies, tmp_path: Path) -> None:
+    run = copies("a", "w4a8")
+    for path in run.folder.glob("*.jsonl"):
+        path.unlink()
+    assert write_report(Analysis([read_run(run.folder)]), tmp_path / "out").is_file()
+
+
+def test_marked_measurements_are_named_and_nothing_to_show_is_an_error(
+    copies: Copies, failed_run: tuple[Run, KimiError], tmp_path: Path
+) -> None:
+    page = write_report(Analysis([copies("a", "w4a8"), failed_run[0]]), tmp_path / "out").read_text()
+    assert "2 of 6 requests failed" in page
+    with pytest.raises(KimiError, match="none of the runs"):
+        write_report(Analysis([failed_run[0]]), tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", ["{", '{"kind": "bench"}'])
+def test_a_damaged_run_is_one_message(copies: Copies, content: str) -> None:
+    run = copies("a", "w4a8")
+    (run.folder / "result.json").write_text(content)
+    with pytest.raises(KimiError, match="cannot be read"):
+        read_run(run.folder)
+
+
+def test_no_run_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(KimiError, match="no benchmark run here"):
+        read_run(tmp_path)
+
+
+def plan(repeats: int, rounds: int) -> Plan:
+    return Plan((Side.parse("tiny:plain"), Side.parse("tiny")), [load_workload("tiny-con2")], repeats, rounds)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "rounds", "order"),
+    [
+        (4, 2, [("tiny:plain", [0, 2]), ("tiny", [0, 2, 1, 3]), ("tiny:plain", [1, 3])]),
+        (2, 1, [("tiny:plain", [0, 1]), ("tiny", [0, 1])]),
+        (3, 3, [("tiny:plain", [0]), ("tiny", [0, 1]), ("tiny:plain", [1, 2]), ("tiny", [2])]),
+    ],
+)
+def test_sides_take_turns_and_both_measure_every_repetition(
+    repeats: int, rounds: int, order: list[tuple[str, list[int]]]
+) -> None:
+    assert [(side.name, numbers) for side, numbers in plan(repeats, rounds).blocks()] == order
+
+
+def test_plain_is_the_recipe_without_speculation() -> None:
+    assert Side.parse("tiny").launch([]).num_draft_tokens == 4
+    assert Side.parse("tiny:plain").launch([]).num_draft_tokens is None
+    with pytest.raises(KimiError, match="unknown suffix 'fast'"):
+        Side.parse("tiny:fast")
+
+
+def test_bad_plans_are_refused() -> None:
+    with pytest.raises(KimiError, match="1 repetition"):
+        plan(1, 2)
+    with pytest.raises(KimiError, match="both sides are tiny"):
+        Plan((Side.parse("tiny"), Side.parse("tiny")), [], 1, 1)
+
+
+def test_the_command_line_compares_and_predicts(copies: Copies, tmp_path: Path) -> None:
+    folders = [str(copies("a", "w4a8", 2.0).folder), str(copies("b", "eagle3").folder)]
+    shown = CliRunner().invoke(app, ["bench", "compare", *folders]).output
+    assert "eagle3 over w4a8" in shown and "TPOT median" in shown
+    plot = tmp_path / "model.png"
+    shown = CliRunner().invoke(app, ["bench", "predict", "-c", "2", "--plot", str(plot)]).output
+    assert "best" in shown and plot.stat().st_size > 10_000
+
+
+def test_a_workload_name_is_short_for_run() -> None:
+    result = CliRunner().invoke(app, ["bench", "con2"])
+    assert isinstance(result.exception, KimiError) and "no server to measure" in str(result.exception)
+
+
+def test_long_inputs_are_split_by_the_servers_forward_times(copies: Copies, null_run: Run, tmp_path: Path) -> None:
+    source = null_run.result.measurements[0]
+    assert source.server is not None and source.acceptance is not None
+    steps, length = source.acceptance.steps, source.acceptance.length
+    runs = []
+    for number, (input_len, verify_s) in enumerate([(1024, 0.001), (8192, 0.002)]):
+        work = source.workload.model_copy(update={"name": f"x@{input_len}", "input_len": input_len})
+        timed = replace(source.server, forward_s={"target_verify": verify_s, "decode": 0.0005, "extend": 9.0})
+        runs.append(copies(f"a{number}", "w4a8", 900.0, workload=work, acceptance=None))
+        runs.append(copies(f"b{number}", "eagle3", 300.0, workload=work, server=timed))
+    short, long = Analysis(runs).long_inputs
+    assert (short.input_len, long.input_len) == (1024, 8192)
+    assert short.gain == pytest.approx(3.0)
+    assert short.parts_ms["verify"] == pytest.approx(0.001 * 1000 * source.concurrency / steps / length)
+    assert long.parts_ms["verify"] == pytest.approx(2 * short.parts_ms["verify"])
+    assert short.parts_ms["draft"] == pytest.approx(short.parts_ms["verify"] / 2)
+    assert "Long inputs" in write_report(Analysis(runs), tmp_path / "out").read_text()
+    assert (tmp_path / "out" / "long-input.png").is_file()
+    assert Analysis(runs[:2]).long_inputs == []

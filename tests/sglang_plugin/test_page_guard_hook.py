@@ -1,0 +1,50 @@
+"""The guard inside SGLang: its own hook registry, its own pool sizing, the built-in target and draft."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kimi_w4a8_eagle3.machine.page_guard import INT32_MAX
+from kimi_w4a8_eagle3.tiny import DRAFT, TARGET, WEIGHTS
+
+
+@pytest.fixture(scope="module")
+def sized() -> dict[str, int]:
+    draft = json.loads((WEIGHTS / DRAFT / "config.json").read_text())
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("sglang_pool.py")), str(WEIGHTS / TARGET), str(WEIGHTS / DRAFT)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert results["draft_row_elements"] == [draft["num_key_value_heads"] * draft["head_dim"]]
+    return {**results, "row": results["draft_row_elements"][0], "log": done.stderr}
+
+
+def test_other_attention_backends_are_left_alone(sized: dict[str, int]) -> None:
+    assert sized["auto"] == sized["requested"]
+
+
+def test_an_aiter_pool_is_capped_at_the_drafts_limit(sized: dict[str, int]) -> None:
+    row = sized["row"]
+    assert sized["auto_on_aiter"] == sized["force"] == INT32_MAX // row
+    assert sized["force"] * row <= INT32_MAX < (sized["force"] + 1) * row
+    assert "page-offset guard: KV pool capped from 50,000,000,000" in sized["log"]
+
+
+def test_the_gates_force_lower_and_switch_off(sized: dict[str, int]) -> None:
+    assert sized["force_small"] == 128000 // sized["row"]
+    assert sized["off"] == sized["requested"]
+
+
+def test_an_mla_model_without_a_draft_has_no_limit(sized: dict[str, int]) -> None:
+    assert sized["no_draft_on_aiter"] == sized["requested"]
