@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.machine.hardware import SIMDS_PER_CU, Gpu
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 
@@ -103,9 +104,7 @@ def read_figures(path: Path) -> dict[str, Figures]:
 def write_figures(rows: dict[str, Figures], path: Path) -> None:
     """Save figures, one kernel a line so that a review sees what changed."""
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("{\n" + lines + "\n}\n")
-    temporary.replace(path)
+    write_atomic(path, "{\n" + lines + "\n}\n")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .errors import KimiError
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 
 
 def operator_dir(name: str) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import KimiError
+from ..base.files import write_atomic
 
 TABLE = Path(__file__).with_name("tiles.json")
 _KEYS = ("backend", "arch", "hidden", "inter", "max_tokens", "tiles", "source")
@@ -67,9 +68,7 @@ def bucket_of(backend: str, tokens: int, path: Path = TABLE) -> int:
 def write_rows(rows: list[Row], path: Path = TABLE) -> None:
     """Replace the table in one step, one row a line so that a review sees what changed."""
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(f"[\n{lines}\n]\n")
-    temporary.replace(path)
+    write_atomic(path, f"[\n{lines}\n]\n")
     read_rows.cache_clear()
     buckets.cache_clear()
 

@@ -54,7 +54,7 @@ def main() -> None:
         measure(options.lengths)
         return
     for setting in SETTINGS:
-        argv = [sys.executable, __file__, CHILD, "--lengths", str(options.lengths)]
+        argv = [sys.executable, "-m", "proof.figures.onednn_memory", CHILD, "--lengths", str(options.lengths)]
         environment = {**os.environ, **setting, "OMP_NUM_THREADS": "1"}
         output = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout
         print(" ".join(f"{k}={v}" for k, v in setting.items()) or "as it is", output.strip(), sep=": ", flush=True)

@@ -106,8 +106,9 @@ def test_an_installation_reads_its_own_copies(installed: Path, tmp_path: Path) -
     for place in (tmp_path, installed):  # somebody else's folder, in the working directory and in site-packages
         (place / "launch/recipes").mkdir(parents=True, exist_ok=True)
     code = (
-        "from kimi_w4a8_eagle3 import resources, recipes;"
-        "print(resources.operator_dir('launch/recipes'), *recipes.recipe_names())"
+        "from kimi_w4a8_eagle3.base.resources import operator_dir;"
+        "from kimi_w4a8_eagle3.recipe.launch import recipe_names;"
+        "print(operator_dir('launch/recipes'), *recipe_names())"
     )
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import KimiError
+from ...base.files import write_atomic
 
 ARCH = "gfx942"
 SUPPORTED = ("0.4.2",)  # the kernels use FlyDSL's MLIR bindings, which releases change
@@ -120,11 +121,16 @@ def linking() -> Iterator[None]:
         yield
 
 
+def sources() -> list[Path]:
+    """What a kernel's machine code may depend on: every module of this folder."""
+    return sorted(Path(__file__).parent.glob("*.py"))
+
+
 @lru_cache(maxsize=1)
 def source_key() -> str:
     """Identifies the kernel sources, the FlyDSL version and the target."""
     digest = hashlib.sha256(f"{metadata.version('flydsl')} {ARCH}".encode())
-    for path in sorted(Path(__file__).parent.glob("flydsl_*.py")):
+    for path in sources():
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -142,9 +148,7 @@ def assembly(build: Callable[[Any], Any], config: Any) -> str:
     if not stored.exists():
         text = _compile(build(config))
         stored.parent.mkdir(parents=True, exist_ok=True)
-        fresh = stored.with_name(f"{stored.name}.{os.getpid()}")
-        fresh.write_text(text)
-        fresh.replace(stored)
+        write_atomic(stored, text)
     return stored.read_text()
 
 
