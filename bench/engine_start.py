@@ -24,10 +24,9 @@ from kimi_w4a8_eagle3.server import EngineServer, free_port
 # The first line that SGLang logs after each part.
 _PARTS = {
     "imports, arguments": "server_args=",
-    "weights, KV pools": "Engine startup timings",
+    "children: imports, weights, KV pools": "Engine startup timings",
     "HTTP server": "Uvicorn running on",
-    "warm-up request": "The server is fired up",
-    "first /health": None,
+    "warm-up request, first /health": None,
 }
 _WAYS = (_NEW, _FIRST, _AGAIN) = ("new processes", "forks, new fork server", "forks")
 _READY_S = 600.0
@@ -46,6 +45,7 @@ def measured(launch: Launch, folder: Path) -> Start:
     """Start one engine, stop it when it is ready."""
     seen: dict[str, float] = {}
     server = serving.engine(launch, folder / "server.log")
+    earlier = {process.pid: _cpu_s(process) for process in _fork_servers()}
     began = time.monotonic()
 
     def look(*_: object) -> None:
@@ -57,9 +57,9 @@ def measured(launch: Launch, folder: Path) -> Start:
     with server:
         server.wait_ready(_READY_S, look)
         look()
-        seen["first /health"] = time.monotonic() - began
+        seen[list(_PARTS)[-1]] = time.monotonic() - began
         processes = dict(_named(server))
-        cpu = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+        cpu = {name: _cpu_s(process) - earlier.get(process.pid, 0.0) for name, process in processes.items()}
         pss = {name: process.memory_full_info().pss / 2**20 for name, process in processes.items()}
         server.stop(0.5)
     ends = [seen[part] for part in _PARTS]
@@ -73,8 +73,16 @@ def _named(server: EngineServer) -> list[tuple[str, psutil.Process]]:
         title = " ".join(process.cmdline()).strip()
         if title.startswith("sglang::"):
             found.append((title.removeprefix("sglang::"), process))
-    servers = (each for each in psutil.Process().children() if fork_server.OPTION in each.cmdline())
-    return found + [("fork server", process) for process in servers]
+    return found + [("fork server", process) for process in _fork_servers()]
+
+
+def _fork_servers() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if fork_server.OPTION in each.cmdline()]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def _differences(ends: Sequence[float]) -> list[float]:
