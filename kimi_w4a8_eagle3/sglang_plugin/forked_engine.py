@@ -26,7 +26,7 @@ from typing import Any
 
 import setproctitle
 
-from ..engine.fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent, reads_late
+from ..engine.fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent
 from . import orphans
 
 # What an engine of the built-in model has imported once it serves; SGLang imports some of it in functions.
@@ -79,8 +79,6 @@ def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supe
         os._exit(1)
     os.setsid()
     _write_to(log)
-    for name in filter(reads_late, list(os.environ)):
-        del os.environ[name]
     os.environ.update(request["late"])
     tempfile.tempdir = None  # it was looked up while something was imported
     with reply:

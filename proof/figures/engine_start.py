@@ -25,10 +25,9 @@ from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 # The first line that SGLang logs after each part.
 _PARTS = {
     "imports, arguments": "server_args=",
-    "weights, KV pools": "Engine startup timings",
+    "children: imports, weights, KV pools": "Engine startup timings",
     "HTTP server": "Uvicorn running on",
-    "warm-up request": "The server is fired up",
-    "first /health": None,
+    "warm-up request, first /health": None,
 }
 _WAYS = (_NEW, _FIRST, _AGAIN) = ("new processes", "forks, new fork server", "forks")
 _READY_S = 600.0
@@ -49,6 +48,7 @@ def measured(launch: Launch, folder: Path, way: str) -> Start:
     server = serving.engine(launch, folder / "server.log")
     if way == _NEW:  # a word that makes no difference, but with which no engine is forked
         server.argv = [launch.argv[0], "-u", *launch.argv[1:]]
+    earlier = {process.pid: _cpu_s(process) for process in _fork_servers()}
     began = time.monotonic()
 
     def look(*_: object) -> None:
@@ -60,9 +60,9 @@ def measured(launch: Launch, folder: Path, way: str) -> Start:
     with server:
         server.wait_ready(_READY_S, look)
         look()
-        seen["first /health"] = time.monotonic() - began
+        seen[list(_PARTS)[-1]] = time.monotonic() - began
         processes = dict(_named(server))
-        cpu = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+        cpu = {name: _cpu_s(process) - earlier.get(process.pid, 0.0) for name, process in processes.items()}
         pss = {name: process.memory_full_info().pss / 2**20 for name, process in processes.items()}
         server.stop(0.5)
     ends = [seen[part] for part in _PARTS]
@@ -76,8 +76,16 @@ def _named(server: EngineServer) -> list[tuple[str, psutil.Process]]:
         title = " ".join(process.cmdline()).strip()
         if title.startswith("sglang::"):
             found.append((title.removeprefix("sglang::"), process))
-    servers = (each for each in psutil.Process().children() if fork_server.OPTION in each.cmdline())
-    return found + [("fork server", process) for process in servers]
+    return found + [("fork server", process) for process in _fork_servers()]
+
+
+def _fork_servers() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if fork_server.OPTION in each.cmdline()]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def _differences(ends: Sequence[float]) -> list[float]:
