@@ -200,6 +200,7 @@ def test_administrative_endpoints(settings: DoorSettings, host: str, headers: di
 
 
 def test_the_settings_of_the_engine_are_for_the_operator() -> None:
+    assert ask(guarded(Engine(), KEYS), "PATCH", "/server_info").json() == {"detail": "Method Not Allowed"}
     public = ask(guarded(Engine(), KEYS), "GET", "/server_info", headers=bearer(CLIENT_KEY))
     assert public.json() == {"model_path": "weights", "served_model_name": "m", "tp_size": 8}
     for door, headers in ((guarded(Engine(), KEYS), bearer(ADMIN_KEY)), (guarded(Engine(), DoorSettings()), {})):
