@@ -6,7 +6,7 @@ import httpx
 
 from ..errors import KimiError
 
-_QUESTIONS = (
+_QUESTIONS: tuple[tuple[str, dict[str, str], tuple[int, ...]], ...] = (
     # What a web page may never do: answered by an engine without a door, whatever keys the operator gave it.
     ("/openapi.json", {"Origin": "http://door.invalid"}, (401, 403)),
     ("/v1/models", {}, (401,)),

@@ -117,7 +117,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
             "/v1/responses",
             {"model": MODEL, "input": [{"role": "user", "content": [part]}]},
         )
-        for part in ({}, {"type": [1]}, [], {"type": "input_text"}, {"type": "input_text", "text": {}})
+        for part in ({}, {"type": [1]}, [], {"type": "input_text", "text": {}})
     },
     "content of responses that is a number": (
         "/v1/responses",

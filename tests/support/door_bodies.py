@@ -1,0 +1,264 @@
+"""Request bodies that must not reach the engine, and what makes them.
+
+Each of `REFUSED` ended SGLang, stalled it or was answered with 500, passed an earlier door, or belongs to operators;
+docs/door.md tells what happened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 4}
+CONTEXT = 8192
+TOO_LONG = 16 * CONTEXT + 1
+
+
+def deep(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = {"a": [value]}
+    return value
+
+
+def image(url: Any) -> dict[str, Any]:
+    return {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]}
+
+
+def sampling(**params: Any) -> dict[str, Any]:
+    return {"text": "x", "sampling_params": params}
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
+
+
+def properties(number: int, length: int = 4) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"{each:0{length}}": {"type": "string"} for each in range(number)}}
+
+
+def tool(number: int, length: int) -> dict[str, Any]:
+    return {"name": "f", "input_schema": properties(number, length)}
+
+
+HIDDEN = {"type": "input_image", "image_url": "data:" + "A" * 100_000}
+IN_CONTENT: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "/v1/chat/completions": lambda part: {"messages": [{"role": "user", "content": [part]}]},
+    "/v1/messages": lambda part: {**MESSAGE, "messages": [{"role": "user", "content": [part]}]},
+    "/v1/responses": lambda part: {"input": [{"role": "user", "content": [part]}]},
+    "/v1/tokenize": lambda part: {"messages": [{"role": "user", "content": [part]}]},
+}
+
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "no json": ("/v1/chat/completions", b"{bad", "not JSON"),
+    "empty": ("/v1/chat/completions", b"", "not JSON"),
+    "not utf-8": ("/v1/completions", b'{"prompt": "\xff"}', "not JSON"),
+    "lone surrogate": ("/v1/completions", b'{"prompt": "\\ud800"}', "not JSON"),
+    "nan": ("/v1/completions", b'{"prompt": "x", "temperature": NaN}', "not JSON"),
+    "list": ("/v1/completions", b"[]", "not a JSON object"),
+    "null": ("/generate", b"null", "not a JSON object"),
+    "depth bomb": ("/v1/completions", b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}", "not JSON"),
+    "deep": ("/v1/chat/completions", {**CHAT, "response_format": deep(30)}, "nests more than 48"),
+    "pickle": ("/v1/chat/completions", {**CHAT, "custom_logit_processor": "gASV"}, "custom_logit_processor is not for"),
+    "adapter": ("/v1/chat/completions", {**CHAT, "lora_path": "/etc"}, "lora_path is not for"),
+    "session": ("/v1/chat/completions", {**CHAT, "session_params": {"id": "x"}}, "session_params is not for"),
+    "bootstrap": ("/v1/completions", {"prompt": "x", "bootstrap_host": "h"}, "bootstrap_host is not for"),
+    "no ids": ("/v1/completions", {"prompt": "x", "rid": []}, "rid is not for"),
+    "ipc": ("/generate", {"text": "x", "http_worker_ipc": "ipc:///x"}, "http_worker_ipc is not for"),
+    "hidden states": ("/generate", {"text": "x", "return_hidden_states": True}, "return_hidden_states is not for"),
+    "internal": ("/generate", {"text": "x", "sampling_params": {"is_normalized": True}}, "is_normalized is not for"),
+    "n huge": ("/v1/chat/completions", {**CHAT, "n": 2**40}, "512 sequences"),
+    "n zero": ("/v1/chat/completions", {**CHAT, "n": 0}, "n must be at least 1"),
+    "batch times n": ("/v1/completions", {"prompt": ["x"] * 300, "n": 2}, "512 sequences"),
+    "generate n": ("/generate", {"text": ["x"] * 300, "sampling_params": {"n": 2}}, "512 sequences"),
+    "batch": ("/v1/completions", {"prompt": ["x"] * 513}, "at most 512"),
+    "params without prompts": ("/generate", {"text": "x", "sampling_params": [{}, {}]}, "as many prompts"),
+    "no params": ("/generate", {"text": ["x"], "sampling_params": []}, "as many prompts"),
+    "long text": ("/v1/completions", {"prompt": "x" * TOO_LONG}, "longer than 8192 tokens"),
+    "long chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * TOO_LONG}]}, "8192 tokens"),
+    "many ids": ("/v1/completions", {"prompt": [1] * 8193}, "longer than 8192 tokens"),
+    "logprobs": ("/v1/completions", {"prompt": "x", "logprobs": 10**9}, "between 0 and 128"),
+    "negative logprobs": ("/v1/chat/completions", {**CHAT, "top_logprobs": -1}, "between 0 and 128"),
+    "generate logprobs": ("/generate", {"text": "x", "top_logprobs_num": 10**6}, "between 0 and 128"),
+    "bias": ("/v1/completions", {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(5000)), 1)}, "at most 4096"),
+    "template": (
+        "/v1/chat/completions",
+        {**CHAT, "chat_template_kwargs": {"messages": []}},
+        "chat_template_kwargs may",
+    ),
+    "tokenize template": ("/v1/tokenize", {**CHAT, "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs may"),
+    "streamed tokens": ("/v1/tokenize", {"prompt": "x", "stream": True}, "no field 'stream'"),
+    "loopback image": ("/v1/chat/completions", image({"url": "http://127.0.0.1/x"}), "fetches no media"),
+    "metadata image": ("/v1/chat/completions", image("http://169.254.169.254/x"), "fetches no media"),
+    "file image": ("/v1/chat/completions", image({"url": "file:///etc/passwd"}), "fetches no media"),
+    "path image": ("/v1/chat/completions", image({"url": "/etc/passwd"}), "fetches no media"),
+    "generate image": ("/generate", {"text": "x", "image_data": ["/etc/passwd"]}, "fetches no media"),
+    "audio": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "/x"}}]}]},
+        "content of type 'input_audio'",
+    ),
+    "anthropic image": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]},
+        "fetches no media",
+    ),
+    "image in a tool's result": (
+        "/v1/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "content": [{"type": "image", "source": {"url": "http://x"}}]}],
+                }
+            ]
+        },
+        "fetches no media",
+    ),
+    "an address beside data": (
+        "/v1/chat/completions",
+        image({"type": "base64", "data": "AAAA", "url": "http://127.0.0.1/x"}),
+        "fetches no media",
+    ),
+    "media counted twice": (
+        "/v1/responses",
+        {
+            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x", "content": HIDDEN}]}],
+            "instructions": "x" * (TOO_LONG + 50_000),
+        },
+        "longer than 8192 tokens",
+    ),
+    "responses image": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]},
+        "fetches no media",
+    ),
+    "format is a list": ("/v1/chat/completions", {**CHAT, "response_format": [1]}, "not what this endpoint reads"),
+    "tools is a number": ("/v1/responses", {"input": "x", "tools": 19079}, "tools: Input should be a valid"),
+    "a tool is a text": ("/v1/chat/completions", {**CHAT, "tools": ["f"]}, "tools.0: Input should be"),
+    "type of a tool": ("/v1/messages", {**MESSAGE, "tools": [{"type": 5}]}, "not what this endpoint reads"),
+    "responses tool": ("/v1/responses", {"input": "x", "tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools"),
+    # Group 1: what SGLang turns into a number after a check that looks at numbers only.
+    "logprobs as text": (
+        "/v1/completions",
+        {"prompt": "x", "logprobs": "1000000000"},
+        "logprobs: Input should be a valid int",
+    ),
+    "top_logprobs as text": ("/v1/chat/completions", {**CHAT, "top_logprobs": "5000"}, "top_logprobs: Input should be"),
+    "top_logprobs as float": (
+        "/v1/chat/completions",
+        {**CHAT, "top_logprobs": 5000.0},
+        "top_logprobs: Input should be",
+    ),
+    "n as text": ("/v1/completions", {"prompt": "x", "n": "5"}, "n: Input should be"),
+    "n as text, native": ("/generate", sampling(n="5"), "n: Input should be"),
+    "top_k as float, native": ("/generate", sampling(top_k=5.0), "top_k: Input should be"),
+    "switch as text": ("/v1/chat/completions", {**CHAT, "stream": "true"}, "stream: Input should be"),
+    "start as a list": (
+        "/generate",
+        {"text": "x", "return_logprob": True, "logprob_start_len": [1]},
+        "logprob_start_len is one value",
+    ),
+    "top as a list": ("/generate", {"text": "x", "top_logprobs_num": [5]}, "top_logprobs_num is one value"),
+    "start below -1": ("/generate", {"text": "x", "logprob_start_len": -5}, "a position in the prompt"),
+    "ids of logprobs in lists": ("/generate", {"text": "x", "token_ids_logprob": [[1]]}, "numbers of the vocabulary"),
+    # Group 4.
+    "stop pattern": ("/v1/chat/completions", {**CHAT, "stop_regex": "((.|\\s)+)+x"}, "stop_regex is not for clients"),
+    "stop pattern, native": ("/generate", sampling(stop_regex="a"), "stop_regex is not for clients"),
+    "many stops": ("/v1/completions", {"prompt": "x", "stop": ["a"] * 65}, "stop has 65 entries"),
+    "a long stop": ("/v1/completions", {"prompt": "x", "stop": "a" * 2000}, "stop is longer than 1024"),
+    # Group 5: text wherever it stands.
+    "data: as text": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "data:" + "x" * TOO_LONG}]},
+        "longer than 8192 tokens, names included",
+    ),
+    "data: as a prompt": ("/v1/completions", {"prompt": "data:" + "x" * TOO_LONG}, "longer than 8192 tokens"),
+    "data: in a text part": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "data:" + "x" * TOO_LONG}]}]},
+        "longer than 8192 tokens",
+    ),
+    "a system prompt": ("/v1/messages", {**MESSAGE, "system": "x" * TOO_LONG}, "longer than 8192 tokens"),
+    "names of properties": ("/v1/messages", {**MESSAGE, "tools": [tool(40, 4000)]}, "longer than 8192 tokens"),
+    "80,000 names": ("/v1/messages", {**MESSAGE, "tools": [tool(80_000, 6)]}, "more entries than a prompt of 8192"),
+    "5,000 names": ("/v1/messages", {**MESSAGE, "tools": [tool(5_000, 6)]}, "has 5000 entries"),
+    "long prompts together": ("/v1/completions", {"prompt": ["x" * 100_000] * 20}, "longer than 8192 tokens"),
+    "many empty objects": ("/v1/responses", b'{"input": [' + b"{}," * 200_000 + b"{}]}", "more entries than"),
+    "many messages": ("/v1/chat/completions", {"messages": CHAT["messages"] * 5000}, "has 5000 entries"),
+    # Group 7: what compiles, and logprobs times positions.
+    "optional properties": ("/v1/chat/completions", schema(properties(200)), "too many optional properties"),
+    "600 of which 500": ("/v1/chat/completions", schema({**properties(600), "minProperties": 500}), "minProperties"),
+    "50 of which 25": ("/v1/chat/completions", schema({**properties(50), "minProperties": 25}), "optional properties"),
+    "in a tool": ("/v1/messages", {**MESSAGE, "tools": [tool(200, 4)]}, "too many optional properties"),
+    "in an answer": (
+        "/v1/responses",
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": properties(200)}}},
+        "too many optional properties",
+    ),
+    "in a text": ("/v1/completions", {"prompt": "x", "json_schema": json.dumps(properties(200))}, "too many optional"),
+    "no schema": ("/v1/completions", {"prompt": "x", "json_schema": "{bad"}, "json_schema is not JSON"),
+    "large schema": (
+        "/v1/chat/completions",
+        schema({"enum": ["x" * 1000] * 70}),
+        "response_format is larger than 65536",
+    ),
+    "many lengths": (
+        "/v1/chat/completions",
+        schema({"anyOf": [{"type": "string", "maxLength": number} for number in range(20)]}),
+        "different lengths of strings",
+    ),
+    "a long pattern": ("/v1/completions", {"prompt": "x", "regex": "a" * 2000}, "pattern longer than 1024"),
+    "a pattern of choices": ("/v1/completions", {"prompt": "x", "regex": ".?" * 200}, "more than 32 of"),
+    "a pattern in a schema": (
+        "/v1/chat/completions",
+        schema({"type": "string", "pattern": ".?" * 200}),
+        "more than 32",
+    ),
+    "a pattern of names": ("/v1/chat/completions", schema({"patternProperties": {".?" * 200: {}}}), "more than 32 of"),
+    "a repeated pattern": ("/v1/completions", {"prompt": "x", "regex": "(a{1000000}){9}"}, "repeats more than 65536"),
+    "another language": (
+        "/generate",
+        sampling(structural_tag='{"type": "structural_tag", "format": {"type": "grammar", "grammar": "a ::= a"}}'),
+        "holds a grammar",
+    ),
+    "logprobs of a prompt": (
+        "/generate",
+        {"input_ids": [1] * 8180, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 128},
+        "positions times candidates",
+    ),
+    "logprobs of an echo": (
+        "/v1/completions",
+        {"prompt": ["word " * 1000] * 60, "echo": True, "logprobs": 5},
+        "positions times candidates",
+    ),
+    # Group 8: each was a 500.
+    **{
+        f"{path}: {part!r}": (path, body(part), expected)
+        for path, body in IN_CONTENT.items()
+        for part, expected in (
+            ([], "are objects"),
+            (5, "are objects"),
+            ({}, "content of type None"),
+            ({"type": [1]}, "content of type [1]"),
+            ({"type": {}}, "content of type {}"),
+        )
+    },
+    "400 levels after a number": (
+        "/v1/chat/completions",
+        b'{"messages": [], "stop": [1, ' + b"[" * 400 + b"]" * 400 + b"]}",
+        "nests more than 48",
+    ),
+    "prompts after a number": ("/v1/completions", {"prompt": [1, "x"]}, "prompt is text, token ids"),
+    "no prompt": ("/v1/completions", {"prompt": []}, "prompt is text, token ids"),
+    "unknown": ("/v1/chat/completions", {**CHAT, "guided_json": "x"}, "has no field 'guided_json'"),
+    "unknown, native": ("/generate", sampling(guided_json="x"), "sampling_params has no field 'guided_json'"),
+    "a switch with a list": (
+        "/v1/chat/completions",
+        {**CHAT, "chat_template_kwargs": {"thinking": [1]}},
+        "chat_template_kwargs may",
+    ),
+    "detokenize": ("/v1/detokenize", {"tokens": [[1], [-2]]}, "numbers of the vocabulary"),
+}
