@@ -104,6 +104,14 @@ def test_a_client_that_leaves_is_seen_by_the_engine_and_frees_its_place() -> Non
     assert ask(door, "POST", "/v1/chat/completions", json=CHAT).status_code == 200
 
 
+def test_headers_set_no_field_that_a_body_may_not() -> None:
+    engine = Engine()
+    headers = {"X-Override-Rid": "one", "x-override-priority": "5", "x-request-id": "mine"}
+    assert ask(guarded(engine, DoorSettings()), "POST", "/v1/chat/completions", json=CHAT, headers=headers).is_success
+    assert "x-request-id" in engine.headers
+    assert not [name for name in engine.headers if name.startswith("x-override")]
+
+
 def test_an_answer_passes_piece_by_piece() -> None:
     engine = Engine()
     sent: list[bytes] = []
