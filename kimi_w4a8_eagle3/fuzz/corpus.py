@@ -33,6 +33,7 @@ def _ends_the_engine(model: str) -> list[Case]:
     logprob = {"text": "Tom has", "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
     return [
         _case(1, "a closed field at false", "/generate", {**logprob, "positional_embed_overrides": False}),
+        _case(1, "a bias beyond float32", _CHAT, question(model, logit_bias={"1": 1e39}), refused=True),
         _case(1, "logprob_start_len in a list", "/generate", {**logprob, "logprob_start_len": [1]}),
         _case(1, "top_logprobs_num in a list", "/generate", {**logprob, "top_logprobs_num": [5]}),
         _case(1, "top_logprobs as text", _CHAT, question(model, logprobs=True, top_logprobs="5000"), refused=True),
