@@ -94,7 +94,7 @@ def _described() -> dict[str, Any]:
 
 def harmless(body: dict[str, Any]) -> bool:
     numbers = all(isinstance(body.get(name), int | None) for name in ("logprobs", "top_logprobs"))
-    return numbers and len(json.dumps(body)) < 100_000
+    return numbers and not body.keys() & {"regex", "logit_bias"} and len(json.dumps(body)) < 100_000
 
 
 def refusal(message: str, status: int = 400) -> Response:
