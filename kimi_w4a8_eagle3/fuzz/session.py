@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +123,7 @@ class Fuzz:
         self._seed = seed
         self._timely = timely
         self._running: dict[int, Case] = {}
-        self._cut: deque[tuple[int, Case]] = deque(maxlen=_SENDERS)  # whose connection broke, the last of them
+        self._cut: list[tuple[int, Case]] = []  # whose connection broke, in that order
         self._stopped = False
 
     def run(
