@@ -54,7 +54,7 @@ async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:
 
 
 def only(names: tuple[str, ...], send: Send) -> Send:
-    """`send` that lets through these members of a JSON object alone."""
+    """`send` that lets through these members of a JSON object alone; a refusal passes whole."""
     start: MutableMapping[str, Any] = {}
     chunks: list[bytes] = []
 
@@ -64,6 +64,10 @@ def only(names: tuple[str, ...], send: Send) -> Send:
             return
         chunks.append(message.get("body", b""))
         if message.get("more_body", False):
+            return
+        if start["status"] != HTTPStatus.OK:
+            await send(start)
+            await send({"type": "http.response.body", "body": b"".join(chunks)})
             return
         try:
             answer = json.loads(b"".join(chunks))

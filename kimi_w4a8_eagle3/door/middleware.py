@@ -47,6 +47,9 @@ def describe(settings: DoorSettings, host: str) -> str:
     )
 
 
+_OVERRIDES = b"x-override-"
+
+
 class InternalKey:
     """What the engine's requests to itself carry while it warms up; drawn at random, and void afterwards."""
 
@@ -189,8 +192,15 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
 
 
 def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
-    """The headers of a body that was written anew: a length of its own in place of whatever framed the old one."""
-    kept = [(name, value) for name, value in headers if name not in (b"content-length", b"transfer-encoding")]
+    """The headers of a body that was written anew: a length of its own in place of whatever framed the old one.
+
+    Without those by which SGLang sets fields that a body may not: the request's id, its priority, where it goes.
+    """
+    kept = [
+        (name, value)
+        for name, value in headers
+        if name not in (b"content-length", b"transfer-encoding") and not name.startswith(_OVERRIDES)
+    ]
     return [*kept, (b"content-length", str(length).encode())]
 
 

@@ -19,6 +19,7 @@ from ..door.settings import read_door
 TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
 _INT32 = 2**31 - 1
+_MAX_BIAS = 100
 
 
 def validate_one_request(
@@ -64,6 +65,10 @@ def check_numbers(params: Mapping[str, Any] | None, vocabulary: int) -> None:
         if isinstance(value, int) and value > _INT32:
             raise ValueError(f"{name} must be at most {_INT32}, got {value:.3g}")
     _require_tokens((params or {}).get("stop_token_ids"), vocabulary, "stop_token_ids")
+    bias = (params or {}).get("logit_bias")
+    # OpenAI's range. Beyond float32 it is an infinity, and sampling from what follows ended the engine.
+    if isinstance(bias, Mapping) and not all(abs(float(each)) <= _MAX_BIAS for each in bias.values()):
+        raise ValueError(f"logit_bias must be between -{_MAX_BIAS} and {_MAX_BIAS}")
     for pattern in _texts((params or {}).get("stop_regex")):
         try:
             re.compile(pattern)

@@ -13,6 +13,8 @@ from .state import chat_wire, question
 
 _CHAT = "/v1/chat/completions"
 _SLOW_PATTERN = r"((.|\s)+)+\x00"
+# Quick to compile; the scheduler then took 15 to 25 s for each token, because every way to read a text is kept.
+_AMBIGUOUS = "(((.)+[a-z0-9_]|([^a]){1,3})*){1,300}"
 
 
 def corpus(model: str, port: int, keyed: bool) -> list[Case]:
@@ -30,6 +32,8 @@ def _ends_the_engine(model: str) -> list[Case]:
     completion = {"model": model, "prompt": "Tom", "max_tokens": 2}
     logprob = {"text": "Tom has", "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
     return [
+        _case(1, "a closed field at false", "/generate", {**logprob, "positional_embed_overrides": False}),
+        _case(1, "a bias beyond float32", _CHAT, question(model, logit_bias={"1": 1e39}), refused=True),
         _case(1, "logprob_start_len in a list", "/generate", {**logprob, "logprob_start_len": [1]}),
         _case(1, "top_logprobs_num in a list", "/generate", {**logprob, "top_logprobs_num": [5]}),
         _case(1, "top_logprobs as text", _CHAT, question(model, logprobs=True, top_logprobs="5000"), refused=True),
@@ -71,6 +75,7 @@ def _opens_the_door(model: str, port: int, keyed: bool) -> list[Case]:
 def _stops_everybody(model: str) -> list[Case]:
     """4, 5 and 7: little to send, much to do."""
     generate = {"text": "Tom", "sampling_params": {"max_new_tokens": 64, "stop_regex": _SLOW_PATTERN}}
+    completion = {"model": model, "prompt": "Tom ", "max_tokens": 8}
     data = "data:" + "Tom has 3 apples. " * 450_000
     names = {f"property_{number}": {"type": "integer"} for number in range(80_000)}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": names}}}
@@ -92,6 +97,7 @@ def _stops_everybody(model: str) -> list[Case]:
             {"text": long, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
             | {"logprob_start_len": 0, "top_logprobs_num": 128},
         ),
+        _case(4, "ambiguous pattern", "/v1/completions", {**completion, "regex": _AMBIGUOUS}, refused=True),
         _case(
             7,
             "600 properties, 500 of them needed",

@@ -124,6 +124,7 @@ class Fuzz:
         self._seed = seed
         self._timely = timely
         self._running: dict[int, Case] = {}
+        self._cut: list[tuple[int, Case]] = []  # whose connection broke, in that order
         self._stopped = False
 
     def run(
@@ -193,7 +194,9 @@ class Fuzz:
                     await asyncio.wait(workers, timeout=0.25)
                     on_progress(self.outcome)
                     if target.ended():
-                        self._fault("the engine ended", None, "see its log; these cases were being answered", _SENDERS)
+                        self._fault(
+                            "the engine ended", None, "see its log; these cases were not answered", 2 * _SENDERS
+                        )
                         return
             finally:
                 for task in (*workers, healthy):
@@ -224,6 +227,8 @@ class Fuzz:
         row.statuses[answer.status] += 1
         row.slowest = max(row.slowest, (answer.seconds, f"{index}: {case.name}"))
         status = answer.status
+        if answer.error:
+            self._cut.append((index, case))
         if answer.error and not self._target.ended():
             self._fault(answer.error.partition(":")[0], (index, case), answer.error)
         elif status >= 500 and status != _OVERLOAD:
@@ -250,7 +255,8 @@ class Fuzz:
 
     def _fault(self, what: str, where: tuple[int, Case] | None, detail: str, suspects: int = _SUSPECTS) -> None:
         """Note a fault; without a place, with what has been waiting longest for an answer."""
-        cases = [where] if where else list(self._running.items())[:suspects]
+        unanswered = [*(self._cut if self._target.ended() else ()), *self._running.items()]
+        cases = [where] if where else unanswered[:suspects]
         group, name = (where[1].group, where[1].name) if where else ("", "")
         known = self.outcome.faults.get((what, group, name))
         if known is not None:

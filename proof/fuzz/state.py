@@ -12,6 +12,7 @@ from .requests import KEY, Case, Request, Wire, json_request, wire_request
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _RESPONSES = "/v1/responses"
+# 400 words are answered, 4000 times three are beyond the context: a prompt that just fits takes a CPU half a minute.
 _SIZES = (10, 100, 400, 4000, 30_000)
 _PATTERNS = (
     r"((.|\s)+)+\x00",
@@ -152,16 +153,16 @@ _COSTS: tuple[tuple[str, str, Callable[[int, Random], dict[str, Any]]], ...] = (
     ("composed schema", _CHAT, lambda _, random: _schema(composed(random))),
     ("composed arguments", _CHAT, lambda _, random: _tools(1, composed(random)) | {"tool_choice": "required"}),
     ("tool with properties", _CHAT, lambda n, _: _tools(1, {"type": "object", "properties": _names(n)})),
-    ("many tools", _CHAT, lambda n, _: _tools(n, {"type": "object", "properties": _names(5)})),
-    ("long prompt", _COMPLETIONS, lambda n, _: {"prompt": "Tom " * n * 2}),
-    ("data: prompt", _COMPLETIONS, lambda n, _: {"prompt": "data:" + "Tom " * n * 2}),
-    ("data: message", _CHAT, lambda n, _: _says("data:," + "Tom " * n * 2)),
+    ("many tools", _CHAT, lambda n, _: _tools(n, {"type": "object", "properties": _names(1)})),
+    ("long prompt", _COMPLETIONS, lambda n, _: {"prompt": "Tom " * n * 3}),
+    ("data: prompt", _COMPLETIONS, lambda n, _: {"prompt": "data:" + "Tom " * n * 3}),
+    ("data: message", _CHAT, lambda n, _: _says("data:," + "Tom " * n * 3)),
     ("many messages", _CHAT, lambda n, _: _says("Tom", n)),
     ("many prompts", _COMPLETIONS, lambda n, _: {"prompt": ["Tom "] * n, "n": 2, "max_tokens": 1}),
     ("stop texts", _CHAT, lambda n, _: {"stop": [f"{each}?" for each in range(n)]}),
     ("biases", _CHAT, lambda n, _: {"logit_bias": {str(each): 1 for each in range(n)}}),
     ("logprobs", _CHAT, lambda n, _: {"logprobs": True, "top_logprobs": min(n, 128)}),
-    ("logprobs of the prompt", _COMPLETIONS, lambda n, _: {"prompt": "Tom " * n, "echo": True, "logprobs": 20}),
+    ("logprobs of the prompt", _COMPLETIONS, lambda n, _: {"prompt": "Tom " * n * 3, "echo": True, "logprobs": 20}),
     ("metadata", _RESPONSES, lambda n, _: {"metadata": _names(n)}),
     ("template", _CHAT, lambda n, _: {"chat_template_kwargs": _names(n)}),
 )

@@ -94,7 +94,7 @@ def _described() -> dict[str, Any]:
 
 def harmless(body: dict[str, Any]) -> bool:
     numbers = all(isinstance(body.get(name), int | None) for name in ("logprobs", "top_logprobs"))
-    return numbers and len(json.dumps(body)) < 100_000
+    return numbers and not body.keys() & {"regex", "logit_bias"} and len(json.dumps(body)) < 100_000
 
 
 def refusal(message: str, status: int = 400) -> Response:
@@ -147,8 +147,8 @@ def test_a_healthy_engine_has_no_faults(tmp_path: Path) -> None:
     outcome = fuzzed(Engine(), tmp_path)
     assert outcome.faults == {}
     assert outcome.requests >= 600
-    groups = {"fields", "samples", "routes", "headers", "broken bodies"}
-    assert groups | {"nested fields", "state", "cost"} < set(outcome.rows)
+    groups = {"fields", "routes", "headers", "broken bodies"}
+    assert groups | {"nested fields", "samples", "state", "cost"} < set(outcome.rows)
     assert not [name for name in groups if not outcome.rows[name].between(400, 499)]
     assert outcome.summary()["healthy_client"]["answers"] > 0
 

@@ -104,6 +104,14 @@ def test_a_client_that_leaves_is_seen_by_the_engine_and_frees_its_place() -> Non
     assert ask(door, "POST", "/v1/chat/completions", json=CHAT).status_code == 200
 
 
+def test_headers_set_no_field_that_a_body_may_not() -> None:
+    engine = Engine()
+    headers = {"X-Override-Rid": "one", "x-override-priority": "5", "x-request-id": "mine"}
+    assert ask(guarded(engine, DoorSettings()), "POST", "/v1/chat/completions", json=CHAT, headers=headers).is_success
+    assert "x-request-id" in engine.headers
+    assert not [name for name in engine.headers if name.startswith("x-override")]
+
+
 def test_an_answer_passes_piece_by_piece() -> None:
     engine = Engine()
     sent: list[bytes] = []
@@ -154,7 +162,9 @@ def test_the_request_guard_refuses_what_the_scheduler_cannot_take() -> None:
             check_prompt(ids, vocabulary=100, max_tokens=3)
     check_numbers(None, 100)
     check_numbers({"top_k": 2**31 - 1, "stop_token_ids": [99], "stop_regex": ["a+"], "max_new_tokens": None}, 100)
-    for bad in ({"top_k": 2**31}, {"max_new_tokens": 2**63}, {"stop_token_ids": [100]}, {"stop_regex": "("}):
+    check_numbers({"logit_bias": {"1": -100, "2": 0.5}}, 100)
+    biases = [{"logit_bias": {"1": value}} for value in (1e39, -101, float("nan"), float("inf"))]
+    for bad in (*biases, {"top_k": 2**31}, {"max_new_tokens": 2**63}, {"stop_token_ids": [100]}, {"stop_regex": "("}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             check_numbers(bad, 100)
 

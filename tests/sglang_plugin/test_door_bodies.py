@@ -87,6 +87,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         None,
     ),
     "pattern": ("/v1/completions", {"prompt": "x", "regex": "[0-9]{3}-[a-z]+"}, None),
+    "pattern of an address": ("/v1/completions", {"prompt": "x", "regex": r"(?:\d{1,3}\.){3}[(\d{]{1,3}"}, None),
     "claude": (
         "/v1/messages",
         {

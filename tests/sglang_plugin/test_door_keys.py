@@ -13,13 +13,13 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from kimi_w4a8_eagle3.errors import KimiError
+from kimi_w4a8_eagle3.server import free_port
 from support.door_app import ADMIN_KEY, CHAT, CLIENT_KEY, CLOSED, KEYS, Engine, ask, bearer, guarded, message
 
 from kimi_w4a8_eagle3.door.check import require_door
 from kimi_w4a8_eagle3.door.middleware import Door, InternalKey
 from kimi_w4a8_eagle3.door.settings import DoorSettings
-from kimi_w4a8_eagle3.errors import KimiError
-from kimi_w4a8_eagle3.server import free_port
 
 
 @pytest.mark.parametrize("path", ["/health", "/server_info"])
@@ -109,6 +109,7 @@ def test_administrative_endpoints(settings: DoorSettings, host: str, headers: di
 
 
 def test_the_settings_of_the_engine_are_for_the_operator() -> None:
+    assert ask(guarded(Engine(), KEYS), "PATCH", "/server_info").json() == {"detail": "Method Not Allowed"}
     public = ask(guarded(Engine(), KEYS), "GET", "/server_info", headers=bearer(CLIENT_KEY))
     assert public.json() == {"model_path": "weights", "served_model_name": "m", "tp_size": 8}
     for door, headers in ((guarded(Engine(), KEYS), bearer(ADMIN_KEY)), (guarded(Engine(), DoorSettings()), {})):

@@ -28,6 +28,7 @@ class Engine:
     def __init__(self) -> None:
         self.app = FastAPI()
         self.seen: list[Any] = []
+        self.headers: list[str] = []  # of the last body that it read
         self.asked_by: list[tuple[str, str]] = []
         self.left = asyncio.Event()
         self.release = asyncio.Event()
@@ -45,6 +46,7 @@ class Engine:
     async def answer(self, request: Request) -> JSONResponse:
         body = await request.json()
         self.seen.append(body)
+        self.headers = list(request.headers)
         if body.get("user") == "wait":
             await self.release.wait()
         if body.get("user") == "until I leave":

@@ -218,6 +218,12 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         "more than 32",
     ),
     "a pattern of names": ("/v1/chat/completions", schema({"patternProperties": {".?" * 200: {}}}), "more than 32 of"),
+    "an ambiguous pattern": ("/v1/completions", {"prompt": "x", "regex": "((a+b|c){1,3}){1,30}"}, "more than 16 ways"),
+    "an ambiguous pattern of options": (
+        "/v1/completions",
+        {"prompt": "x", "regex": "(?:.?){300}"},
+        "more than 16 ways",
+    ),
     "a repeated pattern": ("/v1/completions", {"prompt": "x", "regex": "(a{1000000}){9}"}, "repeats more than 65536"),
     "another language": (
         "/generate",
