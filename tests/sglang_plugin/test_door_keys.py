@@ -13,13 +13,13 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from kimi_w4a8_eagle3.errors import KimiError
-from kimi_w4a8_eagle3.server import free_port
 from support.door_app import ADMIN_KEY, CHAT, CLIENT_KEY, CLOSED, KEYS, Engine, ask, bearer, guarded, message
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.door.check import require_door
 from kimi_w4a8_eagle3.door.middleware import Door, InternalKey
 from kimi_w4a8_eagle3.door.settings import DoorSettings
+from kimi_w4a8_eagle3.engine.process import free_port
 
 
 @pytest.mark.parametrize("path", ["/health", "/server_info"])
