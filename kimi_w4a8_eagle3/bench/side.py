@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..base.errors import KimiError
 from ..base.run_dir import RECORD, new_run_dir, record, write_json
+from ..engine.client import EngineClient
 from ..engine.process import free_port
 from ..fetch.trusted_code import require_trusted_tokenizer
 from ..fleet import serve as serving
@@ -21,7 +22,7 @@ from .measure import Measurement, examine_text, measure
 from .runs import RunResult, RunWriter
 from .subject import Subject, inspect, is_local, require_room
 from .texts import prepare
-from .workloads import Point, Workload
+from .workloads import CHAT_BACKEND, Point, Workload
 
 PLAIN = "plain"
 Say = Callable[[str], None]
@@ -91,6 +92,11 @@ def bench(
         take = partial(vllm_load.measure, gpus=launch.tensor_parallel if launch else None)
     if base_url is not None:
         look(base_url, side.name if side else "unknown", launch, api_key, ops_url)  # a wrong address leaves no folder
+        if generator == "sglang" and workload.backend != CHAT_BACKEND:
+            with EngineClient(base_url, api_key) as client:
+                client.generate(
+                    "one", 1
+                )  # a server that keeps /generate for its operator says so now, in its own words
     folder = new_run_dir(f"bench-{workload.name}", runs)
     name = side.name if side else "unknown"
     with recorded(folder, "bench", [name], {name: launch} if launch and base_url is None else {}, base_url) as writer:

@@ -46,7 +46,7 @@ def _as_open_as(front: Launch, replica: Launch) -> Launch:
     """On loopback without a key, /generate answers behind the router as it does without one."""
     if not is_loopback(front.host):
         return replica
-    native = os.environ.get("KIMI_DOOR_NATIVE") or "keyless"
+    native = replica.env.get("KIMI_DOOR_NATIVE") or os.environ.get("KIMI_DOOR_NATIVE") or "keyless"
     return replace(replica, env={**replica.env, "KIMI_DOOR_NATIVE": native})
 
 

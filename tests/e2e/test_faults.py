@@ -40,7 +40,8 @@ def fleet(tmp_path_factory):
     key = folder / "key"
     key.write_text(f"{KEY}\n")
     key.chmod(0o600)
-    with ServedFleet(folder, arguments=["--api-key-file", str(key)]) as served:
+    native = "env.KIMI_DOOR_NATIVE=open"  # the benchmark sends ready-made prompts to /generate
+    with ServedFleet(folder, arguments=["--api-key-file", str(key), "--set", native]) as served:
         served.wait_whole()
         yield served
 

@@ -7,15 +7,15 @@ import pytest
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fleet.placement import replica_launches
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
-from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, resolve
+from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, resolve, with_settings
 from kimi_w4a8_eagle3.recipe.schema import ArgValue
 
 GIB = 1 << 30
 GPUS = tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", i // 8, 256 * GIB) for i in range(16))
 
 
-def place(recipe: str, count: int, machine: Machine, host: str = "127.0.0.1") -> list[Launch]:
-    resolved = resolve(load_recipe(recipe))
+def place(recipe: str | Recipe, count: int, machine: Machine, host: str = "127.0.0.1") -> list[Launch]:
+    resolved = resolve(load_recipe(recipe) if isinstance(recipe, str) else recipe)
 
     def on_part(part: Machine, arguments: dict[str, ArgValue]) -> Launch:
         return resolved.with_args(**arguments).on(part)
@@ -45,6 +45,8 @@ def test_only_the_router_has_business_with_a_replica():
     local = place("tiny", 3, Machine())
     assert [launch.env["KIMI_DOOR"] for launch in local] == ["closed"] * 3
     assert [launch.env["KIMI_DOOR_NATIVE"] for launch in local] == ["keyless"] * 3
+    opened = with_settings(load_recipe("tiny"), {"env.KIMI_DOOR_NATIVE": "open"})
+    assert [launch.env["KIMI_DOOR_NATIVE"] for launch in place(opened, 2, Machine())] == ["open"] * 2
     beyond = place("tiny", 3, Machine(), host="0.0.0.0")
     assert [launch.env.get("KIMI_DOOR_NATIVE") for launch in beyond] == [None] * 3
 
