@@ -246,7 +246,7 @@ def test_figures_per_gpu_stand_beside_the_published_ones(tmp_path: Path) -> None
         num_prompts=40,
         seed=0,
         started="",
-        raw="result.json",
+        raw="elsewhere.json",
         command=[],
         load=vllm_load.read_result(path),
         gpus=4,
