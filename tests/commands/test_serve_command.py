@@ -10,14 +10,15 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.machine import aiter_regime
+from kimi_w4a8_eagle3.commands import serve
+from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
 
 @pytest.fixture(autouse=True)
 def _bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls()))
-    monkeypatch.setattr(aiter_regime, "installed_regime", lambda: aiter_regime.Regime.UNKNOWN)
+    monkeypatch.setattr(serve, "installed_regime", lambda: Regime.UNKNOWN)
 
 
 def serve(*arguments: str):

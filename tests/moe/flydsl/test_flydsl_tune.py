@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.commands import tune_moe
 from kimi_w4a8_eagle3.moe import dispatch, tune
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
@@ -116,7 +117,8 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         backends.append(Recording(gates))
         return backends[-1]
 
-    monkeypatch.setattr(dispatch, "gpu_arch", lambda device: "gfx942")
+    for module in (dispatch, tune_moe):
+        monkeypatch.setattr(module, "gpu_arch", lambda device: "gfx942")
     monkeypatch.setattr(dispatch, "load_backend", load)
     monkeypatch.setattr(torch, "device", lambda name: CPU)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "AMD Instinct MI325X")
