@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.commands import serve
+from kimi_w4a8_eagle3.commands import serve as serve_command
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import Machine
 
@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3.machine.hardware import Machine
 @pytest.fixture(autouse=True)
 def _bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls()))
-    monkeypatch.setattr(serve, "installed_regime", lambda: Regime.UNKNOWN)
+    monkeypatch.setattr(serve_command, "installed_regime", lambda: Regime.UNKNOWN)
 
 
 def serve(*arguments: str):
