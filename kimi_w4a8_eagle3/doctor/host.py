@@ -16,7 +16,7 @@ def rocm(facts: Facts) -> Result:
     """The ROCm user space: 7.2 is what the images that the recipes are for carry."""
     if not facts.needs.on_gpu:
         return skip("rocm", "not needed on a CPU")
-    text = facts.probe.read("opt/rocm/.info/version") or (facts.amd_smi and facts.amd_smi.rocm)
+    text = facts.probe.read("opt/rocm/.info/version") or (facts.amd_smi.rocm if facts.amd_smi else None)
     if text is None:
         return fail("rocm", "not installed", "use the ROCm SGLang image (see the Dockerfile), or install ROCm 7.2")
     try:
@@ -32,7 +32,7 @@ def driver(facts: Facts) -> Result:
     """The amdgpu kernel driver."""
     if not facts.needs.on_gpu:
         return skip("driver", "not needed on a CPU")
-    version = facts.probe.read("sys/module/amdgpu/version") or (facts.amd_smi and facts.amd_smi.driver)
+    version = facts.probe.read("sys/module/amdgpu/version") or (facts.amd_smi.driver if facts.amd_smi else None)
     if version:
         return ok("driver", f"amdgpu {version}")
     if not facts.pci_count:
