@@ -106,7 +106,7 @@ def examine_text(subject: Subject, point: Point, dataset: Path, folder: Path, fo
     outputs = read_details(folder / found.raw).generated_texts
     answers = _probe(subject, point, prompts) if subject.num_draft_tokens else []
     depth = (subject.num_draft_tokens or 1) - 1
-    histogram = _sum_histograms([answer.accepted_histogram for answer in answers], depth)
+    histogram = metrics.sum_histograms([answer.accepted_histogram for answer in answers], depth)
     acceptance = found.acceptance
     if acceptance is not None and (detail := metrics.acceptance_from_histograms([histogram], depth + 1)):
         acceptance = Acceptance(acceptance.length, acceptance.rate, acceptance.steps, detail.per_position)
@@ -170,14 +170,6 @@ def _probe(subject: Subject, point: Point, prompts: Sequence[str]) -> list[Gener
     with EngineClient(subject.base_url, subject.api_key) as client:
         ask = client.chat if work.backend == CHAT_BACKEND else client.generate
         return [ask(prompt, work.output_len, **extra) for prompt in prompts[:_PROBES]]
-
-
-def _sum_histograms(histograms: Sequence[Sequence[int]], depth: int) -> list[int]:
-    total = [0] * (depth + 1)
-    for histogram in histograms:
-        for accepted, steps in enumerate(histogram):
-            total[min(accepted, depth)] += steps
-    return total
 
 
 def server_info(raw: Path) -> dict[str, Any]:

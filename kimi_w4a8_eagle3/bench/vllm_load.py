@@ -1,8 +1,9 @@
 """`vllm bench serve` as the load generator: its command for a workload, run as a process, its result read.
 
 The names in its result differ from SGLang's, the per-request part does not, so everything behind `Measurement` works
-on both. Figures from the server's own metrics are SGLang's and stay out; the accept length is the one that the
-generator reads from vLLM's counters before and after the measured requests.
+on both. `vllm bench serve` spreads lengths by R over (1 - R)..(1 + R) times the target; our workloads, as the published
+sweep's client (InferenceX), spread them over R..1 times it. Figures from the server's own metrics are SGLang's and stay
+out; the accept length is the one that the generator reads from vLLM's counters before and after the measured requests.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from .generator import LoadResult, last_json_line, read_details, run_generator
 from .measure import Measurement, judge_lengths
 from .subject import Subject, get_response, inspect, require_model
 from .texts import prepare
-from .vllm_command import length_range
 from .workloads import Point, Workload
 
 GENERATOR = "vllm bench serve"
@@ -152,6 +152,13 @@ def _random(work: Workload) -> dict[str, ArgValue]:
         "random-output-len": answer[0],
         "random-range-ratio": min(prompt[1], answer[1], _WIDEST),
     }
+
+
+def length_range(target: int, shortest: float) -> tuple[int, float]:
+    """vLLM's length and range ratio for lengths from `shortest * target` to `target`: the middle and its spread."""
+    low = shortest * target
+    middle = round((low + target) / 2)
+    return middle, int((target / middle - 1) * 10_000) / 10_000
 
 
 def _conversations(work: Workload, dataset: Path) -> dict[str, ArgValue]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..base.errors import KimiError
 from ..base.names import nearest
 from ..base.resources import operator_dir
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from ..base.toml import tomllib
 
 Positive = Annotated[int, Field(gt=0)]
 CHAT_BACKEND = "sglang-oai-chat"

@@ -1,4 +1,4 @@
-"""What the machine says about its GPUs, from the kernel and from both tools, asked once and shared by the checks."""
+"""What the machine says about its GPUs, from the kernel and from amd-smi, asked once and shared by the checks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from ..fetch.hub import HubUnreachable
 from ..machine.hardware import Machine
 from .needs import Needs
 from .probe import Probe
-from .smi import Smi, parse_amd_smi, parse_rocm_smi_csv, parse_rocm_smi_json
+from .smi import Smi, SmiGpu, parse_amd_smi
 
 AMD = "0x1002"
 ACCELERATOR_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # display controllers and processing accelerators
-ROCM_SMI = ("--showproductname", "--showbus", "--showmeminfo", "vram", "--showtoponuma", "--showdriverversion")
 
 
 @dataclass(frozen=True)
@@ -49,21 +48,10 @@ class Facts:
         version = self.probe.run(["amd-smi", "version", "--json"])
         return parse_amd_smi(static.text, memory.text, version.text)
 
-    @cached_property
-    def rocm_smi(self) -> Smi | None:
-        """What rocm-smi says; None without it."""
-        answer = self.probe.run(["rocm-smi", *ROCM_SMI, "--json"])
-        if answer.missing or answer.timed_out:
-            return None
-        parsed = parse_rocm_smi_json(answer.text)
-        if parsed and parsed.gpus:
-            return parsed
-        return parse_rocm_smi_csv(self.probe.run(["rocm-smi", *ROCM_SMI, "--csv"]).text) or parsed
-
     @property
-    def tools(self) -> list[Smi]:
-        """The tools that answered."""
-        return [smi for smi in (self.amd_smi, self.rocm_smi) if smi is not None]
+    def smi_gpus(self) -> tuple[SmiGpu, ...]:
+        """The GPUs that amd-smi sees; none without it."""
+        return self.amd_smi.gpus if self.amd_smi else ()
 
     @cached_property
     def pci_count(self) -> int:
@@ -74,27 +62,24 @@ class Facts:
 
     @cached_property
     def archs(self) -> list[str]:
-        """Architecture of each GPU: from the kernel, else from the first tool that knows all of them."""
+        """Architecture of each GPU: from the kernel, else from amd-smi."""
         if self.machine.devices:
             return [device.arch for device in self.machine.devices]
-        known = ([gpu.arch for gpu in smi.gpus if gpu.arch] for smi in self.tools)
-        return next((archs for archs in known if archs), [])
+        return [gpu.arch for gpu in self.smi_gpus if gpu.arch]
 
     @cached_property
     def count(self) -> int:
         """How many GPUs this process can use."""
-        return len(self.machine.devices) or max((len(smi.gpus) for smi in self.tools), default=0)
+        return len(self.machine.devices) or len(self.smi_gpus)
 
     @cached_property
     def memory(self) -> list[GpuMemory]:
-        """HBM of each GPU: from the kernel, else from a tool; empty when nobody says."""
+        """HBM of each GPU: from the kernel, else from amd-smi; empty when nobody says."""
         found = [self._sysfs_memory(device.pci) for device in self.machine.devices]
         if found and all(found):
             return [memory for memory in found if memory]
-        for smi in self.tools:
-            if smi.gpus and all(gpu.total and gpu.used is not None for gpu in smi.gpus):
-                return [GpuMemory(gpu.total or 0, gpu.used or 0) for gpu in smi.gpus]
-        return []
+        known = [GpuMemory(gpu.total, gpu.used) for gpu in self.smi_gpus if gpu.total and gpu.used is not None]
+        return known if len(known) == len(self.smi_gpus) else []
 
     @cached_property
     def numa_nodes(self) -> list[int] | None:
@@ -104,8 +89,8 @@ class Facts:
             return None
         if (nodes := self.machine.numa_nodes(count)) is not None:
             return nodes
-        # amd-smi and rocm-smi number GPUs by PCI address, HIP by the kernel's order: usable only by address.
-        by_pci = {gpu.pci: gpu.numa for smi in self.tools for gpu in smi.gpus if gpu.pci and gpu.numa is not None}
+        # amd-smi numbers GPUs by PCI address, HIP by the kernel's order: usable only by address.
+        by_pci = {gpu.pci: gpu.numa for gpu in self.smi_gpus if gpu.pci and gpu.numa is not None}
         found = [by_pci.get(device.pci) for device in self.machine.devices[:count]]
         complete = len(found) == count and all(node is not None for node in found)
         return [node for node in found if node is not None] if complete else None

@@ -12,7 +12,7 @@ TOLERANCE = 0.02  # the driver keeps a little of the nominal size for itself
 
 
 def gpus(facts: Facts) -> Result:
-    """Enough GPUs, seen by the driver and by the tools alike."""
+    """Enough GPUs, seen by the driver and by amd-smi alike."""
     needs, count = facts.needs, facts.count
     if not needs.on_gpu:
         return skip("gpus", f"recipe {needs.recipe} runs on a CPU" + (f"; {count} AMD GPUs are here" if count else ""))
@@ -22,7 +22,6 @@ def gpus(facts: Facts) -> Result:
     short = [text for text in hiding if len(text.split("=")[1].split(",")) < needs.gpus]
     if short:
         return fail("gpus", f"{short[0]} hides GPUs, {needs.gpus} needed", f"unset {short[0].split('=')[0]}")
-    others = [f"{smi.tool} sees {len(smi.gpus)}" for smi in facts.tools if len(smi.gpus) != count]
     found = _names(facts)
     if count < needs.gpus:
         hidden = facts.pci_count - count
@@ -32,8 +31,12 @@ def gpus(facts: Facts) -> Result:
             f"{found}, {needs.gpus} needed{more}",
             "in a container pass all of /dev/dri; check ROCR_VISIBLE_DEVICES, and dmesg for a lost GPU",
         )
-    if others:
-        return warn("gpus", f"{found}, but {', '.join(others)}", "compare `amd-smi list` with dmesg; reload the driver")
+    if facts.amd_smi and len(facts.smi_gpus) != count:
+        return warn(
+            "gpus",
+            f"{found}, but amd-smi sees {len(facts.smi_gpus)}",
+            "compare `amd-smi list` with dmesg; reload the driver",
+        )
     return ok("gpus", found)
 
 
@@ -56,7 +59,7 @@ def _none(facts: Facts) -> tuple[str, str]:
 
 def _names(facts: Facts) -> str:
     model = facts.machine.gpu
-    names = [gpu.name for smi in facts.tools for gpu in smi.gpus if gpu.name]
+    names = [gpu.name for gpu in facts.smi_gpus if gpu.name]
     return f"{facts.count} x {names[0] if names else model.name.upper() if model else 'AMD GPU'}"
 
 
@@ -67,7 +70,7 @@ def arch(facts: Facts) -> Result:
         return skip("arch", "no GPU is needed" if not needs.on_gpu else "no GPU to look at")
     if not facts.archs:
         return warn(
-            "arch", "neither the kernel nor a tool names it", "install amd-smi (ROCm) and look at `amd-smi static`"
+            "arch", "neither the kernel nor amd-smi names it", "install amd-smi (ROCm) and look at `amd-smi static`"
         )
     found = summary(facts.archs)
     wrong = [value for value in facts.archs[: needs.gpus] if needs.arch and value not in needs.arch]
@@ -100,7 +103,7 @@ def hbm(facts: Facts) -> Result:
         return skip("hbm", "no GPU is needed" if not needs.on_gpu else "no GPU to look at")
     memory = facts.memory[: needs.gpus]
     if not memory:
-        return warn("hbm", "neither the kernel nor a tool tells how much is free", "install amd-smi (ROCm)")
+        return warn("hbm", "neither the kernel nor amd-smi tells how much is free", "install amd-smi (ROCm)")
     smallest, free = min(gpu.total for gpu in memory), min(gpu.total - gpu.used for gpu in memory)
     found = f"{free / GIB:.1f} of {smallest / GIB:.1f} GiB free on the fullest GPU"
     if smallest < needs.hbm * (1 - TOLERANCE):

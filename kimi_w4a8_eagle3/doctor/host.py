@@ -16,7 +16,7 @@ def rocm(facts: Facts) -> Result:
     """The ROCm user space: 7.2 is what the images that the recipes are for carry."""
     if not facts.needs.on_gpu:
         return skip("rocm", "not needed on a CPU")
-    text = facts.probe.read("opt/rocm/.info/version") or next((smi.rocm for smi in facts.tools if smi.rocm), None)
+    text = facts.probe.read("opt/rocm/.info/version") or (facts.amd_smi.rocm if facts.amd_smi else None)
     if text is None:
         return fail("rocm", "not installed", "use the ROCm SGLang image (see the Dockerfile), or install ROCm 7.2")
     try:
@@ -32,7 +32,7 @@ def driver(facts: Facts) -> Result:
     """The amdgpu kernel driver."""
     if not facts.needs.on_gpu:
         return skip("driver", "not needed on a CPU")
-    version = facts.probe.read("sys/module/amdgpu/version") or next((s.driver for s in facts.tools if s.driver), None)
+    version = facts.probe.read("sys/module/amdgpu/version") or (facts.amd_smi.driver if facts.amd_smi else None)
     if version:
         return ok("driver", f"amdgpu {version}")
     if not facts.pci_count:
@@ -53,26 +53,22 @@ def numa(facts: Facts) -> Result:
         return warn(
             "numa",
             "the firmware does not say which GPU is near which node",
-            "give the list with --set args.numa-node=..., see `rocm-smi --showtoponuma`",
+            "give the list with --set args.numa-node=..., see `amd-smi static --numa`",
         )
     found = "--numa-node " + " ".join(map(str, nodes))
     if needs.numa is not None and needs.numa != nodes:
         fixed = " ".join(map(str, needs.numa))
         return warn("numa", f"{found}, but the recipe has {fixed}", "set numa-node = auto in the recipe")
-    contradiction = [smi.tool for smi in facts.tools if _contradicts(facts, smi.tool, nodes)]
-    if contradiction:
-        return warn(
-            "numa", f"{found} by sysfs, {contradiction[0]} says otherwise", "check the BIOS; compare both lists"
-        )
+    if _contradicts(facts, nodes):
+        return warn("numa", f"{found} by sysfs, amd-smi says otherwise", "check the BIOS; compare both lists")
     if needs.environment.get("SGLANG_NUMA_BIND_V2") == "1" and not facts.probe.has_program("numactl"):
         return warn("numa", f"{found}, but numactl is missing and SGLang binds with it", "install the package numactl")
     return ok("numa", found)
 
 
-def _contradicts(facts: Facts, tool: str, nodes: list[int]) -> bool:
-    """Whether a tool puts a GPU, known by its PCI address, on another node than `nodes` does."""
-    smi = next(smi for smi in facts.tools if smi.tool == tool)
-    said = {gpu.pci: gpu.numa for gpu in smi.gpus if gpu.pci and gpu.numa is not None}
+def _contradicts(facts: Facts, nodes: list[int]) -> bool:
+    """Whether amd-smi puts a GPU, known by its PCI address, on another node than `nodes` does."""
+    said = {gpu.pci: gpu.numa for gpu in facts.smi_gpus if gpu.pci and gpu.numa is not None}
     pairs = zip(facts.machine.devices, nodes, strict=False)
     return any(said.get(device.pci, node) != node for device, node in pairs)
 

@@ -61,7 +61,7 @@ class Probe:
     root: Path = Path("/")
 
     def run(self, command: Sequence[str]) -> Output:
-        """The standard output of a command, whatever its exit status: rocm-smi warns by exiting with 2."""
+        """The standard output of a command, whatever its exit status."""
         program = shutil.which(command[0]) or shutil.which(command[0], path="/opt/rocm/bin")
         if program is None:
             return Output(missing=True)

@@ -1,18 +1,14 @@
-"""Read the answers of amd-smi and rocm-smi in the shapes that their releases print.
+"""Read the answers of amd-smi in the shapes that its releases print.
 
-amd-smi: a list of GPUs (ROCm 6) or `{"gpu_data": [...]}` (ROCm 7); values as `{"value": 1, "unit": "MB"}`, as numbers
-or as `"N/A"`. rocm-smi: `{"card0": {...}, "system": {...}}`, or CSV with a `device` column; key spelling varies.
-Both print warnings around the data. Whatever is absent becomes None, never a guess.
+A list of GPUs (ROCm 6) or `{"gpu_data": [...]}` (ROCm 7); values as `{"value": 1, "unit": "MB"}`, as numbers or as
+`"N/A"`; warnings around the data. Whatever is absent becomes None, never a guess.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 MIB = 1 << 20
@@ -20,7 +16,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class SmiGpu:
-    """One GPU as a tool describes it. Memory in bytes; `pci` as `0000:e5:00.0`."""
+    """One GPU as amd-smi describes it. Memory in bytes; `pci` as `0000:e5:00.0`."""
 
     pci: str | None = None
     name: str | None = None
@@ -32,9 +28,8 @@ class SmiGpu:
 
 @dataclass(frozen=True)
 class Smi:
-    """What one tool says; `gpus` is empty when it ran and saw none."""
+    """What amd-smi says; `gpus` is empty when it ran and saw none."""
 
-    tool: str
     gpus: tuple[SmiGpu, ...] = ()
     driver: str | None = None
     rocm: str | None = None
@@ -49,36 +44,7 @@ def parse_amd_smi(static: str, memory: str, version: str) -> Smi | None:
     gpus = tuple(_amd_gpu(entry, used.get(str(entry.get("gpu")))) for entry in entries)
     driver = next((text for entry in entries if (text := _text(_at(entry, "driver", "version")))), None)
     about = (_entries(_json(version)) or [{}])[0]
-    return Smi("amd-smi", gpus, driver or _text(about.get("amdgpu_version")), _text(about.get("rocm_version")))
-
-
-def parse_rocm_smi_json(text: str) -> Smi | None:
-    """From rocm-smi with --json."""
-    data = _json(text)
-    if not isinstance(data, dict):
-        return None
-    cards = sorted((name for name in data if re.fullmatch(r"card\d+", name)), key=lambda name: int(name[4:]))
-    rows = [data[name] for name in cards if isinstance(data[name], dict)]
-    system = data.get("system")
-    driver = _pick(system, "driver version") if isinstance(system, dict) else None
-    return Smi("rocm-smi", tuple(_rocm_gpu(row) for row in rows), driver)
-
-
-def parse_rocm_smi_csv(text: str) -> Smi | None:
-    """From rocm-smi with --csv; the tables of several options may follow each other."""
-    gpus: dict[str, SmiGpu] = {}
-    driver = None
-    for table in _tables(text):
-        for row in table:
-            device = row.get("device", "")
-            if device == "system":
-                driver = _pick(row, "driver version") or driver
-            elif re.fullmatch(r"card\d+", device):
-                found = {name: value for name, value in vars(_rocm_gpu(row)).items() if value is not None}
-                gpus[device] = replace(gpus.get(device, SmiGpu()), **found)
-    if not gpus and driver is None:
-        return None
-    return Smi("rocm-smi", tuple(gpus[name] for name in sorted(gpus, key=lambda name: int(name[4:]))), driver)
+    return Smi(gpus, driver or _text(about.get("amdgpu_version")), _text(about.get("rocm_version")))
 
 
 def _amd_gpu(entry: dict[str, Any], memory: Any) -> SmiGpu:
@@ -93,18 +59,6 @@ def _amd_gpu(entry: dict[str, Any], memory: Any) -> SmiGpu:
         total=next((size for value in sizes if (size := _mebibytes(value))), None),
         used=_mebibytes(memory.get("used_vram")),
         numa=_numa(_at(entry, "numa", "node")),
-    )
-
-
-def _rocm_gpu(row: dict[str, str]) -> SmiGpu:
-    names = [_pick(row, key) for key in ("card series", "device name", "card model")]
-    return SmiGpu(
-        pci=_lower(_pick(row, "pci bus")),
-        name=next((name for name in names if name and not name.startswith("0x")), None),
-        arch=_arch(_pick(row, "gfx version")),
-        total=_integer(_pick(row, "vram total memory (b)")),
-        used=_integer(_pick(row, "vram total used memory (b)")),
-        numa=_numa(_pick(row, "(topology) numa node")),
     )
 
 
@@ -125,27 +79,11 @@ def _entries(data: Any) -> list[dict[str, Any]] | None:
     return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else None
 
 
-def _tables(text: str) -> Iterable[list[dict[str, str]]]:
-    """CSV tables, each starting at a line that begins with `device`."""
-    blocks: list[list[str]] = []
-    for line in text.splitlines():
-        if line.lower().startswith("device,"):
-            blocks.append([line])
-        elif blocks and "," in line:
-            blocks[-1].append(line)
-    return [list(csv.DictReader(io.StringIO("\n".join(block)))) for block in blocks]
-
-
 def _at(entry: dict[str, Any], *keys: str) -> Any:
     value: Any = entry
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
-
-
-def _pick(row: dict[str, Any], key: str) -> str | None:
-    """A value by its key in any spelling of upper and lower case."""
-    return _text(next((value for name, value in row.items() if name and name.lower() == key), None))
 
 
 def _text(value: Any) -> str | None:
@@ -156,11 +94,6 @@ def _text(value: Any) -> str | None:
 def _lower(value: Any) -> str | None:
     """A PCI address as sysfs writes it."""
     return text.lower() if (text := _text(value)) else None
-
-
-def _integer(value: Any) -> int | None:
-    text = _text(value)
-    return int(float(text)) if text and re.fullmatch(r"-?\d+(\.\d+)?", text) else None
 
 
 def _mebibytes(value: Any) -> int | None:
@@ -174,8 +107,8 @@ def _mebibytes(value: Any) -> int | None:
 
 def _numa(value: Any) -> int | None:
     """A NUMA node; -1 means that the firmware did not say."""
-    number = _integer(value)
-    return number if number is not None and number >= 0 else None
+    text = _text(value)
+    return int(text) if text and re.fullmatch(r"\d+", text) else None
 
 
 def _arch(value: Any) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import httpx
 
@@ -38,13 +38,8 @@ class Counters:
 
     def since(self, earlier: Counters) -> Counters:
         """What was added after `earlier`. Raises KimiError when a counter went back: the server restarted."""
-        delta = Counters(
-            self.generation_tokens - earlier.generation_tokens,
-            self.prompt_tokens - earlier.prompt_tokens,
-            self.verify_calls - earlier.verify_calls,
-            self.requests - earlier.requests,
-        )
-        if min(delta.generation_tokens, delta.prompt_tokens, delta.verify_calls, delta.requests) < 0:
+        delta = Counters(*(after - before for after, before in zip(astuple(self), astuple(earlier), strict=True)))
+        if min(astuple(delta)) < 0:
             raise KimiError(
                 "a counter of the server went backwards during the measurement",
                 where="/metrics",
@@ -127,13 +122,19 @@ def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptan
 def acceptance_from_histograms(histograms: Iterable[Sequence[int]], num_draft_tokens: int) -> Acceptance | None:
     """Acceptance from per-request histograms (`spec_correct_drafts_histogram`: [k] = steps with k accepted drafts)."""
     depth = num_draft_tokens - 1
-    totals = [0] * (depth + 1)
-    for histogram in histograms:
-        for accepted, steps in enumerate(histogram):
-            totals[min(accepted, depth)] += steps
+    totals = sum_histograms(histograms, depth)
     steps = sum(totals)
     if steps == 0:
         return None
     accepted = sum(k * n for k, n in enumerate(totals))
     per_position = tuple(sum(totals[i:]) / steps for i in range(1, depth + 1))
     return Acceptance(1 + accepted / steps, accepted / (steps * depth), steps, per_position)
+
+
+def sum_histograms(histograms: Iterable[Sequence[int]], depth: int) -> list[int]:
+    """[k] = steps with k accepted drafts over all requests, 0..depth."""
+    totals = [0] * (depth + 1)
+    for histogram in histograms:
+        for accepted, steps in enumerate(histogram):
+            totals[min(accepted, depth)] += steps
+    return totals

@@ -77,7 +77,7 @@ class Replica:
         self.was_ready = False
         reason = "it was asked to end"
         try:
-            with self._engine() as server:
+            with engine(self.launch, self.log_path) as server:
                 self._server = server
                 try:
                     seconds = server.wait_ready(READY_TIMEOUT_S, on_wait=self._leave_if_asked)
@@ -111,11 +111,6 @@ class Replica:
         self._asked.set()
         if self._server is not None:
             self._server.stop(grace_s)
-
-    def _engine(self) -> EngineServer:
-        launch = self.launch
-        name = f"{launch.engine} ({launch.name})"
-        return EngineServer(launch.argv, launch.env, launch.host, launch.port, self.log_path, name)
 
     def _enter(self, phase: Phase, reason: str) -> None:
         self.state.enter(phase, reason)
@@ -191,6 +186,18 @@ class Replica:
         self._enter(Phase.DRAINING, f"running requests may take {self._drain_timeout_s:.0f} s")
         if not server.stop(self._drain_timeout_s):
             self._announce(self.label, "cut", f"requests ran longer than {self._drain_timeout_s:.0f} s")
+
+
+def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineServer:
+    """The engine process of a rendered recipe, not started."""
+    return EngineServer(
+        argv=launch.argv,
+        env=launch.env,
+        host=launch.host,
+        port=launch.port,
+        log_path=log_path,
+        name=name or f"{launch.engine} ({launch.name})",
+    )
 
 
 def with_weight_version(launch: Launch, weights: str | None) -> Launch:

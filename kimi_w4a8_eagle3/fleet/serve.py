@@ -18,7 +18,7 @@ from ..base.errors import KimiError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from ..base.signals import Terminated, signals_raise
 from ..engine.client import EngineClient
-from ..engine.process import EngineServer, require_free_port
+from ..engine.process import require_free_port
 from ..fetch.trusted_code import locate, require_trusted
 from ..ops.canary import CanaryWatch
 from ..ops.replica_state import FleetView, Phase, ReplicaState
@@ -26,7 +26,7 @@ from ..recipe.router_settings import RouterSettings
 from .events import EventLog
 from .identity import fingerprint
 from .registrar import Registrar
-from .replica import DRAIN_TIMEOUT_S, READY_TIMEOUT_S, Replica, with_weight_version
+from .replica import DRAIN_TIMEOUT_S, READY_TIMEOUT_S, Replica, engine, with_weight_version
 from .router import RouterEndpoint, router_endpoint
 from .supervisor import Fleet, RouterKeeper
 
@@ -68,18 +68,6 @@ class SingleServer:
     def live(self) -> tuple[bool, str]:
         """False when the engine is gone; one that stalls may come back, until the watchdog ends it."""
         return self.state.phase is not Phase.DOWN, self.state.reason
-
-
-def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineServer:
-    """The engine process of a rendered recipe, not started."""
-    return EngineServer(
-        argv=launch.argv,
-        env=launch.env,
-        host=launch.host,
-        port=launch.port,
-        log_path=log_path,
-        name=name or f"{launch.engine} ({launch.name})",
-    )
 
 
 def checked(launch: Launch) -> Launch:

@@ -1,24 +1,38 @@
-"""`kimi top`: reads an ops endpoint, or a bare SGLang server, again and again and shows what changed."""
+"""`kimi top`: reads an ops endpoint, or a bare SGLang server, again and again and shows what changed.
+
+A column for each replica, as many beside each other as the terminal is wide.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from ..base.errors import KimiError
 from ..base.prometheus import Reading
-from .overview import replica_rows, router_row
-from .top_view import SPARKS, Overview
+from .overview import Latency, ReplicaRow, RouterRow, replica_rows, router_row
 
 SPAN_S = 60.0  # latencies and acceptance are over at most this long
 _TIMEOUT_S = 10.0
+_LEVELS = "▁▂▃▄▅▆▇█"
+_STYLES = {"ready": "green", "starting": "cyan", "checking": "cyan", "draining": "yellow"}
+_NAME_WIDTH, _COLUMN_WIDTH = 24, 22
+_SPARKS = _COLUMN_WIDTH - 2  # intervals in the picture of the throughput
+_BAR_WIDTH = 8
+_LEGEND = (
+    "Latencies are interpolated in the server's histogram buckets: none is finer than 100 ms for TTFT. "
+    "An accept length in brackets is the canary's."
+)
 
 
 class Top:
@@ -28,7 +42,7 @@ class Top:
         self.base_url = base_url
         self._http = http
         self._history: deque[Reading] = deque()
-        self._throughput: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SPARKS))
+        self._throughput: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_SPARKS))
         self._notes: Sequence[str] = ()
 
     def update(self) -> None:
@@ -40,7 +54,7 @@ class Top:
         for row in replica_rows(self._history):
             if row.tokens_out is not None:
                 self._throughput[row.name].append(row.tokens_out)
-        self._notes = _reasons(self._status())
+        self._notes = self._reasons()
 
     def view(self, problem: str = "") -> RenderableType:
         """The screen; `problem` says why the last update failed."""
@@ -67,13 +81,14 @@ class Top:
             raise KimiError("no metrics of an engine in the answer", where=url, remedy=remedy)
         return reading
 
-    def _status(self) -> Any:
-        """The endpoint's /status; None on a bare SGLang server, which has none."""
+    def _reasons(self) -> Sequence[str]:
+        """Why replicas are not ready, in the supervisor's words; a bare SGLang server has no /status."""
         try:
-            response = self._http.get(f"{self.base_url}/status")
-            return response.json() if response.status_code == 200 else None
+            status = self._http.get(f"{self.base_url}/status").json()
         except (httpx.HTTPError, ValueError):
-            return None
+            return []
+        replicas = status.get("replicas", []) if isinstance(status, dict) else []
+        return [f"replica {r['name']}: {r['phase']}, {r['reason']}" for r in replicas if not r.get("ready")]
 
 
 def base_url_of(text: str) -> str:
@@ -98,18 +113,13 @@ def run(url: str, interval_s: float, once: bool, console: Console | None = None)
         top.update()
         time.sleep(interval_s)
         top.update()
-        if once:
-            console.print(top.view())
-        elif console.is_terminal:
-            with Live(top.view(), console=console, screen=True, auto_refresh=False) as live:
-                while True:
-                    time.sleep(interval_s)
-                    live.update(_updated(top), refresh=True)
-        else:
-            console.print(top.view())
-            while True:
+        on_screen = console.is_terminal and not once
+        with Live(console=console, screen=True, auto_refresh=False) if on_screen else nullcontext() as live:
+            show = (lambda view: live.update(view, refresh=True)) if live else console.print
+            show(top.view())
+            while not once:
                 time.sleep(interval_s)
-                console.print(_updated(top))
+                show(_updated(top))
 
 
 def _updated(top: Top) -> RenderableType:
@@ -121,9 +131,92 @@ def _updated(top: Top) -> RenderableType:
     return top.view()
 
 
-def _reasons(status: Any) -> Sequence[str]:
-    """Why replicas are not ready, in the supervisor's words."""
-    if not isinstance(status, dict):
-        return []
-    replicas = [replica for replica in status.get("replicas", []) if not replica.get("ready")]
-    return [f"replica {replica['name']}: {replica['phase']}, {replica['reason']}" for replica in replicas]
+@dataclass(frozen=True)
+class Overview:
+    """The whole screen. throughput: output tokens/s of the last intervals by replica. notes: one line each."""
+
+    title: str
+    rows: Sequence[ReplicaRow]
+    router: RouterRow | None
+    throughput: Mapping[str, Sequence[float]]
+    notes: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.title, style="bold")
+        side_by_side = max((options.max_width - _NAME_WIDTH) // _COLUMN_WIDTH, 1)
+        for start in range(0, len(self.rows), side_by_side):
+            yield self._table(self.rows[start : start + side_by_side])
+        if self.router is not None:
+            yield _router_line(self.router)
+        for note in self.notes:
+            yield Text(note, style="yellow")
+        yield Text(_LEGEND, style="dim")
+
+    def _table(self, rows: Sequence[ReplicaRow]) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("replica", width=_NAME_WIDTH - 2)
+        for row in rows:
+            table.add_column(row.name or "-", width=_COLUMN_WIDTH - 2, justify="right", no_wrap=True)
+        columns = [dict(_cells(row, self.throughput.get(row.name, ()))) for row in rows]
+        for name in columns[0]:
+            table.add_row(name, *(column[name] for column in columns))
+        return table
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Values as bars between zero and the largest; empty for none."""
+    top = max(values, default=0.0) or 1.0
+    return "".join(_LEVELS[round(value / top * (len(_LEVELS) - 1))] for value in values)
+
+
+def _cells(row: ReplicaRow, throughput: Sequence[float]) -> Iterator[tuple[str, str | Text]]:
+    yield "phase", Text(row.phase or "-", style=_STYLES.get(row.phase, "bold red" if row.phase else ""))
+    yield "running / queued", f"{_number(row.running)} / {_number(row.queued)}"
+    yield "KV pool in use", _kv(row.kv_used)
+    yield "output tok/s", _number(row.tokens_out)
+    yield "", sparkline(list(throughput)[-_SPARKS:])
+    yield "input tok/s", _number(row.tokens_in)
+    yield "TTFT P50 / P99, ms", _latency(row.ttft)
+    yield "TPOT P50 / P99, ms", _latency(row.tpot)
+    canary = "-" if row.canary_length is None else f"({row.canary_length:.2f})"
+    yield "accept length", canary if row.accept_length is None else f"{row.accept_length:.2f}"
+    yield (
+        "accepted at 1 / 2 / 3",
+        " / ".join(f"{100 * share:.0f}" for share in row.accept_rates) + " %" if row.accept_rates else "-",
+    )
+    yield "KV head-room, tokens", _number(row.headroom)
+    yield "MoE backend", ", ".join(row.moe_backends) or "-"
+    yield "restarts / stalls", _red(f"{_number(row.restarts)} / {_number(row.stalls)}", bool(row.stalls))
+
+
+def _router_line(router: RouterRow) -> Text:
+    return Text.assemble(
+        f"router: {router.requests:.1f} requests/s, ",
+        _red(f"{router.server_errors:.2f} errors/s (5xx)", router.server_errors > 0),
+        f", {router.client_errors:.2f} refused/s (4xx), ",
+        _red(f"{router.healthy:.0f} of {router.workers:.0f} workers healthy", router.healthy < max(router.workers, 1)),
+    )
+
+
+def _red(text: str, alarming: bool) -> Text:
+    return Text(text, style="bold red" if alarming else "")
+
+
+def _kv(share: float | None) -> str | Text:
+    if share is None:
+        return "-"
+    filled = round(min(share, 1.0) * _BAR_WIDTH)
+    style = "red" if share > 0.95 else "yellow" if share > 0.85 else "green"
+    bar = Text("━" * filled, style=style).append("╌" * (_BAR_WIDTH - filled), style="dim")
+    return bar.append(f" {100 * share:5.1f} %", style="default")
+
+
+def _latency(latency: Latency | None) -> str:
+    if latency is None:
+        return "-"
+    digits = 0 if latency.p99 >= 0.1 else 1
+    return f"{1000 * latency.p50:,.{digits}f} / {1000 * latency.p99:,.{digits}f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"

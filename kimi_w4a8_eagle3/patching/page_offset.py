@@ -46,17 +46,6 @@ def page_offset_regime(root: Path | None = None) -> Regime | None:
     return "silent" if state is State.ORIGINAL else None
 
 
-def page_offset_is_64bit(root: Path | None = None) -> bool | None:
-    """Whether page offsets of the installed batch-prefill FMHA are 64 bits wide, so that the guard's limit is lifted.
-
-    True: the kernel loads through 64-bit addresses as soon as a pool exceeds int32. False: its offsets have 32 bits,
-    and the limit (pages - 1) * stride <= 2^31 - 1 elements holds. None: not installed or not recognised; treat it as
-    False. `root` as in `page_offset_regime`.
-    """
-    regime = page_offset_regime(root)
-    return None if regime is None else regime == "fixed"
-
-
 def _source(root: Path, name: str) -> bytes | None:
     path = first_file(root, tuple(f"{tree}/{name}" for tree in _TREES))
     return path.read_bytes() if path else None

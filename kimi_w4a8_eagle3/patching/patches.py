@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..base.errors import KimiError
 from ..base.names import nearest
 from ..base.resources import operator_dir
+from ..base.toml import tomllib
 from .cpp_edits import CheckedPageOffset, SmallPagesLoadGlobally
 from .edit_state import Edit
 from .python_edits import ParameterDefault
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class _Strict(BaseModel):

@@ -1,8 +1,8 @@
-"""INT4 words as AMD Quark stores them: unpack, pack, slice for tensor parallelism, fold the two scales.
+"""INT4 words as AMD Quark stores them: unpack, fold the two scales.
 
 Eight two's complement nibbles share an int32. With nibble 0 the lowest four bits, `pack_method: reorder` keeps
 element k of every group of eight in nibble (0, 4, 1, 5, 2, 6, 3, 7)[k]. Two delta swaps turn that order into the
-natural one (nibble k = element k) and back, so no table and no loop over elements or experts is needed.
+natural one (nibble k = element k), so no table and no loop over elements or experts is needed.
 """
 
 from __future__ import annotations
@@ -26,36 +26,18 @@ def unpack_reorder(words: torch.Tensor) -> torch.Tensor:
 
     words: int32 [..., K/8]. Returns int8 [..., K], values in [-8, 7].
     """
-    _require_dtype(words, torch.int32, "packed INT4 words")
+    if words.dtype != torch.int32:
+        raise KimiError(f"packed INT4 words have dtype {words.dtype}", expected=str(torch.int32))
     flat = words.contiguous().view(-1)
     values = torch.empty(flat.numel(), 4, dtype=torch.int16, device=words.device)  # two values an element
     for part in _chunks(flat.numel(), words.device):
-        natural = _delta_swap(flat[part] ^ _SIGN_BITS, _DELTA_SWAPS)
+        natural = _natural_order(flat[part] ^ _SIGN_BITS)
         pairs = values[part]
         pairs.copy_(natural.view(torch.uint8).view(-1, 4))
         pairs |= pairs << 4
         pairs &= 0x0F0F
         pairs.view(torch.int8).sub_(8)
     return values.view(torch.int8).view(*words.shape[:-1], words.shape[-1] * NIBBLES_PER_WORD)
-
-
-def pack_reorder(values: torch.Tensor) -> torch.Tensor:
-    """The inverse of `unpack_reorder`.
-
-    values: int8 [..., K], K a multiple of 8, values in [-8, 7] (higher bits are dropped). Returns int32 [..., K/8].
-    """
-    _require_dtype(values, torch.int8, "INT4 values")
-    columns = values.shape[-1]
-    if columns % NIBBLES_PER_WORD:
-        raise KimiError(f"{columns} columns cannot be packed", expected="a multiple of 8 (eight INT4 values a word)")
-    pairs = values.contiguous().view(torch.int16).view(-1, 4)
-    words = torch.empty(pairs.shape[0], dtype=torch.int32, device=values.device)
-    for part in _chunks(pairs.shape[0], values.device):
-        low = pairs[part] & 0x0F0F
-        low |= low >> 4
-        natural = low.to(torch.uint8).view(torch.int32).view(-1)  # the conversion keeps the low byte
-        words[part] = _delta_swap(natural, _DELTA_SWAPS[::-1])
-    return words.view(*values.shape[:-1], columns // NIBBLES_PER_WORD)
 
 
 def fold_scales(weight_scale: torch.Tensor, weight_scale_2: torch.Tensor) -> torch.Tensor:
@@ -77,44 +59,9 @@ def fold_scales(weight_scale: torch.Tensor, weight_scale_2: torch.Tensor) -> tor
     return (rows_per_projection * weight_scale.float().reshape(-1, 1)).view(weight_scale_2.shape)
 
 
-def slice_rows(tensor: torch.Tensor, rank: int, tp: int, dim: int = -2, parts: int = 1) -> torch.Tensor:
-    """This rank's output rows (gate/up).
-
-    tensor: [..., N, K/8] with dim=-2, or scales [..., N] with dim=-1. parts=2: `dim` holds gate and then up, and each
-    is sliced by itself. Returns a view for parts=1, a copy otherwise. Raises KimiError when tp does not divide N.
-    """
-    rows = tensor.shape[dim]
-    _require_rank(rank, tp)
-    if rows % (parts * tp):
-        raise KimiError(
-            f"{rows // parts} rows of gate/up cannot be split over {tp} ranks",
-            expected="a tensor-parallel size that divides the MoE intermediate size",
-        )
-    dim = dim % tensor.dim()
-    pieces = tensor.unflatten(dim, (parts, tp, rows // parts // tp))
-    return pieces.select(dim + 1, rank).flatten(dim, dim + 1)
-
-
-def slice_packed_columns(words: torch.Tensor, rank: int, tp: int) -> torch.Tensor:
-    """This rank's input columns (down) of packed words [..., K/8], a view [..., K/8/tp].
-
-    Raises KimiError when tp does not divide K or a rank's slice would begin inside a word.
-    """
-    _require_rank(rank, tp)
-    width, rest = divmod(words.shape[-1], tp)
-    if rest:
-        columns = words.shape[-1] * NIBBLES_PER_WORD
-        raise KimiError(
-            f"{columns} columns of down cannot be split over {tp} ranks",
-            expected=f"{columns}/{tp} to be a multiple of 8, so that no packed word is cut",
-            remedy="choose a smaller tensor-parallel size",
-        )
-    return words.narrow(-1, rank * width, width)
-
-
-def _delta_swap(words: torch.Tensor, swaps: tuple[tuple[int, int], ...]) -> torch.Tensor:
+def _natural_order(words: torch.Tensor) -> torch.Tensor:
     """Exchange the masked bits of each int32 word with the bits `distance` above them, in place."""
-    for distance, mask in swaps:
+    for distance, mask in _DELTA_SWAPS:
         moved = words >> distance
         moved ^= words
         moved &= mask
@@ -127,13 +74,3 @@ def _delta_swap(words: torch.Tensor, swaps: tuple[tuple[int, int], ...]) -> torc
 def _chunks(words: int, device: torch.device) -> list[slice]:
     step = _CHUNK_WORDS.get(device.type, _GPU_CHUNK_WORDS)
     return [slice(start, min(start + step, words)) for start in range(0, words, step)]
-
-
-def _require_dtype(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> None:
-    if tensor.dtype != dtype:
-        raise KimiError(f"{what} have dtype {tensor.dtype}", expected=str(dtype))
-
-
-def _require_rank(rank: int, tp: int) -> None:
-    if tp < 1 or not 0 <= rank < tp:
-        raise KimiError(f"rank {rank} does not exist at tensor-parallel size {tp}", expected="0 <= rank < tp")

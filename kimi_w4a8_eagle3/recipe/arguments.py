@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..base.errors import KimiError
+from ..base.toml import tomllib
 from .schema import ArgValue
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Args = dict[str, ArgValue]
 

@@ -7,7 +7,6 @@ command.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,12 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from ..base.errors import KimiError
 from ..base.names import nearest
 from ..base.resources import operator_dir
+from ..base.toml import tomllib
 from .router_settings import RouterSettings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ArgValue = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, bool | int | float | str]
 MAX_EXTENDS = 8

@@ -9,9 +9,9 @@ import numpy as np
 from ..bench import published
 from ..bench.runs import Cell, Groups, Run
 from ..bench.statistics import METRICS, Interval, Metric
-from ..bench.vllm_command import SHORTEST, TOKENS
 
 _MI355X = "gfx950"
+_MI355X_LENGTHS = ("random", 1024, 1024, 0.8, True)  # of the published sweep: dataset, input, output, shortest, chat
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _per_gpu(cell: Cell) -> PerGpu | None:
     measured = float(np.median([each.load.output_throughput for each in cell.measurements])) / gpus
     value, verdict = None, "no published figure for this"
     lengths = (work.dataset, work.input_len, work.output_len, work.range_ratio, work.chat_template)
-    if lengths == ("random", TOKENS, TOKENS, SHORTEST, True):
+    if lengths == _MI355X_LENGTHS:
         value = published.per_gpu(cell.side).get(cell.concurrency)
     if value is not None:
         verdict = why_not_comparable(cell.run, gpus, _MI355X, "not MI355X") or ""

@@ -19,45 +19,13 @@ Split = Literal["train", "held_out"]
 HELD_OUT_SHARE = 20  # one question in twenty
 
 NAMES = [
-    "Mia",
-    "Leo",
-    "Ana",
-    "Tom",
-    "Zoe",
-    "Ben",
-    "Eva",
-    "Sam",
-    "Ida",
-    "Max",
-    "Lily",
-    "Noah",
-    "Ruth",
-    "Omar",
-    "Kim",
-    "Jack",
-    "Nina",
-    "Paul",
-    "Rosa",
-    "Dan",
-]
+    "Mia", "Leo", "Ana", "Tom", "Zoe", "Ben", "Eva", "Sam", "Ida", "Max",
+    "Lily", "Noah", "Ruth", "Omar", "Kim", "Jack", "Nina", "Paul", "Rosa", "Dan",
+]  # fmt: skip
 ITEMS = [
-    "apples",
-    "pens",
-    "books",
-    "cards",
-    "shells",
-    "coins",
-    "stamps",
-    "plums",
-    "marbles",
-    "eggs",
-    "cups",
-    "roses",
-    "balls",
-    "toys",
-    "pears",
-    "kites",
-]
+    "apples", "pens", "books", "cards", "shells", "coins", "stamps", "plums",
+    "marbles", "eggs", "cups", "roses", "balls", "toys", "pears", "kites",
+]  # fmt: skip
 PLACES = ["boxes", "bags", "baskets", "jars", "rows", "shelves", "trays", "tables"]
 GOODS = ["cake", "book", "lamp", "ball", "hat", "pen", "cup", "kite", "toy", "bag"]
 DAYS = ["Monday", "Tuesday", "Friday", "Sunday"]

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
 from kimi_w4a8_eagle3.tiny import DRAFT, METRICS, TARGET, TARGET_BF16, WEIGHTS
-from kimi_w4a8_eagle3.tiny.tokenizer import train_tokenizer
 
 from .checkpoint import load_target, save_draft, save_target
 from .config import DraftConfig, TargetConfig
 from .data import corpus
 from .evaluate import Evaluation, evaluate
+from .tokenizer import train_tokenizer
 from .train_draft import DraftTraining, draft_steps, on_policy, train_draft
 from .train_target import TargetTraining, train_target
 

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
-from kimi_w4a8_eagle3.tiny.tokenizer import save_tokenizer
 
 from .config import DraftConfig, TargetConfig, draft_config_json, generation_config_json, target_config_json
 from .draft import Draft
 from .experts import Experts, Int4Weights
 from .model import Target
+from .tokenizer import save_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kimi_w4a8_eagle3.tiny.tokenizer import BOS_ID, EOS_ID, IM_END_ID, PAD_ID
+from .tokenizer import BOS_ID, EOS_ID, IM_END_ID, PAD_ID
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from kimi_w4a8_eagle3.tiny.problems import problems
-from kimi_w4a8_eagle3.tiny.tokenizer import load_tokenizer
 
 from .acceptance import acceptance
 from .checkpoint import load_draft, load_target
 from .generate import answer_all, exact_match
+from .tokenizer import load_tokenizer
 from .train_draft import Dialogue
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from kimi_w4a8_eagle3.tiny.problems import Problem, parse_answer
-from kimi_w4a8_eagle3.tiny.tokenizer import IM_END_ID, PAD_ID, chat_text
+from kimi_w4a8_eagle3.tiny.tokenizer import chat_text
 
 from .model import Cache, Target
+from .tokenizer import IM_END_ID, PAD_ID
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -5,10 +5,10 @@ import math
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.packing import pack_reorder
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, exact_matmul, quantize_rows
-from kimi_w4a8_eagle3.quark.packing import pack_reorder
 
 # Why an element may differ from the loop, and by how much.
 BFLOAT16 = 2**-8  # the output's rounding: half a unit in the last of bfloat16's 8 bits

@@ -13,10 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.packing import pack_reorder, slice_packed_columns, slice_rows
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, exact_matmul, quantize_rows
-from kimi_w4a8_eagle3.quark.packing import pack_reorder, slice_packed_columns, slice_rows, unpack_reorder
+from kimi_w4a8_eagle3.quark.packing import unpack_reorder
 
 SIZES = [1, 2, 4]
 

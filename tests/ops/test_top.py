@@ -19,8 +19,7 @@ from kimi_w4a8_eagle3.ops.exposition import Source, merge, render
 from kimi_w4a8_eagle3.ops.fleet_metrics import fleet_families
 from kimi_w4a8_eagle3.ops.overview import Latency, replica_rows, router_row
 from kimi_w4a8_eagle3.ops.replica_state import Phase
-from kimi_w4a8_eagle3.ops.top import base_url_of, run
-from kimi_w4a8_eagle3.ops.top_view import Overview, sparkline
+from kimi_w4a8_eagle3.ops.top import Overview, base_url_of, run, sparkline
 
 
 class Engine:

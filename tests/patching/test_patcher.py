@@ -11,7 +11,7 @@ from patch_trees import MHA, snapshot
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.patching import ledger, patcher
-from kimi_w4a8_eagle3.patching.page_offset import page_offset_is_64bit, page_offset_regime
+from kimi_w4a8_eagle3.patching.page_offset import page_offset_regime
 from kimi_w4a8_eagle3.patching.patcher import Status
 from kimi_w4a8_eagle3.patching.patches import Patch, load_manifest, select
 
@@ -165,31 +165,31 @@ def test_the_check_stands_in_only_for_trees_without_the_64_bit_path(aiter_tree: 
 
 
 def test_page_offset_regimes(aiter_tree: Path, tmp_path: Path) -> None:
-    assert (page_offset_regime(aiter_tree), page_offset_is_64bit(aiter_tree)) == ("fixed", True)
+    assert page_offset_regime(aiter_tree) == "fixed"
     patcher.apply(WIDE, aiter_tree)
-    assert page_offset_is_64bit(aiter_tree) is True
+    assert page_offset_regime(aiter_tree) == "fixed"
     patcher.revert(WIDE, aiter_tree)
 
     kernel = aiter_tree / CK / "include/ck_tile/ops/fmha/kernel/fmha_batch_prefill_kernel.hpp"
     forward = aiter_tree / CK / "example/ck_tile/01_fmha/fmha_fwd.hpp"
     forward.write_text("#pragma once\n")
-    assert (page_offset_regime(aiter_tree), page_offset_is_64bit(aiter_tree)) == ("silent", False)
+    assert page_offset_regime(aiter_tree) == "silent"
     patcher.apply(CHECK, aiter_tree)
-    assert (page_offset_regime(aiter_tree), page_offset_is_64bit(aiter_tree)) == ("abort", False)
+    assert page_offset_regime(aiter_tree) == "abort"
     patcher.revert(CHECK, aiter_tree)
     text = kernel.read_text().replace("return ", "assert((num_total_pages - 1) * batch_stride_k < 9); return ")
     kernel.write_text(text)
     assert page_offset_regime(aiter_tree) == "abort"
 
     kernel.write_text("struct SomethingElse {};\n")
-    assert page_offset_is_64bit(aiter_tree) is None
-    assert page_offset_is_64bit(tmp_path) is None
+    assert page_offset_regime(aiter_tree) is None
+    assert page_offset_regime(tmp_path) is None
 
 
 def test_a_64_bit_choice_without_the_load_path_is_not_trusted(aiter_tree: Path) -> None:
     pipeline = next((aiter_tree / CK).rglob("block_fmha_batch_prefill_pipeline_*.hpp"))
     pipeline.write_text("#pragma once\n")
-    assert page_offset_is_64bit(aiter_tree) is None
+    assert page_offset_regime(aiter_tree) is None
 
 
 def test_an_absent_package(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from safetensors.torch import save_file
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from kimi_w4a8_eagle3.tiny.tokenizer import chat_text, load_tokenizer
+from kimi_w4a8_eagle3.tiny.tokenizer import chat_text
 from proof.tiny.checkpoint import PREFIX, load_draft, load_target, read_tensors, save_target
 from proof.tiny.config import DraftConfig, TargetConfig, draft_config_json, target_config_json, text_config_json
 from proof.tiny.evaluate import MAX_WEIGHT_BYTES, Evaluation, weight_bytes
 from proof.tiny.generate import greedy
+from proof.tiny.tokenizer import load_tokenizer
 
 C = TargetConfig()
 HEADS = C.heads * (C.nope + C.rope)

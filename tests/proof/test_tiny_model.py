@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_w4a8_eagle3.tiny.problems import problems
-from kimi_w4a8_eagle3.tiny.tokenizer import IM_END_ID, load_tokenizer
 from proof.tiny.acceptance import acceptance
 from proof.tiny.config import DraftConfig, TargetConfig
 from proof.tiny.data import batches, document
@@ -18,6 +17,7 @@ from proof.tiny.experts import Experts, fake_int4, w4a8_linear
 from proof.tiny.generate import greedy
 from proof.tiny.model import Target, initialise
 from proof.tiny.optim import orthogonalise, schedule
+from proof.tiny.tokenizer import IM_END_ID, load_tokenizer
 from proof.tiny.train_draft import Dialogue, captured_states
 from proof.tiny.train_target import TargetTraining, train_target
 

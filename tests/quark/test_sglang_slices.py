@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, read_shards
+from support.packing import slice_packed_columns, slice_rows
 
-from kimi_w4a8_eagle3.quark.packing import fold_scales, slice_packed_columns, slice_rows
+from kimi_w4a8_eagle3.quark.packing import fold_scales
 
 LAYER = "language_model.model.layers.1.mlp.experts"
 SHARD_IDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}

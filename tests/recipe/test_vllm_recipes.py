@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.bench import published
-from kimi_w4a8_eagle3.bench.vllm_command import CONCURRENCIES, bench_command, length_range
+from kimi_w4a8_eagle3.bench import published, vllm_load
+from kimi_w4a8_eagle3.bench.subject import Subject
+from kimi_w4a8_eagle3.bench.vllm_load import length_range
+from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, recipe_names, render
@@ -44,6 +47,16 @@ PUBLISHED_ENV = {
 
 def launch_of(name: str, *settings: str, extra: tuple[str, ...] = ()) -> Launch:
     return render(load_recipe(name), settings, extra, machine=Machine())
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Iterator[dict[int, list[str]]]:
+    """The command of `kimi bench mi355x-1k1k --generator vllm` for each concurrency."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_load, "program", lambda: "vllm")
+        subject = Subject("http://127.0.0.1:9000", FP8, "m", "m", "t", "0", None, None)
+        points = load_workload("mi355x-1k1k").points()
+        yield {p.concurrency: vllm_load.command(subject, p, Path("unused"), Path("out.json")) for p in points}
 
 
 def options(argv: list[str]) -> dict[str, list[str]]:
@@ -96,8 +109,12 @@ def test_minimax_is_expert_parallel_with_three_draft_tokens() -> None:
 def test_every_option_is_one_that_vllm_knows(name: str) -> None:
     launch = launch_of(name, "options.all_reduce=rccl", f"model.revision={'a' * 40}")
     check(options(launch.argv[3:]), TABLE["serve"])
-    for concurrency in CONCURRENCIES:
-        check(options(bench_command(launch, concurrency)[3:]), TABLE["bench serve"])
+
+
+def test_every_option_of_the_sweep_is_one_that_vllm_knows(sweep: dict[int, list[str]]) -> None:
+    assert list(sweep) == [4, 8, 16, 32, 64]
+    for command in sweep.values():
+        check(options(command[3:]), TABLE["bench serve"])
 
 
 def check(found: dict[str, list[str]], known: dict[str, Any]) -> None:
@@ -114,12 +131,12 @@ def check(found: dict[str, list[str]], known: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def parsed() -> dict[str, dict]:
+def parsed(sweep: dict[int, list[str]]) -> dict[str, dict]:
     if not COMPAT.is_dir():
         pytest.skip(f"vLLM {TABLE['release']} is not in {COMPAT} (docs/mi355x.md tells how); its option table was used")
     commands = {name: launch_of(name).argv for name in NAMES}
-    commands |= {f"bench {name}": bench_command(launch_of(name), 16, seed=3) for name in NAMES}
-    commands["published bench"] = [*bench_command(launch_of(FP8), 4), "--use-chat-template"]  # as printed
+    commands["bench"] = sweep[16]
+    commands["published bench"] = [*sweep[4], "--use-chat-template"]  # as printed
     commands["misspelt"] = [*launch_of(FP8).argv, "--max-modl-len", "1"]
     environment = {**os.environ, "PYTHONPATH": str(COMPAT), "OMP_NUM_THREADS": "1", "VLLM_PLUGINS": ""}
     done = subprocess.run(
@@ -135,7 +152,7 @@ def parsed() -> dict[str, dict]:
 
 
 def test_vllms_own_parser_accepts_every_command(parsed: dict[str, dict]) -> None:
-    for name in [*NAMES, *(f"bench {name}" for name in NAMES)]:
+    for name in [*NAMES, "bench"]:
         assert parsed[name].get("unknown") == [], (name, parsed[name])
     values = parsed[FP8]["values"]
     assert values["model_tag"] == "'amd/Kimi-K2.5-MXFP4'" and values["enable_prefix_caching"] == "False"
@@ -154,12 +171,12 @@ def test_the_sweep_asks_for_lengths_that_fit_the_model_length() -> None:
     assert 2 * high < 2248
 
 
-def test_bench_counts_follow_the_concurrency() -> None:
-    found = options(bench_command(launch_of(FP8, "port=9000"), 32))
+def test_bench_counts_follow_the_concurrency(sweep: dict[int, list[str]]) -> None:
+    found = options(sweep[32])
     assert found["num-prompts"] == ["320"] and found["num-warmups"] == ["64"] and found["max-concurrency"] == ["32"]
-    assert found["base-url"] == ["http://127.0.0.1:9000"] and found["model"] == ["amd/Kimi-K2.5-MXFP4"]
-    with pytest.raises(KimiError, match="serves with sglang"):
-        bench_command(launch_of("eagle3"), 4)
+    assert found["base-url"] == ["http://127.0.0.1:9000"] and found["model"] == ["m"]
+    assert (found["random-input-len"], found["random-range-ratio"]) == (["922"], ["0.1106"])
+    assert found["backend"] == ["openai-chat"] and found["ignore-eos"] == [] and found["request-rate"] == ["inf"]
 
 
 def test_published_figures_give_the_published_speedups() -> None:

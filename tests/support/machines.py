@@ -150,7 +150,6 @@ TOOLS = {
     "amd-smi static": smi_texts.newer(smi_texts.amd_static()),
     "amd-smi metric": smi_texts.newer(smi_texts.amd_memory()),
     "amd-smi version": smi_texts.older(smi_texts.amd_version()),
-    "rocm-smi --json": smi_texts.rocm_json(),
 }
 PACKAGES = {"sglang": "0.5.23", "torch": "2.11.0+git1234", "amd-aiter": "0.1.14", "flydsl": "0.4.2"}
 

@@ -1,4 +1,4 @@
-"""What amd-smi and rocm-smi print for eight GPUs, in the shapes of their releases, with numbers of our own."""
+"""What amd-smi prints for eight GPUs, in the shapes of its releases, with numbers of our own."""
 
 from __future__ import annotations
 
@@ -82,46 +82,3 @@ def oldest_static() -> str:
         entry["numa"] = {"node": "N/A", "affinity": -1}
         entry["driver"] = {"driver_name": "amdgpu", "version": "N/A"}
     return json.dumps(entries)
-
-
-def rocm_rows(numa: list[int] | None = None, lower: bool = False) -> dict[str, dict[str, str]]:
-    """The rows of rocm-smi by card; `lower` is the older spelling."""
-    rows = {
-        f"card{index}": {
-            "Card series" if lower else "Card Series": "AMD Instinct MI325X",
-            "Card model" if lower else "Card Model": "0x74a5",
-            "Card vendor" if lower else "Card Vendor": "Advanced Micro Devices, Inc. [AMD/ATI]",
-            "GFX Version": "gfx942",
-            "PCI Bus": pci.upper(),
-            "VRAM Total Memory (B)": str(TOTAL_MIB << 20),
-            "VRAM Total Used Memory (B)": str(USED_MIB << 20),
-            "(Topology) Numa Node": str(index // 4 if numa is None else numa[index]),
-            "(Topology) Numa Affinity": str(index // 4),
-        }
-        for index, pci in enumerate(PCI)
-    }
-    return rows | {"system": {"Driver version": "6.16.6"}}
-
-
-def rocm_json(**options: Any) -> str:
-    return (
-        "\nWARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status\n\n"
-        + json.dumps(rocm_rows(**options))
-    )
-
-
-def rocm_csv() -> str:
-    """Two tables, as several options give; the vendor's name has a comma and is quoted."""
-    rows = {name: row for name, row in rocm_rows().items() if name != "system"}
-    first = ["Card Series", "Card Vendor", "GFX Version"]
-    second = ["PCI Bus", "VRAM Total Memory (B)", "VRAM Total Used Memory (B)", "(Topology) Numa Node"]
-
-    def table(columns: list[str]) -> str:
-        lines = [",".join(["device", *columns])]
-        lines += [
-            ",".join([name, *(f'"{row[c]}"' if "," in row[c] else row[c] for c in columns)])
-            for name, row in rows.items()
-        ]
-        return "\n".join(lines)
-
-    return f"{table(first)}\n\n{table(second)}\n\ndevice,Driver version\nsystem,6.16.6\n"

@@ -5,16 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.tiny.tokenizer import (
+from kimi_w4a8_eagle3.tiny.tokenizer import chat_text
+from proof.tiny.build import CORPUS_DOCUMENTS, CORPUS_SEED
+from proof.tiny.data import corpus
+from proof.tiny.tokenizer import (
     CHAT_TEMPLATE,
     IM_END_ID,
     SPECIAL_TOKENS,
-    chat_text,
     load_tokenizer,
     train_tokenizer,
 )
-from proof.tiny.build import CORPUS_DOCUMENTS, CORPUS_SEED
-from proof.tiny.data import corpus
 
 TOKENIZER = load_tokenizer(tiny.target_path())
 

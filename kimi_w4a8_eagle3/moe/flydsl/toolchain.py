@@ -1,4 +1,4 @@
-"""Compile FlyDSL kernels to gfx942 without a GPU, and keep the machine code.
+"""Compile FlyDSL kernels to gfx942 without a GPU.
 
 FlyDSL links with `$ROCM_PATH/llvm/bin/ld.lld`. The linker of the package `ziglang` (extra `kernels`) comes first, so
 that every machine links alike, then ROCm's own, then Debian's; all but ROCm's through a private folder like ROCm's.
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import io
 import os
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -23,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import KimiError
-from ...base.files import write_atomic
 
 ARCH = "gfx942"
 SUPPORTED = ("0.4.2",)  # the kernels use FlyDSL's MLIR bindings, which releases change
@@ -100,8 +97,8 @@ def _private_rocm(command: list[str]) -> Path:
 
 
 @contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """FlyDSL takes its options from the environment only."""
+def environment(**values: str) -> Iterator[None]:
+    """Variables that are set inside: FlyDSL takes its options from the environment only."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -117,7 +114,7 @@ def _environment(**values: str) -> Iterator[None]:
 @contextmanager
 def linking() -> Iterator[None]:
     """Inside, FlyDSL finds a linker."""
-    with _environment(ROCM_PATH=str(rocm_path())):
+    with environment(ROCM_PATH=str(rocm_path())):
         yield
 
 
@@ -135,41 +132,6 @@ def source_key() -> str:
     return digest.hexdigest()[:16]
 
 
-def assembly(build: Callable[[Any], Any], config: Any) -> str:
-    """The final gfx942 assembly of the launcher `build(config)`; from the cache if it is there.
-
-    Raises KimiError when FlyDSL or a linker is missing, or when the configuration has a `problem()`.
-    """
-    problem = flydsl_problem() or config.problem()
-    if problem:
-        raise KimiError(problem, where="compiling FlyDSL kernels", expected="a supported FlyDSL and configuration")
-    name = hashlib.sha256(repr(config).encode()).hexdigest()[:16]
-    stored = cache_dir() / source_key() / f"{type(config).__name__}-{name}.s"
-    if not stored.exists():
-        text = _compile(build(config))
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(stored, text)
-    return stored.read_text()
-
-
-def _compile(launcher: Any) -> str:
-    parameters = [p for p in inspect.signature(launcher.func).parameters if p != "stream"]
-    with tempfile.TemporaryDirectory(prefix="flydsl-") as dump:
-        environment = {
-            "COMPILE_ONLY": "1",
-            "ARCH": ARCH,
-            "FLYDSL_DEBUG_DUMP_ASM": "1",
-            "FLYDSL_DUMP_DIR": dump,
-            "FLYDSL_RUNTIME_ENABLE_CACHE": "0",
-        }
-        with _environment(**environment), linking(), redirect_stdout(io.StringIO()):
-            launcher(*range(1, len(parameters) + 1))
-        found = list(Path(dump).glob("*/*_final_isa.s"))
-        if len(found) != 1:
-            raise KimiError("FlyDSL compiled a kernel but left no assembly", where=dump)
-        return found[0].read_text()
-
-
 def cache_tag(config: Any) -> str:
     """Distinguishes configurations in FlyDSL's own disk cache, whose key holds only a closure's scalars."""
     return f"{source_key()} {config!r}"
@@ -179,7 +141,7 @@ def compile_and_launch(launcher: Any, args: tuple[Any, ...]) -> Callable[..., An
     """Launch a kernel for the first time, compiling it or loading it from FlyDSL's cache; returns its fast launcher."""
     import flydsl.compiler as flyc
 
-    with linking(), _environment(ARCH=ARCH, FLYDSL_RUNTIME_CACHE_DIR=str(cache_dir() / "jit")):
+    with linking(), environment(ARCH=ARCH, FLYDSL_RUNTIME_CACHE_DIR=str(cache_dir() / "jit")):
         compiled: Callable[..., Any] = flyc.compile(launcher, *args)
     return compiled
 
@@ -187,6 +149,6 @@ def compile_and_launch(launcher: Any, args: tuple[Any, ...]) -> Callable[..., An
 def compile_ahead(launcher: Any) -> None:
     """Compile into FlyDSL's cache, from which `compile_and_launch` takes it; needs no GPU."""
     count = len([p for p in inspect.signature(launcher.func).parameters if p != "stream"])
-    environment = {"COMPILE_ONLY": "1", "ARCH": ARCH, "FLYDSL_RUNTIME_CACHE_DIR": str(cache_dir() / "jit")}
-    with _environment(**environment), linking():
+    options = {"COMPILE_ONLY": "1", "ARCH": ARCH, "FLYDSL_RUNTIME_CACHE_DIR": str(cache_dir() / "jit")}
+    with environment(**options), linking():
         launcher(*range(1, count + 1))

@@ -17,6 +17,7 @@ from kimi_w4a8_eagle3.moe.flydsl import stage2 as stage2
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.flydsl import w4a16 as w4a16
 from kimi_w4a8_eagle3.moe.routing import Routing, route
+from proof.assembly import assembly
 from proof.gfx942 import Buffer, Kernel, Machine, Memory, parse_kernel
 
 BUILDERS = {
@@ -30,7 +31,7 @@ BUILDERS = {
 
 @lru_cache(maxsize=64)
 def compiled(config: Any) -> Kernel:
-    return parse_kernel(toolchain.assembly(BUILDERS[type(config)], config))
+    return parse_kernel(assembly(BUILDERS[type(config)], config))
 
 
 @dataclass

@@ -23,12 +23,13 @@ SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
 if SKIP is None:
     from flydsl_machine import Device, compiled
+    from support.packing import pack_reorder
 
     from kimi_w4a8_eagle3.moe.flydsl import stage1 as stage1
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, FlydslTiles
     from kimi_w4a8_eagle3.moe.flydsl.warm import warm
     from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
-    from kimi_w4a8_eagle3.quark.packing import pack_reorder, unpack_reorder
+    from kimi_w4a8_eagle3.quark.packing import unpack_reorder
 
 KIMI = {tp: MoeShape(384, 7168, 2048 // tp, 8) for tp in (4, 8)}
 SMALL = MoeShape(num_experts=6, hidden=1024, inter=256, top_k=3)

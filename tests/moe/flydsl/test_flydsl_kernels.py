@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f
 if SKIP is None:
     from flydsl_machine import Device, info_of
     from support.flydsl_layout import low_sums
+    from support.packing import pack_reorder
 
     from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
     from kimi_w4a8_eagle3.moe.flydsl import layout as layout
@@ -25,7 +26,7 @@ if SKIP is None:
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
     from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, quantize_rows
     from kimi_w4a8_eagle3.moe.routing import route
-    from kimi_w4a8_eagle3.quark.packing import pack_reorder
+    from proof.assembly import assembly
     from proof.gfx942 import DataRace, MachineError, parse_kernel
 
 EXPERTS, TOP_K = 5, 2
@@ -189,7 +190,7 @@ def test_stage1_under_adversarial_wave_orders(tile: tuple[int, int, int], order:
 def test_a_missing_barrier_is_found(tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The public kernels' write-after-read race, planted: without one barrier some order fails."""
     cfg = stage1.Stage1Config(1024, 128, TOP_K, *tile, accumulators=True)
-    text = toolchain.assembly(stage1.build, cfg)
+    text = assembly(stage1.build, cfg)
     lines = text.splitlines()
     for number in [n for n, line in enumerate(lines) if line.strip() == "s_barrier"]:
         broken = parse_kernel("\n".join([*lines[:number], "\ts_nop 0", *lines[number + 1 :]]))
@@ -210,7 +211,7 @@ def test_a_missing_barrier_is_found(tile: tuple[int, int, int], monkeypatch: pyt
 )
 def test_a_wrong_mask_or_operand_is_found(right: str, wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = stage1.Stage1Config(512, 128, TOP_K, accumulators=True)
-    text = toolchain.assembly(stage1.build, cfg)
+    text = assembly(stage1.build, cfg)
     assert right in text
     if wrong is None:  # swap the two operands of the first MFMA: rows and weights change places
         line = next(x for x in text.splitlines() if right in x)

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.flydsl_layout import low_sums, unpack
+from support.packing import pack_reorder
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl import layout, toolchain
-from kimi_w4a8_eagle3.quark.packing import pack_reorder, unpack_reorder
+from kimi_w4a8_eagle3.quark.packing import unpack_reorder
 
 
 def test_the_cache_of_machine_code_hashes_every_kernel() -> None:

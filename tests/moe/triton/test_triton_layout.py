@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.packing import pack_reorder
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
@@ -16,7 +17,6 @@ from kimi_w4a8_eagle3.moe.routing import empty_routing, max_blocks, route
 from kimi_w4a8_eagle3.moe.tiles import TABLE, bucket_of, find_row, read_rows, write_rows
 from kimi_w4a8_eagle3.moe.triton import backend as triton_backend
 from kimi_w4a8_eagle3.moe.triton.backend import TritonBackend, TritonTiles, halves_from_reorder
-from kimi_w4a8_eagle3.quark.packing import pack_reorder
 
 KIMI = MoeShape(384, 7168, 256, 8)
 
