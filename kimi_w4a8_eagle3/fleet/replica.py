@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..base.errors import KimiError
 from ..base.signals import Terminated
@@ -19,10 +18,8 @@ from ..engine.process import EngineServer
 from ..engine.pulse import Pulse
 from ..engine.watchdog import Watchdog
 from ..ops.replica_state import Phase, ReplicaState
+from ..recipe.launch import Launch
 from .engine_processes import EngineProcesses
-
-if TYPE_CHECKING:
-    from ..recipe.launch import Launch
 
 # A cold start on MI325X reads 497 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..base.errors import KimiError
+from ..gates import read_gates
 
 
 def register() -> None:
@@ -37,9 +38,10 @@ def or_end(what: str) -> Iterator[None]:
 
 
 def _register() -> None:
+    # SGLang's import order: `cpu.install` comes before anything of it
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from ..gates import read_gates
+    # After this module: `door` takes `or_end` from it.
     from . import (
         cpu,
         door,
@@ -65,7 +67,7 @@ def _register() -> None:
     if read_gates(os.environ).check_model_name:
         HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
     if cpu.installed():
-        from .cpu import fp8_linear
+        from .cpu import fp8_linear  # start-up: torch, and needed on a CPU alone
 
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
         cpu.claim_attention_backend()

@@ -41,6 +41,7 @@ def chat_text(question: str, system: str | None = None) -> str:
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn the merges from `texts`; the result has exactly `vocab_size` entries."""
+    # start-up: tokenizers, which `kimi demo` does without
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -89,6 +90,6 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Read tokenizer.json back, without transformers."""
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer  # start-up: tokenizers, which `kimi demo` does without
 
     return Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -26,12 +26,12 @@ def install() -> bool:
     if installed():
         return True
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-    from ...base import torchvision_ops
+    from ...base import torchvision_ops  # start-up: torch, which `installed` does without
 
     torchvision_ops.declare_missing()
     if importlib.util.find_spec("sgl_kernel") is not None:
         return False
-    from . import attention, locations, tree
+    from . import attention, locations, tree  # start-up: torch
 
     module = types.ModuleType("sgl_kernel", "Pure-torch CPU operators of kimi-w4a8-eagle3.")
     module.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", loader=None)
@@ -50,7 +50,7 @@ def claim_attention_backend() -> None:
     Only argument resolution asks this question; layers ask `cpu_has_amx_support` and stay on plain torch.
     """
     try:
-        from sglang.srt.runtime_context import override_platform
+        from sglang.srt.runtime_context import override_platform  # SGLang's import order: after `install`
     except ImportError:  # 0.5.16 has no such question, and serves nothing on a CPU
         return
     override_platform(has_amx=True).install()
