@@ -22,7 +22,7 @@ from ..quark.safetensors_header import Checkpoint
 from .options import expanded
 
 if TYPE_CHECKING:
-    from ..quark.report import Report
+    from ..quark.weight_errors import Report
 
 app = typer.Typer(
     name="quantize", help="Quantize a target or a draft with AMD Quark, shard by shard.", no_args_is_help=True
@@ -128,7 +128,7 @@ def _run(
 
 
 def _tell(source: Path, destination: Path, file: Path | None, as_json: bool) -> None:
-    from ..quark.report import compare  # start-up: torch
+    from ..quark.weight_errors import compare  # start-up: torch
 
     found = compare(source, destination)
     if file is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..base.errors import KimiError
 from ..base.signals import Terminated
-from ..door.check import require_door
+from ..door.presence import require_door
 from ..engine import startup_check
 from ..engine.client import EngineClient
 from ..engine.process import EngineServer

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..base.errors import KimiError
-from ..base.names import nearest
+from ..base.nearest import nearest
 from ..base.resources import operator_dir
 from .cpp_edits import CheckedPageOffset, SmallPagesLoadGlobally
 from .edit_state import Edit

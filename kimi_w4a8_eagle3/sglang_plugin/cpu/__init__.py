@@ -31,12 +31,12 @@ def install() -> bool:
     torchvision_ops.declare_missing()
     if importlib.util.find_spec("sgl_kernel") is not None:
         return False
-    from . import attention, locations, tree  # start-up: torch
+    from . import attention, draft_chain, locations  # start-up: torch
 
     module = types.ModuleType("sgl_kernel", "Pure-torch CPU operators of kimi-w4a8-eagle3.")
     module.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", loader=None)
     setattr(module, _MARK, True)
-    for part in (locations, tree):
+    for part in (locations, draft_chain):
         for name in part.OPERATORS:
             setattr(module, name, getattr(part, name))
     attention.register()
