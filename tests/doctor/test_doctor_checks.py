@@ -12,6 +12,7 @@ from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Process
 from kimi_w4a8_eagle3.doctor.result import Report, Result
 from kimi_w4a8_eagle3.doctor.runner import examine
+from kimi_w4a8_eagle3.doctor.software import SGLANG_OLDER, SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
 from kimi_w4a8_eagle3.fetch.store import CacheStore
@@ -259,9 +260,9 @@ def test_an_inbox_driver_has_no_version_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("version", "verdict", "text"),
     [
-        ("0.5.23", "ok", "0.5.23"),
-        ("0.5.23.post1", "ok", "0.5.23.post1"),
-        ("0.5.16", "ok", "supported"),
+        (SGLANG_PINNED, "ok", SGLANG_PINNED),
+        (f"{SGLANG_PINNED}.post1", "ok", f"{SGLANG_PINNED}.post1"),
+        (SGLANG_OLDER, "ok", "supported"),
         ("0.5.10rc0", "warn", "never tried"),
         ("0.5.10", "warn", "never tried"),
         ("0.6.0", "warn", "never tried"),
@@ -285,7 +286,7 @@ def test_kernel_packages(tmp_path):
     machine = mi325x(tmp_path, packages=PACKAGES | {"flydsl": "0.5.0"}, regime=Regime.ABORT)
     assert check(machine, "aiter").found == "0.1.14; page offsets: abort"
     assert check(machine, "flydsl").verdict.value == "warn" and "flydsl==0.4.2" in check(machine, "flydsl").remedy
-    none = mi325x(tmp_path, packages={"sglang": "0.5.23", "torch": "2.11"})
+    none = mi325x(tmp_path, packages={"sglang": SGLANG_PINNED, "torch": "2.11"})
     assert check(none, "aiter").verdict.value == "fail" and "Triton" in check(none, "flydsl").found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from support import smi_texts
 
 from kimi_w4a8_eagle3.doctor.probe import Output, Probe, Process
+from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
@@ -152,7 +153,7 @@ TOOLS = {
     "amd-smi version": smi_texts.older(smi_texts.amd_version()),
     "rocm-smi --json": smi_texts.rocm_json(),
 }
-PACKAGES = {"sglang": "0.5.23", "torch": "2.11.0+git1234", "amd-aiter": "0.1.14", "flydsl": "0.4.2"}
+PACKAGES = {"sglang": SGLANG_PINNED, "torch": "2.11.0+git1234", "amd-aiter": "0.1.14", "flydsl": "0.4.2"}
 
 
 def mi325x(root: Path, **changes: object) -> Recorded:
@@ -166,7 +167,7 @@ def mi325x(root: Path, **changes: object) -> Recorded:
 def bare(root: Path, **changes: object) -> Recorded:
     """A laptop: no GPU, no tools, CPU builds."""
     write(root, {"dev/shm/.keep": "", "proc/sys/kernel/numa_balancing": "0"})
-    packages = {"sglang": "0.5.23", "torch": "2.13.0+cpu"}
+    packages = {"sglang": SGLANG_PINNED, "torch": "2.13.0+cpu"}
     defaults = {"packages": packages, "build": "cpu", "limits": {"memlock": 8 << 20, "nofile": 20_000}}
     return Recorded(root=root, **(defaults | changes))  # type: ignore[arg-type]
 
