@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub import constants
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -50,7 +50,7 @@ def _code_problems(folders: list[Path]) -> list[Problem]:
     problems = []
     for folder in folders:
         try:
-            files = code_of(Source(str(folder), folder), Path(HF_HUB_CACHE))
+            files = code_of(Source(str(folder), folder), Path(constants.HF_HUB_CACHE))
             error = untrusted(files, TrustRecord.load(record_path(os.environ)), [str(folder)])
         except KimiError as found:
             error = found

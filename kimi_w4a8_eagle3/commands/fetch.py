@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+from huggingface_hub import constants
 from rich.console import Console
 
 from ..fetch.session import Session
@@ -29,8 +29,8 @@ def fetch(
     if not wanted:
         print(f"recipe {recipe}: its models are built in or local; there is nothing to fetch")
         return
-    session = Session.start(Console(highlight=False), Path(HF_HUB_CACHE), directory, jobs, len(wanted) > 1)
-    offline = offline or HF_HUB_OFFLINE
+    session = Session.start(Console(highlight=False), Path(constants.HF_HUB_CACHE), directory, jobs, len(wanted) > 1)
+    offline = offline or constants.HF_HUB_OFFLINE
     try:
         done = [session.run(target, verify=verify, offline=offline) for target in wanted]
     except KeyboardInterrupt:

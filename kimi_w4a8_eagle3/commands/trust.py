@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub import constants
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -30,7 +30,7 @@ def trust(
     wanted = [(name, revision) for name in names or []] + (_of_recipe(recipe) if recipe else [])
     if not wanted and recipe is None:
         raise KimiError("nothing was named", expected="MODEL ..., or --recipe NAME")
-    cache = Path(HF_HUB_CACHE)
+    cache = Path(constants.HF_HUB_CACHE)
     record = TrustRecord.load(record_path(os.environ))
     files = [file for name, wanted_revision in wanted for file in code_of(locate(name, wanted_revision, cache), cache)]
     console = Console(highlight=False)

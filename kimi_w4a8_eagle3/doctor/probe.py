@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+from huggingface_hub import constants
 
 from ..base.errors import KimiError
 from ..engine.process import require_free_port
@@ -171,11 +171,11 @@ class Probe:
 
     def cache(self) -> Path:
         """The Hugging Face cache."""
-        return Path(HF_HUB_CACHE)
+        return Path(constants.HF_HUB_CACHE)
 
     def offline(self) -> bool:
         """Whether the user forbade asking the Hub (HF_HUB_OFFLINE)."""
-        return HF_HUB_OFFLINE
+        return constants.HF_HUB_OFFLINE
 
     def listing(self, repo: str, revision: str) -> Listing:
         """What the Hub says about a repository; KimiError when it does not answer or refuses."""

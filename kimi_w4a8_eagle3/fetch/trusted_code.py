@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub import constants
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic
@@ -319,4 +319,4 @@ def _allows_code(name: str) -> bool:
 
 
 def _hub_cache() -> Path:
-    return Path(HF_HUB_CACHE)
+    return Path(constants.HF_HUB_CACHE)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub import constants
 from rich.console import Console
 
 from ..base.errors import KimiError
@@ -284,7 +284,7 @@ def _folder(launch: Launch, checkpoint: str | None, option: str) -> Path | None:
         return None
     revision = str(launch.args.get(option, "main"))
     try:
-        return locate(checkpoint, revision, Path(HF_HUB_CACHE)).folder
+        return locate(checkpoint, revision, Path(constants.HF_HUB_CACHE)).folder
     except KimiError:
         return None
 

@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "kimi_w4a8_eagle3"
 LONGEST = 400
 BACKENDS = ("flydsl", "triton")  # of moe/: the same parts by the same names, beside what they share
-# Where the pinned SGLang stands; the next test compares the second and third with the first.
-PINS = {"requirements/constraints.txt", "kimi_w4a8_eagle3/doctor/software.py", "Dockerfile"}
+# Where the pinned SGLang stands: the first is read by what installs it, the others cannot read and are compared with it
+# (compose.yaml with the Dockerfile, in tests/launch).
+PINS = {"requirements/constraints.txt", "kimi_w4a8_eagle3/doctor/software.py", "Dockerfile", "launch/compose.yaml"}
 PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("*/README.md")])
 
 
@@ -132,7 +133,7 @@ def calls(command: Path, module: Path) -> bool:
     return command.parent == Path("commands") and dotted in names
 
 
-def test_the_three_places_of_the_pinned_sglang_agree() -> None:
+def test_the_places_of_the_pinned_sglang_agree() -> None:
     pinned = f"sglang=={SGLANG_PINNED}"
     assert pinned in (ROOT / "requirements/constraints.txt").read_text().splitlines()
     assert f"ARG BASE_IMAGE=lmsysorg/sglang:v{SGLANG_PINNED}-" in (ROOT / "Dockerfile").read_text()

@@ -9,15 +9,23 @@ from pathlib import Path
 
 from support import smi_texts
 
+from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Output, Probe, Process
+from kimi_w4a8_eagle3.doctor.result import Report, Result
+from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
+from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
+from kimi_w4a8_eagle3.fetch.store import CacheStore
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.patching.patcher import PatchReport, Status
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 GIB = 1 << 30
 COMMIT = "b" * 40
+EAGLE3 = Needs.of(load_recipe("eagle3-opt"))
+TINY = Needs.of(load_recipe("tiny"))
 
 
 def patch(name: str, status: Status) -> PatchReport:
@@ -178,3 +186,22 @@ def remove(root: Path, path: str) -> None:
         shutil.rmtree(target)
     else:
         target.unlink()
+
+
+def check(machine: Recorded, name: str, needs: Needs = EAGLE3) -> Result:
+    return next(result for result in examine(machine, needs).results if result.name == name)
+
+
+def problems(report: Report) -> dict[str, str]:
+    return {r.name: r.verdict.value for r in report.results if r.verdict.value in ("warn", "fail")}
+
+
+def fetch_pretended(machine: Recorded, needs: Needs = EAGLE3) -> None:
+    """Every checkpoint of the recipe is in the cache: a manifest and one file each."""
+    for checkpoint in needs.checkpoints:
+        store = CacheStore(machine.cache(), checkpoint.repo)
+        file = RemoteFile("w", 4, "f" * 64, True)
+        listing = Listing(checkpoint.repo, checkpoint.revision, "c" * 40, (file,))
+        write(store.root, {"refs/" + checkpoint.revision: "c" * 40})
+        Manifest(listing, {"w"}).save(store.tree, store.manifest_path(listing.commit))
+        write(store.root / "blobs", {file.digest: "abc"})  # with the newline, four bytes
