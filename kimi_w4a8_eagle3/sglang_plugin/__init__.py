@@ -10,10 +10,8 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from ..base.errors import KimiError
+from ..base.errors import or_end
 from ..gates import read_gates
 
 
@@ -27,21 +25,11 @@ def register() -> None:
         _register()
 
 
-@contextmanager
-def or_end(what: str) -> Iterator[None]:
-    """End the process with one message where an exception would be logged and forgotten."""
-    try:
-        yield
-    except Exception as error:
-        reason = str(error) if isinstance(error, KimiError) else f"{what}, so nothing is served: {error!r:.200}"
-        raise SystemExit(f"kimi: {reason}") from error
-
-
 def _register() -> None:
     # SGLang's import order: `cpu.install` comes before anything of it
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    # After this module: `door` takes `or_end` from it.
+    # Start-up: whoever wants `cpu` alone imports this package, too.
     from . import (
         cpu,
         door,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, or_end
 from ..door.middleware import Door, InternalKey, describe
 from ..door.rules import ModelLimits, RequestRules
 from ..door.settings import read_door
-from . import or_end, request_guard
+from . import request_guard
 from .door_models import request_models, sampling_model
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ BACKENDS = ("flydsl", "triton")  # of moe/: the same parts by the same names, be
 # Where the pinned SGLang stands: the first is read by what installs it, the others cannot read and are compared with it
 # (compose.yaml with the Dockerfile, in tests/launch).
 PINS = {"requirements/constraints.txt", "kimi_w4a8_eagle3/doctor/software.py", "Dockerfile", "launch/compose.yaml"}
-PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("*/README.md")])
+OF_OTHERS = {"process_result.py", "pool_configurator.py"}  # InferenceX's and SGLang's
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("*/README.md")])
 
 
 @cache
@@ -77,6 +78,7 @@ def test_every_path_that_a_page_names_is_there(page: Path) -> None:
     tops = {name.split("/")[0] for name in tracked() if "/" in name} | {path.name for path in PACKAGE.iterdir()}
     starts = "|".join(re.escape(top) for top in sorted(tops))
     paths = set(re.findall(rf"(?<![\w./:<$-])((?:{starts})/[\w./-]*\w)(?![\w*<{{}}-]|/[*<{{]|…)", text))
+    paths |= set(re.findall(r"`([\w-]+\.(?:py|sh))\b", text)) - OF_OTHERS
     dotted = re.findall(r"\b((?:proof|kimi_w4a8_eagle3)(?:\.[a-z]\w*)+)", text)
     modules = {name for name in dotted if not {slashed(name), slashed(name) + ".py", above(name)} & known_paths()}
     assert links | modules | {path for path in paths if path not in known_paths()} == set()
