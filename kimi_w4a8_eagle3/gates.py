@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .base.errors import KimiError
-from .base.names import nearest
+from .base.nearest import nearest
 from .door.settings import VARIABLES as DOOR_VARIABLES
 
 Kind = Literal["bool", "int", "float", "choice", "text"]

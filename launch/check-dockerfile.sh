@@ -4,11 +4,11 @@
 #
 #   launch/check-dockerfile.sh [BASE]      BASE: an image with Python (default python:3.12-slim-bookworm)
 #
-# SGLANG chooses the SGLang of the stand-in (default 0.5.23); STORAGE a folder for images.
+# SGLANG chooses the SGLang of the stand-in (default: the pinned one); STORAGE a folder for images.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 base=${1:-docker.io/library/python:3.12-slim-bookworm}
-sglang=${SGLANG:-0.5.23}
+sglang=${SGLANG:-$(sed -n 's/^sglang==//p' requirements/constraints.txt)}
 storage=${STORAGE:-${TMPDIR:-/tmp}/kimi-check-dockerfile}
 
 export BUILDAH_ISOLATION=chroot

@@ -11,158 +11,59 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import psutil
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine.process import free_port
+from proof.fault_stage import (
+    AFTER_S,
+    BEFORE_S,
+    ONLY_OK,
+    STALL_S,
+    VISIBLE,
+    WHOLE_S,
+    Case,
+    Row,
+    Stage,
+    kimi_command,
+    other_kimi,
+    under_load,
+)
 from proof.load.load import Load, Summary, forbidden, summarize, write_records
-from proof.load.load_questions import Question, endless_question, known_questions
 from proof.load.load_request import Client, Manner, Outcome, Record
 from proof.load.served import ServedFleet
-
-CLIENTS = 6
-STALL_S = 15
-FLEET = ("--set", f"options.progress_timeout_s={STALL_S}")
-_BEFORE_S = 4.0
-_AFTER_S = 4.0
-_NOTICE_S = 240.0
-_WHOLE_S = 900.0
-_VISIBLE = frozenset({Outcome.OK, Outcome.CUT, Outcome.FAILED, Outcome.REFUSED})
-_ONLY_OK = frozenset({Outcome.OK})
-
-
-@dataclass
-class Row:
-    """What one fault did. problems: why the case failed; empty when it passed."""
-
-    clients: str = ""
-    detected_s: float | None = None
-    whole_s: float | None = None
-    left: str = "nothing"
-    remark: str = ""
-    problems: list[str] = field(default_factory=list)
-
-    def expect(self, condition: bool, problem: str) -> None:
-        """Note a problem unless the condition holds."""
-        if not condition:
-            self.problems.append(problem)
-
-    def judge(self, records: Sequence[Record], allowed: frozenset[Outcome]) -> None:
-        """Count what clients saw; a wrong or shortened answer, or an outcome that is not allowed, is a problem."""
-        found = Counter(record.outcome for record in records)
-        self.clients = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.most_common())
-        for record in forbidden(records):
-            self.problems.append(f"{record.outcome.value}: {record.detail}")
-        others = {outcome: number for outcome, number in found.items() if outcome not in allowed}
-        self.expect(not others, f"not expected: {', '.join(f'{n} {o.value}' for o, n in others.items())}")
-        self.expect(found[Outcome.OK] > 0, "no request was answered")
-
-
-class Stage:
-    """A running fleet, the questions whose answers are known, and where records go."""
-
-    def __init__(self, fleet: ServedFleet, folder: Path) -> None:
-        self.fleet, self.folder = fleet, folder
-        self._http = httpx.Client(timeout=20.0)  # making one costs more than a request
-        fleet.wait_whole(_WHOLE_S)
-        self.questions = known_questions(fleet.base_url)
-
-    def load(self, clients: int = CLIENTS, **options: object) -> Load:
-        """A load of ordinary clients."""
-        return Load(self.fleet.base_url, self.questions, clients, hang_s=240.0, **options)  # type: ignore[arg-type]
-
-    def endless(self, tokens: int) -> Question:
-        """A request that runs for so many tokens."""
-        return endless_question(self.questions[0].model, tokens)
-
-    def engines(self) -> list[str]:
-        """Addresses of the engines behind the router."""
-        return [entry["base_url"] for entry in self.fleet.status()["replicas"]]
-
-    def count(self, metric: str) -> float:
-        """Sum of one of SGLang's metrics over the engines."""
-        texts = (self._http.get(f"{url}/metrics").text for url in self.engines())
-        return sum(Reading.parse(text).total(metric) or 0.0 for text in texts)
-
-    def wait_idle(self, timeout_s: float = 60.0) -> float:
-        """Seconds until no engine runs a request; the time limit when one still does."""
-        began = time.monotonic()
-        while time.monotonic() - began < timeout_s:
-            if self.count("sglang:num_running_reqs") == 0:
-                return time.monotonic() - began
-            time.sleep(0.1)
-        return timeout_s
-
-
-@dataclass(frozen=True)
-class Case:
-    """A fault. own_fleet: it ends the fleet, or needs another one than the rest."""
-
-    name: str
-    title: str
-    run: Callable[[Stage], Row]
-    own_fleet: bool = False
-
-
-def under_load(stage: Stage, inflict: Callable[[], object], allowed: frozenset[Outcome], name: str) -> Row:
-    """Break something in the middle of a load and wait until both replicas are ready and registered again."""
-    row, fleet = Row(), stage.fleet
-    before = fleet.debris(patience_s=0)
-    with stage.load() as load:
-        time.sleep(_BEFORE_S)
-        at = time.time()
-        inflict()
-        noticed = fleet.wait_event(lambda e: e.event in ("down", "stalled", "removed"), at, _NOTICE_S)
-        row.detected_s = noticed.time - at
-        row.whole_s = fleet.wait_whole(_WHOLE_S, since=at) - at
-        time.sleep(_AFTER_S)
-    write_records(stage.folder / f"{name}.jsonl", load.records)
-    row.judge(load.records, allowed)
-    running = [record for record in load.records if record.began <= at <= record.ended]
-    seen = Counter(record.outcome.value for record in running)
-    row.remark = f"of {len(running)} requests running at the fault {', '.join(f'{n} {o}' for o, n in seen.items())}"
-    errors = [record.ended - at for record in load.records if record.outcome is not Outcome.OK]
-    if errors:
-        row.remark += f"; last error {max(errors):.1f} s after it"
-    left = fleet.debris(before)
-    row.left = str(left)
-    row.expect(not left, f"left behind: {left}")
-    return row
 
 
 def kill_scheduler(stage: Stage) -> Row:
     """The process that computes is gone; its engine notices."""
-    return under_load(stage, lambda: stage.fleet.scheduler(0).kill(), _VISIBLE, "kill-scheduler")
+    return under_load(stage, lambda: stage.fleet.scheduler(0).kill(), VISIBLE, "kill-scheduler")
 
 
 def kill_engine(stage: Stage) -> Row:
     """The engine is gone at once, its scheduler with it."""
-    return under_load(stage, lambda: stage.fleet.engine(0).kill(), _VISIBLE, "kill-engine")
+    return under_load(stage, lambda: stage.fleet.engine(0).kill(), VISIBLE, "kill-engine")
 
 
 def kill_router(stage: Stage) -> Row:
     """Everybody loses the connection; replicas and their work stay."""
-    allowed = _VISIBLE | {Outcome.UNREACHABLE}
+    allowed = VISIBLE | {Outcome.UNREACHABLE}
     return under_load(stage, lambda: stage.fleet.router().kill(), allowed, "kill-router")
 
 
 def stop_scheduler(stage: Stage) -> Row:
     """The engine answers but computes nothing: only tokens tell."""
-    row = under_load(stage, lambda: stage.fleet.scheduler(1).suspend(), _VISIBLE, "stop-scheduler")
+    row = under_load(stage, lambda: stage.fleet.scheduler(1).suspend(), VISIBLE, "stop-scheduler")
     row.expect(row.detected_s is not None and row.detected_s < 4 * STALL_S, "the watchdog came late")
     return row
 
 
 def stop_engine(stage: Stage) -> Row:
     """The engine accepts connections and says nothing."""
-    row = under_load(stage, lambda: stage.fleet.engine(1).suspend(), _VISIBLE, "stop-engine")
+    row = under_load(stage, lambda: stage.fleet.engine(1).suspend(), VISIBLE, "stop-engine")
     row.expect(row.detected_s is not None and row.detected_s < 4 * STALL_S, "the watchdog came late")
     return row
 
@@ -225,7 +126,7 @@ def slow_client(stage: Stage) -> Row:
         beside, more = measure(10)
         still_reading = slow_ones - len(slow.records)
         slow.drop()
-    row.judge([*records, *more], _ONLY_OK)
+    row.judge([*records, *more], ONLY_OK)
     row.clients += f"; the {slow_ones} slow ones still reading"
     row.remark = (
         f"{question.max_tokens} tokens for each were finished, and their KV free, after {released:.0f} s, "
@@ -245,7 +146,7 @@ def two_hundred(stage: Stage) -> Row:
         row.expect(load.wait(900), "not all were answered in 15 minutes")
     records = load.records
     write_records(stage.folder / "two-hundred.jsonl", records)
-    row.judge(records, _ONLY_OK)
+    row.judge(records, ONLY_OK)
     whole = summarize(records, began, time.time() + 1)
     row.remark = (
         f"all answered within {max(r.ended for r in records) - began:.0f} s, TTFT median {whole.ttft_ms:.0f} ms"
@@ -259,7 +160,7 @@ def bad_clients(stage: Stage) -> Row:
     mix = {Manner.BAD: 3, Manner.LEAVES_STREAM: 1, Manner.LEAVES_PLAIN: 1}
     with stage.load(2) as good, Load(stage.fleet.base_url, [*stage.questions, stage.endless(2000)], 2, mix=mix) as bad:
         time.sleep(15)
-    row.judge(good.records, _ONLY_OK)
+    row.judge(good.records, ONLY_OK)
     answers = Counter(record.outcome for record in bad.records if record.manner is Manner.BAD)
     statuses = Counter(record.status for record in bad.records if record.manner is Manner.BAD)
     row.clients += f"; bad requests: {', '.join(f'{n} HTTP {status}' for status, n in statuses.most_common())}"
@@ -288,7 +189,7 @@ def other_model(stage: Stage) -> Row:
     front = free_port()
     route = ["route", "--recipe", "tiny", "--port", str(front), "--ops-port", str(ops)]
     route += ["--worker", stage.engines()[0], "--worker", f"http://127.0.0.1:{port}"]
-    with _kimi(folder, other, "other.out"), _kimi(folder, route, "route.out") as router:
+    with other_kimi(folder, other, "other.out"), other_kimi(folder, route, "route.out") as router:
         began = time.monotonic()
         refused = "refused"
         while refused not in router() and time.monotonic() - began < 300:
@@ -302,7 +203,7 @@ def other_model(stage: Stage) -> Row:
             timeout=60.0,
         )
         message = next((line for line in router().splitlines() if refused in line), "")
-    row.judge(load.records, _ONLY_OK)
+    row.judge(load.records, ONLY_OK)
     row.clients += f"; the other model's name: HTTP {unknown.status_code}"
     row.expect(400 <= unknown.status_code < 500, f"the other model answered HTTP {unknown.status_code}")
     row.remark = (
@@ -316,15 +217,15 @@ def rolling_restart(stage: Stage) -> Row:
     row, fleet = Row(), stage.fleet
     before = fleet.debris(patience_s=0)
     with stage.load() as load:
-        time.sleep(_BEFORE_S)
+        time.sleep(BEFORE_S)
         at = time.time()
         fleet.process.send_signal(signal.SIGHUP)
         ended = ("done", "given up")
-        done = fleet.wait_event(lambda e: e.event == "rolling-restart" and e.reason.startswith(ended), at, 2 * _WHOLE_S)
+        done = fleet.wait_event(lambda e: e.event == "rolling-restart" and e.reason.startswith(ended), at, 2 * WHOLE_S)
         row.whole_s = done.time - at
-        time.sleep(_AFTER_S)
+        time.sleep(AFTER_S)
     write_records(stage.folder / "rolling-restart.jsonl", load.records)
-    row.judge(load.records, _ONLY_OK)
+    row.judge(load.records, ONLY_OK)
     row.expect(done.reason.startswith("done"), done.reason)
     left = fleet.debris(before)
     row.left = str(left)
@@ -336,13 +237,13 @@ def terminate(stage: Stage) -> Row:
     """SIGTERM to `kimi serve`: what runs is answered, what comes later is refused."""
     row, fleet = Row(), stage.fleet
     with stage.load(8) as load:
-        time.sleep(_BEFORE_S)
+        time.sleep(BEFORE_S)
         at = time.time()
         code = fleet.stop(signal.SIGTERM)
         row.whole_s = None
         seconds = time.time() - at
     write_records(stage.folder / "terminate.jsonl", load.records)
-    row.judge(load.records, _VISIBLE | {Outcome.UNREACHABLE})
+    row.judge(load.records, VISIBLE | {Outcome.UNREACHABLE})
     running = [record for record in load.records if record.began < at <= record.ended]
     lost = [record for record in running if record.outcome is not Outcome.OK]
     row.clients = f"{len(running) - len(lost)} of {len(running)} running requests ok; all: {row.clients}"
@@ -359,12 +260,12 @@ def kill_supervisor(stage: Stage) -> Row:
     """kill -9 of `kimi serve`: nobody is left to clean up but the kernel and the next start."""
     row, fleet = Row(), stage.fleet
     with stage.load() as load:
-        time.sleep(_BEFORE_S)
+        time.sleep(BEFORE_S)
         fleet.look()
         fleet.process.kill()
         fleet.process.wait()
-        time.sleep(_AFTER_S)
-    row.judge(load.records, _VISIBLE | {Outcome.UNREACHABLE})
+        time.sleep(AFTER_S)
+    row.judge(load.records, VISIBLE | {Outcome.UNREACHABLE})
     _nothing_outlives(fleet, row)
     return row
 
@@ -372,7 +273,7 @@ def kill_supervisor(stage: Stage) -> Row:
 def kill_start(stage: Stage) -> Row:
     """The same as soon as an engine has children, which have not loaded anything yet."""
     row, fleet = Row(clients="nobody is served yet"), stage.fleet
-    end = time.monotonic() + _WHOLE_S
+    end = time.monotonic() + WHOLE_S
     while not _has_children(fleet):
         if time.monotonic() > end:
             raise KimiError("no engine had children in time", where=str(fleet.folder))
@@ -406,7 +307,7 @@ def disk_full(stage: Stage) -> Row:
     row, fleet = Row(), stage.fleet
     filler = fleet.folder / "filler"
     with stage.load() as load:
-        time.sleep(_BEFORE_S)
+        time.sleep(BEFORE_S)
         _fill(filler)
         full = time.time()
         time.sleep(10)
@@ -416,13 +317,13 @@ def disk_full(stage: Stage) -> Row:
         row.expect(set(quiet) == {Outcome.OK}, f"while nothing but the disk failed: {quiet}")
         died = time.time()
         fleet.engine(0).kill()
-        time.sleep(_AFTER_S)
-        while not all(entry["ready"] for entry in fleet.status()["replicas"]) and time.time() - died < _WHOLE_S:
+        time.sleep(AFTER_S)
+        while not all(entry["ready"] for entry in fleet.status()["replicas"]) and time.time() - died < WHOLE_S:
             time.sleep(0.5)
         row.whole_s = time.time() - died
         filler.unlink()
-        time.sleep(_AFTER_S)
-    row.judge(load.records, _VISIBLE)
+        time.sleep(AFTER_S)
+    row.judge(load.records, VISIBLE)
     row.expect(all(entry["ready"] for entry in fleet.status()["replicas"]), "the replica did not come back")
     row.remark = f"{quiet[Outcome.OK]} answers on the full disk; then kill -9 of an engine: it came back"
     row.expect(fleet.stop(signal.SIGTERM) == 128 + signal.SIGTERM, "no clean end")
@@ -443,7 +344,7 @@ def port_taken(stage: Stage | None, folder: Path) -> Row:
             place.mkdir(parents=True)
             words = ["serve", "--recipe", "tiny", "--replicas", "2", "--set", f"port={api}", "--ops-port", str(ops)]
             began = time.monotonic()
-            ended = subprocess.run(_command(words), cwd=place, capture_output=True, text=True, timeout=240)
+            ended = subprocess.run(kimi_command(words), cwd=place, capture_output=True, text=True, timeout=240)
         message = next((line for line in ended.stderr.splitlines() if "cannot be used" in line), "")
         seen.append(f"{which} port: exit code {ended.returncode} after {time.monotonic() - began:.0f} s")
         row.expect(ended.returncode == 1, f"exit code {ended.returncode} with the {which} port taken")
@@ -453,21 +354,6 @@ def port_taken(stage: Stage | None, folder: Path) -> Row:
     row.clients = "nobody is served"
     row.remark = "; ".join(seen) + "; one message that names the port"
     return row
-
-
-@contextmanager
-def small_disk(folder: Path, size: str = "8m") -> Iterator[Path]:
-    """A tmpfs mounted at a new folder; KimiError where that is not allowed."""
-    folder.mkdir(parents=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        raise KimiError(f"a small disk cannot be mounted: {mounted.stderr.strip()}", remedy="run as root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=False)
 
 
 def _fill(path: Path) -> None:
@@ -482,30 +368,6 @@ def _fill(path: Path) -> None:
 def _free_bytes(folder: Path) -> int:
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
-
-
-def _command(words: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "kimi_w4a8_eagle3.cli", *words]
-
-
-@contextmanager
-def _kimi(folder: Path, words: Sequence[str], output: str) -> Iterator[Callable[[], str]]:
-    """Another `kimi` process; yields what reads its output so far, line breaks of the terminal's width undone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / output
-    with path.open("wb") as file:
-        process = subprocess.Popen(
-            _command(words), cwd=folder, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "400"}
-        )
-    try:
-        yield lambda: path.read_text(errors="replace")
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 CASES = (

@@ -27,7 +27,8 @@ from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
-from proof.fault_cases import CASES, FLEET, Case, Row, Stage, port_taken, small_disk
+from proof.fault_cases import CASES, port_taken
+from proof.fault_stage import FLEET, Case, Row, Stage, small_disk
 from proof.load.served import ServedFleet
 
 ROOT = Path(__file__).parent.parent

@@ -12,19 +12,15 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
+from kimi_w4a8_eagle3.machine.hardware import Gpu, gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 
 from .assembly import assembly
 from .gfx942.parser import parse_kernel
-from .kernel_counts import figures, floors, read_figures, regressions, write_figures
+from .kernel_counts import Figures, figures, floors, read_figures, regressions, write_figures
 
 if TYPE_CHECKING:
-    from kimi_w4a8_eagle3.machine.hardware import Gpu
-    from kimi_w4a8_eagle3.moe.contract import MoeShape
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
-
-    from .kernel_counts import Figures
 
 LEAST_WIDTH = 150
 ALL_TP, ALL_TOKENS = {8, 4}, {8, 160, 10240}  # what a saved set covers

@@ -10,8 +10,6 @@ cd "$(dirname "$0")/.."
 venv=${1:-.venv}
 python=${PYTHON:-python3}
 needed_gb=7  # 5 installed, and what uv unpacks on the way
-sglang=0.5.23
-torchvision=0.28.0
 older=(sglang==0.5.16 transformers==5.12.1 tokenizers==0.22.2)  # what the tests of the older release need beside the rest
 
 die() { # WHAT REMEDY
@@ -62,7 +60,8 @@ uv=$venv/bin/uv
 mirror=${PIP_INDEX_URL:-$("$venv/bin/pip" config get global.index-url 2> /dev/null || true)}
 [[ -z $mirror ]] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$mirror}
 
-torch=("$(grep '^torch==' requirements/constraints.txt)" torchvision==$torchvision)
+mapfile -t torch < <(grep -E '^torch(vision)?==' requirements/constraints.txt)
+sglang=$(grep '^sglang==' requirements/constraints.txt)
 if ! "$uv" pip install --offline --dry-run --no-deps "${torch[@]}" 2>&1 | grep -q 'Would make no changes'; then
   if UV_HTTP_RETRIES=0 UV_HTTP_CONNECT_TIMEOUT=5 "$uv" pip install --quiet --dry-run --torch-backend=cpu "${torch[@]}" 2> /dev/null; then
     step "PyTorch's CPU build" "$uv" pip install --torch-backend=cpu "${torch[@]}"
@@ -78,6 +77,6 @@ echo "install: torch $(sed -n "s/^__version__ = '\(.*\)'/\1/p" "$folder/version.
 # The CUDA build of torch pins a Triton of its own, which nothing here uses.
 step "what SGLang and the extras need" "$uv" pip install -c requirements/constraints.txt -r requirements/serve-cpu.txt \
   --overrides <(grep '^triton==' requirements/serve-cpu.txt) -r pyproject.toml --all-extras 'setuptools>=77'
-step "SGLang $sglang" "$uv" pip install --no-deps "sglang==$sglang"
+step "SGLang ${sglang#*==}" "$uv" pip install --no-deps "$sglang"
 step "SGLang ${older[0]#*==} beside it, for its tests" "$uv" pip install --no-deps --target "$venv/compat/${older[0]/==/-}" "${older[@]}"
 step "this package" "$uv" pip install --no-deps --no-build-isolation --editable .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -27,3 +29,13 @@ class KimiError(Exception):
         if self.remedy:
             parts.append(f"  to do:    {self.remedy}")
         return "\n".join(parts)
+
+
+@contextmanager
+def or_end(what: str) -> Iterator[None]:
+    """End the process with one message where an exception would be logged and forgotten."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, KimiError) else f"{what}, so nothing is served: {error!r:.200}"
+        raise SystemExit(f"kimi: {reason}") from error

@@ -7,6 +7,9 @@ serving text calls none of these operators, so declaring their schemas is enough
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import torch
 
 _SCHEMAS = (
@@ -43,9 +46,6 @@ def declare_missing() -> None:
 
 def _torchvision_works() -> bool:
     """Try the import once; a failed import leaves half-initialised modules, which are removed."""
-    import importlib
-    import sys
-
     try:
         importlib.import_module("torchvision")
     except (RuntimeError, OSError):

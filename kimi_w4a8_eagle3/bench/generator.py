@@ -200,7 +200,7 @@ def _read(path: Path, kind: type[Content]) -> Content:
         raise KimiError(
             f"the load generator's result cannot be read: {detail}",
             where=str(path),
-            expected="one JSON object a line, as sglang 0.5.23 writes it",
+            expected="one JSON object a line, as sglang.bench_serving writes it",
             remedy="the run was cut short or the disk is full: measure again",
         ) from error
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..base.errors import KimiError
-from ..base.names import nearest
+from ..base.nearest import nearest
 from ..base.resources import operator_dir
 from ..base.toml import tomllib
 

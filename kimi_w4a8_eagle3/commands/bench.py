@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
 import typer
 from rich.table import Table
@@ -18,7 +18,7 @@ from ..base.errors import KimiError
 from ..bench import ab as machinery
 from ..bench.runs import read_run
 from ..bench.side import Generator, Side, Texts, bench
-from ..bench.workloads import at_input_lengths, load_workload, with_changes, workload_names
+from ..bench.workloads import Workload, at_input_lengths, load_workload, with_changes, workload_names
 from ..door.settings import client_key
 from ..fleet.serve import Terminated, signals_raise
 from ..predict.machine_model import Cluster
@@ -28,10 +28,6 @@ from ..report.page import write_report
 from ..report.tables import print_choices, print_comparison, print_figures, print_model
 from .inferencex import export_inferencex
 from .options import KEY_FILE, OPS_URL, RUNS, expanded
-
-if TYPE_CHECKING:
-    from ..bench.side import Texts
-    from ..bench.workloads import Workload
 
 
 class _WorkloadGroup(TyperGroup):
@@ -198,7 +194,7 @@ def predict(
     print_model(fit, points)
     print_choices(load, choices(load, fit, cluster))
     if plot is not None:
-        from ..report.model_plot import save_model_plot
+        from ..report.model_plot import save_model_plot  # optional: matplotlib
 
         save_model_plot(points, plot)
         typer.echo(f"kimi: plot: {plot}")

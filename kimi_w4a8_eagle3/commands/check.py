@@ -18,9 +18,6 @@ from ..fetch.trusted_code import Source, TrustRecord, code_of, record_path, untr
 from ..quark.findings import Problem
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ..quark.findings import Problem
     from ..quark.preflight import Report
 
 
@@ -34,7 +31,7 @@ def check(
 
     Exit status 0 when it can be served, 1 when there are problems.
     """
-    from ..quark.preflight import preflight
+    from ..quark.preflight import preflight  # start-up: torch, which --help does without
 
     report = preflight(model, draft, tp)
     report.problems += _code_problems([path for path in (model, draft) if path is not None and path.is_dir()])

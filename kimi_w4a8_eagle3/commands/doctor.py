@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,11 +12,9 @@ from rich.markup import escape
 
 from ..doctor.needs import Needs
 from ..doctor.probe import Probe
+from ..doctor.result import Report
 from ..doctor.runner import examine
 from ..recipe.launch import load_recipe
-
-if TYPE_CHECKING:
-    from ..doctor.result import Report
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 

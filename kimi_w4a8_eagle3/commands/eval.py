@@ -21,7 +21,6 @@ from .options import KEY_FILE, OPS_URL, RUNS, expanded
 
 if TYPE_CHECKING:
     from ..eval.accuracy import Options
-    from ..eval.choice import Choice
     from ..eval.harness import Protocol
 
 app = typer.Typer(no_args_is_help=True, help="Accuracy with a verdict, and proof that speculation changes no answer.")
@@ -88,7 +87,7 @@ def gsm8k(
     verdict: Verdict,
 ) -> None:
     """GSM8K, 10-shot, 1,319 problems, by lm-eval: accuracy with intervals and a verdict."""
-    from ..eval import accuracy, tasks
+    from ..eval import accuracy, tasks  # optional: aiohttp
     from ..eval.harness import Protocol
 
     protocol = Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency)
@@ -107,7 +106,7 @@ def tiny_math(
     verdict: Verdict,
 ) -> None:
     """The built-in model's own task through the same chain; judged against the accuracy recorded for the model."""
-    from ..eval import accuracy, tasks
+    from ..eval import accuracy, tasks  # optional: aiohttp
     from ..eval.harness import Protocol
 
     protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, problems, concurrency)
@@ -133,7 +132,7 @@ def lossless(
     runs: Path = RUNS,
 ) -> None:
     """The same tokens with and without speculation, at concurrency 1 and 40; the same distribution when sampling."""
-    from ..eval import lossless as machinery
+    from ..eval import lossless as machinery  # optional: aiohttp
     from ..eval import show
     from ..eval.verdict import EXIT_CODES
 
@@ -164,7 +163,7 @@ def smoke(
     runs: Path = RUNS,
 ) -> None:
     """A quick gate for a rollout: no failures, sane answers, accepted drafts."""
-    from ..eval import show
+    from ..eval import show  # optional: aiohttp
     from ..eval import smoke as machinery
     from ..eval.verdict import EXIT_CODES
 
@@ -190,7 +189,7 @@ def _resumed(server: Server, verdict: Verdict, earlier: dict[str, Any]) -> Choic
 
 
 def _accuracy(server: Server, verdict: Verdict, protocol: Protocol, options: Options) -> None:
-    from ..eval import accuracy, show
+    from ..eval import accuracy, show  # optional: aiohttp
     from ..eval.earlier_run import load_run, protocol_of
 
     if verdict.resume is None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ..patching import patcher
-from ..patching.patcher import SATISFIED, Status, refusal
+from ..patching.patcher import SATISFIED, PatchReport, Status, refusal
 from ..patching.patches import load_manifest, select
-
-if TYPE_CHECKING:
-    from ..patching.patcher import PatchReport
 
 app = typer.Typer(no_args_is_help=True, help="Change installed files of AITER, safely and reversibly.")
 

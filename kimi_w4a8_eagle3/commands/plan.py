@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -17,10 +17,7 @@ from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
 from ..predict.nodes import INPUT_LEN, LOAD_S, OUTPUT_LEN, NodePlan, make_node_plan
 from ..recipe.launch import load_recipe, resolve
-from ..recipe.memory_plan import ModelCard, make_plan
-
-if TYPE_CHECKING:
-    from ..recipe.memory_plan import MemoryPlan
+from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan
 
 GB = 1e9
 FRACTIONS = (0.80, 0.85, 0.90)
@@ -248,7 +245,7 @@ def _slower(ratio: float | None) -> str:
 
 def _draw(plan: MemoryPlan, path: Path) -> None:
     """One stacked horizontal bar; parts below 1 % of the memory are labelled in the legend only."""
-    from matplotlib import colormaps
+    from matplotlib import colormaps  # optional: matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

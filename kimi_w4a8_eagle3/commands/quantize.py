@@ -15,17 +15,14 @@ from rich.table import Table
 from ..base.run_dir import write_json
 from ..fetch.progress import show
 from ..quark import exclude, sources
-from ..quark.by_shard import quantize_by_shard
+from ..quark.by_shard import Outcome, quantize_by_shard
 from ..quark.fp8_draft import DRAFT_EXCLUDE, quantize_fp8
 from ..quark.quantize import KIMI_EXCLUDE, quantize_w4a8
+from ..quark.safetensors_header import Checkpoint
 from .options import expanded
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ..quark.by_shard import Outcome
-    from ..quark.report import Report
-    from ..quark.safetensors_header import Checkpoint
+    from ..quark.weight_errors import Report
 
 app = typer.Typer(
     name="quantize", help="Quantize a target or a draft with AMD Quark, shard by shard.", no_args_is_help=True
@@ -131,7 +128,7 @@ def _run(
 
 
 def _tell(source: Path, destination: Path, file: Path | None, as_json: bool) -> None:
-    from ..quark.report import compare
+    from ..quark.weight_errors import compare  # start-up: torch
 
     found = compare(source, destination)
     if file is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -17,11 +16,8 @@ from ..fleet.serve import ServeOptions, serve_fleet, serve_foreground
 from ..gates import read_gates
 from ..machine.aiter_regime import installed_regime
 from ..machine.hardware import Machine, gpu_by_name
-from ..recipe.launch import load_recipe, resolve, unmet_requirements, with_settings
-
-if TYPE_CHECKING:
-    from ..recipe.launch import Launch
-    from ..recipe.schema import ArgValue
+from ..recipe.launch import Launch, load_recipe, resolve, unmet_requirements, with_settings
+from ..recipe.schema import ArgValue
 
 # What the engine knows and this command does not, after `--`.
 CONTEXT_SETTINGS = {"allow_extra_args": True}

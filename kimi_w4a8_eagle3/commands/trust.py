@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from huggingface_hub import constants
@@ -13,13 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..base.errors import KimiError
-from ..fetch.trusted_code import TrustRecord, code_of, locate, record_path
+from ..fetch.trusted_code import CodeFile, TrustRecord, code_of, locate, record_path
 from ..recipe.launch import load_recipe
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ..fetch.trusted_code import CodeFile, TrustRecord
 
 
 def trust(

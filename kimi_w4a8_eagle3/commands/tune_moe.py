@@ -11,16 +11,14 @@ import typer
 from rich.console import Console
 
 from ..base.errors import KimiError
-from ..gates import read_gates
-from ..moe.contract import MoeShape
+from ..gates import Gates, read_gates
+from ..moe.contract import MoeBackend, MoeShape
 from ..moe.dispatch import AUTO, gpu_arch, select_backend
 from ..moe.tiles import TABLE, read_rows, write_rows
 
 if TYPE_CHECKING:
     import torch
 
-    from ..gates import Gates
-    from ..moe.contract import MoeBackend, MoeShape
     from ..moe.tune import Measure, Space
 
 TUNABLE = ("flydsl", "triton")
@@ -37,7 +35,7 @@ def tune_moe(
     output: Path | None = typer.Option(None, "--output", help="The table to update; default: the package's own."),
 ) -> None:
     """Measure tile choices on this GPU and write the fastest into the table; rows of other shapes and GPUs stay."""
-    import torch
+    import torch  # start-up: torch, after the arguments are read
 
     if moe_backend not in (AUTO, *TUNABLE):
         raise KimiError(
@@ -60,7 +58,7 @@ def tune_moe(
     table = output or TABLE
     rows = read_rows(table if table.exists() else TABLE)  # a table that cannot be read fails before the measuring
 
-    from ..moe.tune import BATCHES, merged, search, table_rows
+    from ..moe.tune import BATCHES, merged, search, table_rows  # start-up: torch
 
     gates, console = read_gates(os.environ), Console()
     shape = MoeShape(experts, hidden, inter // tp, top_k)
@@ -81,14 +79,14 @@ def _space(
     backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device, gates: Gates
 ) -> tuple[Space, Measure]:
     """The candidates of the chosen backend, and their stopwatch."""
-    from ..moe.tune import gpu_timer
+    from ..moe.tune import gpu_timer  # start-up: torch
 
     if backend.name == "triton":
-        from ..moe.triton.tune import triton_measure, triton_space
+        from ..moe.triton.tune import triton_measure, triton_space  # optional: triton
 
         return triton_space(shape), triton_measure(shape, arch, device, gpu_timer)
     if backend.name == "flydsl":
-        from ..moe.flydsl.backend import FlydslBackend
+        from ..moe.flydsl.backend import FlydslBackend  # optional: flydsl
         from ..moe.flydsl.tune import flydsl_measure, flydsl_space, refuse_fixed_tiles
 
         refuse_fixed_tiles(gates)

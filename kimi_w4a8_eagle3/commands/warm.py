@@ -6,22 +6,17 @@ import os
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from ..base.errors import KimiError
-from ..gates import read_gates
+from ..gates import Gates, read_gates
 from ..moe.contract import MoeShape
 from ..moe.dispatch import AUTO, BACKENDS, gpu_arch
 from ..recipe.launch import load_recipe, resolve
 from ..recipe.memory_plan import ModelCard
-
-if TYPE_CHECKING:
-    from ..gates import Gates
-    from ..moe.contract import MoeShape
-    from ..recipe.schema import Recipe
+from ..recipe.schema import Recipe
 
 
 def warm(
@@ -36,7 +31,7 @@ def warm(
 
     The server inherits this environment and the recipe's variables win, so kernel gates count from both.
     """
-    import torch
+    import torch  # start-up: torch, which --help does without
 
     chosen = resolve(load_recipe(recipe), settings).recipe
     if chosen.engine != "sglang":
@@ -95,14 +90,14 @@ def _shape(recipe: Recipe, tp: int, model: Path | None) -> MoeShape:
 
 
 def _warm_triton(shape: MoeShape, arch: str) -> int:
-    from ..moe.triton.compile import compile_moe, warm_tokens
+    from ..moe.triton.compile import compile_moe, warm_tokens  # optional: triton
 
     return len(compile_moe(shape, arch, warm_tokens("triton", arch, shape)))
 
 
 def _warm_flydsl(shape: MoeShape, arch: str, gates: Gates) -> int:
     try:
-        from ..moe.flydsl.warm import warm as compile_flydsl
+        from ..moe.flydsl.warm import warm as compile_flydsl  # optional: flydsl
     except ImportError as error:
         raise KimiError(f"FlyDSL kernels cannot be compiled: {error}", remedy="pip install flydsl==0.4.2") from error
     return compile_flydsl(shape, arch, gates)

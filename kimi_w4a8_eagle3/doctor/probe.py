@@ -17,7 +17,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 from huggingface_hub import constants
@@ -25,14 +24,11 @@ from huggingface_hub import constants
 from ..base.errors import KimiError
 from ..engine.process import require_free_port
 from ..fetch.hub import Backoff, Hub
-from ..machine.aiter_regime import installed_regime
+from ..fetch.model import Listing
+from ..machine.aiter_regime import Regime, installed_regime
 from ..patching import patcher
+from ..patching.patcher import PatchReport
 from ..patching.patches import load_manifest
-
-if TYPE_CHECKING:
-    from ..fetch.model import Listing
-    from ..machine.aiter_regime import Regime
-    from ..patching.patcher import PatchReport
 
 SECONDS = 30  # amd-smi on eight GPUs takes a few; a hung driver must not hang the doctor
 

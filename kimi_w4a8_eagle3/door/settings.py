@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from ..base.errors import KimiError
-from ..base.names import nearest
+from ..base.nearest import nearest
 
 Policy = Literal["auto", "open", "closed", "off"]
 Native = Literal["closed", "keyless", "open"]

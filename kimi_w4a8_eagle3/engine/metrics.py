@@ -1,7 +1,7 @@
 """What SGLang's Prometheus endpoint says, as numbers: counters around a run, and acceptance from their deltas.
 
 The server's own accept-length gauge is an average since start (or since the last flush); a run's exact figure comes
-from two counters that every finished request adds to. SGLang 0.5.23 names; see `Counters`.
+from two counters that every finished request adds to. The pinned SGLang's names; see `Counters`.
 """
 
 from __future__ import annotations

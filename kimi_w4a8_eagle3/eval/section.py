@@ -37,7 +37,7 @@ def section(folder: Path) -> str:
 
     Raises KimiError when `folder` is not the directory of a finished evaluation.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # optional: jinja2
 
     if not is_evaluation(folder):
         raise KimiError("not the folder of a finished evaluation", str(folder), "a run of `kimi eval` with result.json")

@@ -41,7 +41,7 @@ def wilson(correct: int, n: int) -> Interval:
 
 def mcnemar_p(only_first: int, only_second: int) -> float:
     """Exact two-sided McNemar test: are the problems that only one side solves split evenly?"""
-    from scipy.stats import binomtest
+    from scipy.stats import binomtest  # optional: scipy
 
     discordant = only_first + only_second
     return 1.0 if discordant == 0 else float(binomtest(only_first, discordant).pvalue)
@@ -87,7 +87,7 @@ def noninferiority_power(n: int, discordance: float, margin: float, alpha: float
 
     n: problems answered by both. discordance: share of problems that exactly one side solves.
     """
-    from scipy.stats import binom
+    from scipy.stats import binom  # optional: scipy
 
     critical = _NORMAL.inv_cdf(1 - alpha)
     spread = 6 * math.sqrt(n * discordance * (1 - discordance)) + 1
@@ -123,7 +123,7 @@ def problems_needed(discordance: float, margin: float, power: float = 0.8) -> in
 
 def two_shares_p(correct_a: int, n_a: int, correct_b: int, n_b: int) -> float:
     """Two-sided test that two independent runs have the same accuracy (pooled z; exact for small counts)."""
-    from scipy.stats import fisher_exact
+    from scipy.stats import fisher_exact  # optional: scipy
 
     wrong_a, wrong_b = n_a - correct_a, n_b - correct_b
     pooled = (correct_a + correct_b) / (n_a + n_b)
@@ -135,7 +135,7 @@ def two_shares_p(correct_a: int, n_a: int, correct_b: int, n_b: int) -> float:
 
 def same_distribution_p(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
     """Chi-squared two-sample test over categories; rare ones are pooled. None: one category only, nothing to test."""
-    from scipy.stats import chi2_contingency
+    from scipy.stats import chi2_contingency  # optional: scipy
 
     a, b = Counter(first), Counter(second)
     share = min(len(first), len(second)) / (len(first) + len(second))

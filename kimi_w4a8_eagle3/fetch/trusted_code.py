@@ -16,16 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import constants
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic
+from ..recipe.launch import Launch
 from .store import CacheStore
-
-if TYPE_CHECKING:
-    from ..recipe.launch import Launch
 
 FORMAT = 1
 VARIABLE = "KIMI_TRUSTED_CODE"

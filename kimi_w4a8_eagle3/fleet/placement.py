@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..base.errors import KimiError
 from ..door.settings import is_loopback
 from ..engine.process import free_port
 from ..machine.hardware import Machine
-
-if TYPE_CHECKING:
-    from ..recipe.launch import Launch
-    from ..recipe.schema import ArgValue
+from ..recipe.launch import Launch
+from ..recipe.schema import ArgValue
 
 
 def replica_launches(

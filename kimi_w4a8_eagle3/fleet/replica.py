@@ -8,21 +8,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..base.errors import KimiError
 from ..base.signals import Terminated
-from ..door.check import require_door
+from ..door.presence import require_door
 from ..engine import startup_check
 from ..engine.client import EngineClient
 from ..engine.process import EngineServer
 from ..engine.pulse import Pulse
 from ..engine.watchdog import Watchdog
 from ..ops.replica_state import Phase, ReplicaState
+from ..recipe.launch import Launch
 from .engine_processes import EngineProcesses
-
-if TYPE_CHECKING:
-    from ..recipe.launch import Launch
 
 # A cold start on MI325X reads 497 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0

@@ -14,7 +14,7 @@ ARGUMENTS = "KIMI_ROUTER_ARGUMENTS"
 
 def main() -> None:
     """Serve until the process is ended."""
-    from sglang_router.router import Router
+    from sglang_router.router import Router  # optional: sglang-router
     from sglang_router.router_args import RouterArgs
 
     Router.from_args(RouterArgs(**json.loads(os.environ.pop(ARGUMENTS)))).start()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
 from rich.console import Console
@@ -22,6 +21,7 @@ from ..engine.process import require_free_port
 from ..fetch.trusted_code import locate, require_trusted
 from ..ops.canary import CanaryWatch
 from ..ops.replica_state import FleetView, Phase, ReplicaState
+from ..recipe.launch import Launch
 from ..recipe.router_settings import RouterSettings
 from .events import EventLog
 from .identity import fingerprint
@@ -29,9 +29,6 @@ from .registrar import Registrar
 from .replica import DRAIN_TIMEOUT_S, READY_TIMEOUT_S, Replica, engine, with_weight_version
 from .router import RouterEndpoint, router_endpoint
 from .supervisor import Fleet, RouterKeeper
-
-if TYPE_CHECKING:
-    from ..recipe.launch import Launch
 
 __all__ = ["READY_TIMEOUT_S", "ServeOptions", "Terminated", "engine", "serve_foreground", "signals_raise"]
 
@@ -84,7 +81,7 @@ def checked_weights(launch: Launch) -> str | None:
     """The fingerprint of the launch's checkpoints, which must be whole; None where they are not on this disk yet."""
     if launch.engine != "sglang":
         return None
-    from ..quark.preflight import preflight
+    from ..quark.preflight import preflight  # start-up: torch, for checkpoints on this disk alone
 
     model = _folder(launch, launch.model, "revision")
     draft = _folder(launch, launch.draft, "speculative-draft-model-revision")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import KimiError
-from ..base.names import nearest
+from ..base.nearest import nearest
 
 GIB = 1 << 30
 SIMDS_PER_CU = 4

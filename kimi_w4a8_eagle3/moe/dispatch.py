@@ -60,14 +60,14 @@ def load_backend(name: str, gates: GateReader) -> MoeBackend:
     """Import and construct one backend; raises ImportError when its package is absent."""
     # Imported here: FlyDSL and Triton are optional, and a process loads only what it runs.
     if name == "flydsl":
-        from .flydsl.backend import FlydslBackend
+        from .flydsl.backend import FlydslBackend  # optional: flydsl
 
         return FlydslBackend(gates)
     if name == "triton":
-        from .triton.backend import TritonBackend
+        from .triton.backend import TritonBackend  # optional: triton
 
         return TritonBackend()
-    from .reference import ReferenceBackend
+    from .reference import ReferenceBackend  # start-up: torch
 
     return ReferenceBackend()
 

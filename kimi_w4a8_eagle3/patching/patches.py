@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..base.errors import KimiError
-from ..base.names import nearest
+from ..base.nearest import nearest
 from ..base.resources import operator_dir
 from ..base.toml import tomllib
 from .cpp_edits import CheckedPageOffset, SmallPagesLoadGlobally

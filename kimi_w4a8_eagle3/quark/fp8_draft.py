@@ -23,6 +23,7 @@ def quantize_fp8(source: Path, destination: Path, *, device: str = "cpu", verbos
 
 
 def _config() -> QConfig:
+    # optional: amd-quark
     from quark.torch.quantization.config.config import FP8E4M3PerChannelSpec, QConfig, QLayerConfig
 
     weight = FP8E4M3PerChannelSpec(is_dynamic=False, ch_axis=0).to_quantization_spec()

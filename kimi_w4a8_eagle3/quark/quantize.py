@@ -62,14 +62,14 @@ def quantize_w4a8(
 
 def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], device: str, verbose: bool) -> None:
     """Quark's file-to-file quantization with what `config` returns; called once quark can be imported."""
-    from ..base import torchvision_ops
+    from ..base import torchvision_ops  # start-up: torch
 
     torchvision_ops.declare_missing()  # Quark imports transformers, which imports torchvision
     try:
-        from quark.common.utils.log import ScreenLogger
+        from quark.common.utils.log import ScreenLogger  # optional: amd-quark
 
         ScreenLogger.set_shared_level(logging.INFO if verbose else logging.WARNING)
-        from quark.torch import ModelQuantizer
+        from quark.torch import ModelQuantizer  # optional: amd-quark
     except (ImportError, RuntimeError) as error:  # RuntimeError: it compiles an extension when first imported
         raise KimiError(
             f"AMD Quark cannot be imported: {error}",
@@ -84,6 +84,7 @@ def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], de
 
 def _config(exclude: Sequence[str]) -> QConfig:
     """Quark's configuration. `scale_type` must be said: without it Quark stores the FP8 scale in the weight's dtype."""
+    # optional: amd-quark
     from quark.torch.quantization.config.config import (
         FP8E4M3PerTensorSpec,
         Int4PerChannelSpec,

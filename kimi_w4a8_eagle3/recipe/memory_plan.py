@@ -16,7 +16,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from ..base.errors import KimiError
-from ..base.names import nearest
+from ..base.nearest import nearest
 from ..base.resources import operator_dir
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import Gpu

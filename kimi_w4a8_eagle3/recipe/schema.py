@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..base.errors import KimiError
-from ..base.names import nearest
+from ..base.nearest import nearest
 from ..base.resources import operator_dir
 from ..base.toml import tomllib
 from .router_settings import RouterSettings

@@ -62,7 +62,7 @@ def write_report(analysis: Analysis, folder: Path) -> Path:
 
 def _figures(analysis: Analysis) -> list[tuple[str, str, str, Figure]]:
     """(file name, title, text, figure), in the order of the page."""
-    from . import plots
+    from . import plots  # optional: matplotlib
     from .model_plot import model_plot
 
     found: list[tuple[str, str, str, Figure]] = []
@@ -112,7 +112,7 @@ def _machine(run: Run) -> str:
 
 
 def _save(folder: Path, name: str, title: str, text: str, figure: Figure) -> Picture:
-    import matplotlib.pyplot as plt
+    import matplotlib.pyplot as plt  # optional: matplotlib
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI)
@@ -123,7 +123,7 @@ def _save(folder: Path, name: str, title: str, text: str, figure: Figure) -> Pic
 
 
 def _render(analysis: Analysis, pictures: Sequence[Picture]) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # optional: jinja2
 
     environment = Environment(
         loader=PackageLoader("kimi_w4a8_eagle3.report", "."), autoescape=True, undefined=StrictUndefined

@@ -10,10 +10,9 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from ..base.errors import KimiError
+from ..base.errors import or_end
+from ..gates import read_gates
 
 
 def register() -> None:
@@ -26,20 +25,11 @@ def register() -> None:
         _register()
 
 
-@contextmanager
-def or_end(what: str) -> Iterator[None]:
-    """End the process with one message where an exception would be logged and forgotten."""
-    try:
-        yield
-    except Exception as error:
-        reason = str(error) if isinstance(error, KimiError) else f"{what}, so nothing is served: {error!r:.200}"
-        raise SystemExit(f"kimi: {reason}") from error
-
-
 def _register() -> None:
+    # SGLang's import order: `cpu.install` comes before anything of it
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from ..gates import read_gates
+    # Start-up: whoever wants `cpu` alone imports this package, too.
     from . import (
         cpu,
         door,
@@ -65,7 +55,7 @@ def _register() -> None:
     if read_gates(os.environ).check_model_name:
         HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
     if cpu.installed():
-        from .cpu import fp8_linear
+        from .cpu import fp8_linear  # start-up: torch, and needed on a CPU alone
 
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
         cpu.claim_attention_backend()

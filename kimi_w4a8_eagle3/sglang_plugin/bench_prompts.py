@@ -6,6 +6,13 @@ go to OUTPUT as JSON lines. Needed to say how much a workload's text repeats its
 
 from __future__ import annotations
 
+import argparse
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+
 from kimi_w4a8_eagle3.sglang_plugin import cpu
 
 cpu.install()
@@ -13,12 +20,7 @@ cpu.install()
 
 def main(output: str, words: list[str]) -> None:
     """Write one `{"prompt": ..., "prompt_len": ...}` a line."""
-    import argparse
-    import json
-    import random
-    from pathlib import Path
-
-    import numpy as np
+    # SGLang's import order: after `cpu.install`
     from sglang.benchmark.datasets import get_dataset
     from sglang.benchmark.utils import get_tokenizer
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, or_end
 from ..door.middleware import Door, InternalKey, describe
 from ..door.rules import ModelLimits, RequestRules
 from ..door.settings import read_door
-from . import or_end, request_guard
+from . import request_guard
 from .door_models import request_models, sampling_model
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def install(registry: Any) -> None:
         return
     if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes"):
         raise _beyond_reach("SGLANG_RUST_SERVER serves HTTP from a program that the door cannot reach")
-    from sglang.srt.plugins.hook_registry import HookType
+    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
     hooks = {
         TARGET: guard_http_server,
@@ -62,7 +62,7 @@ def guard_http_server(
 
 
 def _stand_in_front(server_args: Any, tokenizer_manager: Any) -> None:
-    from sglang.srt.entrypoints import http_server
+    from sglang.srt.entrypoints import http_server  # SGLang's import order: it is complete when it serves
 
     if (workers := getattr(server_args, "tokenizer_worker_num", 1)) != 1:
         # Each of several workers imports the application anew, in a process where this hook never runs.
@@ -103,7 +103,7 @@ def wait_and_warm_up(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
 def _carrying(server_args: Any, key: str | None) -> Iterator[None]:
     """What SGLang takes for its own key, and sends with its warm-up, is `key`; its middleware was set up without."""
     try:
-        from sglang.srt.runtime_context import get_serving
+        from sglang.srt.runtime_context import get_serving  # not in every release
 
         serving = get_serving()
     except ImportError:  # 0.5.16 reads its arguments

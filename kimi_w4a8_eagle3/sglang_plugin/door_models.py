@@ -16,6 +16,7 @@ _MOST_ERRORS = 64  # beyond that the message is not worth making
 
 def request_models() -> dict[str, RequestModel]:
     """The model of each endpoint whose body is checked."""
+    # SGLang's import order: it is complete when it serves
     from sglang.srt.entrypoints.anthropic import protocol as anthropic
     from sglang.srt.entrypoints.openai import protocol
     from sglang.srt.managers.io_struct import GenerateReqInput
@@ -34,7 +35,7 @@ def request_models() -> dict[str, RequestModel]:
 
 def sampling_model() -> RequestModel:
     """/generate's sampling parameters: SGLang makes them from a plain dictionary, whose types it never looks at."""
-    from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang.srt.sampling.sampling_params import SamplingParams  # SGLang's import order: as above
 
     hints = get_type_hints(SamplingParams)
     open_ = {

@@ -15,6 +15,7 @@ import logging
 import pkgutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
@@ -42,7 +43,7 @@ _schedulers: list[Any] = []  # the one of this process, for hooks that are not g
 
 def install(registry: Any) -> None:
     """Register the hooks with SGLang's HookRegistry; a release built differently ends at errors as it always did."""
-    from sglang.srt.plugins.hook_registry import HookType
+    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
     hooks: dict[str, Callable[..., Any]] = {
         f"{_SCHEDULER}.handle_generate_request": take_in,
@@ -180,6 +181,7 @@ def _end_batch(scheduler: Any, batch: Any, error: Exception, what: str) -> None:
 
 
 def _end(scheduler: Any, req: Any, error: Exception) -> None:
+    # SGLang's import order: hooks load before what they change
     from sglang.srt.disaggregation.utils import prepare_abort
     from sglang.srt.mem_cache.common import release_kv_cache
 
@@ -212,7 +214,7 @@ def _whole_answer(scheduler: Any, req: Any) -> bool:
 
 def _answer(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
     """Tell the process that holds the client's connection. A health check stays without an answer: it failed."""
-    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.io_struct import AbortReq  # SGLang's import order: hooks load before what they change
     from sglang.srt.managers.utils import is_health_check_generate_req
 
     if not is_health_check_generate_req(req):
@@ -221,7 +223,7 @@ def _answer(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
 
 def _is_simple(scheduler: Any, batch: Any) -> bool:
     """Whether this engine is of the kind whose state is understood here: what the recipes start."""
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_parallel  # SGLang's import order: hooks load before what they change
 
     parallel = get_parallel()
     special = (
@@ -249,7 +251,7 @@ def _require_pool_adds_up(scheduler: Any, error: Exception) -> None:
 
 def _request_failed(error: BaseException) -> bool:
     """Whether a request may be ended for this: not for the machine's errors, those of the pools, or of one rank."""
-    import torch
+    import torch  # start-up: only a failing batch needs torch
 
     device = tuple(
         kind for name in ("OutOfMemoryError", "AcceleratorError") if (kind := getattr(torch, name, None)) is not None
@@ -273,7 +275,7 @@ def _in_pools(error: BaseException) -> bool:
 
 def _all_ranks_failed() -> bool:
     """Whether the other ranks came here too: they read the same request. Alone, a rank would leave them waiting."""
-    import torch.distributed as dist
+    import torch.distributed as dist  # start-up: only a failing batch needs torch
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()
@@ -289,6 +291,7 @@ def _all_ranks_failed() -> bool:
 
 def _fail(req: Any, error: Exception) -> None:
     """Let SGLang end the request: in its next check, or with other words where it had just finished it."""
+    # SGLang's import order: hooks load before what they change
     from sglang.srt.disaggregation.utils import prepare_abort
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
@@ -307,8 +310,6 @@ def _failed(req: Any) -> bool:
 
 def _take_back(rows: Any, count: int) -> None:
     """Cut the parallel lists back to the first `count` requests."""
-    from dataclasses import fields
-
     for field in fields(rows):
         value = getattr(rows, field.name)
         for each in (value,) if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
@@ -318,6 +319,7 @@ def _take_back(rows: Any, count: int) -> None:
 
 def _no_result() -> Any:
     """What stands for the result of a batch that ended, in a loop that reads results one step later."""
+    # SGLang's import order: hooks load before what they change
     from sglang.srt.managers.utils import GenerationBatchResult
 
     result = GenerationBatchResult(grammar_advanced=True)

@@ -27,7 +27,7 @@ SCHEDULER_CONSTANTS = f"{_COLLECTORS}.SchedulerMetricsCollector.emit_constants"
 
 def install(registry: Any) -> None:
     """Register the hooks with SGLang's HookRegistry; a release without these methods keeps its metrics as they are."""
-    from sglang.srt.plugins.hook_registry import HookType
+    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
     targets = {
         TOKENIZER_COLLECTOR: define_spec_steps,
@@ -88,7 +88,7 @@ def define_spec_steps(_: None, collector: Any, server_args: Any = None, *__: Any
 
     The series begin at zero, so that a rate sees the first requests; without speculation there are none.
     """
-    from prometheus_client import Counter
+    from prometheus_client import Counter  # it reads its environment when imported: see above
 
     counter = (getattr(collector, "_counter_cls", None) or Counter)(
         name="kimi_spec_steps_total",
@@ -127,7 +127,7 @@ def emit_constants(_: None, collector: Any, *__: Any, max_total_num_tokens: int,
 
 
 def _gauge(collector: Any, name: str, documentation: str, *extra: str) -> Any:
-    from prometheus_client import Gauge
+    from prometheus_client import Gauge  # it reads its environment when imported: see above
 
     return (getattr(collector, "_gauge_cls", None) or Gauge)(
         name=name,

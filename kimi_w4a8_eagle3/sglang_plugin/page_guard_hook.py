@@ -33,7 +33,7 @@ def known_limit() -> int | None:
 
 def install(registry: Any) -> None:
     """Register the cap with SGLang's HookRegistry; raises RuntimeError on a release that sizes its pools elsewhere."""
-    from sglang.srt.plugins.hook_registry import HookType
+    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
     if find_spec(MODULE) is None:
         raise RuntimeError("this SGLang release sizes its KV pool in a place that the page-offset guard does not know")
@@ -65,6 +65,7 @@ def _applies(owner: Any, gates: Gates) -> bool:
 
 def _attention_backends(owner: Any) -> set[str | None]:
     """Backends of prefill, decode and draft, as SGLang resolved them."""
+    # SGLang's import order: hooks load before what they change
     from sglang.srt.runtime_context import attention_backends, get_spec
 
     return {*attention_backends(), get_spec().speculative_draft_attention_backend}
@@ -97,7 +98,7 @@ def _draft_config(owner: Any) -> Any:
     args = owner.server_args
     if not args.speculative_draft_model_path:
         return None
-    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.configs.model_config import ModelConfig  # SGLang's import order: hooks load before what they change
 
     return ModelConfig.from_server_args(
         args,
@@ -108,6 +109,6 @@ def _draft_config(owner: Any) -> Any:
 
 
 def _attention_tp() -> int:
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_parallel  # SGLang's import order: hooks load before what they change
 
     return int(get_parallel().attn_tp_size)

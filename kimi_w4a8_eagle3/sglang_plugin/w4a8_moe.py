@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sglang.srt.layers.moe import MoeRunnerConfig
-from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput, StandardDispatchOutput
 from sglang.srt.layers.quantization.quark.schemes import QuarkMoEScheme
 from sglang.srt.utils import set_weight_attrs
 
@@ -17,9 +17,6 @@ from ..moe.contract import MoeShape, QuarkMoeWeights
 from ..moe.dispatch import select_backend
 from ..moe.op import MoeLayer
 from ..quark.packing import NIBBLES_PER_WORD
-
-if TYPE_CHECKING:
-    from sglang.srt.layers.moe.token_dispatcher import StandardDispatchOutput
 
 
 class QuarkInt4Int8MoE(QuarkMoEScheme):

@@ -15,7 +15,7 @@ COPY requirements/constraints.txt requirements/serve-cpu.txt requirements/
 # torch from its own index: PyPI's brings several GB of CUDA.
 RUN pip install --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' requirements/constraints.txt)" \
  && pip install -c requirements/constraints.txt -r requirements/serve-cpu.txt \
- && pip install --no-deps sglang==0.5.23 torchvision==0.28.0
+ && pip install -c requirements/constraints.txt --no-deps sglang torchvision
 COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY kimi_w4a8_eagle3 kimi_w4a8_eagle3
 COPY launch launch

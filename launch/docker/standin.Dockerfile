@@ -3,7 +3,7 @@
 # AITER. Build context: the repository, with standin.Dockerfile.dockerignore.
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
 FROM ${BASE}
-ARG SGLANG=0.5.23
+ARG SGLANG
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1
 COPY requirements/docker-base.txt tests/patching/patch_trees.py /standin/
 # hadolint ignore=DL3013

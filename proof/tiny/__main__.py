@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -11,10 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.cli import run
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
 
 app = typer.Typer(no_args_is_help=True, help="The built-in model: make it, or check the one in the package.")
 

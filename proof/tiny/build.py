@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.progress import Progress
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
@@ -28,9 +29,6 @@ from .evaluate import Evaluation, evaluate
 from .tokenizer import train_tokenizer
 from .train_draft import DraftTraining, draft_steps, on_policy, train_draft
 from .train_target import TargetTraining, train_target
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 CORPUS_DOCUMENTS, CORPUS_SEED = 20_000, 0
 EVALUATED_PROBLEMS = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
@@ -16,9 +16,6 @@ from .checkpoint import load_draft, load_target
 from .generate import answer_all, exact_match
 from .tokenizer import load_tokenizer
 from .train_draft import Dialogue
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 MIN_EXACT_MATCH = 0.85
 MAX_LOSS_BY_QUANTIZATION = 0.03

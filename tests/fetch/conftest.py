@@ -1,4 +1,4 @@
-"""A small model repository on a loopback Hub."""
+"""A small model repository on a loopback Hub, and a folder that nothing may touch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.fetch_helpers import NAME, client, model_files, quiet
+from support.fetch_helpers import NAME, SHARDS, client, model_files, quiet
 from support.hub_server import HubServer, Repo, serve
 
 from kimi_w4a8_eagle3.fetch.download import Result, fetch
@@ -40,3 +40,20 @@ def bring(hub: HubServer, store: CacheStore) -> Callable[..., Result]:
         return fetch(client(hub, token), into, NAME, revision, quiet, **({"reserve": 0} | options))  # type: ignore[arg-type]
 
     return run
+
+
+@pytest.fixture
+def outside(tmp_path: Path, repo: Repo) -> Iterator[Path]:
+    """A folder of somebody else: whatever happens, it stays as it is."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    for name in ("bashrc", "bashrc.incomplete", "c" * 40):
+        (folder / name).write_bytes(b"mine: " + name.encode())
+    (folder / "shard").write_bytes(repo.files[SHARDS[0]])  # what would be right, but is not ours
+    before = contents(folder)
+    yield folder
+    assert contents(folder) == before
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_nlink) for path in folder.iterdir()}

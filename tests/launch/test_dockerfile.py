@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
+
 ROOT = Path(__file__).parents[2]
 HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
 
@@ -42,7 +44,7 @@ def test_hadolint_has_no_complaint(name: str) -> None:
 
 def test_two_stages_on_the_base_image_that_can_be_chosen() -> None:
     steps = instructions()
-    assert steps[0] == ("ARG", "BASE_IMAGE=lmsysorg/sglang:v0.5.23-rocm720-mi30x")
+    assert steps[0] == ("ARG", f"BASE_IMAGE=lmsysorg/sglang:v{SGLANG_PINNED}-rocm720-mi30x")
     assert [rest for keyword, rest in steps if keyword == "FROM"] == ["${BASE_IMAGE} AS wheels", "${BASE_IMAGE}"]
 
 

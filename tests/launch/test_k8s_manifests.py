@@ -10,12 +10,27 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
 import typer
 from support.kustomize import KUBECTL, render
+from support.manifests import (
+    Manifest,
+    command_lines,
+    containers,
+    environment,
+    of_kind,
+    option,
+    pod_of,
+    replicas,
+    router,
+    selected,
+    served,
+    size,
+    workloads,
+    writable,
+)
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
@@ -34,9 +49,6 @@ OVERLAYS = ("mi325x", "mi325x-shared", "tiny-cpu")
 GPU_OVERLAYS = OVERLAYS[:2]
 VERSIONS = ("1.27", "1.32", "1.37")  # from the first that has every field used here to the newest known
 END_OF_PROCESSES_S = 26  # what `EngineServer.stop` takes at most after the grace it is given
-SIZES = {"Gi": 1 << 30, "Mi": 1 << 20}
-
-Manifest = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -66,67 +78,6 @@ def on_gpus(request: pytest.FixtureRequest, rendered: Callable[[str], list[Manif
 @pytest.fixture(scope="module")
 def monitors(rendered: Callable[[str], list[Manifest]]) -> list[Manifest]:
     return rendered("monitoring")
-
-
-def of_kind(objects: list[Manifest], kind: str) -> dict[str, Manifest]:
-    return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
-
-
-def workloads(objects: list[Manifest]) -> list[Manifest]:
-    return [each for each in objects if each["kind"] in ("StatefulSet", "Deployment", "Job")]
-
-
-def pod_of(workload: Manifest) -> Manifest:
-    return workload["spec"]["template"]
-
-
-def containers(pod: Manifest) -> list[Manifest]:
-    return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
-
-
-def served(workload: Manifest) -> Manifest:
-    return pod_of(workload)["spec"]["containers"][0]
-
-
-def selected(objects: list[Manifest], labels: dict[str, str]) -> list[Manifest]:
-    return [each for each in workloads(objects) if labels.items() <= pod_of(each)["metadata"]["labels"].items()]
-
-
-def replicas(objects: list[Manifest]) -> Manifest:
-    return of_kind(objects, "StatefulSet")["kimi"]
-
-
-def router(objects: list[Manifest]) -> Manifest:
-    return of_kind(objects, "Deployment")["kimi-router"]
-
-
-def environment(objects: list[Manifest], container: Manifest) -> dict[str, str]:
-    """The container's variables; those of secrets are left out."""
-    found = {}
-    for variable in container.get("env", []):
-        if "value" in variable:
-            found[variable["name"]] = variable["value"]
-        elif reference := variable["valueFrom"].get("configMapKeyRef"):
-            found[variable["name"]] = of_kind(objects, "ConfigMap")[reference["name"]]["data"][reference["key"]]
-    return found
-
-
-def command_lines(objects: list[Manifest], container: Manifest) -> list[list[str]]:
-    """Every `kimi` command line of a container, as its process gets it: the arguments, or those in a shell script."""
-    values = environment(objects, container)
-    args = [re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], arg) for arg in container["args"]]
-    if container.get("command", [""])[0] != "/bin/sh":
-        return [args]
-    script = re.sub(r"\$(\w+)", lambda found: values[found[1]], args[-1])
-    return [shlex.split(part)[1:] for part in re.findall(r"kimi [^|;&]*", script)]
-
-
-def option(args: list[str], name: str) -> str:
-    return args[args.index(name) + 1]
-
-
-def size(text: str) -> int:
-    return int(text[:-2]) * SIZES[text[-2:]]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -269,10 +220,6 @@ def image_environment() -> dict[str, str]:
     return dict(word.split("=", 1) for word in shlex.split(instruction.replace("\\\n", " ")))
 
 
-def writable(container: Manifest) -> set[str]:
-    return {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
-
-
 def test_what_is_written_is_mounted(objects: list[Manifest]) -> None:
     """With a read-only root file system; the folders are those of the Dockerfile, /tmp and shared memory."""
     assert {"/home/kimi", "/runs", "/tmp", "/dev/shm"} <= writable(served(replicas(objects)))
@@ -398,8 +345,10 @@ def test_the_model_is_fetched_first_then_read_only_and_has_room(on_gpus: list[Ma
     there = next(each for each in fetch["volumeMounts"] if each["mountPath"] == "/models")
     assert (there["name"], there.get("subPath")) == (models["name"], models.get("subPath"))
     assert "/models" in writable(fetch)
+    checkpoints = Needs.of(load_recipe(environment(on_gpus, served(workload))["RECIPE"])).checkpoints
+    fetched = sum(PUBLISHED_SIZES[each.repo] for each in checkpoints)
     # Two copies do not fit, nor need they: an update of the checkpoint is fetched file by file.
-    assert size(claim["spec"]["resources"]["requests"]["storage"]) > sum(PUBLISHED_SIZES.values()) + 50 * GIB
+    assert size(claim["spec"]["resources"]["requests"]["storage"]) > fetched + 50 * GIB
 
 
 def test_prometheus_finds_the_ops_ports(objects: list[Manifest], monitors: list[Manifest]) -> None:

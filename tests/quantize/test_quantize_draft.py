@@ -14,7 +14,7 @@ from support.quantizing import quantize, quantized
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.exclude import fix_exclude
-from kimi_w4a8_eagle3.quark.report import compare
+from kimi_w4a8_eagle3.quark.weight_errors import compare
 
 VLLM = ["re:.*fc.*", "re:.*lm_head.*"]
 

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from support.door_app import ADMIN_KEY, CHAT, CLIENT_KEY, CLOSED, KEYS, Engine, ask, bearer, guarded, message
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.door.check import require_door
 from kimi_w4a8_eagle3.door.middleware import Door, InternalKey
+from kimi_w4a8_eagle3.door.presence import require_door
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.engine.process import free_port
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from support.sglang_program import BOTH, found, run
+from support.sglang_program import BOTH, VERSIONS, found, run
 
 PROGRAM = """
 import asyncio, json, os
@@ -66,7 +66,7 @@ print(json.dumps({
 @BOTH
 def test_the_door_stands_in_front_of_everything(older: bool) -> None:
     facts = found(PROGRAM, older)
-    assert facts["version"] == ("0.5.16" if older else "0.5.23")
+    assert facts["version"] == VERSIONS[older]
     assert facts["outermost"] == "Door"
     assert facts["hooked"] == [
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server",

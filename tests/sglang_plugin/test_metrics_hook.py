@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
-from support.sglang_program import BOTH, found
+from support.sglang_program import BOTH, VERSIONS, found
 
 from kimi_w4a8_eagle3.sglang_plugin.metrics_hook import SpecSteps, count_spec_steps, emit_constants
 
@@ -35,7 +35,7 @@ print(json.dumps({
 @BOTH
 def test_both_releases_are_hooked_before_prometheus_client_is_imported(older: bool) -> None:
     facts = found(HOOKED, older)
-    assert facts["version"] == ("0.5.16" if older else "0.5.23")
+    assert facts["version"] == VERSIONS[older]
     assert facts["hooked"] == [True, True, True] and not facts["early"]
     assert facts["hooked_without_target"] == []  # a release that lacks one of them keeps its metrics as they are
 

@@ -1,6 +1,6 @@
 """The plugin in SGLang's own framework: loaded by entry point, dispatching W4A8 and leaving the rest alone."""
 
-from support.sglang_program import BOTH, found
+from support.sglang_program import BOTH, VERSIONS, found
 
 DISPATCH = """
 import json
@@ -48,7 +48,7 @@ print(json.dumps({
 @BOTH
 def test_w4a8_gets_our_scheme_and_others_sglangs(older: bool) -> None:
     facts = found(DISPATCH, older)
-    assert facts["version"] == ("0.5.16" if older else "0.5.23")
+    assert facts["version"] == VERSIONS[older]
     assert facts["ours"] == ["W4A8QuarkConfig", "QuarkInt4Int8MoE"]
     assert facts["other"] == ["QuarkConfig", "QuarkW8A8FP8MoE"]
     assert facts["fused_mlp_excluded"] and facts["glob_excluded"] and not facts["expert_excluded"]

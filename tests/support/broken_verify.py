@@ -10,9 +10,9 @@ import sys
 from typing import Any
 
 from kimi_w4a8_eagle3.sglang_plugin import cpu
-from kimi_w4a8_eagle3.sglang_plugin.cpu import tree
+from kimi_w4a8_eagle3.sglang_plugin.cpu import draft_chain
 
-_verify = tree.verify_tree_greedy_cpu
+_verify = draft_chain.verify_tree_greedy_cpu
 
 
 def accept_everything(*args: Any, **named: Any) -> None:

@@ -9,14 +9,23 @@ from pathlib import Path
 
 from support import smi_texts
 
+from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Output, Probe, Process
+from kimi_w4a8_eagle3.doctor.result import Report, Result
+from kimi_w4a8_eagle3.doctor.runner import examine
+from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
+from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
+from kimi_w4a8_eagle3.fetch.store import CacheStore
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.patching.patcher import PatchReport, Status
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 GIB = 1 << 30
 COMMIT = "b" * 40
+EAGLE3 = Needs.of(load_recipe("eagle3-opt"))
+TINY = Needs.of(load_recipe("tiny"))
 
 
 def patch(name: str, status: Status) -> PatchReport:
@@ -151,7 +160,7 @@ TOOLS = {
     "amd-smi metric": smi_texts.newer(smi_texts.amd_memory()),
     "amd-smi version": smi_texts.older(smi_texts.amd_version()),
 }
-PACKAGES = {"sglang": "0.5.23", "torch": "2.11.0+git1234", "amd-aiter": "0.1.14", "flydsl": "0.4.2"}
+PACKAGES = {"sglang": SGLANG_PINNED, "torch": "2.11.0+git1234", "amd-aiter": "0.1.14", "flydsl": "0.4.2"}
 
 
 def mi325x(root: Path, **changes: object) -> Recorded:
@@ -165,7 +174,7 @@ def mi325x(root: Path, **changes: object) -> Recorded:
 def bare(root: Path, **changes: object) -> Recorded:
     """A laptop: no GPU, no tools, CPU builds."""
     write(root, {"dev/shm/.keep": "", "proc/sys/kernel/numa_balancing": "0"})
-    packages = {"sglang": "0.5.23", "torch": "2.13.0+cpu"}
+    packages = {"sglang": SGLANG_PINNED, "torch": "2.13.0+cpu"}
     defaults = {"packages": packages, "build": "cpu", "limits": {"memlock": 8 << 20, "nofile": 20_000}}
     return Recorded(root=root, **(defaults | changes))  # type: ignore[arg-type]
 
@@ -176,3 +185,22 @@ def remove(root: Path, path: str) -> None:
         shutil.rmtree(target)
     else:
         target.unlink()
+
+
+def check(machine: Recorded, name: str, needs: Needs = EAGLE3) -> Result:
+    return next(result for result in examine(machine, needs).results if result.name == name)
+
+
+def problems(report: Report) -> dict[str, str]:
+    return {r.name: r.verdict.value for r in report.results if r.verdict.value in ("warn", "fail")}
+
+
+def fetch_pretended(machine: Recorded, needs: Needs = EAGLE3) -> None:
+    """Every checkpoint of the recipe is in the cache: a manifest and one file each."""
+    for checkpoint in needs.checkpoints:
+        store = CacheStore(machine.cache(), checkpoint.repo)
+        file = RemoteFile("w", 4, "f" * 64, True)
+        listing = Listing(checkpoint.repo, checkpoint.revision, "c" * 40, (file,))
+        write(store.root, {"refs/" + checkpoint.revision: "c" * 40})
+        Manifest(listing, {"w"}).save(store.tree, store.manifest_path(listing.commit))
+        write(store.root / "blobs", {file.digest: "abc"})  # with the newline, four bytes

@@ -1,6 +1,6 @@
-"""A program in a process of its own with SGLang and our plugin, for the pinned release and for 0.5.16.
+"""A program in a process of its own with SGLang and our plugin, for the pinned release and for an older one.
 
-In a process of its own because hooks change SGLang as a whole. 0.5.16 is the newest release with a known ROCm image.
+In a process of its own because hooks change SGLang as a whole.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 import kimi_w4a8_eagle3
+from kimi_w4a8_eagle3.doctor.software import SGLANG_OLDER, SGLANG_PINNED
 
-BOTH = pytest.mark.parametrize("older", [False, True], ids=["0.5.23", "0.5.16"])
+VERSIONS = (SGLANG_PINNED, SGLANG_OLDER)
+BOTH = pytest.mark.parametrize("older", [False, True], ids=VERSIONS)
 ROOT = Path(kimi_w4a8_eagle3.__file__).parents[1]
-OLDER = Path(sys.prefix) / "compat" / "sglang-0.5.16"
+OLDER = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_OLDER}"
 PRELUDE = """
 from kimi_w4a8_eagle3.sglang_plugin import cpu
 cpu.install()
@@ -32,7 +34,7 @@ load_plugins()
 def run(program: str, older: bool = False, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run `program` after the plugin was loaded, with more variables; each program once for all tests of a module."""
     if older and not OLDER.is_dir():
-        pytest.fail(f"SGLang 0.5.16 is not installed in {OLDER}: `make venv` puts it there")
+        pytest.fail(f"SGLang {SGLANG_OLDER} is not installed in {OLDER}: `make venv` puts it there")
     path = [str(ROOT)] + ([str(OLDER)] if older else [])
     extra = {"PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
     command = [sys.executable, "-c", PRELUDE + program]

@@ -317,7 +317,7 @@ def _router(on_gpu: bool) -> Callable[[torch.Tensor, int, int], Routing]:
     """Torch operations, or one small launch where Triton is there and the batch small enough for it."""
     if not on_gpu or not find_spec("triton"):
         return route
-    from .route import route_slots  # Triton is optional here
+    from .route_slots import route_slots  # Triton is optional here
 
     return route_slots
 

@@ -139,7 +139,7 @@ def cache_tag(config: Any) -> str:
 
 def compile_and_launch(launcher: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
     """Launch a kernel for the first time, compiling it or loading it from FlyDSL's cache; returns its fast launcher."""
-    import flydsl.compiler as flyc
+    import flydsl.compiler as flyc  # optional: flydsl
 
     with linking(), environment(ARCH=ARCH, FLYDSL_RUNTIME_CACHE_DIR=str(cache_dir() / "jit")):
         compiled: Callable[..., Any] = flyc.compile(launcher, *args)

@@ -44,7 +44,7 @@ def warm(shape: MoeShape, arch: str, gates: GateReader | None = None) -> int:
         compile_kernel(build, config)
     if not find_spec("triton"):
         return len(kernels)
-    from .route import compile_routes  # it loads Triton
+    from .route_slots import compile_routes  # it loads Triton
 
     return len(kernels) + compile_routes(shape.num_experts, wanted_routes(backend, shape))
 

@@ -26,17 +26,17 @@ def install() -> bool:
     if installed():
         return True
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-    from ...base import torchvision_ops
+    from ...base import torchvision_ops  # start-up: torch, which `installed` does without
 
     torchvision_ops.declare_missing()
     if importlib.util.find_spec("sgl_kernel") is not None:
         return False
-    from . import attention, locations, tree
+    from . import attention, draft_chain, locations  # start-up: torch
 
     module = types.ModuleType("sgl_kernel", "Pure-torch CPU operators of kimi-w4a8-eagle3.")
     module.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", loader=None)
     setattr(module, _MARK, True)
-    for part in (locations, tree):
+    for part in (locations, draft_chain):
         for name in part.OPERATORS:
             setattr(module, name, getattr(part, name))
     attention.register()
@@ -50,7 +50,7 @@ def claim_attention_backend() -> None:
     Only argument resolution asks this question; layers ask `cpu_has_amx_support` and stay on plain torch.
     """
     try:
-        from sglang.srt.runtime_context import override_platform
+        from sglang.srt.runtime_context import override_platform  # SGLang's import order: after `install`
     except ImportError:  # 0.5.16 has no such question, and serves nothing on a CPU
         return
     override_platform(has_amx=True).install()

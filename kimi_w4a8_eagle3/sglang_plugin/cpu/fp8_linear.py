@@ -41,6 +41,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor) ->
 
 
 def _scheme_class() -> type:
+    # SGLang's import order: this hook loads first
     from sglang.srt.layers.quantization.quark.schemes import QuarkW8A8Fp8
 
     class ReferenceFp8(QuarkW8A8Fp8):

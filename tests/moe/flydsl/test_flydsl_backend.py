@@ -257,7 +257,7 @@ def test_the_sorting_kernel_routes_like_torch() -> None:
     """In a process of its own: Triton's interpreter is chosen when Triton is imported."""
     program = """
 import torch
-from kimi_w4a8_eagle3.moe.flydsl.route import route_slots
+from kimi_w4a8_eagle3.moe.flydsl.route_slots import route_slots
 from kimi_w4a8_eagle3.moe.routing import route
 ids = torch.randint(-1, 9, (11, 3), generator=torch.Generator().manual_seed(0)).int()
 got, expected = route_slots(ids, 7, 4), route(ids, 7, 4)
@@ -274,6 +274,6 @@ assert torch.equal(got.order[:rows], expected.order[:rows])
 
 def test_the_sorting_kernel_compiles_without_a_gpu() -> None:
     pytest.importorskip("triton")
-    from kimi_w4a8_eagle3.moe.flydsl.route import compile_routes
+    from kimi_w4a8_eagle3.moe.flydsl.route_slots import compile_routes
 
     assert compile_routes(SMALL.num_experts, [(12, 16), (9, 16), (4096, 16)]) == 1

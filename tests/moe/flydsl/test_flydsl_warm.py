@@ -24,7 +24,7 @@ SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
 if SKIP is None:
     pytest.importorskip("triton")
-    from kimi_w4a8_eagle3.moe.flydsl import route as flydsl_route
+    from kimi_w4a8_eagle3.moe.flydsl import route_slots as flydsl_route
     from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
     from kimi_w4a8_eagle3.moe.flydsl.layout import LAYOUT

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3.sglang_plugin.cpu import tree
+from kimi_w4a8_eagle3.sglang_plugin.cpu import draft_chain
 
 N = 4
 
@@ -16,7 +16,7 @@ def chain(seq_lens: torch.Tensor) -> dict[str, torch.Tensor]:
     links = torch.full((3, batch, N), -1, dtype=torch.long)
     mask = torch.ones(batch * N * N, dtype=torch.bool)
     positions = torch.empty(batch * N, dtype=torch.long)
-    tree.build_tree_kernel_efficient_cpu(
+    draft_chain.build_tree_kernel_efficient_cpu(
         torch.empty(batch, 0), torch.empty(batch, N - 1), seq_lens, mask, positions, *links, 1, N - 1, N, 1
     )
     return {"index": links[0], "next": links[1], "sibling": links[2], "mask": mask, "positions": positions}
@@ -40,7 +40,7 @@ def test_greedy_verification_accepts_the_agreeing_prefix(rows):
     predicts = torch.full((batch * N,), -7, dtype=torch.int32)
     accept_index = torch.full((batch, N), -1, dtype=torch.int32)
     accept_num = torch.empty(batch, dtype=torch.int32)
-    tree.verify_tree_greedy_cpu(
+    draft_chain.verify_tree_greedy_cpu(
         predicts=predicts,
         accept_index=accept_index,
         accept_token_num=accept_num,
@@ -62,4 +62,4 @@ def test_greedy_verification_accepts_the_agreeing_prefix(rows):
 
 def test_draft_trees_are_refused():
     with pytest.raises(NotImplementedError, match="topk 1"):
-        tree.build_tree_kernel_efficient_cpu(*[torch.empty(1)] * 8, 2, 3, 4, 0)
+        draft_chain.build_tree_kernel_efficient_cpu(*[torch.empty(1)] * 8, 2, 3, 4, 0)

@@ -1,0 +1,171 @@
+"""What the faults of fault_cases.py share: the running fleet, the row of the table, breaking it under load."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.prometheus import Reading
+from proof.load.load import Load, forbidden, write_records
+from proof.load.load_questions import Question, endless_question, known_questions
+from proof.load.load_request import Outcome, Record
+from proof.load.served import ServedFleet
+
+CLIENTS = 6
+STALL_S = 15
+FLEET = ("--set", f"options.progress_timeout_s={STALL_S}")
+BEFORE_S = 4.0
+AFTER_S = 4.0
+_NOTICE_S = 240.0
+WHOLE_S = 900.0
+VISIBLE = frozenset({Outcome.OK, Outcome.CUT, Outcome.FAILED, Outcome.REFUSED})
+ONLY_OK = frozenset({Outcome.OK})
+
+
+@dataclass
+class Row:
+    """What one fault did. problems: why the case failed; empty when it passed."""
+
+    clients: str = ""
+    detected_s: float | None = None
+    whole_s: float | None = None
+    left: str = "nothing"
+    remark: str = ""
+    problems: list[str] = field(default_factory=list)
+
+    def expect(self, condition: bool, problem: str) -> None:
+        """Note a problem unless the condition holds."""
+        if not condition:
+            self.problems.append(problem)
+
+    def judge(self, records: Sequence[Record], allowed: frozenset[Outcome]) -> None:
+        """Count what clients saw; a wrong or shortened answer, or an outcome that is not allowed, is a problem."""
+        found = Counter(record.outcome for record in records)
+        self.clients = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.most_common())
+        for record in forbidden(records):
+            self.problems.append(f"{record.outcome.value}: {record.detail}")
+        others = {outcome: number for outcome, number in found.items() if outcome not in allowed}
+        self.expect(not others, f"not expected: {', '.join(f'{n} {o.value}' for o, n in others.items())}")
+        self.expect(found[Outcome.OK] > 0, "no request was answered")
+
+
+class Stage:
+    """A running fleet, the questions whose answers are known, and where records go."""
+
+    def __init__(self, fleet: ServedFleet, folder: Path) -> None:
+        self.fleet, self.folder = fleet, folder
+        self._http = httpx.Client(timeout=20.0)  # making one costs more than a request
+        fleet.wait_whole(WHOLE_S)
+        self.questions = known_questions(fleet.base_url)
+
+    def load(self, clients: int = CLIENTS, **options: object) -> Load:
+        """A load of ordinary clients."""
+        return Load(self.fleet.base_url, self.questions, clients, hang_s=240.0, **options)  # type: ignore[arg-type]
+
+    def endless(self, tokens: int) -> Question:
+        """A request that runs for so many tokens."""
+        return endless_question(self.questions[0].model, tokens)
+
+    def engines(self) -> list[str]:
+        """Addresses of the engines behind the router."""
+        return [entry["base_url"] for entry in self.fleet.status()["replicas"]]
+
+    def count(self, metric: str) -> float:
+        """Sum of one of SGLang's metrics over the engines."""
+        texts = (self._http.get(f"{url}/metrics").text for url in self.engines())
+        return sum(Reading.parse(text).total(metric) or 0.0 for text in texts)
+
+    def wait_idle(self, timeout_s: float = 60.0) -> float:
+        """Seconds until no engine runs a request; the time limit when one still does."""
+        began = time.monotonic()
+        while time.monotonic() - began < timeout_s:
+            if self.count("sglang:num_running_reqs") == 0:
+                return time.monotonic() - began
+            time.sleep(0.1)
+        return timeout_s
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault. own_fleet: it ends the fleet, or needs another one than the rest."""
+
+    name: str
+    title: str
+    run: Callable[[Stage], Row]
+    own_fleet: bool = False
+
+
+def under_load(stage: Stage, inflict: Callable[[], object], allowed: frozenset[Outcome], name: str) -> Row:
+    """Break something in the middle of a load and wait until both replicas are ready and registered again."""
+    row, fleet = Row(), stage.fleet
+    before = fleet.debris(patience_s=0)
+    with stage.load() as load:
+        time.sleep(BEFORE_S)
+        at = time.time()
+        inflict()
+        noticed = fleet.wait_event(lambda e: e.event in ("down", "stalled", "removed"), at, _NOTICE_S)
+        row.detected_s = noticed.time - at
+        row.whole_s = fleet.wait_whole(WHOLE_S, since=at) - at
+        time.sleep(AFTER_S)
+    write_records(stage.folder / f"{name}.jsonl", load.records)
+    row.judge(load.records, allowed)
+    running = [record for record in load.records if record.began <= at <= record.ended]
+    seen = Counter(record.outcome.value for record in running)
+    row.remark = f"of {len(running)} requests running at the fault {', '.join(f'{n} {o}' for o, n in seen.items())}"
+    errors = [record.ended - at for record in load.records if record.outcome is not Outcome.OK]
+    if errors:
+        row.remark += f"; last error {max(errors):.1f} s after it"
+    left = fleet.debris(before)
+    row.left = str(left)
+    row.expect(not left, f"left behind: {left}")
+    return row
+
+
+@contextmanager
+def small_disk(folder: Path, size: str = "8m") -> Iterator[Path]:
+    """A tmpfs mounted at a new folder; KimiError where that is not allowed."""
+    folder.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        raise KimiError(f"a small disk cannot be mounted: {mounted.stderr.strip()}", remedy="run as root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False)
+
+
+def kimi_command(words: Sequence[str]) -> list[str]:
+    """The words that start `kimi` from this interpreter."""
+    return [sys.executable, "-m", "kimi_w4a8_eagle3.cli", *words]
+
+
+@contextmanager
+def other_kimi(folder: Path, words: Sequence[str], output: str) -> Iterator[Callable[[], str]]:
+    """Another `kimi` process; yields what reads its output so far, line breaks of the terminal's width undone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / output
+    with path.open("wb") as file:
+        process = subprocess.Popen(
+            kimi_command(words), cwd=folder, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "400"}
+        )
+    try:
+        yield lambda: path.read_text(errors="replace")
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,162 @@
+"""What keeps the house in order beside the import contracts of pyproject.toml: sizes, names, reasons, and the map."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import defaultdict
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "kimi_w4a8_eagle3"
+LONGEST = 400
+BACKENDS = ("flydsl", "triton")  # of moe/: the same parts by the same names, beside what they share
+# Where the pinned SGLang stands: the first is read by what installs it, the others cannot read and are compared with it
+# (compose.yaml with the Dockerfile, in tests/launch).
+PINS = {"requirements/constraints.txt", "kimi_w4a8_eagle3/doctor/software.py", "Dockerfile", "launch/compose.yaml"}
+OF_OTHERS = {"process_result.py", "pool_configurator.py"}  # InferenceX's and SGLang's
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("*/README.md")])
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return tuple(name for name in listed.stdout.splitlines() if (ROOT / name).is_file())
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+def imports_inside_functions(path: Path) -> list[ast.stmt]:
+    """Without those that lie between two others, which share the reason of the first."""
+    inner = {
+        node.lineno: node
+        for function in ast.walk(tree(path))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    ends = {node.end_lineno for node in inner.values()}
+    return [node for line, node in sorted(inner.items()) if line - 1 not in ends]
+
+
+def test_every_folder_of_the_package_is_on_the_map() -> None:
+    page = (ROOT / "docs/map.md").read_text()
+    folders = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("__init__.py")} - {"."}
+    assert {folder for folder in folders if f"`{folder}/`" not in page} == set()
+
+
+@cache
+def known_paths() -> frozenset[str]:
+    """Every file and folder of the repository, and every end of their paths: `recipe/launch.py` is one of two names."""
+    parts = [Path(name).parts for name in tracked()]
+    heads = {names[:end] for names in parts for end in range(1, len(names) + 1)}
+    return frozenset("/".join(head[start:]) for head in heads for start in range(len(head)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_path_that_a_page_names_is_there(page: Path) -> None:
+    """Links; files and folders by their path or the end of it; modules by their dotted name."""
+    text = page.read_text()
+    links = {link for link in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text) if not (page.parent / link).exists()}
+    tops = {name.split("/")[0] for name in tracked() if "/" in name} | {path.name for path in PACKAGE.iterdir()}
+    starts = "|".join(re.escape(top) for top in sorted(tops))
+    paths = set(re.findall(rf"(?<![\w./:<$-])((?:{starts})/[\w./-]*\w)(?![\w*<{{}}-]|/[*<{{]|…)", text))
+    paths |= set(re.findall(r"`([\w-]+\.(?:py|sh))\b", text)) - OF_OTHERS
+    dotted = re.findall(r"\b((?:proof|kimi_w4a8_eagle3)(?:\.[a-z]\w*)+)", text)
+    modules = {name for name in dotted if not {slashed(name), slashed(name) + ".py", above(name)} & known_paths()}
+    assert links | modules | {path for path in paths if path not in known_paths()} == set()
+
+
+def slashed(module: str) -> str:
+    return module.replace(".", "/")
+
+
+def above(name: str) -> str:
+    """The file of the module of a function that a page names in full."""
+    return slashed(name).rpartition("/")[0] + ".py"
+
+
+def test_no_python_file_is_longer_than_a_reader() -> None:
+    folders = ("kimi_w4a8_eagle3/", "proof/", "launch/", "tests/")
+    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in tracked() if name.endswith(".py")}
+    assert {n: size for n, size in lengths.items() if size > LONGEST and n.startswith(folders)} == {}
+
+
+def test_an_import_inside_a_function_says_why() -> None:
+    silent = []
+    for path in PACKAGE.rglob("*.py"):
+        lines = path.read_text().splitlines()
+        for node in imports_inside_functions(path):
+            above, own = lines[node.lineno - 2].strip(), lines[node.lineno - 1]
+            if "  # " not in own and not above.startswith("# "):
+                silent.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert silent == []
+
+
+def test_no_two_modules_share_a_name() -> None:
+    """But a command and what it calls, and the parts of the two MoE backends."""
+    by_stem = defaultdict(list)
+    for path in modules():
+        by_stem[path.stem].append(path.relative_to(PACKAGE))
+    pairs = [pair for paths in by_stem.values() for pair in combinations(sorted(paths), 2)]
+    assert [f"{a} {b}" for a, b in pairs if not (of_the_backends(a, b) or calls(a, b) or calls(b, a))] == []
+
+
+def of_the_backends(one: Path, other: Path) -> bool:
+    return all(path.parent in {Path("moe"), *(Path("moe") / name for name in BACKENDS)} for path in (one, other))
+
+
+def calls(command: Path, module: Path) -> bool:
+    """Whether a command imports the module, or a name from it."""
+    dotted = ".".join(module.with_suffix("").parts)
+    names = {
+        name
+        for node in ast.walk(tree(PACKAGE / command))
+        if isinstance(node, ast.ImportFrom)
+        for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names))
+    }
+    return command.parent == Path("commands") and dotted in names
+
+
+def test_the_places_of_the_pinned_sglang_agree() -> None:
+    pinned = f"sglang=={SGLANG_PINNED}"
+    assert pinned in (ROOT / "requirements/constraints.txt").read_text().splitlines()
+    assert f"ARG BASE_IMAGE=lmsysorg/sglang:v{SGLANG_PINNED}-" in (ROOT / "Dockerfile").read_text()
+
+
+def test_no_other_code_names_the_pinned_sglang() -> None:
+    """Comments and docstrings may: what was found in a release stays true of that release."""
+    named = {name for name in tracked() if not name.endswith((".md", ".json")) and SGLANG_PINNED in code(ROOT / name)}
+    assert named == PINS
+
+
+def code(path: Path) -> str:
+    """A file that names it, without its comments; of a Python file its texts, without the docstrings."""
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError:
+        return ""
+    if SGLANG_PINNED not in text:
+        return ""
+    if path.suffix != ".py":
+        return re.sub(r"^\s*#.*| # .*", "", text, flags=re.MULTILINE)
+    docstrings = {id(node.value) for node in ast.walk(tree(path)) if isinstance(node, ast.Expr)}
+    texts = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    return "\n".join(node.value for node in texts if isinstance(node.value, str))
