@@ -80,7 +80,7 @@ def check_numbers(params: Mapping[str, Any] | None, vocabulary: int) -> None:
         given = (params or {}).get(name)
         for value in given.values() if isinstance(given, Mapping) else [given]:
             if value is not None and not low <= value <= high:  # NaN is in no range
-                raise ValueError(f"{name} must be between {low:.10g} and {high:.10g}, got {value:.3g}")
+                raise ValueError(f"{name} must be between {low:.10g} and {high:.10g}, got {value}")
     _require_tokens((params or {}).get("stop_token_ids"), vocabulary, "stop_token_ids")
     for pattern in _texts((params or {}).get("stop_regex")):
         try:

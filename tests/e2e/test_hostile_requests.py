@@ -41,6 +41,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "empty prompt": ("/generate", {**GENERATE, "text": ""}),
     "empty prompt in a batch": ("/generate", {**GENERATE, "text": ["Tom", ""]}),
     "no ids in a batch": ("/generate", {"input_ids": [[]], "sampling_params": {}}),
+    "text and no ids in a batch": ("/generate", {**GENERATE, "input_ids": [[]]}),
     "empty prompt, completions": ("/v1/completions", {**COMPLETION, "prompt": ""}),
     "negative token id": ("/v1/completions", {**COMPLETION, "prompt": [-1]}),
     "token id beyond the vocabulary": ("/generate", {"input_ids": [1, 10**9], "sampling_params": {}}),
