@@ -190,6 +190,8 @@ class RequestRules:
         body["sampling_params"] = kept if isinstance(params, list) else kept[0]
 
     def _check_generate(self, body: Mapping[str, Any], prompts: list[Any]) -> None:
+        if "text" in body and "input_ids" in body:  # SGLang takes the form of the one and the tokens of the other
+            raise Refusal("a prompt is text or input_ids, not both", param="input_ids")
         params = body.get("sampling_params", {})
         if isinstance(params, list) and (len(params) != len(prompts) or not _is_batch(body)):
             raise Refusal("a list of sampling_params goes with a list of as many prompts", param="sampling_params")

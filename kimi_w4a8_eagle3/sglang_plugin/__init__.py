@@ -35,6 +35,7 @@ def _register() -> None:
         door,
         failing_requests,
         full_disk,
+        grammar_cache,
         metrics_hook,
         model_name_hook,
         orphans,
@@ -50,6 +51,8 @@ def _register() -> None:
     page_guard_hook.install(HookRegistry)
     metrics_hook.install(HookRegistry)
     failing_requests.install(HookRegistry)
+    HookRegistry.register(grammar_cache.TARGET, grammar_cache.forget_oldest, HookType.AFTER)
+    HookRegistry.register(grammar_cache.COMPILER, grammar_cache.bound_compiler, HookType.BEFORE)
     HookRegistry.register(pulse_hook.TARGET, pulse_hook.beat, HookType.BEFORE)
     HookRegistry.register(shared_memory.TARGET, shared_memory.write_down, HookType.AFTER)
     if read_gates(os.environ).check_model_name:

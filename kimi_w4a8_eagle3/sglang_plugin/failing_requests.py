@@ -12,6 +12,7 @@ Four places, by what is known when something raises:
 from __future__ import annotations
 
 import logging
+import os
 import pkgutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,6 +46,10 @@ def install(registry: Any) -> None:
     """Register the hooks with SGLang's HookRegistry; a release built differently ends at errors as it always did."""
     from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
+    # Where no token is left, because none can follow the grammar or `min_tokens` forbids the last one, all logits of a
+    # row are infinite, its probabilities are NaN, and sampling raises for the whole batch. SGLang's own switch makes
+    # them finite: one token is drawn, and the grammar of that request alone refuses it.
+    os.environ.setdefault("SGLANG_SANITIZE_NAN_LOGITS", "1")
     hooks: dict[str, Callable[..., Any]] = {
         f"{_SCHEDULER}.handle_generate_request": take_in,
         f"{_SCHEDULER}.run_batch": run_batch,

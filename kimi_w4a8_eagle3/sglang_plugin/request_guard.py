@@ -19,7 +19,23 @@ from ..door.settings import read_door
 TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
 _INT32 = 2**31 - 1
-_MAX_BIAS = 100
+_SMALLEST = 2.0**-126  # of float32; what is smaller may become 0 there
+# What each sampling parameter may be, so that every number made of it stays finite in the scheduler's tensors. JSON has
+# 64 bits, the tensors 32: 1e39 is an infinity there and 1e-300 a zero, to divide by, and sampling from what follows
+# raises for the whole batch. The ranges are OpenAI's; for what it does not have, SGLang's, with a least divisor.
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),  # SGLang takes less than 1e-6 as greedy
+    "top_p": (_SMALLEST, 1),
+    "min_p": (0, 1),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 2),
+    "logit_bias": (-100, 100),  # of each token
+    "top_k": (-1, _INT32),
+    "max_new_tokens": (0, _INT32),
+    "min_new_tokens": (0, _INT32),
+    "stream_interval": (0, _INT32),
+}
 
 
 def validate_one_request(
@@ -60,15 +76,12 @@ def check_prompt_logprobs(tokens: int, start: int | None, top: int | None, token
 
 def check_numbers(params: Mapping[str, Any] | None, vocabulary: int) -> None:
     """Raise ValueError for sampling parameters that the scheduler cannot put into its tensors."""
-    for name in ("top_k", "max_new_tokens", "min_new_tokens"):
-        value = (params or {}).get(name)
-        if isinstance(value, int) and value > _INT32:
-            raise ValueError(f"{name} must be at most {_INT32}, got {value:.3g}")
+    for name, (low, high) in _RANGES.items():
+        given = (params or {}).get(name)
+        for value in given.values() if isinstance(given, Mapping) else [given]:
+            if value is not None and not low <= value <= high:  # NaN is in no range
+                raise ValueError(f"{name} must be between {low:.10g} and {high:.10g}, got {value}")
     _require_tokens((params or {}).get("stop_token_ids"), vocabulary, "stop_token_ids")
-    bias = (params or {}).get("logit_bias")
-    # OpenAI's range. Beyond float32 it is an infinity, and sampling from what follows ended the engine.
-    if isinstance(bias, Mapping) and not all(abs(float(each)) <= _MAX_BIAS for each in bias.values()):
-        raise ValueError(f"logit_bias must be between -{_MAX_BIAS} and {_MAX_BIAS}")
     for pattern in _texts((params or {}).get("stop_regex")):
         try:
             re.compile(pattern)

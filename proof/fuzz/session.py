@@ -268,6 +268,6 @@ class Fuzz:
             for part, each in enumerate(dict.fromkeys(case.sends)):
                 file = self._folder / f"fault-{number}-{index}-{part}.bin"
                 commands.append(each.command(self._target.base_url, file))
-            commands.append(f"proof/fuzz/__main__.py --url {self._target.base_url} --seed {self._seed} --only {index}")
+            commands.append(f"python -m proof.fuzz --url {self._target.base_url} --seed {self._seed} --only {index}")
         at = where[0] if where else None
         self.outcome.faults[what, group, name] = Fault(what, group, name, at, detail, "\n".join(commands))

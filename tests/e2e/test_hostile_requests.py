@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -40,6 +41,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "empty prompt": ("/generate", {**GENERATE, "text": ""}),
     "empty prompt in a batch": ("/generate", {**GENERATE, "text": ["Tom", ""]}),
     "no ids in a batch": ("/generate", {"input_ids": [[]], "sampling_params": {}}),
+    "text and no ids in a batch": ("/generate", {**GENERATE, "input_ids": [[]]}),
     "empty prompt, completions": ("/v1/completions", {**COMPLETION, "prompt": ""}),
     "negative token id": ("/v1/completions", {**COMPLETION, "prompt": [-1]}),
     "token id beyond the vocabulary": ("/generate", {"input_ids": [1, 10**9], "sampling_params": {}}),
@@ -67,6 +69,10 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
         {**GENERATE, "return_logprob": True, "token_ids_logprob": [10**9]},
     ),
     "pickled code": ("/generate", {**GENERATE, "custom_logit_processor": '{"callable": "80049526"}'}),
+    **{
+        f"{name} of {value:g}": ("/v1/chat/completions", {**CHAT, name: value})
+        for name, value in (("temperature", 1e39), ("top_p", 1e-300), ("repetition_penalty", 1e-300))
+    },
     "unknown model": ("/v1/chat/completions", {**CHAT, "model": "another"}),
     "negative temperature": ("/v1/chat/completions", {**CHAT, "temperature": -1}),
     "a prompt of 100,000 words": ("/v1/completions", {**COMPLETION, "prompt": "word " * 100_000}),
@@ -156,6 +162,18 @@ def test_hostile_requests_are_refused_and_nobody_else_notices(
     error = answer.get("error", answer)
     assert error if isinstance(error, str) else error["message"], "a refusal says why"
     assert client.chat(QUESTION[0]["content"], 24).text == healthy
+
+
+def test_a_request_that_leaves_no_token_fails_alone(eagle3: EngineServer) -> None:
+    """All its logits are infinite: their probabilities are NaN, which raises for every request of the same batch."""
+    url = eagle3.base_url + "/v1/completions"
+    greedy = {**COMPLETION, "temperature": 0}
+    expected = httpx.post(url, json=greedy, timeout=60).json()["choices"][0]["text"]
+    dead = {**COMPLETION, "temperature": 1, "json_schema": '{"$ref": "#"}'}
+    with ThreadPoolExecutor(24) as pool:  # many at once, so that some of both kinds are in one batch
+        answers = list(pool.map(lambda body: httpx.post(url, json=body, timeout=60), [greedy, dead] * 36))
+    assert {answer.json()["choices"][0]["text"] for answer in answers[::2]} == {expected}
+    assert {answer.status_code for answer in answers[1::2]} == {400}
 
 
 def test_a_stream_runs_on_while_another_client_misbehaves(eagle3: EngineServer, client: EngineClient) -> None:

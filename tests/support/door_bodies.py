@@ -76,6 +76,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "batch": ("/v1/completions", {"prompt": ["x"] * 513}, "at most 512"),
     "params without prompts": ("/generate", {"text": "x", "sampling_params": [{}, {}]}, "as many prompts"),
     "no params": ("/generate", {"text": ["x"], "sampling_params": []}, "as many prompts"),
+    "text and ids": ("/generate", {"text": "x", "input_ids": [[]]}, "text or input_ids, not both"),
     "long text": ("/v1/completions", {"prompt": "x" * TOO_LONG}, "longer than 8192 tokens"),
     "long chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * TOO_LONG}]}, "8192 tokens"),
     "many ids": ("/v1/completions", {"prompt": [1] * 8193}, "longer than 8192 tokens"),

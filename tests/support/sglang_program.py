@@ -42,9 +42,9 @@ def run(program: str, older: bool = False, **environ: str) -> subprocess.Complet
     return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=240, check=False)
 
 
-def found(program: str, older: bool = False) -> dict[str, Any]:
+def found(program: str, older: bool = False, **environ: str) -> dict[str, Any]:
     """What `program` prints in its last line, a JSON object."""
-    done = run(program, older)
+    done = run(program, older, **environ)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
