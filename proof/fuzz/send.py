@@ -39,31 +39,43 @@ class Sender:
         self._port = int(port)
         self._key = bearer(api_key)
         self._key_on_the_wire = (api_key or "none").encode()
-        # The server closes what is idle for 5 s; a request on its way at that moment would look like a broken answer.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_once, keepalive_expiry=2.0)
         timeout = httpx.Timeout(ANSWER_WITHIN_S)
         self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, limits=limits, trust_env=False)
+        unkept = httpx.Limits(max_keepalive_connections=0)
+        self._anew = httpx.AsyncClient(base_url=base_url, timeout=timeout, limits=unkept, trust_env=False)
 
     async def __aenter__(self) -> Sender:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
+        await self._anew.aclose()
 
     async def send(self, what: Request | Wire) -> Answer:
         """Send it and wait for the end of the answer, or leave."""
         began = time.monotonic()
         try:
-            status, text = await (self._request(what) if isinstance(what, Request) else self._wire(what))
+            status, text = await (self._either(what) if isinstance(what, Request) else self._wire(what))
         except httpx.TimeoutException:
             return Answer(0, "", time.monotonic() - began, "no answer")
         except (httpx.HTTPError, OSError) as error:
             return Answer(0, "", time.monotonic() - began, f"the connection broke: {error!r:.200}")
         return Answer(status, text, time.monotonic() - began)
 
-    async def _request(self, request: Request) -> tuple[int, str]:
+    async def _either(self, request: Request) -> tuple[int, str]:
+        """Over a kept connection; once more over a new one where the kept one ends without an answer.
+
+        The server closes what was idle for 5 s, also with a request on its way (RFC 9112, 9.3.1).
+        """
+        try:
+            return await self._request(self._http, request)
+        except httpx.RemoteProtocolError:
+            return await self._request(self._anew, request)
+
+    async def _request(self, http: httpx.AsyncClient, request: Request) -> tuple[int, str]:
         headers = [*request.headers, *(self._key.items() if request.key else ())]
-        call = self._http.request(request.method, request.path, content=request.body, headers=headers)
+        call = http.request(request.method, request.path, content=request.body, headers=headers)
         if request.leave_after_s is None:
             response = await call
             return response.status_code, response.text
