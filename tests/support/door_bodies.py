@@ -220,6 +220,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     ),
     "a pattern of names": ("/v1/chat/completions", schema({"patternProperties": {".?" * 200: {}}}), "more than 32 of"),
     "an ambiguous pattern": ("/v1/completions", {"prompt": "x", "regex": "((a+b|c){1,3}){1,30}"}, "more than 16 ways"),
+    "a counted star": ("/v1/completions", {"prompt": "x", "regex": "(((a|[^a])*){1,300})+"}, "more than 16 ways"),
     "an ambiguous pattern of options": (
         "/v1/completions",
         {"prompt": "x", "regex": "(?:.?){300}"},
