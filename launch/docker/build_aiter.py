@@ -20,7 +20,7 @@ from typing import Any
 
 
 def without_a_gpu(arch: str) -> None:
-    """Let AITER take this machine for one with `arch`: it asks `rocminfo`, and imports what it compiles only if told."""
+    """Let AITER take this machine for one with `arch`, which it asks `rocminfo` for when it is imported."""
     folder = Path(tempfile.mkdtemp())
     program = folder / "rocminfo"
     program.write_text(f"#!/bin/sh\necho '  Name: {arch}'\n")

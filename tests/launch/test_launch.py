@@ -112,7 +112,7 @@ def test_no_command_is_an_error() -> None:
 
 @dataclass
 class Ordinary:
-    """A user without rights of root's, at a machine with two nodes and a `docker` that writes down how it was called."""
+    """A user without root's rights, at a machine with two nodes and a `docker` that writes down how it was called."""
 
     folder: Path
     uid: int
