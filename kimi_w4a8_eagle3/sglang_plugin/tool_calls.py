@@ -27,9 +27,10 @@ class KimiToolCalls(KimiK2Detector):
         markers = (self.bot_token, self.eot_token, self._begin, self.tool_call_argument_begin_token, self._end)
         self._marker = re.compile("|".join(map(re.escape, markers)))
         self._partial = re.compile("|".join({re.escape(each[:n]) for each in markers for n in range(1, len(each))}))
+        self._buffer: str = ""  # what has not been passed on, or the arguments of the call that is being read
         self._longest = max(map(len, markers))
         self._in_section = False
-        self._call: str | None = None  # id of the call whose arguments are being read: they are the buffer
+        self._call: str | None = None  # id of the call whose arguments are being read
         self._name: str | None = None
         self._passed = self._looked = 0  # characters of the arguments: given to the client; without an end in them
         self.incomplete_tool_call_indices: set[int] = set()  # SGLang does not say `tool_calls` of them
