@@ -178,7 +178,7 @@ def test_checkpoints_that_the_hub_has(tmp_path):
     machine = mi325x(tmp_path)
     result = check(machine, "model")
     assert result.verdict.value == "warn"
-    assert result.found == "amd/Kimi-K2.5-W4A8 at main: 497.0 GB of 497.0 GB missing; the Hub has it"
+    assert result.found == "amd/Kimi-K2.5-W4A8 at main: 534.0 GB of 534.0 GB missing; the Hub has it"
     assert result.remedy == "kimi fetch --recipe eagle3-opt"
 
 
@@ -203,7 +203,7 @@ def test_a_checkpoint_that_is_half_here(tmp_path):
 
 def test_disk_too_small_for_what_is_missing(tmp_path):
     result = check(mi325x(tmp_path, spaces={"cache": 300 * 10**9}), "disk")
-    assert result.verdict.value == "fail" and "300.0 GB free" in result.found and "503.0 GB to fetch" in result.found
+    assert result.verdict.value == "fail" and "300.0 GB free" in result.found and "540.0 GB to fetch" in result.found
 
 
 def test_a_full_disk_does_not_matter_when_all_is_here(tmp_path):
