@@ -136,7 +136,7 @@ def compilers() -> dict[str, str]:
             problem,
             where="compiling the gfx942 kernels",
             expected=f"flydsl {SUPPORTED[0]}, a linker and triton; who only serves needs none of them",
-            remedy="pip install 'kimi-w4a8-eagle3[kernels]' triton, in an environment of its own beside AITER's flydsl",
+            remedy="pip install 'kimi-w4a8-eagle3[kernels,serve]' triton, in an environment without AITER",
         )
     import triton  # optional; its distribution has more than one name
 
