@@ -26,6 +26,8 @@ from ..engine.process import require_free_port
 from ..fetch.hub import Backoff, Hub
 from ..fetch.model import Listing
 from ..machine.aiter_regime import Regime, installed_regime
+from ..moe.flydsl.objects import GATE as KERNELS
+from ..moe.flydsl.objects import CodeObjects, objects_folder
 from ..patching import patcher
 from ..patching.patcher import PatchReport
 from ..patching.patches import load_manifest
@@ -143,6 +145,12 @@ class Probe:
     def plugins(self) -> list[str]:
         """Names of the SGLang plugins that are installed."""
         return [entry.name for entry in importlib.metadata.entry_points(group="sglang.srt.plugins")]
+
+    def code_objects(self) -> tuple[Path, int]:
+        """Where the code objects of the gfx942 kernels lie, and how many; raises KimiError when something is wrong."""
+        objects = CodeObjects(objects_folder({KERNELS: self.environment(KERNELS)}))
+        objects.check(objects.manifest.kernels)
+        return objects.folder, len(objects.manifest.kernels)
 
     def patches(self) -> list[PatchReport]:
         """The state of every patch of the manifest."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from ..base.errors import KimiError
 from ..patching.patcher import SATISFIED, Status
 from .facts import Facts
 from .result import Result, fail, ok, skip, warn
@@ -11,7 +12,6 @@ from .result import Result, fail, ok, skip, warn
 PYTHON_MINIMUM = Version("3.10")
 SGLANG_PINNED = "0.5.23"  # requirements/constraints.txt and the Dockerfile say the same; a test compares
 SGLANG_OLDER = "0.5.16"  # the newest with a known ROCm image; the plugin's tests run on both
-FLYDSL_PINNED = "0.4.2"
 VLLM_READ = "0.19.0"
 PLUGIN = "kimi_w4a8_eagle3"
 
@@ -63,27 +63,22 @@ def torch(facts: Facts) -> Result:
 
 
 def kernels(facts: Facts) -> list[Result]:
-    """AITER and FlyDSL, which the GPU recipes of SGLang take their kernels from."""
+    """AITER and our code objects, which the GPU recipes of SGLang take their kernels from."""
     if facts.needs.engine != "sglang":
-        return [skip("aiter", "comes with vLLM's image"), skip("flydsl", "vLLM does not use it")]
+        return [skip("aiter", "comes with vLLM's image"), skip("kernels", "vLLM does not use them")]
     if not facts.needs.on_gpu:
-        return [skip("aiter", "not needed on a CPU"), skip("flydsl", "not needed on a CPU")]
+        return [skip("aiter", "not needed on a CPU"), skip("kernels", "not needed on a CPU")]
     aiter = facts.probe.package("amd-aiter", "aiter")
-    flydsl = facts.probe.package("flydsl")
     results = [
         ok("aiter", f"{aiter}; page offsets: {facts.probe.aiter_regime().value}")
         if aiter
         else fail("aiter", "not installed", "use the ROCm SGLang image: it carries AITER built for its ROCm")
     ]
-    if flydsl is None:
-        results.append(
-            warn("flydsl", "not installed: the slower Triton kernels serve", f"pip install flydsl=={FLYDSL_PINNED}")
-        )
-    elif _public(flydsl) != FLYDSL_PINNED:
-        found = f"{flydsl}; the kernels were compiled and checked with {FLYDSL_PINNED}"
-        results.append(warn("flydsl", found, f"pip install flydsl=={FLYDSL_PINNED}"))
-    else:
-        results.append(ok("flydsl", flydsl))
+    try:
+        folder, count = facts.probe.code_objects()
+        results.append(ok("kernels", f"{count} code objects in {folder}"))
+    except KimiError as error:
+        results.append(fail("kernels", error.what, error.remedy))
     return results
 
 

@@ -67,7 +67,8 @@ def test_a_bare_machine_is_ready_for_the_tiny_recipe(tmp_path):
 
 
 def test_every_problem_has_a_remedy(tmp_path):
-    machine = bare(tmp_path, hub_answers=False, taken="port 9527 is used", packages={}, build=None, entry_points=())
+    missing = {"packages": {}, "build": None, "entry_points": (), "kernels_refused": "there are none"}
+    machine = bare(tmp_path, hub_answers=False, taken="port 9527 is used", **missing)
     report = examine(machine, EAGLE3)
     assert len(problems(report)) >= 12
     assert all(result.remedy for result in report.results if result.verdict.value in ("warn", "fail"))
@@ -146,11 +147,12 @@ def test_torch_builds(tmp_path, build, verdict):
 
 
 def test_kernel_packages(tmp_path):
-    machine = mi325x(tmp_path, packages=PACKAGES | {"flydsl": "0.5.0"}, regime=Regime.ABORT)
+    machine = mi325x(tmp_path, regime=Regime.ABORT)
     assert check(machine, "aiter").found == "0.1.14; page offsets: abort"
-    assert check(machine, "flydsl").verdict.value == "warn" and "flydsl==0.4.2" in check(machine, "flydsl").remedy
-    none = mi325x(tmp_path, packages={"sglang": SGLANG_PINNED, "torch": "2.11"})
-    assert check(none, "aiter").verdict.value == "fail" and "Triton" in check(none, "flydsl").found
+    assert check(machine, "kernels").found == "228 code objects in /opt/kimi/kernels"
+    none = mi325x(tmp_path, packages={"sglang": SGLANG_PINNED, "torch": "2.11"}, kernels_refused="one was altered")
+    assert check(none, "aiter").verdict.value == check(none, "kernels").verdict.value == "fail"
+    assert check(none, "kernels").found == "one was altered" and "kimi warm" in check(none, "kernels").remedy
 
 
 def test_a_missing_plugin_is_a_failure(tmp_path):
