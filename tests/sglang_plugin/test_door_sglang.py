@@ -65,7 +65,7 @@ print(json.dumps({
 
 @BOTH
 def test_the_door_stands_in_front_of_everything(older: bool) -> None:
-    facts = found(PROGRAM, older)
+    facts = found(PROGRAM, older=older)
     assert facts["version"] == VERSIONS[older]
     assert facts["outermost"] == "Door"
     assert facts["hooked"] == [
@@ -80,7 +80,7 @@ def test_the_door_stands_in_front_of_everything(older: bool) -> None:
 
 @BOTH
 def test_what_is_open_is_this_and_nothing_else(older: bool) -> None:
-    facts = found(PROGRAM, older)
+    facts = found(PROGRAM, older=older)
     newer = {"/ready": "public", "/ping": "public", "/v1/messages": "client", "/v1/messages/count_tokens": "client"}
     expected = {
         "/": "client",
@@ -203,7 +203,8 @@ def test_where_any_part_of_the_door_cannot_be_had_nothing_is_served() -> None:
 
 def test_in_the_c_locale_there_is_a_door_or_no_server() -> None:
     """There torch cannot read a part of its own (2.13: a template, as ASCII), and so the door not what it guards."""
-    done = run(PROGRAM, LC_ALL="C", LANG="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", KIMI_ADMIN_KEY="k" * 8)
+    locale = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run(PROGRAM, **locale, KIMI_ADMIN_KEY="k" * 8, new=True)
     if done.returncode == 0:
         assert json.loads(done.stdout.splitlines()[-1])["outermost"] == "Door"
     else:
