@@ -30,6 +30,7 @@ OWN_SERVERS = (
     "tests/e2e/test_serve_processes.py",
     "tests/e2e/test_two_ranks.py",
 )
+PROGRAMS = "tests/sglang_plugin"  # many run in forks of the older release, which is imported once
 _NEEDS = "the extra `kernels`: FlyDSL and a linker"
 _SLOWEST = 10
 
@@ -48,7 +49,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             module = nodeid.partition("::")[0]
             folder = module.rpartition("/")[0]
-            shares = (config.rootpath / folder / "conftest.py").is_file() and module not in OWN_SERVERS
+            fixtures = (config.rootpath / folder / "conftest.py").is_file() or folder == PROGRAMS
+            shares = fixtures and module not in OWN_SERVERS
             return folder if shares else module
 
     return FixturesOnce(config, log)

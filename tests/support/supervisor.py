@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import setproctitle
+
 from kimi_w4a8_eagle3.engine import fork_server
 from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess, ForkServer, die_with_parent
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
@@ -42,6 +44,7 @@ def main(folder: str, *words: str) -> None:
         control.close()
         os.setsid()
         die_with_parent()
+        setproctitle.setproctitle(" ".join((sys.executable, *fork_server.PROGRAM, fork_server.OPTION)))
         run(forked_engine.serve(theirs))  # returns in each engine
         return
     theirs.close()
