@@ -42,7 +42,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     commands["misspelt"] = [*commands["eagle3-opt"], "--watchdog-timeot", "1"]
     path = tmp_path_factory.mktemp("parsed") / "commands.json"
     path.write_text(json.dumps(commands))
-    return found(Path(__file__).with_name("sglang_parser.py").read_text(), str(path))
+    return found(Path(__file__).with_name("sglang_parser.py").read_text(), False, str(path))
 
 
 def _arguments(name: str, settings: list[str]) -> list[str]:

@@ -152,7 +152,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[s
     usual = [(case[0], sent(case[1])) for table in (REFUSED, ACCEPTED) for case in table.values()]
     opened = [(case[0], sent(case[1])) for case in OPENED.values()]
     path.write_text(json.dumps({"usual": usual, "opened": opened}))
-    return lambda older: found(PROGRAM % (CONTEXT, CONTEXT, str(path)), older=older)
+    return lambda older: found(PROGRAM % (CONTEXT, CONTEXT, str(path)), older)
 
 
 @BOTH

@@ -65,7 +65,7 @@ print(json.dumps({
 
 @BOTH
 def test_the_door_stands_in_front_of_everything(older: bool) -> None:
-    facts = found(PROGRAM, older=older)
+    facts = found(PROGRAM, older)
     assert facts["version"] == VERSIONS[older]
     assert facts["outermost"] == "Door"
     assert facts["hooked"] == [
@@ -80,7 +80,7 @@ def test_the_door_stands_in_front_of_everything(older: bool) -> None:
 
 @BOTH
 def test_what_is_open_is_this_and_nothing_else(older: bool) -> None:
-    facts = found(PROGRAM, older=older)
+    facts = found(PROGRAM, older)
     newer = {"/ready": "public", "/ping": "public", "/v1/messages": "client", "/v1/messages/count_tokens": "client"}
     expected = {
         "/": "client",

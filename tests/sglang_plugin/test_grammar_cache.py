@@ -31,7 +31,7 @@ print(json.dumps({
 
 @BOTH
 def test_the_oldest_grammars_are_forgotten_and_the_compiler_has_a_limit(older: bool) -> None:
-    answer = found(KEPT, older=older)
+    answer = found(KEPT, older)
     assert answer["kept"] == [False] * 5 + [True] * answer["most"]
     assert answer["again"] == [False, True]
     assert answer["compiler"] == 256 * 2**20  # -1 is SGLang's own, no limit

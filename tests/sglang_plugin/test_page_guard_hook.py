@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.tiny import DRAFT, TARGET, WEIGHTS
 def sized() -> dict[str, int]:
     draft = json.loads((WEIGHTS / DRAFT / "config.json").read_text())
     program = Path(__file__).with_name("sglang_pool.py").read_text()
-    done = run(program, str(WEIGHTS / TARGET), str(WEIGHTS / DRAFT))
+    done = run(program, False, str(WEIGHTS / TARGET), str(WEIGHTS / DRAFT))
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout.splitlines()[-1])
     assert results["draft_row_elements"] == [draft["num_key_value_heads"] * draft["head_dim"]]

@@ -47,7 +47,7 @@ print(json.dumps({
 
 @BOTH
 def test_w4a8_gets_our_scheme_and_others_sglangs(older: bool) -> None:
-    facts = found(DISPATCH, older=older)
+    facts = found(DISPATCH, older)
     assert facts["version"] == VERSIONS[older]
     assert facts["ours"] == ["W4A8QuarkConfig", "QuarkInt4Int8MoE"]
     assert facts["other"] == ["QuarkConfig", "QuarkW8A8FP8MoE"]

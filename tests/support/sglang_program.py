@@ -53,7 +53,7 @@ def start(program: str, folder: Path, *arguments: str, older: bool = False, **en
 
 @cache
 def run(
-    program: str, *arguments: str, older: bool = False, new: bool = False, **environ: str
+    program: str, older: bool = False, *arguments: str, new: bool = False, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `program` to its end, with more variables; each program once for all tests of a module.
 
@@ -72,9 +72,9 @@ def run(
     return subprocess.CompletedProcess(program, code, output, log)
 
 
-def found(program: str, *arguments: str, older: bool = False, **environ: str) -> dict[str, Any]:
+def found(program: str, older: bool = False, *arguments: str, **environ: str) -> dict[str, Any]:
     """What `program` prints in its last line, a JSON object."""
-    done = run(program, *arguments, older=older, **environ)
+    done = run(program, older, *arguments, **environ)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
