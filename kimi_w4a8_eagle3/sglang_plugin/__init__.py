@@ -62,6 +62,7 @@ def _register() -> None:
 
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
         cpu.claim_attention_backend()
+    HookRegistry.register(door.TARGET, orphans.end_with_supervisor, HookType.BEFORE)
     from . import tool_calls  # SGLang's import order: its parsers, and with them all that its HTTP server reads
 
     tool_calls.install()

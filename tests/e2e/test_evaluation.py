@@ -15,7 +15,6 @@ from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
 
 pytestmark = pytest.mark.server
 SILENT = Console(quiet=True)
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
