@@ -154,6 +154,7 @@ def test_what_is_there_needs_no_compiler_and_only_what_is_not_is_compiled(
 
 
 def test_a_second_writer_is_refused(folder: Path) -> None:
+    alter(folder)
     with (
         flydsl_warm._alone(folder),
         pytest.raises(KimiError, match="another `kimi warm`"),
