@@ -149,8 +149,7 @@ class Probe:
     def code_objects(self) -> tuple[Path, int]:
         """Where the code objects of the gfx942 kernels lie, and how many; raises KimiError when something is wrong."""
         objects = CodeObjects(objects_folder({KERNELS: self.environment(KERNELS)}))
-        objects.check(objects.manifest.kernels)
-        return objects.folder, len(objects.manifest.kernels)
+        return objects.folder, objects.check_all()
 
     def patches(self) -> list[PatchReport]:
         """The state of every patch of the manifest."""

@@ -140,6 +140,6 @@ def compilers() -> dict[str, str]:
         )
     import triton  # optional; its distribution has more than one name
 
-    linker = [rocm_path() / "llvm" / "bin" / "ld.lld", "--version"]
+    linker = [str(rocm_path() / "llvm" / "bin" / "ld.lld"), "--version"]
     version = subprocess.run(linker, capture_output=True, text=True, check=True).stdout.strip()
     return {"flydsl": metadata.version("flydsl"), "triton": triton.__version__, "linker": version}
