@@ -164,10 +164,10 @@ def _table(configs: Iterable[KernelConfig], manifest: Manifest) -> Table:
     """What each kind of kernel takes, at most."""
     kinds = defaultdict(list)
     for config in dict.fromkeys(configs):
-        found = manifest.kernels[repr(config)]
-        kinds[found.symbol].append(found)
+        kernel = manifest.kernels[repr(config)]
+        lds_bytes = kernel.lds_bytes + kernel.dynamic_lds_bytes
+        kinds[kernel.symbol].append((kernel.vgprs, kernel.agprs, kernel.sgprs, kernel.spills, lds_bytes))
     table = Table("kernel", "objects", "VGPR", "AGPR", "SGPR", "spills", "LDS B")
-    for symbol, found in kinds.items():
-        rows = [(o.vgprs, o.agprs, o.sgprs, o.spills, o.lds_bytes + o.dynamic_lds_bytes) for o in found]
-        table.add_row(symbol, str(len(found)), *(f"{max(column)}" for column in zip(*rows, strict=True)))
+    for symbol, rows in kinds.items():
+        table.add_row(symbol, str(len(rows)), *(f"{max(column)}" for column in zip(*rows, strict=True)))
     return table

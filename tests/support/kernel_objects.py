@@ -31,5 +31,5 @@ def small_kernels() -> list[KernelConfig]:
 def small_objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `small_kernels`; do not change it."""
     folder = tmp_path_factory.mktemp("kernels")
-    warm(small_kernels(), folder, 2, silent)
+    warm(small_kernels(), folder, 1, silent)
     return folder

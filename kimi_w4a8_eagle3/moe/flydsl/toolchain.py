@@ -136,10 +136,10 @@ def compilers() -> dict[str, str]:
             problem,
             where="compiling the gfx942 kernels",
             expected=f"flydsl {SUPPORTED[0]}, a linker and triton; who only serves needs none of them",
-            remedy="pip install 'kimi-w4a8-eagle3[kernels]' triton, in an environment of its own beside AITER's flydsl",
+            remedy="pip install 'kimi-w4a8-eagle3[kernels,serve]' triton, in an environment without AITER",
         )
     import triton  # optional; its distribution has more than one name
 
-    linker = [rocm_path() / "llvm" / "bin" / "ld.lld", "--version"]
+    linker = [str(rocm_path() / "llvm" / "bin" / "ld.lld"), "--version"]
     version = subprocess.run(linker, capture_output=True, text=True, check=True).stdout.strip()
     return {"flydsl": metadata.version("flydsl"), "triton": triton.__version__, "linker": version}

@@ -43,7 +43,7 @@ def every_kernel(shape: MoeShape) -> list[KernelConfig]:
     for tile_m in BLOCK_SIZES:
         for gates in ({}, unpinned, {W4A16_GATE: "w2_bf16"}):
             for stages in pairs(space, tile_m):
-                found += FlydslBackend(gates).configs_of(shape, space.join(tile_m, *stages)).values()
+                found += FlydslBackend(gates).configs_of(shape, _tiles(tile_m, *stages)).values()
         slots = LEAST_SORTED
         while slots <= ROUTE_IN_KERNEL:
             found.append(RouteConfig(shape.num_experts, slots, tile_m))

@@ -34,11 +34,11 @@ def warm(configs: Iterable[KernelConfig], folder: Path, jobs: int, watch: Watch)
     Raises KimiError when a kernel does not compile, or when compilers are needed that are not installed.
     """
     wanted = list(dict.fromkeys(configs))
+    manifest, missing = _lacking(wanted, folder)
+    if not missing:  # also where nobody may write or compile
+        return manifest, 0
     with _alone(folder):
-        manifest = _whole(folder)
-        missing = [config for config in wanted if repr(config) not in manifest.kernels]
-        if not missing:
-            return manifest, 0
+        manifest, missing = _lacking(wanted, folder)
         versions = compilers()
         if versions != manifest.compilers:
             manifest, missing = Manifest(sources=source_hash(), compilers=versions), wanted
@@ -67,20 +67,21 @@ def _alone(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _whole(folder: Path) -> Manifest:
-    """The manifest without the objects that are missing or altered; empty where there is none of these sources."""
+def _lacking(wanted: list[KernelConfig], folder: Path) -> tuple[Manifest, list[KernelConfig]]:
+    """(what of the manifest is whole and of this package's sources, what of `wanted` is not)."""
     try:
         objects = CodeObjects(folder)
     except KimiError:
-        return Manifest(sources=source_hash())
+        return Manifest(sources=source_hash()), wanted
     kernels = {key: found for key, found in objects.manifest.kernels.items() if objects.intact(found)}
-    return objects.manifest.model_copy(update={"kernels": kernels})
+    manifest = objects.manifest.model_copy(update={"kernels": kernels})
+    return manifest, [config for config in wanted if repr(config) not in kernels]
 
 
 def _compile(configs: list[KernelConfig], jobs: int, watch: Watch) -> Iterator[tuple[str, bytes, CodeObject]]:
     """(key, code object, entry) of each kernel as it gets finished, by `jobs` processes."""
     context = multiprocessing.get_context("spawn")  # a fork would inherit locks of torch's threads
-    pool = ProcessPoolExecutor(min(jobs, len(configs)), context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    pool = ProcessPoolExecutor(max(min(jobs, len(configs)), 1), context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
         started: dict[Future[Any], KernelConfig] = {pool.submit(_compile_one, config): config for config in configs}
         for future in watch(as_completed(started), len(started)):

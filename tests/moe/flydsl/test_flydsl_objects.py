@@ -117,7 +117,8 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
 @pytest.mark.parametrize("case", SPOILED)
 def test_what_was_not_compiled_for_this_is_refused(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flydsl_backend, "gpu_arch", lambda device: "gfx942")
-    monkeypatch.setattr(FlydslBackend, "wanted", lambda self, shape: small_kernels())
+    kernels = small_kernels()
+    monkeypatch.setattr(FlydslBackend, "wanted", lambda self, shape: kernels)  # with one of the sorts
     gates, gpu = {flydsl_objects.GATE: str(folder)}, torch.device("cuda")
     assert FlydslBackend(gates).unsupported(SMALL, gpu) is None
     spoil, message = SPOILED[case]
@@ -153,6 +154,7 @@ def test_what_is_there_needs_no_compiler_and_only_what_is_not_is_compiled(
 
 
 def test_a_second_writer_is_refused(folder: Path) -> None:
+    alter(folder)
     with (
         flydsl_warm._alone(folder),
         pytest.raises(KimiError, match="another `kimi warm`"),
