@@ -334,9 +334,9 @@ class FlydslCall:
         return self.backend.blocks(routing, self.slots, self.moe.shape.num_experts, tile_m_of(self.kernels))
 
     def route(self) -> Routing:
-        """The routing tables for this tile's blocks of rows: one small launch for a decode batch on a GPU."""
+        """The routing tables for this tile's blocks of rows: one small launch for a decode batch."""
         sizes = self.moe.shape.num_experts, tile_m_of(self.kernels)
-        if not self.x.is_cuda or self.slots > ROUTE_IN_KERNEL:
+        if self.slots > ROUTE_IN_KERNEL:
             return route(self.ids, *sizes)
         routing = empty_routing(self.slots, *sizes, self.x.device)
         config = RouteConfig.of(self.slots, *sizes)

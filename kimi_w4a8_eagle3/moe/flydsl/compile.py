@@ -28,8 +28,8 @@ def compile_kernel(config: KernelConfig) -> tuple[bytes, CodeObject]:
     if isinstance(config, RouteConfig):
         from .route_slots import PARAMETERS, compile_route  # Triton: for the sort alone
 
-        image, lds_bytes = compile_route(config)
-        return image, describe(image, PARAMETERS, lds_bytes)
+        kernel = compile_route(config)
+        return kernel.asm["hsaco"], describe(kernel.asm["hsaco"], PARAMETERS, kernel.metadata.shared)
     launcher = BUILDERS[type(config)](config)
     image = toolchain.compiled(launcher)
     return image, describe(image, len(inspect.signature(launcher.func).parameters))

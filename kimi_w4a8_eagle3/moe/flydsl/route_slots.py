@@ -45,8 +45,8 @@ def constants(config: RouteConfig) -> dict[str, Any]:
     return {"E": config.experts, "EP": experts, "SP": config.slots, "BM": config.tile_m, "num_warps": NUM_WARPS}
 
 
-def compile_route(config: RouteConfig) -> tuple[bytes, int]:
-    """(the code object, its dynamic LDS in bytes); needs no GPU."""
+def compile_route(config: RouteConfig) -> Any:
+    """Triton's compiled kernel: `asm["hsaco"]` is the code object, `metadata.shared` its dynamic LDS; needs no GPU."""
     tensor = torch.empty(16, dtype=torch.int32, device="meta")
     # Triton 3.9 announces in a warning that the default will change; the sort has no floats.
     with environment(TRITON_DEFAULT_FP_FUSION="1"), offline_driver(target_of(ARCH)):
@@ -54,4 +54,4 @@ def compile_route(config: RouteConfig) -> tuple[bytes, int]:
     # Triton 3.7 to 3.9 name different kinds of it.
     if any(getattr(kernel.metadata, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
         raise KimiError(f"Triton's {config!r} wants scratch memory, which nobody gives it")
-    return kernel.asm["hsaco"], kernel.metadata.shared
+    return kernel

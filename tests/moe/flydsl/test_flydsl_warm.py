@@ -55,17 +55,13 @@ def launched(gates: Any, batches: Iterable[int], monkeypatch: pytest.MonkeyPatch
     return found
 
 
-class OnGpu(torch.Tensor):
-    is_cuda = True  # on the meta device: shapes only, but the launch code takes a GPU's way
-
-
 def meta_batch(tokens: int) -> tuple[torch.Tensor, PreparedMoe, torch.Tensor, torch.Tensor]:
-    def gpu(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(size, dtype=dtype, device="meta").as_subclass(OnGpu)
+    def meta(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device="meta")
 
-    moe = PreparedMoe(KIMI, LAYOUT, gpu(1), gpu(1), gpu(1), gpu(1))  # launches only pass the weights on
-    x = gpu(tokens, KIMI.hidden, dtype=torch.bfloat16)
-    return x, moe, gpu(tokens, KIMI.top_k), gpu(tokens, KIMI.top_k, dtype=torch.int32)
+    moe = PreparedMoe(KIMI, LAYOUT, meta(1), meta(1), meta(1), meta(1))  # launches only pass the weights on
+    x = meta(tokens, KIMI.hidden, dtype=torch.bfloat16)
+    return x, moe, meta(tokens, KIMI.top_k), meta(tokens, KIMI.top_k, dtype=torch.int32)
 
 
 def warmed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[Any], str]:
