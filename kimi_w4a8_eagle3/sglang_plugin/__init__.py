@@ -52,6 +52,7 @@ def _register() -> None:
     metrics_hook.install(HookRegistry)
     failing_requests.install(HookRegistry)
     HookRegistry.register(grammar_cache.TARGET, grammar_cache.forget_oldest, HookType.AFTER)
+    HookRegistry.register(grammar_cache.BACKEND, grammar_cache.compile_few, HookType.AFTER)
     HookRegistry.register(grammar_cache.COMPILER, grammar_cache.bound_compiler, HookType.BEFORE)
     HookRegistry.register(pulse_hook.TARGET, pulse_hook.beat, HookType.BEFORE)
     HookRegistry.register(shared_memory.TARGET, shared_memory.write_down, HookType.AFTER)
