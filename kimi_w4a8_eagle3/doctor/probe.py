@@ -6,6 +6,7 @@ and /dev.
 
 from __future__ import annotations
 
+import dataclasses
 import grp
 import importlib.metadata
 import importlib.util
@@ -143,6 +144,14 @@ class Probe:
     def plugins(self) -> list[str]:
         """Names of the SGLang plugins that are installed."""
         return [entry.name for entry in importlib.metadata.entry_points(group="sglang.srt.plugins")]
+
+    def router_options(self) -> set[str] | None:
+        """The names of the options that the installed router takes; None where there is no router."""
+        if importlib.util.find_spec("sglang_router") is None:
+            return None
+        from sglang_router.router_args import RouterArgs  # optional: sglang-router
+
+        return {field.name for field in dataclasses.fields(RouterArgs)}
 
     def patches(self) -> list[PatchReport]:
         """The state of every patch of the manifest."""

@@ -44,6 +44,7 @@ class Recorded(Probe):
     packages: dict[str, str] = field(default_factory=dict)
     build: str | None = "hip 7.2.1"
     entry_points: tuple[str, ...] = ("kimi_w4a8_eagle3",)
+    router: set[str] | None = None
     patch_reports: tuple[PatchReport, ...] = (patch("aiter-fmha-rtz", Status.APPLIED),)
     regime: Regime = Regime.FIXED64
     taken: str | None = None
@@ -88,6 +89,9 @@ class Recorded(Probe):
 
     def plugins(self) -> list[str]:
         return list(self.entry_points)
+
+    def router_options(self) -> set[str] | None:
+        return self.router
 
     def patches(self) -> list[PatchReport]:
         return list(self.patch_reports)
