@@ -6,6 +6,7 @@ and /dev.
 
 from __future__ import annotations
 
+import dataclasses
 import grp
 import importlib.metadata
 import importlib.util
@@ -150,6 +151,14 @@ class Probe:
         """Where the code objects of the gfx942 kernels lie, and how many; raises KimiError when something is wrong."""
         objects = CodeObjects(objects_folder({KERNELS: self.environment(KERNELS)}))
         return objects.folder, objects.check_all()
+
+    def router_options(self) -> set[str] | None:
+        """The names of the options that the installed router takes; None where there is no router."""
+        if importlib.util.find_spec("sglang_router") is None:
+            return None
+        from sglang_router.router_args import RouterArgs  # optional: sglang-router
+
+        return {field.name for field in dataclasses.fields(RouterArgs)}
 
     def patches(self) -> list[PatchReport]:
         """The state of every patch of the manifest."""

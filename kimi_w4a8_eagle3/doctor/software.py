@@ -6,6 +6,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..base.errors import KimiError
 from ..patching.patcher import SATISFIED, Status
+from ..recipe.router_settings import RouterSettings
 from .facts import Facts
 from .result import Result, fail, ok, skip, warn
 
@@ -13,6 +14,7 @@ PYTHON_MINIMUM = Version("3.10")
 SGLANG_PINNED = "0.5.23"  # requirements/constraints.txt and the Dockerfile say the same; a test compares
 SGLANG_OLDER = "0.5.16"  # the newest with a known ROCm image; the plugin's tests run on both
 VLLM_READ = "0.19.0"
+ROUTER_READ = "0.3.2"
 PLUGIN = "kimi_w4a8_eagle3"
 
 
@@ -91,6 +93,19 @@ def plugin(facts: Facts) -> Result:
     return fail("plugin", "SGLang's plugin list lacks this package", "install the package with pip, not by PYTHONPATH")
 
 
+def router(facts: Facts) -> Result:
+    """The router in front of several engines takes the options that it is given: images build one of their own."""
+    options = facts.probe.router_options()
+    if options is None:
+        return skip("router", "sglang-router is not installed, which one engine does not need")
+    version = facts.probe.package("sglang-router")
+    missing = RouterSettings().router_arguments().keys() - options
+    if missing:
+        remedy = f"serve without --replicas, or route with sglang-router {ROUTER_READ}"
+        return fail("router", f"{version} does not know {', '.join(sorted(missing))}", remedy)
+    return ok("router", f"{version} (options were read from {ROUTER_READ})")
+
+
 def patches(facts: Facts) -> list[Result]:
     """The state of every patch."""
     if facts.needs.engine != "sglang":
@@ -108,7 +123,7 @@ def patches(facts: Facts) -> list[Result]:
         elif report.status is Status.NOT_APPLIED:
             results.append(warn(name, found, f"kimi patch apply --id {report.id}"))
         elif report.status is Status.STALE_BUILD:
-            results.append(fail(name, found, "delete the compiled module, then `kimi warm` builds it anew"))
+            results.append(fail(name, found, "`kimi patch apply --remove-stale`: AITER compiles it anew on next use"))
         else:
             results.append(warn(name, found, "see docs/patches.md for the versions that were tried"))
     return results

@@ -20,7 +20,7 @@ from support.machines import (
 )
 
 from kimi_w4a8_eagle3.doctor.needs import Needs
-from kimi_w4a8_eagle3.doctor.probe import Process
+from kimi_w4a8_eagle3.doctor.probe import Probe, Process
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_OLDER, SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
@@ -155,6 +155,15 @@ def test_kernel_packages(tmp_path):
     assert check(none, "kernels").found == "one was altered" and "kimi warm" in check(none, "kernels").remedy
 
 
+def test_a_router_of_another_release(tmp_path):
+    """As installed here, and one that lost an option."""
+    here = Probe().router_options()
+    assert here is not None and check(mi325x(tmp_path, router=here), "router").verdict.value == "ok"
+    less = check(mi325x(tmp_path, router=here - {"history_backend"}), "router")
+    assert less.verdict.value == "fail" and "does not know history_backend" in less.found
+    assert check(mi325x(tmp_path, router=None), "router").verdict.value == "skip"
+
+
 def test_a_missing_plugin_is_a_failure(tmp_path):
     assert check(mi325x(tmp_path, entry_points=()), "plugin").verdict.value == "fail"
 
@@ -166,7 +175,7 @@ def test_a_missing_plugin_is_a_failure(tmp_path):
         (Status.NOT_NEEDED, "ok", ""),
         (Status.NOT_INSTALLED, "skip", ""),
         (Status.NOT_APPLIED, "warn", "kimi patch apply --id p"),
-        (Status.STALE_BUILD, "fail", "kimi warm"),
+        (Status.STALE_BUILD, "fail", "--remove-stale"),
         (Status.MODIFIED, "warn", "docs/patches.md"),
         (Status.UNKNOWN, "warn", "docs/patches.md"),
     ],

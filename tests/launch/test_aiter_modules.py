@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,36 +10,12 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from standin_rocm import import_little, write_rocm
 
 ROOT = Path(__file__).parents[2]
 AITER = Path(os.environ.get("AITER_SITE", f"{sys.prefix}/compat/amd-aiter"))  # requirements/install.sh puts it there
 pytestmark = pytest.mark.skipif(not (AITER / "aiter").is_dir(), reason="no amd-aiter: requirements/install.sh has it")
 
-# Notes what it links. Every module it makes has what AITER asks of one, and refuses tensors as one for a GPU does.
-HIPCC = """#!/bin/sh
-case " $* " in *" -o /dev/null "* | *" -v "*) exit ;; esac
-while [ "$1" != -o ]; do shift; done
-case $2 in *.so) ;; *) : >"$2"; exit ;; esac
-name=$(basename "$2" .so)
-echo "$name" >>"$LINKED"
-exec gcc -shared -fPIC "-I$PYTHON_INCLUDE" "-DNAME=\\"$name\\"" "-DINIT=PyInit_$name" "$ROCM_HOME/module.c" -o "$2"
-"""
-MODULE = """#include <Python.h>
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, NAME, 0, -1, 0};
-PyMODINIT_FUNC INIT(void) {
-  PyObject* module = PyModule_Create(&definition);
-  PyObject* names = PyModule_GetDict(module);
-  PyDict_SetItemString(names, "__builtins__", PyEval_GetBuiltins());
-  return PyRun_String(SOURCE, Py_file_input, names, names) ? module : NULL;
-}
-"""
-SOURCE = """
-def mha_batch_prefill(*_):
-    "Members:"
-    raise RuntimeError("the input must be on a GPU")
-
-mha_varlen_fwd = mha_batch_prefill
-"""
 SERVE = """
 import os, sys
 from kimi_w4a8_eagle3.engine.aiter_jit import jit_environment
@@ -65,15 +40,10 @@ class Image:
         self.folder, self.jit = folder, folder / "site/aiter/jit"
         shutil.copytree(AITER / "aiter", folder / "site/aiter", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
         shutil.copytree(AITER / "aiter_meta/csrc", folder / "site/aiter_meta/csrc")
-        # All operators take seconds to import: newer releases leave them out where AITER_AOT_IMPORT=1 says so.
-        (folder / "site/aiter/__init__.py").write_text("from .jit import core\n")
+        import_little(folder / "site/aiter")
         (folder / "site/pybind11").symlink_to(AITER / "pybind11")
         (folder / "home").mkdir()
-        (folder / "rocm/bin").mkdir(parents=True)
-        for name, text in (("hipcc", HIPCC), ("hipconfig", "#!/bin/sh\necho 7.2.26015-fc0010cf6a\n")):
-            (folder / "rocm/bin" / name).write_text(text)
-            (folder / "rocm/bin" / name).chmod(0o755)
-        (folder / "rocm/module.c").write_text(f"#define SOURCE {json.dumps(SOURCE)}\n{MODULE}")
+        write_rocm(folder / "rocm")
         (folder / "gpu").mkdir()  # only the machine that serves has one
         (folder / "gpu/rocminfo").write_text("#!/bin/sh\necho '  Name: gfx942'\n")
         (folder / "gpu/rocminfo").chmod(0o755)
