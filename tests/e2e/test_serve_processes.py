@@ -162,7 +162,7 @@ def test_a_truncated_checkpoint_is_refused_before_anything_starts(serve, tmp_pat
 
 def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_does_not_come_back(serve, tmp_path):
     """The HTTP server goes on answering while the scheduler stands still."""
-    kimi = serve("--set", "options.progress_timeout_s=30", "--set", "options.unready_after_s=2")
+    kimi = serve("--set", "options.progress_timeout_s=15", "--set", "options.unready_after_s=2")
     kimi.wait_for(READY)
     family = kimi.family()
     os.kill(scheduler_of(family).pid, signal.SIGSTOP)
@@ -174,6 +174,6 @@ def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_d
     os.kill(scheduler_of(family).pid, signal.SIGSTOP)
     assert kimi.process.wait(120) == 1
     assert all_gone(family)
-    assert "no token was generated for 30 s" in kimi.text
+    assert "no token was generated for 15 s" in kimi.text
     stacks = next(tmp_path.glob("runs/*/stacks*"))
     assert "scheduler" in stacks.read_text()

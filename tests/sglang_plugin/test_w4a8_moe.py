@@ -25,7 +25,7 @@ SHAPE = MoeShape(num_experts=4, hidden=512, inter=128, top_k=2)
 
 def new_scheme(**config: Any) -> QuarkInt4Int8MoE:
     cpu.install()
-    # start-up: SGLang, ten seconds that every worker would pay when it collects
+    # SGLang's import order, and its seconds: not where tests are only collected
     from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import MoeRunnerConfig, QuarkInt4Int8MoE
 
     scheme = QuarkInt4Int8MoE("layer 7")
