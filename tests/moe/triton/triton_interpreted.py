@@ -19,8 +19,8 @@ from kimi_w4a8_eagle3.moe.triton import kernels as kernels
 from kimi_w4a8_eagle3.moe.triton.backend import MoeCall, StageTile, TritonBackend, TritonTiles
 from kimi_w4a8_eagle3.quark.packing import unpack_reorder
 
-# The language's functions that are replaced for the kernel in flight, by the globals that name them. Triton looks through
-# all of them again whenever a kernel calls a function, which is a third of the time here.
+# For which functions' globals the language is replaced while a kernel runs. Triton looks through the whole language
+# again whenever a kernel calls a function, which is a third of the time here.
 REPLACED: set[int] = set()
 _launch, _replace = interpreter.GridExecutor.__call__, interpreter._patch_lang
 
