@@ -29,7 +29,7 @@ MODELS = {
     "amd/Kimi-K2.5-MXFP4": ("kimik2.5", "fp4"),
     "MiniMaxAI/MiniMax-M2.5": ("minimaxm2.5", "fp8"),
 }
-SGLANG_IMAGE = "lmsysorg/sglang:v0.5.16-rocm720-mi30x"
+SGLANG_IMAGE = "lmsysorg/sglang-rocm:v0.5.20-rocm724-mi30x-20260919"
 _NAMES = {"total_throughput": "total_token_throughput"}
 _NEEDED = ("max_concurrency", "completed", "total_input_tokens", "total_output_tokens", "output_throughput")
 

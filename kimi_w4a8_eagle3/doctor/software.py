@@ -9,8 +9,8 @@ from .facts import Facts
 from .result import Result, fail, ok, skip, warn
 
 PYTHON_MINIMUM = Version("3.10")
-SGLANG_PINNED = "0.5.23"  # requirements/constraints.txt and the Dockerfile say the same; a test compares
-SGLANG_OLDER = "0.5.16"  # the newest with a known ROCm image; the plugin's tests run on both
+SGLANG_PINNED = "0.5.20"  # requirements/constraints.txt and the Dockerfile say the same; a test compares
+SGLANG_NEWEST = "0.5.23"  # the second supported release; the plugin's tests run on both
 FLYDSL_PINNED = "0.4.2"
 VLLM_READ = "0.19.0"
 PLUGIN = "kimi_w4a8_eagle3"
@@ -34,9 +34,9 @@ def sglang(facts: Facts) -> Result:
     release = _public(version)
     if release == SGLANG_PINNED:
         return ok("sglang", version)
-    if release == SGLANG_OLDER:
+    if release == SGLANG_NEWEST:
         return ok("sglang", f"{version} (supported; {SGLANG_PINNED} is what the tests run on)")
-    tried = f"use one of {SGLANG_PINNED}, {SGLANG_OLDER}; `kimi check` tells whether it fits"
+    tried = f"use one of {SGLANG_PINNED}, {SGLANG_NEWEST}; `kimi check` tells whether it fits"
     return warn("sglang", f"{version} was never tried", tried)
 
 
@@ -120,7 +120,7 @@ def patches(facts: Facts) -> list[Result]:
 
 
 def _public(version: str) -> str:
-    """`0.5.16` for `0.5.16.post1+rocm720`; a version that cannot be read stays."""
+    """`0.5.20` for `0.5.20.post1+rocm724`; a version that cannot be read stays."""
     try:
         parsed = Version(version)
     except InvalidVersion:

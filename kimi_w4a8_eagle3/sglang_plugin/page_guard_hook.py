@@ -19,7 +19,7 @@ from ..machine.page_guard import KvShape, cap_tokens, paged_kernels, token_limit
 
 logger = logging.getLogger(__name__)
 
-# Where SGLang (0.5.12 and later) turns a profiled token count into the pool's size.
+# Where SGLang turns a profiled token count into the pool's size.
 MODULE = "sglang.srt.mem_cache.kv_cache_configurator"
 FUNCTION = "KVCacheConfigurator._apply_token_constraints"
 
@@ -92,18 +92,16 @@ def _draft_config(owner: Any) -> Any:
     """ModelConfig of the draft that shares the pool's token count; None without one."""
     if owner.is_draft_worker:
         return None
-    aux = getattr(owner, "spec_aux_config", None)
-    if aux is not None:
-        return aux.draft_model_config
-    args = owner.server_args
-    if not args.speculative_draft_model_path:
-        return None
-    from sglang.srt.configs.model_config import ModelConfig  # SGLang's import order: hooks load before what they change
+    # SGLang's import order: hooks load before what they change
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.runtime_context import get_spec
 
+    if not get_spec().speculative_draft_model_path:
+        return None
     return ModelConfig.from_server_args(
-        args,
-        model_path=args.speculative_draft_model_path,
-        model_revision=args.speculative_draft_model_revision,
+        owner.server_args,
+        model_path=get_spec().speculative_draft_model_path,
+        model_revision=get_spec().speculative_draft_model_revision,
         is_draft_model=True,
     )
 

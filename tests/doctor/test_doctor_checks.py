@@ -22,7 +22,7 @@ from support.machines import (
 from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Process
 from kimi_w4a8_eagle3.doctor.runner import examine
-from kimi_w4a8_eagle3.doctor.software import SGLANG_OLDER, SGLANG_PINNED
+from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
 from kimi_w4a8_eagle3.fetch.store import CacheStore
@@ -125,7 +125,7 @@ def test_an_inbox_driver_has_no_version_of_its_own(tmp_path):
     [
         (SGLANG_PINNED, "ok", SGLANG_PINNED),
         (f"{SGLANG_PINNED}.post1", "ok", f"{SGLANG_PINNED}.post1"),
-        (SGLANG_OLDER, "ok", "supported"),
+        (SGLANG_NEWEST, "ok", "supported"),
         ("0.5.10rc0", "warn", "never tried"),
         ("0.5.10", "warn", "never tried"),
         ("0.6.0", "warn", "never tried"),

@@ -30,8 +30,8 @@ print(json.dumps({
 
 
 @BOTH
-def test_the_oldest_grammars_are_forgotten_and_the_compiler_has_a_limit(older: bool) -> None:
-    answer = found(KEPT, older)
+def test_the_oldest_grammars_are_forgotten_and_the_compiler_has_a_limit(newest: bool) -> None:
+    answer = found(KEPT, newest)
     assert answer["kept"] == [False] * 5 + [True] * answer["most"]
     assert answer["again"] == [False, True]
     assert answer["compiler"] == 256 * 2**20  # -1 is SGLang's own, no limit

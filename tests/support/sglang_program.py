@@ -1,4 +1,4 @@
-"""A program in a process of its own with SGLang and our plugin, for the pinned release and for an older one.
+"""A program in a process of its own with SGLang and our plugin, for the pinned release and for the newest.
 
 In a process of its own because hooks change SGLang as a whole.
 """
@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import kimi_w4a8_eagle3
-from kimi_w4a8_eagle3.doctor.software import SGLANG_OLDER, SGLANG_PINNED
+from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 
-VERSIONS = (SGLANG_PINNED, SGLANG_OLDER)
-BOTH = pytest.mark.parametrize("older", [False, True], ids=VERSIONS)
+VERSIONS = (SGLANG_PINNED, SGLANG_NEWEST)
+BOTH = pytest.mark.parametrize("newest", [False, True], ids=VERSIONS)
 ROOT = Path(kimi_w4a8_eagle3.__file__).parents[1]
-OLDER = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_OLDER}"
+NEWEST = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_NEWEST}"
 PRELUDE = """
 from kimi_w4a8_eagle3.sglang_plugin import cpu
 cpu.install()
@@ -31,20 +31,20 @@ load_plugins()
 
 
 @cache
-def run(program: str, older: bool = False, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, newest: bool = False, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run `program` after the plugin was loaded, with more variables; each program once for all tests of a module."""
-    if older and not OLDER.is_dir():
-        pytest.fail(f"SGLang {SGLANG_OLDER} is not installed in {OLDER}: `make venv` puts it there")
-    path = [str(ROOT)] + ([str(OLDER)] if older else [])
+    if newest and not NEWEST.is_dir():
+        pytest.fail(f"SGLang {SGLANG_NEWEST} is not installed in {NEWEST}: `make venv` puts it there")
+    path = [str(ROOT)] + ([str(NEWEST)] if newest else [])
     extra = {"PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
     command = [sys.executable, "-c", PRELUDE + program]
     everything = {**os.environ, **extra, **environ}
     return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=240, check=False)
 
 
-def found(program: str, older: bool = False, **environ: str) -> dict[str, Any]:
+def found(program: str, newest: bool = False, **environ: str) -> dict[str, Any]:
     """What `program` prints in its last line, a JSON object."""
-    done = run(program, older, **environ)
+    done = run(program, newest, **environ)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,8 @@ def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
 
 def with_faults(launch: Launch, module: str, folder: Path) -> Iterator[EngineServer]:
     """The same behind a module of the tests, in which faults are planted, instead of the package's own."""
-    engine = serving.engine(replace(launch, env={**launch.env, "PYTHONPATH": str(TESTS)}), folder / "server.log")
+    path = os.pathsep.join([str(TESTS), *filter(None, [launch.env.get("PYTHONPATH")])])
+    engine = serving.engine(replace(launch, env={**launch.env, "PYTHONPATH": path}), folder / "server.log")
     engine.argv = [word.replace("kimi_w4a8_eagle3.sglang_plugin.run_module", module) for word in launch.argv]
     assert module in engine.argv
     yield from _running(engine)
