@@ -5,6 +5,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from ..patching.patcher import SATISFIED, Status
+from ..recipe.known_faults import concerning
 from .facts import Facts
 from .result import Result, fail, ok, skip, warn
 
@@ -25,19 +26,26 @@ def python(facts: Facts) -> Result:
 
 
 def sglang(facts: Facts) -> Result:
-    """SGLang, in a release that was tried."""
+    """SGLang; what is wrong with a release, `known_faults` says."""
     if facts.needs.engine != "sglang":
         return skip("sglang", f"the recipe serves with {facts.needs.engine}")
     version = facts.probe.package("sglang")
     if version is None:
         return fail("sglang", "not installed", f"use the image, or `make venv`; the pinned release is {SGLANG_PINNED}")
-    release = _public(version)
-    if release == SGLANG_PINNED:
-        return ok("sglang", version)
-    if release == SGLANG_NEWEST:
-        return ok("sglang", f"{version} (supported; {SGLANG_PINNED} is what the tests run on)")
-    tried = f"use one of {SGLANG_PINNED}, {SGLANG_NEWEST}; `kimi check` tells whether it fits"
-    return warn("sglang", f"{version} was never tried", tried)
+    return ok("sglang", version)
+
+
+def known_faults(facts: Facts) -> list[Result]:
+    """What is known to go wrong with what is installed here; of the recipe alone, `kimi serve` warns."""
+    needs, arch = facts.needs, next(iter(facts.archs or facts.needs.arch), None)
+    results = []
+    for fault in concerning(needs.args, needs.environment, arch, facts.installed):
+        name, refused = f"fault {fault.id}", fault.verdict == "refuse"
+        if fault.id in needs.accepted_faults:
+            results.append(ok(name, f"accepted: {fault.sentence}"))
+        elif refused or fault.installed:
+            results.append((fail if refused else warn)(name, fault.sentence, fault.remedy))
+    return results or [ok("known_faults", "none concerns this machine and recipe")]
 
 
 def vllm(facts: Facts) -> Result:

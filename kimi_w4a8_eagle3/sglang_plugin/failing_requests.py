@@ -186,7 +186,8 @@ def _end_batch(scheduler: Any, batch: Any, error: Exception, what: str) -> None:
 
 
 def _end(scheduler: Any, req: Any, error: Exception) -> None:
-    from sglang.srt.disaggregation.utils import prepare_abort  # SGLang's import order: hooks load before what they change
+    # SGLang's import order: hooks load before what they change
+    from sglang.srt.disaggregation.utils import prepare_abort
 
     finished = req.finished()
     if finished and req.finished_output:

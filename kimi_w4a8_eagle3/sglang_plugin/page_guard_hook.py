@@ -15,6 +15,7 @@ from typing import Any
 
 from ..gates import Gates, read_gates
 from ..machine.aiter_regime import installed_regime
+from ..machine.hardware import Machine
 from ..machine.page_guard import KvShape, cap_tokens, paged_kernels, token_limit
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ def cap_pool(original: Callable[..., int], owner: Any, token_capacity: int) -> i
     gates = read_gates(os.environ)
     if not _applies(owner, gates):
         return tokens
-    kernels = paged_kernels(_shapes(owner), installed_regime(), gates.page_guard_int_max)
+    arch = next((device.arch for device in Machine.detect().devices), None)
+    kernels = paged_kernels(_shapes(owner), installed_regime(), gates.page_guard_int_max, arch)
     page_size = int(owner.page_size or 1)
     limit, _ = token_limit(kernels, page_size)
     if limit is not None:
@@ -73,19 +75,20 @@ def _attention_backends(owner: Any) -> set[str | None]:
 
 def _shapes(owner: Any) -> list[KvShape]:
     """KV shapes of the model that `owner` sizes a pool for and, for a target, of its draft."""
-    shapes = [_shape(owner.model_config, _attention_tp())]
+    width = owner.kv_cache_dtype.itemsize
+    shapes = [_shape(owner.model_config, _attention_tp(), width)]
     draft = _draft_config(owner)
     if draft is not None:
-        shapes.append(_shape(draft, int(getattr(owner, "draft_attn_tp_size", None) or _attention_tp())))
+        shapes.append(_shape(draft, int(getattr(owner, "draft_attn_tp_size", None) or _attention_tp()), width))
     return shapes
 
 
-def _shape(config: Any, tp: int) -> KvShape:
-    """Shape of a ModelConfig; only the row length matters here, so the width is left at two bytes."""
+def _shape(config: Any, tp: int, width: int) -> KvShape:
+    """Shape of a ModelConfig; the width in bytes is that of the target, and matters for MLA alone."""
     layers = int(config.num_hidden_layers)
     if config.attention_arch.name == "MLA":
-        return KvShape("mla", layers, int(config.kv_lora_rank + config.qk_rope_head_dim), layers, 2)
-    return KvShape("mha", layers, int(config.get_num_kv_heads(tp) * config.head_dim), 2 * layers, 2)
+        return KvShape("mla", layers, int(config.kv_lora_rank + config.qk_rope_head_dim), layers, width)
+    return KvShape("mha", layers, int(config.get_num_kv_heads(tp) * config.head_dim), 2 * layers, width)
 
 
 def _draft_config(owner: Any) -> Any:

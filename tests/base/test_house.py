@@ -20,7 +20,13 @@ LONGEST = 400
 BACKENDS = ("flydsl", "triton")  # of moe/: the same parts by the same names, beside what they share
 # Where the pinned SGLang stands: the first is read by what installs it, the others cannot read and are compared with it
 # (compose.yaml with the Dockerfile, in tests/launch).
-PINS = {"requirements/constraints.txt", "kimi_w4a8_eagle3/doctor/software.py", "Dockerfile", "launch/compose.yaml"}
+PINS = {
+    "requirements/constraints.txt",
+    "kimi_w4a8_eagle3/doctor/software.py",
+    "Dockerfile",
+    "launch/compose.yaml",
+    "launch/known-faults.toml",  # tests/recipe/test_known_faults.py
+}
 OF_OTHERS = {"process_result.py", "pool_configurator.py"}  # InferenceX's and SGLang's
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("*/README.md")])
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from support.sglang_program import NEWEST, VERSIONS
+from support.sglang_program import VERSIONS, python_path
 from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3 import tiny
@@ -22,10 +22,9 @@ QUESTIONS = [problem.question for problem in tiny.problems("held_out", 8)]
 @pytest.fixture(scope="module")
 def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """One server for all tests here: with faults that a request can ask for, and a pool that the guard must cap."""
-    assert NEWEST.is_dir(), f"SGLang {VERSIONS[1]} is not installed in {NEWEST}: `make venv` puts it there"
     draft_row = 128  # elements that the built-in draft keeps of a token in one buffer
     launch = tiny_launch(settings=("env.KIMI_PAGE_GUARD=force", f"env.KIMI_PAGE_GUARD_INT_MAX={POOL * draft_row}"))
-    launch = replace(launch, env={**launch.env, "PYTHONPATH": str(NEWEST)})
+    launch = replace(launch, env={**launch.env, "PYTHONPATH": python_path(newest=True)})
     yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("newest"))
 
 

@@ -13,6 +13,7 @@ from kimi_w4a8_eagle3.sglang_plugin import cpu, page_guard_hook
 
 cpu.install()
 
+import torch  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
 
 page_guard_hook.install(HookRegistry)
@@ -38,6 +39,7 @@ def configurator(target: str, draft: str) -> KVCacheConfigurator:
     owner = object.__new__(KVCacheConfigurator)
     owner.server_args, owner.page_size, owner.is_draft_worker = args, 1, False
     owner.draft_parallel_layout = None
+    owner.kv_cache_dtype = torch.bfloat16
     owner.model_config = ModelConfig.from_server_args(args)
     owner.spec_algorithm = SpeculativeAlgorithm.from_string("EAGLE3")
     owner.spec_aux_config = spec_aux_hidden_state.resolve_spec_aux_hidden_state_config(
@@ -70,5 +72,6 @@ if __name__ == "__main__":
     page_guard_hook._attention_backends = lambda owner: {"aiter"}
     results["auto_on_aiter"] = sized(pool)
     pool.is_draft_worker = True  # an MLA model without a draft of its own
+    results["mla_row_elements"] = [shape.row_elements for shape in page_guard_hook._shapes(pool)]
     results["no_draft_on_aiter"] = sized(pool)
     print("\n" + json.dumps(results))

@@ -30,13 +30,17 @@ load_plugins()
 """
 
 
+def python_path(newest: bool) -> str:
+    """PYTHONPATH of a process with this package and one of the releases."""
+    if newest and not NEWEST.is_dir():
+        pytest.fail(f"SGLang {SGLANG_NEWEST} is not installed in {NEWEST}: `make venv` puts it there")
+    return os.pathsep.join([str(ROOT)] + ([str(NEWEST)] if newest else []))
+
+
 @cache
 def run(program: str, newest: bool = False, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run `program` after the plugin was loaded, with more variables; each program once for all tests of a module."""
-    if newest and not NEWEST.is_dir():
-        pytest.fail(f"SGLang {SGLANG_NEWEST} is not installed in {NEWEST}: `make venv` puts it there")
-    path = [str(ROOT)] + ([str(NEWEST)] if newest else [])
-    extra = {"PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
+    extra = {"PYTHONPATH": python_path(newest), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
     command = [sys.executable, "-c", PRELUDE + program]
     everything = {**os.environ, **extra, **environ}
     return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=240, check=False)
