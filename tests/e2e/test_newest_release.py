@@ -56,7 +56,8 @@ def test_the_page_guard_caps_its_pool(newest: EngineServer) -> None:
 
 
 def test_the_door_is_closed(newest: EngineServer) -> None:
-    assert httpx.post(f"{newest.base_url}/flush_cache").status_code in (403, 404)
+    page = {"Origin": "http://elsewhere.example"}  # a web page in a browser on this machine
+    assert httpx.post(f"{newest.base_url}/flush_cache", headers=page).status_code == 403
     refused = ask(newest, custom_logit_processor="pickled")
     assert refused.status_code == 400 and "custom_logit_processor" in refused.text
 

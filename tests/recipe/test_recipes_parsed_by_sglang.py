@@ -115,6 +115,10 @@ def test_options_reach_the_engine(parsed: dict[str, dict]) -> None:
     assert parsed["pinned"]["values"]["speculative_draft_model_revision"] == repr("b" * 40)
 
 
-def test_watchdog_outlasts_a_cold_kernel_build(parsed: dict[str, dict]) -> None:
+def test_every_limit_outlasts_a_cold_kernel_build(parsed: dict[str, dict]) -> None:
     cold_build_s = 633  # the longest that was reported for AITER
-    assert float(parsed["eagle3-opt"]["values"]["watchdog_timeout"]) > cold_build_s
+    for name in SERVED:
+        assert float(parsed[name]["values"]["watchdog_timeout"]) > cold_build_s
+        launch = render(load_recipe(name), machine=Machine())
+        assert launch.progress_timeout_s > cold_build_s  # also how long the canary waits for an answer
+        assert float(launch.env["SGLANG_WARMUP_TIMEOUT"]) > cold_build_s
