@@ -27,6 +27,7 @@ from ..engine.process import require_free_port
 from ..fetch.hub import Backoff, Hub
 from ..fetch.model import Listing
 from ..machine.aiter_regime import Regime, installed_regime
+from ..machine.installed import distribution
 from ..moe.flydsl.objects import GATE as KERNELS
 from ..moe.flydsl.objects import CodeObjects, objects_folder
 from ..patching import patcher
@@ -123,12 +124,7 @@ class Probe:
 
     def package(self, *names: str) -> str | None:
         """The version of the first of these distributions that is installed."""
-        for name in names:
-            try:
-                return importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return None
+        return distribution(*names)
 
     def torch_build(self) -> str | None:
         """What torch was built for, read without importing it: `hip 7.2.1`, `cuda 12.8` or `cpu`."""

@@ -1,6 +1,6 @@
 """No process of an engine outlives the engine's main process, whenever that one dies, nor that one its supervisor.
 
-SGLang 0.5.23 asks the kernel for a SIGKILL at the parent's death only after about ten seconds of imports. A detokenizer
+SGLang asks the kernel for a SIGKILL at the parent's death only after about ten seconds of imports. A detokenizer
 whose parent was killed in that time never gets it, and waits for ever.
 """
 

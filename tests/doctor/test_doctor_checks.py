@@ -22,13 +22,13 @@ from support.machines import (
 from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Probe, Process
 from kimi_w4a8_eagle3.doctor.runner import examine
-from kimi_w4a8_eagle3.doctor.software import SGLANG_OLDER, SGLANG_PINNED
+from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
 from kimi_w4a8_eagle3.fetch.store import CacheStore
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.patching.patcher import Status
-from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, with_settings
 
 
 def test_a_good_machine_passes_without_a_word(tmp_path):
@@ -107,11 +107,12 @@ def test_limits(tmp_path):
     assert check(machine, "nofile", TINY).verdict.value == "ok"
 
 
-@pytest.mark.parametrize(("text", "verdict"), [("6.4.3-1", "warn"), ("7.0.0", "ok"), ("nightly", "warn")])
-def test_rocm_versions(tmp_path, text, verdict):
+@pytest.mark.parametrize(("text", "faults"), [("6.4.3-1", {"fault rocm-old": "warn"}), ("7.0.0", {}), ("nightly", {})])
+def test_rocm_versions(tmp_path, text, faults):
     machine = mi325x(tmp_path)
+    fetch_pretended(machine)
     write(tmp_path, {"opt/rocm/.info/version": text})
-    assert check(machine, "rocm").verdict.value == verdict
+    assert problems(examine(machine, EAGLE3)) == faults
 
 
 def test_an_inbox_driver_has_no_version_of_its_own(tmp_path):
@@ -122,21 +123,29 @@ def test_an_inbox_driver_has_no_version_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "verdict", "text"),
+    ("version", "expected"),
     [
-        (SGLANG_PINNED, "ok", SGLANG_PINNED),
-        (f"{SGLANG_PINNED}.post1", "ok", f"{SGLANG_PINNED}.post1"),
-        (SGLANG_OLDER, "ok", "supported"),
-        ("0.5.10rc0", "warn", "never tried"),
-        ("0.5.10", "warn", "never tried"),
-        ("0.6.0", "warn", "never tried"),
-        (None, "fail", "not installed"),
+        (SGLANG_PINNED, {}),
+        (f"{SGLANG_PINNED}.post1", {}),
+        (SGLANG_NEWEST, {}),
+        ("0.5.10rc0", {"fault sglang-before-0-5-16": "fail"}),
+        ("0.5.17", {"fault sglang-0-5-16": "fail"}),
+        ("0.6.0", {"fault sglang-untried": "warn"}),
+        (None, {"sglang": "fail"}),
     ],
 )
-def test_sglang_versions(tmp_path, version, verdict, text):
+def test_a_release_of_sglang_gets_one_message(tmp_path, version, expected):
     packages = {k: v for k, v in PACKAGES.items() if k != "sglang"} | ({"sglang": version} if version else {})
-    result = check(mi325x(tmp_path, packages=packages), "sglang")
-    assert result.verdict.value == verdict and text in result.found
+    machine = mi325x(tmp_path, packages=packages)
+    fetch_pretended(machine)
+    assert problems(examine(machine, EAGLE3)) == expected
+
+
+def test_an_accepted_fault_does_not_fail(tmp_path):
+    needs = Needs.of(with_settings(load_recipe("eagle3"), {"options.accept_faults": ["sglang-0-5-16"]}))
+    machine = mi325x(tmp_path, packages=PACKAGES | {"sglang": "0.5.16"})
+    fetch_pretended(machine)
+    assert problems(examine(machine, needs)) == {}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 
+import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.model_executor.model_runner_components import spec_aux_hidden_state
@@ -30,6 +31,7 @@ def configurator(target: str, draft: str) -> KVCacheConfigurator:
     owner = object.__new__(KVCacheConfigurator)
     owner.server_args, owner.page_size, owner.is_draft_worker = args, 1, False
     owner.draft_parallel_layout = None
+    owner.kv_cache_dtype = torch.bfloat16
     owner.model_config = ModelConfig.from_server_args(args)
     owner.spec_algorithm = SpeculativeAlgorithm.from_string("EAGLE3")
     owner.spec_aux_config = spec_aux_hidden_state.resolve_spec_aux_hidden_state_config(
@@ -62,5 +64,6 @@ if __name__ == "__main__":
     page_guard_hook._attention_backends = lambda owner: {"aiter"}
     results["auto_on_aiter"] = sized(pool)
     pool.is_draft_worker = True  # an MLA model without a draft of its own
+    results["mla_row_elements"] = [shape.row_elements for shape in page_guard_hook._shapes(pool)]
     results["no_draft_on_aiter"] = sized(pool)
     print("\n" + json.dumps(results))

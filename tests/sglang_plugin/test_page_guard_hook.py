@@ -39,5 +39,6 @@ def test_the_gates_force_lower_and_switch_off(sized: dict[str, int]) -> None:
     assert sized["off"] == sized["requested"]
 
 
-def test_an_mla_model_without_a_draft_has_no_limit(sized: dict[str, int]) -> None:
-    assert sized["no_draft_on_aiter"] == sized["requested"]
+def test_an_mla_model_without_a_draft_is_capped_at_its_window(sized: dict[str, int]) -> None:
+    (row,) = sized["mla_row_elements"]
+    assert sized["no_draft_on_aiter"] == 2**32 // (2 * row) - 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.sglang_program import found, start
+from support.sglang_program import BOTH, found, start
 
 from kimi_w4a8_eagle3.sglang_plugin import failing_requests
 
@@ -99,9 +99,6 @@ print(json.dumps({"hooked": len(hooked), "applied": len(set(hooked) & HookRegist
 """
 
 
-def test_every_hook_finds_its_place_in_the_pinned_release() -> None:
-    assert found(HOOKED) == {"hooked": 10, "applied": 10}
-
-
-def test_an_older_release_ends_at_errors_as_it_always_did() -> None:
-    assert found(HOOKED, older=True) == {"hooked": 0, "applied": 0}
+@BOTH
+def test_every_hook_finds_its_place(newest: bool) -> None:
+    assert found(HOOKED, newest) == {"hooked": 10, "applied": 10}

@@ -1,4 +1,4 @@
-"""A program in a process of its own with SGLang and our plugin, for the pinned release and for an older one.
+"""A program in a process of its own with SGLang and our plugin, for the pinned release and for the newest.
 
 In a process of its own because hooks change SGLang as a whole; a fork of one that has imported the release once.
 """
@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.doctor.software import SGLANG_OLDER, SGLANG_PINNED
+from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.engine import fork_server
 from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
-VERSIONS = (SGLANG_PINNED, SGLANG_OLDER)
-BOTH = pytest.mark.parametrize("older", [False, True], ids=VERSIONS)
-OLDER = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_OLDER}"
+VERSIONS = (SGLANG_PINNED, SGLANG_NEWEST)
+BOTH = pytest.mark.parametrize("newest", [False, True], ids=VERSIONS)
+NEWEST = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_NEWEST}"
 
 
 def argv(program: str, folder: Path, *arguments: str) -> list[str]:
@@ -33,27 +33,27 @@ def argv(program: str, folder: Path, *arguments: str) -> list[str]:
     return [sys.executable, *fork_server.PROGRAM, "support.run_program", *files, *arguments]
 
 
-def environment(older: bool = False, **environ: str) -> dict[str, str]:
+def environment(newest: bool = False, **environ: str) -> dict[str, str]:
     """The variables of an engine of the built-in model, and more."""
-    if not older:
+    if not newest:
         return {**os.environ, **load_recipe("tiny").env, **environ}
-    if not OLDER.is_dir():
-        pytest.fail(f"SGLang {SGLANG_OLDER} is not installed in {OLDER}: `make venv` puts it there")
-    path = os.pathsep.join([os.environ["PYTHONPATH"], str(OLDER)])
+    if not NEWEST.is_dir():
+        pytest.fail(f"SGLang {SGLANG_NEWEST} is not installed in {NEWEST}: `make venv` puts it there")
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(NEWEST)])
     return {**environment(), "PYTHONPATH": path, **environ}
 
 
-def start(program: str, folder: Path, *arguments: str, older: bool = False, **environ: str) -> ForkedProcess:
+def start(program: str, folder: Path, *arguments: str, newest: bool = False, **environ: str) -> ForkedProcess:
     """Begin to run `program` after the plugin was loaded; it writes `output` and `log` in `folder`."""
     with (folder / "log").open("ab") as log:
-        process = fork_server.fork(argv(program, folder, *arguments), environment(older, **environ), log.fileno())
+        process = fork_server.fork(argv(program, folder, *arguments), environment(newest, **environ), log.fileno())
     assert process is not None, (folder / "log").read_text()
     return process
 
 
 @cache
 def run(
-    program: str, older: bool = False, *arguments: str, new: bool = False, **environ: str
+    program: str, newest: bool = False, *arguments: str, new: bool = False, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `program` to its end, with more variables; each program once for all tests of a module.
 
@@ -62,19 +62,19 @@ def run(
     with TemporaryDirectory() as name:
         folder = Path(name)
         if new:
-            words, variables = argv(program, folder, *arguments), environment(older, **environ)
+            words, variables = argv(program, folder, *arguments), environment(newest, **environ)
             done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=240, check=False)
             code, log = done.returncode, done.stderr
         else:
-            code = start(program, folder, *arguments, older=older, **environ).wait(240)
+            code = start(program, folder, *arguments, newest=newest, **environ).wait(240)
             log = (folder / "log").read_text()
         output = (folder / "output").read_text()
     return subprocess.CompletedProcess(program, code, output, log)
 
 
-def found(program: str, older: bool = False, *arguments: str, **environ: str) -> dict[str, Any]:
+def found(program: str, newest: bool = False, *arguments: str, **environ: str) -> dict[str, Any]:
     """What `program` prints in its last line, a JSON object."""
-    done = run(program, older, *arguments, **environ)
+    done = run(program, newest, *arguments, **environ)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
