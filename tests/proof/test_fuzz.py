@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -24,8 +26,9 @@ from starlette.responses import JSONResponse, Response
 from kimi_w4a8_eagle3.engine.process import free_port
 from proof.fuzz import session
 from proof.fuzz.plan import TEMPLATES, Plan
-from proof.fuzz.requests import affordable, json_request
+from proof.fuzz.requests import Case, affordable, json_request
 from proof.fuzz.resources import Resources
+from proof.fuzz.send import Answer
 from proof.fuzz.session import Fault, Fuzz, Outcome, Target
 from proof.fuzz.values import KINDS
 
@@ -234,6 +237,15 @@ def test_a_healthy_client_that_waits_is_a_fault_where_time_counts(
     assert bool(named(outcome, "waited")) is timely
 
 
+def test_what_a_client_left_behind_is_a_suspect(tmp_path: Path) -> None:
+    fuzz = Fuzz(Target("http://127.0.0.1:1"), tmp_path, 1)
+    asked = json_request("POST", "/v1/completions", {"regex": "a"}, leave_after_s=1.0)
+    fuzz._judge(7, Case("cost", "pattern", (asked,)), asked, Answer(0, "", 1.0))
+    fuzz._fault("the healthy client waited", None, "")
+    [fault] = fuzz.outcome.faults.values()
+    assert "--only 7" in fault.command
+
+
 def test_an_engine_that_ends_is_found_with_the_requests_that_it_owes_an_answer(tmp_path: Path) -> None:
     ended = threading.Event()
 
@@ -247,6 +259,21 @@ def test_an_engine_that_ends_is_found_with_the_requests_that_it_owes_an_answer(t
     [fault] = named(outcome, "the engine ended")
     assert "curl" in fault.command
     assert any(b'"stream_options": [' in file.read_bytes() for file in tmp_path.glob("fault-*.bin"))
+
+
+def test_a_signal_in_the_middle_ends_it_and_leaves_nothing_undone(tmp_path: Path) -> None:
+    asked = Counter[str]()
+    with served(Engine(lambda path, _: asked.update([path])).app) as url:
+        words = ["-m", "proof.fuzz", "--url", url, "--runs", str(tmp_path), "--minutes", "30"]
+        with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as fuzzing:
+            while asked.total() < 200 and fuzzing.poll() is None:
+                time.sleep(0.05)
+            fuzzing.terminate()
+            said, _ = fuzzing.communicate(timeout=120)
+    assert fuzzing.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM received; no verdict" in said
+    [found] = tmp_path.glob("*/fuzz.json")
+    assert json.loads(found.read_text())["requests"] > 0
 
 
 def test_a_seed_and_an_index_are_one_request() -> None:
