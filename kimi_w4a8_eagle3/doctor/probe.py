@@ -155,7 +155,7 @@ class Probe:
         return installed_regime()
 
     def router_lacks(self) -> list[str] | None:
-        """Options that are given to a router and that the installed one does not take; None where there is no router."""
+        """Options that routers are given and the installed one does not take; None where there is no router."""
         if importlib.util.find_spec("sglang_router") is None:
             return None
         from sglang_router.router_args import RouterArgs  # optional: sglang-router
