@@ -27,6 +27,7 @@ CHECKS: tuple[Check, ...] = (
     host.nofile,
     software.python,
     software.sglang,
+    software.known_faults,
     software.vllm,
     software.plugin,
     software.torch,
