@@ -148,14 +148,13 @@ def test_a_broken_token_is_nan_and_its_neighbours_are_not(tmp_path: Path) -> Non
     assert got[6].isnan().all() and torch.equal(got[others], clean[others])
 
 
-@pytest.mark.parametrize("tokens", [5, 12])
-def test_the_w4a16_baseline(tokens: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tile_m", [None, 64])
+def test_the_w4a16_baseline(tile_m: int | None, tmp_path: Path) -> None:
     """No quantized activations: plain matrix products, with the roundings to bfloat16 that the baseline has."""
-    tile = 64 if tokens > 5 else None
-    serving = Serving(tmp_path, 8, tokens, {"FLYDSL_W4A16_HYBRID": "w2_bf16", "AITER_FLYDSL_STAGE1_TILE_M": tile})
+    serving = Serving(tmp_path, 8, 5, {"FLYDSL_W4A16_HYBRID": "w2_bf16", "AITER_FLYDSL_STAGE1_TILE_M": tile_m})
     w13 = unpack_reorder(serving.weights.w13).double() * serving.weights.s13[..., None]
     w2 = unpack_reorder(serving.weights.w2).double() * serving.weights.s2[..., None]
-    expected = torch.zeros(tokens, serving.shape.hidden, dtype=torch.double)
+    expected = torch.zeros(5, serving.shape.hidden, dtype=torch.double)
     for t, s in (serving.ids >= 0).nonzero().tolist():
         gate, up = (w13[serving.ids[t, s]] @ serving.x[t].double()).chunk(2)
         h = (torch.nn.functional.silu(gate) * up).bfloat16().double()
