@@ -71,9 +71,16 @@ class SingleServer:
 def checked(launch: Launch, preflight: bool = True) -> Launch:
     """The launch as it may run, after everything that can be known from files: code, headers, configs, identity.
 
-    Code of a checkpoint must be trusted (`trusted_code`), a W4A8 checkpoint on this disk must be whole (`preflight`),
-    and the engine is told the fingerprint of its weights, which it names in every answer. Raises KimiError.
+    No known fault may refuse it, code of a checkpoint must be trusted (`trusted_code`), a W4A8 checkpoint on this disk
+    must be whole (`preflight`), and the engine is told the fingerprint of its weights, which it names in every answer.
+    Raises KimiError.
     """
+    for fault in launch.refused:
+        raise KimiError(
+            fault.sentence,
+            where=f"the known fault {fault.id}",
+            remedy=f"{fault.remedy}; or take the risk: --set 'options.accept_faults=[\"{fault.id}\"]'",
+        )
     launch = require_trusted(launch)
     return with_weight_version(launch, checked_weights(launch, preflight))
 
@@ -305,8 +312,10 @@ def _ops(options: ServeOptions, view: FleetView) -> Iterator[None]:
         return
     from ..ops.endpoint import OpsServer  # its web server is not installed everywhere
 
+    patience = max(state.progress_timeout_s for state in view.replicas())
+
     def connect(base_url: str) -> EngineClient:
-        return EngineClient(base_url, options.client_key)
+        return EngineClient(base_url, options.client_key, patience)
 
     with OpsServer(options.ops_host, options.ops_port, view) as ops, CanaryWatch(view, ops.acceptance, connect):
         yield

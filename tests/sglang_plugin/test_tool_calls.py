@@ -152,7 +152,7 @@ print(json.dumps({
 """
 
 
-def read(older: bool, plugin: bool = True) -> dict[str, Any]:
+def read(newest: bool, plugin: bool = True) -> dict[str, Any]:
     answers = json.dumps({name: answer[0] for name, answer in ANSWERS.items()})
     program = READ.replace("ANSWERS", repr(answers))
     if not plugin:  # SGLang's own reader again
@@ -161,12 +161,12 @@ def read(older: bool, plugin: bool = True) -> dict[str, Any]:
             "from sglang.srt.function_call.kimik2_detector import KimiK2Detector\n"
             f"F.ToolCallParserEnum['kimi_k2'] = KimiK2Detector\n{program}"
         )
-    return found(program, older)
+    return found(program, newest)
 
 
 @BOTH
-def test_every_cut_gives_the_same_calls_and_the_right_ones(older: bool) -> None:
-    for name, got in read(older).items():
+def test_every_cut_gives_the_same_calls_and_the_right_ones(newest: bool) -> None:
+    for name, got in read(newest).items():
         right = [*ANSWERS[name][1:]]
         assert got["whole"] == right, name
         assert got["streamed"] == [right], name
@@ -174,9 +174,9 @@ def test_every_cut_gives_the_same_calls_and_the_right_ones(older: bool) -> None:
 
 
 @BOTH
-def test_sglangs_own_reader_loses_calls(older: bool) -> None:
+def test_sglangs_own_reader_loses_calls(newest: bool) -> None:
     """The day on which this fails, ours has less to do."""
-    got = read(older, plugin=False)
+    got = read(newest, plugin=False)
     right = {name: [*answer[1:4]] for name, answer in ANSWERS.items()}
     lost = {name for name in got if got[name]["whole"][:3] != right[name]}
     torn = {name for name in got if [each[:3] for each in got[name]["streamed"]] != [right[name]]}
@@ -188,4 +188,4 @@ def test_sglangs_own_reader_loses_calls(older: bool) -> None:
 def test_a_reader_that_tears_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ANSWERS, "one call", (*ANSWERS["two calls"][:1], *ANSWERS["one call"][1:]))
     with pytest.raises(AssertionError, match="one call"):
-        test_every_cut_gives_the_same_calls_and_the_right_ones(older=False)
+        test_every_cut_gives_the_same_calls_and_the_right_ones(newest=False)

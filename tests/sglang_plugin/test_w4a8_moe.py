@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,14 +16,18 @@ from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.quark.packing import fold_scales
 from kimi_w4a8_eagle3.sglang_plugin import cpu
 
-cpu.install()
+if TYPE_CHECKING:
+    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkInt4Int8MoE
 
-from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import MoeRunnerConfig, QuarkInt4Int8MoE  # noqa: E402
-
+pytestmark = pytest.mark.skipif(find_spec("sglang") is None, reason="sglang is not installed (extra `serve`)")
 SHAPE = MoeShape(num_experts=4, hidden=512, inter=128, top_k=2)
 
 
 def new_scheme(**config: Any) -> QuarkInt4Int8MoE:
+    cpu.install()
+    # SGLang's import order, and its seconds: not where tests are only collected
+    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import MoeRunnerConfig, QuarkInt4Int8MoE
+
     scheme = QuarkInt4Int8MoE("layer 7")
     scheme.create_moe_runner(SimpleNamespace(top_k=5), MoeRunnerConfig(**{"top_k": SHAPE.top_k, **config}))
     return scheme

@@ -45,6 +45,7 @@ class Recorded(Probe):
     packages: dict[str, str] = field(default_factory=dict)
     build: str | None = "hip 7.2.1"
     entry_points: tuple[str, ...] = ("kimi_w4a8_eagle3",)
+    router: set[str] | None = None
     patch_reports: tuple[PatchReport, ...] = (patch("aiter-fmha-rtz", Status.APPLIED),)
     regime: Regime = Regime.FIXED64
     kernels_refused: str = ""
@@ -95,6 +96,9 @@ class Recorded(Probe):
         if self.kernels_refused:
             raise KimiError(self.kernels_refused, remedy="kimi warm --objects /opt/kimi/kernels")
         return Path("/opt/kimi/kernels"), 228
+
+    def router_options(self) -> set[str] | None:
+        return self.router
 
     def patches(self) -> list[PatchReport]:
         return list(self.patch_reports)

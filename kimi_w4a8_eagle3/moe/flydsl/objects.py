@@ -59,11 +59,15 @@ class CodeObject(_Model):
 
 
 class Manifest(_Model):
-    """What lies in a folder of code objects: by which compilers, from which sources, for which GPU."""
+    """What lies in a folder of code objects: by which compilers, from which sources, for which GPU.
+
+    remaining: kernels that the last `kimi warm` has not got to, or did not before it was interrupted.
+    """
 
     arch: str = ARCH
     sources: str
     compilers: dict[str, str] = {}
+    remaining: int = 0
     kernels: dict[str, CodeObject] = {}
 
 
@@ -140,6 +144,13 @@ class CodeObjects:
         except OSError:
             return None
         return image if hashlib.sha256(image).hexdigest() == found.sha256 else None
+
+    def check_all(self) -> int:
+        """How many kernels there are; raises KimiError for one that is not whole, and after an interrupted `warm`."""
+        if self.manifest.remaining:
+            raise _refused(self.folder, f"{self.manifest.remaining} kernels are missing: `kimi warm` was interrupted")
+        self.check(self.manifest.kernels)
+        return len(self.manifest.kernels)
 
     def check(self, keys: Iterable[str]) -> None:
         """Raise KimiError unless every one of these kernels is there and whole."""

@@ -42,12 +42,15 @@ def warm(configs: Iterable[KernelConfig], folder: Path, jobs: int, watch: Watch)
         versions = compilers()
         if versions != manifest.compilers:
             manifest, missing = Manifest(sources=source_hash(), compilers=versions), wanted
-        for key, image, compiled in _compile(missing, jobs, watch):
+        for left, (key, image, compiled) in zip(
+            reversed(range(len(missing))), _compile(missing, jobs, watch), strict=True
+        ):
             write_atomic(folder / compiled.file, image)
-            manifest = manifest.model_copy(update={"kernels": {**manifest.kernels, key: compiled}})
+            kernels = {**manifest.kernels, key: compiled}
+            manifest = manifest.model_copy(update={"kernels": kernels, "remaining": left})
             write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
-        for left in {path.name for path in folder.glob("*.co")} - {found.file for found in manifest.kernels.values()}:
-            (folder / left).unlink()
+        for name in {path.name for path in folder.glob("*.co")} - {found.file for found in manifest.kernels.values()}:
+            (folder / name).unlink()
     return manifest, len(missing)
 
 

@@ -47,7 +47,7 @@ def test_the_manifest_is_read_back_and_names_every_file(small_objects: Path) -> 
     assert set(manifest.kernels) == {repr(config) for config in small_kernels()}
     assert {path.name for path in small_objects.glob("*.co")} == {found.file for found in manifest.kernels.values()}
     assert set(manifest.compilers) == {"flydsl", "triton", "linker"}
-    CodeObjects(small_objects).check(manifest.kernels)
+    assert CodeObjects(small_objects).check_all() == len(small_kernels())
 
 
 @pytest.mark.parametrize("config", small_kernels(), ids=lambda config: type(config).__name__)
@@ -151,6 +151,25 @@ def test_what_is_there_needs_no_compiler_and_only_what_is_not_is_compiled(
 
     monkeypatch.setattr(flydsl_warm, "compilers", no_compiler)
     assert flydsl_warm.warm(small_kernels(), folder, 1, silent) == (whole, 0)
+
+
+def test_an_interrupted_warm_keeps_what_is_finished_and_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(configs: list[Any], jobs: int, watch: Any) -> Any:
+        for config in configs[:1]:
+            found = before.kernels[repr(config)]
+            yield repr(config), (folder / found.file).read_bytes(), found
+        raise KeyboardInterrupt
+
+    before = read_manifest(folder)
+    change(folder, sources="0" * 64)  # of an earlier package
+    monkeypatch.setattr(flydsl_warm, "_compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        flydsl_warm.warm(small_kernels(), folder, 1, silent)
+    after = read_manifest(folder)
+    assert after.sources == before.sources and list(after.kernels) == [repr(small_kernels()[0])]
+    missing = len(small_kernels()) - 1
+    with pytest.raises(KimiError, match=f"{missing} kernels are missing: `kimi warm` was interrupted"):
+        CodeObjects(folder).check_all()
 
 
 def test_a_second_writer_is_refused(folder: Path) -> None:
