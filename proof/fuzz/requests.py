@@ -19,7 +19,7 @@ _MAX_N = 4
 _LENGTHS = frozenset(
     ["max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "min_tokens", "min_new_tokens"]
 )
-# What the model reads: a text of 5,000 digits in one of these kept a CPU busy for 20 s. The door refuses what is absurd.
+# What the model reads. 5,000 digits in one of these kept a CPU busy for 20 s; the door refuses what is absurd.
 _PROMPTS = frozenset(["prompt", "text", "messages", "system", "input", "instructions"])
 _MAX_TEXT = 400
 _ABSURD_TEXT = 200_000
