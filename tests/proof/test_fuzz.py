@@ -97,7 +97,11 @@ def _described() -> dict[str, Any]:
 
 def harmless(body: dict[str, Any]) -> bool:
     numbers = all(isinstance(body.get(name), int | None) for name in ("logprobs", "top_logprobs"))
-    return numbers and not body.keys() & {"regex", "logit_bias"} and len(json.dumps(body)) < 100_000
+    text = json.dumps(body)
+    closed = body.keys() & {"regex", "logit_bias", "echo"} or any(
+        each in text for each in ("pattern", "structural_tag")
+    )
+    return numbers and not closed and len(text) < 100_000
 
 
 def refusal(message: str, status: int = 400) -> Response:
@@ -202,7 +206,7 @@ def test_an_engine_that_fetches_what_a_request_names_is_found(tmp_path: Path) ->
             if text.startswith("http://127.0.0.1:") and text.endswith("/trap.png"):
                 httpx.get(text, timeout=10)  # at once: the run may end before a thread has asked
 
-    # The first sample that names the address is the 1,505th.
+    # Samples that name the address are few.
     assert named(fuzzed(Engine(planted), tmp_path, 2400), "fetched an address")
 
 
