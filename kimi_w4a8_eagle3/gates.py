@@ -110,6 +110,13 @@ TABLE: tuple[Gate, ...] = (
         backends=OUR_BACKENDS,
     ),
     Gate(
+        "KIMI_KERNELS",
+        "text",
+        None,
+        PACKAGE,
+        "folder of the gfx942 code objects that `kimi warm` wrote; default: ~/.cache/kimi-w4a8-eagle3/kernels",
+    ),
+    Gate(
         "KIMI_PAGE_GUARD",
         "choice",
         "auto",
@@ -229,6 +236,9 @@ TABLE: tuple[Gate, ...] = (
     Gate("SGLANG_USE_AITER", "bool", False, "sglang", "take AITER's kernels on ROCm"),
     Gate("SGLANG_DISABLE_CUDNN_CHECK", "bool", False, "sglang", "skip a check of the CUDA installation"),
     Gate("SGLANG_NUMA_BIND_V2", "bool", True, "sglang", "bind each rank to its NUMA node with --numa-node"),
+    Gate("SGLANG_WARMUP_TIMEOUT", "float", None, "sglang", "seconds for its first request; 600 by itself", minimum=1),
+    Gate("HIP_FORCE_DEV_KERNARG", "bool", False, "HIP", "keep the arguments of kernels in GPU memory"),
+    Gate("HSA_ENABLE_IPC_MODE_LEGACY", "bool", None, "ROCm", "share GPU buffers between processes without dmabuf"),
     # Defaults and values as in vLLM 0.19.0.
     Gate("VLLM_ROCM_USE_AITER", "bool", False, "vllm", "take AITER's kernels on ROCm"),
     Gate("VLLM_ROCM_USE_AITER_FP4_ASM_GEMM", "bool", False, "vllm", "MXFP4 GEMMs in assembly (gfx950)"),

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..base.errors import KimiError
 from ..base.run_dir import write_json
+from ..doctor.software import SGLANG_PINNED
 from ..recipe.launch import Recipe, load_recipe, resolve
 from .generator import last_json_line
 from .measure import Measurement
@@ -29,7 +30,7 @@ MODELS = {
     "amd/Kimi-K2.5-MXFP4": ("kimik2.5", "fp4"),
     "MiniMaxAI/MiniMax-M2.5": ("minimaxm2.5", "fp8"),
 }
-SGLANG_IMAGE = "lmsysorg/sglang:v0.5.16-rocm720-mi30x"
+SGLANG_IMAGE = f"lmsysorg/sglang-rocm:v{SGLANG_PINNED}-rocm724-mi30x-20260919"
 _NAMES = {"total_throughput": "total_token_throughput"}
 _NEEDED = ("max_concurrency", "completed", "total_input_tokens", "total_output_tokens", "output_throughput")
 

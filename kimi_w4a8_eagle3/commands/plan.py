@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,10 @@ def plan(
         settings = [*settings, f"tp-size={tp}"]
     resolved = resolve(load_recipe(recipe), settings)
     chosen, args = resolved.recipe, resolved.args
-    found = gpu_by_name(gpu) if gpu else Machine.detect().gpu
+    machine = Machine.detect()
+    if aiter:
+        machine = replace(machine, installed={**machine.installed, "aiter": aiter})
+    found = gpu_by_name(gpu) if gpu else machine.gpu
     if found is None and chosen.hardware.reference:
         found = gpu_by_name(chosen.hardware.reference)
     if found is None:
@@ -59,13 +62,19 @@ def plan(
     if picture is not None:
         _draw(result, picture)
     several = None if nodes is None else make_node_plan(result, chosen, args, nodes)
+    faults = resolved.faults(machine, found)
     if as_json:
-        content = as_dict(result) | ({"nodes": nodes_as_dict(several)} if several else {})
-        typer.echo(json.dumps(content, indent=2))
+        content = as_dict(result) | {"known_faults": [fault.model_dump(exclude_defaults=True) for fault in faults]}
+        typer.echo(json.dumps(content | ({"nodes": nodes_as_dict(several)} if several else {}), indent=2))
     elif several:
         _print_nodes(several)
     else:
         _print(result)
+        if args.get("mem-fraction-static") == "auto":
+            ceiling = chosen.options.memory_ceiling
+            typer.echo(f"ceiling: {ceiling:g} of the memory (options.memory_ceiling); more was never run with a draft")
+        for fault in faults:
+            typer.echo(f"known fault {fault.id} ({fault.verdict}): {fault.sentence}; {fault.remedy}")
 
 
 def as_dict(plan: MemoryPlan) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from ..base.errors import KimiError
 from ..fetch.hub import HubUnreachable
 from ..machine.hardware import Machine
+from ..machine.installed import ROCM, Package, installed_versions
 from .needs import Needs
 from .probe import Probe
 from .smi import Smi, SmiGpu, parse_amd_smi
@@ -47,6 +48,16 @@ class Facts:
         memory = self.probe.run(["amd-smi", "metric", "--mem-usage", "--json"])
         version = self.probe.run(["amd-smi", "version", "--json"])
         return parse_amd_smi(static.text, memory.text, version.text)
+
+    @cached_property
+    def rocm(self) -> str | None:
+        """The version of the ROCm user space; None without one."""
+        return self.probe.read(ROCM) or (self.amd_smi.rocm if self.amd_smi else None)
+
+    @cached_property
+    def installed(self) -> dict[Package, str]:
+        """Package -> version."""
+        return installed_versions(self.probe.package, self.rocm or "")
 
     @property
     def smi_gpus(self) -> tuple[SmiGpu, ...]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from packaging.version import InvalidVersion, Version
-
 from .facts import Facts
 from .needs import GIB
 from .result import Result, fail, ok, skip, warn
 
-ROCM_MINIMUM = Version("7.0")
 NOFILE_MINIMUM = 65_536
 
 
@@ -16,16 +13,9 @@ def rocm(facts: Facts) -> Result:
     """The ROCm user space: 7.2 is what the images that the recipes are for carry."""
     if not facts.needs.on_gpu:
         return skip("rocm", "not needed on a CPU")
-    text = facts.probe.read("opt/rocm/.info/version") or (facts.amd_smi.rocm if facts.amd_smi else None)
-    if text is None:
+    if facts.rocm is None:
         return fail("rocm", "not installed", "use the ROCm SGLang image (see the Dockerfile), or install ROCm 7.2")
-    try:
-        old = Version(text.split("-")[0]) < ROCM_MINIMUM
-    except InvalidVersion:
-        return warn("rocm", f"{text}: not a version that can be compared", f"expected {ROCM_MINIMUM} or later")
-    if old:
-        return warn("rocm", f"{text}; the recipes are for 7.2", "use the ROCm SGLang image (see the Dockerfile)")
-    return ok("rocm", text)
+    return ok("rocm", facts.rocm)
 
 
 def driver(facts: Facts) -> Result:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..recipe.launch import Checkpoint, Recipe
+from ..recipe.launch import Recipe, resolve
+from ..recipe.schema import ArgValue, Checkpoint
 
 GIB = 1 << 30
-# Bytes of the published checkpoints as their pages state them, for a machine that cannot ask the Hub.
-PUBLISHED_SIZES = {"amd/Kimi-K2.5-W4A8": 497_000_000_000, "lightseekorg/kimi-k2.5-eagle3": 6_000_000_000}
+# Bytes of the published checkpoints, for a machine that cannot ask the Hub. The "497 GB" that were published are GiB:
+# the INT4 experts alone are 384 x 60 x 3 x 7168 x 2048 / 2 = 507.3 GB.
+PUBLISHED_SIZES = {"amd/Kimi-K2.5-W4A8": 534_000_000_000, "lightseekorg/kimi-k2.5-eagle3": 6_000_000_000}
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Needs:
     port: int
     numa: list[int] | None
     environment: dict[str, str]
+    args: dict[str, ArgValue]
+    accepted_faults: tuple[str, ...]
     engine: str = "sglang"
 
     @property
@@ -39,7 +43,7 @@ class Needs:
     @classmethod
     def of(cls, recipe: Recipe) -> Needs:
         """The requirements of a recipe, its improvements included."""
-        args = recipe.args | {name: improvement.value for name, improvement in recipe.improve.items()}
+        args = resolve(recipe).args
         numa = args.get("numa-node")
         return cls(
             recipe=recipe.name,
@@ -51,5 +55,7 @@ class Needs:
             port=int(str(args.get("port", 8000 if recipe.engine == "vllm" else 30000))),
             numa=[int(node) for node in numa] if isinstance(numa, list) else None,
             environment=recipe.environment,
+            args=args,
+            accepted_faults=tuple(recipe.options.accept_faults),
             engine=recipe.engine,
         )

@@ -16,7 +16,7 @@ import httpx
 
 from ..base.errors import KimiError
 
-_TIMEOUT = httpx.Timeout(300.0, connect=10.0)
+_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,15 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 class EngineClient:
-    """Talks to one server at `base_url`; raises KimiError with the server's own message on any failure."""
+    """Talks to one server at `base_url`; raises KimiError with the server's own message on any failure.
 
-    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+    timeout_s: how long an answer may be away; an engine that has never run builds kernels for minutes first.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
         self.base_url = base_url
-        limits = httpx.Limits(max_connections=256)
-        self._http = httpx.Client(base_url=base_url, timeout=_TIMEOUT, limits=limits, headers=bearer(api_key))
+        timeout, limits = httpx.Timeout(timeout_s, connect=10.0), httpx.Limits(max_connections=256)
+        self._http = httpx.Client(base_url=base_url, timeout=timeout, limits=limits, headers=bearer(api_key))
         self._model: str | None = None
 
     def __enter__(self) -> EngineClient:

@@ -1,6 +1,6 @@
 """The processes that an engine cannot do without, looked at directly.
 
-Where one is killed (by the kernel's OOM killer, say), SGLang 0.5.23 notices after about seven seconds; until then its
+Where one is killed (by the kernel's OOM killer, say), SGLang notices after about seven seconds; until then its
 front end takes requests that nobody will answer.
 """
 

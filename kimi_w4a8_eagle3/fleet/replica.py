@@ -21,7 +21,7 @@ from ..ops.replica_state import Phase, ReplicaState
 from ..recipe.launch import Launch
 from .engine_processes import EngineProcesses
 
-# A cold start on MI325X reads 497 GB and builds kernels; the engine's own exit ends the wait earlier.
+# A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0
 DRAIN_TIMEOUT_S = 120.0
 _POLL_S = 0.25
@@ -125,7 +125,7 @@ class Replica:
         if self.launch.draft is None or state.num_draft_tokens is None:
             return
         self._enter(Phase.CHECKING, "canary prompts")
-        with EngineClient(state.base_url, self._client_key) as client:
+        with EngineClient(state.base_url, self._client_key, state.progress_timeout_s) as client:
             state.canary = startup_check.require_acceptance(client, state.num_draft_tokens, self.launch.draft)
         state.canary_at = time.time()
 
@@ -154,8 +154,8 @@ class Replica:
                     raise Stalled(
                         f"no token was generated for {state.progress_timeout_s:.0f} s although requests are running",
                         where=str(self.log_path.parent),
-                        remedy="the stacks of all processes are in that folder; on ROCm try the recipe option "
-                        "all_reduce = 'rccl' (a hang in the custom all-reduce), then restart",
+                        remedy="the stacks of all processes are in that folder; on ROCm a custom all-reduce may hang: "
+                        "--set disable-custom-all-reduce=true, then restart",
                     )
         how = f" with exit code {server.poll()}" if lost is None else f": its process {lost} is gone"
         what = f"the engine ended by itself{how}"

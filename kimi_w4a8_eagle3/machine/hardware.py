@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..base.errors import KimiError
 from ..base.nearest import nearest
+from .installed import installed_versions
 
 GIB = 1 << 30
 SIMDS_PER_CU = 4
@@ -66,18 +68,18 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """The accelerators of a machine; `devices` is empty on a CPU-only one."""
+    """The accelerators of a machine, none on a CPU-only one, and the versions of what drives them, where known."""
 
     devices: tuple[Device, ...] = ()
+    installed: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def detect(cls, sysfs: Path = Path("/sys")) -> Machine:
         """Read the KFD topology (`class/kfd/kfd/topology/nodes`), whose node order is HIP's device order."""
         nodes = sysfs / "class/kfd/kfd/topology/nodes"
-        if not nodes.is_dir():
-            return cls()
-        found = (_read_device(node, sysfs) for node in sorted(nodes.iterdir(), key=_node_number))
-        return cls(tuple(device for device in found if device is not None))
+        found = sorted(nodes.iterdir(), key=_node_number) if nodes.is_dir() else []
+        devices = (_read_device(node, sysfs) for node in found)
+        return cls(tuple(device for device in devices if device is not None), installed_versions())
 
     @property
     def gpu(self) -> Gpu | None:

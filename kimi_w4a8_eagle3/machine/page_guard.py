@@ -4,6 +4,8 @@ AITER's ck_tile batch-prefill FMHA multiplies a page index by the page stride in
 the cache as rows of one token, `[tokens + page_size, kv_heads, head_dim]` (the extra page takes padded tokens), so the
 largest offset is `(rows - 1) * kv_heads * head_dim`. The target of these recipes is MLA and prefills elsewhere; the
 EAGLE3 draft is MHA and takes that kernel, so it is the *draft's* shape that limits the pool both models share.
+
+AITER's MLA decode kernels address a window of 4 GiB from the start of a layer's latents, those in Gluon one of 2 GiB.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from ..base.errors import KimiError
 from .aiter_regime import Regime
 
 INT32_MAX = 2**31 - 1
+# aiter#5765, measured on gfx950 and open: rows beyond it are read from the wrong place.
+MLA_WINDOW = 2**32
+# aiter#4474: beyond it a segmentation fault. The kernel is for gfx950; which AITER has the cure is not known.
+GLUON_MLA_WINDOW, GLUON_ARCH = 2**31, "gfx950"
 FRACTION_STEPS = 1000  # an operator types 0.815, not 0.81539917
 
 
@@ -76,11 +82,13 @@ def kv_shape(config: Mapping[str, Any], tp: int, dtype_bytes: int) -> KvShape:
     return KvShape("mha", layers, _heads_per_rank(kv_heads, tp) * head_dim, 2 * layers, dtype_bytes)
 
 
-def paged_kernels(shapes: Iterable[KvShape], regime: Regime, int_max: int = INT32_MAX) -> list[PagedKernel]:
-    """The paged kernels that AITER's attention backend runs over these caches.
+def paged_kernels(
+    shapes: Iterable[KvShape], regime: Regime, int_max: int = INT32_MAX, arch: str | None = None
+) -> list[PagedKernel]:
+    """The paged kernels that AITER's attention backend runs over these caches on GPUs of `arch`.
 
-    MHA caches meet the batch-prefill FMHA, limited unless `regime` says 64-bit. MLA latents meet the MLA decode
-    kernel, for which no overflow is known: the W4A8 recipe ran with 2.4 M tokens. Its row is listed without a limit.
+    MHA caches meet the batch-prefill FMHA, limited unless `regime` says 64-bit. MLA latents meet the MLA decode kernel,
+    which is right for the rows that lie in its window: 3,728,270 of 576 bf16.
     """
     kernels = []
     for shape in shapes:
@@ -88,7 +96,9 @@ def paged_kernels(shapes: Iterable[KvShape], regime: Regime, int_max: int = INT3
             largest = None if regime.wide_offsets else int_max
             kernels.append(PagedKernel("ck_tile fmha batch prefill", shape.row_elements, largest))
         else:
-            kernels.append(PagedKernel("mla decode", shape.row_elements, None))
+            name, window = ("Gluon mla decode", GLUON_MLA_WINDOW) if arch == GLUON_ARCH else ("mla decode", MLA_WINDOW)
+            rows = window // (shape.row_elements * shape.dtype_bytes)
+            kernels.append(PagedKernel(name, shape.row_elements, (rows - 1) * shape.row_elements))
     return kernels
 
 
@@ -168,8 +178,8 @@ def cap_tokens(requested: int, kernels: Iterable[PagedKernel], page_size: int) -
         return requested, ""
     offset = kernel.largest_offset(requested, page_size)
     return limit, (
-        f"KV pool capped from {requested:,} to {limit:,} tokens: {kernel.name} computes page offsets in int32 and "
-        f"{requested:,} tokens of {kernel.row_elements:,} elements reach offset {offset:,} > {kernel.largest:,}"
+        f"KV pool capped from {requested:,} to {limit:,} tokens: {kernel.name} is right to offset {kernel.largest:,} "
+        f"and {requested:,} tokens of {kernel.row_elements:,} elements reach {offset:,}"
     )
 
 

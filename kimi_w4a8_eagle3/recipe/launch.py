@@ -19,6 +19,7 @@ from ..machine.aiter_regime import Regime
 from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
 from . import vllm as vllm_serve
 from .arguments import Args, argument_groups, command_words, parse_arguments, parse_setting, show
+from .known_faults import Fault, concerning, heed
 from .memory_plan import MemoryPlan, make_plan, number
 from .schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
 
@@ -41,7 +42,7 @@ class Launch:
 
     recipe: resolved, with the command line's overrides. args: the engine's arguments, typed, final. env: added to the
     caller's environment. notes: one sentence for each difference from the published command and for each warning.
-    overrides: what the command line changed, as `--name value`.
+    overrides: what the command line changed, as `--name value`. refused: known faults that keep it from starting.
     """
 
     recipe: Recipe
@@ -49,6 +50,7 @@ class Launch:
     env: dict[str, str]
     notes: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
+    refused: list[Fault] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -170,8 +172,16 @@ class Resolved:
             known_gpu = gpu or machine.gpu or _reference(recipe, notes)
             _guard_memory(args, recipe, self.published, known_gpu, regime, notes)
             _warn(args, recipe, machine, notes)
+        refused = heed(self.faults(machine, gpu), args, recipe.options.accept_faults, notes)
         notes += [f"override: {text}" for text in self.overrides]
-        return Launch(recipe, args, recipe.environment, notes, list(self.overrides))
+        return Launch(recipe, args, recipe.environment, notes, list(self.overrides), refused)
+
+    def faults(self, machine: Machine, gpu: Gpu | None = None) -> list[Fault]:
+        """Known faults that concern this launch on `machine`, or on `gpu`, or on the recipe's own GPU where none is."""
+        reference = self.recipe.hardware.reference
+        known = gpu or machine.gpu or (gpu_by_name(reference) if reference else None)
+        arch = known.arch if known else next((device.arch for device in machine.devices), None)
+        return concerning(self.args, self.recipe.environment, arch, machine.installed)
 
 
 def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = ()) -> Resolved:
@@ -228,19 +238,14 @@ def _assemble(recipe: Recipe, notes: list[str]) -> Args:
     if recipe.options.sampling == "target":
         args["speculative-use-rejection-sampling"] = True
         notes.append("--speculative-use-rejection-sampling: options.sampling is 'target', so temperature is honoured")
-    if recipe.options.all_reduce == "rccl":
-        args["disable-custom-all-reduce"] = True
-        notes.append(
-            "--disable-custom-all-reduce: options.all_reduce is 'rccl' (slower; avoids the custom kernel's hangs)"
-        )
     return args
 
 
 def _improve(args: Args, recipe: Recipe, notes: list[str]) -> None:
     """What this package changes, each with its reason."""
     _check_golden(recipe, notes)
+    args.update((name, improvement.value) for name, improvement in recipe.improved_args.items())
     for name, improvement in recipe.improve.items():
-        args[name] = improvement.value
         if improvement.value != "auto":
             published = recipe.args.get(name)
             was = "not in the published command" if published is None else f"published: {show(name, published)}"
@@ -318,9 +323,9 @@ def _guard_memory(
 def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgValue | None) -> str:
     """The guard's verdict as one sentence: what is passed, what was published, which kernel limits, what it gains."""
     verdict = plan.verdict
-    cause = "memory is the limit, no page offset exceeds int32"
+    cause = f"weights and KV take at most {verdict.fraction:g} of the memory (options.memory_ceiling)"
     if verdict.binding is not None:
-        cause = f"{verdict.binding.name} computes page offsets in int32 and reaches {verdict.limit:,} tokens at most"
+        cause = f"{verdict.binding.name} is right up to {verdict.limit:,} tokens"
     gain = ""
     if isinstance(published, float):
         more = verdict.max_total_tokens - plan.budget.tokens(published)
@@ -335,12 +340,6 @@ def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgVal
 def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> None:
     """What a person should know before starting, none of which stops the start."""
     _warn_unpinned(args, recipe, notes)
-    speculative = "speculative-algorithm" in args
-    if speculative and recipe.options.sampling == "greedy" and recipe.hardware.gpus:
-        notes.append(
-            "warning: on ROCm, SGLang verifies EAGLE3 drafts greedily whatever temperature a request asks for; "
-            "options.sampling=target makes it sample"
-        )
     gates = read_gates(recipe.environment)
     backend = gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0]
     warnings = ignored_gates(gates, backend) + unmet_requirements(recipe, machine)

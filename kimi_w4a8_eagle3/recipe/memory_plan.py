@@ -24,11 +24,13 @@ from ..machine.page_guard import Budget, KvShape, PagedKernel, Verdict, decide, 
 from .schema import ArgValue, Recipe
 
 DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
-# SGLang 0.5.23's own estimate of graph memory: 2 MiB a captured request, and 1.5 GiB for an MLA model's prefill graphs.
+# SGLang's own estimate of graph memory: 2 MiB a captured request, and 1.5 GiB for an MLA model's prefill graphs.
 GRAPH_BYTES_PER_REQUEST = 2 << 20
 GRAPH_BYTES_MLA_PREFILL = 3 << 29
 GRAPH_MAX_REQUESTS = 512
-CEILING = 0.90  # the fraction published for the recipe without speculation
+# Its estimate of activations: for each token of a prefill chunk, once, and once a rank.
+ACTIVATION_BYTES_PER_TOKEN = 3 << 19
+ACTIVATION_BYTES, ACTIVATION_BYTES_PER_RANK = 1 << 29, 1 << 27
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,10 @@ def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of one GPU when a recipe serves on it. All sizes in bytes."""
+    """The memory of one GPU when a recipe serves on it. All sizes in bytes.
+
+    working: what the engine itself expects to need beside weights and KV; activations where a chunk is stated.
+    """
 
     recipe: str
     gpu: Gpu
@@ -129,6 +134,7 @@ class MemoryPlan:
     kernels: list[PagedKernel]
     verdict: Verdict
     engine: str = "sglang"
+    working: dict[str, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -142,8 +148,7 @@ class MemoryPlan:
         parts["target KV"] = self.tokens * self.target_kv.bytes_per_token
         if self.draft_kv is not None:
             parts["draft KV"] = self.tokens * self.draft_kv.bytes_per_token
-        if self.engine == "sglang":
-            parts["graphs"] = GRAPH_MAX_REQUESTS * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL
+        parts |= self.working
         parts["reserve"] = self.gpu.hbm_bytes - sum(parts.values())
         return parts
 
@@ -153,14 +158,14 @@ class MemoryPlan:
 
     @property
     def engine_cell_bytes(self) -> int:
-        """Bytes per token that SGLang 0.5.23 divides by: it takes a draft layer for as large as a target layer."""
+        """Bytes per token that SGLang divides by: it takes a draft layer for as large as a target layer."""
         cell = self.target_kv.bytes_per_token
         if self.draft_kv is None:
             return cell
         return cell + cell * self.draft_kv.layers // self.target_kv.layers
 
     def engine_tokens(self, fraction: float) -> int:
-        """Tokens that SGLang 0.5.23 itself would size for `fraction`, without a cap."""
+        """Tokens that SGLang itself would size for `fraction`, without a cap."""
         return max(int(self.gpu.hbm_bytes * fraction) - self.budget.weight_bytes, 0) // self.engine_cell_bytes
 
 
@@ -192,10 +197,24 @@ def make_plan(
     draft_kv = kv_shape(draft.config, tp, _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")) if draft else None
     shapes = [shape for shape in (target_kv, draft_kv) if shape is not None]
     # The guard reads the kernels that SGLang takes; those of other engines are not known to it.
-    kernels = paged_kernels(shapes, regime) if recipe.engine == "sglang" else []
+    kernels = paged_kernels(shapes, regime, arch=gpu.arch) if recipe.engine == "sglang" else []
     budget = Budget(gpu.hbm_bytes, sum(weights.values()), sum(shape.bytes_per_token for shape in shapes), page_size)
-    verdict = decide(budget, kernels, regime, _ceiling(args))
-    return MemoryPlan(recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, kernels, verdict, recipe.engine)
+    working = _working(args, tp) if recipe.engine == "sglang" else {}
+    most = min(recipe.options.memory_ceiling, int((1 - sum(working.values()) / gpu.hbm_bytes) * 1000) / 1000)
+    verdict = decide(budget, kernels, regime, _ceiling(args, most))
+    return MemoryPlan(
+        recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, kernels, verdict, recipe.engine, working
+    )
+
+
+def _working(args: Mapping[str, ArgValue], tp: int) -> dict[str, int]:
+    requests = int(number(args, "cuda-graph-max-bs-decode", GRAPH_MAX_REQUESTS))
+    working = {"graphs": requests * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL}
+    if "chunked-prefill-size" in args:
+        chunk = max(int(number(args, "chunked-prefill-size", 0)), 2048)
+        fixed = ACTIVATION_BYTES + tp * ACTIVATION_BYTES_PER_RANK
+        working["activations"] = chunk * ACTIVATION_BYTES_PER_TOKEN + fixed
+    return working
 
 
 def _names_of_sglang(args: Mapping[str, ArgValue]) -> Mapping[str, ArgValue]:
@@ -217,9 +236,9 @@ def number(args: Mapping[str, ArgValue], name: str, default: float, most: float 
     return found
 
 
-def _ceiling(args: Mapping[str, ArgValue]) -> float:
+def _ceiling(args: Mapping[str, ArgValue], most: float) -> float:
     asked = args.get("mem-fraction-static", "auto")
-    return CEILING if asked == "auto" else number(args, "mem-fraction-static", CEILING, most=1)
+    return most if asked == "auto" else number(args, "mem-fraction-static", most, most=1)
 
 
 def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:

@@ -20,6 +20,7 @@ from .router_settings import RouterSettings
 
 ArgValue = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, bool | int | float | str]
 MAX_EXTENDS = 8
+_ENV = "env."
 # How SGLang fixes the accept length: drafts of the real draft model, accepted to match the length on average.
 FIXED_ACCEPTANCE = {
     "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
@@ -50,7 +51,7 @@ class Checkpoint(_Strict):
 
 
 class Improvement(_Strict):
-    """One argument that differs from the published command, and the reason."""
+    """One argument, or variable (`env.NAME`), that differs from the published command, and the reason."""
 
     value: ArgValue
     why: str = Field(min_length=10)
@@ -60,11 +61,12 @@ class Options(_Strict):
     """Choices that become engine arguments, named after what they mean."""
 
     sampling: Literal["greedy", "target"] = "greedy"
-    all_reduce: Literal["custom", "rccl"] = "custom"
     progress_timeout_s: float = Field(default=900, gt=0)
     # A scheduler goes round its loop once a forward pass, and the longest pass is one chunk of a prefill.
     unready_after_s: float = Field(default=20, gt=0)
     golden_acceptance: float | None = Field(default=None, ge=1, description="a fixed accept length, benchmarks only")
+    memory_ceiling: float = Field(default=0.90, gt=0, lt=1, description="most of a GPU for weights and KV together")
+    accept_faults: list[str] = Field(default=[], description="known faults that this launch runs with all the same")
 
 
 class Hardware(_Strict):
@@ -107,7 +109,13 @@ class Recipe(_Strict):
         """Variables that the engine starts with."""
         golden = self.options.golden_acceptance
         fixed = {} if golden is None else {"SGLANG_SIMULATE_ACC_LEN": f"{golden:g}", **FIXED_ACCEPTANCE}
-        return {name: value for name, value in self.env.items() if value is not False} | fixed
+        improved = {name[len(_ENV) :]: str(each.value) for name, each in self.improve.items() if name.startswith(_ENV)}
+        return {name: value for name, value in self.env.items() if value is not False} | improved | fixed
+
+    @property
+    def improved_args(self) -> dict[str, Improvement]:
+        """What this package changes of the engine's arguments."""
+        return {name: each for name, each in self.improve.items() if not name.startswith(_ENV)}
 
     @property
     def prefix_cache(self) -> bool:
@@ -144,7 +152,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
     """A copy of `recipe` with dotted keys replaced, for example `{"options.sampling": "target", "args.port": 8000}`.
 
-    An argument given here also replaces an improvement of the same name. Raises KimiError like `load_recipe`.
+    An argument or variable given here replaces an improvement of the same name, too. Raises KimiError as `load_recipe`.
     """
     table = recipe.model_dump(exclude={"name"}, exclude_none=True)
     for key, value in settings.items():
@@ -159,6 +167,7 @@ def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
             else:
                 table["args"][rest] = value
         elif section == "env":
+            table["improve"].pop(key, None)
             table["env"][rest] = value
         else:
             table = _merge(table, _nested(key.split("."), value))

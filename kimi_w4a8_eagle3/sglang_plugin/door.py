@@ -6,8 +6,7 @@ import logging
 import multiprocessing
 import os
 import pkgutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from ..base.errors import KimiError, or_end
@@ -91,30 +90,14 @@ def _stand_in_front(server_args: Any, tokenizer_manager: Any) -> None:
 
 def wait_and_warm_up(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """AROUND hook of `WARM_UP`: SGLang asks itself over HTTP, before anybody else is told that it is ready."""
-    server_args = kwargs["server_args"] if "server_args" in kwargs else args[0]
+    from sglang.srt.runtime_context import get_serving  # SGLang's import order: it is complete when it serves
+
     try:
-        with _carrying(server_args, _internal.value):
+        # What SGLang takes for its own key, and sends with its warm-up; its middleware was set up without.
+        with get_serving().override(api_key=_internal.value):
             return original(*args, **kwargs)
     finally:
         _internal.expire()
-
-
-@contextmanager
-def _carrying(server_args: Any, key: str | None) -> Iterator[None]:
-    """What SGLang takes for its own key, and sends with its warm-up, is `key`; its middleware was set up without."""
-    try:
-        from sglang.srt.runtime_context import get_serving  # not in every release
-
-        serving = get_serving()
-    except ImportError:  # 0.5.16 reads its arguments
-        server_args.api_key = key
-        try:
-            yield
-        finally:
-            server_args.api_key = None
-    else:
-        with serving.override(api_key=key):
-            yield
 
 
 def _beyond_reach(why: str) -> KimiError:

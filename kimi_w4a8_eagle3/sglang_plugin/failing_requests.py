@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import fields
 from datetime import timedelta
 from http import HTTPStatus
+from inspect import signature
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -61,8 +62,7 @@ def install(registry: Any) -> None:
         f"{_RESULTS}.logprob_result_processor.SchedulerLogprobResultProcessor.add_logprob_return_values": own_part,
         f"{_RESULTS}.output_streamer._GenerationStreamAccumulator.accept": accept,
     }
-    # `send_abort_output` came with 0.5.23's way to release a request, which all of this needs.
-    missing = [target for target in (*hooks, _ABORTED, f"{_SCHEDULER}.send_abort_output") if not _exists(target)]
+    missing = [target for target in (*hooks, _ABORTED) if not _exists(target)]
     if missing:
         logger.warning("a request that raises ends this engine: this SGLang release has no %s", ", ".join(missing))
         return
@@ -161,7 +161,7 @@ def process_batch_result(original: Callable[..., None], scheduler: Any, batch: A
 def name_status(_: Any, out: dict[str, Any], *__: Any, **___: Any) -> None:
     """BEFORE hook of what ends an aborted request in the process that holds the connection.
 
-    SGLang 0.5.23 writes an error into a stream only for an HTTPStatus, which its own transport turns into a number.
+    SGLang writes an error into a stream only for an HTTPStatus, which its own transport turns into a number.
     """
     reason = out["meta_info"]["finish_reason"]
     if isinstance(reason.get("status_code"), int):
@@ -188,9 +188,9 @@ def _end_batch(scheduler: Any, batch: Any, error: Exception, what: str) -> None:
 def _end(scheduler: Any, req: Any, error: Exception) -> None:
     # SGLang's import order: hooks load before what they change
     from sglang.srt.disaggregation.utils import prepare_abort
-    from sglang.srt.mem_cache.common import release_kv_cache
 
-    if req.finished() and req.finished_output:
+    finished = req.finished()
+    if finished and req.finished_output:
         return
     answered = _whole_answer(scheduler, req)
     if not answered:
@@ -201,12 +201,31 @@ def _end(scheduler: Any, req: Any, error: Exception) -> None:
     if scheduler.chunked_req is req:
         scheduler.chunked_req = None
     if req.kv.holds_kv:
-        release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
-    elif req.lock is not None:  # it raised between the prefix and the first own page
-        scheduler.tree_cache.unlock(req.lock)
-        req.lock = None
+        _release_kv(req, scheduler.tree_cache)
+    elif not finished:  # it raised between the prefix and the first own page
+        _unlock(req, scheduler.tree_cache)
     if not answered:
         _answer(scheduler, req, _reason(error))
+
+
+def _release_kv(req: Any, tree: Any) -> None:
+    """Give back a request's KV and its lock on the prefix cache, which keeps nothing of it."""
+    # SGLang's import order: hooks load before what they change
+    from sglang.srt.mem_cache.common import release_kv_cache
+
+    keep = "checkpoint" if "checkpoint" in signature(release_kv_cache).parameters else "is_insert"  # 0.5.23, 0.5.20
+    release_kv_cache(req, tree, **{keep: False})
+
+
+def _unlock(req: Any, tree: Any) -> None:
+    """Give back the lock on the prefix cache alone; without one, nothing happens."""
+    if not hasattr(req, "lock"):  # 0.5.20
+        if req.lock_receipt.node_id is not None:
+            tree.dec_lock_ref(req.last_node, req.lock_receipt)
+            req.lock_receipt = type(req.lock_receipt)()
+    elif req.lock is not None:
+        tree.unlock(req.lock)
+        req.lock = None
 
 
 def _whole_answer(scheduler: Any, req: Any) -> bool:
@@ -223,7 +242,7 @@ def _answer(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
     from sglang.srt.managers.utils import is_health_check_generate_req
 
     if not is_health_check_generate_req(req):
-        scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
+        scheduler.ipc_channels.send_to_tokenizer.send_output(AbortReq(rid=req.rid, finished_reason=reason), req)
 
 
 def _is_simple(scheduler: Any, batch: Any) -> bool:
@@ -234,7 +253,7 @@ def _is_simple(scheduler: Any, batch: Any) -> bool:
     special = (
         scheduler.disaggregation_mode.name != "NULL",
         parallel.pp_size > 1,
-        scheduler.attn_dp_enabled,
+        parallel.attn_dp_size > 1,
         scheduler.enable_pdmux,
         scheduler.enable_hisparse,
         scheduler.dllm_config is not None,

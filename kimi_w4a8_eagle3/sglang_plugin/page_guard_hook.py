@@ -15,11 +15,12 @@ from typing import Any
 
 from ..gates import Gates, read_gates
 from ..machine.aiter_regime import installed_regime
+from ..machine.hardware import Machine
 from ..machine.page_guard import KvShape, cap_tokens, paged_kernels, token_limit
 
 logger = logging.getLogger(__name__)
 
-# Where SGLang (0.5.12 and later) turns a profiled token count into the pool's size.
+# Where SGLang turns a profiled token count into the pool's size.
 MODULE = "sglang.srt.mem_cache.kv_cache_configurator"
 FUNCTION = "KVCacheConfigurator._apply_token_constraints"
 
@@ -46,7 +47,8 @@ def cap_pool(original: Callable[..., int], owner: Any, token_capacity: int) -> i
     gates = read_gates(os.environ)
     if not _applies(owner, gates):
         return tokens
-    kernels = paged_kernels(_shapes(owner), installed_regime(), gates.page_guard_int_max)
+    arch = next((device.arch for device in Machine.detect().devices), None)
+    kernels = paged_kernels(_shapes(owner), installed_regime(), gates.page_guard_int_max, arch)
     page_size = int(owner.page_size or 1)
     limit, _ = token_limit(kernels, page_size)
     if limit is not None:
@@ -73,37 +75,36 @@ def _attention_backends(owner: Any) -> set[str | None]:
 
 def _shapes(owner: Any) -> list[KvShape]:
     """KV shapes of the model that `owner` sizes a pool for and, for a target, of its draft."""
-    shapes = [_shape(owner.model_config, _attention_tp())]
+    width = owner.kv_cache_dtype.itemsize
+    shapes = [_shape(owner.model_config, _attention_tp(), width)]
     draft = _draft_config(owner)
     if draft is not None:
-        shapes.append(_shape(draft, int(getattr(owner, "draft_attn_tp_size", None) or _attention_tp())))
+        shapes.append(_shape(draft, int(getattr(owner, "draft_attn_tp_size", None) or _attention_tp()), width))
     return shapes
 
 
-def _shape(config: Any, tp: int) -> KvShape:
-    """Shape of a ModelConfig; only the row length matters here, so the width is left at two bytes."""
+def _shape(config: Any, tp: int, width: int) -> KvShape:
+    """Shape of a ModelConfig; the width in bytes is that of the target, and matters for MLA alone."""
     layers = int(config.num_hidden_layers)
     if config.attention_arch.name == "MLA":
-        return KvShape("mla", layers, int(config.kv_lora_rank + config.qk_rope_head_dim), layers, 2)
-    return KvShape("mha", layers, int(config.get_num_kv_heads(tp) * config.head_dim), 2 * layers, 2)
+        return KvShape("mla", layers, int(config.kv_lora_rank + config.qk_rope_head_dim), layers, width)
+    return KvShape("mha", layers, int(config.get_num_kv_heads(tp) * config.head_dim), 2 * layers, width)
 
 
 def _draft_config(owner: Any) -> Any:
     """ModelConfig of the draft that shares the pool's token count; None without one."""
     if owner.is_draft_worker:
         return None
-    aux = getattr(owner, "spec_aux_config", None)
-    if aux is not None:
-        return aux.draft_model_config
-    args = owner.server_args
-    if not args.speculative_draft_model_path:
-        return None
-    from sglang.srt.configs.model_config import ModelConfig  # SGLang's import order: hooks load before what they change
+    # SGLang's import order: hooks load before what they change
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.runtime_context import get_spec
 
+    if not get_spec().speculative_draft_model_path:
+        return None
     return ModelConfig.from_server_args(
-        args,
-        model_path=args.speculative_draft_model_path,
-        model_revision=args.speculative_draft_model_revision,
+        owner.server_args,
+        model_path=get_spec().speculative_draft_model_path,
+        model_revision=get_spec().speculative_draft_model_revision,
         is_draft_model=True,
     )
 

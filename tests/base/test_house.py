@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
+from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "kimi_w4a8_eagle3"
@@ -20,7 +20,13 @@ LONGEST = 400
 BACKENDS = ("flydsl", "triton")  # of moe/: the same parts by the same names, beside what they share
 # Where the pinned SGLang stands: the first is read by what installs it, the others cannot read and are compared with it
 # (compose.yaml with the Dockerfile, in tests/launch).
-PINS = {"requirements/constraints.txt", "kimi_w4a8_eagle3/doctor/software.py", "Dockerfile", "launch/compose.yaml"}
+PINS = {
+    "requirements/constraints.txt",
+    "kimi_w4a8_eagle3/doctor/software.py",
+    "Dockerfile",
+    "launch/compose.yaml",
+    "launch/known-faults.toml",  # tests/recipe/test_known_faults.py
+}
 OF_OTHERS = {"process_result.py", "pool_configurator.py"}  # InferenceX's and SGLang's
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("*/README.md")])
 
@@ -136,9 +142,10 @@ def calls(command: Path, module: Path) -> bool:
 
 
 def test_the_places_of_the_pinned_sglang_agree() -> None:
+    assert f"newest=sglang=={SGLANG_NEWEST} " in (ROOT / "requirements/install.sh").read_text()
     pinned = f"sglang=={SGLANG_PINNED}"
     assert pinned in (ROOT / "requirements/constraints.txt").read_text().splitlines()
-    assert f"ARG BASE_IMAGE=lmsysorg/sglang:v{SGLANG_PINNED}-" in (ROOT / "Dockerfile").read_text()
+    assert f"ARG BASE_IMAGE=lmsysorg/sglang-rocm:v{SGLANG_PINNED}-" in (ROOT / "Dockerfile").read_text()
 
 
 def test_no_other_code_names_the_pinned_sglang() -> None:

@@ -29,9 +29,18 @@ def test_dry_run_prints_environment_command_and_notes() -> None:
     result = serve("--recipe", "eagle3-opt", "--dry-run")
     assert result.exit_code == 0
     assert result.stdout.startswith("export TRITON_MAX_CACHE_SIZE=2147483648\n")
-    assert "export AITER_FLYDSL_STAGE2_TILE_K=256\npython -m sglang.launch_server \\\n" in result.stdout
-    assert "# --mem-fraction-static 0.824 --max-total-tokens 2097151: page-offset guard" in result.stderr
+    assert "export AITER_FLYDSL_STAGE2_TILE_K=256\n" in result.stdout
+    assert "\npython -m sglang.launch_server \\\n" in result.stdout
+    assert "# --mem-fraction-static 0.824 --max-total-tokens 2093740: page-offset guard" in result.stderr
     assert "#" not in result.stdout  # the notes do not get in the way of a shell
+
+
+def test_a_known_fault_refuses_the_start_and_is_noted_by_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls((), {"sglang": "0.5.17"})))
+    shown = serve("-r", "tiny", "--dry-run")
+    assert shown.exit_code == 0 and "# refused: SGLang 0.5.16 and 0.5.17" in shown.stderr
+    started = serve("-r", "tiny", "--ops-port", "0")
+    assert isinstance(started.exception, KimiError) and "the known fault sglang-0-5-16" in started.exception.where
 
 
 def test_overrides_are_shown() -> None:

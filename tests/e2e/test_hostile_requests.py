@@ -33,7 +33,7 @@ def schema(value: Any) -> dict[str, Any]:
     return {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
 
 
-# Each of these ended SGLang 0.5.23's engine, kept it busy for minutes or was answered with 500: docs/door.md.
+# Each of these ended SGLang's engine, kept it busy for minutes or was answered with 500: docs/door.md.
 HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "top_k beyond int32, chat": ("/v1/chat/completions", {**CHAT, "top_k": 2**31}),
     "top_k beyond int32, completions": ("/v1/completions", {**COMPLETION, "top_k": 2**31}),

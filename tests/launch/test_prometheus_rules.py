@@ -21,7 +21,7 @@ GROUPS: dict[str, list[dict[str, Any]]] = {
     group["name"]: group["rules"] for group in yaml.safe_load(RULES.read_text())["groups"]
 }
 ALERTS = [rule["alert"] for rule in GROUPS["kimi.alerts"]]
-# SGLang 0.5.23, the edges around the objectives (seconds); the whole lists are in its metrics_collector.py.
+# SGLang's, the edges around the objectives (seconds); the whole lists are in its metrics_collector.py.
 TTFT_EDGES = (6.0, 8.0, 10.0, 20.0, 40.0)
 TPOT_EDGES = (0.025, 0.03, 0.035, 0.04, 0.06, 0.08, 0.1)
 MARGIN = 1.15

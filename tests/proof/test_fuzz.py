@@ -133,9 +133,9 @@ def served(app: FastAPI) -> Iterator[str]:
         thread.join(timeout=20)
 
 
-def fuzzed(engine: Engine, folder: Path, requests: int = 600, **more: Any) -> Outcome:
+def fuzzed(engine: Engine, folder: Path, requests: int = 600, seed: int = 1, **more: Any) -> Outcome:
     with served(engine.app) as url:
-        return Fuzz(Target(url, **more), folder, 1).run(requests)
+        return Fuzz(Target(url, **more), folder, seed).run(requests)
 
 
 def named(outcome: Outcome, what: str) -> list[Fault]:
@@ -167,7 +167,7 @@ def test_an_answer_of_500_to_one_type_is_found_and_can_be_repeated(tmp_path: Pat
         return None
 
     with served(Engine(planted).app) as url:
-        outcome = Fuzz(Target(url), tmp_path, 1).run(600)
+        outcome = Fuzz(Target(url), tmp_path, 1).run(240)  # the first such request is the 206th
         [fault] = named(outcome, "HTTP 500")
         assert fault.name == "/v1/completions top_logprobs"
         assert fault.index is not None
@@ -188,7 +188,7 @@ def test_a_healthy_client_that_reads_other_tokens_is_found(tmp_path: Path) -> No
         disturbed = seen["/v1/completions"] > 20 and body.get("temperature") == 0.0
         return answer("8", body.get("stream") is True) if disturbed else None
 
-    [fault] = named(fuzzed(Engine(planted), tmp_path), "healthy client")
+    [fault] = named(fuzzed(Engine(planted), tmp_path, 240), "healthy client")
     assert "'8' instead of '7'" in fault.detail
 
 
@@ -206,8 +206,8 @@ def test_an_engine_that_fetches_what_a_request_names_is_found(tmp_path: Path) ->
             if text.startswith("http://127.0.0.1:") and text.endswith("/trap.png"):
                 httpx.get(text, timeout=10)  # at once: the run may end before a thread has asked
 
-    # Samples that name the address are few.
-    assert named(fuzzed(Engine(planted), tmp_path, 2400), "fetched an address")
+    # Of this seed the cases 76 and 198 name the address; they move when the corpus grows.
+    assert named(fuzzed(Engine(planted), tmp_path, 240, seed=3), "fetched an address")
 
 
 def test_slots_that_do_not_return_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_slots_that_do_not_return_are_found(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("proof.fuzz.resources._SETTLE_S", 1.0)
     engine = Engine(planted)
-    [fault] = named(fuzzed(engine, tmp_path), "did not return")
+    [fault] = named(fuzzed(engine, tmp_path, 100), "did not return")
     assert fault.detail == f"tokens: {engine.leaked}, before 0"
 
 
@@ -259,7 +259,7 @@ def test_an_engine_that_ends_is_found_with_the_requests_that_it_owes_an_answer(t
             time.sleep(2)
         return None
 
-    outcome = fuzzed(Engine(planted), tmp_path, ended=ended.is_set)
+    outcome = fuzzed(Engine(planted), tmp_path, 100, ended=ended.is_set)
     [fault] = named(outcome, "the engine ended")
     assert "curl" in fault.command
     assert any(b'"stream_options": [' in file.read_bytes() for file in tmp_path.glob("fault-*.bin"))

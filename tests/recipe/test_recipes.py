@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe, parse_arguments, recipe_
 NO_GPU = Machine()
 NUMA = [0, 0, 1, 1, 2, 2, 3, 3]
 MI325X = Machine(tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", node, 256 * GIB) for i, node in enumerate(NUMA)))
-SERVED = ["eagle3", "eagle3-opt", "w4a16", "w4a8"]
+SERVED = ["agent", "eagle3", "eagle3-opt", "w4a16", "w4a8"]
 VLLM = [
     "mi355x-kimi-mxfp4",
     "mi355x-kimi-mxfp4-eagle3-bf16",
@@ -231,10 +231,20 @@ def test_missing_hardware_is_warned_about() -> None:
 
 
 def test_auto_fraction_is_capped_exactly_and_explained() -> None:
-    launch = render(load_recipe("eagle3"), machine=MI325X)
+    launch = render(load_recipe("eagle3"), ["options.memory_ceiling=0.9"], machine=MI325X)
     assert value_of(launch.argv, "max-total-tokens") == "2097151"
     assert 0.80 < float(value_of(launch.argv, "mem-fraction-static")) < 0.90
     assert any("page-offset guard" in note and "against the published 0.8" in note for note in launch.notes)
+
+
+def test_with_a_draft_memory_ends_where_anybody_has_been_and_every_aiter_gives_the_same_pool() -> None:
+    """A laptop knows no AITER, and an image has one with 64-bit offsets."""
+    pools = set()
+    for regime in Regime:
+        launch = render(load_recipe("eagle3"), machine=MI325X, regime=regime)
+        pools.add((launch.args["mem-fraction-static"], launch.args["max-total-tokens"]))
+        assert any("at most 0.824 of the memory (options.memory_ceiling)" in note for note in launch.notes)
+    assert pools == {(0.824, 2_093_740)}
 
 
 def test_a_fraction_of_ones_own_is_still_capped() -> None:
@@ -247,13 +257,13 @@ def test_a_pool_of_ones_own_is_kept_when_it_is_smaller_and_capped_when_larger() 
     small = render(load_recipe("eagle3"), ["max-total-tokens=100000"], machine=MI325X)
     assert value_of(small.argv, "max-total-tokens") == "100000"
     large = render(load_recipe("eagle3"), ["max-total-tokens=9000000"], machine=MI325X)
-    assert value_of(large.argv, "max-total-tokens") == "2097151"
+    assert value_of(large.argv, "max-total-tokens") == "2093740"
 
 
 def test_a_64_bit_kernel_lifts_the_limit() -> None:
-    launch = render(load_recipe("eagle3"), machine=MI325X, regime=Regime.FIXED64)
+    launch = render(load_recipe("eagle3"), ["options.memory_ceiling=0.9"], machine=MI325X, regime=Regime.FIXED64)
     assert int(value_of(launch.argv, "max-total-tokens")) > 2_097_151
-    assert any("memory is the limit" in note for note in launch.notes)
+    assert any("at most 0.9 of the memory" in note for note in launch.notes)
 
 
 def test_without_a_draft_the_published_fraction_stays() -> None:

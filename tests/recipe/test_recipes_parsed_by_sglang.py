@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.sglang_program import VERSIONS, found
 
 from kimi_w4a8_eagle3.machine.hardware import Machine
+from kimi_w4a8_eagle3.recipe.known_faults import known_faults
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, recipe_names, render
 
 # The article's launch command and environment, as facts to compare with.
@@ -31,28 +30,20 @@ FLYDSL_MOE_STAGE1_SCHED=0 AITER_FLYDSL_STAGE2_TILE_K=256
 SERVED = [name for name in recipe_names() if name != "tiny" and load_recipe(name).engine == "sglang"]
 OPTIONS = {
     "target": ("eagle3-opt", ["options.sampling=target"]),
-    "rccl": ("eagle3-opt", ["options.all_reduce=rccl"]),
+    "published all-reduce": ("eagle3-opt", ["disable-custom-all-reduce=false"]),
     "pinned": ("eagle3-opt", [f"model.revision={'a' * 40}", f"draft.revision={'b' * 40}"]),
 }
 
 
-@pytest.fixture(scope="module")
-def parsed() -> dict[str, dict]:
-    """Everything to parse goes through one process, because importing SGLang takes seconds."""
+@pytest.fixture(scope="module", params=[False, True], ids=VERSIONS)
+def parsed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     commands = {name: _arguments(name, []) for name in SERVED}
     commands |= {name: _arguments(recipe, settings) for name, (recipe, settings) in OPTIONS.items()}
     commands["published"] = shlex.split(PUBLISHED)
     commands["misspelt"] = [*commands["eagle3-opt"], "--watchdog-timeot", "1"]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("sglang_parser.py"))],
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout[done.stdout.index('{"') :])
+    path = tmp_path_factory.mktemp("parsed") / "commands.json"
+    path.write_text(json.dumps(commands))
+    return found(Path(__file__).with_name("sglang_parser.py").read_text(), request.param, str(path))
 
 
 def _arguments(name: str, settings: list[str]) -> list[str]:
@@ -66,6 +57,12 @@ def test_every_recipe_is_accepted(parsed: dict[str, dict]) -> None:
         assert parsed[name].get("unknown") == [], (name, parsed[name])
 
 
+def test_every_argument_of_a_known_fault_exists(parsed: dict[str, dict]) -> None:
+    faults = [fault for fault in known_faults() if "vllm" not in fault.installed]
+    names = {name.replace("-", "_") for fault in faults for name in (*fault.args, *fault.set)}
+    assert len(names) > 5 and names <= set(parsed["eagle3-opt"]["values"])
+
+
 def test_the_parser_would_refuse_a_mistake(parsed: dict[str, dict]) -> None:
     assert parsed["misspelt"]["unknown"] == ["--watchdog-timeot", "1"]
 
@@ -73,25 +70,44 @@ def test_the_parser_would_refuse_a_mistake(parsed: dict[str, dict]) -> None:
 def test_eagle3_opt_is_the_published_command_but_for_explained_differences(parsed: dict[str, dict]) -> None:
     ours, published = parsed["eagle3-opt"]["values"], parsed["published"]["values"]
     differing = {name for name in published if ours[name] != published[name]}
-    assert differing == {"host", "mem_fraction_static", "max_total_tokens", "watchdog_timeout", "enable_metrics"}
+    assert differing == {
+        "host",
+        "mem_fraction_static",
+        "max_total_tokens",
+        "watchdog_timeout",
+        "enable_metrics",
+        "disable_shared_experts_fusion",
+        "disable_custom_all_reduce",
+    }
     notes = "\n".join(render(load_recipe("eagle3-opt"), machine=Machine()).notes)
     for name in differing:
         assert f"--{name.replace('_', '-')}" in notes
 
 
-def test_eagle3_opt_has_the_published_environment() -> None:
-    expected = dict(pair.split("=", 1) for pair in PUBLISHED_ENV.split())
-    assert render(load_recipe("eagle3-opt"), machine=Machine()).env == expected
+def test_eagle3_opt_has_the_published_environment_and_explains_what_it_adds() -> None:
+    recipe = load_recipe("eagle3-opt")
+    assert recipe.env == dict(pair.split("=", 1) for pair in PUBLISHED_ENV.split())
+    launch = render(recipe, machine=Machine())
+    added = {name: value for name, value in launch.env.items() if name not in recipe.env}
+    assert added == {"SGLANG_WARMUP_TIMEOUT": "3600", "HIP_FORCE_DEV_KERNARG": "1", "HSA_ENABLE_IPC_MODE_LEGACY": "1"}
+    for name, value in added.items():
+        assert any(note.startswith(f"env.{name}={value} (") for note in launch.notes)
+    assert render(recipe, ["env.SGLANG_WARMUP_TIMEOUT=60"], machine=Machine()).env["SGLANG_WARMUP_TIMEOUT"] == "60"
 
 
 def test_options_reach_the_engine(parsed: dict[str, dict]) -> None:
     assert parsed["target"]["values"]["speculative_use_rejection_sampling"] == "True"
     assert parsed["eagle3-opt"]["values"]["speculative_use_rejection_sampling"] == "False"
-    assert parsed["rccl"]["values"]["disable_custom_all_reduce"] == "True"
+    assert parsed["eagle3-opt"]["values"]["disable_custom_all_reduce"] == "True"
+    assert parsed["published all-reduce"]["values"]["disable_custom_all_reduce"] == "False"
     assert parsed["pinned"]["values"]["revision"] == repr("a" * 40)
     assert parsed["pinned"]["values"]["speculative_draft_model_revision"] == repr("b" * 40)
 
 
-def test_watchdog_outlasts_a_cold_kernel_build(parsed: dict[str, dict]) -> None:
+def test_every_limit_outlasts_a_cold_kernel_build(parsed: dict[str, dict]) -> None:
     cold_build_s = 633  # the longest that was reported for AITER
-    assert float(parsed["eagle3-opt"]["values"]["watchdog_timeout"]) > cold_build_s
+    for name in SERVED:
+        assert float(parsed[name]["values"]["watchdog_timeout"]) > cold_build_s
+        launch = render(load_recipe(name), machine=Machine())
+        assert launch.progress_timeout_s > cold_build_s  # also how long the canary waits for an answer
+        assert float(launch.env["SGLANG_WARMUP_TIMEOUT"]) > cold_build_s

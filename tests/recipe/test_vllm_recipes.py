@@ -107,7 +107,7 @@ def test_minimax_is_expert_parallel_with_three_draft_tokens() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_is_one_that_vllm_knows(name: str) -> None:
-    launch = launch_of(name, "options.all_reduce=rccl", f"model.revision={'a' * 40}")
+    launch = launch_of(name, "disable-custom-all-reduce=true", f"model.revision={'a' * 40}")
     check(options(launch.argv[3:]), TABLE["serve"])
 
 

@@ -1,4 +1,4 @@
-"""Run as a script: SGLang's own pool sizing with our hook applied by its own registry, for the checkpoints in argv.
+"""Run by `support.run_program`: SGLang's own pool sizing with the plugin loaded, for the checkpoints in argv.
 
 Prints, as JSON, the token counts that SGLang settles on for a request of 50 G tokens under several gates.
 """
@@ -9,21 +9,14 @@ import json
 import os
 import sys
 
-from kimi_w4a8_eagle3.sglang_plugin import cpu, page_guard_hook
+import torch
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+from sglang.srt.model_executor.model_runner_components import spec_aux_hidden_state
+from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-cpu.install()
-
-from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
-
-page_guard_hook.install(HookRegistry)
-HookRegistry.apply_hooks()
-cpu.claim_attention_backend()
-
-from sglang.srt.configs.model_config import ModelConfig  # noqa: E402
-from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator  # noqa: E402
-from sglang.srt.model_executor.model_runner_components import spec_aux_hidden_state  # noqa: E402
-from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler  # noqa: E402
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+from kimi_w4a8_eagle3.sglang_plugin import page_guard_hook
 
 REQUESTED = 50_000_000_000
 
@@ -38,6 +31,7 @@ def configurator(target: str, draft: str) -> KVCacheConfigurator:
     owner = object.__new__(KVCacheConfigurator)
     owner.server_args, owner.page_size, owner.is_draft_worker = args, 1, False
     owner.draft_parallel_layout = None
+    owner.kv_cache_dtype = torch.bfloat16
     owner.model_config = ModelConfig.from_server_args(args)
     owner.spec_algorithm = SpeculativeAlgorithm.from_string("EAGLE3")
     owner.spec_aux_config = spec_aux_hidden_state.resolve_spec_aux_hidden_state_config(
@@ -70,5 +64,6 @@ if __name__ == "__main__":
     page_guard_hook._attention_backends = lambda owner: {"aiter"}
     results["auto_on_aiter"] = sized(pool)
     pool.is_draft_worker = True  # an MLA model without a draft of its own
+    results["mla_row_elements"] = [shape.row_elements for shape in page_guard_hook._shapes(pool)]
     results["no_draft_on_aiter"] = sized(pool)
     print("\n" + json.dumps(results))

@@ -152,12 +152,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[s
     usual = [(case[0], sent(case[1])) for table in (REFUSED, ACCEPTED) for case in table.values()]
     opened = [(case[0], sent(case[1])) for case in OPENED.values()]
     path.write_text(json.dumps({"usual": usual, "opened": opened}))
-    return lambda older: found(PROGRAM % (CONTEXT, CONTEXT, str(path)), older)
+    return lambda newest: found(PROGRAM % (CONTEXT, CONTEXT, str(path)), newest)
 
 
 @BOTH
-def test_bodies_that_the_engine_must_not_see(answers: Callable[[bool], dict[str, Any]], older: bool) -> None:
-    given = answers(older)["usual"][: len(REFUSED)]
+def test_bodies_that_the_engine_must_not_see(answers: Callable[[bool], dict[str, Any]], newest: bool) -> None:
+    given = answers(newest)["usual"][: len(REFUSED)]
     wrong = {
         name: (status, said)
         for (name, (_, _, expected)), (status, said) in zip(REFUSED.items(), given, strict=True)
@@ -167,8 +167,8 @@ def test_bodies_that_the_engine_must_not_see(answers: Callable[[bool], dict[str,
 
 
 @BOTH
-def test_what_clients_send_reaches_the_engine(answers: Callable[[bool], dict[str, Any]], older: bool) -> None:
-    given = answers(older)["usual"][len(REFUSED) :]
+def test_what_clients_send_reaches_the_engine(answers: Callable[[bool], dict[str, Any]], newest: bool) -> None:
+    given = answers(newest)["usual"][len(REFUSED) :]
     wrong = {
         name: said
         for (name, (_, body, admitted)), (_, said) in zip(ACCEPTED.items(), given, strict=True)

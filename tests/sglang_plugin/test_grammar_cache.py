@@ -47,8 +47,8 @@ gate.set()
 
 
 @BOTH
-def test_the_oldest_grammars_are_forgotten_and_few_are_compiled_at_a_time(older: bool) -> None:
-    answer = found(KEPT, older)
+def test_the_oldest_grammars_are_forgotten_and_few_are_compiled_at_a_time(newest: bool) -> None:
+    answer = found(KEPT, newest)
     assert answer["kept"] == [False] * 5 + [True] * answer["most"]
     assert answer["again"] == [False, True]
     assert answer["compiler"] == 256 * 2**20  # -1 is SGLang's own, no limit

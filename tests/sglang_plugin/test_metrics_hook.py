@@ -33,9 +33,9 @@ print(json.dumps({
 
 
 @BOTH
-def test_both_releases_are_hooked_before_prometheus_client_is_imported(older: bool) -> None:
-    facts = found(HOOKED, older)
-    assert facts["version"] == VERSIONS[older]
+def test_both_releases_are_hooked_before_prometheus_client_is_imported(newest: bool) -> None:
+    facts = found(HOOKED, newest)
+    assert facts["version"] == VERSIONS[newest]
     assert facts["hooked"] == [True, True, True] and not facts["early"]
     assert facts["hooked_without_target"] == []  # a release that lacks one of them keeps its metrics as they are
 

@@ -46,9 +46,9 @@ print(json.dumps({
 
 
 @BOTH
-def test_w4a8_gets_our_scheme_and_others_sglangs(older: bool) -> None:
-    facts = found(DISPATCH, older)
-    assert facts["version"] == VERSIONS[older]
+def test_w4a8_gets_our_scheme_and_others_sglangs(newest: bool) -> None:
+    facts = found(DISPATCH, newest)
+    assert facts["version"] == VERSIONS[newest]
     assert facts["ours"] == ["W4A8QuarkConfig", "QuarkInt4Int8MoE"]
     assert facts["other"] == ["QuarkConfig", "QuarkW8A8FP8MoE"]
     assert facts["fused_mlp_excluded"] and facts["glob_excluded"] and not facts["expert_excluded"]

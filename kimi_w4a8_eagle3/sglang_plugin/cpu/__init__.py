@@ -49,8 +49,6 @@ def claim_attention_backend() -> None:
 
     Only argument resolution asks this question; layers ask `cpu_has_amx_support` and stay on plain torch.
     """
-    try:
-        from sglang.srt.runtime_context import override_platform  # SGLang's import order: after `install`
-    except ImportError:  # 0.5.16 has no such question, and serves nothing on a CPU
-        return
+    from sglang.srt.runtime_context import override_platform  # SGLang's import order: after `install`
+
     override_platform(has_amx=True).install()

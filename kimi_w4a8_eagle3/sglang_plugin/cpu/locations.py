@@ -1,7 +1,7 @@
 """KV-cache bookkeeping operators of SGLang's speculative worker, in torch, vectorised over requests.
 
-Names and argument order are those SGLang 0.5.23 calls on its CPU engine. `req_to_token` is int32 [pool, max_len] and
-maps (request slot, position) to a KV slot; locations are int64 and packed request after request.
+Names and argument order are those SGLang calls on its CPU engine. `req_to_token` is int32 [pool, max_len] and maps
+(request slot, position) to a KV slot; locations are int64 and packed request after request.
 """
 
 from __future__ import annotations

@@ -1,0 +1,131 @@
+"""Known faults of what is installed, as a table: `launch/known-faults.toml` says what concerns which launch.
+
+Its conditions on versions and on numbers are Python's requirement specifiers, `>=0.5.16,<0.5.18` or `>4`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from ..base.errors import KimiError
+from ..base.nearest import nearest
+from ..base.resources import operator_dir
+from ..base.toml import tomllib
+from ..machine.installed import Package
+from .arguments import Args, show
+from .schema import ArgValue
+
+_COMPARES = ("<", ">", "=", "!", "~")
+
+
+def _comparable(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError(f"{text!r} compares nothing") from None
+    return text
+
+
+Specifier = Annotated[str, AfterValidator(_comparable)]
+Condition = bool | Annotated[str, AfterValidator(lambda text: _comparable(text) if text[:1] in _COMPARES else text)]
+
+
+class Fault(BaseModel):
+    """One fault: when it concerns a launch, what it does, where it was reported, what to do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    verdict: Literal["refuse", "warn", "set"]
+    installed: dict[Package, Specifier] = {}
+    arch: list[str] = []
+    args: dict[str, Condition] = {}
+    env: dict[str, Condition] = {}
+    set: dict[str, ArgValue] = {}
+    what: str = Field(min_length=10)
+    link: str = Field(pattern="^https://")
+    remedy: str = Field(min_length=5)
+
+    @property
+    def sentence(self) -> str:
+        """What a person reads."""
+        return f"{self.what} ({self.link})"
+
+    def concerns(
+        self, args: Mapping[str, ArgValue], env: Mapping[str, str], arch: str | None, installed: Mapping[str, str]
+    ) -> bool:
+        """Whether all of its conditions hold; `set` also needs an argument that is not as it should be."""
+        return (
+            all(name in installed and _compares(text, installed[name]) for name, text in self.installed.items())
+            and (not self.arch or arch in self.arch)
+            and all(_holds(condition, args.get(name)) for name, condition in self.args.items())
+            and all(_holds(condition, env.get(name)) for name, condition in self.env.items())
+            and (not self.set or any(args.get(name) != value for name, value in self.set.items()))
+        )
+
+
+@cache
+def known_faults(path: Path | None = None) -> tuple[Fault, ...]:
+    """The table; raises KimiError for a mistake in it."""
+    path = path or operator_dir("launch") / "known-faults.toml"
+    try:
+        return tuple(Fault(id=name, **entry) for name, entry in tomllib.loads(path.read_text()).items())
+    except (tomllib.TOMLDecodeError, ValidationError, TypeError) as error:
+        raise KimiError(f"not a table of faults: {error}", where=str(path)) from None
+
+
+def concerning(
+    args: Mapping[str, ArgValue], env: Mapping[str, str], arch: str | None, installed: Mapping[str, str]
+) -> list[Fault]:
+    """The known faults that concern a launch on `arch` with these versions, in the table's order."""
+    return [fault for fault in known_faults() if fault.concerns(args, env, arch, installed)]
+
+
+def heed(faults: Sequence[Fault], args: Args, accepted: Sequence[str], notes: list[str]) -> list[Fault]:
+    """Set and warn as the faults say; returns those that refuse. `accepted`: ids that a person takes upon himself."""
+    require_known(accepted)
+    refused = []
+    for fault in faults:
+        if fault.id in accepted:
+            notes.append(f"override: the known fault {fault.id} is accepted: {fault.sentence}")
+        elif fault.verdict == "set" and not set(fault.set) & set(args):
+            args.update(fault.set)
+            notes += [f"{show(name, value)}: {fault.sentence}" for name, value in fault.set.items()]
+        else:
+            refused += [fault] if fault.verdict == "refuse" else []
+            kind = "refused" if fault.verdict == "refuse" else "warning"
+            notes.append(f"{kind}: {fault.sentence}; {fault.remedy}")
+    return refused
+
+
+def require_known(accepted: Sequence[str]) -> None:
+    """Raise KimiError for an accepted fault that is not in the table."""
+    ids = [fault.id for fault in known_faults()]
+    if unknown := [each for each in accepted if each not in ids]:
+        raise KimiError(
+            f"no known fault is called {unknown[0]!r}{nearest(unknown[0], ids)}",
+            where="options.accept_faults",
+            expected=", ".join(ids),
+        )
+
+
+def _holds(condition: bool | str, value: Any) -> bool:
+    given = value is not None and value is not False
+    if isinstance(condition, bool) or not given:
+        return condition is given
+    return _compares(condition, str(value)) if condition[:1] in _COMPARES else str(value) == condition
+
+
+def _compares(specifier: str, text: str) -> bool:
+    """Whether a version or number satisfies it; one that cannot be read satisfies nothing."""
+    try:
+        return SpecifierSet(specifier).contains(Version(text), prereleases=True)
+    except InvalidVersion:
+        return False

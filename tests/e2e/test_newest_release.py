@@ -1,0 +1,70 @@
+"""The newest supported SGLang beside the pinned one: serving with EAGLE3, the same tokens, and every hook at work."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import httpx
+import pytest
+from support.sglang_program import VERSIONS, python_path
+from support.tiny_servers import tiny_launch, with_faults
+
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, read, scrape
+from kimi_w4a8_eagle3.engine.process import EngineServer
+
+pytestmark = pytest.mark.server
+
+POOL = 32768  # tokens, half of what the recipe asks for
+QUESTIONS = [problem.question for problem in tiny.problems("held_out", 8)]
+
+
+@pytest.fixture(scope="module")
+def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """One server for all tests here: with faults that a request can ask for, and a pool that the guard must cap."""
+    draft_row = 128  # elements that the built-in draft keeps of a token in one buffer
+    launch = tiny_launch(settings=("env.KIMI_PAGE_GUARD=force", f"env.KIMI_PAGE_GUARD_INT_MAX={POOL * draft_row}"))
+    launch = replace(launch, env={**launch.env, "PYTHONPATH": python_path(newest=True)})
+    yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("newest"))
+
+
+def ask(server: EngineServer, **more: object) -> httpx.Response:
+    body = {"model": "kimi-k2.5-tiny", "messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 24}
+    return httpx.post(f"{server.base_url}/v1/chat/completions", json={**body, **more}, timeout=60)
+
+
+def test_it_is_the_newest_release(newest: EngineServer, eagle3: EngineServer) -> None:
+    found = tuple(httpx.get(f"{each.base_url}/server_info").json()["version"] for each in (eagle3, newest))
+    assert found == VERSIONS
+
+
+def test_both_releases_give_the_same_tokens_and_drafts_are_accepted(newest: EngineServer, eagle3: EngineServer) -> None:
+    """The pinned release is lossless (test_speculation.py); so is one that answers with its tokens."""
+    before = scrape(newest.base_url)
+    answers = []
+    for server in (eagle3, newest):
+        with EngineClient(server.base_url) as client:
+            answers.append([answer.token_ids for answer in client.chat_all(QUESTIONS, 64, 4)])
+    assert answers[0] == answers[1]
+    accepted = acceptance_from_counters(scrape(newest.base_url).since(before), 4)
+    assert accepted is not None and accepted.length >= 2.5
+
+
+def test_the_page_guard_caps_its_pool(newest: EngineServer) -> None:
+    found = read(newest.base_url)
+    assert 0 < found.total("kimi_page_guard_pool_tokens") <= POOL == found.total("kimi_page_guard_cap_tokens")
+
+
+def test_the_door_is_closed(newest: EngineServer) -> None:
+    page = {"Origin": "http://elsewhere.example"}  # a web page in a browser on this machine
+    assert httpx.post(f"{newest.base_url}/flush_cache", headers=page).status_code == 403
+    refused = ask(newest, custom_logit_processor="pickled")
+    assert refused.status_code == 400 and "custom_logit_processor" in refused.text
+
+
+@pytest.mark.parametrize("place", ["TAKE-IN", "BUILDING", "PREFILL", "DECODE", "READING", "STOP-CHECK", "OUTPUT"])
+def test_a_request_that_raises_ends_alone(newest: EngineServer, place: str) -> None:
+    right = ask(newest).json()["choices"][0]["message"]["content"]
+    bad = ask(newest, stop=[place])
+    assert bad.status_code == 500 and "TypeError" in bad.text
+    assert ask(newest).json()["choices"][0]["message"]["content"] == right

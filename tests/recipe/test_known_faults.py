@@ -1,0 +1,127 @@
+"""The table of known faults: which launch each concerns, over versions and arguments, and what happens then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
+from kimi_w4a8_eagle3.fleet.serve import checked
+from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
+from kimi_w4a8_eagle3.recipe.known_faults import concerning, known_faults
+from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
+
+EIGHT = tuple(Device("gfx942", 304, f"{i:02x}", 0, 256 * GIB) for i in range(8))
+TRIED = {Version(SGLANG_PINNED).release, Version(SGLANG_NEWEST).release}
+
+suffixes = st.sampled_from(["", ".dev3", "a1", "rc1", ".post1", "+rocm724", ".post2.dev1+g1234567"])
+versions = st.builds("0.{}.{}{}".format, st.integers(4, 6), st.integers(0, 30), suffixes)
+
+
+def ids(**more: object) -> list[str]:
+    given = {"args": {}, "env": {}, "arch": "gfx942", "installed": {}} | more
+    return [fault.id for fault in concerning(**given)]
+
+
+def launch(recipe: str = "eagle3", *settings: str, **installed: str) -> Launch:
+    return render(load_recipe(recipe), settings, machine=Machine(EIGHT, installed))
+
+
+@given(version=versions)
+def test_a_release_of_sglang_is_one_that_was_tried_or_gets_one_message(version: str) -> None:
+    found = [name for name in ids(installed={"sglang": version}) if name.startswith("sglang")]
+    release = Version(version).release
+    if release in TRIED:
+        assert found == []
+    elif release < (0, 5, 16):
+        assert found == ["sglang-before-0-5-16"]
+    elif release < (0, 5, 18):
+        assert found == ["sglang-0-5-16"]
+    else:
+        assert found == ["sglang-untried"]
+
+
+@given(tokens=st.integers(1, 64), arch=st.sampled_from(["gfx942", "gfx950", None]))
+def test_long_drafts_are_refused_where_they_verify_wrongly(tokens: int, arch: str | None) -> None:
+    args = {"attention-backend": "aiter", "speculative-num-draft-tokens": tokens}
+    assert ("mla-verify-length" in ids(args=args, arch=arch)) == (arch == "gfx942" and tokens > 4)
+
+
+@given(rocm=st.tuples(st.integers(5, 8), st.integers(0, 4)))
+def test_conditions_hold_together_or_not_at_all(rocm: tuple[int, int]) -> None:
+    args, text = {"attention-backend": "aiter", "tp-size": 8}, ".".join(map(str, rocm))
+    found = ids(args=args, installed={"rocm": text})
+    assert ("rocm-old" in found) == (rocm < (7, 0))
+    assert ("dmabuf-ipc" in found) == (rocm >= (7, 2))
+    assert "dmabuf-ipc" not in ids(args=args, env={"HSA_ENABLE_IPC_MODE_LEGACY": "1"}, installed={"rocm": text})
+    assert "dmabuf-ipc" not in ids(args={**args, "tp-size": 1}, installed={"rocm": text})
+
+
+@pytest.mark.parametrize("version", ["", "main", "unknown"])
+def test_what_is_not_here_or_cannot_be_read_has_no_known_fault(version: str) -> None:
+    assert ids(installed={"sglang": version}) == ids()
+
+
+@pytest.mark.parametrize("version", ["0.5.16", "0.5.10rc0"])
+def test_a_refused_launch_does_not_start_until_a_person_accepts_it(version: str) -> None:
+    with pytest.raises(KimiError) as refused:
+        checked(launch(sglang=version))
+    assert "0.5.16" in refused.value.what and "https://" in refused.value.what
+    assert f"install SGLang {SGLANG_PINNED}" in refused.value.remedy and "options.accept_faults" in refused.value.remedy
+    name = refused.value.where.rpartition(" ")[2]
+    accepted = launch("eagle3", f'options.accept_faults=["{name}"]', sglang=version)
+    assert accepted.refused == []
+    assert any(note.startswith(f"override: the known fault {name} is accepted") for note in accepted.notes)
+
+
+def test_a_fault_that_nobody_knows_cannot_be_accepted() -> None:
+    with pytest.raises(KimiError, match="no known fault is called 'mla-page'; did you mean 'mla-pages'"):
+        launch("eagle3", 'options.accept_faults=["mla-page"]')
+
+
+def test_an_argument_is_set_where_nobody_gave_it_and_warned_of_where_it_says_otherwise() -> None:
+    unspeculated = launch("w4a8")
+    assert "disable-custom-all-reduce" not in unspeculated.args
+    words = ["speculative-algorithm=EAGLE", "speculative-num-draft-tokens=4"]
+    speculated = launch("w4a8", *words)
+    assert speculated.args["disable-custom-all-reduce"] is True
+    assert any(note.startswith("--disable-custom-all-reduce: ") and "29313" in note for note in speculated.notes)
+    insisting = launch("eagle3", "disable-custom-all-reduce=false")
+    assert insisting.args["disable-custom-all-reduce"] is False
+    assert any(note.startswith("warning: ") and "29313" in note for note in insisting.notes)
+    assert not any("29313" in note for note in launch("eagle3").notes if note.startswith("warning: "))
+
+
+@pytest.mark.parametrize("recipe", ["agent", "w4a16", "w4a8", "eagle3", "eagle3-opt"])
+def test_the_recipes_have_no_fault_but_greedy_verification(recipe: str) -> None:
+    installed = {"sglang": SGLANG_PINNED, "rocm": "7.2.4", "aiter": "0.1.20", "torch": "2.11.0"}
+    found = launch(recipe, **installed)
+    concerned = ids(args=found.args, env=found.env, installed=installed)
+    assert set(concerned) <= {"greedy-verify", "custom-all-reduce-race"}
+    assert ("greedy-verify" in concerned) == recipe.startswith("eagle3")
+    assert ("custom-all-reduce-race" in concerned) == (recipe in ("w4a16", "w4a8"))  # published, and no known hang
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("verdict = 'refuse'", "what"),
+        ("verdict = 'stop'", "verdict"),
+        ("installed.sglang = '0.5.16'", "compares nothing"),
+        ("installed.sglan = '<1'", "installed"),
+        ("args.page-size = '>x'", "compares nothing"),
+        ("arc = ['gfx942']", "arc"),
+        ("verdict = ", "Invalid value"),
+    ],
+)
+def test_a_mistake_in_the_table_is_an_error(tmp_path: Path, entry: str, message: str) -> None:
+    path = tmp_path / "faults.toml"
+    path.write_text(f"[some-fault]\n{entry}\n")
+    with pytest.raises(KimiError) as caught:
+        known_faults(path)
+    assert message in caught.value.what and caught.value.where == str(path)
