@@ -321,6 +321,11 @@ def test_expensive_requests_are_made_cheap_and_absurd_ones_stay() -> None:
     assert affordable({"sampling_params": [{"max_new_tokens": 999.0}]}) == {
         "sampling_params": [{"max_new_tokens": 8.0}]
     }
+    assert affordable({"system": [{"text": "0" * 5000}], "prompt": "A" * 300_000, "stop": "0" * 5000}) == {
+        "system": [{"text": "0" * 400}],
+        "prompt": "A" * 300_000,
+        "stop": "0" * 5000,
+    }
     assert json_request("POST", "/", {"max_tokens": None}).leave_after_s is not None
 
 
