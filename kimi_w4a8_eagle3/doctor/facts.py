@@ -8,7 +8,7 @@ from functools import cached_property
 from ..base.errors import KimiError
 from ..fetch.hub import HubUnreachable
 from ..machine.hardware import Machine
-from ..machine.installed import ROCM, Package, installed_versions
+from ..machine.installed import ROCM, installed_versions
 from .needs import Needs
 from .probe import Probe
 from .smi import Smi, SmiGpu, parse_amd_smi
@@ -55,7 +55,7 @@ class Facts:
         return self.probe.read(ROCM) or (self.amd_smi.rocm if self.amd_smi else None)
 
     @cached_property
-    def installed(self) -> dict[Package, str]:
+    def installed(self) -> dict[str, str]:
         """Package -> version."""
         return installed_versions(self.probe.package, self.rocm or "")
 

@@ -27,13 +27,11 @@ def distribution(*names: str) -> str | None:
     return None
 
 
-def installed_versions(
-    version: Callable[..., str | None] = distribution, rocm: str | None = None
-) -> dict[Package, str]:
+def installed_versions(version: Callable[..., str | None] = distribution, rocm: str | None = None) -> dict[str, str]:
     """Package -> version of what is here. rocm: the text of its version file, read here unless given."""
     if rocm is None:
         file = Path("/") / ROCM
         rocm = file.read_text().strip() if file.is_file() else ""
-    found = {name: version(*names) for name, names in _DISTRIBUTIONS.items()}
+    found: dict[str, str | None] = {name: version(*names) for name, names in _DISTRIBUTIONS.items()}
     found["rocm"] = rocm.partition("-")[0]  # "7.2.0-42"
     return {name: text for name, text in found.items() if text}

@@ -21,9 +21,11 @@ QUESTIONS = [problem.question for problem in tiny.problems("held_out", 8)]
 
 @pytest.fixture(scope="module")
 def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """One server for all tests here: with faults that a request can ask for, and a pool that the guard must cap."""
+    """One server for all tests here: with faults that a request can ask for, a pool that the guard must cap, and the
+    prefix cache, on which requests hold locks."""
     draft_row = 128  # elements that the built-in draft keeps of a token in one buffer
-    launch = tiny_launch(settings=("env.KIMI_PAGE_GUARD=force", f"env.KIMI_PAGE_GUARD_INT_MAX={POOL * draft_row}"))
+    guard = ("env.KIMI_PAGE_GUARD=force", f"env.KIMI_PAGE_GUARD_INT_MAX={POOL * draft_row}")
+    launch = tiny_launch(settings=("disable-radix-cache=false", *guard))
     launch = replace(launch, env={**launch.env, "PYTHONPATH": python_path(newest=True)})
     yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("newest"))
 

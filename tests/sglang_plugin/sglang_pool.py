@@ -30,7 +30,8 @@ def configurator(target: str, draft: str) -> KVCacheConfigurator:
     set_global_server_args_for_scheduler(args)
     owner = object.__new__(KVCacheConfigurator)
     owner.server_args, owner.page_size, owner.is_draft_worker = args, 1, False
-    owner.draft_parallel_layout = None
+    if hasattr(KVCacheConfigurator, "draft_parallel_layout"):  # since 0.5.23
+        owner.draft_parallel_layout = None
     owner.kv_cache_dtype = torch.bfloat16
     owner.model_config = ModelConfig.from_server_args(args)
     owner.spec_algorithm = SpeculativeAlgorithm.from_string("EAGLE3")

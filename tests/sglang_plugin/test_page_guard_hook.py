@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-from support.sglang_program import run
+from support.sglang_program import VERSIONS, run
 
 from kimi_w4a8_eagle3.machine.page_guard import INT32_MAX
 from kimi_w4a8_eagle3.tiny import DRAFT, TARGET, WEIGHTS
 
 
-@pytest.fixture(scope="module")
-def sized() -> dict[str, int]:
+@pytest.fixture(scope="module", params=[False, True], ids=VERSIONS)
+def sized(request: pytest.FixtureRequest) -> dict[str, int]:
     draft = json.loads((WEIGHTS / DRAFT / "config.json").read_text())
     program = Path(__file__).with_name("sglang_pool.py").read_text()
-    done = run(program, False, str(WEIGHTS / TARGET), str(WEIGHTS / DRAFT))
+    done = run(program, request.param, str(WEIGHTS / TARGET), str(WEIGHTS / DRAFT))
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout.splitlines()[-1])
     assert results["draft_row_elements"] == [draft["num_key_value_heads"] * draft["head_dim"]]
