@@ -21,12 +21,22 @@ COPY bench bench
 COPY eval eval
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
+# Our kernels as gfx942 code objects, by the compilers that they were proved with: AITER's FlyDSL in the base is another.
+FROM python:3.12-slim-bookworm AS kernels
+WORKDIR /src
+COPY requirements/constraints.txt requirements/docker.txt requirements/serve-cpu.txt requirements/
+COPY --from=wheels /wheels/kimi_w4a8_eagle3-*.whl ./
+RUN pip install --no-cache-dir uv==0.13.9 \
+ && uv pip install --system --no-cache --torch-backend=cpu -c requirements/constraints.txt -c requirements/docker.txt \
+      torch "$(grep '^triton==' requirements/serve-cpu.txt)" "$(ls ./*.whl)[kernels]"
+RUN kimi warm --objects /opt/kimi/kernels
+
 FROM ${BASE_IMAGE}
 ARG BASE_IMAGE
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 # Which of our extras the image must be able to run; the packages are there in any case.
-ARG EXTRAS=bench,eval,kernels,scale
+ARG EXTRAS=bench,eval,scale
 LABEL org.opencontainers.image.title="kimi-w4a8-eagle3" \
       org.opencontainers.image.description="amd/Kimi-K2.5-W4A8 with EAGLE3 on 8x AMD Instinct MI325X: SGLang plus a plugin, no fork" \
       org.opencontainers.image.licenses="Apache-2.0" \
@@ -62,7 +72,9 @@ RUN groupadd --force --system video \
 USER 10001
 WORKDIR /runs
 # transformers copies a checkpoint's own code before it runs it; serving needs /models and /trust read-only.
-ENV HOME=/home/kimi \
+COPY --from=kernels /opt/kimi/kernels /opt/kimi/kernels
+ENV KIMI_KERNELS=/opt/kimi/kernels \
+    HOME=/home/kimi \
     USER=kimi \
     HF_HOME=/models \
     HF_MODULES_CACHE=/home/kimi/.cache/huggingface/modules \

@@ -110,6 +110,13 @@ TABLE: tuple[Gate, ...] = (
         backends=OUR_BACKENDS,
     ),
     Gate(
+        "KIMI_KERNELS",
+        "text",
+        None,
+        PACKAGE,
+        "folder of the gfx942 code objects that `kimi warm` wrote; default: ~/.cache/kimi-w4a8-eagle3/kernels",
+    ),
+    Gate(
         "KIMI_PAGE_GUARD",
         "choice",
         "auto",

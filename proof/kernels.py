@@ -82,8 +82,8 @@ def count_kernels(shape: MoeShape, tokens: int, label: str) -> dict[str, Figures
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 
     found = {}
-    for kernel, (build, config) in FlydslBackend().configs(shape, tokens).items():
-        code = parse_kernel(assembly(build, config))
+    for kernel, config in FlydslBackend().configs(shape, tokens).items():
+        code = parse_kernel(assembly(config))
         found[_name(label, kernel, config)] = figures(code, getattr(config, "mfma_per_wave", None))
     return found
 
@@ -112,7 +112,7 @@ def _print_floors(
     for batch in tokens:
         configs = backend.configs(shape, batch)
         for stage in (1, 2):
-            config: Any = configs[f"stage{stage}"][1]
+            config: Any = configs[f"stage{stage}"]
             wave = found[_name(f"tp{size}", f"stage{stage}", config)]
             least = floors(card, shape, batch, stage, (config.tile_m, config.tile_n), wave)
             cells = (least.weights_us, least.mfma_us, least.padded_mfma_us, least.simd_us)

@@ -11,6 +11,7 @@ venv=${1:-.venv}
 python=${PYTHON:-python3}
 needed_gb=7  # 5 installed, and what uv unpacks on the way
 newest=sglang==0.5.23  # the other supported release, with everything else as it is
+aiter=(amd-aiter==0.1.7.post2.dev18 pybind11)  # compiled nowhere; the image's own is newer
 
 die() { # WHAT REMEDY
   echo "install: $1: $2" >&2
@@ -79,4 +80,5 @@ step "what SGLang and the extras need" "$uv" pip install -c requirements/constra
   --overrides <(grep '^triton==' requirements/serve-cpu.txt) -r pyproject.toml --all-extras 'setuptools>=77'
 step "SGLang ${sglang#*==}" "$uv" pip install --no-deps "$sglang"
 step "SGLang ${newest#*==} beside it, for its tests" "$uv" pip install --no-deps --target "$venv/compat/${newest/==/-}" "$newest"
+step "AITER's files, for theirs" "$uv" pip install --no-deps --target "$venv/compat/amd-aiter" "${aiter[@]}"
 step "this package" "$uv" pip install --no-deps --no-build-isolation --editable .

@@ -18,4 +18,4 @@ compile() {
 }
 
 compile requirements/docker-build.txt requirements/docker-build.in
-compile requirements/docker.txt --extra bench --extra eval --extra kernels --extra scale "${skip[@]}" pyproject.toml
+compile requirements/docker.txt --extra bench --extra eval --extra scale "${skip[@]}" pyproject.toml

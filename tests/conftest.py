@@ -3,10 +3,13 @@
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# Programs of `support` run as forks, all of the same fork server.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +30,7 @@ OWN_SERVERS = (
     "tests/e2e/test_serve_processes.py",
     "tests/e2e/test_two_ranks.py",
 )
+PROGRAMS = "tests/sglang_plugin"  # many run in forks of the older release, which is imported once
 _NEEDS = "the extra `kernels`: FlyDSL and a linker"
 _SLOWEST = 10
 
@@ -45,7 +49,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             module = nodeid.partition("::")[0]
             folder = module.rpartition("/")[0]
-            shares = (config.rootpath / folder / "conftest.py").is_file() and module not in OWN_SERVERS
+            fixtures = (config.rootpath / folder / "conftest.py").is_file() or folder == PROGRAMS
+            shares = fixtures and module not in OWN_SERVERS
             return folder if shares else module
 
     return FixturesOnce(config, log)

@@ -7,17 +7,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..base.errors import KimiError
+from ..engine.fork_server import PROGRAM, ForkedProcess, fork_beside
 from ..engine.process import last_line
 
 _GENERATOR = "sglang.benchmark.serving"
-_ON_CPU = "kimi_w4a8_eagle3.sglang_plugin.run_module"
 # What the generator prints between its warm-up and the measured requests.
 _WARMED_UP = b"Starting main benchmark run"
 _POLL_S = 0.1
@@ -100,7 +100,7 @@ def run_load(
 
 def generator_command(base_url: str, arguments: Sequence[str], output: Path) -> list[str]:
     """The load generator's command line: SGLang's own program, unchanged."""
-    program = [sys.executable, "-m", _ON_CPU, _GENERATOR]
+    program = [sys.executable, *PROGRAM, _GENERATOR]
     return [*program, "--base-url", base_url, "--output-file", str(output), *arguments]
 
 
@@ -134,14 +134,7 @@ def run_generator(
     deadline = time.monotonic() + _TIMEOUT_S
     with log.open("ab") as file:
         began = file.tell()
-        process = subprocess.Popen(
-            command,
-            # Offline: a tokenizer's code was checked on this disk (`require_trusted_tokenizer`).
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **key},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+        process = start_program(command, key, file)
     waiting = on_measured
     try:
         while process.poll() is None:
@@ -155,13 +148,28 @@ def run_generator(
         if process.poll() is None:
             process.kill()
             process.wait()
-    if process.returncode != 0:
-        how = f"exit code {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
+    if (code := process.wait()) != 0:
+        how = f"exit code {code}" if code > 0 else f"signal {-code}"
         raise KimiError(
             f"the load generator ended with {how}: {last_line(log)}",
             where=str(log),
             remedy="its log has the details; if it cannot connect, the server's log says why it stopped",
         )
+
+
+def start_program(
+    command: Sequence[str], key: Mapping[str, str], log: BinaryIO
+) -> subprocess.Popen[bytes] | ForkedProcess:
+    """Begin a program that measures engines: where this process forks them, one of SGLang's imports nothing anew."""
+    # Offline: a tokenizer's code was checked on this disk (`require_trusted_tokenizer`).
+    changes = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **key}
+    return fork_beside(command, changes, log.fileno()) or subprocess.Popen(
+        command,
+        env={**os.environ, **changes},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def require_complete(result: LoadResult, num_prompts: int, log: Path) -> None:

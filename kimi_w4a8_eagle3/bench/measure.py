@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,9 +15,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..base.errors import KimiError
 from ..engine import metrics
 from ..engine.client import EngineClient, Generation
+from ..engine.fork_server import PROGRAM
 from ..engine.metrics import Acceptance
 from . import repetition
-from .generator import LoadDetails, LoadResult, drive, generator_command, last_json_line, read_details, read_result
+from .generator import (
+    LoadDetails,
+    LoadResult,
+    drive,
+    generator_command,
+    last_json_line,
+    read_details,
+    read_result,
+    start_program,
+)
 from .repetition import Repetition
 from .sampler import Sampler, ServerSummary
 from .subject import Subject
@@ -156,10 +166,12 @@ def _prompts(subject: Subject, point: Point, dataset: Path, folder: Path) -> lis
     """The texts that the generator sent, from its own dataset code."""
     path = folder / f"{point.label}-prompts.jsonl"
     if not path.is_file():
-        command = [sys.executable, "-m", _PROMPTS_MODULE, str(path), "--tokenizer", subject.tokenizer]
-        done = subprocess.run([*command, *point.arguments(dataset)], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise KimiError(f"the prompts could not be rebuilt: {done.stderr[-600:]}", where=str(path))
+        command = [sys.executable, *PROGRAM, _PROMPTS_MODULE, str(path), "--tokenizer", subject.tokenizer]
+        with tempfile.TemporaryFile() as log:
+            if start_program([*command, *point.arguments(dataset)], {}, log).wait() != 0:
+                log.seek(0)
+                said = log.read().decode(errors="replace")
+                raise KimiError(f"the prompts could not be rebuilt: {said[-600:]}", where=str(path))
     return [str(json.loads(line)["prompt"]) for line in path.read_text().splitlines()]
 
 

@@ -86,7 +86,7 @@ def _space(
 
         return triton_space(shape), triton_measure(shape, arch, device, gpu_timer)
     if backend.name == "flydsl":
-        from ..moe.flydsl.backend import FlydslBackend  # optional: flydsl
+        from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
         from ..moe.flydsl.tune import flydsl_measure, flydsl_space, refuse_fixed_tiles
 
         refuse_fixed_tiles(gates)

@@ -1,14 +1,18 @@
-"""`kimi warm`: compile the MoE kernels of a recipe ahead of serving, so that the first request does not wait."""
+"""`kimi warm`: compile the MoE kernels ahead of serving: gfx942 to code objects, other GPUs into Triton's cache."""
 
 from __future__ import annotations
 
 import os
 import time
-from importlib.util import find_spec
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
 from ..base.errors import KimiError
 from ..gates import Gates, read_gates
@@ -18,21 +22,42 @@ from ..recipe.launch import load_recipe, resolve
 from ..recipe.memory_plan import ModelCard
 from ..recipe.schema import Recipe
 
+if TYPE_CHECKING:
+    from ..moe.flydsl.configs import KernelConfig
+    from ..moe.flydsl.objects import Manifest
+
+KIMI, ALL_TP = "kimi-k2.5-w4a8", (8, 4)  # what is compiled without a recipe
+
 
 def warm(
-    recipe: str = typer.Option(..., "--recipe", "-r", help="Name of a packaged recipe, or a TOML file."),
+    recipe: str = typer.Option("", "--recipe", "-r", help="Only what this recipe's server can ask for (name or file)."),
+    objects: Path | None = typer.Option(None, "--objects", help="Folder of the code objects; default: KIMI_KERNELS."),
+    jobs: int = typer.Option(0, "--jobs", min=0, help="Processes that compile code objects; default: one a core."),
     arch: str = typer.Option("", "--arch", help="gfx942, sm_90, ...; default: this machine's GPU, else the recipe's."),
     tp: int = typer.Option(0, "--tp", min=0, help="Tensor-parallel size; default: the recipe's."),
     moe_backend: str = typer.Option("auto", "--moe-backend", help="flydsl, triton, or auto for what would serve."),
     settings: list[str] = typer.Option([], "--set", help="KEY=VALUE, as for `kimi serve`."),
     model: Path | None = typer.Option(None, "--model", help="Read the target's config.json in this directory."),
 ) -> None:
-    """Compile every MoE kernel that the recipe's server can ask for into the compilers' own caches; needs no GPU.
+    """Compile the MoE kernels ahead of serving; needs no GPU, but FlyDSL and a linker for gfx942.
 
-    The server inherits this environment and the recipe's variables win, so kernel gates count from both.
+    Without a recipe: the gfx942 code objects of Kimi-K2.5 for TP 8 and 4, whatever the gates and the tiles, those of
+    `kimi tune-moe` included. With one: what its server can ask for. That server inherits this environment and the
+    recipe's variables win, so kernel gates count from both. What the folder has is not compiled again.
     """
     import torch  # start-up: torch, which --help does without
 
+    if not recipe:
+        given = [
+            name for name, value in (("--arch", arch), ("--tp", tp), ("--set", settings), ("--model", model)) if value
+        ]
+        if given or moe_backend not in (AUTO, "flydsl"):
+            raise KimiError(
+                "without a recipe, `kimi warm` compiles the gfx942 code objects of Kimi-K2.5 for TP 8 and 4",
+                where=" ".join(given) or "--moe-backend",
+                remedy="--recipe R",
+            )
+        return _warm_everything(objects, jobs)
     chosen = resolve(load_recipe(recipe), settings).recipe
     if chosen.engine != "sglang":
         raise KimiError(
@@ -49,20 +74,37 @@ def warm(
     backend = next(name for name in (moe_backend, kernel_gates.moe_backend, _would_serve(arch)) if name != AUTO)
     shape = _shape(chosen, tp, model)
 
-    console, start = Console(), time.monotonic()
-    count = 0
     if backend == "flydsl":
-        count = _warm_flydsl(shape, arch, kernel_gates)
+        from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
+
+        flydsl = FlydslBackend(kernel_gates)
+        problem = f"the FlyDSL kernels are for gfx942, not {arch}" if arch != "gfx942" else flydsl.shape_problem(shape)
+        if problem:
+            raise KimiError(problem, where="kimi warm", expected="gfx942 and a shape that FlyDSL's kernels run")
+        _warm_flydsl(flydsl.wanted(shape), objects, kernel_gates, jobs)
     elif backend == "triton":
+        start = time.monotonic()
         count = _warm_triton(shape, arch)
-    console.print(
-        f"{backend}: {count} kernels for {arch}, {shape}, in {time.monotonic() - start:.0f} s", soft_wrap=True
-    )
+        Console().print(
+            f"triton: {count} kernels for {arch}, {shape}, in {time.monotonic() - start:.0f} s", soft_wrap=True
+        )
 
 
 def _would_serve(arch: str) -> str:
     """dispatch's choice on a GPU of this architecture."""
-    return "flydsl" if arch == "gfx942" and find_spec("flydsl") else "triton"
+    return "flydsl" if arch == "gfx942" else "triton"
+
+
+def _warm_everything(objects: Path | None, jobs: int) -> None:
+    """Every gfx942 kernel of Kimi-K2.5; what serves without any gate comes first."""
+    from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
+    from ..moe.flydsl.tune import every_kernel
+
+    shapes = [_shape_of(ModelCard.packaged(KIMI), tp) for tp in ALL_TP]
+    first = [config for shape in shapes for config in FlydslBackend().wanted(shape)]
+    _warm_flydsl(
+        [*first, *(config for shape in shapes for config in every_kernel(shape))], objects, read_gates(os.environ), jobs
+    )
 
 
 def _shape(recipe: Recipe, tp: int, model: Path | None) -> MoeShape:
@@ -73,8 +115,11 @@ def _shape(recipe: Recipe, tp: int, model: Path | None) -> MoeShape:
         card = ModelCard.packaged(recipe.model.card)
     else:
         raise KimiError(f"the recipe {recipe.name!r} names no model card", remedy="--model DIR with a config.json")
+    return _shape_of(card, tp or int(str(resolve(recipe).args.get("tp-size", 1))))
+
+
+def _shape_of(card: ModelCard, tp: int) -> MoeShape:
     config = card.config.get("text_config", card.config)
-    tp = tp or int(str(resolve(recipe).args.get("tp-size", 1)))
     try:
         experts, hidden, inter, top_k = (
             int(config[key])
@@ -95,9 +140,34 @@ def _warm_triton(shape: MoeShape, arch: str) -> int:
     return len(compile_moe(shape, arch, warm_tokens("triton", arch, shape)))
 
 
-def _warm_flydsl(shape: MoeShape, arch: str, gates: Gates) -> int:
-    try:
-        from ..moe.flydsl.warm import warm as compile_flydsl  # optional: flydsl
-    except ImportError as error:
-        raise KimiError(f"FlyDSL kernels cannot be compiled: {error}", remedy="pip install flydsl==0.4.2") from error
-    return compile_flydsl(shape, arch, gates)
+def _warm_flydsl(configs: list[KernelConfig], objects: Path | None, gates: Gates, jobs: int) -> None:
+    from ..moe.flydsl.objects import objects_folder  # start-up: torch
+    from ..moe.flydsl.warm import default_jobs
+    from ..moe.flydsl.warm import warm as compile_objects
+
+    console, start = Console(), time.monotonic()
+
+    def watch(finished: Iterable[Any], count: int) -> Iterable[Any]:
+        return track(finished, "compiling", count, console=console)
+
+    folder = objects or objects_folder(gates)
+    manifest, compiled = compile_objects(configs, folder, jobs or default_jobs(), watch)
+    console.print(_table(configs, manifest))
+    console.print(
+        f"flydsl: {len(set(configs))} kernels for {manifest.arch} in {folder}, {compiled} of them compiled now, "
+        f"in {time.monotonic() - start:.0f} s",
+        soft_wrap=True,
+    )
+
+
+def _table(configs: Iterable[KernelConfig], manifest: Manifest) -> Table:
+    """What each kind of kernel takes, at most."""
+    kinds = defaultdict(list)
+    for config in dict.fromkeys(configs):
+        kernel = manifest.kernels[repr(config)]
+        lds_bytes = kernel.lds_bytes + kernel.dynamic_lds_bytes
+        kinds[kernel.symbol].append((kernel.vgprs, kernel.agprs, kernel.sgprs, kernel.spills, lds_bytes))
+    table = Table("kernel", "objects", "VGPR", "AGPR", "SGPR", "spills", "LDS B")
+    for symbol, rows in kinds.items():
+        table.add_row(symbol, str(len(rows)), *(f"{max(column)}" for column in zip(*rows, strict=True)))
+    return table

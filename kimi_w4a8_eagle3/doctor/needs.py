@@ -8,8 +8,9 @@ from ..recipe.launch import Recipe, resolve
 from ..recipe.schema import ArgValue, Checkpoint
 
 GIB = 1 << 30
-# Bytes of the published checkpoints as their pages state them, for a machine that cannot ask the Hub.
-PUBLISHED_SIZES = {"amd/Kimi-K2.5-W4A8": 497_000_000_000, "lightseekorg/kimi-k2.5-eagle3": 6_000_000_000}
+# Bytes of the published checkpoints, for a machine that cannot ask the Hub. The "497 GB" that were published are GiB:
+# the INT4 experts alone are 384 x 60 x 3 x 7168 x 2048 / 2 = 507.3 GB.
+PUBLISHED_SIZES = {"amd/Kimi-K2.5-W4A8": 534_000_000_000, "lightseekorg/kimi-k2.5-eagle3": 6_000_000_000}
 
 
 @dataclass(frozen=True)

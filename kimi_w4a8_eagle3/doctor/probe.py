@@ -6,6 +6,7 @@ and /dev.
 
 from __future__ import annotations
 
+import dataclasses
 import grp
 import importlib.metadata
 import importlib.util
@@ -27,6 +28,8 @@ from ..fetch.hub import Backoff, Hub
 from ..fetch.model import Listing
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.installed import distribution
+from ..moe.flydsl.objects import GATE as KERNELS
+from ..moe.flydsl.objects import CodeObjects, objects_folder
 from ..patching import patcher
 from ..patching.patcher import PatchReport
 from ..patching.patches import load_manifest
@@ -139,6 +142,19 @@ class Probe:
     def plugins(self) -> list[str]:
         """Names of the SGLang plugins that are installed."""
         return [entry.name for entry in importlib.metadata.entry_points(group="sglang.srt.plugins")]
+
+    def code_objects(self) -> tuple[Path, int]:
+        """Where the code objects of the gfx942 kernels lie, and how many; raises KimiError when something is wrong."""
+        objects = CodeObjects(objects_folder({KERNELS: self.environment(KERNELS)}))
+        return objects.folder, objects.check_all()
+
+    def router_options(self) -> set[str] | None:
+        """The names of the options that the installed router takes; None where there is no router."""
+        if importlib.util.find_spec("sglang_router") is None:
+            return None
+        from sglang_router.router_args import RouterArgs  # optional: sglang-router
+
+        return {field.name for field in dataclasses.fields(RouterArgs)}
 
     def patches(self) -> list[PatchReport]:
         """The state of every patch of the manifest."""

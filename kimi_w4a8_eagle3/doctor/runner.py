@@ -32,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     software.plugin,
     software.torch,
     software.kernels,
+    software.router,
     software.patches,
     storage.checkpoints,
     storage.disk,

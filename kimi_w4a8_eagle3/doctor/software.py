@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from ..base.errors import KimiError
 from ..patching.patcher import SATISFIED, Status
 from ..recipe.known_faults import concerning
+from ..recipe.router_settings import RouterSettings
 from .facts import Facts
 from .result import Result, fail, ok, skip, warn
 
 PYTHON_MINIMUM = Version("3.10")
 SGLANG_PINNED = "0.5.20"  # requirements/constraints.txt and the Dockerfile say the same; a test compares
 SGLANG_NEWEST = "0.5.23"  # the second supported release; the plugin's tests run on both
-FLYDSL_PINNED = "0.4.2"
 VLLM_READ = "0.19.0"
+ROUTER_READ = "0.3.2"
 PLUGIN = "kimi_w4a8_eagle3"
 
 
@@ -71,27 +73,22 @@ def torch(facts: Facts) -> Result:
 
 
 def kernels(facts: Facts) -> list[Result]:
-    """AITER and FlyDSL, which the GPU recipes of SGLang take their kernels from."""
+    """AITER and our code objects, which the GPU recipes of SGLang take their kernels from."""
     if facts.needs.engine != "sglang":
-        return [skip("aiter", "comes with vLLM's image"), skip("flydsl", "vLLM does not use it")]
+        return [skip("aiter", "comes with vLLM's image"), skip("kernels", "vLLM does not use them")]
     if not facts.needs.on_gpu:
-        return [skip("aiter", "not needed on a CPU"), skip("flydsl", "not needed on a CPU")]
+        return [skip("aiter", "not needed on a CPU"), skip("kernels", "not needed on a CPU")]
     aiter = facts.probe.package("amd-aiter", "aiter")
-    flydsl = facts.probe.package("flydsl")
     results = [
         ok("aiter", f"{aiter}; page offsets: {facts.probe.aiter_regime().value}")
         if aiter
         else fail("aiter", "not installed", "use the ROCm SGLang image: it carries AITER built for its ROCm")
     ]
-    if flydsl is None:
-        results.append(
-            warn("flydsl", "not installed: the slower Triton kernels serve", f"pip install flydsl=={FLYDSL_PINNED}")
-        )
-    elif _public(flydsl) != FLYDSL_PINNED:
-        found = f"{flydsl}; the kernels were compiled and checked with {FLYDSL_PINNED}"
-        results.append(warn("flydsl", found, f"pip install flydsl=={FLYDSL_PINNED}"))
-    else:
-        results.append(ok("flydsl", flydsl))
+    try:
+        folder, count = facts.probe.code_objects()
+        results.append(ok("kernels", f"{count} code objects in {folder}"))
+    except KimiError as error:
+        results.append(fail("kernels", error.what, error.remedy))
     return results
 
 
@@ -102,6 +99,19 @@ def plugin(facts: Facts) -> Result:
     if PLUGIN in facts.probe.plugins():
         return ok("plugin", f"{PLUGIN} is registered with SGLang")
     return fail("plugin", "SGLang's plugin list lacks this package", "install the package with pip, not by PYTHONPATH")
+
+
+def router(facts: Facts) -> Result:
+    """The router in front of several engines takes the options that it is given: images build one of their own."""
+    options = facts.probe.router_options()
+    if options is None:
+        return skip("router", "sglang-router is not installed, which one engine does not need")
+    version = facts.probe.package("sglang-router")
+    missing = RouterSettings().router_arguments().keys() - options
+    if missing:
+        remedy = f"serve without --replicas, or route with sglang-router {ROUTER_READ}"
+        return fail("router", f"{version} does not know {', '.join(sorted(missing))}", remedy)
+    return ok("router", f"{version} (options were read from {ROUTER_READ})")
 
 
 def patches(facts: Facts) -> list[Result]:
@@ -121,7 +131,7 @@ def patches(facts: Facts) -> list[Result]:
         elif report.status is Status.NOT_APPLIED:
             results.append(warn(name, found, f"kimi patch apply --id {report.id}"))
         elif report.status is Status.STALE_BUILD:
-            results.append(fail(name, found, "delete the compiled module, then `kimi warm` builds it anew"))
+            results.append(fail(name, found, "`kimi patch apply --remove-stale`: AITER compiles it anew on next use"))
         else:
             results.append(warn(name, found, "see docs/patches.md for the versions that were tried"))
     return results

@@ -6,12 +6,12 @@ SGLang compiles in threads of the scheduler's process, cannot stop one, and give
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
 
+from .ambiguity import TooAmbiguous, require_unambiguous
 from .answers import Refusal
 
 _MAX_BYTES = 65536
@@ -24,15 +24,13 @@ _MAX_COUNT = 65536  # minItems, maxLength and their like
 _MAX_PROPERTY_COUNT = 64
 _MAX_LENGTHS = 16  # different lengths of strings: each is compiled for itself
 _MAX_PATTERN = 1024
-_MAX_REPEATS = 32  # in all patterns of a grammar
-# Of counted repeats inside of one another, multiplied: every way to read a text is kept and walked for each token, in
-# the scheduler. `(((.)+[a-z0-9_]|([^a]){1,3})*){1,300}` took 15 to 25 s a token with 640 tokens in the vocabulary, and
-# `(((a|[^a])*){1,300})+(([^a])+.|(\d){1,3})*` kept everybody waiting for 74 s.
-_MAX_NESTED = 16
+_MAX_PATTERNS = 4096  # characters of all patterns of a grammar
+_MAX_REPEATS = 32  # of the same
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _LENGTHS = ("minLength", "maxLength")
 _PATTERNS = ("pattern", "regex")
-_OTHER_LANGUAGES = ("grammar", "ebnf", "lark")
+# Parts of structural tags that hold a grammar of their own, or repeat any other part, also one another.
+_CLOSED_PARTS = ("grammar", "ebnf", "lark", "repeat", "plus", "star")
 
 
 def check_text(grammar: Any, name: str) -> None:
@@ -74,13 +72,13 @@ class _Cost:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._properties = self._ways = self._repeats = 0
+        self._properties = self._ways = self._repeats = self._patterns = 0
         self._lengths: set[int] = set()
 
     def add(self, grammar: Any) -> None:
         """Every object in `grammar` as if it were a schema: which of them the compiler reads is its own affair."""
         for schema in _objects(grammar):
-            if schema.get("type") in _OTHER_LANGUAGES:
+            if schema.get("type") in _CLOSED_PARTS:
                 self._refuse(f"holds a {schema['type']}, which is not for clients")
             self._add_properties(schema)
             self._add_counts(schema)
@@ -94,16 +92,21 @@ class _Cost:
     def pattern(self, text: str) -> None:
         """Count one regular expression."""
         self._repeats += sum(map(text.count, "*+?{"))
-        if len(text) > _MAX_PATTERN:
-            self._refuse(f"holds a pattern longer than {_MAX_PATTERN} characters")
+        self._patterns += len(text)
+        if len(text) > _MAX_PATTERN or self._patterns > _MAX_PATTERNS:
+            self._refuse(
+                f"holds a pattern longer than {_MAX_PATTERN} characters, or patterns of more than {_MAX_PATTERNS}"
+            )
         if self._repeats > _MAX_REPEATS:
             self._refuse(f"holds patterns with more than {_MAX_REPEATS} of * + ? and {{")
         if any(len(digits) > len(str(_MAX_COUNT)) for digits in _numbers(text)):
             self._refuse(f"holds a pattern that repeats more than {_MAX_COUNT} times")
-        if _nested_counts(text) > _MAX_NESTED:
+        try:
+            require_unambiguous(text)
+        except TooAmbiguous:
             self._refuse(
-                f"holds a pattern whose repeats, one inside the other, make more than {_MAX_NESTED} ways; "
-                "take one of them away or count it lower"
+                "holds a pattern that reads some texts in more and more ways, or is too large to tell; take away a "
+                "repeat inside of a repeat, or put something between them that neither reads"
             )
 
     def _add_properties(self, schema: Mapping[str, Any]) -> None:
@@ -149,28 +152,6 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
             waiting.extend(each.values())
         elif isinstance(each, list):
             waiting.extend(each)
-
-
-_PIECES = re.compile(r"\\.|\((?:\?(?:P?<\w+>|<?[=!]|:))?|\[(?:\\.|[^\]\\])*\]|\{[\d, ]*\}|.", re.DOTALL)
-
-
-def _nested_counts(pattern: str) -> int:
-    """The largest product of counts that stand one inside the other; 1 where none does. `?`, `*`, `+` count as two."""
-    groups, last, largest = [1], 1, 1  # the largest product inside of each open group, and of the last piece
-    for piece in _PIECES.findall(pattern):
-        if piece[0] == "(":
-            groups.append(1)
-            last = 1
-        elif piece == ")" and len(groups) > 1:
-            last = groups.pop()
-        elif piece in "?*+" or (piece[0] == "{" and len(piece) > 1):
-            count = 2 if piece in "?*+" else max(map(int, _numbers(piece)), default=1)
-            largest = max(largest, last * count) if last > 1 else largest
-            last *= count
-        else:
-            last = 1
-        groups[-1] = max(groups[-1], last)
-    return largest
 
 
 def _numbers(text: str) -> Iterator[str]:

@@ -171,7 +171,7 @@ class RequestRules:
         for name in ("logprobs", "top_logprobs"):
             _check_top_logprobs(body.get(name), name)
         if body.get("echo"):
-            _check_prompt_logprobs(prompts, body.get("logprobs") or 0)
+            _check_prompt_logprobs(prompts, body.get("logprobs") or 0, body.get("n", 1))
         for name in ("user", "cache_salt", "extra_key"):
             _check_label(body.get(name), name)
         self._check_sampling(body, max(1, len(prompts)))
@@ -209,7 +209,9 @@ class RequestRules:
         if not -1 <= start < _INT32:
             raise Refusal("logprob_start_len is a position in the prompt, or -1 for its end", param="logprob_start_len")
         if body.get("return_logprob") and start >= 0:
-            _check_prompt_logprobs([each[start:] for each in prompts], body.get("top_logprobs_num", 0) + len(ids))
+            number = max((each.get("n", 1) for each in (params if isinstance(params, list) else [params])), default=1)
+            candidates = body.get("top_logprobs_num", 0) + len(ids)
+            _check_prompt_logprobs([each[start:] for each in prompts], candidates, number)
 
     def _check_sampling(self, params: Mapping[str, Any], prompts: int) -> None:
         n = params.get("n", 1)
@@ -254,9 +256,10 @@ def _check_top_logprobs(value: int | None, name: str) -> None:
         raise Refusal(f"{name} must be between 0 and {_MAX_TOP_LOGPROBS}", param=name)
 
 
-def _check_prompt_logprobs(prompts: list[Any], candidates: int) -> None:
-    """For all prompts together, about; `request_guard` multiplies again for each when its tokens are known."""
-    tokens = sum(len(each) // _BYTES_PER_TOKEN if isinstance(each, str) else len(each) for each in prompts)
+def _check_prompt_logprobs(prompts: list[Any], candidates: int, number: int) -> None:
+    """For all prompts together, about, for each of `number` answers; `request_guard` multiplies again for each prompt
+    when its tokens are known."""
+    tokens = number * sum(len(each) // _BYTES_PER_TOKEN if isinstance(each, str) else len(each) for each in prompts)
     if tokens * candidates > MAX_PROMPT_LOGPROBS:
         raise Refusal(
             f"logprobs of the prompt are limited to {MAX_PROMPT_LOGPROBS}, positions times candidates; "

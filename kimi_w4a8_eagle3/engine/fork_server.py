@@ -23,12 +23,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 PROGRAM = ("-m", "kimi_w4a8_eagle3.sglang_plugin.run_module")
 OPTION = "--fork-server"
 READY, GO = b"ready", b"go"
 MAX_MESSAGE = 1 << 17
-_MODULE = "sglang.launch_server"
+_KEPT = 2  # fork servers, of 300 MB each: the two sides of a comparison may differ in a variable
+# SGLang reads the cores of each rank when a scheduler begins.
+_LATE = frozenset(("TMPDIR", "PYTEST_CURRENT_TEST", "SGLANG_CPU_OMP_THREADS_BIND"))
 _IMPORT_S = 600.0  # ten seconds on an idle machine
 _FORK_S = 60.0  # milliseconds
 _UNKNOWN = 255
@@ -67,26 +70,39 @@ class ForkedProcess:
 
     def terminate(self) -> None:
         """SIGTERM, unless it has ended."""
-        self._signal(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL, unless it has ended."""
-        self._signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
+        """A signal, unless it has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 class ForkServer:
-    """One fork server; `log` is where it writes until it is ready. Raises OSError when it ends before."""
+    """A fork server, and the socket by which it is asked; raises OSError when it ends before it is ready."""
 
-    def __init__(self, python: str, environ: Mapping[str, str], log: int) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedProcess, control: socket.socket) -> None:
+        self._process, self._control = process, control
+        try:
+            control.settimeout(_IMPORT_S)
+            if control.recv(MAX_MESSAGE) != READY:
+                raise ChildProcessError("the fork server ended while it imported SGLang")
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def start(cls, python: str, environ: Mapping[str, str], log: int) -> ForkServer:
+        """A new one; `log` is where it writes until it is ready."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # A child dies with the thread that started it: this thread ends with the process.
-            self._process = _starter.submit(
+            process = _starter.submit(
                 subprocess.Popen,
                 [python, *PROGRAM, OPTION, str(theirs.fileno())],
                 env=dict(environ),
@@ -97,13 +113,12 @@ class ForkServer:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             ).result()
-        try:
-            self._control.settimeout(_IMPORT_S)
-            if self._control.recv(MAX_MESSAGE) != READY:
-                raise ChildProcessError("the fork server ended while it imported SGLang")
-        except BaseException:
-            self.close()
-            raise
+        return cls(process, control)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -137,7 +152,7 @@ def can_fork(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
 
     Where more OpenMP threads than one are allowed, libraries start them while they are imported, and no fork has them.
     """
-    return sys.platform == "linux" and tuple(argv[1:4]) == (*PROGRAM, _MODULE) and environ.get("OMP_NUM_THREADS") == "1"
+    return sys.platform == "linux" and tuple(argv[1:3]) == PROGRAM and environ.get("OMP_NUM_THREADS") == "1"
 
 
 def fork(argv: Sequence[str], environ: Mapping[str, str], log: int) -> ForkedProcess | None:
@@ -146,38 +161,69 @@ def fork(argv: Sequence[str], environ: Mapping[str, str], log: int) -> ForkedPro
     Waits for the fork server's imports where there is none, or none with the same variables, folder and limits. One
     that was killed is replaced. Thread-safe.
     """
-    global _server
-    early = {name: value for name, value in environ.items() if not reads_late(name)}
     late = {name: value for name, value in environ.items() if reads_late(name)}
-    limits = [resource.getrlimit(limit) for limit in _LIMITS]
+    key = setting(argv[0], environ)
     with _lock:
+        server = _servers.pop(key, None)
         try:
-            key = (argv[0], early, str(Path.cwd()), limits, os.sched_getaffinity(0))
-            if _server is None or _server[0] != key or not _server[1].alive:
-                close()
-                _server = (key, ForkServer(argv[0], early, log))
-            return _server[1].fork(argv[3:], late, log)
-        except OSError as error:
-            close()
+            if server is None or not server.alive:
+                while len(_servers) >= _KEPT:
+                    _servers.pop(next(iter(_servers))).close()
+                server = ForkServer.start(argv[0], dict(key.variables), log)
+            process = server.fork(argv[3:], late, log)
+        except BaseException as error:
+            if server is not None:
+                server.close()  # an engine may be on its way, and ends when nobody answers it
+            if not isinstance(error, OSError):
+                raise
             with suppress(OSError):
                 os.write(log, f"kimi: the engine starts without the fork server: {error}\n".encode())
             return None
-        except BaseException:
-            close()  # an engine may be on its way, and ends when nobody answers it
-            raise
+        _servers[key] = server  # the last one that was used
+        return process
+
+
+def fork_beside(argv: Sequence[str], changes: Mapping[str, str], log: int) -> ForkedProcess | None:
+    """A program of SGLang's that measures engines, as a fork from where the last of them came; None without one.
+
+    It has the variables of that engine and these changes, none of which is read early.
+    """
+    with _lock:
+        server = next(reversed(_servers.values()), None)
+        if server is None or not server.alive or tuple(argv[1:3]) != PROGRAM:
+            return None
+        try:
+            return server.fork(argv[3:], changes, log)
+        except OSError:
+            return None
 
 
 def close() -> None:
-    """End this process's fork server, if it has one; the next engine starts another."""
-    global _server
-    if _server is not None:
-        server, _server = _server[1], None
-        server.close()
+    """End this process's fork servers, if it has any; the next engine starts another."""
+    while _servers:
+        _servers.popitem()[1].close()
+
+
+class Setting(NamedTuple):
+    """What the engines of one fork server have in common, because a process cannot change it or has read it early."""
+
+    python: str
+    variables: tuple[tuple[str, str], ...]
+    folder: str
+    limits: tuple[tuple[int, int], ...]
+    cores: frozenset[int]
+
+
+def setting(python: str, environ: Mapping[str, str]) -> Setting:
+    """That of an engine which this process starts now."""
+    early = sorted((name, value) for name, value in environ.items() if not reads_late(name))
+    limits = tuple(resource.getrlimit(limit) for limit in _LIMITS)
+    return Setting(python, tuple(early), str(Path.cwd()), limits, frozenset(os.sched_getaffinity(0)))
 
 
 def reads_late(name: str) -> bool:
     """Whether no module reads this variable while it is imported: engines of one fork server may differ in it."""
-    return name in ("TMPDIR", "PYTEST_CURRENT_TEST") or name.startswith("KIMI_")
+    return name in _LATE or name.startswith("KIMI_")
 
 
 def die_with_parent() -> None:
@@ -197,6 +243,6 @@ def _adopting() -> Iterator[None]:
 
 
 _lock = threading.Lock()
-_server: tuple[tuple[object, ...], ForkServer] | None = None
+_servers: dict[Setting, ForkServer] = {}
 _starter = ThreadPoolExecutor(1, thread_name_prefix="fork-server")
 atexit.register(close)

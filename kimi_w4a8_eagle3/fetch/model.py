@@ -109,7 +109,7 @@ def feed(hasher: Hasher, stream: BinaryIO, advance: Callable[[int], None] = lamb
 
 
 def human(size: float) -> str:
-    """Bytes as people write them: `497.0 GB`, `6.1 GB`, `512 B` (decimal units, as disks and the Hub count)."""
+    """Bytes as people write them: `533.6 GB`, `6.1 GB`, `512 B` (decimal units, as disks and the Hub count)."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -68,7 +68,7 @@ def _identity(info: dict[str, Any]) -> Identity:
 def fingerprint(*checkpoints: Path) -> str:
     """12 hexadecimal digits that differ when the configs, tensor layouts or weights of these directories differ.
 
-    Reads the JSON files, every safetensors header and a few blocks of every weight file: seconds for 497 GB. It tells
+    Reads the JSON files, every safetensors header and a few blocks of every weight file: seconds for 534 GB. It tells
     checkpoints apart; it is no proof against somebody who makes two alike on purpose (`kimi fetch --verify` is).
     """
     digest = hashlib.sha256()

@@ -21,7 +21,7 @@ from ..ops.replica_state import Phase, ReplicaState
 from ..recipe.launch import Launch
 from .engine_processes import EngineProcesses
 
-# A cold start on MI325X reads 497 GB and builds kernels; the engine's own exit ends the wait earlier.
+# A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0
 DRAIN_TIMEOUT_S = 120.0
 _POLL_S = 0.25

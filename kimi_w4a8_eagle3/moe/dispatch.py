@@ -1,4 +1,4 @@
-"""Choose the W4A8 MoE backend: flydsl on gfx942 with FlyDSL installed, else triton on a GPU, else reference.
+"""Choose the W4A8 MoE backend: flydsl on gfx942 with its code objects, else triton on a GPU, else reference.
 
 `--moe-backend` (the `requested` argument) overrides the gate KIMI_MOE_BACKEND, which overrides the choice. An
 override that cannot run is an error with the reason, never a silent fallback.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..base.errors import KimiError
 from ..gates import OUR_BACKENDS as BACKENDS
 from .contract import GateReader, MoeBackend, MoeShape, gpu_arch
-from .flydsl import toolchain as flydsl_toolchain
+from .flydsl.objects import ARCH as FLYDSL_ARCH
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ def select_backend(shape: MoeShape, device: torch.device, gates: GateReader, req
         backend, reason = _try_backend(name, shape, device, gates)
         if backend is not None:
             why = f"asked for by {asked_by}" if asked else "; ".join(rejected) or "preferred"
-            slower = bool(rejected) and gpu_arch(device) == flydsl_toolchain.ARCH  # FlyDSL's GPU: something is missing
+            slower = bool(rejected) and gpu_arch(device) == FLYDSL_ARCH  # FlyDSL's GPU: something is missing
             _record(backend, shape, device, why, slower)
             return backend
         rejected.append(f"not {name}: {reason}")
@@ -58,9 +58,9 @@ def selected_backends() -> frozenset[str]:
 
 def load_backend(name: str, gates: GateReader) -> MoeBackend:
     """Import and construct one backend; raises ImportError when its package is absent."""
-    # Imported here: FlyDSL and Triton are optional, and a process loads only what it runs.
+    # Imported here: Triton is optional, and a process loads only what it runs.
     if name == "flydsl":
-        from .flydsl.backend import FlydslBackend  # optional: flydsl
+        from .flydsl.backend import FlydslBackend  # start-up: torch
 
         return FlydslBackend(gates)
     if name == "triton":
@@ -87,27 +87,14 @@ def _override(gates: GateReader, requested: str) -> tuple[str | None, str]:
 
 def _try_backend(name: str, shape: MoeShape, device: torch.device, gates: GateReader) -> tuple[MoeBackend | None, str]:
     """(backend, "") when it can run, else (None, reason)."""
-    reason = _absent(name, device)
-    if reason is not None:
-        return None, reason
+    if name == "triton" and not find_spec("triton"):
+        return None, "the package triton is not installed"
     try:
         backend = load_backend(name, gates)
     except ImportError as error:
         return None, f"it does not import ({error})"
     reason = backend.unsupported(shape, device)
     return (backend, "") if reason is None else (None, reason)
-
-
-def _absent(name: str, device: torch.device) -> str | None:
-    """Cheap reasons that need no import of the backend."""
-    if name == "flydsl":
-        arch = gpu_arch(device)
-        if arch != flydsl_toolchain.ARCH:
-            return f"needs a {flydsl_toolchain.ARCH} GPU, {device} is {arch or 'no GPU'}"
-        return None if find_spec("flydsl") else "the package flydsl is not installed (extra `kernels`)"
-    if name == "triton":
-        return None if find_spec("triton") else "the package triton is not installed"
-    return None
 
 
 def _record(backend: MoeBackend, shape: MoeShape, device: torch.device, why: str, slower: bool = False) -> None:

@@ -108,10 +108,19 @@ def gpu_timer(function: Callable[[], object]) -> float | None:
 
     try:
         return 1000 * float(do_bench(function, warmup=5, rep=20))
+    except KimiError:  # a kernel that was not compiled is no slow one
+        raise
     except Exception as error:  # compilers raise their own types for a tile that needs too much memory or registers
         if "out of memory" in str(error).lower():
             raise
         return None
+
+
+def pairs(space: Space, block_m: int) -> list[tuple[Any, Any]]:
+    """Tiles of stage 1 and stage 2, each at least once: none where a stage has no kernel for this block size."""
+    stage1, stage2 = space.stage1(block_m), space.stage2(block_m)
+    count = max(len(stage1), len(stage2)) if stage1 and stage2 else 0
+    return [(stage1[index % len(stage1)], stage2[index % len(stage2)]) for index in range(count)]
 
 
 def random_layer(shape: MoeShape, device: torch.device) -> QuarkMoeWeights:
@@ -144,17 +153,15 @@ def _block_sizes(shape: MoeShape, tokens: int) -> list[int]:
 
 
 def _search_block(tokens: int, block_m: int, space: Space, measure: Measure) -> Best | None:
-    """Time both stages' candidates in one pass: the i-th of each shares a call."""
-    stage1, stage2 = space.stage1(block_m), space.stage2(block_m)
-    if not stage1 or not stage2:
-        return None
+    """Time both stages' candidates in one pass: a pair shares a call."""
     times1: dict[Any, float] = {}
     times2: dict[Any, float] = {}
-    for index in range(max(len(stage1), len(stage2))):
-        first, second = stage1[index % len(stage1)], stage2[index % len(stage2)]
+    for first, second in pairs(space, block_m):
         time1, time2 = measure(space.join(block_m, first, second), tokens)
         times1[first] = INFINITE if time1 is None else time1
         times2[second] = INFINITE if time2 is None else time2
+    if not times1:
+        return None
     first, second = min(times1, key=times1.__getitem__), min(times2, key=times2.__getitem__)
     return Best(tokens, space.join(block_m, first, second), times1[first], times2[second])
 

@@ -52,6 +52,7 @@ def _register() -> None:
     metrics_hook.install(HookRegistry)
     failing_requests.install(HookRegistry)
     HookRegistry.register(grammar_cache.TARGET, grammar_cache.forget_oldest, HookType.AFTER)
+    HookRegistry.register(grammar_cache.BACKEND, grammar_cache.compile_few, HookType.AFTER)
     HookRegistry.register(grammar_cache.COMPILER, grammar_cache.bound_compiler, HookType.BEFORE)
     HookRegistry.register(pulse_hook.TARGET, pulse_hook.beat, HookType.BEFORE)
     HookRegistry.register(shared_memory.TARGET, shared_memory.write_down, HookType.AFTER)
@@ -62,6 +63,7 @@ def _register() -> None:
 
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
         cpu.claim_attention_backend()
+    HookRegistry.register(door.TARGET, orphans.end_with_supervisor, HookType.BEFORE)
     from . import tool_calls  # SGLang's import order: its parsers, and with them all that its HTTP server reads
 
     tool_calls.install()

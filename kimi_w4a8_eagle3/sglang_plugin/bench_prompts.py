@@ -1,4 +1,4 @@
-"""`python -m kimi_w4a8_eagle3.sglang_plugin.bench_prompts OUTPUT ARGS`: the prompts that the load generator sends.
+"""`run_module kimi_w4a8_eagle3.sglang_plugin.bench_prompts OUTPUT ARGS`: the prompts that the load generator sends.
 
 ARGS are the generator's own options. Its dataset code runs with the same seeds, so the texts are the same ones; they
 go to OUTPUT as JSON lines. Needed to say how much a workload's text repeats itself and to probe acceptance with it.
@@ -9,21 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
-
-from kimi_w4a8_eagle3.sglang_plugin import cpu
-
-cpu.install()
+from sglang.benchmark.datasets import get_dataset
+from sglang.benchmark.utils import get_tokenizer
 
 
 def main(output: str, words: list[str]) -> None:
     """Write one `{"prompt": ..., "prompt_len": ...}` a line."""
-    # SGLang's import order: after `cpu.install`
-    from sglang.benchmark.datasets import get_dataset
-    from sglang.benchmark.utils import get_tokenizer
-
     parser = argparse.ArgumentParser()
     for name in ("--dataset-name", "--dataset-path", "--tokenizer"):
         parser.add_argument(name, required=True)
@@ -44,6 +39,4 @@ def main(output: str, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
     main(sys.argv[1], sys.argv[2:])

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import setproctitle
+from huggingface_hub import constants
 
 from ..engine.fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent
 from . import orphans
@@ -81,6 +82,10 @@ def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supe
     _write_to(log)
     os.environ.update(request["late"])
     tempfile.tempdir = None  # it was looked up while something was imported
+    if os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what `full_disk` puts there passes it on
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        constants.HF_HUB_OFFLINE = True  # asked for wherever the Hub would be
     with reply:
         reply.send(str(os.getpid()).encode())
         if reply.recv(len(GO)) != GO:

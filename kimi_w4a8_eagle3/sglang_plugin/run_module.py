@@ -9,24 +9,33 @@ before it unpickles its work: installing at import time therefore covers it; a f
 
 from __future__ import annotations
 
+import sys
+
 from kimi_w4a8_eagle3.sglang_plugin import cpu, full_disk, orphans
 
 orphans.end_with_parent(spawning=__name__ == "__mp_main__")
 full_disk.install()
 cpu.install()
 
+
+def run(words: list[str]) -> None:
+    """The program `words[0]` with the arguments after it, as this process's own."""
+    import runpy  # a spawned child of an engine, which imports this module, needs none of it
+
+    sys.argv[1:] = words[1:]
+    runpy.run_module(words[0], run_name="__main__", alter_sys=False)
+
+
 if __name__ == "__main__":
-    import runpy
     import socket
-    import sys
 
     from kimi_w4a8_eagle3.engine.fork_server import OPTION
 
     if len(sys.argv) < 2:
         sys.exit("usage: python -m kimi_w4a8_eagle3.sglang_plugin.run_module MODULE [ARGS...]")
-    if sys.argv[1] == OPTION:
+    words = sys.argv[1:]
+    if words[0] == OPTION:
         from kimi_w4a8_eagle3.sglang_plugin import forked_engine
 
-        sys.argv[1:] = forked_engine.serve(socket.socket(fileno=int(sys.argv[2])))
-    module = sys.argv.pop(1)
-    runpy.run_module(module, run_name="__main__", alter_sys=False)
+        words = forked_engine.serve(socket.socket(fileno=int(words[1])))
+    run(words)

@@ -48,20 +48,22 @@ def main(
         folder = new_run_dir("fuzz", runs)
         with signals_raise(), _engine(url.rstrip("/"), folder, console) as target:
             fuzz = Fuzz(target, folder, seed, timely=True)
-            with console.status("fuzzing") as status:
-                outcome = fuzz.run(
-                    requests or None,
-                    None if requests else minutes * 60,
-                    None if only < 0 else only,
-                    lambda now: status.update(f"{now.requests} requests, {len(now.faults)} faults"),
-                )
+            try:
+                with console.status("fuzzing") as status:
+                    outcome = fuzz.run(
+                        requests or None,
+                        None if requests else minutes * 60,
+                        None if only < 0 else only,
+                        lambda now: status.update(f"{now.requests} requests, {len(now.faults)} faults"),
+                    )
+            finally:  # what was found until a signal came, too
+                write_json(folder / "fuzz.json", {"seed": seed, **fuzz.outcome.summary()})
     except Terminated as stopped:
-        console.print(f"fuzz: {stopped} received; no verdict")
+        console.print(f"fuzz: {stopped} received; no verdict, but what was found until then: {folder / 'fuzz.json'}")
         raise typer.Exit(stopped.exit_code) from None
     except KimiError as error:
         console.print(f"[red]fuzz:[/] {escape(str(error))}")
         raise typer.Exit(error.exit_code) from None
-    write_json(folder / "fuzz.json", {"seed": seed, **outcome.summary()})
     _show(outcome, seed, console)
     console.print(f"fuzz: {folder}")
     raise typer.Exit(1 if outcome.faults else 0)

@@ -13,8 +13,19 @@ from .state import chat_wire, question
 
 _CHAT = "/v1/chat/completions"
 _SLOW_PATTERN = r"((.|\s)+)+\x00"
-# Quick to compile; the scheduler then took 15 to 25 s for each token, because every way to read a text is kept.
-_AMBIGUOUS = "(((.)+[a-z0-9_]|([^a]){1,3})*){1,300}"
+# Quick to compile; the scheduler then took seconds for each token, because every way to read a text is kept.
+_AMBIGUOUS = (
+    "(((.)+[a-z0-9_]|([^a]){1,3})*){1,300}",
+    r"(((a|[^a])*){1,300})+(([^a])+.|(\d){1,3})*",
+    r"(([^a]|\d)*)*",
+    "(([^a]+.)+.)+",
+    "([a-z]+)*[0-9]",
+)
+
+
+_LETTERS = {"type": "regex", "pattern": "(a|b)*"}
+_REPEATS = {"type": "repeat", "min": 16, "max": 16, "content": {"type": "star", "content": _LETTERS}}
+_LOGPROBS = {"prompt": "Tom has 3 apples. " * 50, "echo": True, "logprobs": 100, "n": 100}
 
 
 def corpus(model: str, port: int, keyed: bool) -> list[Case]:
@@ -97,12 +108,19 @@ def _stops_everybody(model: str) -> list[Case]:
             {"text": long, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
             | {"logprob_start_len": 0, "top_logprobs_num": 128},
         ),
-        _case(4, "ambiguous pattern", "/v1/completions", {**completion, "regex": _AMBIGUOUS}, refused=True),
+        *[_case(4, each, "/v1/completions", {**completion, "regex": each}, refused=True) for each in _AMBIGUOUS],
+        *[
+            _case(4, f"{each} in a schema", _CHAT, _schema(model, {"pattern": each}), refused=True)
+            for each in _AMBIGUOUS
+        ],
+        _case(4, "a repeat of repeats", "/generate", _tag(_REPEATS), refused=True),
+        _case(7, "lengths", _CHAT, _schema(model, {"items": {"maxLength": 100}, "minItems": 100})),
+        _case(7, "n times the logprobs of a prompt", "/v1/completions", {**completion, **_LOGPROBS}, refused=True),
         _case(
             7,
             "600 properties, 500 of them needed",
             _CHAT,
-            question(model, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}),
+            _schema(model, schema),
         ),
     ]
 
@@ -128,6 +146,15 @@ def _breaks_an_answer(model: str) -> list[Case]:
         Case("8 answers", "wrong key", (wrong_key,), refused=True),
         Case("8 answers", "a header sets the id", (_with_header(model, "x-override-rid"),) * 2),
     ]
+
+
+def _schema(model: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return question(model, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+
+
+def _tag(part: dict[str, Any]) -> dict[str, Any]:
+    tag = json.dumps({"type": "structural_tag", "format": part})
+    return {"text": "Tom", "sampling_params": {"max_new_tokens": 8, "structural_tag": tag}}
 
 
 def _says(content: Any) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,6 +126,8 @@ class Fuzz:
         self._timely = timely
         self._running: dict[int, Case] = {}
         self._cut: list[tuple[int, Case]] = []  # whose connection broke, in that order
+        # Whose clients left: what they asked may still run, while those that wait are its victims.
+        self._left: deque[tuple[int, Case]] = deque(maxlen=_SUSPECTS)
         self._stopped = False
 
     def run(
@@ -229,6 +232,8 @@ class Fuzz:
         status = answer.status
         if answer.error:
             self._cut.append((index, case))
+        elif status == 0 and isinstance(what, Request):
+            self._left.append((index, case))
         if answer.error and not self._target.ended():
             self._fault(answer.error.partition(":")[0], (index, case), answer.error)
         elif status >= 500 and status != _OVERLOAD:
@@ -251,12 +256,14 @@ class Fuzz:
         if record.outcome is not load_request.Outcome.OK and not self._target.ended():
             self._fault(f"the healthy client's answer: {record.outcome.value}", None, record.detail)
         elif self._timely and took > max(_TIMELY_FLOOR_S, _TIMELY_FACTOR * max(self.outcome.idle_s)):
-            self._fault("the healthy client waited", None, f"{took:.1f} s, idle {max(self.outcome.idle_s):.1f} s")
+            load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+            detail = f"{took:.1f} s, idle {max(self.outcome.idle_s):.1f} s; load {load}"
+            self._fault("the healthy client waited", None, detail)
 
     def _fault(self, what: str, where: tuple[int, Case] | None, detail: str, suspects: int = _SUSPECTS) -> None:
-        """Note a fault; without a place, with what has been waiting longest for an answer."""
+        """Note a fault; without a place, with what has been waiting longest for an answer, and whose client left."""
         unanswered = [*(self._cut if self._target.ended() else ()), *self._running.items()]
-        cases = [where] if where else unanswered[:suspects]
+        cases = [where] if where else [*unanswered[:suspects], *self._left]
         group, name = (where[1].group, where[1].name) if where else ("", "")
         known = self.outcome.faults.get((what, group, name))
         if known is not None:

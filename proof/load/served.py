@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import psutil
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess
 from kimi_w4a8_eagle3.engine.leftovers import shared_memory_of
 from kimi_w4a8_eagle3.engine.process import free_port, tail_lines
 from kimi_w4a8_eagle3.fleet.engine_processes import is_alive
@@ -101,7 +102,7 @@ class ServedFleet:
             *("serve", "--recipe", recipe, "--replicas", str(replicas), "--ops-port", str(self.ops_port)),
             *("--set", f"port={self.port}", *arguments),
         ]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._run: Path | None = None
         self._http = httpx.Client(timeout=20.0)
         self._family: dict[int, psutil.Process] = {}
@@ -109,7 +110,7 @@ class ServedFleet:
         self._shared_memory: set[Path] = set()
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> subprocess.Popen[bytes] | ForkedProcess:
         """`kimi serve` itself."""
         if self._process is None:
             raise KimiError("the fleet was not started")
@@ -136,16 +137,8 @@ class ServedFleet:
         """Start it; returns at once."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._temporary = tempfile.TemporaryDirectory(prefix="kf-", ignore_cleanup_errors=True)
-        env = _environment({"TMPDIR": self._temporary.name})
         with self.output.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=self.folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            self._process = self._begin(_environment({"TMPDIR": self._temporary.name}), output)
 
     def wait_whole(
         self, timeout_s: float = START_TIMEOUT_S, on_wait: Callable[[float], None] | None = None, since: float = 0.0
@@ -288,6 +281,16 @@ class ServedFleet:
         self._http.close()
         if self._temporary is not None:
             self._temporary.cleanup()
+
+    def _begin(self, environ: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes] | ForkedProcess:
+        return subprocess.Popen(
+            self._command,
+            cwd=self.folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
 
     def _debris(self) -> Leftovers:
         family = self.look()

@@ -4,8 +4,10 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from support import sglang_program
 from support.bench_null import KEY, NUM_PROMPTS, serve
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -19,6 +21,7 @@ from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
 def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """`kimi bench tiny-con2` with fewer prompts against a server with a key, whose acceptance is known."""
     server = serve(api_key=KEY)
+    sglang_program.run("")  # now there is a fork server, from which the generator is forked
     try:
         workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
         runs = tmp_path_factory.mktemp("runs")
@@ -30,12 +33,13 @@ def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def failed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, KimiError]:
-    """The same against a server that refuses every third request (the warm-up is the first)."""
+    """The same against a server that refuses every third request (the warm-up is the first), by a new process."""
     server = serve(fail_every=3)
     runs = tmp_path_factory.mktemp("runs")
     try:
         workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
-        with pytest.raises(KimiError) as caught:
+        new = patch("kimi_w4a8_eagle3.bench.generator.fork_beside", return_value=None)
+        with new, pytest.raises(KimiError) as caught:
             bench(workload, Texts(), runs, lambda _: None, base_url=server.base_url)
     finally:
         server.shutdown()

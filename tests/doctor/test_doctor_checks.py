@@ -20,7 +20,7 @@ from support.machines import (
 )
 
 from kimi_w4a8_eagle3.doctor.needs import Needs
-from kimi_w4a8_eagle3.doctor.probe import Process
+from kimi_w4a8_eagle3.doctor.probe import Probe, Process
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
@@ -67,7 +67,8 @@ def test_a_bare_machine_is_ready_for_the_tiny_recipe(tmp_path):
 
 
 def test_every_problem_has_a_remedy(tmp_path):
-    machine = bare(tmp_path, hub_answers=False, taken="port 9527 is used", packages={}, build=None, entry_points=())
+    missing = {"packages": {}, "build": None, "entry_points": (), "kernels_refused": "there are none"}
+    machine = bare(tmp_path, hub_answers=False, taken="port 9527 is used", **missing)
     report = examine(machine, EAGLE3)
     assert len(problems(report)) >= 12
     assert all(result.remedy for result in report.results if result.verdict.value in ("warn", "fail"))
@@ -155,11 +156,21 @@ def test_torch_builds(tmp_path, build, verdict):
 
 
 def test_kernel_packages(tmp_path):
-    machine = mi325x(tmp_path, packages=PACKAGES | {"flydsl": "0.5.0"}, regime=Regime.ABORT)
+    machine = mi325x(tmp_path, regime=Regime.ABORT)
     assert check(machine, "aiter").found == "0.1.14; page offsets: abort"
-    assert check(machine, "flydsl").verdict.value == "warn" and "flydsl==0.4.2" in check(machine, "flydsl").remedy
-    none = mi325x(tmp_path, packages={"sglang": SGLANG_PINNED, "torch": "2.11"})
-    assert check(none, "aiter").verdict.value == "fail" and "Triton" in check(none, "flydsl").found
+    assert check(machine, "kernels").found == "228 code objects in /opt/kimi/kernels"
+    none = mi325x(tmp_path, packages={"sglang": SGLANG_PINNED, "torch": "2.11"}, kernels_refused="one was altered")
+    assert check(none, "aiter").verdict.value == check(none, "kernels").verdict.value == "fail"
+    assert check(none, "kernels").found == "one was altered" and "kimi warm" in check(none, "kernels").remedy
+
+
+def test_a_router_of_another_release(tmp_path):
+    """As installed here, and one that lost an option."""
+    here = Probe().router_options()
+    assert here is not None and check(mi325x(tmp_path, router=here), "router").verdict.value == "ok"
+    less = check(mi325x(tmp_path, router=here - {"history_backend"}), "router")
+    assert less.verdict.value == "fail" and "does not know history_backend" in less.found
+    assert check(mi325x(tmp_path, router=None), "router").verdict.value == "skip"
 
 
 def test_a_missing_plugin_is_a_failure(tmp_path):
@@ -173,7 +184,7 @@ def test_a_missing_plugin_is_a_failure(tmp_path):
         (Status.NOT_NEEDED, "ok", ""),
         (Status.NOT_INSTALLED, "skip", ""),
         (Status.NOT_APPLIED, "warn", "kimi patch apply --id p"),
-        (Status.STALE_BUILD, "fail", "kimi warm"),
+        (Status.STALE_BUILD, "fail", "--remove-stale"),
         (Status.MODIFIED, "warn", "docs/patches.md"),
         (Status.UNKNOWN, "warn", "docs/patches.md"),
     ],
@@ -187,7 +198,7 @@ def test_checkpoints_that_the_hub_has(tmp_path):
     machine = mi325x(tmp_path)
     result = check(machine, "model")
     assert result.verdict.value == "warn"
-    assert result.found == "amd/Kimi-K2.5-W4A8 at main: 497.0 GB of 497.0 GB missing; the Hub has it"
+    assert result.found == "amd/Kimi-K2.5-W4A8 at main: 534.0 GB of 534.0 GB missing; the Hub has it"
     assert result.remedy == "kimi fetch --recipe eagle3-opt"
 
 
@@ -212,7 +223,7 @@ def test_a_checkpoint_that_is_half_here(tmp_path):
 
 def test_disk_too_small_for_what_is_missing(tmp_path):
     result = check(mi325x(tmp_path, spaces={"cache": 300 * 10**9}), "disk")
-    assert result.verdict.value == "fail" and "300.0 GB free" in result.found and "503.0 GB to fetch" in result.found
+    assert result.verdict.value == "fail" and "300.0 GB free" in result.found and "540.0 GB to fetch" in result.found
 
 
 def test_a_full_disk_does_not_matter_when_all_is_here(tmp_path):

@@ -8,7 +8,7 @@ from support.tiny_servers import started, tiny_launch
 from kimi_w4a8_eagle3.engine.process import EngineServer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """The same model without speculation."""
     yield from started(tiny_launch(speculate=False), tmp_path_factory.mktemp("plain"))

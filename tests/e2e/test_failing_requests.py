@@ -5,7 +5,6 @@ Two ranks, because both must come to the same end. The faults are planted by `su
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import psutil
@@ -16,7 +15,6 @@ from kimi_w4a8_eagle3.engine.process import EngineServer
 
 pytestmark = pytest.mark.server
 
-TESTS = Path(__file__).parents[1]
 TWO_RANKS = ("args.tp=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
 QUESTION = {
     "model": "kimi-k2.5-tiny",

@@ -11,16 +11,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from typing import BinaryIO
 
 import httpx
 import pytest
 from rich.console import Console
+from support import supervisor
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.runs import read_run
 from kimi_w4a8_eagle3.bench.side import Side, Texts, bench
 from kimi_w4a8_eagle3.bench.subject import inspect
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
+from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.eval import smoke
 from kimi_w4a8_eagle3.eval.choice import Choice
@@ -34,6 +37,13 @@ ABORTED = "sglang:num_aborted_requests_total"
 KEY = "a-key-for-this-fleet"
 
 
+class ForkedFleet(ServedFleet):
+    """`kimi serve` without its first ten seconds of imports."""
+
+    def _begin(self, environ: dict[str, str], output: BinaryIO) -> ForkedProcess:
+        return supervisor.forked(self._command, self.folder, environ, output.fileno())
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
@@ -41,7 +51,8 @@ def fleet(tmp_path_factory):
     key.write_text(f"{KEY}\n")
     key.chmod(0o600)
     native = "env.KIMI_DOOR_NATIVE=open"  # the benchmark sends ready-made prompts to /generate
-    with ServedFleet(folder, arguments=["--api-key-file", str(key), "--set", native]) as served:
+    arguments = ["--api-key-file", str(key), "--set", native]
+    with ForkedFleet(folder, arguments=arguments, program=[supervisor.KIMI]) as served:
         served.wait_whole()
         yield served
 
@@ -150,7 +161,7 @@ def test_another_model_is_refused_at_registration(fleet, tmp_path):
     output = tmp_path / "route.out"
     with output.open("wb") as file:
         route = subprocess.Popen(
-            [sys.executable, "-m", "kimi_w4a8_eagle3.cli", *words],
+            [sys.executable, "-m", supervisor.KIMI, *words],
             cwd=tmp_path,
             stdout=file,
             stderr=subprocess.STDOUT,

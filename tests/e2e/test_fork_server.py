@@ -7,25 +7,25 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from support import supervisor
 from support.tiny_servers import READY_S, tiny_launch
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine import fork_server
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.fork_server import OPTION, ForkedProcess, can_fork, fork
+from kimi_w4a8_eagle3.engine.fork_server import OPTION, ForkedProcess, can_fork, fork, setting
 from kimi_w4a8_eagle3.fleet import serve as serving
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 pytestmark = pytest.mark.server
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
-TESTS = Path(__file__).parents[1]
+ENVIRONMENT = load_recipe("tiny").env
 
 
 def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
@@ -39,8 +39,8 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not [each for each in psutil.wait_procs(processes, timeout=30)[1] if each.status() != psutil.STATUS_ZOMBIE]
 
 
-def fork_servers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if OPTION in each.cmdline()]
+def fork_servers() -> set[psutil.Process]:
+    return {each for each in psutil.Process().children() if OPTION in each.cmdline()}
 
 
 class Portraits:
@@ -48,8 +48,7 @@ class Portraits:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
-        path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
-        self.environ = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, "TMPDIR": str(folder)}
+        self.environ = {**os.environ, **ENVIRONMENT, "TMPDIR": str(folder)}
 
     def argv(self, *words: str) -> list[str]:
         self.count += 1
@@ -105,9 +104,10 @@ def test_a_fork_is_what_a_new_process_would_be(portraits: Portraits) -> None:
 def test_a_late_variable_of_one_engine_does_not_reach_the_next(portraits: Portraits) -> None:
     portraits.fork("end", "0", KIMI_MAX_SEQUENCES="7").wait(60)
     assert portraits.read()["environ"]["KIMI_MAX_SEQUENCES"] == "7"
+    before = fork_servers()
     portraits.fork("end", "0").wait(60)
     assert "KIMI_MAX_SEQUENCES" not in portraits.read()["environ"]
-    assert len(fork_servers()) == 1
+    assert fork_servers() == before
 
 
 def test_exit_codes_and_signals_are_seen(portraits: Portraits) -> None:
@@ -137,12 +137,12 @@ def test_each_writes_into_its_own_log(portraits: Portraits) -> None:
 def test_a_killed_fork_server_takes_no_engine_along_and_is_replaced(portraits: Portraits) -> None:
     process = portraits.fork("wait")
     portraits.read()
-    (killed,) = fork_servers()
+    killed = psutil.Process(fork_server._servers[setting(sys.executable, portraits.environ)].pid)
+    before = fork_servers()
     killed.kill()
     assert gone([killed])
     assert portraits.fork("end", "5").wait(60) == 5
-    (replaced,) = fork_servers()
-    assert replaced.pid != killed.pid
+    assert killed in before - fork_servers() and len(fork_servers()) == len(before)
     assert process.poll() is None
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
@@ -153,7 +153,10 @@ def test_a_variable_that_could_be_read_early_gets_a_fork_server_of_its_own(portr
     before = fork_servers()
     assert portraits.fork("end", "0", SGLANG_LOGGING_CONFIG_PATH="/none").wait(60) == 0
     assert portraits.read()["environ"]["SGLANG_LOGGING_CONFIG_PATH"] == "/none"
-    assert len(fork_servers()) == 1 and fork_servers() != before
+    both = fork_servers()
+    assert len(both - before) == 1 and len(both) == 2
+    assert portraits.fork("end", "0").wait(60) == 0
+    assert fork_servers() == both  # the first one waited
 
 
 def test_what_is_not_forked() -> None:
@@ -166,41 +169,34 @@ def test_what_is_not_forked() -> None:
 
 def test_a_fork_server_that_cannot_start_says_so_in_the_log(portraits: Portraits) -> None:
     log = portraits.folder / "log"
+    before = fork_servers()
     environ = {**portraits.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}  # OpenBLAS starts a thread
     with log.open("ab") as output:
         assert fork(portraits.argv("end", "0"), environ, output.fileno()) is None
     assert "importing SGLang started a thread" in log.read_text()
     assert "the engine starts without the fork server" in log.read_text()
-    assert not fork_servers()
+    assert fork_servers() <= before
 
 
-SUPERVISOR = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from e2e.test_fork_server import Portraits
-portraits = Portraits(Path({folder!r}))
-process = portraits.fork("wait")
-portraits.read()
-print(process.pid, flush=True)
-time.sleep(600)
-"""
+def test_kill_9_of_a_supervisor_whose_fork_server_imports_leaves_nothing(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-m", "e2e.test_fork_server", str(tmp_path)]) as killed:
+        root = psutil.Process(killed.pid)
+        until(root.children)
+        (importing,) = root.children(recursive=True)
+        killed.kill()
+    assert gone([importing])
 
 
-@pytest.mark.parametrize("importing", [True, False])
-def test_kill_9_of_the_supervisor_leaves_nothing(tmp_path: Path, importing: bool) -> None:
-    program = textwrap.dedent(SUPERVISOR.format(tests=str(TESTS), folder=str(tmp_path)))
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as supervisor:
-        root = psutil.Process(supervisor.pid)
-        if importing:
-            until(root.children)
-        else:
-            assert supervisor.stdout is not None
-            engine = int(supervisor.stdout.readline())
-            assert psutil.Process(engine).ppid() == supervisor.pid
-        family = root.children(recursive=True)
-        assert len(family) == (1 if importing else 2)
-        supervisor.kill()
+def test_kill_9_of_a_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    with (tmp_path / "output").open("wb") as log:
+        killed = supervisor.forked(["e2e.test_fork_server", str(tmp_path)], tmp_path, os.environ, log.fileno())
+    portrait = tmp_path / "portrait-1.json"
+    until(portrait.exists)
+    assert json.loads(portrait.read_text())["portrait"]["parent"] == killed.pid
+    family = psutil.Process(killed.pid).children(recursive=True)
+    assert len(family) == 2  # the fork server, too
+    killed.kill()
+    assert killed.wait(60) == -signal.SIGKILL
     assert gone(family)
 
 
@@ -228,3 +224,8 @@ def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path
     for each, other in ((first, second), (second, first)):
         assert str(each.port) in each.log_path.read_text()
         assert str(other.port) not in each.log_path.read_text()
+
+
+if __name__ == "__main__":  # a supervisor of an engine
+    engine = Portraits(Path(sys.argv[1])).fork("wait")
+    signal.pause()

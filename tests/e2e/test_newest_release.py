@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from support.sglang_program import VERSIONS, python_path
+from support.sglang_program import VERSIONS, environment
 from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3 import tiny
@@ -26,7 +26,7 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     draft_row = 128  # elements that the built-in draft keeps of a token in one buffer
     guard = ("env.KIMI_PAGE_GUARD=force", f"env.KIMI_PAGE_GUARD_INT_MAX={POOL * draft_row}")
     launch = tiny_launch(settings=("disable-radix-cache=false", *guard))
-    launch = replace(launch, env={**launch.env, "PYTHONPATH": python_path(newest=True)})
+    launch = replace(launch, env={**launch.env, "PYTHONPATH": environment(newest=True)["PYTHONPATH"]})
     yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("newest"))
 
 

@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from support import supervisor
 
 from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess
 from kimi_w4a8_eagle3.engine.process import free_port
 
 pytestmark = pytest.mark.server
@@ -22,23 +24,19 @@ READY = re.compile(r"tiny ready: after")
 
 
 class Kimi:
-    """`kimi serve --recipe tiny` with its output in a file."""
+    """`kimi serve --recipe tiny` with its output in a file; forked: without its first ten seconds of imports."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, arguments: tuple[str, ...], forked: bool) -> None:
         self.output = folder / "kimi.out"
         self.port = free_port()
-        command = [
-            sys.executable,
-            "-m",
-            "kimi_w4a8_eagle3.cli",
-            "serve",
-            "--recipe",
-            "tiny",
-            "--set",
-            f"port={self.port}",
-        ]
+        words = [supervisor.KIMI, "serve", "--recipe", "tiny", "--set", f"port={self.port}", *arguments]
+        self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.output.open("wb") as file:
-            self.process = subprocess.Popen([*command, *arguments], cwd=folder, stdout=file, stderr=subprocess.STDOUT)
+            if forked:
+                self.process = supervisor.forked(words, folder, os.environ, file.fileno())
+            else:
+                command = [sys.executable, "-m", *words]
+                self.process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT)
 
     @property
     def text(self) -> str:
@@ -67,8 +65,8 @@ class Kimi:
 def serve(tmp_path):
     made: list[Kimi] = []
 
-    def start(*arguments: str) -> Kimi:
-        made.append(Kimi(tmp_path, *arguments))
+    def start(*arguments: str, forked: bool = True) -> Kimi:
+        made.append(Kimi(tmp_path, arguments, forked))
         return made[-1]
 
     yield start
@@ -91,7 +89,7 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     key = "a-key-for-this-test"
     (tmp_path / "key").write_text(f"{key}\n")
     (tmp_path / "key").chmod(0o600)
-    kimi = serve("--api-key-file", "key")
+    kimi = serve("--api-key-file", "key", forked=False)
     kimi.wait_for(READY)  # the engine's warm-up and the canary prompts passed the door
     family = kimi.family()
     assert len(family) >= 4  # fork server, engine, scheduler, detokenizer
@@ -123,7 +121,7 @@ def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
 
 @pytest.mark.parametrize("processes", [1, 4], ids=["importing", "loading"])
 def test_kill_9_of_kimi_leaves_no_process(serve, processes):
-    kimi = serve()
+    kimi = serve(forked=processes > 1)
     end = time.monotonic() + 280
     while len(kimi.family()) < processes:  # fork server, engine, scheduler, detokenizer, in this order
         assert kimi.process.poll() is None and time.monotonic() < end
@@ -164,7 +162,7 @@ def test_a_truncated_checkpoint_is_refused_before_anything_starts(serve, tmp_pat
 
 def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_does_not_come_back(serve, tmp_path):
     """The HTTP server goes on answering while the scheduler stands still."""
-    kimi = serve("--set", "options.progress_timeout_s=30", "--set", "options.unready_after_s=2")
+    kimi = serve("--set", "options.progress_timeout_s=15", "--set", "options.unready_after_s=2")
     kimi.wait_for(READY)
     family = kimi.family()
     os.kill(scheduler_of(family).pid, signal.SIGSTOP)
@@ -176,6 +174,6 @@ def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_d
     os.kill(scheduler_of(family).pid, signal.SIGSTOP)
     assert kimi.process.wait(120) == 1
     assert all_gone(family)
-    assert "no token was generated for 30 s" in kimi.text
+    assert "no token was generated for 15 s" in kimi.text
     stacks = next(tmp_path.glob("runs/*/stacks*"))
     assert "scheduler" in stacks.read_text()

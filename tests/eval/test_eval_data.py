@@ -81,7 +81,7 @@ def test_our_task_asks_and_scores_as_lm_evals_own(data, tmp_path, monkeypatch):
     stock = {"include": str(_stock_file()), "task": "stock", "num_fewshot": 10, "dataset_path": "json"}
     stock |= {"dataset_name": None, "dataset_kwargs": {"data_files": {name: str(path) for name, path in files.items()}}}
     (tmp_path / "tasks" / "stock.yaml").write_text(json.dumps(stock))  # JSON is YAML
-    manager = TaskManager(include_path=str(tmp_path / "tasks"))
+    manager = TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)
     ours, theirs = manager.load(["kimi_gsm8k", "stock"])["tasks"].values()
     texts = []
     for task in (ours, theirs):

@@ -42,14 +42,14 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "flydsl_installed", "chosen"),
+    ("arch", "compiled", "chosen"),
     [("gfx942", True, "flydsl"), ("gfx942", False, "triton"), ("gfx950", True, "triton"), ("sm_90", True, "triton")],
 )
 def test_preference_by_arch(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     arch: str,
-    flydsl_installed: bool,
+    compiled: bool,
     chosen: str,
 ) -> None:
     """Only the machine is pretended: which names are tried, and in which order, is dispatch's own."""
@@ -59,26 +59,27 @@ def test_preference_by_arch(
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def unsupported(self, shape: MoeShape, device: torch.device) -> None:
-            return None
+        def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
+            runs = self.name != "flydsl" or (arch == "gfx942" and compiled)
+            return None if runs else "no code objects"
 
     monkeypatch.setattr(dispatch, "gpu_arch", lambda device: arch)
-    monkeypatch.setattr(dispatch, "find_spec", lambda name: object() if name != "flydsl" or flydsl_installed else None)
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: object())
     monkeypatch.setattr(dispatch, "load_backend", lambda name, gates: Runs(name))
     with caplog.at_level(logging.INFO, logger=dispatch.__name__):
         assert dispatch.select_backend(SHAPE, torch.device("cuda"), {}).name == chosen
     [logged] = caplog.records
-    could_be_faster = arch == "gfx942" and not flydsl_installed
+    could_be_faster = arch == "gfx942" and not compiled
     assert logged.levelno == (logging.WARNING if could_be_faster else logging.INFO)
-    assert not could_be_faster or "the package flydsl is not installed" in logged.getMessage()
+    assert not could_be_faster or "not flydsl: no code objects" in logged.getMessage()
 
 
 def test_a_backend_that_does_not_import_is_passed_over_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def load(name: str, gates: object) -> ReferenceBackend:
-        if name == "triton":
-            raise ImportError("no module triton.language")
+        if name != "reference":
+            raise ImportError(f"no module {name}.language")
         return ReferenceBackend()
 
     monkeypatch.setattr(dispatch, "_logged", set())

@@ -93,20 +93,6 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def write_aiter(site_packages: str) -> None:
-    """An AITER with 32-bit page offsets as pip installs it (its sources lie in `aiter_meta`)."""
-    ck = "aiter_meta/3rdparty/composable_kernel"
-    write(
-        Path(site_packages),
-        {
-            "aiter/__init__.py": "",
-            "aiter/ops/mha.py": MHA,
-            f"{ck}/example/ck_tile/01_fmha/fmha_fwd.hpp": OLD_FORWARD,
-            f"{ck}/include/ck_tile/ops/fmha/kernel/fmha_batch_prefill_kernel.hpp": KERNEL,
-        },
-    )
-
-
 def snapshot(root: Path) -> dict[str, tuple[bytes, int, int]]:
     """Content, mode and modification time of every file."""
     return {

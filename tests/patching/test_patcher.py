@@ -138,6 +138,7 @@ def test_a_module_compiled_before_the_patch_is_reported(aiter_tree: Path) -> Non
     module.parent.mkdir()
     module.write_bytes(b"")
     os.utime(module, (1e9, 1e9))
+    assert WIDE.built == CHECK.built
     assert patcher.inspect(WIDE, aiter_tree).status is Status.NOT_APPLIED
     report = patcher.apply(WIDE, aiter_tree)
     assert report.status is Status.STALE_BUILD

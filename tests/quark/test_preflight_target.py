@@ -158,7 +158,7 @@ def test_excludes_as_regular_expressions(target: Path) -> None:
 
 
 def test_globs_in_the_exclude_list_count_as_the_loader_reads_them(target: Path) -> None:
-    """In the place of the names: without their meaning every attention layer would be neither quantized nor excluded."""
+    """In the place of names: without its meaning every attention layer would be neither quantized nor excluded."""
 
     def as_glob(config: dict[str, Any]) -> None:
         names = [name for name in config["quantization_config"]["exclude"] if "self_attn" not in name]

@@ -1,16 +1,13 @@
-"""Run as a script: parses the argument lists given as JSON on stdin with SGLang's own parser, prints the results."""
+"""Run by `support.run_program`: parses the argument lists of a JSON file with SGLang's own parser, prints them."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from pathlib import Path
 
-from kimi_w4a8_eagle3.sglang_plugin import cpu
-
-cpu.install()
-
-from sglang.srt.server_args import ServerArgs  # noqa: E402
+from sglang.srt.server_args import ServerArgs
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,4 +28,5 @@ def parse(arguments: list[str]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    json.dump({name: parse(words) for name, words in json.load(sys.stdin).items()}, sys.stdout)
+    commands = json.loads(Path(sys.argv[1]).read_text())
+    print(json.dumps({name: parse(words) for name, words in commands.items()}))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.sglang_program import VERSIONS, python_path
+from support.sglang_program import VERSIONS, found
 
 from kimi_w4a8_eagle3.machine.hardware import Machine
 from kimi_w4a8_eagle3.recipe.known_faults import known_faults
@@ -39,22 +36,14 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=VERSIONS)
-def parsed(request: pytest.FixtureRequest) -> dict[str, dict]:
-    """Everything to parse goes through one process a release, because importing SGLang takes seconds."""
+def parsed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     commands = {name: _arguments(name, []) for name in SERVED}
     commands |= {name: _arguments(recipe, settings) for name, (recipe, settings) in OPTIONS.items()}
     commands["published"] = shlex.split(PUBLISHED)
     commands["misspelt"] = [*commands["eagle3-opt"], "--watchdog-timeot", "1"]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("sglang_parser.py"))],
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(request.param)},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout[done.stdout.index('{"') :])
+    path = tmp_path_factory.mktemp("parsed") / "commands.json"
+    path.write_text(json.dumps(commands))
+    return found(Path(__file__).with_name("sglang_parser.py").read_text(), request.param, str(path))
 
 
 def _arguments(name: str, settings: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Run as a script: SGLang's own pool sizing with our hook applied by its own registry, for the checkpoints in argv.
+"""Run by `support.run_program`: SGLang's own pool sizing with the plugin loaded, for the checkpoints in argv.
 
 Prints, as JSON, the token counts that SGLang settles on for a request of 50 G tokens under several gates.
 """
@@ -9,22 +9,14 @@ import json
 import os
 import sys
 
-from kimi_w4a8_eagle3.sglang_plugin import cpu, page_guard_hook
+import torch
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+from sglang.srt.model_executor.model_runner_components import spec_aux_hidden_state
+from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-cpu.install()
-
-import torch  # noqa: E402
-from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
-
-page_guard_hook.install(HookRegistry)
-HookRegistry.apply_hooks()
-cpu.claim_attention_backend()
-
-from sglang.srt.configs.model_config import ModelConfig  # noqa: E402
-from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator  # noqa: E402
-from sglang.srt.model_executor.model_runner_components import spec_aux_hidden_state  # noqa: E402
-from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler  # noqa: E402
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+from kimi_w4a8_eagle3.sglang_plugin import page_guard_hook
 
 REQUESTED = 50_000_000_000
 

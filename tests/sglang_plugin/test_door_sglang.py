@@ -208,7 +208,8 @@ def test_where_any_part_of_the_door_cannot_be_had_nothing_is_served() -> None:
 
 def test_in_the_c_locale_there_is_a_door_or_no_server() -> None:
     """There torch cannot read a part of its own (2.13: a template, as ASCII), and so the door not what it guards."""
-    done = run(PROGRAM, LC_ALL="C", LANG="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", KIMI_ADMIN_KEY="k" * 8)
+    locale = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run(PROGRAM, **locale, KIMI_ADMIN_KEY="k" * 8, new=True)
     if done.returncode == 0:
         assert json.loads(done.stdout.splitlines()[-1])["outermost"] == "Door"
     else:

@@ -1,6 +1,6 @@
 """A child of an engine ends with its parent, also when the parent is gone before the child asks for that."""
 
-import signal
+import os
 import subprocess
 import sys
 import time
@@ -26,6 +26,43 @@ if __name__ == "__main__":
     process.join()
 """
 
+SUPERVISED = """
+import subprocess, sys
+print(subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.DEVNULL).pid, flush=True)
+sys.stdin.read()
+"""
+HANGING = """
+import signal, time
+from kimi_w4a8_eagle3.sglang_plugin import orphans
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+orphans._GRACE_S = 0.1
+orphans.end_with_supervisor()
+time.sleep(100)
+"""
+
+
+def gone(child: psutil.Process) -> bool:
+    return not [each for each in psutil.wait_procs([child], timeout=30)[1] if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_an_engine_whose_end_hangs_does_not_outlive_its_supervisor_for_long(tmp_path):
+    (tmp_path / "owner.lock").touch()
+    command = [sys.executable, "-c", SUPERVISED, HANGING]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as supervisor:
+        engine = psutil.Process(int(supervisor.stdout.readline()))
+        try:
+            until_threads = time.monotonic() + 60
+            while engine.num_threads() < 2:  # it watches now
+                assert time.monotonic() < until_threads
+                time.sleep(0.05)
+            supervisor.kill()
+            supervisor.wait()
+            assert gone(engine)
+        finally:
+            if engine.is_running():
+                engine.kill()
+
 
 @pytest.mark.parametrize("dies", ["before", "after"])
 def test_a_child_does_not_outlive_its_parent(tmp_path, dies):
@@ -37,14 +74,9 @@ def test_a_child_does_not_outlive_its_parent(tmp_path, dies):
             assert parent.stdout.readline() == "asked\n"
         parent.kill()
         parent.wait()
-        end = time.monotonic() + 30
         try:
-            while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-                assert time.monotonic() < end, "the child lives on"
-                time.sleep(0.05)
-        except psutil.NoSuchProcess:
-            pass
+            assert gone(child), "the child lives on"
         finally:
             if child.is_running():
-                child.send_signal(signal.SIGKILL)
+                child.kill()
         assert dies == "after" or parent.stdout.read() == ""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.sglang_program import VERSIONS, python_path
+from support.sglang_program import VERSIONS, run
 
 from kimi_w4a8_eagle3.machine.page_guard import INT32_MAX
 from kimi_w4a8_eagle3.tiny import DRAFT, TARGET, WEIGHTS
@@ -18,13 +15,8 @@ from kimi_w4a8_eagle3.tiny import DRAFT, TARGET, WEIGHTS
 @pytest.fixture(scope="module", params=[False, True], ids=VERSIONS)
 def sized(request: pytest.FixtureRequest) -> dict[str, int]:
     draft = json.loads((WEIGHTS / DRAFT / "config.json").read_text())
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("sglang_pool.py")), str(WEIGHTS / TARGET), str(WEIGHTS / DRAFT)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(request.param)},
-    )
+    program = Path(__file__).with_name("sglang_pool.py").read_text()
+    done = run(program, request.param, str(WEIGHTS / TARGET), str(WEIGHTS / DRAFT))
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout.splitlines()[-1])
     assert results["draft_row_elements"] == [draft["num_key_value_heads"] * draft["head_dim"]]

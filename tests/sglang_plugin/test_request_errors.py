@@ -1,21 +1,18 @@
 """Which errors end a request and which the engine; what a real engine does then: tests/e2e/test_failing_requests.py."""
 
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
-from support.sglang_program import BOTH, found
+from support.sglang_program import BOTH, found, start
 
 from kimi_w4a8_eagle3.sglang_plugin import failing_requests
 
 TWO_RANKS = """
-import sys, types
+import signal, sys, types
 import torch.distributed as dist
-from kimi_w4a8_eagle3.sglang_plugin import cpu, failing_requests
-cpu.install()
+from kimi_w4a8_eagle3.sglang_plugin import failing_requests
 import sglang.srt.distributed as groups
 rank, others_come = int(sys.argv[1]), sys.argv[3] == "come"
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
@@ -24,23 +21,27 @@ failing_requests._RANKS_AGREE_S = 2.0 if not others_come else 60.0
 if rank == 0 or others_come:
     print(failing_requests._all_ranks_failed())
 else:
-    sys.stdin.read()  # this rank did not fail: it goes on to its next collective
+    signal.pause()  # this rank did not fail: it goes on to its next collective
 """
 
 
 @pytest.mark.parametrize(("others", "agreed"), [("come", "True"), ("stay", "False")])
 def test_a_request_is_ended_only_where_every_rank_failed(tmp_path: Path, others: str, agreed: str) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(rank), str(tmp_path / "store"), others],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    assert ranks[0].communicate(timeout=200)[0].strip().endswith(agreed)
-    assert ranks[1].communicate(timeout=200)[0].strip().endswith("True" if others == "come" else "")
+    folders = [tmp_path / "0", tmp_path / "1"]
+    ranks = []
+    for rank, folder in enumerate(folders):
+        folder.mkdir()
+        ranks.append(start(TWO_RANKS, folder, str(rank), str(tmp_path / "store"), others))
+    try:
+        assert ranks[0].wait(200) == 0, (folders[0] / "log").read_text()
+        assert (folders[0] / "output").read_text().strip() == agreed
+        if others == "come":
+            assert ranks[1].wait(200) == 0
+            assert (folders[1] / "output").read_text().strip() == "True"
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs SGLang like `run_module`, with one planted fault: the verify step accepts every draft token.
+"""Runs a program of SGLang with one planted fault: the verify step accepts every draft token.
 
 This is the mistake that a lossless check exists for: fast, fluent and wrong.
 """
@@ -9,8 +9,8 @@ import inspect
 import sys
 from typing import Any
 
-from kimi_w4a8_eagle3.sglang_plugin import cpu
 from kimi_w4a8_eagle3.sglang_plugin.cpu import draft_chain
+from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 
 _verify = draft_chain.verify_tree_greedy_cpu
 
@@ -25,12 +25,9 @@ def accept_everything(*args: Any, **named: Any) -> None:
     _verify(*call.args, **call.kwargs)
 
 
-# At import, because every spawned process of the server imports this module again before it does anything.
-cpu.install()
-setattr(sys.modules["sgl_kernel"], "verify_tree_greedy_cpu", accept_everything)  # noqa: B010
-
 if __name__ == "__main__":
-    import runpy
-
-    module = sys.argv.pop(1)
-    runpy.run_module(module, run_name="__main__", alter_sys=False)
+    # SGLang took it by `from sgl_kernel import`; the scheduler is a fork of this process.
+    for module in list(sys.modules.values()):
+        for name in [name for name, held in getattr(module, "__dict__", {}).items() if held is _verify]:
+            setattr(module, name, accept_everything)
+    run(sys.argv[1:])

@@ -219,18 +219,39 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         "more than 32",
     ),
     "a pattern of names": ("/v1/chat/completions", schema({"patternProperties": {".?" * 200: {}}}), "more than 32 of"),
-    "an ambiguous pattern": ("/v1/completions", {"prompt": "x", "regex": "((a+b|c){1,3}){1,30}"}, "more than 16 ways"),
-    "a counted star": ("/v1/completions", {"prompt": "x", "regex": "(((a|[^a])*){1,300})+"}, "more than 16 ways"),
+    "an ambiguous pattern": ("/v1/completions", {"prompt": "x", "regex": "((a+b|c){1,3}){1,30}"}, "more and more ways"),
+    "a counted star": ("/v1/completions", {"prompt": "x", "regex": "(((a|[^a])*){1,300})+"}, "more and more ways"),
     "an ambiguous pattern of options": (
         "/v1/completions",
         {"prompt": "x", "regex": "(?:.?){300}"},
-        "more than 16 ways",
+        "more and more ways",
     ),
     "a repeated pattern": ("/v1/completions", {"prompt": "x", "regex": "(a{1000000}){9}"}, "repeats more than 65536"),
     "another language": (
         "/generate",
         sampling(structural_tag='{"type": "structural_tag", "format": {"type": "grammar", "grammar": "a ::= a"}}'),
         "holds a grammar",
+    ),
+    "a repeat of any part": (
+        "/generate",
+        sampling(structural_tag=json.dumps({"format": {"type": "repeat", "min": 16, "max": 16, "content": {}}})),
+        "holds a repeat",
+    ),
+    "many patterns": (
+        "/v1/chat/completions",
+        schema({"anyOf": [{"type": "string", "pattern": "a" * 1000 + str(number)} for number in range(5)]}),
+        "patterns of more than 4096",
+    ),
+    "logprobs of a prompt, twice": (
+        "/v1/completions",
+        {"prompt": "x" * 2000, "echo": True, "logprobs": 100, "n": 2},
+        "positions times candidates",
+    ),
+    "logprobs of a prompt, twice, native": (
+        "/generate",
+        {"input_ids": [1] * 500, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 100}
+        | {"sampling_params": {"n": 2}},
+        "positions times candidates",
     ),
     "logprobs of a prompt": (
         "/generate",

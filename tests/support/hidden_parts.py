@@ -3,12 +3,13 @@
     {part: {"modules": how many were collected, "output": pytest's words, "status": its exit status}}
 
 Only modules that reach a part when they are imported can miss it, so a graph of the imports picks them. Each part has a
-process of its own, forked from one that has imported torch and pytest, so that all of them take seconds.
+process of its own, forked from one that has imported what no part is behind, so that all of them take seconds.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.machinery
 import io
 import json
@@ -36,6 +37,7 @@ import typer.testing  # noqa: E402, F401
 from support.optional_parts import PARTS, PROGRAMS  # noqa: E402
 
 PLUGINS = ("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "xdist")
+OWNERS = metadata.packages_distributions()  # once for all forks: it reads every distribution's files
 ASKING = {"which", "find_spec", "importorskip"}
 
 
@@ -95,7 +97,7 @@ def reached(name: str) -> set[str]:
 def hide(part: str) -> None:
     """From here on this process finds neither module, distribution nor program of that name."""
     finder = importlib.machinery.PathFinder
-    owners = metadata.packages_distributions().get(part, [])
+    owners = OWNERS.get(part, [])
     which = shutil.which
 
     class WithoutPart:
@@ -137,7 +139,11 @@ if __name__ == "__main__":
     os.chdir(ROOT)
     os.environ.pop("CI", None)  # there a test that is skipped for want of a part is a failure
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some import a part, all cost seconds
+    parts = {*PARTS, *PROGRAMS}
     tests = {path: reached(name) for name, path in FILES.items() if name.startswith("test_")}
+    for name in sorted({each for touched in tests.values() if touched & parts for each in touched & FILES.keys()}):
+        if "." in name and not reached(name) & parts:  # without a dot: beside the tests, where only pytest looks
+            importlib.import_module(name)
     found = {}
     for part in (*PARTS, *PROGRAMS):
         modules = [str(path) for path, touched in tests.items() if part in touched]

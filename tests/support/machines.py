@@ -9,6 +9,7 @@ from pathlib import Path
 
 from support import smi_texts
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Output, Probe, Process
 from kimi_w4a8_eagle3.doctor.result import Report, Result
@@ -44,8 +45,10 @@ class Recorded(Probe):
     packages: dict[str, str] = field(default_factory=dict)
     build: str | None = "hip 7.2.1"
     entry_points: tuple[str, ...] = ("kimi_w4a8_eagle3",)
+    router: set[str] | None = None
     patch_reports: tuple[PatchReport, ...] = (patch("aiter-fmha-rtz", Status.APPLIED),)
     regime: Regime = Regime.FIXED64
+    kernels_refused: str = ""
     taken: str | None = None
     running: tuple[Process, ...] = ()
     hub_answers: bool = True
@@ -88,6 +91,14 @@ class Recorded(Probe):
 
     def plugins(self) -> list[str]:
         return list(self.entry_points)
+
+    def code_objects(self) -> tuple[Path, int]:
+        if self.kernels_refused:
+            raise KimiError(self.kernels_refused, remedy="kimi warm --objects /opt/kimi/kernels")
+        return Path("/opt/kimi/kernels"), 228
+
+    def router_options(self) -> set[str] | None:
+        return self.router
 
     def patches(self) -> list[PatchReport]:
         return list(self.patch_reports)
@@ -160,7 +171,7 @@ TOOLS = {
     "amd-smi metric": smi_texts.newer(smi_texts.amd_memory()),
     "amd-smi version": smi_texts.older(smi_texts.amd_version()),
 }
-PACKAGES = {"sglang": SGLANG_PINNED, "torch": "2.11.0+git1234", "amd-aiter": "0.1.14", "flydsl": "0.4.2"}
+PACKAGES = {"sglang": SGLANG_PINNED, "torch": "2.11.0+git1234", "amd-aiter": "0.1.14"}
 
 
 def mi325x(root: Path, **changes: object) -> Recorded:

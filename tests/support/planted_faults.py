@@ -1,20 +1,16 @@
-"""Runs SGLang like `run_module`, with planted faults: a request whose stop string names a place raises there.
+"""Runs a program of SGLang with planted faults: a request whose stop string names a place raises there.
 
 The places are deep inside what SGLang does for one request or one batch, below the hooks of the plugin.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from kimi_w4a8_eagle3.sglang_plugin import cpu, full_disk, orphans
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-# At import, because every spawned process of the server imports this module again before it does anything.
-orphans.end_with_parent(spawning=__name__ == "__mp_main__")
-full_disk.install()
-cpu.install()
-
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: E402 - it imports the CPU operators
+from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 
 _SCHEDULE = "sglang.srt.managers.schedule_batch"
 _COMPONENTS = "sglang.srt.managers.scheduler_components"
@@ -66,8 +62,4 @@ for _target, _plant in {
     HookRegistry.register(_target, _plant, HookType.BEFORE)
 
 if __name__ == "__main__":
-    import runpy
-    import sys
-
-    module = sys.argv.pop(1)
-    runpy.run_module(module, run_name="__main__", alter_sys=False)
+    run(sys.argv[1:])

@@ -1,6 +1,6 @@
 """A program in a process of its own with SGLang and our plugin, for the pinned release and for the newest.
 
-In a process of its own because hooks change SGLang as a whole.
+In a process of its own because hooks change SGLang as a whole; a fork of one that has imported the release once.
 """
 
 from __future__ import annotations
@@ -11,44 +11,70 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-import kimi_w4a8_eagle3
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
+from kimi_w4a8_eagle3.engine import fork_server
+from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 VERSIONS = (SGLANG_PINNED, SGLANG_NEWEST)
 BOTH = pytest.mark.parametrize("newest", [False, True], ids=VERSIONS)
-ROOT = Path(kimi_w4a8_eagle3.__file__).parents[1]
 NEWEST = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_NEWEST}"
-PRELUDE = """
-from kimi_w4a8_eagle3.sglang_plugin import cpu
-cpu.install()
-from sglang.srt.plugins import load_plugins
-load_plugins()
-"""
 
 
-def python_path(newest: bool) -> str:
-    """PYTHONPATH of a process with this package and one of the releases."""
-    if newest and not NEWEST.is_dir():
+def argv(program: str, folder: Path, *arguments: str) -> list[str]:
+    """The command line that runs `program`, which prints into `output` in `folder`."""
+    (folder / "program.py").write_text(program)
+    files = [str(folder / name) for name in ("program.py", "output")]
+    return [sys.executable, *fork_server.PROGRAM, "support.run_program", *files, *arguments]
+
+
+def environment(newest: bool = False, **environ: str) -> dict[str, str]:
+    """The variables of an engine of the built-in model, and more."""
+    if not newest:
+        return {**os.environ, **load_recipe("tiny").env, **environ}
+    if not NEWEST.is_dir():
         pytest.fail(f"SGLang {SGLANG_NEWEST} is not installed in {NEWEST}: `make venv` puts it there")
-    return os.pathsep.join([str(ROOT)] + ([str(NEWEST)] if newest else []))
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(NEWEST)])
+    return {**environment(), "PYTHONPATH": path, **environ}
+
+
+def start(program: str, folder: Path, *arguments: str, newest: bool = False, **environ: str) -> ForkedProcess:
+    """Begin to run `program` after the plugin was loaded; it writes `output` and `log` in `folder`."""
+    with (folder / "log").open("ab") as log:
+        process = fork_server.fork(argv(program, folder, *arguments), environment(newest, **environ), log.fileno())
+    assert process is not None, (folder / "log").read_text()
+    return process
 
 
 @cache
-def run(program: str, newest: bool = False, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run `program` after the plugin was loaded, with more variables; each program once for all tests of a module."""
-    extra = {"PYTHONPATH": python_path(newest), "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "kimi_w4a8_eagle3"}
-    command = [sys.executable, "-c", PRELUDE + program]
-    everything = {**os.environ, **extra, **environ}
-    return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=240, check=False)
+def run(
+    program: str, newest: bool = False, *arguments: str, new: bool = False, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `program` to its end, with more variables; each program once for all tests of a module.
+
+    new: as a new process, which reads every variable from its beginning.
+    """
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        if new:
+            words, variables = argv(program, folder, *arguments), environment(newest, **environ)
+            done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=240, check=False)
+            code, log = done.returncode, done.stderr
+        else:
+            code = start(program, folder, *arguments, newest=newest, **environ).wait(240)
+            log = (folder / "log").read_text()
+        output = (folder / "output").read_text()
+    return subprocess.CompletedProcess(program, code, output, log)
 
 
-def found(program: str, newest: bool = False, **environ: str) -> dict[str, Any]:
+def found(program: str, newest: bool = False, *arguments: str, **environ: str) -> dict[str, Any]:
     """What `program` prints in its last line, a JSON object."""
-    done = run(program, newest, **environ)
+    done = run(program, newest, *arguments, **environ)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

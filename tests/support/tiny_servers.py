@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
@@ -12,7 +10,6 @@ from kimi_w4a8_eagle3.fleet import serve as serving
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 
 READY_S = 280.0
-TESTS = Path(__file__).parents[1]
 
 
 def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launch:
@@ -29,11 +26,10 @@ def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
 
 
 def with_faults(launch: Launch, module: str, folder: Path) -> Iterator[EngineServer]:
-    """The same behind a module of the tests, in which faults are planted, instead of the package's own."""
-    path = os.pathsep.join([str(TESTS), *filter(None, [launch.env.get("PYTHONPATH")])])
-    engine = serving.engine(replace(launch, env={**launch.env, "PYTHONPATH": path}), folder / "server.log")
-    engine.argv = [word.replace("kimi_w4a8_eagle3.sglang_plugin.run_module", module) for word in launch.argv]
-    assert module in engine.argv
+    """The same as a program that a module of the tests runs after it has planted faults."""
+    engine = serving.engine(launch, folder / "server.log")
+    program = launch.argv.index("sglang.launch_server")
+    engine.argv = [*launch.argv[:program], module, *launch.argv[program:]]
     yield from _running(engine)
 
 

@@ -1,17 +1,15 @@
-"""The FlyDSL backend for gfx942: tile choice, compiled launchers and the order of launches.
+"""The FlyDSL backend for gfx942: tile choice and the order of launches of the code objects that `kimi warm` compiled.
 
 Decode: quantize, route, stage 1, quantize, stage 2 (one row a slot), reduce. Prefill: the same with stage 2 adding into
 a float32 [T, H] that is converted at the end. FLYDSL_W4A16_HYBRID runs the BF16 baseline instead: route, stage 1,
-stage 2, reduce. Grids follow from shapes alone and nothing waits for the device, so a call can be captured in a graph
-once its kernels are compiled (`warm`, or a first call).
+stage 2, reduce. Grids follow from shapes alone and nothing waits for the device, so a call can be captured in a graph;
+`prepare` loads every kernel that a layer may launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.util import find_spec
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +18,17 @@ import torch
 from ...base.errors import KimiError
 from ...gates import PREFILL_ROWS, STAGE2_TILES, tile_gate
 from ..contract import GateReader, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
-from ..routing import Routing, route
+from ..routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
 from ..tiles import TABLE, bucket_of, buckets, find_row
 from . import layout as layout
-from . import toolchain as toolchain
+from .configs import KernelConfig, QuantizeConfig, ReduceConfig, RouteConfig, Stage1Config, Stage2Config, W4A16Config
+from .objects import ARCH, GATE, MANIFEST, CodeObjects, code_objects, objects_folder
 
 _MAX_BUFFER = 2**32 - 1  # bytes that a buffer descriptor spans
 W4A16_GATE = "FLYDSL_W4A16_HYBRID"
 W4A16_ROWS = 32  # most rows of a block that leave the baseline more than one wave a SIMD
 
-Builder = Callable[[Any], Any]
-Kernels = dict[str, tuple[Builder, Any]]  # name -> (builder, configuration)
-
-_launchers: dict[Any, Any] = {}  # of the compiled kernels, by configuration: every layer of a process shares them
+Kernels = dict[str, KernelConfig]
 
 
 @dataclass(frozen=True)
@@ -74,11 +70,24 @@ class FlydslBackend:
         self._plans: dict[tuple[MoeShape, int], Kernels] = {}
 
     def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
-        """Why this backend cannot run `shape` on `device`, or None when it can; see `shape_problem` for KimiError."""
+        """Why this backend cannot run `shape` on `device`, or None when it can.
+
+        Raises KimiError as `shape_problem` does, and for code objects that are missing, foreign or altered.
+        """
         arch = gpu_arch(device)
-        if arch != toolchain.ARCH:
-            return f"needs a {toolchain.ARCH} GPU, {device} is {arch or 'no GPU'}"
-        return toolchain.flydsl_problem() or toolchain.linker_problem() or self.shape_problem(shape)
+        if arch != ARCH:
+            return f"needs a {ARCH} GPU, {device} is {arch or 'no GPU'}"
+        problem = self.shape_problem(shape) or self._nothing_compiled()
+        if problem is None:
+            self.objects.check(map(repr, self.wanted(shape)))
+        return problem
+
+    def _nothing_compiled(self) -> str | None:
+        """Nobody ran `kimi warm` here; where KIMI_KERNELS names a folder, that is an error instead."""
+        folder = objects_folder(self._gates)
+        if self._gates.get(GATE) or (folder / MANIFEST).exists():
+            return None
+        return f"no code objects in {folder}: run `kimi warm` where FlyDSL is installed, or set {GATE}"
 
     def shape_problem(self, shape: MoeShape) -> str | None:
         """Why no tile fits `shape`, or None.
@@ -98,16 +107,25 @@ class FlydslBackend:
 
     def describe(self, shape: MoeShape, device: torch.device) -> str:
         """The tile choices for a few batches, for the log."""
-        return "; ".join(f"T<={t}: {self.tiles_for(shape, t).to_row()}" for t in (8, 160, 10240))
+        tiles = "; ".join(f"T<={t}: {self.tiles_for(shape, t).to_row()}" for t in (8, 160, 10240))
+        return f"code objects of {objects_folder(self._gates)} | {tiles}"
 
     def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
-        """Repack one layer into `flydsl_layout`."""
+        """Repack one layer into `flydsl_layout`, and load its kernels where it lies."""
+        if weights.w13.is_cuda:
+            for config in self.wanted(weights.shape):
+                self.objects.load(config, device_of(weights.w13))
         return layout.prepare(weights)
+
+    @cached_property
+    def objects(self) -> CodeObjects:
+        """The compiled kernels; raises KimiError when they are not for this GPU and package."""
+        return code_objects(objects_folder(self._gates))
 
     # -- tiles ----------------------------------------------------------------------------------------------------
     def tiles_for(self, shape: MoeShape, tokens: int) -> FlydslTiles:
         """The table's tiles, fitted to the shape; then the gates, taken as they are."""
-        row = find_row(self.name, toolchain.ARCH, shape.hidden, shape.inter, tokens, self._table)
+        row = find_row(self.name, ARCH, shape.hidden, shape.inter, tokens, self._table)
         if row is None:
             raise KimiError(f"no FlyDSL tiles for {tokens} tokens", where=str(self._table))
         tiles = FlydslTiles.from_row(row["tiles"])
@@ -146,11 +164,6 @@ class FlydslBackend:
 
     def configs_of(self, shape: MoeShape, tiles: FlydslTiles) -> Kernels:
         """Every kernel that these tiles need; raises KimiError when one does not exist."""
-        # Imported here: they load FlyDSL, and `unsupported` must be able to say that it is missing.
-        from . import rows as rows
-        from . import stage1 as stage1
-        from . import stage2 as stage2
-
         if self._gates.get(W4A16_GATE):
             return self._checked(_w4a16_configs(shape, min(tiles.tile_m, W4A16_ROWS)), tiles)
         size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
@@ -158,24 +171,33 @@ class FlydslBackend:
         unpinned = tiles.tile_m < PREFILL_ROWS
         pinned = [not (unpinned and self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is False) for s in (1, 2)]
         kernels: Kernels = {
-            "quantize": (rows.build_quantize, rows.QuantizeConfig(shape.hidden, bf16=True)),
-            "stage1": (stage1.build, stage1.Stage1Config(*size, *tiles.stage1, pinned=pinned[0])),
-            "quantize2": (rows.build_quantize, rows.QuantizeConfig(shape.inter, bf16=False, experts=shape.num_experts)),
-            "stage2": (stage2.build, stage2.Stage2Config(*size, *tiles.stage2, tiles.atomic, pinned=pinned[1])),
+            "quantize": QuantizeConfig(shape.hidden, bf16=True),
+            "stage1": Stage1Config(*size, *tiles.stage1, pinned=pinned[0]),
+            "quantize2": QuantizeConfig(shape.inter, bf16=False, experts=shape.num_experts),
+            "stage2": Stage2Config(*size, *tiles.stage2, tiles.atomic, pinned=pinned[1]),
         }
         if not tiles.atomic:
-            kernels["reduce"] = (rows.build_reduce, rows.ReduceConfig(shape.hidden, shape.top_k, shape.num_experts))
+            kernels["reduce"] = ReduceConfig(shape.hidden, shape.top_k, shape.num_experts)
         return self._checked(kernels, tiles)
 
     @staticmethod
     def _checked(kernels: Kernels, tiles: FlydslTiles) -> Kernels:
-        for _, config in kernels.values():
+        for config in kernels.values():
             problem = config.problem()
             if problem:
                 raise KimiError(
                     problem, where=f"FlyDSL tiles {tiles.to_row()}", remedy="unset the AITER_FLYDSL_*_TILE_*"
                 )
         return kernels
+
+    def wanted(self, shape: MoeShape) -> list[KernelConfig]:
+        """Every kernel that some batch launches, each once."""
+        plans = [self.configs(shape, tokens) for tokens in buckets(self.name, self._table)]
+        found: dict[KernelConfig, None] = dict.fromkeys(config for plan in plans for config in plan.values())
+        for tokens in range(1, ROUTE_IN_KERNEL // shape.top_k + 1):
+            tile_m = tile_m_of(self.configs(shape, tokens))
+            found[RouteConfig.of(tokens * shape.top_k, shape.num_experts, tile_m)] = None
+        return list(found)
 
     # -- running --------------------------------------------------------------------------------------------------
     def forward(
@@ -194,15 +216,10 @@ class FlydslBackend:
             raise KimiError(problem, remedy="smaller prefill chunks")
         return FlydslCall(self, kernels, x, moe, topk_weights, topk_ids).run()
 
-    def launch(self, build: Builder, config: Any, *args: torch.Tensor | int) -> None:
-        """Launch one kernel on the current stream; it is compiled at its first use."""
-        stream = torch.cuda.current_stream().cuda_stream
-        numbers = (*(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in args), stream)
-        launcher = _launchers.get(config)
-        if launcher is None:
-            _launchers[config] = toolchain.compile_and_launch(build(config), numbers)
-        else:
-            launcher(*numbers)
+    def launch(self, config: KernelConfig, count: int, x: torch.Tensor, *args: torch.Tensor | int) -> None:
+        """Launch one kernel over `count` row blocks, rows or tokens, on the stream of `x`, its first argument."""
+        numbers = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in (x, *args))
+        self.objects.launch(config, count, device_of(x), stream_of(x), numbers)
 
     def blocks(self, routing: Routing, slots: int, experts: int, tile_m: int) -> int:
         """Row blocks to launch: those that can have rows, or the padded worst case where the gate asks for it."""
@@ -212,15 +229,29 @@ class FlydslBackend:
 
 
 def _w4a16_configs(shape: MoeShape, tile_m: int) -> Kernels:
-    from . import rows as rows  # here for the reason given in `configs_of`
-    from . import w4a16 as w4a16
-
     size = (shape.hidden, shape.inter, shape.top_k, tile_m)
     return {
-        "stage1": (w4a16.build, w4a16.W4A16Config(1, *size)),
-        "stage2": (w4a16.build, w4a16.W4A16Config(2, *size)),
-        "reduce": (rows.build_reduce, rows.ReduceConfig(shape.hidden, shape.top_k, shape.num_experts)),
+        "stage1": W4A16Config(1, *size),
+        "stage2": W4A16Config(2, *size),
+        "reduce": ReduceConfig(shape.hidden, shape.top_k, shape.num_experts),
     }
+
+
+def tile_m_of(kernels: Kernels) -> int:
+    """Rows of a block, which the stages of a plan share."""
+    stage1 = kernels["stage1"]
+    assert isinstance(stage1, Stage1Config | W4A16Config)
+    return stage1.tile_m
+
+
+def stream_of(tensor: torch.Tensor) -> int:
+    """HIP's handle of the current stream of a tensor's device; 0, the default one, for memory of the host."""
+    return int(torch.cuda.current_stream(tensor.device).cuda_stream) if tensor.is_cuda else 0
+
+
+def device_of(tensor: torch.Tensor) -> int:
+    """HIP's number of a tensor's device."""
+    return tensor.device.index or 0
 
 
 class FlydslCall:
@@ -254,7 +285,7 @@ class FlydslCall:
         """Gate, up and SiLU, quantized again: (int8 [S, I] by slot, its row info)."""
         moe, blocks = self.moe, self._blocks(routing)
         h = self._new((self.slots, moe.shape.inter), torch.float32)
-        self._launch("stage1", a8, info, moe.w13, moe.s13, *routing.tables, h, self.tokens, blocks)
+        self._launch("stage1", blocks, a8, info, moe.w13, moe.s13, *routing.tables, h, self.tokens)
         return self._quantize("quantize2", h, self.slots, self.weights, self.ids)
 
     def down(self, h8: torch.Tensor, info: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -266,30 +297,29 @@ class FlydslCall:
             partial = torch.zeros(self.tokens, hidden, dtype=torch.float32, device=self.x.device)
         else:
             partial = self._new((self.slots, hidden), torch.bfloat16)
-        self._launch("stage2", h8, info, moe.w2, moe.s2, *routing.tables, partial, self.tokens, blocks)
+        self._launch("stage2", blocks, h8, info, moe.w2, moe.s2, *routing.tables, partial, self.tokens)
         if atomic:
             return out.copy_(partial)
-        self._launch("reduce", partial, info, self.ids, out, self.tokens)
+        self._launch("reduce", self.tokens, partial, info, self.ids, out, self.tokens)
         return out
 
     def _run_w4a16(self, routing: Routing) -> torch.Tensor:
         """The baseline with bfloat16 activations: no quantization, the router weight is the reduction's scale."""
         shape, tables, blocks = self.moe.shape, routing.tables, self._blocks(routing)
         h = self._new((self.slots, shape.inter), torch.bfloat16)
-        self._launch("stage1", self.x, self.moe.w13, self.moe.s13, *tables, h, self.tokens, blocks)
+        self._launch("stage1", blocks, self.x, self.moe.w13, self.moe.s13, *tables, h, self.tokens)
         slots = self._new((self.slots, shape.hidden), torch.bfloat16)
-        self._launch("stage2", h, self.moe.w2, self.moe.s2, *tables, slots, self.tokens, blocks)
+        self._launch("stage2", blocks, h, self.moe.w2, self.moe.s2, *tables, slots, self.tokens)
         scale = torch.nn.functional.pad(self.weights.view(-1, 1), (0, 1))
         out = torch.empty_like(self.x)
-        self._launch("reduce", slots, scale, self.ids, out, self.tokens)
+        self._launch("reduce", self.tokens, slots, scale, self.ids, out, self.tokens)
         return out
 
     def _new(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=self.x.device)
 
-    def _launch(self, name: str, *args: Any) -> None:
-        build, config = self.kernels[name]
-        self.backend.launch(build, config, *args)
+    def _launch(self, name: str, count: int, x: torch.Tensor, *args: torch.Tensor | int) -> None:
+        self.backend.launch(self.kernels[name], count, x, *args)
 
     def _quantize(
         self, name: str, x: torch.Tensor, rows: int, *routed: torch.Tensor
@@ -297,29 +327,21 @@ class FlydslCall:
         """(int8 like x, [rows, 2] of float32 scale and int32 low sum)."""
         a8, info = self._new(tuple(x.shape), torch.int8), self._new((rows, 2), torch.int32)
         weights, ids = routed or (0, 0)
-        self._launch(name, x, weights, ids, a8, info, rows)
+        self._launch(name, rows, x, weights, ids, a8, info, rows)
         return a8, info
 
     def _blocks(self, routing: Routing) -> int:
-        return self.backend.blocks(routing, self.slots, self.moe.shape.num_experts, self._tile_m)
-
-    @property
-    def _tile_m(self) -> int:
-        return int(self.kernels["stage1"][1].tile_m)
+        return self.backend.blocks(routing, self.slots, self.moe.shape.num_experts, tile_m_of(self.kernels))
 
     def route(self) -> Routing:
-        """The routing tables for this tile's blocks of rows."""
-        return _router(self.x.is_cuda)(self.ids, self.moe.shape.num_experts, self._tile_m)
-
-
-@lru_cache(maxsize=2)
-def _router(on_gpu: bool) -> Callable[[torch.Tensor, int, int], Routing]:
-    """Torch operations, or one small launch where Triton is there and the batch small enough for it."""
-    if not on_gpu or not find_spec("triton"):
-        return route
-    from .route_slots import route_slots  # Triton is optional here
-
-    return route_slots
+        """The routing tables for this tile's blocks of rows: one small launch for a decode batch."""
+        sizes = self.moe.shape.num_experts, tile_m_of(self.kernels)
+        if self.slots > ROUTE_IN_KERNEL:
+            return route(self.ids, *sizes)
+        routing = empty_routing(self.slots, *sizes, self.x.device)
+        config = RouteConfig.of(self.slots, *sizes)
+        self.backend.launch(config, self.slots, self.ids, *routing.tables, self.slots)
+        return routing
 
 
 def size_problem(shape: MoeShape, tokens: int, atomic: bool) -> str | None:

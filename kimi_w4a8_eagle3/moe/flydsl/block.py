@@ -22,6 +22,19 @@ class RoutingAddresses:
     num_blocks: Any
 
 
+@dataclass
+class Arguments:
+    """Run-time arguments of the INT8 stages in launch order; addresses are i64."""
+
+    rows: Any  # int8: token rows [T, hidden] (stage 1) or slot rows [T * top_k, inter] (stage 2)
+    row_info: Any  # for each of the rows: float32 scale (of slots times the router weight), int32 low_sum
+    weights: Any  # flydsl_layout [E, channels/16, k/128, 64, 16]
+    w_scale: Any  # float32 [E, channels]
+    routing: RoutingAddresses  # with blocks of tile_m rows
+    out: Any  # stage 1: float32 [T * top_k, inter]; stage 2: see Stage2Config.atomic
+    tokens: Any  # i32 T
+
+
 class RowBlock:
     """Block number `block` of the routing; `slots` is T * top_k, which also stands for "no row here".
 

@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir import ir
 from flydsl._mlir.dialects import arith, llvm, math, rocdl, scf, vector
 from flydsl.expr.rocdl import mfma_f32_16x16x16bf16_1k, mfma_i32_16x16x32_i8, perm_b32, s_waitcnt
 
+from .configs import WAVES
+
 Value = Any  # an MLIR value or a FlyDSL scalar that wraps one
 WAVE = 64
+LOG2_E = 1.4426950408889634
 BUFFER_FLAGS = (7 << 12) | (4 << 15)  # word 3 of a gfx9 buffer descriptor: raw, range-checked
 
 
@@ -26,8 +30,16 @@ def raw(value: Value) -> Any:
     return value.ir_value() if hasattr(value, "ir_value") else value
 
 
-def identify(tag: str) -> None:
-    """Does nothing: a kernel that names its tag holds it in its closure, where FlyDSL's cache key finds it."""
+def launcher(kernel: Any, hints: dict[str, Any] | None = None) -> Any:
+    """What FlyDSL compiles: a host function with the parameters of `kernel` (@flyc.kernel) that launches it."""
+
+    @flyc.jit
+    def launch(**arguments: Any) -> None:
+        kernel(**arguments).launch(block=(WAVES * WAVE, 1, 1))
+
+    launch.func.__signature__ = kernel._sig
+    launch.compile_hints = hints or {}
+    return launch
 
 
 def i32_type() -> Any:
@@ -217,6 +229,16 @@ def mfma_bf16(weights: Any, rows: Any, acc: Any) -> Any:
 def bf16x4(first: Any, second: Any) -> Any:
     """Two i32 of packed bfloat16 pairs as the operand of mfma_bf16."""
     return vector.bitcast(vec_type(4, ir.IntegerType.get_signless(16)), pack([first, second]))
+
+
+def silu_mul(gate: Any, up: Any) -> Any:
+    """silu(gate) * up element by element on float vectors, with the hardware's exp2 and reciprocal."""
+    result = []
+    for g, u in zip(elements(gate), elements(up), strict=True):
+        exp = rocdl.exp2(f32_type(), arith.mulf(g, const_f32(-LOG2_E)))
+        sigmoid = rocdl.rcp(f32_type(), arith.addf(exp, const_f32(1.0)))
+        result.append(arith.mulf(arith.mulf(g, sigmoid), u))
+    return pack(result)
 
 
 def pin_schedule() -> None:

@@ -1,22 +1,28 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Routing for the FlyDSL backend by the Triton backend's sorting kernel: one launch for a decode batch."""
+"""The sort of a decode batch's slots by expert, in one launch: the Triton backend's sorting kernel, compiled ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ..routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
+from ...base.errors import KimiError
 from ..triton.compile import offline_driver, target_of
 from ..triton.kernels import _route_block
+from .configs import RouteConfig
+from .objects import ARCH
+from .toolchain import environment
+
+PARAMETERS = 7  # of the kernel; what Triton adds to them is null
+NUM_WARPS = 8
 
 
-@triton.jit(do_not_specialize=["slots"])
-def _route_slots(
+# ids lie where SGLang has them, the tables where routing.empty_routing aligned them
+@triton.jit(do_not_specialize=["slots"], do_not_specialize_on_alignment=["ids"])
+def route_slots(
     ids,
     order,
     block_expert,
@@ -29,35 +35,23 @@ def _route_slots(
     SP: tl.constexpr,
     BM: tl.constexpr,
 ):
+    """routing.route for `slots` slots of `ids`."""
     _route_block(ids, order, block_expert, block_first, block_rows, num_blocks, slots, E, EP, SP, BM)
 
 
-def route_slots(ids: torch.Tensor, num_experts: int, tile_m: int) -> Routing:
-    """routing.route for topk_ids int32 [T, top_k]; batches too large for one program are sorted by torch."""
-    slots = ids.numel()
-    if slots > ROUTE_IN_KERNEL:
-        return route(ids, num_experts, tile_m)
-    routing = empty_routing(slots, num_experts, tile_m, ids.device)
-    _route_slots[(1,)](ids, *routing.tables, slots, **_constants(slots, num_experts, tile_m))
-    return routing
+def constants(config: RouteConfig) -> dict[str, Any]:
+    """Triton's constants and options of a configuration."""
+    experts = triton.next_power_of_2(config.experts + 1)
+    return {"E": config.experts, "EP": experts, "SP": config.slots, "BM": config.tile_m, "num_warps": NUM_WARPS}
 
 
-def _constants(slots: int, num_experts: int, tile_m: int) -> dict[str, Any]:
-    return {
-        "E": num_experts,
-        "EP": triton.next_power_of_2(num_experts + 1),
-        "SP": max(triton.next_power_of_2(slots), 32),
-        "BM": tile_m,
-        "num_warps": 8,
-    }
-
-
-def compile_routes(num_experts: int, batches: Iterable[tuple[int, int]]) -> int:
-    """Compile what `route_slots` launches for (slots, tile_m); needs no GPU. Returns how many kernels that are."""
-    in_kernel = [(slots, tile_m) for slots, tile_m in batches if slots <= ROUTE_IN_KERNEL]
-    wanted = {tuple(_constants(slots, num_experts, tile_m).items()) for slots, tile_m in in_kernel}
-    ids = torch.empty(16, dtype=torch.int32, device="meta")
-    with offline_driver(target_of("gfx942")):
-        for constants in wanted:
-            _route_slots.warmup(*[ids] * 6, 1, grid=(1,), **dict(constants))
-    return len(wanted)
+def compile_route(config: RouteConfig) -> Any:
+    """Triton's compiled kernel: `asm["hsaco"]` is the code object, `metadata.shared` its dynamic LDS; needs no GPU."""
+    tensor = torch.empty(16, dtype=torch.int32, device="meta")
+    # Triton 3.9 announces in a warning that the default will change; the sort has no floats.
+    with environment(TRITON_DEFAULT_FP_FUSION="1"), offline_driver(target_of(ARCH)):
+        kernel = route_slots.warmup(*[tensor] * 6, 1, grid=(1,), **constants(config))
+    # Triton 3.7 to 3.9 name different kinds of it.
+    if any(getattr(kernel.metadata, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
+        raise KimiError(f"Triton's {config!r} wants scratch memory, which nobody gives it")
+    return kernel

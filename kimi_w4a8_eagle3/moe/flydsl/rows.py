@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -10,10 +9,9 @@ import flydsl.expr as fx
 from flydsl._mlir.dialects import arith, math
 
 from . import ops as ops
+from .configs import WAVES, QuantizeConfig, ReduceConfig
 from .layout import LOW_K_BIT
-from .toolchain import cache_tag
 
-WAVES = 4
 NAN_BITS = 0x7FC00000
 INF_BITS = 0x7F800000
 ROUND_BIAS = 12582912.0  # 1.5 * 2**23: adding it rounds a float to an integer in its low bits, half to even
@@ -21,32 +19,6 @@ ROUND_BIAS_BITS = 0x4B400000
 TINY = 2.0**-60  # below: scale up first, so that the reciprocal stays finite
 GROW = 2.0**64
 VALUES = 4  # consecutive values of a lane
-
-
-@dataclass(frozen=True)
-class QuantizeConfig:
-    """Quantize rows of `columns` bfloat16 or float32 values.
-
-    experts: 0, or rows are the slots of so many experts: a row whose expert id is none of theirs is skipped, and the
-    stored scale is multiplied by the slot's router weight.
-    """
-
-    columns: int
-    bf16: bool
-    experts: int = 0
-
-    @property
-    def waves_per_row(self) -> int:
-        """A whole workgroup for long rows, else one wave."""
-        return WAVES if self.columns > 2048 else 1
-
-    def grid(self, rows: Any) -> tuple[Any, ...]:
-        """Workgroups for `rows` rows."""
-        return (rows if self.waves_per_row > 1 else (rows + (WAVES - 1)) // WAVES), 1, 1
-
-    def problem(self) -> str | None:
-        """Why no kernel can be built, or None."""
-        return f"rows of {self.columns} values: not a multiple of 16" if self.columns % (2 * LOW_K_BIT) else None
 
 
 def _is_expert(number: Any, experts: int) -> Any:
@@ -163,49 +135,15 @@ class _Quantize:
 
 
 def build_quantize(cfg: QuantizeConfig) -> Any:
-    """Launcher: (x, router weights, expert ids, out int8, info [rows, 2], rows, stream)."""
-
-    tag = cache_tag(cfg)
+    """Kernel: (x, router weights, expert ids, out int8, info [rows, 2], rows)."""
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
     def moe_quantize(
         x: fx.Int64, weights: fx.Int64, ids: fx.Int64, out: fx.Int64, info: fx.Int64, rows: fx.Int32
     ) -> None:
-        ops.identify(tag)
         _Quantize(cfg, x, weights, ids, out, info, rows).run()
 
-    @flyc.jit
-    def launch(
-        x: fx.Int64,
-        weights: fx.Int64,
-        ids: fx.Int64,
-        out: fx.Int64,
-        info: fx.Int64,
-        rows: fx.Int32,
-        stream: fx.Stream = fx.Stream(None),  # noqa: B008
-    ) -> None:
-        moe_quantize(x, weights, ids, out, info, rows).launch(
-            grid=cfg.grid(rows), block=(WAVES * ops.WAVE, 1, 1), stream=stream
-        )
-
-    return launch
-
-
-@dataclass(frozen=True)
-class ReduceConfig:
-    """out[t] = sum over s of scale[t, s] * slots[t, s], in the order of s; slots of no expert here are left out."""
-
-    hidden: int
-    top_k: int
-    experts: int
-
-    def grid(self, tokens: Any) -> tuple[Any, ...]:
-        """Workgroups for `tokens` tokens."""
-        return -(-self.hidden // (WAVES * 64 * 8)), tokens, 1
-
-    def problem(self) -> str | None:
-        """Why no kernel can be built, or None."""
-        return f"hidden size {self.hidden} is not a multiple of 8" if self.hidden % 8 else None
+    return ops.launcher(moe_quantize)
 
 
 class _Reduce:
@@ -236,29 +174,13 @@ class _Reduce:
 
 
 def build_reduce(cfg: ReduceConfig) -> Any:
-    """Launcher: (slots bfloat16 [T * top_k, hidden], info, ids [T, top_k], out bfloat16 [T, hidden], T, stream).
+    """Kernel: (slots bfloat16 [T * top_k, hidden], info, ids [T, top_k], out bfloat16 [T, hidden], T).
 
     A slot whose expert id is not in range counts as zero, whatever its row holds.
     """
 
-    tag = cache_tag(cfg)
-
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
     def moe_reduce(slots: fx.Int64, info: fx.Int64, ids: fx.Int64, out: fx.Int64, tokens: fx.Int32) -> None:
-        ops.identify(tag)
         _Reduce(cfg, slots, info, ids, out, tokens).run()
 
-    @flyc.jit
-    def launch(
-        slots: fx.Int64,
-        info: fx.Int64,
-        ids: fx.Int64,
-        out: fx.Int64,
-        tokens: fx.Int32,
-        stream: fx.Stream = fx.Stream(None),  # noqa: B008
-    ) -> None:
-        moe_reduce(slots, info, ids, out, tokens).launch(
-            grid=cfg.grid(tokens), block=(WAVES * ops.WAVE, 1, 1), stream=stream
-        )
-
-    return launch
+    return ops.launcher(moe_reduce)

@@ -15,9 +15,9 @@ import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
 
 from . import ops as ops
-from .block import RowBlock
+from .block import Arguments, RowBlock
+from .configs import WAVES, Stage1Config
 from .layout import CHUNK_K, TILE_BYTES
-from .stage1_config import WAVES, Arguments, Stage1Config, silu_mul
 
 RING_BYTES = 8192
 
@@ -175,7 +175,7 @@ class Stage1Decode:
                     arith.mulf(arith.mulf(arith.sitofp(v4f, e), scale), w) for e, w in zip(exact, w_scale, strict=True)
                 )
                 out = ops.buffer(args.out, args.tokens * (cfg.top_k * cfg.inter * 4))
-                ops.store(out, silu_mul(g, u), self.slot[m] * (cfg.inter * 4) + channel * 4)
+                ops.store(out, ops.silu_mul(g, u), self.slot[m] * (cfg.inter * 4) + channel * 4)
 
     def sum_over_waves(self, lds: Any, sums: list[Any], half: int) -> list[Any]:
         """Exchange the gate (half 0) or up tiles through LDS: for each row tile the total of this wave's tile."""

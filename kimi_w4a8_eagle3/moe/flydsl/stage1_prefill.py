@@ -15,9 +15,9 @@ import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
 
 from . import ops as ops
-from .block import RowBlock
+from .block import Arguments, RowBlock
+from .configs import WAVES, Stage1Config
 from .layout import CHUNK_K, TILE_BYTES
-from .stage1_config import WAVES, Arguments, Stage1Config, silu_mul
 
 ROW_TILES = 4  # 16-row tiles of a wave
 ROW_TILE_BYTES = 16 * CHUNK_K
@@ -186,7 +186,7 @@ class Stage1Prefill:
                 scaled = [
                     arith.mulf(arith.mulf(arith.sitofp(v4f, e), scale), w) for e, w in zip(exact, w_scale, strict=True)
                 ]
-                ops.store(out, silu_mul(*scaled), at, channel * 4)
+                ops.store(out, ops.silu_mul(*scaled), at, channel * 4)
 
     def total(self, sums: list[Any], tile: int, m: int) -> Any:
         """high / 16 + low of one result tile."""

@@ -14,104 +14,27 @@ their final bits *are* the float 1.5 * 2**23 + sum, exact while |sum| < 2**22 (K
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith, math
 
-from ...gates import STAGE2_TILES
 from . import ops as ops
-from .block import RoutingAddresses, RowBlock
+from .block import Arguments, RoutingAddresses, RowBlock
+from .configs import WAVES, Stage2Config
 from .layout import CHUNK_K, TILE_BYTES, TILE_N
-from .toolchain import cache_tag
 
-WAVES = 4
 RING_BYTES = 8192
-ROW_REGISTER_BYTES = 16 * 1024  # of one wave's activations: 64 vector registers
 FLOAT_BIAS = 12582912.0  # 1.5 * 2**23
 FLOAT_BIAS_BITS = 0x4B400000
 BIASED_K = 512  # 16 * 8 * 127 * 512 / 2 < 2**22
 
 
-@dataclass(frozen=True)
-class Stage2Config:
-    """Compile-time parameters of stage 2.
-
-    tile_m: rows a workgroup; tile_n: output channels a workgroup; tile_k: k of one slot of the weight ring;
-    atomic: add float32 into [T, hidden] (else bfloat16 [T * top_k, hidden] without the row scale);
-    pinned: keep the written order of loads (else the compiler's);
-    accumulators: write the exact sums as float32 [T * top_k, hidden] (tests; not with atomic).
-    """
-
-    hidden: int
-    inter: int
-    top_k: int
-    tile_m: int = 16
-    tile_n: int = 256
-    tile_k: int = 256
-    atomic: bool = False
-    pinned: bool = True
-    accumulators: bool = False
-
-    @property
-    def row_tiles(self) -> int:
-        """16-row tiles that a wave holds."""
-        return min(self.tile_m // 16, ROW_REGISTER_BYTES // (16 * self.inter))
-
-    @property
-    def waves_m(self) -> int:
-        """Waves side by side over rows; the others share the columns."""
-        return self.tile_m // 16 // self.row_tiles
-
-    @property
-    def tiles(self) -> int:
-        """16-channel tiles that a wave computes."""
-        return self.tile_n // TILE_N * self.waves_m // WAVES
-
-    @property
-    def mfma_per_wave(self) -> int:
-        """Matrix instructions that one wave executes."""
-        return self.tiles * self.row_tiles * (self.inter // 32)
-
-    def grid(self, blocks: Any) -> tuple[Any, ...]:
-        """Workgroups for `blocks` row blocks. Prefill takes all rows of some columns, then the next columns: what is
-        added to lies together, and so do the weights of one expert.
-        """
-        columns = self.hidden // self.tile_n
-        return (blocks, columns, 1) if self.atomic else (columns, blocks, 1)
-
-    def problem(self) -> str | None:
-        """Why no kernel can be built for these sizes, or None."""
-        if self.inter % CHUNK_K or not CHUNK_K <= self.inter <= 1024:
-            return f"intermediate size {self.inter}: stage 2 takes multiples of {CHUNK_K} up to 1024"
-        if self.tile_m not in STAGE2_TILES["M"] or self.tile_m // 16 % self.row_tiles or self.waves_m > WAVES:
-            return f"stage 2 tile_m {self.tile_m} does not fit an intermediate size of {self.inter}"
-        for axis, tile, size in (("K", self.tile_k, self.inter), ("N", self.tile_n, self.hidden)):
-            if tile not in STAGE2_TILES[axis] or size % tile:
-                legal = ", ".join(map(str, STAGE2_TILES[axis]))
-                return f"stage 2 tile_{axis.lower()} {tile} is not one of {legal} that divides {size}"
-        return None
-
-
-@dataclass
-class _Arguments:
-    """Run-time arguments in launch order; addresses are i64."""
-
-    rows: Any  # int8 [T * top_k, inter]
-    row_info: Any  # [T * top_k, 2]: float32 scale * router weight, int32 low_sum
-    weights: Any  # flydsl_layout [E, hidden/16, inter/128, 64, 16]
-    w_scale: Any  # float32 [E, hidden]
-    routing: RoutingAddresses  # with blocks of tile_m rows
-    out: Any  # see Stage2Config.atomic
-    tokens: Any  # i32 T
-
-
 class _Workgroup:
     """`tile_m` sorted rows x `tile_n` channels."""
 
-    def __init__(self, cfg: Stage2Config, args: _Arguments) -> None:
+    def __init__(self, cfg: Stage2Config, args: Arguments) -> None:
         self.cfg, self.args = cfg, args
         tid = fx.thread_idx.x
         self.lane = tid & 63
@@ -299,9 +222,7 @@ class _Workgroup:
 
 
 def build(cfg: Stage2Config) -> Any:
-    """The launcher of one configuration: (ten addresses, tokens, blocks launched, stream)."""
-
-    tag = cache_tag(cfg)
+    """The kernel of one configuration, for `toolchain.compiled`: (ten addresses, tokens)."""
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
     def moe_stage2(
@@ -317,32 +238,7 @@ def build(cfg: Stage2Config) -> Any:
         out: fx.Int64,
         tokens: fx.Int32,
     ) -> None:
-        ops.identify(tag)
         routing = RoutingAddresses(order, block_expert, block_first, block_rows, num_blocks)
-        _Workgroup(cfg, _Arguments(rows, row_info, weights, w_scale, routing, out, tokens)).run()
+        _Workgroup(cfg, Arguments(rows, row_info, weights, w_scale, routing, out, tokens)).run()
 
-    @flyc.jit
-    def launch(
-        rows: fx.Int64,
-        row_info: fx.Int64,
-        weights: fx.Int64,
-        w_scale: fx.Int64,
-        order: fx.Int64,
-        block_expert: fx.Int64,
-        block_first: fx.Int64,
-        block_rows: fx.Int64,
-        num_blocks: fx.Int64,
-        out: fx.Int64,
-        tokens: fx.Int32,
-        blocks: fx.Int32,
-        stream: fx.Stream = fx.Stream(None),  # noqa: B008
-    ) -> None:
-        moe_stage2(
-            rows, row_info, weights, w_scale, order, block_expert, block_first, block_rows, num_blocks, out, tokens
-        ).launch(
-            grid=cfg.grid(blocks),
-            block=(WAVES * ops.WAVE, 1, 1),
-            stream=stream,
-        )
-
-    return launch
+    return ops.launcher(moe_stage2)

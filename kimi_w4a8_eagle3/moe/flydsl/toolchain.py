@@ -2,7 +2,6 @@
 
 FlyDSL links with `$ROCM_PATH/llvm/bin/ld.lld`. The linker of the package `ziglang` (extra `kernels`) comes first, so
 that every machine links alike, then ROCm's own, then Debian's; all but ROCm's through a private folder like ROCm's.
-Compiled code is cached under a key of kernel sources, FlyDSL version, target and configuration.
 """
 
 from __future__ import annotations
@@ -12,26 +11,20 @@ import inspect
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ...base.errors import KimiError
+from .objects import ARCH, cache_dir
 
-ARCH = "gfx942"
 SUPPORTED = ("0.4.2",)  # the kernels use FlyDSL's MLIR bindings, which releases change
 LINKERS = ("ld.lld-19", "ld.lld-20", "ld.lld-21")  # lld 16 rejects the code objects ("unknown abi version")
 DEFAULT_ROCM = Path("/opt/rocm")
-
-
-def cache_dir() -> Path:
-    """Where compiled code lives: $XDG_CACHE_HOME or ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "kimi-w4a8-eagle3" / "flydsl"
 
 
 def flydsl_problem() -> str | None:
@@ -118,37 +111,35 @@ def linking() -> Iterator[None]:
         yield
 
 
-def sources() -> list[Path]:
-    """What a kernel's machine code may depend on: every module of this folder."""
-    return sorted(Path(__file__).parent.glob("*.py"))
+def compiled(launcher: Any) -> bytes:
+    """The gfx942 code object of the one kernel that a launcher (`ops.launcher`) launches."""
+    # FlyDSL is optional: this module must be able to say that it is missing.
+    from flydsl._mlir import ir
+    from flydsl._mlir.dialects import gpu
+    from flydsl.compiler.jit_function import _create_mlir_context
 
-
-@lru_cache(maxsize=1)
-def source_key() -> str:
-    """Identifies the kernel sources, the FlyDSL version and the target."""
-    digest = hashlib.sha256(f"{metadata.version('flydsl')} {ARCH}".encode())
-    for path in sources():
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def cache_tag(config: Any) -> str:
-    """Distinguishes configurations in FlyDSL's own disk cache, whose key holds only a closure's scalars."""
-    return f"{source_key()} {config!r}"
-
-
-def compile_and_launch(launcher: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """Launch a kernel for the first time, compiling it or loading it from FlyDSL's cache; returns its fast launcher."""
-    import flydsl.compiler as flyc  # optional: flydsl
-
-    with linking(), environment(ARCH=ARCH, FLYDSL_RUNTIME_CACHE_DIR=str(cache_dir() / "jit")):
-        compiled: Callable[..., Any] = flyc.compile(launcher, *args)
-    return compiled
-
-
-def compile_ahead(launcher: Any) -> None:
-    """Compile into FlyDSL's cache, from which `compile_and_launch` takes it; needs no GPU."""
-    count = len([p for p in inspect.signature(launcher.func).parameters if p != "stream"])
-    options = {"COMPILE_ONLY": "1", "ARCH": ARCH, "FLYDSL_RUNTIME_CACHE_DIR": str(cache_dir() / "jit")}
-    with environment(**options), linking():
+    count = len(inspect.signature(launcher.func).parameters)
+    with linking(), environment(COMPILE_ONLY="1", ARCH=ARCH, FLYDSL_RUNTIME_ENABLE_CACHE="0"):
         launcher(*range(1, count + 1))
+    with _create_mlir_context():
+        module = ir.Module.parse(launcher._last_compiled[1].ir)
+        [binary] = [op.operation for op in module.body.operations if op.operation.name == "gpu.binary"]
+        image: bytes = gpu.ObjectAttr(ir.ArrayAttr(binary.attributes["objects"])[0]).object
+    return image
+
+
+def compilers() -> dict[str, str]:
+    """What compiles the kernels, by version; raises KimiError when something is missing."""
+    problem = flydsl_problem() or linker_problem() or (None if find_spec("triton") else "Triton is not installed")
+    if problem:
+        raise KimiError(
+            problem,
+            where="compiling the gfx942 kernels",
+            expected=f"flydsl {SUPPORTED[0]}, a linker and triton; who only serves needs none of them",
+            remedy="pip install 'kimi-w4a8-eagle3[kernels,serve]' triton, in an environment without AITER",
+        )
+    import triton  # optional; its distribution has more than one name
+
+    linker = [str(rocm_path() / "llvm" / "bin" / "ld.lld"), "--version"]
+    version = subprocess.run(linker, capture_output=True, text=True, check=True).stdout.strip()
+    return {"flydsl": metadata.version("flydsl"), "triton": triton.__version__, "linker": version}

@@ -9,10 +9,10 @@ import torch
 from ...base.errors import KimiError
 from ...gates import PREFILL_ROWS, STAGE1_TILES, STAGE2_TILES, tile_gate
 from ..contract import GateReader, MoeShape
-from ..tune import Measure, Space, Timer, random_batch, random_layer
+from ..routing import ROUTE_IN_KERNEL
+from ..tune import BLOCK_SIZES, Measure, Space, Timer, pairs, random_batch, random_layer
 from .backend import W4A16_GATE, FlydslBackend, FlydslCall, FlydslTiles, size_problem
-from .stage1_config import Stage1Config
-from .stage2 import Stage2Config
+from .configs import LEAST_SORTED, KernelConfig, RouteConfig, Stage1Config, Stage2Config
 
 
 def flydsl_space(shape: MoeShape) -> Space:
@@ -34,6 +34,21 @@ def flydsl_space(shape: MoeShape) -> Space:
 def _tiles(tile_m: int, stage1: tuple[int, int], stage2: tuple[int, int]) -> FlydslTiles:
     # Smaller blocks must sum in a fixed order: equal input, equal bits.
     return FlydslTiles(tile_m, stage1, stage2, atomic=tile_m >= PREFILL_ROWS)
+
+
+def every_kernel(shape: MoeShape) -> list[KernelConfig]:
+    """What a server of this shape can ask for under any gates and any table of tiles, and `kimi tune-moe` tries."""
+    space, found = flydsl_space(shape), list[KernelConfig]()
+    unpinned = {"FLYDSL_MOE_STAGE1_SCHED": False, "FLYDSL_MOE_STAGE2_SCHED": False}
+    for tile_m in BLOCK_SIZES:
+        for gates in ({}, unpinned, {W4A16_GATE: "w2_bf16"}):
+            for stages in pairs(space, tile_m):
+                found += FlydslBackend(gates).configs_of(shape, _tiles(tile_m, *stages)).values()
+        slots = LEAST_SORTED
+        while slots <= ROUTE_IN_KERNEL:
+            found.append(RouteConfig(shape.num_experts, slots, tile_m))
+            slots *= 2
+    return list(dict.fromkeys(found))
 
 
 def refuse_fixed_tiles(gates: GateReader) -> None:

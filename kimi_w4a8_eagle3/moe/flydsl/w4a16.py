@@ -19,51 +19,12 @@ from flydsl.expr.rocdl import perm_b32
 
 from . import ops as ops
 from .block import RoutingAddresses, RowBlock
+from .configs import W4A16_TILES, WAVES, W4A16Config
 from .layout import CHUNK_K, TILE_BYTES
-from .stage1_config import silu_mul
-from .toolchain import cache_tag
 
-WAVES = 4
-TILES = 2  # 16-channel tiles of a wave
 RING = 4  # chunks of weights held in registers: 8 KiB a wave
 SURPLUS = 136.0
 ROW_LOADS = 4  # 16-byte loads of 128 k of a row, spread over four lanes
-
-
-@dataclass(frozen=True)
-class W4A16Config:
-    """Compile-time parameters; `stage` 1 gathers token rows and applies SiLU, `stage` 2 takes slot rows."""
-
-    stage: int
-    hidden: int
-    inter: int
-    top_k: int
-    tile_m: int
-
-    @property
-    def k(self) -> int:
-        """Length of a row."""
-        return self.hidden if self.stage == 1 else self.inter
-
-    @property
-    def columns(self) -> int:
-        """Output channels."""
-        return self.inter if self.stage == 1 else self.hidden
-
-    @property
-    def tile_n(self) -> int:
-        """Output channels of a workgroup."""
-        return WAVES * 16 if self.stage == 1 else WAVES * 16 * TILES
-
-    def grid(self, blocks: Any) -> tuple[Any, ...]:
-        """Workgroups for `blocks` row blocks."""
-        return self.columns // self.tile_n, blocks, 1
-
-    def problem(self) -> str | None:
-        """Why no kernel can be built for these sizes, or None."""
-        if self.k % CHUNK_K or self.columns % self.tile_n:
-            return f"W4A16 stage {self.stage}: {self.k} x {self.columns} is no multiple of {CHUNK_K} x {self.tile_n}"
-        return None
 
 
 @dataclass
@@ -133,7 +94,7 @@ class _Workgroup:
             gate = self.column * WAVES + self.wave
             self.tile = [gate, gate + cfg.inter // 16]
         else:
-            first = (self.column * WAVES + self.wave) * TILES
+            first = (self.column * WAVES + self.wave) * W4A16_TILES
             self.tile = [first, first + 1]
         self.slot = [self.block.slot((self.lane & 15) + 16 * m) for m in range(self.row_tiles)]
         count = args.tokens if cfg.stage == 1 else args.tokens * cfg.top_k
@@ -159,7 +120,7 @@ class _Workgroup:
         ring = min(RING, chunks)
         held = [x for c in range(ring) for x in self.load_weights(fx.Int32(c))] + self.load_rows(fx.Int32(0))
         zero = ops.splat(ops.const_f32(0.0), 4)
-        sums = [zero] * ((TILES + 1) * self.row_tiles)
+        sums = [zero] * ((W4A16_TILES + 1) * self.row_tiles)
 
         def split(flat: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
             weights, rows = len(flat) - len(sums) - ROW_LOADS * self.row_tiles, ROW_LOADS * self.row_tiles
@@ -169,9 +130,9 @@ class _Workgroup:
             weights, rows, acc = split(list(flat))
             next_rows = self.load_rows(chunk + 1) if more else rows
             ops.pin_schedule()
-            operands = [_weights_bf16(w) for w in weights[:TILES]]
+            operands = [_weights_bf16(w) for w in weights[:W4A16_TILES]]
             ahead = self.load_weights(chunk + ring) if refill else []
-            return [*weights[TILES:], *ahead, *next_rows, *self.multiply(operands, rows, acc)]
+            return [*weights[W4A16_TILES:], *ahead, *next_rows, *self.multiply(operands, rows, acc)]
 
         refilled = chunks - ring
         state = ops.loop(0, refilled, [*held, *sums], lambda i, flat: step(i, flat, refill=True, more=True))
@@ -201,20 +162,19 @@ class _Workgroup:
         scale = [ops.load(scales, self.v4f, group * 4, t * 64) for t in self.tile]
         out = ops.buffer(args.out, args.tokens * (cfg.top_k * cfg.columns * 2))
         for m, slot in enumerate(self.slot):
-            surplus = arith.mulf(acc[TILES * self.row_tiles + m], ops.splat(ops.const_f32(SURPLUS), 4))
-            sums = [arith.subf(acc[t * self.row_tiles + m], surplus) for t in range(TILES)]
+            surplus = arith.mulf(acc[W4A16_TILES * self.row_tiles + m], ops.splat(ops.const_f32(SURPLUS), 4))
+            sums = [arith.subf(acc[t * self.row_tiles + m], surplus) for t in range(W4A16_TILES)]
             values = [arith.mulf(s, w) for s, w in zip(sums, scale, strict=True)]
             at = slot * (cfg.columns * 2) + group * 2
             if cfg.stage == 1:
-                ops.store(out, ops.to_bf16(silu_mul(*values)), at, self.tile[0] * 32)
+                ops.store(out, ops.to_bf16(ops.silu_mul(*values)), at, self.tile[0] * 32)
                 continue
             for value, tile in zip(values, self.tile, strict=True):
                 ops.store(out, ops.to_bf16(value), at, tile * 32)
 
 
 def build(cfg: W4A16Config) -> Any:
-    """The launcher: (rows, weights, scales, five routing tables, out, tokens, blocks launched, stream)."""
-    tag = cache_tag(cfg)
+    """The kernel, for `toolchain.compiled`: (rows, weights, scales, five routing tables, out, tokens)."""
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
     def moe_w4a16(
@@ -229,27 +189,7 @@ def build(cfg: W4A16Config) -> Any:
         out: fx.Int64,
         tokens: fx.Int32,
     ) -> None:
-        ops.identify(tag)
         routing = RoutingAddresses(order, block_expert, block_first, block_rows, num_blocks)
         _Workgroup(cfg, _Arguments(rows, weights, w_scale, routing, out, tokens)).run()
 
-    @flyc.jit
-    def launch(
-        rows: fx.Int64,
-        weights: fx.Int64,
-        w_scale: fx.Int64,
-        order: fx.Int64,
-        block_expert: fx.Int64,
-        block_first: fx.Int64,
-        block_rows: fx.Int64,
-        num_blocks: fx.Int64,
-        out: fx.Int64,
-        tokens: fx.Int32,
-        blocks: fx.Int32,
-        stream: fx.Stream = fx.Stream(None),  # noqa: B008
-    ) -> None:
-        moe_w4a16(rows, weights, w_scale, order, block_expert, block_first, block_rows, num_blocks, out, tokens).launch(
-            grid=cfg.grid(blocks), block=(WAVES * ops.WAVE, 1, 1), stream=stream
-        )
-
-    return launch
+    return ops.launcher(moe_w4a16)

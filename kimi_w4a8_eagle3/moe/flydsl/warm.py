@@ -1,53 +1,107 @@
-"""Compile ahead what the FlyDSL backend launches under given gates; needs no GPU."""
+"""Compile code objects into a folder: what is there and right stays, every finished kernel is kept."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import fcntl
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ...base.errors import KimiError
-from ..contract import GateReader, MoeShape
-from ..routing import ROUTE_IN_KERNEL
-from ..tiles import buckets
-from . import toolchain as toolchain
-from .backend import Builder, FlydslBackend
+from ...base.files import write_atomic
+from .configs import KernelConfig
+from .objects import MANIFEST, CodeObject, CodeObjects, Manifest, source_hash
+from .toolchain import compilers
+
+MOST_JOBS = 16  # a process of the compiler takes 0.7 GB
+Watch = Callable[[Iterable[Any], int], Iterable[Any]]  # (what gets finished, how many) -> the same, shown
 
 
-def wanted_kernels(backend: FlydslBackend, shape: MoeShape) -> dict[Any, Builder]:
-    """Configuration -> builder of every kernel that some batch launches."""
-    return {c: build for tokens in buckets(backend.name) for build, c in backend.configs(shape, tokens).values()}
+def default_jobs() -> int:
+    """One process a core of this machine that may be used, within reason."""
+    return min(len(os.sched_getaffinity(0)), MOST_JOBS)
 
 
-def wanted_routes(backend: FlydslBackend, shape: MoeShape) -> set[tuple[int, int]]:
-    """(slots, rows a block) of every batch that the sorting kernel routes."""
-    return {
-        (tokens * shape.top_k, backend.configs(shape, tokens)["stage1"][1].tile_m)
-        for tokens in range(1, ROUTE_IN_KERNEL // shape.top_k + 1)
-    }
+def warm(configs: Iterable[KernelConfig], folder: Path, jobs: int, watch: Watch) -> tuple[Manifest, int]:
+    """Compile what the folder lacks, in the order of `configs`; returns its manifest, and how many were compiled.
+
+    Raises KimiError when a kernel does not compile, or when compilers are needed that are not installed.
+    """
+    wanted = list(dict.fromkeys(configs))
+    manifest, missing = _lacking(wanted, folder)
+    if not missing:  # also where nobody may write or compile
+        return manifest, 0
+    with _alone(folder):
+        manifest, missing = _lacking(wanted, folder)
+        versions = compilers()
+        if versions != manifest.compilers:
+            manifest, missing = Manifest(sources=source_hash(), compilers=versions), wanted
+        for left, (key, image, compiled) in zip(
+            reversed(range(len(missing))), _compile(missing, jobs, watch), strict=True
+        ):
+            write_atomic(folder / compiled.file, image)
+            kernels = {**manifest.kernels, key: compiled}
+            manifest = manifest.model_copy(update={"kernels": kernels, "remaining": left})
+            write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+        for name in {path.name for path in folder.glob("*.co")} - {found.file for found in manifest.kernels.values()}:
+            (folder / name).unlink()
+    return manifest, len(missing)
 
 
-def compile_kernel(build: Builder, config: Any) -> None:
-    """Compile one kernel into FlyDSL's cache."""
-    toolchain.compile_ahead(build(config))
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Inside, no other process writes to the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+    except BlockingIOError:
+        raise KimiError("another `kimi warm` is writing there", where=str(folder), remedy="wait for it") from None
+    except OSError as error:
+        raise KimiError(
+            f"the code objects cannot be written: {error}", where=str(folder), remedy="--objects with another folder"
+        ) from error
 
 
-def warm(shape: MoeShape, arch: str, gates: GateReader | None = None) -> int:
-    """Compile every kernel that a server with these gates can ask for. Returns how many."""
-    if arch != toolchain.ARCH:
-        raise _refused(f"the FlyDSL kernels are for {toolchain.ARCH}, not {arch}")
-    backend = FlydslBackend(gates)
-    problem = toolchain.flydsl_problem() or toolchain.linker_problem() or backend.shape_problem(shape)
-    if problem:
-        raise _refused(problem)
-    kernels = wanted_kernels(backend, shape)
-    for config, build in kernels.items():
-        compile_kernel(build, config)
-    if not find_spec("triton"):
-        return len(kernels)
-    from .route_slots import compile_routes  # it loads Triton
-
-    return len(kernels) + compile_routes(shape.num_experts, wanted_routes(backend, shape))
+def _lacking(wanted: list[KernelConfig], folder: Path) -> tuple[Manifest, list[KernelConfig]]:
+    """(what of the manifest is whole and of this package's sources, what of `wanted` is not)."""
+    try:
+        objects = CodeObjects(folder)
+    except KimiError:
+        return Manifest(sources=source_hash()), wanted
+    kernels = {key: found for key, found in objects.manifest.kernels.items() if objects.intact(found)}
+    manifest = objects.manifest.model_copy(update={"kernels": kernels})
+    return manifest, [config for config in wanted if repr(config) not in kernels]
 
 
-def _refused(problem: str) -> KimiError:
-    return KimiError(problem, where="kimi warm", expected=f"FlyDSL and a shape that it runs on {toolchain.ARCH}")
+def _compile(configs: list[KernelConfig], jobs: int, watch: Watch) -> Iterator[tuple[str, bytes, CodeObject]]:
+    """(key, code object, entry) of each kernel as it gets finished, by `jobs` processes."""
+    context = multiprocessing.get_context("spawn")  # a fork would inherit locks of torch's threads
+    pool = ProcessPoolExecutor(max(min(jobs, len(configs)), 1), context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    try:
+        started: dict[Future[Any], KernelConfig] = {pool.submit(_compile_one, config): config for config in configs}
+        for future in watch(as_completed(started), len(started)):
+            config = started[future]
+            try:
+                yield repr(config), *future.result()
+            except BrokenProcessPool:
+                raise KimiError("a process of the compiler was killed", where=repr(config), remedy="--jobs 1") from None
+            except KimiError:
+                raise
+            except Exception as error:  # compilers raise their own types
+                raise KimiError(f"{config!r} does not compile: {error}", where="kimi warm") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _compile_one(config: KernelConfig) -> tuple[bytes, CodeObject]:
+    from .compile import compile_kernel  # in the compiler's process: FlyDSL
+
+    return compile_kernel(config)

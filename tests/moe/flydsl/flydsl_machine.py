@@ -11,27 +11,15 @@ import numpy as np
 import torch
 from support.flydsl_layout import low_sums
 
-from kimi_w4a8_eagle3.moe.flydsl import rows as rows
-from kimi_w4a8_eagle3.moe.flydsl import stage1 as stage1
-from kimi_w4a8_eagle3.moe.flydsl import stage2 as stage2
-from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
-from kimi_w4a8_eagle3.moe.flydsl import w4a16 as w4a16
+from kimi_w4a8_eagle3.moe.flydsl.configs import QuantizeConfig, ReduceConfig, Stage1Config, Stage2Config
 from kimi_w4a8_eagle3.moe.routing import Routing, route
 from proof.assembly import assembly
 from proof.gfx942 import Buffer, Kernel, Machine, Memory, parse_kernel
 
-BUILDERS = {
-    stage1.Stage1Config: stage1.build,
-    stage2.Stage2Config: stage2.build,
-    rows.QuantizeConfig: rows.build_quantize,
-    rows.ReduceConfig: rows.build_reduce,
-    w4a16.W4A16Config: w4a16.build,
-}
-
 
 @lru_cache(maxsize=64)
 def compiled(config: Any) -> Kernel:
-    return parse_kernel(assembly(BUILDERS[type(config)], config))
+    return parse_kernel(assembly(config))
 
 
 @dataclass
@@ -60,7 +48,7 @@ class Device:
         return [self.put(t) for t in tables]
 
     def stage1(
-        self, cfg: stage1.Stage1Config, a8: torch.Tensor, info: torch.Tensor, moe: Any, routed: Routing
+        self, cfg: Stage1Config, a8: torch.Tensor, info: torch.Tensor, moe: Any, routed: Routing
     ) -> torch.Tensor:
         tokens = a8.shape[0]
         width = 2 * cfg.inter if cfg.accumulators else cfg.inter
@@ -70,7 +58,7 @@ class Device:
         return self.get(out, torch.float32, unwritten=0)
 
     def stage2(
-        self, cfg: stage2.Stage2Config, a8: torch.Tensor, info: torch.Tensor, moe: Any, routed: Routing
+        self, cfg: Stage2Config, a8: torch.Tensor, info: torch.Tensor, moe: Any, routed: Routing
     ) -> torch.Tensor:
         slots = a8.shape[0]
         tokens = slots // cfg.top_k
@@ -91,7 +79,7 @@ class Device:
         experts: int = 5,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(a8, scale, low_sum)"""
-        cfg = rows.QuantizeConfig(x.shape[1], x.dtype == torch.bfloat16, 0 if weights is None else experts)
+        cfg = QuantizeConfig(x.shape[1], x.dtype == torch.bfloat16, 0 if weights is None else experts)
         out = self.memory.empty(tuple(x.shape), np.int8)
         info = self.memory.empty((x.shape[0], 2), np.int32)
         extra = [self.put(t) if t is not None else 0 for t in (weights, ids)]
@@ -101,7 +89,7 @@ class Device:
 
     def reduce(self, slots: torch.Tensor, info: torch.Tensor, ids: torch.Tensor, experts: int = 5) -> torch.Tensor:
         tokens, top_k = ids.shape
-        cfg = rows.ReduceConfig(slots.shape[1], top_k, experts)
+        cfg = ReduceConfig(slots.shape[1], top_k, experts)
         out = self.memory.empty((tokens, slots.shape[1]), np.int16)
         self.launch(cfg, cfg.grid(tokens), self.put(slots), self.put(info), self.put(ids), out, tokens)
         return self.get(out, torch.bfloat16)

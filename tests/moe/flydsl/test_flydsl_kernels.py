@@ -21,9 +21,8 @@ if SKIP is None:
 
     from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
     from kimi_w4a8_eagle3.moe.flydsl import layout as layout
-    from kimi_w4a8_eagle3.moe.flydsl import stage1 as stage1
-    from kimi_w4a8_eagle3.moe.flydsl import stage2 as stage2
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+    from kimi_w4a8_eagle3.moe.flydsl.configs import Stage1Config, Stage2Config
     from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, quantize_rows
     from kimi_w4a8_eagle3.moe.routing import route
     from proof.assembly import assembly
@@ -96,7 +95,7 @@ def stage2_sums(cfg: Any, layer: Any, ids: torch.Tensor, order: Any = "lockstep"
 def test_stage1_sums_are_exact(tile: tuple[int, int, int]) -> None:
     layer = Layer(2560 if tile[2] == 128 else 3584, 128)
     got, expected = stage1_sums(
-        stage1.Stage1Config(layer.hidden, 128, TOP_K, *tile, accumulators=True), layer, route_ids("ragged")
+        Stage1Config(layer.hidden, 128, TOP_K, *tile, accumulators=True), layer, route_ids("ragged")
     )
     assert torch.equal(got, expected)
 
@@ -107,7 +106,7 @@ def test_stage1_short_k(tile: tuple[int, int, int], hidden: int) -> None:
     """Fewer chunks than the loop and the ring are made for."""
     layer = Layer(hidden, 128)
     got, expected = stage1_sums(
-        stage1.Stage1Config(hidden, 128, TOP_K, *tile, accumulators=True), layer, route_ids("one token")
+        Stage1Config(hidden, 128, TOP_K, *tile, accumulators=True), layer, route_ids("one token")
     )
     assert torch.equal(got, expected)
 
@@ -116,7 +115,7 @@ def test_stage1_short_k(tile: tuple[int, int, int], hidden: int) -> None:
 @pytest.mark.parametrize("tile", [(16, 64, 256), (32, 32, 128), (64, 128, 128), (128, 64, 128)])
 def test_stage1_ragged_routing(tile: tuple[int, int, int], kind: str) -> None:
     layer = Layer(1024, 128)
-    got, expected = stage1_sums(stage1.Stage1Config(1024, 128, TOP_K, *tile, accumulators=True), layer, route_ids(kind))
+    got, expected = stage1_sums(Stage1Config(1024, 128, TOP_K, *tile, accumulators=True), layer, route_ids(kind))
     assert torch.equal(got, expected)
 
 
@@ -145,7 +144,7 @@ STAGE2 = [
 @pytest.mark.parametrize("inter,tile_m,tile_n,tile_k,atomic", STAGE2)
 def test_stage2_sums_are_exact(inter: int, tile_m: int, tile_n: int, tile_k: int, atomic: bool) -> None:
     layer = Layer(1024, inter)
-    cfg = stage2.Stage2Config(1024, inter, TOP_K, tile_m, tile_n, tile_k, atomic, accumulators=not atomic)
+    cfg = Stage2Config(1024, inter, TOP_K, tile_m, tile_n, tile_k, atomic, accumulators=not atomic)
     got, expected = stage2_sums(cfg, layer, route_ids("absent slots"))
     assert torch.equal(got, expected)
 
@@ -154,7 +153,7 @@ def test_stage2_sums_are_exact(inter: int, tile_m: int, tile_n: int, tile_k: int
 @pytest.mark.parametrize("tile", [(16, 256, 256, False), (64, 1024, 256, True)])
 def test_stage2_ragged_routing(tile: tuple[int, int, int, bool], kind: str) -> None:
     layer = Layer(1024, 256)
-    cfg = stage2.Stage2Config(1024, 256, TOP_K, *tile, accumulators=not tile[3])
+    cfg = Stage2Config(1024, 256, TOP_K, *tile, accumulators=not tile[3])
     got, expected = stage2_sums(cfg, layer, route_ids(kind))
     assert torch.equal(got, expected)
 
@@ -165,7 +164,7 @@ def test_extreme_values_stay_exact() -> None:
     layer.w2.fill_(-8)
     layer.moe = replace(layer.moe, w2=layout.pack(pack_reorder(layer.w2)))
     ids = route_ids("one token")
-    cfg = stage2.Stage2Config(1024, 512, TOP_K, accumulators=True)
+    cfg = Stage2Config(1024, 512, TOP_K, accumulators=True)
     for value in (127, -127):
         rows = torch.full((TOP_K, 512), value, dtype=torch.int8)
         got = Device().stage2(cfg, rows, info_of(rows, torch.ones(TOP_K)), layer.moe, route(ids, EXPERTS, 16))
@@ -181,7 +180,7 @@ def test_extreme_values_stay_exact() -> None:
 def test_stage1_under_adversarial_wave_orders(tile: tuple[int, int, int], order: Any) -> None:
     layer = Layer(1024, 128)
     got, expected = stage1_sums(
-        stage1.Stage1Config(1024, 128, TOP_K, *tile, accumulators=True), layer, route_ids("one token"), order
+        Stage1Config(1024, 128, TOP_K, *tile, accumulators=True), layer, route_ids("one token"), order
     )
     assert torch.equal(got, expected)
 
@@ -189,8 +188,8 @@ def test_stage1_under_adversarial_wave_orders(tile: tuple[int, int, int], order:
 @pytest.mark.parametrize("tile", [(16, 64, 256), (64, 64, 128)])
 def test_a_missing_barrier_is_found(tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The public kernels' write-after-read race, planted: without one barrier some order fails."""
-    cfg = stage1.Stage1Config(1024, 128, TOP_K, *tile, accumulators=True)
-    text = assembly(stage1.build, cfg)
+    cfg = Stage1Config(1024, 128, TOP_K, *tile, accumulators=True)
+    text = assembly(cfg)
     lines = text.splitlines()
     for number in [n for n, line in enumerate(lines) if line.strip() == "s_barrier"]:
         broken = parse_kernel("\n".join([*lines[:number], "\ts_nop 0", *lines[number + 1 :]]))
@@ -210,8 +209,8 @@ def test_a_missing_barrier_is_found(tile: tuple[int, int, int], monkeypatch: pyt
     [("0xf0f0f0f0,", "0xf0f0f070,"), ("0xf0f0f0f,", "0xf0f0f0e,"), ("v_mfma_i32_16x16x32_i8", None)],
 )
 def test_a_wrong_mask_or_operand_is_found(right: str, wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = stage1.Stage1Config(512, 128, TOP_K, accumulators=True)
-    text = assembly(stage1.build, cfg)
+    cfg = Stage1Config(512, 128, TOP_K, accumulators=True)
+    text = assembly(cfg)
     assert right in text
     if wrong is None:  # swap the two operands of the first MFMA: rows and weights change places
         line = next(x for x in text.splitlines() if right in x)
@@ -294,14 +293,14 @@ def test_both_stages_joined_match_the_reference(prefill: bool) -> None:
     m, n1 = (64, 64) if prefill else (16, 64)
     routed = route(ids, EXPERTS, m)
     info = torch.stack([scale.view(torch.int32), low], 1)
-    h = device.stage1(stage1.Stage1Config(1024, 256, TOP_K, m, n1, 128), a8, info, layer.moe, routed)
+    h = device.stage1(Stage1Config(1024, 256, TOP_K, m, n1, 128), a8, info, layer.moe, routed)
     h8, scale2, low2 = device.quantize(h, weights.flatten(), ids.flatten())
     info2 = torch.stack([scale2.view(torch.int32), low2], 1)
     if prefill:
-        out = device.stage2(stage2.Stage2Config(1024, 256, TOP_K, 64, 1024, 256, True), h8, info2, layer.moe, routed)
+        out = device.stage2(Stage2Config(1024, 256, TOP_K, 64, 1024, 256, True), h8, info2, layer.moe, routed)
         out = out.bfloat16().float()
     else:
-        slots = device.stage2(stage2.Stage2Config(1024, 256, TOP_K), h8, info2, layer.moe, routed)
+        slots = device.stage2(Stage2Config(1024, 256, TOP_K), h8, info2, layer.moe, routed)
         out = device.reduce(slots, info2, ids).float()
     reference = ReferenceBackend()
     expected = reference.forward(x, reference.prepare(layer.quark), weights, ids).float()
@@ -312,7 +311,7 @@ def test_both_stages_joined_match_the_reference(prefill: bool) -> None:
 def test_the_very_code_that_serves_kimi(tokens: int) -> None:
     """Real hidden and intermediate size (TP 8) and the table's tiles: the same machine code, for two tokens."""
     configs = FlydslBackend().configs(MoeShape(384, 7168, 256, 8), tokens)
-    cfg1, cfg2 = configs["stage1"][1], configs["stage2"][1]
+    cfg1, cfg2 = configs["stage1"], configs["stage2"]
     layer = Layer(7168, 256, seed=tokens)
     ids = torch.full((2, 8), -1, dtype=torch.int32)  # top-8, on a rank that has three of the experts
     ids[0, 2], ids[0, 7], ids[1, 0] = 4, 0, 4

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +26,10 @@ SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
 if SKIP is None:
     pytest.importorskip("triton")
-    from kimi_w4a8_eagle3.moe.flydsl import route_slots as flydsl_route
     from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
     from kimi_w4a8_eagle3.moe.flydsl.layout import LAYOUT
+    from kimi_w4a8_eagle3.moe.flydsl.objects import CodeObject, Manifest, source_hash
 
 KIMI = MoeShape(384, 7168, 256, 8)
 SERVED = (1, 8, 160, 10240)
@@ -44,55 +46,40 @@ ENVIRONMENTS = {
 }
 
 
-class Recorder:
-    """What would be compiled: FlyDSL configurations, and the constants of Triton's sorting kernel."""
-
-    def __init__(self) -> None:
-        self.found: set[Any] = set()
-
-    def kernel(self, build: Any, config: Any, *args: Any) -> None:
-        self.found.add(config)
-
-    def route(self, *args: Any, grid: Any = None, **constants: Any) -> None:
-        self.found.add(("route", *sorted(constants.items())))
-
-    def __getitem__(self, grid: Any) -> Any:
-        return self.route
-
-    warmup = route
-
-
 def launched(gates: Any, batches: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> set[Any]:
-    recorder = Recorder()
-    monkeypatch.setattr(flydsl_route, "_route_slots", recorder)
-    monkeypatch.setattr(FlydslBackend, "launch", lambda self, *args: recorder.kernel(*args))
+    found: set[Any] = set()
+    monkeypatch.setattr(FlydslBackend, "launch", lambda self, config, *args: found.add(config))
     backend = FlydslBackend(gates)
     for tokens in batches:
         backend.forward(*meta_batch(tokens))
-    return recorder.found
-
-
-class OnGpu(torch.Tensor):
-    is_cuda = True  # on the meta device: shapes only, but the launch code takes a GPU's way
+    return found
 
 
 def meta_batch(tokens: int) -> tuple[torch.Tensor, PreparedMoe, torch.Tensor, torch.Tensor]:
-    def gpu(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(size, dtype=dtype, device="meta").as_subclass(OnGpu)
+    def meta(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device="meta")
 
-    moe = PreparedMoe(KIMI, LAYOUT, gpu(1), gpu(1), gpu(1), gpu(1))  # launches only pass the weights on
-    x = gpu(tokens, KIMI.hidden, dtype=torch.bfloat16)
-    return x, moe, gpu(tokens, KIMI.top_k), gpu(tokens, KIMI.top_k, dtype=torch.int32)
+    moe = PreparedMoe(KIMI, LAYOUT, meta(1), meta(1), meta(1), meta(1))  # launches only pass the weights on
+    x = meta(tokens, KIMI.hidden, dtype=torch.bfloat16)
+    return x, moe, meta(tokens, KIMI.top_k), meta(tokens, KIMI.top_k, dtype=torch.int32)
 
 
-def warmed(recipe: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[set[Any], str]:
-    recorder = Recorder()
-    monkeypatch.setattr(flydsl_route, "_route_slots", recorder)
-    monkeypatch.setattr(flydsl_warm, "compile_kernel", recorder.kernel)
-    command = ["warm", "--recipe", recipe, "--arch", "gfx942", "--moe-backend", "flydsl", *arguments]
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
+def warmed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[Any], str]:
+    """(what would be compiled, in order; what the command says)."""
+    found: list[Any] = []
+    entry = CodeObject.model_construct(
+        symbol="a", vgprs=1, agprs=0, sgprs=1, spills=0, lds_bytes=0, dynamic_lds_bytes=0
+    )
+
+    def record(configs: Iterable[Any], folder: Path, jobs: int, watch: Any) -> tuple[Any, int]:
+        found.extend(dict.fromkeys(configs))
+        kernels = {repr(config): entry for config in found}
+        return Manifest.model_construct(arch="gfx942", sources=source_hash(), kernels=kernels), len(found)
+
+    monkeypatch.setattr(flydsl_warm, "warm", record)
+    result = CliRunner().invoke(app, ["warm", *arguments], catch_exceptions=False)
     assert result.exit_code == 0
-    return recorder.found, result.output
+    return found, result.output
 
 
 @pytest.mark.parametrize("case", ENVIRONMENTS)
@@ -101,19 +88,27 @@ def test_warm_compiles_what_the_server_launches(case: str, monkeypatch: pytest.M
     for name, value in ENVIRONMENTS[case].items():
         monkeypatch.setenv(name, value)
     gates = read_gates({**os.environ, **load_recipe(recipe).environment})
-    found, output = warmed(recipe, monkeypatch)
-    assert launched(gates, SERVED, monkeypatch) <= found
-    assert launched(gates, ALL, monkeypatch) == found  # and nothing that no batch asks for
+    found, output = warmed(monkeypatch, "--recipe", recipe)
+    everything, _ = warmed(monkeypatch)
+    assert launched(gates, SERVED, monkeypatch) <= set(found) <= set(everything)
+    assert launched(gates, ALL, monkeypatch) == set(found)  # and nothing that no batch asks for
     assert f"flydsl: {len(found)} kernels" in output
 
 
+def test_without_a_recipe_what_serves_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = warmed(monkeypatch)
+    serves = [FlydslBackend().wanted(replace(KIMI, inter=inter)) for inter in (256, 512)]
+    first = list(dict.fromkeys([*serves[0], *serves[1]]))
+    assert found[: len(first)] == first and len(found) > 200
+
+
 def test_recipes_differ_in_what_they_warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, opt, bf16 = (warmed(name, monkeypatch)[0] for name in ("w4a8", "eagle3-opt", "w4a16"))
+    usual, opt, bf16 = (set(warmed(monkeypatch, "--recipe", name)[0]) for name in ("w4a8", "eagle3-opt", "w4a16"))
     unpinned = {c.tile_m for c in opt - usual}
     assert unpinned == {16, 32} and all(not c.pinned for c in opt - usual)
-    assert {type(c).__name__ for c in bf16 if not isinstance(c, tuple)} == {"W4A16Config", "ReduceConfig"}
-    chosen, _ = warmed("w4a8", monkeypatch, "--set", "env.FLYDSL_MOE_STAGE1_SCHED=0")
-    assert unpinned == {c.tile_m for c in chosen - usual}
+    assert {type(c).__name__ for c in bf16} == {"W4A16Config", "ReduceConfig", "RouteConfig"}
+    chosen, _ = warmed(monkeypatch, "--recipe", "w4a8", "--set", "env.FLYDSL_MOE_STAGE1_SCHED=0")
+    assert unpinned == {c.tile_m for c in set(chosen) - usual}
 
 
 def test_a_batch_beyond_the_buffers_is_refused() -> None:
@@ -121,7 +116,11 @@ def test_a_batch_beyond_the_buffers_is_refused() -> None:
         FlydslBackend().forward(*meta_batch(1 << 18))
 
 
-def test_warm_refuses_tiles_that_no_kernel_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_refuses_tiles_that_no_kernel_has_and_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AITER_FLYDSL_STAGE1_TILE_N", "256")
     with pytest.raises(KimiError, match="no kernel for tile"):
-        warmed("w4a8", monkeypatch)
+        warmed(monkeypatch, "--recipe", "w4a8")
+    with pytest.raises(KimiError, match="gfx942, not sm_90"):
+        warmed(monkeypatch, "--recipe", "w4a8", "--arch", "sm_90", "--moe-backend", "flydsl")
+    with pytest.raises(KimiError, match="without a recipe"):
+        warmed(monkeypatch, "--arch", "sm_90")

@@ -1,0 +1,242 @@
+"""The kernels' compile-time parameters and grids; needs neither FlyDSL nor Triton.
+
+A configuration names its kernel: `repr` of it is the kernel's key in the manifest of the code objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...gates import PREFILL_ROWS, STAGE1_TILES, STAGE2_TILES
+from .layout import CHUNK_K, LOW_K_BIT, TILE_N
+
+WAVES = 4
+ROW_REGISTER_BYTES = 16 * 1024  # of one wave's activations in stage 2: 64 vector registers
+W4A16_TILES = 2  # 16-channel tiles of a wave
+LEAST_SORTED = 32  # slots: a smaller batch takes this kernel
+
+
+class KernelConfig(Protocol):
+    """What every configuration below has."""
+
+    def grid(self, count: Any) -> tuple[Any, Any, Any]:
+        """Workgroups for so many row blocks, rows or tokens: the last argument of a launch."""
+        ...
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built for these sizes, or None."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stage1Config:
+    """Compile-time parameters of stage 1.
+
+    tile_m: rows a workgroup; tile_n: intermediate channels a workgroup (as many gate and up rows of w13);
+    tile_k: k a wave covers in one turn of its loop (decode) or k of one LDS tile (prefill);
+    pinned: keep the written order of loads (else the compiler's);
+    accumulators: write the int32 sums [slots, 2*inter] instead of h (tests).
+    """
+
+    hidden: int
+    inter: int
+    top_k: int
+    tile_m: int = 16
+    tile_n: int = 64
+    tile_k: int = 256
+    pinned: bool = True
+    accumulators: bool = False
+
+    @property
+    def decode(self) -> bool:
+        """Whether the waves split K (decode) or the tile (prefill)."""
+        return self.tile_m < PREFILL_ROWS
+
+    @property
+    def mfma_per_wave(self) -> int:
+        """Matrix instructions that one wave executes."""
+        of_workgroup = self.tile_m // 16 * (2 * self.tile_n // 16) * (self.hidden // 32)
+        return of_workgroup // WAVES
+
+    @property
+    def hints(self) -> dict[str, Any]:
+        """Compiler hints: left alone, the compiler loads so far ahead that registers allow two waves a SIMD."""
+        far_ahead = not self.pinned and (self.tile_m, self.tile_n) == (16, 64)
+        return {"waves_per_eu": 3} if far_ahead else {}
+
+    def grid(self, blocks: Any) -> tuple[Any, Any, Any]:
+        """Workgroups for `blocks` row blocks."""
+        return self.inter // self.tile_n, blocks, 1
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built for these sizes, or None."""
+        tile = (self.tile_m, self.tile_n, self.tile_k)
+        if tile not in STAGE1_TILES:
+            return f"stage 1 has no kernel for tile (m, n, k) {tile}; it has {', '.join(map(str, STAGE1_TILES))}"
+        if self.hidden % (WAVES * CHUNK_K):
+            return f"hidden size {self.hidden} is not a multiple of {WAVES * CHUNK_K} (stage 1)"
+        if self.inter % self.tile_n:
+            return f"intermediate size {self.inter} is not a multiple of stage 1 tile_n {self.tile_n}"
+        return None
+
+
+@dataclass(frozen=True)
+class Stage2Config:
+    """Compile-time parameters of stage 2.
+
+    tile_m: rows a workgroup; tile_n: output channels a workgroup; tile_k: k of one slot of the weight ring;
+    atomic: add float32 into [T, hidden] (else bfloat16 [T * top_k, hidden] without the row scale);
+    pinned: keep the written order of loads (else the compiler's);
+    accumulators: write the exact sums as float32 [T * top_k, hidden] (tests; not with atomic).
+    """
+
+    hidden: int
+    inter: int
+    top_k: int
+    tile_m: int = 16
+    tile_n: int = 256
+    tile_k: int = 256
+    atomic: bool = False
+    pinned: bool = True
+    accumulators: bool = False
+
+    @property
+    def row_tiles(self) -> int:
+        """16-row tiles that a wave holds."""
+        return min(self.tile_m // 16, ROW_REGISTER_BYTES // (16 * self.inter))
+
+    @property
+    def waves_m(self) -> int:
+        """Waves side by side over rows; the others share the columns."""
+        return self.tile_m // 16 // self.row_tiles
+
+    @property
+    def tiles(self) -> int:
+        """16-channel tiles that a wave computes."""
+        return self.tile_n // TILE_N * self.waves_m // WAVES
+
+    @property
+    def mfma_per_wave(self) -> int:
+        """Matrix instructions that one wave executes."""
+        return self.tiles * self.row_tiles * (self.inter // 32)
+
+    def grid(self, blocks: Any) -> tuple[Any, Any, Any]:
+        """Workgroups for `blocks` row blocks. Prefill takes all rows of some columns, then the next columns: what is
+        added to lies together, and so do the weights of one expert.
+        """
+        columns = self.hidden // self.tile_n
+        return (blocks, columns, 1) if self.atomic else (columns, blocks, 1)
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built for these sizes, or None."""
+        if self.inter % CHUNK_K or not CHUNK_K <= self.inter <= 1024:
+            return f"intermediate size {self.inter}: stage 2 takes multiples of {CHUNK_K} up to 1024"
+        if self.tile_m not in STAGE2_TILES["M"] or self.tile_m // 16 % self.row_tiles or self.waves_m > WAVES:
+            return f"stage 2 tile_m {self.tile_m} does not fit an intermediate size of {self.inter}"
+        for axis, tile, size in (("K", self.tile_k, self.inter), ("N", self.tile_n, self.hidden)):
+            if tile not in STAGE2_TILES[axis] or size % tile:
+                legal = ", ".join(map(str, STAGE2_TILES[axis]))
+                return f"stage 2 tile_{axis.lower()} {tile} is not one of {legal} that divides {size}"
+        return None
+
+
+@dataclass(frozen=True)
+class QuantizeConfig:
+    """Quantize rows of `columns` bfloat16 or float32 values.
+
+    experts: 0, or rows are the slots of so many experts: a row whose expert id is none of theirs is skipped, and the
+    stored scale is multiplied by the slot's router weight.
+    """
+
+    columns: int
+    bf16: bool
+    experts: int = 0
+
+    @property
+    def waves_per_row(self) -> int:
+        """A whole workgroup for long rows, else one wave."""
+        return WAVES if self.columns > 2048 else 1
+
+    def grid(self, rows: Any) -> tuple[Any, Any, Any]:
+        """Workgroups for `rows` rows."""
+        return (rows if self.waves_per_row > 1 else (rows + (WAVES - 1)) // WAVES), 1, 1
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built, or None."""
+        return f"rows of {self.columns} values: not a multiple of 16" if self.columns % (2 * LOW_K_BIT) else None
+
+
+@dataclass(frozen=True)
+class ReduceConfig:
+    """out[t] = sum over s of scale[t, s] * slots[t, s], in the order of s; slots of no expert here are left out."""
+
+    hidden: int
+    top_k: int
+    experts: int
+
+    def grid(self, tokens: Any) -> tuple[Any, Any, Any]:
+        """Workgroups for `tokens` tokens."""
+        return -(-self.hidden // (WAVES * 64 * 8)), tokens, 1
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built, or None."""
+        return f"hidden size {self.hidden} is not a multiple of 8" if self.hidden % 8 else None
+
+
+@dataclass(frozen=True)
+class W4A16Config:
+    """Compile-time parameters; `stage` 1 gathers token rows and applies SiLU, `stage` 2 takes slot rows."""
+
+    stage: int
+    hidden: int
+    inter: int
+    top_k: int
+    tile_m: int
+
+    @property
+    def k(self) -> int:
+        """Length of a row."""
+        return self.hidden if self.stage == 1 else self.inter
+
+    @property
+    def columns(self) -> int:
+        """Output channels."""
+        return self.inter if self.stage == 1 else self.hidden
+
+    @property
+    def tile_n(self) -> int:
+        """Output channels of a workgroup."""
+        return WAVES * 16 if self.stage == 1 else WAVES * 16 * W4A16_TILES
+
+    def grid(self, blocks: Any) -> tuple[Any, Any, Any]:
+        """Workgroups for `blocks` row blocks."""
+        return self.columns // self.tile_n, blocks, 1
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built for these sizes, or None."""
+        if self.k % CHUNK_K or self.columns % self.tile_n:
+            return f"W4A16 stage {self.stage}: {self.k} x {self.columns} is no multiple of {CHUNK_K} x {self.tile_n}"
+        return None
+
+
+@dataclass(frozen=True)
+class RouteConfig:
+    """The sort of at most `slots` slots (a power of two) by expert into blocks of tile_m rows."""
+
+    experts: int
+    slots: int
+    tile_m: int
+
+    @classmethod
+    def of(cls, slots: int, experts: int, tile_m: int) -> RouteConfig:
+        """The smallest sort that takes `slots` slots."""
+        return cls(experts, max(1 << (slots - 1).bit_length(), LEAST_SORTED), tile_m)
+
+    def grid(self, slots: Any) -> tuple[Any, Any, Any]:
+        """One workgroup sorts them all."""
+        return 1, 1, 1
+
+    def problem(self) -> str | None:
+        """None: there is a kernel for every size."""
+        return None

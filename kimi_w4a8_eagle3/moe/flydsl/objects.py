@@ -1,0 +1,192 @@
+"""The kernels as code objects: the manifest that names them, and their launches through HIP's module API.
+
+`kimi warm` writes a folder of them where FlyDSL is; whoever serves reads it and needs no compiler. A kernel's key in
+the manifest is `repr` of its configuration. Nothing is launched that differs from what was compiled: the kernel sources
+of this package, the architecture and the SHA-256 of every object are compared first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...base.errors import KimiError
+from ..contract import GateReader
+from ..hip import Function, Hip
+
+if TYPE_CHECKING:
+    from .configs import KernelConfig
+
+ARCH = "gfx942"
+GATE = "KIMI_KERNELS"
+MANIFEST = "manifest.json"
+# The modules that run on the host; every other one of this folder may change what a kernel does.
+_HOST = ("__init__", "backend", "code_object", "compile", "objects", "toolchain", "tune", "warm")
+_FORMATS = {8: "Q", 4: "i"}  # an address, a count
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CodeObject(_Model):
+    """One compiled kernel.
+
+    arguments: (offset, bytes) of each that the host gives; the rest of the kernarg segment is zero. block: threads.
+    dynamic_lds_bytes: what a launch adds to the static LDS. Registers are per lane, sgprs per wave.
+    """
+
+    file: str = Field(pattern=r"^[\w-]+\.co$")
+    sha256: str
+    symbol: str
+    arguments: tuple[tuple[int, int], ...]
+    kernarg_bytes: int
+    block: tuple[int, int, int]
+    lds_bytes: int
+    dynamic_lds_bytes: int
+    scratch_bytes: int
+    vgprs: int
+    agprs: int
+    sgprs: int
+    spills: int
+
+
+class Manifest(_Model):
+    """What lies in a folder of code objects: by which compilers, from which sources, for which GPU.
+
+    remaining: kernels that the last `kimi warm` has not got to, or did not before it was interrupted.
+    """
+
+    arch: str = ARCH
+    sources: str
+    compilers: dict[str, str] = {}
+    remaining: int = 0
+    kernels: dict[str, CodeObject] = {}
+
+
+@cache
+def source_hash() -> str:
+    """SHA-256 of the sources that a kernel's machine code depends on."""
+    here = Path(__file__).parent
+    sorting = here.parent / "triton" / "kernels.py"
+    digest = hashlib.sha256()
+    for path in [*sorted(path for path in here.glob("*.py") if path.stem not in _HOST), sorting]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def cache_dir() -> Path:
+    """Where this package keeps what it compiled: below $XDG_CACHE_HOME or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "kimi-w4a8-eagle3"
+
+
+def objects_folder(gates: GateReader) -> Path:
+    """The folder of the code objects: KIMI_KERNELS, else below `cache_dir`."""
+    given = gates.get(GATE)
+    return Path(given) if given else cache_dir() / "kernels"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder; raises KimiError when it cannot be read."""
+    path = folder / MANIFEST
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise _refused(folder, f"there are no code objects of the MoE kernels in {folder} ({error.strerror})") from None
+    except ValidationError as error:
+        raise _refused(folder, f"{path} cannot be read: {error.errors()[0]['msg']}") from None
+
+
+class _Loaded(NamedTuple):
+    function: Function
+    arguments: struct.Struct
+    block: tuple[int, int, int]
+    dynamic_lds_bytes: int
+
+
+class CodeObjects:
+    """The kernels of one folder, loaded on a device at their first use there.
+
+    Raises KimiError when the folder holds none, or those of another GPU or of other sources than this package's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        self._loaded: dict[tuple[KernelConfig, int], _Loaded] = {}
+        if self.manifest.arch != ARCH:
+            raise _refused(folder, f"the code objects are for {self.manifest.arch}, not {ARCH}")
+        if self.manifest.sources != source_hash():
+            raise _refused(folder, "the code objects were compiled from other kernel sources than this package's")
+
+    def image(self, key: str) -> bytes:
+        """The code object of a kernel; raises KimiError when it is missing or altered."""
+        found = self.manifest.kernels.get(key)
+        if found is None:
+            raise _refused(self.folder, f"there is no code object of {key}", "; another model: --recipe R")
+        image = self.intact(found)
+        if image is None:
+            raise _refused(self.folder, f"{found.file}, the code object of {key}, was altered or removed")
+        return image
+
+    def intact(self, found: CodeObject) -> bytes | None:
+        """An object of the manifest as it was compiled; None when the file is anything else."""
+        try:
+            image = (self.folder / found.file).read_bytes()
+        except OSError:
+            return None
+        return image if hashlib.sha256(image).hexdigest() == found.sha256 else None
+
+    def check_all(self) -> int:
+        """How many kernels there are; raises KimiError for one that is not whole, and after an interrupted `warm`."""
+        if self.manifest.remaining:
+            raise _refused(self.folder, f"{self.manifest.remaining} kernels are missing: `kimi warm` was interrupted")
+        self.check(self.manifest.kernels)
+        return len(self.manifest.kernels)
+
+    def check(self, keys: Iterable[str]) -> None:
+        """Raise KimiError unless every one of these kernels is there and whole."""
+        for key in keys:
+            self.image(key)
+
+    def load(self, config: KernelConfig, device: int) -> _Loaded:
+        """Load a kernel on a device, once; not while a stream is being captured. Raises KimiError as `image` does."""
+        if (config, device) not in self._loaded:
+            image, found = self.image(repr(config)), self.manifest.kernels[repr(config)]
+            function = Hip.of_process().load(image, device).function(found.symbol)
+            self._loaded[config, device] = _Loaded(function, _packing(found), found.block, found.dynamic_lds_bytes)
+        return self._loaded[config, device]
+
+    def launch(self, config: KernelConfig, count: int, device: int, stream: int, arguments: tuple[int, ...]) -> None:
+        """Launch a kernel for `count` row blocks, rows or tokens (see `KernelConfig.grid`)."""
+        kernel = self._loaded.get((config, device)) or self.load(config, device)
+        packed = kernel.arguments.pack(*arguments)
+        kernel.function.launch(config.grid(count), kernel.block, kernel.dynamic_lds_bytes, stream, packed)
+
+
+@lru_cache(maxsize=4)
+def code_objects(folder: Path) -> CodeObjects:
+    """The kernels of a folder, which every layer of a process shares."""
+    return CodeObjects(folder)
+
+
+def _packing(found: CodeObject) -> struct.Struct:
+    """How the host's arguments become the kernarg segment."""
+    text, end = "<", 0
+    for offset, size in found.arguments:
+        text += f"{offset - end}x{_FORMATS[size]}"
+        end = offset + size
+    return struct.Struct(f"{text}{found.kernarg_bytes - end}x")
+
+
+def _refused(folder: Path, problem: str, more: str = "") -> KimiError:
+    remedy = f"kimi warm --objects {folder} (where FlyDSL is installed{more})"
+    return KimiError(problem, where=str(folder / MANIFEST), expected="what `kimi warm` wrote", remedy=remedy)

@@ -1,0 +1,237 @@
+"""FlydslBackend.forward as it serves: code objects of a folder, launched through HIP, where only the chip is missing.
+
+From the manifest to hipModuleLaunchKernel the host code is the real one. What it launches, with the bytes it passes,
+runs in the gfx942 interpreter on the very tensors (support/hip_standin.py), and the result is the reference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+from kimi_w4a8_eagle3.moe.flydsl import backend as flydsl_backend
+from kimi_w4a8_eagle3.moe.flydsl import objects as flydsl_objects
+from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, FlydslCall, tile_m_of
+from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig, RouteConfig, Stage1Config, Stage2Config
+from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+from kimi_w4a8_eagle3.moe.routing import ROUTE_IN_KERNEL, route
+from kimi_w4a8_eagle3.moe.tune import random_batch, random_layer
+from kimi_w4a8_eagle3.quark.packing import unpack_reorder
+
+SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
+if SKIP is None:
+    pytest.importorskip("triton")
+    from flydsl_machine import compiled
+    from support.hip_standin import InterpretedGpu, load_library
+
+    from kimi_w4a8_eagle3.moe.flydsl.compile import compile_kernel
+    from proof.assembly import assembly
+
+    compile_once = cache(compile_kernel)
+
+CPU = torch.device("cpu")
+SHAPES = {tp: MoeShape(num_experts=12, hidden=512, inter=2048 // tp, top_k=8) for tp in (4, 8)}
+STREAM = 0x7F00_1234_5678
+# Between backends, docs/moe.md. Decode rounds each slot's row to bfloat16, the reference only the sum.
+TOLERANCE = 4e-3
+UNPINNED = {"FLYDSL_MOE_STAGE1_SCHED": False, "FLYDSL_MOE_STAGE2_SCHED": False}
+PREFILL = {"AITER_FLYDSL_STAGE1_TILE_M": 64}
+CASES: list[tuple[int, int, dict[str, Any]]] = [
+    *((tp, tokens, {}) for tp in SHAPES for tokens in (1, 8, 160, 300)),  # 300: more slots than the sort's kernel takes
+    *((tp, tokens, UNPINNED) for tp, tokens in ((8, 1), (8, 160), (4, 8), (4, 160))),
+    *((tp, tokens, PREFILL) for tp, tokens in ((8, 1), (8, 160), (8, 300), (4, 8), (4, 300))),
+    (8, 8, {"AITER_FLYDSL_MOE_GRID_TRIM": False}),
+    (8, 8, {**UNPINNED, "AITER_FLYDSL_STAGE2_TILE_K": 128}),
+    (8, 8, {**PREFILL, "AITER_FLYDSL_STAGE1_TILE_N": 64}),
+    (4, 8, {"AITER_FLYDSL_STAGE2_TILE_M": 32, "AITER_FLYDSL_STAGE2_TILE_N": 128}),
+]
+
+
+@cache
+def layer(tp: int) -> QuarkMoeWeights:
+    return random_layer(SHAPES[tp], CPU)
+
+
+class Serving:
+    """A backend, its GPU, and a folder with the code objects that a batch of `tokens` needs."""
+
+    def __init__(self, folder: Path, tp: int, tokens: int, gates: dict[str, Any]) -> None:
+        load_library()
+        self.folder, self.shape, self.weights = folder, SHAPES[tp], layer(tp)
+        self.gpu, self.backend = InterpretedGpu(), FlydslBackend({**gates, flydsl_objects.GATE: str(folder)})
+        self.plan, slots = self.backend.configs(self.shape, tokens), tokens * self.shape.top_k
+        self.configs = [*self.plan.values()]
+        self.sorts = slots <= ROUTE_IN_KERNEL
+        if self.sorts:
+            self.configs.append(RouteConfig.of(slots, self.shape.num_experts, tile_m_of(self.plan)))
+        self.write({config: config for config in self.configs})
+        self.x, self.router, self.ids = random_batch(self.shape, tokens, CPU)
+        self.ids[tokens // 2 :: 7, 3] = -1
+        self.ids[1:2] = -1  # a token with no expert on this rank
+
+    def write(self, compiled_as: dict[KernelConfig, KernelConfig]) -> None:
+        """Fill the folder: under the name of the first configuration the object of the second."""
+        kernels = {}
+        for name, config in compiled_as.items():
+            image, kernels[repr(name)] = compile_once(config)
+            (self.folder / kernels[repr(name)].file).write_bytes(image)
+            self.gpu.knows(assembly(config), compiled(config))
+        manifest = flydsl_objects.Manifest(sources=flydsl_objects.source_hash(), kernels=kernels)
+        (self.folder / flydsl_objects.MANIFEST).write_text(manifest.model_dump_json())
+
+    def forward(self) -> torch.Tensor:
+        moe = self.backend.prepare(self.weights)
+        self.gpu.put(self.x, self.router, self.ids, moe.w13, moe.w2, moe.s13, moe.s2)
+        with self.gpu:
+            return self.backend.forward(self.x, moe, self.router, self.ids)
+
+    def error(self) -> float:
+        """Relative to the reference backend's result."""
+        reference = ReferenceBackend()
+        expected = reference.forward(self.x, reference.prepare(self.weights), self.router, self.ids)
+        return relative(self.forward(), expected)
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.fixture(autouse=True)
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flydsl_backend, "stream_of", lambda tensor: STREAM)
+
+
+@pytest.mark.parametrize(("tp", "tokens", "gates"), CASES, ids=lambda value: str(value).replace("AITER_FLYDSL_", ""))
+def test_forward_is_the_reference(tp: int, tokens: int, gates: dict[str, Any], tmp_path: Path) -> None:
+    serving = Serving(tmp_path, tp, tokens, gates)
+    assert serving.error() < TOLERANCE
+    launches = serving.gpu.launches
+    first, last = ["route_slots"] * serving.sorts, ["moe_reduce_0"] * ("reduce" in serving.plan)
+    stages = ["moe_quantize_0", "moe_stage1_0", "moe_quantize_0", "moe_stage2_0"]
+    assert [launch.kernel for launch in launches] == [*first, *stages, *last]
+    assert {launch.stream for launch in launches} == {STREAM}
+
+
+def test_no_tokens_launch_nothing(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, 8, 1, {})
+    serving.x, serving.router, serving.ids = serving.x[:0], serving.router[:0], serving.ids[:0]
+    out = serving.forward()
+    assert out.shape == (0, 512) and out.dtype == torch.bfloat16 and not serving.gpu.launches
+
+
+def test_a_broken_token_is_nan_and_its_neighbours_are_not(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, 8, 8, {})
+    clean = serving.forward()
+    serving.x[6, 5] = float("nan")
+    got, others = serving.forward(), [token for token in range(8) if token != 6]
+    assert got[6].isnan().all() and torch.equal(got[others], clean[others])
+
+
+@pytest.mark.parametrize("tokens", [5, 40])
+def test_the_w4a16_baseline(tokens: int, tmp_path: Path) -> None:
+    """No quantized activations: plain matrix products, with the roundings to bfloat16 that the baseline has."""
+    tile = 64 if tokens > 5 else None
+    serving = Serving(tmp_path, 8, tokens, {"FLYDSL_W4A16_HYBRID": "w2_bf16", "AITER_FLYDSL_STAGE1_TILE_M": tile})
+    w13 = unpack_reorder(serving.weights.w13).double() * serving.weights.s13[..., None]
+    w2 = unpack_reorder(serving.weights.w2).double() * serving.weights.s2[..., None]
+    expected = torch.zeros(tokens, serving.shape.hidden, dtype=torch.double)
+    for t, s in (serving.ids >= 0).nonzero().tolist():
+        gate, up = (w13[serving.ids[t, s]] @ serving.x[t].double()).chunk(2)
+        h = (torch.nn.functional.silu(gate) * up).bfloat16().double()
+        expected[t] += (w2[serving.ids[t, s]] @ h) * serving.router[t, s]
+    assert relative(serving.forward(), expected) < TOLERANCE
+
+
+def test_the_sort_routes_like_torch(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, 8, 8, {})
+    serving.ids[3, :2] = torch.tensor([12, 4000])  # beyond this rank's experts, left out like -1
+    serving.gpu.put(serving.ids)
+    with serving.gpu:
+        moe = serving.backend.prepare(serving.weights)
+        got = FlydslCall(serving.backend, serving.plan, serving.x, moe, serving.router, serving.ids).route()
+    expected = route(serving.ids, 12, 16)
+    blocks = int(expected.num_blocks)
+    assert int(got.num_blocks) == blocks > 3 and len(serving.gpu.launches) == 1
+    for name in ("block_expert", "block_first", "block_rows"):
+        assert torch.equal(getattr(got, name)[:blocks], getattr(expected, name)[:blocks]), name
+    rows = int(expected.block_rows[:blocks].sum())
+    assert torch.equal(got.order[:rows], expected.order[:rows])
+
+
+# -- planted faults ----------------------------------------------------------------------------------------------------
+def is_found(serving: Serving) -> bool:
+    """Whether the interpreter stops or the result is another one."""
+    try:
+        return serving.error() > TOLERANCE
+    except KimiError as error:
+        return "hipErrorLaunchFailure" in str(error) and serving.gpu.error is not None
+
+
+PLACES = [
+    (Stage1Config, 0),
+    (Stage1Config, 4),
+    (Stage1Config, 6),
+    (Stage2Config, 1),
+    (Stage2Config, 3),
+    (RouteConfig, 2),
+]
+
+
+@pytest.mark.parametrize(("kind", "place"), PLACES, ids=lambda value: getattr(value, "__name__", value))
+def test_an_argument_in_the_wrong_place_is_found(
+    kind: type, place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two neighbours are exchanged."""
+    launch = flydsl_objects.CodeObjects.launch
+
+    def exchanged(self: Any, config: Any, count: int, device: int, stream: int, arguments: tuple[int, ...]) -> None:
+        if isinstance(config, kind):
+            before, (a, b), after = arguments[:place], arguments[place : place + 2], arguments[place + 2 :]
+            arguments = (*before, b, a, *after)
+        launch(self, config, count, device, stream, arguments)
+
+    monkeypatch.setattr(flydsl_objects.CodeObjects, "launch", exchanged)
+    assert is_found(Serving(tmp_path, 8, 8, {}))
+
+
+GRIDS: dict[str, Callable[[int, int, int], tuple[int, int, int]]] = {
+    "half of the blocks": lambda x, y, z: (x, y // 2, z),  # the last few are spare
+    "a column less": lambda x, y, z: (x - 1, y, z),
+    "a column more": lambda x, y, z: (x + 1, y, z),
+    "x for y": lambda x, y, z: (y, x, z),
+}
+
+
+@pytest.mark.parametrize("kind", [Stage1Config, Stage2Config])
+@pytest.mark.parametrize("change", GRIDS)
+def test_a_wrong_grid_is_found(kind: Any, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = kind.grid
+    monkeypatch.setattr(kind, "grid", lambda self, count: GRIDS[change](*grid(self, count)))
+    assert is_found(Serving(tmp_path, 8, 8, {}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (Stage1Config, {"inter": 512}),
+        (Stage1Config, {"top_k": 6}),
+        (Stage2Config, {"hidden": 1024}),
+        (Stage2Config, {"inter": 512}),
+        (RouteConfig, {"experts": 11}),
+    ],
+    ids=str,
+)
+def test_an_object_of_another_shape_is_found(kind: type, changes: dict[str, int], tmp_path: Path) -> None:
+    serving = Serving(tmp_path, 8, 8, {})
+    serving.write({c: replace(c, **changes) if isinstance(c, kind) else c for c in serving.configs})
+    assert is_found(serving)

@@ -1,0 +1,195 @@
+"""Code objects: what the manifest says of them, what is refused or compiled again; serving needs no compiler."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.kernel_objects import SMALL, silent, small_kernels
+from support.kernel_objects import small_objects as small_objects
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.moe.flydsl import backend as flydsl_backend
+from kimi_w4a8_eagle3.moe.flydsl import objects as flydsl_objects
+from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
+from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+from kimi_w4a8_eagle3.moe.flydsl.code_object import read_metadata
+from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig, RouteConfig
+from kimi_w4a8_eagle3.moe.flydsl.objects import MANIFEST, CodeObjects, Manifest, read_manifest
+
+SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
+if SKIP is None:
+    pytest.importorskip("triton")
+    from kimi_w4a8_eagle3.moe.flydsl.compile import BUILDERS
+
+
+@pytest.fixture
+def folder(small_objects: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(small_objects, tmp_path / "kernels"))
+
+
+def test_the_manifest_is_read_back_and_names_every_file(small_objects: Path) -> None:
+    manifest = read_manifest(small_objects)
+    assert Manifest.model_validate_json(manifest.model_dump_json()) == manifest
+    assert set(manifest.kernels) == {repr(config) for config in small_kernels()}
+    assert {path.name for path in small_objects.glob("*.co")} == {found.file for found in manifest.kernels.values()}
+    assert set(manifest.compilers) == {"flydsl", "triton", "linker"}
+    assert CodeObjects(small_objects).check_all() == len(small_kernels())
+
+
+@pytest.mark.parametrize("config", small_kernels(), ids=lambda config: type(config).__name__)
+def test_the_argument_layout_is_the_builders_signature(config: KernelConfig, small_objects: Path) -> None:
+    """The manifest's comes from the code object; the builder's follows the C rules of its parameters' types."""
+    found = read_manifest(small_objects).kernels[repr(config)]
+    if isinstance(config, RouteConfig):
+        sizes = [8] * 6 + [4]  # pointers, slots
+        assert (found.block, found.lds_bytes) == ((512, 1, 1), 0) and found.dynamic_lds_bytes > 0
+    else:
+        parameters = inspect.signature(BUILDERS[type(config)](config).func).parameters.values()
+        sizes = [{"Int64": 8, "Int32": 4}[parameter.annotation.__name__] for parameter in parameters]
+        assert (found.block, found.dynamic_lds_bytes, found.spills) == ((256, 1, 1), 0, 0)
+        assert found.kernarg_bytes == sum(sizes)
+    offsets = [sum(sizes[:number]) for number in range(len(sizes))]  # the only count comes last: no holes
+    assert found.arguments == tuple(zip(offsets, sizes, strict=True))
+    kernel = read_metadata((small_objects / found.file).read_bytes())["amdhsa.kernels"][0]
+    assert (kernel[".name"], kernel[".kernarg_segment_size"]) == (found.symbol, found.kernarg_bytes)
+
+
+def test_arguments_are_packed_where_the_layout_says(small_objects: Path) -> None:
+    found = read_manifest(small_objects).kernels[repr(RouteConfig(6, 32, 16))]
+    packed = flydsl_objects._packing(found).pack(*range(1 << 40, (1 << 40) + 6), 12)
+    assert packed == struct.pack("<6Qi", *range(1 << 40, (1 << 40) + 6), 12) + bytes(found.kernarg_bytes - 52)
+    with pytest.raises(struct.error):  # an address where a count belongs, and one too few
+        flydsl_objects._packing(found).pack(*range(6), 1 << 40)
+    with pytest.raises(struct.error):
+        flydsl_objects._packing(found).pack(*range(6))
+
+
+STAGE1 = repr(next(iter(small_kernels()[1:])))
+
+
+def entry(folder: Path) -> Path:
+    return folder / read_manifest(folder).kernels[STAGE1].file
+
+
+def change(folder: Path, **fields: Any) -> None:
+    path = folder / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def alter(folder: Path) -> None:
+    image = bytearray(entry(folder).read_bytes())
+    image[len(image) // 2] ^= 1
+    entry(folder).write_bytes(image)
+
+
+def forget(folder: Path) -> None:
+    kernels = json.loads((folder / MANIFEST).read_text())["kernels"]
+    del kernels[STAGE1]
+    change(folder, kernels=kernels)
+
+
+SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "altered byte": (alter, r"moe_stage1_0-\w+.co, the code object of Stage1Config\(.*altered or removed"),
+    "removed file": (lambda folder: entry(folder).unlink(), r"the code object of Stage1Config\(.*altered or removed"),
+    "not in the manifest": (forget, r"there is no code object of Stage1Config\(hidden=1024"),
+    "foreign GPU": (lambda folder: change(folder, arch="gfx950"), "for gfx950, not gfx942"),
+    "other sources": (lambda folder: change(folder, sources="0" * 64), "other kernel sources than this package's"),
+    "broken manifest": (lambda folder: change(folder, kernels=[]), "manifest.json cannot be read"),
+    "a path in the manifest": (lambda folder: change(folder, kernels={"a": {"file": "../a.co"}}), "cannot be read"),
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), "there are no code objects"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_what_was_not_compiled_for_this_is_refused(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flydsl_backend, "gpu_arch", lambda device: "gfx942")
+    kernels = small_kernels()
+    monkeypatch.setattr(FlydslBackend, "wanted", lambda self, shape: kernels)  # with one of the sorts
+    gates, gpu = {flydsl_objects.GATE: str(folder)}, torch.device("cuda")
+    assert FlydslBackend(gates).unsupported(SMALL, gpu) is None
+    spoil, message = SPOILED[case]
+    spoil(folder)
+    flydsl_objects.code_objects.cache_clear()
+    with pytest.raises(KimiError, match=message) as error:
+        FlydslBackend(gates).unsupported(SMALL, gpu)
+    assert f"kimi warm --objects {folder}" in error.value.remedy
+
+
+def test_where_nobody_compiled_the_next_backend_may_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flydsl_backend, "gpu_arch", lambda device: "gfx942")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    reason = FlydslBackend().unsupported(SMALL, torch.device("cuda"))
+    assert reason is not None and "no code objects in" in reason and "kimi warm" in reason
+
+
+def test_what_is_there_needs_no_compiler_and_only_what_is_not_is_compiled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, (compiled, also) = read_manifest(folder), small_kernels()[:2]
+    alter(folder)
+    whole, count = flydsl_warm.warm([compiled, also], folder, 1, silent)
+    assert count == 1 and whole == read_manifest(folder)
+    assert whole.kernels[STAGE1] == before.kernels[STAGE1]  # the same machine code
+    CodeObjects(folder).check(whole.kernels)
+
+    def no_compiler() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(flydsl_warm, "compilers", no_compiler)
+    assert flydsl_warm.warm(small_kernels(), folder, 1, silent) == (whole, 0)
+
+
+def test_an_interrupted_warm_keeps_what_is_finished_and_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(configs: list[Any], jobs: int, watch: Any) -> Any:
+        for config in configs[:1]:
+            found = before.kernels[repr(config)]
+            yield repr(config), (folder / found.file).read_bytes(), found
+        raise KeyboardInterrupt
+
+    before = read_manifest(folder)
+    change(folder, sources="0" * 64)  # of an earlier package
+    monkeypatch.setattr(flydsl_warm, "_compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        flydsl_warm.warm(small_kernels(), folder, 1, silent)
+    after = read_manifest(folder)
+    assert after.sources == before.sources and list(after.kernels) == [repr(small_kernels()[0])]
+    missing = len(small_kernels()) - 1
+    with pytest.raises(KimiError, match=f"{missing} kernels are missing: `kimi warm` was interrupted"):
+        CodeObjects(folder).check_all()
+
+
+def test_a_second_writer_is_refused(folder: Path) -> None:
+    alter(folder)
+    with (
+        flydsl_warm._alone(folder),
+        pytest.raises(KimiError, match="another `kimi warm`"),
+    ):
+        flydsl_warm.warm(small_kernels(), folder, 1, silent)
+
+
+def test_serving_imports_no_compiler(small_objects: Path) -> None:
+    program = f"""
+import sys
+sys.modules["flydsl"] = sys.modules["triton"] = None  # an import of either fails
+from pathlib import Path
+from kimi_w4a8_eagle3.moe.dispatch import load_backend
+from kimi_w4a8_eagle3.moe.contract import MoeShape
+backend = load_backend("flydsl", {{"{flydsl_objects.GATE}": {str(small_objects)!r}}})
+backend.objects.check(backend.objects.manifest.kernels)
+assert backend.shape_problem(MoeShape(384, 7168, 256, 8)) is None
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ}, timeout=120)

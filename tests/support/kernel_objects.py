@@ -1,0 +1,35 @@
+"""Code objects for tests: compiled once a worker, by `kimi warm`'s own code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig, RouteConfig
+from kimi_w4a8_eagle3.moe.flydsl.warm import warm
+
+SMALL = MoeShape(num_experts=6, hidden=1024, inter=256, top_k=3)
+
+
+def silent(finished: Iterable[Any], count: int) -> Iterable[Any]:
+    """Progress that nobody watches."""
+    return finished
+
+
+def small_kernels() -> list[KernelConfig]:
+    """What serves SMALL, with one sort of the many: Triton takes seconds for each."""
+    wanted = FlydslBackend().wanted(SMALL)
+    return [config for config in wanted if not isinstance(config, RouteConfig)] + [RouteConfig(6, 32, 16)]
+
+
+@pytest.fixture(scope="session")
+def small_objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `small_kernels`; do not change it."""
+    folder = tmp_path_factory.mktemp("kernels")
+    warm(small_kernels(), folder, 1, silent)
+    return folder

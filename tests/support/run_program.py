@@ -1,0 +1,18 @@
+"""Run in a fork that has imported SGLang: loads the plugin, then runs a program.
+
+`python -m ... support.run_program PROGRAM OUTPUT ARGS`: two files, and the program's own arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from sglang.srt.plugins import load_plugins
+
+if __name__ == "__main__":
+    file, output, *sys.argv[1:] = sys.argv[1:]
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT, 0o600), sys.stdout.fileno())
+    load_plugins()
+    exec(compile(Path(file).read_text(), file, "exec"), {"__name__": "__main__"})
