@@ -25,6 +25,7 @@ if SKIP is None:
     from flydsl_machine import Device, compiled
     from support.packing import pack_reorder
 
+    from kimi_w4a8_eagle3.moe.agreement import agreements
     from kimi_w4a8_eagle3.moe.flydsl import stage1 as stage1
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, FlydslTiles
     from kimi_w4a8_eagle3.moe.flydsl.warm import warm
@@ -85,6 +86,13 @@ def test_forward_matches_the_reference(gates: dict[str, Any]) -> None:
     expected = reference.forward(x, reference.prepare(weights), router, ids).float()
     assert got.dtype == torch.bfloat16 and got.shape == x.shape
     assert (got.float() - expected).norm() / expected.norm() < 4e-3
+
+
+@pytest.mark.parametrize("gates", [{}, {"AITER_FLYDSL_STAGE1_TILE_M": 64, "AITER_FLYDSL_STAGE1_TILE_N": 64}])
+def test_it_passes_what_kimi_accept_asks_on_a_gpu(gates: dict[str, Any]) -> None:
+    """Decode tiles, and prefill tiles that add atomically."""
+    (found,) = agreements(interpreted(**gates), SMALL, [7], torch.device("cpu"))
+    assert found.worst > 0
 
 
 @pytest.mark.parametrize("tokens", [5, 40])

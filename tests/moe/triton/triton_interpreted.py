@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.moe.agreement import agreements
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.op import MoeLayer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
@@ -75,6 +76,11 @@ def test_forward_agrees_with_the_reference(layer: QuarkMoeWeights, tiles: str, r
         assert not out.any()
     else:
         assert (out.float() - expected.float()).norm() / expected.float().norm() < 2e-3
+
+
+def test_it_passes_what_kimi_accept_asks_on_a_gpu() -> None:
+    (found,) = agreements(TritonBackend(TILES["separate quantization"]), SHAPE, [3], torch.device("cpu"))
+    assert found.worst > 0
 
 
 @pytest.mark.parametrize("nvidia", [False, True], ids=["weights right", "weights left"])
