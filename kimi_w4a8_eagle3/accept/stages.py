@@ -40,7 +40,7 @@ from ..recipe.schema import Recipe
 from .journal import Figure, Stage
 from .kernel_stage import check_kernels, run_child
 
-ON_GPUS = ("w4a16", "w4a8", "eagle3", "eagle3-opt")  # the last one that speculates answers GSM8K
+ON_GPUS = ("w4a8", "eagle3", "eagle3-opt", "w4a16")  # the last one that speculates answers GSM8K
 IMAGE = Path("/opt/kimi/packages")  # where the Dockerfile puts this package
 SPEED = {True: ("con2", "con40", "chat"), False: ("tiny-con2", "tiny-con40", "tiny-maths")}  # on GPUs or not
 _SHOWN = ("tpot_median_ms", "ttft_median_ms", "output_throughput_tok_s")
@@ -143,7 +143,8 @@ class Trial:
         return f"{', '.join(each.repo for each in wanted)}: whole", []
 
     def _kernels(self, backend: str, gates: Mapping[str, str], tp: int, label: str) -> Found:
-        figures = check_kernels(backend, _shape(tp), gates, self.folder / f"kernels-{label}.json")
+        found = check_kernels(backend, _shape(tp), gates, self.folder / f"kernels-{label}.json")
+        figures = [figure.model_copy(update={"name": f"{label} {figure.name}"}) for figure in found]
         return "known answers bit for bit, eagerly and from a graph; random ones beside the reference", figures
 
     def _tune(self) -> Found:
@@ -167,7 +168,8 @@ class Trial:
         return Choice(base_url=subject.base_url, model=subject.model, api_key=self.api_key)
 
     def _smoke(self, recipe: Recipe) -> Found:
-        floors = smoke.Floors(self.sizes.smoke, speculates=recipe.draft is not None)
+        longest = 2048 if recipe.hardware.gpus else 512  # Kimi-K2.5 thinks before it answers
+        floors = smoke.Floors(self.sizes.smoke, longest, speculates=recipe.draft is not None)
         folder, state, checks = smoke.run(self._choice(recipe), floors, self.console, self.folder)
         told = "; ".join(f"{check.name}: {check.found}" for check in checks if state == "pass" or not check.passed)
         return _passed(state, told, folder), []
@@ -185,7 +187,7 @@ class Trial:
                 name=f"{name} {METRICS[key].title}",
                 value=cell.figures[key].value,
                 unit=METRICS[key].unit,
-                predicted=_predicted(recipe, workload, length, key),
+                predicted=predicted(recipe, workload, length, key),
                 published=reported.get(key),
             )
             for key in _SHOWN
@@ -244,7 +246,7 @@ def _shape(tp: int) -> MoeShape:
     return MoeShape(model.experts, model.hidden, model.expert_inner // tp, model.top_k)
 
 
-def _predicted(recipe: Recipe, workload: Workload, length: float | None, key: str) -> float | None:
+def predicted(recipe: Recipe, workload: Workload, length: float | None, key: str) -> float | None:
     """What the machine model says of Kimi-K2.5 on its GPUs, at the accept length that was measured."""
     if not recipe.hardware.gpus or workload.input_len is None:
         return None

@@ -11,9 +11,13 @@ from rich.console import Console
 
 from kimi_w4a8_eagle3.accept.claims import CLAIMS, rows, write_bundle, write_page
 from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Outcome, Stage
-from kimi_w4a8_eagle3.accept.stages import IMAGE, ON_GPUS, Sizes, Trial
+from kimi_w4a8_eagle3.accept.stages import IMAGE, ON_GPUS, Sizes, Trial, predicted
 from kimi_w4a8_eagle3.bench.side import Texts
+from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
+from kimi_w4a8_eagle3.predict.machine_model import Cluster
+from kimi_w4a8_eagle3.predict.predict import calibrate, check
+from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 ROOT = Path(__file__).parents[2]
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)
@@ -39,6 +43,15 @@ def test_every_claim_is_settled_by_stages_of_the_mi325x_recipes_or_says_why_not(
     proves = {stage.proves for stage in stages(MI325X, *ON_GPUS)}
     assert {key for claim in CLAIMS for key in claim.settled_by} == proves
     assert [claim.what for claim in CLAIMS if bool(claim.settled_by) == bool(claim.otherwise)] == []
+
+
+@pytest.mark.parametrize("side", ["w4a8", "eagle3"])
+def test_a_prediction_is_that_of_kimi_bench_predict(side: str) -> None:
+    known = {(each.point, each.side, each.key): each.predicted for each in check(calibrate(Cluster()), Cluster())}
+    length = 3.93 if side == "eagle3" else None
+    found = predicted(load_recipe(side), load_workload("con40"), length, "tpot_median_ms")
+    assert found == pytest.approx(known["con40", side, "tpot_median_ms"])
+    assert predicted(load_recipe("tiny"), load_workload("tiny-con40"), 3.0, "tpot_median_ms") is None
 
 
 def test_a_machine_with_eight_gpus_lacks_nothing_but_the_image() -> None:
