@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..base.errors import KimiError
 from ..base.run_dir import git_commit, installed_versions, new_run_dir, write_json
+from ..base.signals import Terminated
 
 JOURNAL = "journal.json"
 KIND = "accept"
@@ -102,6 +103,8 @@ def run_stages(stages: Sequence[Stage], journal: Journal, folder: Path, say: Cal
         began, failure = time.monotonic(), None
         try:
             found, figures = stage.run()
+        except Terminated:
+            raise
         except Exception as error:  # also what nobody foresaw: the page and the bundle are made all the same
             (folder / "traceback.txt").write_text(traceback.format_exc())
             unforeseen = KimiError(f"{type(error).__name__}: {error}", remedy="report it, with the bundle")

@@ -12,6 +12,7 @@ import pytest
 from kimi_w4a8_eagle3.accept import journal
 from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Stage, open_journal, run_stages
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.signals import Terminated
 
 FIGURE = Figure(name="speed", value=5.1, unit="TB/s", predicted=6.0)
 KILLED = """
@@ -77,6 +78,13 @@ def test_what_nobody_foresaw_fails_the_stage_as_well(tmp_path: Path) -> None:
         run([failing("odd", ZeroDivisionError("division"))], tmp_path)
     folder, found = open_journal(tmp_path, "all", restart=False)
     assert found.outcomes["odd"].state == "failed" and "in go" in (folder / "traceback.txt").read_text()
+
+
+def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
+    ran: list[str] = []
+    with pytest.raises(Terminated):
+        run([passing("one", ran), failing("two", Terminated(signal.SIGTERM))], tmp_path)
+    assert list(open_journal(tmp_path, "all", restart=False)[1].outcomes) == ["one"]
 
 
 def test_a_stage_that_is_missing_here_runs_once_it_is_there(tmp_path: Path) -> None:
