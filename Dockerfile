@@ -3,9 +3,8 @@
 #
 #   docker build -t kimi-w4a8-eagle3 .
 #
-# The default tag follows the pattern of SGLang's published images for the pinned release and was not pulled here;
-# lmsysorg/sglang:v0.5.16-rocm720-mi30x is known to exist.
-ARG BASE_IMAGE=lmsysorg/sglang:v0.5.23-rocm720-mi30x
+# Public documents name this tag; it was not pulled here. A tag can move: NAME:TAG@sha256:DIGEST does not.
+ARG BASE_IMAGE=lmsysorg/sglang-rocm:v0.5.20-rocm724-mi30x-20260919
 
 # Everything that is added is built in a stage of its own, with the Python of the base image.
 FROM ${BASE_IMAGE} AS wheels
@@ -46,11 +45,16 @@ ENV PATH=/opt/kimi/packages/bin:${PATH}
 COPY launch/docker/check_closure.py launch/docker/healthcheck.py /opt/kimi/
 RUN python3 /opt/kimi/check_closure.py "kimi-w4a8-eagle3[${EXTRAS}]"
 
-# Files of AITER that this deployment changes (docs/patches.md); a file that is not recognised ends the
-# build. Modules compiled from a patched file are removed and built again on first use (`kimi warm`).
-RUN kimi patch apply --remove-stale && kimi patch verify
+# Files of AITER that this deployment changes (docs/patches.md); a file that is not recognised ends the build. Then what
+# AITER would otherwise compile while serving: its own Dockerfile leaves these modules out.
+ARG AITER_ARCH=gfx942
+COPY launch/docker/build_aiter.py /opt/kimi/
+RUN kimi patch apply --remove-stale \
+ && python3 /opt/kimi/build_aiter.py "${AITER_ARCH}" \
+ && kimi patch verify
 
-# The device nodes belong to these groups; their numbers on the host come with `docker run --group-add`.
+# Kubernetes and compose run it as this user; docker-run.sh as the caller, whom no file here knows by number: hence HOME and
+# USER below. The numbers of the nodes' groups on the host come with `docker run --group-add`.
 RUN groupadd --force --system video \
  && groupadd --force --system render \
  && useradd --create-home --uid 10001 --groups video,render kimi \
@@ -58,7 +62,9 @@ RUN groupadd --force --system video \
 USER 10001
 WORKDIR /runs
 # transformers copies a checkpoint's own code before it runs it; serving needs /models and /trust read-only.
-ENV HF_HOME=/models \
+ENV HOME=/home/kimi \
+    USER=kimi \
+    HF_HOME=/models \
     HF_MODULES_CACHE=/home/kimi/.cache/huggingface/modules \
     KIMI_TRUSTED_CODE=/trust/trusted-code.json \
     HEALTHCHECK_URL=http://127.0.0.1:9528/live

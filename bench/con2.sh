@@ -1,3 +1,8 @@
 #!/bin/sh
-# The published latency point; say --base-url URL or --recipe NAME (see `kimi bench run --help`).
-exec kimi bench con2 "$@"
+# The published latency point of the server on this host; with --base-url URL of another one, with --recipe NAME of a server
+# that is started for it (see `kimi bench run --help`).
+case " $*" in
+  *" --base-url"* | *" --recipe"* | *" -r"*) ;;
+  *) set -- --base-url http://127.0.0.1:9527 "$@" ;;
+esac
+exec "$(dirname "$0")/../launch/kimi.sh" bench con2 "$@"

@@ -1,3 +1,7 @@
-#!/usr/bin/env bash
-# GSM8K in the published protocol against a running server, e.g. eval/gsm8k.sh http://127.0.0.1:9527 --baseline runs/...
-exec kimi eval gsm8k --base-url "${1:?base URL of the server}" "${@:2}"
+#!/bin/sh
+# GSM8K in the published protocol against a running server: eval/gsm8k.sh [URL] [--baseline runs/...]
+url=http://127.0.0.1:9527
+case ${1:-} in
+  http*) url=$1 && shift ;;
+esac
+exec "$(dirname "$0")/../launch/kimi.sh" eval gsm8k --base-url "$url" "$@"

@@ -4,6 +4,9 @@
 #   launch/docker-run.sh serve --recipe eagle3-opt
 #   launch/docker-run.sh doctor
 #
+# It runs as the caller, with the caller's own folders and Hugging Face cache; no sudo. Called by root (systemd) it runs as
+# the image's user, to whom it gives the folders.
+#
 # Settings come from the environment: IMAGE, MODELS and RUNS (folders on the host), CONFIG (the record of `kimi trust`),
 # API_KEY_FILE and ADMIN_KEY_FILE (docs/door.md), PORT, NAME, DOCKER (docker or podman), DOCKER_ARGS (more arguments),
 # HF_TOKEN (for `fetch` only, passed on by name, never printed). --print shows the command only.
@@ -15,7 +18,9 @@ RUNS=${RUNS:-$PWD/runs}
 CONFIG=${CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/kimi-w4a8-eagle3}
 DOCKER=${DOCKER:-docker}
 PORT=${PORT:-9527}
-CONTAINER_UID=10001 # of the user in the image
+DEV=${DEV:-/dev} # the tests' nodes lie elsewhere
+user=$(id -u):$(id -g)
+((EUID != 0)) || user=10001:10001 # of the image
 
 print_only=
 if [[ ${1:-} == --print ]]; then
@@ -27,10 +32,24 @@ if (($# == 0)); then
   exit 2
 fi
 
-if [[ -n $print_only ]]; then
-  image_id=IMAGE_ID
-else
-  image_id=$("$DOCKER" image inspect --format '{{.Id}}' "$IMAGE" | sed 's/^sha256://' | cut -c1-12)
+# What is missing is said in one message, with one command.
+reasons=() commands=()
+need() { # WHY COMMAND
+  reasons+=("$1")
+  commands+=("$2")
+}
+
+image_id=IMAGE_ID
+if [[ -z $print_only ]]; then
+  if answer=$("$DOCKER" image inspect --format '{{.Id}}' "$IMAGE" 2>&1); then
+    image_id=$(cut -c1-12 <<<"${answer#sha256:}")
+  elif [[ $answer == *"ermission denied"* ]]; then
+    need "$DOCKER does not answer user $(id -u); log in again afterwards" "sudo usermod --append --groups docker $(id -u -n)"
+  elif [[ $answer == *"o such image"* || $answer == *"not known"* ]]; then
+    need "there is no image $IMAGE" "$DOCKER build -t $IMAGE $(dirname "$(dirname "$(realpath "$0")")")"
+  else
+    need "$DOCKER: $answer" "$DOCKER info"
+  fi
 fi
 
 # A server reads weights and the record of trusted code; what fetches and records may write them.
@@ -47,6 +66,7 @@ esac
 # capability would be without effect, because Docker gives none to a user that is not root.
 args=(
   run --rm --init
+  --user "$user"
   --read-only
   --tmpfs "/tmp:rw,exec,nosuid,nodev,mode=1777,size=16g" # SGLang runs a script from there, compilers build there
   --cap-drop ALL
@@ -64,15 +84,19 @@ args=(
   --env "HEALTHCHECK_URL=http://127.0.0.1:$((PORT + 1))/live"
 )
 
+# Groups by number: the container's have other numbers than the host's. The nodes', for whoever runs it; and the caller's,
+# by which folders may be shared.
+groups=()
+((EUID == 0)) || read -r -a groups <<<"$(id -G)"
 if [[ -n $gpu ]]; then
-  args+=(--device /dev/kfd --device /dev/dri)
-  # The container's groups have other numbers than the host's: pass the numbers of the nodes themselves.
-  for node in /dev/kfd /dev/dri/renderD128; do
-    if [[ -e $node ]]; then
-      args+=(--group-add "$(stat -c %g "$node")")
-    fi
+  args+=(--device "$DEV/kfd" --device "$DEV/dri")
+  for node in "$DEV"/kfd "$DEV"/dri/renderD*; do
+    [[ ! -e $node ]] || groups+=("$(stat -c %g "$node")")
   done
 fi
+for group in $(printf '%s\n' "${groups[@]}" | sort -nu); do
+  args+=(--group-add "$group")
+done
 for kind in API ADMIN; do
   name=${kind}_KEY_FILE
   if [[ -n ${!name:-} ]]; then
@@ -96,19 +120,45 @@ if [[ -n $print_only ]]; then
   exit 0
 fi
 
-if [[ -n $gpu && ! -e /dev/kfd ]]; then
-  echo "docker-run.sh: /dev/kfd is missing: the amdgpu driver is not loaded on this machine" >&2
+[[ -z $gpu || -e $DEV/kfd ]] || need "$DEV/kfd is missing: the amdgpu driver is not loaded" "sudo modprobe amdgpu"
+for file in "${API_KEY_FILE:-}" "${ADMIN_KEY_FILE:-}"; do
+  [[ -z $file || -r $file ]] || need "$file cannot be read" "sudo chown $user $(printf %q "$file")"
+done
+
+# usable FOLDER r|w: may the container's user read or write it, or the caller make it?
+usable() {
+  local folder=$1 mode=$2
+  until [[ -e $folder ]]; do
+    folder=$(dirname "$folder") mode=w
+  done
+  if ((EUID == 0)); then
+    [[ $(stat -c %u "$folder") =~ ^(0|${user%:*})$ || $mode$(stat -c %A "$folder") == @(r???????r?x|w????????w?) ]]
+  else
+    [[ -x $folder && -r $folder && ($mode == r || -w $folder) ]]
+  fi
+}
+mode=$([[ -n $access ]] && echo r || echo w)
+folders=("$MODELS" "$CONFIG" "$RUNS" "$RUNS/home-$image_id")
+unusable=()
+usable "$MODELS" "$mode" || unusable+=("$MODELS")
+usable "$CONFIG" "$mode" || unusable+=("$CONFIG")
+for folder in "$RUNS" "$RUNS/home-$image_id"; do
+  usable "$folder" w || { unusable+=("$folder"); break; }
+done
+if ((${#unusable[@]})); then
+  list=$(printf ' %q' "${unusable[@]}")
+  need "user ${user%:*} cannot use$list" "sudo mkdir -p$list && sudo chown -R $user$list"
+fi
+if ((${#reasons[@]})); then
+  printf 'docker-run.sh: %s\n' "${reasons[@]}" >&2
+  command=$(printf ' && %s' "${commands[@]}")
+  echo "docker-run.sh: first run: ${command# && }" >&2
   exit 1
 fi
-mkdir -p "$MODELS" "$RUNS/home-$image_id" "$CONFIG"
-for folder in "$MODELS" "$RUNS" "$RUNS/home-$image_id" "$CONFIG"; do
-  if ((EUID == 0)) && [[ $(stat -c %u "$folder") == 0 ]]; then
-    chown "$CONTAINER_UID" "$folder"
-  elif [[ $folder == "$MODELS" || $folder == "$CONFIG" ]] && [[ -n $access ]]; then
-    continue # only read
-  elif [[ $(stat -c %u "$folder") != "$CONTAINER_UID" && $(stat -c %A "$folder") != ????????w? ]]; then
-    echo "docker-run.sh: $folder must be writable for the container's user: sudo chown $CONTAINER_UID $folder" >&2
-    exit 1
-  fi
-done
+mkdir -p "${folders[@]}"
+if ((EUID == 0)); then
+  for folder in "${folders[@]}"; do
+    [[ $(stat -c %u "$folder") != 0 ]] || chown "$user" "$folder"
+  done
+fi
 exec "$DOCKER" "${args[@]}"

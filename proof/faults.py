@@ -56,8 +56,6 @@ class Bench:
         try:
             return self._run(case)
         except Exception as error:
-            if isinstance(error, Terminated):
-                raise
             self._close_shared()
             return Row(problems=[f"{type(error).__name__}: {error}"])
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Terminated(Exception):
-    """SIGTERM or SIGINT reached this process."""
+class Terminated(SystemExit):
+    """SIGTERM or SIGINT reached this process. No `Exception`: an event loop and whoever catches those would go on."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
+        self.code = self.exit_code = 128 + number
         self.number = number
 
 

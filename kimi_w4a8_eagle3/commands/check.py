@@ -42,6 +42,8 @@ def check(
         console.print(_summary(report))
         if report.problems:
             console.print(_problems(report))
+        for note in report.notes:
+            console.print(f"note: {note}", soft_wrap=True, markup=False)
     raise typer.Exit(0 if report.ok else 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -41,6 +42,7 @@ def serve(
         120.0, "--drain-timeout", min=0, help="Seconds for running requests at SIGTERM."
     ),
     api_key_file: Path | None = typer.Option(None, "--api-key-file", help="File with the key that clients must send."),
+    no_preflight: bool = typer.Option(False, "--no-preflight", help="Start whatever `kimi check` finds in the files."),
 ) -> None:
     """Serve a recipe, or show what would run. Engine arguments may follow after `--`.
 
@@ -55,6 +57,9 @@ def serve(
     resolved = resolve(chosen, settings, context.args)
     known_gpu, regime = gpu_by_name(gpu) if gpu else None, installed_regime()
     launch = resolved.on(machine, known_gpu, regime)
+    if no_preflight:
+        note = "override: --no-preflight: nobody looked whether the files of these checkpoints can be served"
+        launch = replace(launch, notes=[*launch.notes, note])
     read_gates({**os.environ, **launch.env})  # a misspelt gate is an error before anything is loaded
     if docker and launch.image is None:
         raise KimiError(
@@ -79,7 +84,9 @@ def serve(
             expected="a recipe for SGLang",
             remedy="unset the key and put a proxy that asks for one in front",
         )
-    options = ServeOptions(ops_host, _ops_port(ops_port, launch.port), drain_timeout, keys, client_key)
+    options = ServeOptions(
+        ops_host, _ops_port(ops_port, launch.port), drain_timeout, keys, client_key, preflight=not no_preflight
+    )
     _show(launch, as_json=False, docker=False)
     if client_key is None and not is_loopback(launch.host):
         Console(stderr=True).print(f"# warning: open to the network at {launch.host} without a key", style="yellow")

@@ -20,6 +20,7 @@ import httpx
 import psutil
 
 from ..base.errors import KimiError
+from .aiter_jit import jit_environment
 from .fork_server import ForkedProcess, can_fork, die_with_parent, fork
 from .leftovers import Belongings, remove_orphans
 
@@ -83,6 +84,7 @@ class EngineServer:
             self._belongings = Belongings()
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             environ = {**os.environ, **self.env, "TMPDIR": str(self._belongings.folder)}
+            environ |= jit_environment(environ)
             with self.log_path.open("ab") as log:
                 forked = fork(self.argv, environ, log.fileno()) if can_fork(self.argv, environ) else None
                 self._process = forked or subprocess.Popen(

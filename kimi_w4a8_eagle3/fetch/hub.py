@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -51,7 +53,8 @@ class Limits:
     """How much one Hub may ask of us.
 
     `page` bytes of one answer about a repository and `pages` of them; `wait` seconds before one request and `listing`
-    seconds for a whole listing; at least `least` bytes in `silence` seconds, or the connection counts as broken.
+    seconds for a whole listing; a whole header, and then at least `least` bytes, in `silence` seconds, or the
+    connection counts as broken.
     """
 
     page: int = 8 << 20
@@ -71,6 +74,34 @@ class Limits:
                 since, arrived = time.monotonic(), 0
             elif time.monotonic() - since > self.silence:
                 raise httpx.ReadTimeout(f"fewer than {human(self.least)} in {self.silence:.0f} s")
+
+
+class _Cord:
+    """Cuts the connection of a request whose header takes too long: httpx bounds each read of it, not their number."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """httpcore's extension `trace`: a new connection, and the same one under TLS."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._socket = info["return_value"].get_extra_info("socket")
+
+    @contextmanager
+    def cut_after(self, seconds: float) -> Iterator[None]:
+        """Cut it unless the block ends before."""
+        timer = threading.Timer(seconds, self._cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _cut(self) -> None:
+        if self._socket is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # under TLS, too: the thread that reads wakes up
 
 
 def requested_delay(headers: Mapping[str, str]) -> float | None:
@@ -103,9 +134,10 @@ class Hub:
 
     def client(self) -> httpx.Client:
         """A client for this Hub, without its token: `get` adds that. A connection that stalls is dropped, and the
-        caller tries again."""
+        caller tries again. None is kept, because `get` knows those that it saw made."""
         timeout = httpx.Timeout(15.0, read=self.limits.silence)
-        return httpx.Client(headers={"accept-encoding": "identity"}, timeout=timeout)
+        limits = httpx.Limits(max_keepalive_connections=0)
+        return httpx.Client(headers={"accept-encoding": "identity"}, timeout=timeout, limits=limits)
 
     @contextmanager
     def get(self, client: httpx.Client, url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
@@ -113,13 +145,15 @@ class Hub:
 
         Only requests to the endpoint itself carry the token. The body of a redirect is not read: it may not end.
         """
-        request = client.build_request("GET", url, headers=headers)
+        cord = _Cord()
+        request = client.build_request("GET", url, headers=headers, extensions={"trace": cord.trace})
         for _ in range(REDIRECTS + 1):
             request.headers.pop("authorization", None)
             if self.token and self.is_home(request.url):
                 request.headers["authorization"] = f"Bearer {self.token}"
             try:
-                response = client.send(request, stream=True)
+                with cord.cut_after(self.limits.silence):
+                    response = client.send(request, stream=True)
             except ValueError as error:  # httpx lets it out for some host names
                 raise httpx.RemoteProtocolError(f"a redirect to no address: {error}") from None
             try:

@@ -38,7 +38,7 @@ class ServeOptions:
     """What `kimi serve` and `kimi route` add to a recipe.
 
     ops_port: of probes and metrics; None switches them off. keys: variables for the engines that say where the
-    clients' key is; never the key itself.
+    clients' key is; never the key itself. preflight: refuse a checkpoint in which something is wrong.
     """
 
     ops_host: str = "127.0.0.1"
@@ -47,6 +47,7 @@ class ServeOptions:
     keys: dict[str, str] = field(default_factory=dict)
     client_key: str | None = field(default=None, repr=False)
     runs: Path = DEFAULT_ROOT
+    preflight: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,26 +68,26 @@ class SingleServer:
         return self.state.phase is not Phase.DOWN, self.state.reason
 
 
-def checked(launch: Launch) -> Launch:
+def checked(launch: Launch, preflight: bool = True) -> Launch:
     """The launch as it may run, after everything that can be known from files: code, headers, configs, identity.
 
     Code of a checkpoint must be trusted (`trusted_code`), a W4A8 checkpoint on this disk must be whole (`preflight`),
     and the engine is told the fingerprint of its weights, which it names in every answer. Raises KimiError.
     """
     launch = require_trusted(launch)
-    return with_weight_version(launch, checked_weights(launch))
+    return with_weight_version(launch, checked_weights(launch, preflight))
 
 
-def checked_weights(launch: Launch) -> str | None:
+def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
     """The fingerprint of the launch's checkpoints, which must be whole; None where they are not on this disk yet."""
     if launch.engine != "sglang":
         return None
-    from ..quark.preflight import preflight  # start-up: torch, for checkpoints on this disk alone
+    from ..quark import preflight as checks  # start-up: torch, for checkpoints on this disk alone
 
     model = _folder(launch, launch.model, "revision")
     draft = _folder(launch, launch.draft, "speculative-draft-model-revision")
-    if model is not None:
-        preflight(model, draft, launch.tensor_parallel).raise_for_problems()
+    if model is not None and preflight:
+        checks.preflight(model, draft, launch.tensor_parallel).raise_for_problems()
     if model is None or (launch.draft is not None and draft is None):
         return None
     return fingerprint(*(folder for folder in (model, draft) if folder is not None))
@@ -99,7 +100,7 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
     """
     console = Console(stderr=True, highlight=False)
     notes = launch.notes
-    launch = checked(launch)
+    launch = checked(launch, options.preflight)
     for note in launch.notes[len(notes) :]:
         console.print(f"kimi: {note}", style="dim")
     _require_ops_port(options)
@@ -127,7 +128,7 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
     """
     console = Console(stderr=True, highlight=False)
     launches = [require_trusted(launch) for launch in launches]
-    weights = checked_weights(launches[0])  # they are the same in all
+    weights = checked_weights(launches[0], options.preflight)  # they are the same in all
     launches = [with_weight_version(launch, weights) for launch in launches]
     require_free_port(front.host, front.port)
     _require_ops_port(options)

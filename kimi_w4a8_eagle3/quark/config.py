@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from ..base.errors import KimiError
 
-GLOB_CHARACTERS = "*?["
+_GLOB_CHARACTERS = "*?["
 _WRAPPER_PREFIX = "language_model."
 M = TypeVar("M", bound=BaseModel)
 
@@ -87,6 +87,11 @@ def is_w4a8_two_stage(config: Mapping[str, Any]) -> bool:
         return False
 
 
+def is_glob(entry: str) -> bool:
+    """Whether an entry of an exclude list is neither a plain name nor a `re:` pattern."""
+    return not entry.startswith("re:") and any(character in entry for character in _GLOB_CHARACTERS)
+
+
 class ExcludeRules:
     """Which modules a Quark `exclude` list leaves unquantized.
 
@@ -96,7 +101,7 @@ class ExcludeRules:
 
     def __init__(self, patterns: list[str]) -> None:
         self._names = {_strip_wrapper(p) for p in patterns if not p.startswith("re:")}
-        globs = [fnmatch.translate(p) for p in self._names if any(c in p for c in GLOB_CHARACTERS)]
+        globs = [fnmatch.translate(p) for p in self._names if is_glob(p)]
         try:
             regexes = [re.compile(p[3:]).pattern for p in patterns if p.startswith("re:")]
         except re.error as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from .config import GLOB_CHARACTERS, ModelConfig, QuantizationConfig, TextShape
+from .config import ModelConfig, QuantizationConfig, TextShape, is_glob
 from .findings import Findings, Problem
 from .packing import NIBBLES_PER_WORD
 from .safetensors_header import EXPONENT_BITS, Checkpoint, TensorInfo, find_non_finite
@@ -48,17 +48,17 @@ def check_experts(checkpoint: Checkpoint, shape: TextShape) -> list[Problem]:
     return findings.problems()
 
 
+def glob_notes(quantization: QuantizationConfig) -> list[str]:
+    """A sentence about globs in the exclude list, which other loaders read otherwise than ours."""
+    globs = [entry for entry in quantization.exclude or [] if is_glob(entry)]
+    if not globs:
+        return []
+    return [f"the exclude list has globs ({', '.join(globs)}): this package heeds them, SGLang alone would not"]
+
+
 def check_excludes(checkpoint: Checkpoint, quantization: QuantizationConfig, where: str) -> list[Problem]:
     """The exclude list says the truth: routed experts are quantized, other linear layers are excluded and are not."""
     findings = Findings("excludes")
-    for pattern in quantization.exclude or []:
-        if not pattern.startswith("re:") and any(character in pattern for character in GLOB_CHARACTERS):
-            findings.add(
-                f"exclude entry {pattern!r} is a glob, which SGLang takes for a plain name",
-                where,
-                "full module names, or patterns that begin with 're:'",
-                "write the names out, or quantize again: Quark lists the names it left alone",
-            )
     excludes = quantization.excludes()
     for name, tensor in checkpoint.tensors.items():
         module = name.removesuffix(".weight")

@@ -31,6 +31,7 @@ class Report:
     scales_read: int = 0
     seconds: float = 0.0
     problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -106,6 +107,7 @@ def _check_target(model_dir: Path, report: Report) -> ModelConfig | None:
 def _check_w4a8(checkpoint: Checkpoint, config: ModelConfig, where: str, report: Report) -> list[Problem]:
     assert config.quantization is not None
     problems = expert_checks.check_config(config, where)
+    report.notes += expert_checks.glob_notes(config.quantization)
     if not checkpoint.tensors:  # no header could be read, which is reported already
         return problems
     problems += expert_checks.check_experts(checkpoint, config.text)

@@ -62,6 +62,9 @@ def _register() -> None:
 
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
         cpu.claim_attention_backend()
+    from . import tool_calls  # SGLang's import order: its parsers, and with them all that its HTTP server reads
+
+    tool_calls.install()
     door.install(HookRegistry)  # imports what it stands in front of, so after everything that SGLang reads then
     # A process that hangs prints its stacks into the server's log when the watchdog asks: in a container py-spy may not
     # look into it, because no capability reaches a user that is not root.

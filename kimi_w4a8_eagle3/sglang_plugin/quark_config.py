@@ -9,7 +9,7 @@ import torch
 from sglang.srt.layers.quantization.quark.quark import QuarkConfig
 
 from ..base.errors import KimiError
-from ..quark.config import is_w4a8_two_stage
+from ..quark.config import is_glob, is_w4a8_two_stage
 from .w4a8_moe import QuarkInt4Int8MoE
 
 # Fused modules of Kimi's text model that SGLang's class for it does not map to their parts; without this the
@@ -65,6 +65,4 @@ class W4A8QuarkConfig(QuarkConfig):
 
 def _as_sglang_pattern(name: str) -> str:
     """Quark writes globs (`*lm_head`), SGLang matches literal names and `re:` patterns."""
-    if name.startswith("re:") or not any(c in name for c in "*?["):
-        return name
-    return "re:" + fnmatch.translate(name)
+    return "re:" + fnmatch.translate(name) if is_glob(name) else name

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.door.settings import ADMIN_KEY, API_KEY, read_door
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
@@ -45,7 +46,7 @@ def main(
     console = Console()
     try:
         folder = new_run_dir("fuzz", runs)
-        with _engine(url.rstrip("/"), folder, console) as target:
+        with signals_raise(), _engine(url.rstrip("/"), folder, console) as target:
             fuzz = Fuzz(target, folder, seed, timely=True)
             with console.status("fuzzing") as status:
                 outcome = fuzz.run(
@@ -54,6 +55,9 @@ def main(
                     None if only < 0 else only,
                     lambda now: status.update(f"{now.requests} requests, {len(now.faults)} faults"),
                 )
+    except Terminated as stopped:
+        console.print(f"fuzz: {stopped} received; no verdict")
+        raise typer.Exit(stopped.exit_code) from None
     except KimiError as error:
         console.print(f"[red]fuzz:[/] {escape(str(error))}")
         raise typer.Exit(error.exit_code) from None

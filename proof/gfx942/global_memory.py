@@ -1,7 +1,12 @@
-"""The device's global memory: registered buffers in one address space, with guard gaps and written flags."""
+"""The device's global memory: registered buffers in one address space, with guard gaps and written flags.
+
+A buffer is a copy that only launches change, or memory of this process (`share`): launches find and leave their bytes
+there, at the addresses that the process has for them.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,16 +30,20 @@ class Buffer:
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
     name: str
+    start: int  # in the store
 
 
 class Memory:
     """Buffers laid out one after another; every byte between them is unallocated.
 
-    `add` copies an array in, `empty` reserves bytes that nobody wrote yet, `read` copies a result out.
+    `add` copies an array in, `empty` reserves bytes that nobody wrote yet, `read` copies a result out; `share` makes
+    an array of this process device memory.
     """
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
+        self._shared: dict[Buffer, npt.NDArray[np.uint8]] = {}
+        self._by_address: list[Buffer] = []  # during a launch
         self._end = _GUARD
         self._store = ByteStore(1 << 16)
         self._allocated = np.zeros(1 << 16, np.uint8)
@@ -47,29 +56,42 @@ class Memory:
         """Register a copy of `array`; all its bytes count as written."""
         values = np.ascontiguousarray(array)
         buffer = self.empty(values.shape, values.dtype, name)
-        start = buffer.address - BASE
-        self._store.data[start : start + buffer.nbytes] = values.reshape(-1).view(np.uint8)
-        self._store.written[start : start + buffer.nbytes] = 1
+        self._put(buffer, values)
         return buffer
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8, name: str = "") -> Buffer:
         """Register a buffer that nobody has written."""
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        kind = np.dtype(dtype)
+        return self._reserve((shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype), name)
+
+    def share(self, array: npt.NDArray[np.uint8], name: str = "", written: bool = True) -> Buffer:
+        """Register memory of this process at its own address; `written`: whether its bytes may be read by now."""
+        buffer = self._reserve(array.shape, array.dtype, name, array.ctypes.data)
+        self._shared[buffer] = array
+        if written:
+            self.host_wrote(buffer)
+        return buffer
+
+    def host_wrote(self, buffer: Buffer) -> None:
+        """The process has written all of a shared buffer."""
+        self._store.written[self._bytes(buffer)] = 1
+
+    def _reserve(
+        self, dims: tuple[int, ...], kind: np.dtype[np.generic], name: str, address: int | None = None
+    ) -> Buffer:
         nbytes = int(np.prod(dims, dtype=np.int64)) * kind.itemsize
         start = -(-self._end // _ALIGN) * _ALIGN
         self._end = start + nbytes + _GUARD
         self._grow(self._end)
         self._allocated[start : start + nbytes] = 1
-        buffer = Buffer(BASE + start, nbytes, dims, kind, name or f"buffer{len(self.buffers)}")
+        place = BASE + start if address is None else address
+        buffer = Buffer(place, nbytes, dims, kind, name or f"buffer{len(self.buffers)}", start)
         self.buffers.append(buffer)
         return buffer
 
     def read(self, buffer: Buffer, unwritten: int | None = None) -> npt.NDArray[np.generic]:
         """A copy of the buffer. Bytes that nobody wrote are an error, or get the value `unwritten`."""
-        start = buffer.address - BASE
-        data = self._store.data[start : start + buffer.nbytes].copy()
-        missing = self._store.written[start : start + buffer.nbytes] == 0
+        data = self._store.data[self._bytes(buffer)].copy()
+        missing = self._store.written[self._bytes(buffer)] == 0
         if missing.any():
             if unwritten is None:
                 first = int(np.argmax(missing))
@@ -79,18 +101,22 @@ class Memory:
 
     def write(self, buffer: Buffer, array: npt.ArrayLike) -> None:
         """Overwrite a whole buffer from the host."""
-        values = np.ascontiguousarray(array, dtype=buffer.dtype).reshape(buffer.shape)
-        start = buffer.address - BASE
-        self._store.data[start : start + buffer.nbytes] = values.reshape(-1).view(np.uint8)
-        self._store.written[start : start + buffer.nbytes] = 1
+        self._put(buffer, np.ascontiguousarray(array, dtype=buffer.dtype).reshape(buffer.shape))
+
+    def _put(self, buffer: Buffer, values: npt.NDArray[np.generic]) -> None:
+        self._store.data[self._bytes(buffer)] = values.reshape(-1).view(np.uint8)
+        self._store.written[self._bytes(buffer)] = 1
+
+    @staticmethod
+    def _bytes(buffer: Buffer) -> slice:
+        return slice(buffer.start, buffer.start + buffer.nbytes)
 
     def release(self, buffer: Buffer) -> None:
         """Unregister the last buffer; its addresses become invalid."""
-        start = buffer.address - BASE
-        self._allocated[start : start + buffer.nbytes] = 0
-        self._store.written[start : start + buffer.nbytes] = 0
+        self._allocated[self._bytes(buffer)] = 0
+        self._store.written[self._bytes(buffer)] = 0
         self.buffers.remove(buffer)
-        self._end = max([_GUARD, *(b.address - BASE + b.nbytes + _GUARD for b in self.buffers)])
+        self._end = max([_GUARD, *(b.start + b.nbytes + _GUARD for b in self.buffers)])
 
     def _grow(self, size: int) -> None:
         if size <= len(self._allocated):
@@ -104,19 +130,27 @@ class Memory:
 
     # -- what the interpreter calls -----------------------------------------------------------------------------------
     def begin_launch(self, report: Callable[[str], None], redundant_writes: bool = False) -> None:
-        """Start tracking which workgroup stores what."""
+        """Take the shared bytes in, and start tracking which workgroup stores what."""
+        for buffer, array in self._shared.items():
+            self._store.data[self._bytes(buffer)] = array
+        self._by_address = sorted(self.buffers, key=lambda b: b.address)
         self.report = report
         self._redundant_writes = redundant_writes
         self._stored_by = np.zeros(len(self._allocated), np.int32)
         self._stored_range = (len(self._allocated), 0)
 
+    def end_launch(self) -> None:
+        """Give the shared bytes back."""
+        for buffer, array in self._shared.items():
+            array[...] = self._store.data[self._bytes(buffer)]
+
     def load(self, address: Array, size: int, group: Array) -> Array:
         """Load `size` bytes at each address [n] for workgroups [n]: uint32 [words, n]."""
-        index = self._index(address, size, "load")
+        offset = self.offset(address)
+        index = self._index(address, offset, size, "load")
         if not self._store.all_written(index):
-            bad = self._first(address, size, lambda at: self._store.written[at] == 0)
+            bad = self._first(address, offset, size, self._store.written)
             raise UndefinedRead(f"a load of {size} bytes at {self.where(bad)} reads bytes that nobody wrote")
-        offset = address.astype(np.int64) - BASE
         low, high = self._stored_range
         if self._stored_by is not None and len(offset) and offset.max() + size > low and offset.min() < high:
             owner = self._stored_by[offset]
@@ -126,8 +160,9 @@ class Memory:
 
     def store(self, address: Array, words: Array, size: int, group: Array) -> None:
         """Store words [words, n] at each address [n]."""
-        index = self._index(address, size, "store")
-        at = (address.astype(np.int64) - BASE)[None] + np.arange(size)[:, None]
+        offset = self.offset(address)
+        index = self._index(address, offset, size, "store")
+        at = offset[None] + np.arange(size)[:, None]
         before = self._store.data[at] if self._redundant_writes else None
         if not self._store.scatter(index, words):
             self.report("two lanes of one store write different values to the same address")
@@ -145,19 +180,35 @@ class Memory:
 
     def update(self, address: Array, size: int) -> Array:
         """Check the targets of an atomic; the byte offsets into `raw`."""
-        index = self._index(address, size, "atomic")
+        offset = self.offset(address)
+        index = self._index(address, offset, size, "atomic")
         if not self._store.all_written(index):
-            bad = self._first(address, size, lambda at: self._store.written[at] == 0)
+            bad = self._first(address, offset, size, self._store.written)
             raise UndefinedRead(f"an atomic at {self.where(bad)} updates bytes that nobody wrote")
-        return address.astype(np.int64) - BASE
+        return offset
 
     @property
     def raw(self) -> npt.NDArray[np.uint8]:
         """All bytes, for atomics."""
         return self._store.data
 
-    def _index(self, address: Array, size: int, what: str) -> Index:
-        offset = address.astype(np.int64) - BASE
+    def offset(self, address: Array) -> Array:
+        """Where in the store the byte at each address is; negative or past its end where there is none."""
+        at = address.astype(np.int64)
+        if not self._shared or not len(at):
+            return at - BASE
+        low, high = int(at.min()), int(at.max())
+        number = bisect_right(self._by_address, low, key=lambda b: b.address) - 1
+        buffer = self._by_address[max(number, 0)]
+        if buffer.address <= low and high < buffer.address + buffer.nbytes:
+            return at - (buffer.address - buffer.start)
+        offset = np.full(len(at), -1)
+        for buffer in self._by_address:
+            inside = (at >= buffer.address) & (at < buffer.address + buffer.nbytes)
+            offset[inside] = at[inside] - (buffer.address - buffer.start)
+        return offset
+
+    def _index(self, address: Array, offset: Array, size: int, what: str) -> Index:
         inside = (offset >= 0) & (offset <= len(self._allocated) - size)
         if not inside.all():
             raise OutOfBounds(f"a {what} of {size} bytes at {self.where(int(address[~inside][0]))}")
@@ -165,21 +216,22 @@ class Memory:
         allocated = self._allocated.view(np.uint32) if index.aligned else self._allocated
         full = 0x01010101 if index.aligned else 1
         if not (allocated[index.at] == full).all():
-            bad = self._first(address, size, lambda at: self._allocated[at] == 0)
+            bad = self._first(address, offset, size, self._allocated)
             raise OutOfBounds(f"a {what} of {size} bytes at {self.where(bad)}")
         return index
 
-    def _first(self, address: Array, size: int, wrong: Callable[[Array], Array]) -> int:
-        at = (address.astype(np.int64) - BASE)[:, None] + np.arange(size)
-        row = int(np.argmax(wrong(at).any(axis=1)))
-        return int(address[row])
+    @staticmethod
+    def _first(address: Array, offset: Array, size: int, flags: npt.NDArray[np.uint8]) -> int:
+        """The first address with a byte whose flag is 0."""
+        at = offset[:, None] + np.arange(size)
+        return int(address[int(np.argmax((flags[at] == 0).any(axis=1)))])
 
     def where(self, address: int) -> str:
         """An address in terms of the buffer it is in or after."""
         before = [b for b in self.buffers if b.address <= address]
         if not before:
             return f"address {address:#x} (before every buffer)"
-        buffer = before[-1]
+        buffer = max(before, key=lambda b: b.address)
         return f"address {address:#x} = {buffer.name} + {address - buffer.address} (of {buffer.nbytes} bytes)"
 
 

@@ -16,10 +16,17 @@ Argument = Buffer | int | float | bytes
 
 
 def kernarg_bytes(
-    kernel: Kernel, args: Sequence[Argument], grid: Sequence[int], block: Sequence[int]
+    kernel: Kernel, args: Sequence[Argument] | bytes, grid: Sequence[int], block: Sequence[int]
 ) -> npt.NDArray[np.uint8]:
-    """The segment's bytes; `args` are the explicit arguments in order, hidden ones are filled in."""
+    """The segment's bytes; `args` are the explicit arguments in order, or their bytes; hidden ones are filled in."""
     explicit = [arg for arg in kernel.args if not arg.kind.startswith("hidden")]
+    if isinstance(args, bytes):
+        end = max((arg.offset + arg.size for arg in explicit), default=0)
+        if not end <= len(args) <= -(-kernel.kernarg_bytes // 8) * 8:
+            raise MachineError(
+                f"{len(args)} bytes of arguments for {kernel.name}", expected=f"{end} to {kernel.kernarg_bytes}"
+            )
+        args = [args[arg.offset : arg.offset + arg.size] for arg in explicit]
     if len(args) != len(explicit):
         layout = ", ".join(f"{a.name or a.kind}@{a.offset}:{a.size}" for a in explicit)
         raise MachineError(f"{len(args)} arguments for {kernel.name}", expected=f"{len(explicit)}: {layout}")

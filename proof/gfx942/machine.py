@@ -49,7 +49,7 @@ class Machine:
         kernel: Kernel,
         grid: Grid,
         block: Grid,
-        args: Sequence[Argument],
+        args: Sequence[Argument] | bytes,
         *,
         order: Order = "lockstep",
         lds_bytes: int = 0,
@@ -59,7 +59,8 @@ class Machine:
     ) -> LaunchResult:
         """Run `grid` workgroups of `block` threads.
 
-        args: one value for each explicit kernel argument: a Buffer, an int, a float or raw bytes.
+        args: one value for each explicit kernel argument: a Buffer, an int, a float or raw bytes; or, in one piece, the
+        bytes that a host hands to a driver.
         order: "lockstep" (fast), "roundrobin", "forward" and "reverse" (each wave runs to its barrier), or a
         `random.Random` that picks the next wave before every instruction.
         lds_bytes: dynamic LDS beside the kernel's static size. races: "raise" or "collect".
@@ -84,6 +85,7 @@ class Machine:
                     waves = _start(kernel, ids, grid, block, kernarg)
                     run.chunk(ids, waves, kernel.lds_bytes + lds_bytes, redundant_writes)
         finally:
+            self.memory.end_launch()
             self.memory.release(kernarg)
         counts: Counter[str] = Counter()
         for instruction, number in zip(kernel.instructions, run.executed, strict=True):

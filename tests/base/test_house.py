@@ -138,7 +138,7 @@ def calls(command: Path, module: Path) -> bool:
 def test_the_places_of_the_pinned_sglang_agree() -> None:
     pinned = f"sglang=={SGLANG_PINNED}"
     assert pinned in (ROOT / "requirements/constraints.txt").read_text().splitlines()
-    assert f"ARG BASE_IMAGE=lmsysorg/sglang:v{SGLANG_PINNED}-" in (ROOT / "Dockerfile").read_text()
+    assert f"ARG BASE_IMAGE=lmsysorg/sglang-rocm:v{SGLANG_PINNED}-" in (ROOT / "Dockerfile").read_text()
 
 
 def test_no_other_code_names_the_pinned_sglang() -> None:

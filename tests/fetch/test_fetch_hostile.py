@@ -263,6 +263,16 @@ def test_a_file_that_drips(hub, store):
         fetch(limited(hub), store, NAME, "main", quiet, reserve=0)
 
 
+def test_a_header_that_drips(hub, store):
+    hub.faults["api"] = [Fault(status=200, header=True, drip=0.01, times=None)]
+    with pytest.raises(KimiError, match="cannot reach the Hub"):
+        limited(hub).listing(NAME, "main")
+    hub.faults["api"] = []
+    hub.faults[SHARD] = [Fault(status=200, header=True, drip=0.01, times=None)]
+    with pytest.raises(KimiError, match="no progress in 2 attempts"):
+        fetch(limited(hub), store, NAME, "main", quiet, reserve=0)
+
+
 def test_a_byte_for_each_attempt_is_no_progress(hub, bring):
     hub.faults[SHARD] = [Fault(cut=1, times=None)]
     with pytest.raises(KimiError, match="no progress in 4 attempts"):

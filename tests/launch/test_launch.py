@@ -8,7 +8,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -107,28 +110,122 @@ def test_no_command_is_an_error() -> None:
     assert docker_run("--print").returncode == 2
 
 
+@dataclass
+class Ordinary:
+    """A user without root's rights, at a machine with two nodes and a `docker` that writes down how it was called."""
+
+    folder: Path
+    uid: int
+    groups: list[int]
+
+    @property
+    def called(self) -> list[str]:
+        return (self.folder / "home/called").read_text().splitlines()
+
+    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        usual = {"PATH": f"{self.folder}/bin:/usr/bin:/bin", "HOME": f"{self.folder}/home", "DEV": f"{self.folder}/dev"}
+        root = os.geteuid() == 0
+        return subprocess.run(
+            [self.folder / "docker-run.sh", *command],
+            env={**usual, "RUNS": f"{self.folder}/home/runs", **environment},
+            cwd=self.folder,
+            user=self.uid if root else None,
+            group=self.groups[0] if root else None,
+            extra_groups=self.groups[1:] if root else None,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+
 @pytest.fixture
-def fake_docker(tmp_path: Path) -> Path:
-    """A `docker` that writes down how it was called; asked for the image's id, it answers."""
-    program = tmp_path / "bin/docker"
-    program.parent.mkdir()
-    program.write_text(
-        "#!/bin/sh\n"
-        'if [ "$1" = image ]; then echo sha256:0123456789abcdef; exit; fi\n'
-        f'printf "%s\\n" "$@" > {tmp_path}/called\n'
-    )
-    program.chmod(0o755)
-    return program
+def ordinary() -> Iterator[Ordinary]:
+    """As root another user, as anybody else oneself. The home is 0700, as is the cache that `hf auth login` makes."""
+    root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are for their owner only
+        folder = Path(name)
+        folder.chmod(0o755)
+        user = Ordinary(folder, 4242 if root else os.geteuid(), [4242, 4343] if root else sorted(os.getgroups()))
+        shutil.copy(RUN, folder)
+        for path in (folder / "dev/dri", folder / "bin", folder / "home/.cache/huggingface"):
+            path.mkdir(parents=True)
+        for node, group in (("kfd", 4444), ("dri/renderD128", 4445)):
+            (folder / "dev" / node).touch()
+            if root:
+                os.chown(folder / "dev" / node, 0, group)
+        program = folder / "bin/docker"
+        program.write_text(
+            "#!/bin/sh\n"
+            'if [ "$1" = image ]; then echo sha256:0123456789abcdef; exit; fi\n'
+            f'printf "%s\\n" "$@" > {folder}/home/called\n'
+        )
+        program.chmod(0o755)
+        for path in (folder / "home", folder / "home/.cache", folder / "home/.cache/huggingface"):
+            path.chmod(0o700)
+            if root:
+                os.chown(path, user.uid, user.groups[0])
+        yield user
 
 
-def test_without_the_driver_nothing_is_started(fake_docker: Path, tmp_path: Path) -> None:
-    if Path("/dev/kfd").exists():
-        pytest.skip("this machine has the driver")
-    result = docker_run("doctor", DOCKER=str(fake_docker), RUNS=str(tmp_path / "runs"), MODELS=str(tmp_path / "models"))
+def test_an_ordinary_user_serves_at_the_first_try(ordinary: Ordinary) -> None:
+    done = ordinary.run("serve", "--recipe", "eagle3-opt")
+    assert (done.returncode, done.stderr) == (0, "")
+    pairs = list(itertools.pairwise(ordinary.called))
+    assert ("--user", f"{ordinary.uid}:{os.getegid() if os.geteuid() else 4242}") in pairs
+    nodes = [ordinary.folder / "dev" / node for node in ("kfd", "dri/renderD128")]
+    groups = {int(after) for word, after in pairs if word == "--group-add"}
+    assert groups == {*ordinary.groups, *(node.stat().st_gid for node in nodes)}
+    volumes = {after for word, after in pairs if word == "--volume"}
+    home = ordinary.folder / "home"
+    assert f"{home}/.cache/huggingface:/models:ro" in volumes
+    assert f"{home}/runs/home-0123456789ab:/home/kimi" in volumes
+    assert (home / "runs/home-0123456789ab").stat().st_uid == ordinary.uid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="does what sudo would do")
+def test_whatever_is_missing_comes_in_one_message_with_one_command(ordinary: Ordinary) -> None:
+    """The command is run as it stands, and then the second try works."""
+    data, key = ordinary.folder / "data of all", ordinary.folder / "key"
+    data.mkdir(0o700)
+    key.write_text("k")
+    key.chmod(0o600)
+    settings = {"MODELS": f"{data}/models", "RUNS": f"{data}/runs", "API_KEY_FILE": str(key)}
+    first = ordinary.run("fetch", "--recipe", "eagle3-opt", **settings)
+    assert first.returncode == 1 and not list(data.iterdir())
+    reasons, command = first.stderr.rpartition("docker-run.sh: first run: ")[::2]
+    assert reasons.count("docker-run.sh: ") == 2 and str(key) in reasons and "data\\ of\\ all/models" in reasons
+    sudo = ordinary.folder / "bin/sudo"
+    sudo.write_text('#!/bin/sh\nexec "$@"\n')
+    sudo.chmod(0o755)
+    data.chmod(0o755)
+    subprocess.run(["sh", "-c", command], env={"PATH": f"{sudo.parent}:/usr/bin:/bin"}, check=True)
+    second = ordinary.run("fetch", "--recipe", "eagle3-opt", **settings)
+    assert (second.returncode, second.stderr) == (0, "")
+    assert ordinary.called[0] == "run"
+
+
+def test_without_the_driver_nothing_is_started(ordinary: Ordinary) -> None:
+    result = ordinary.run("doctor", DEV=f"{ordinary.folder}/none")
     assert result.returncode == 1
-    assert "/dev/kfd is missing" in result.stderr
-    assert not (tmp_path / "called").exists()
-    assert not (tmp_path / "runs").exists()
+    assert "kfd is missing" in result.stderr and "first run: sudo modprobe amdgpu" in result.stderr
+    assert sorted(path.name for path in (ordinary.folder / "home").iterdir()) == [".cache"]
+
+
+@pytest.mark.parametrize(
+    ("says", "command"),
+    [
+        (
+            "permission denied while trying to connect to the Docker daemon socket",
+            "sudo usermod --append --groups docker",
+        ),
+        ("Error response from daemon: No such image: kimi-w4a8-eagle3:latest", "docker build -t kimi-w4a8-eagle3"),
+    ],
+)
+def test_what_docker_refuses_has_a_command(ordinary: Ordinary, says: str, command: str) -> None:
+    program = ordinary.folder / "bin/docker"
+    program.write_text(f'#!/bin/sh\necho "{says}" >&2\nexit 1\n')
+    result = ordinary.run("serve")
+    assert result.returncode == 1 and f"first run: {command}" in result.stderr
 
 
 def test_the_script_has_no_shell_error() -> None:

@@ -133,7 +133,8 @@ def test_a_symbolic_link_stays_one(aiter_tree: Path, tmp_path: Path) -> None:
 
 
 def test_a_module_compiled_before_the_patch_is_reported(aiter_tree: Path) -> None:
-    module = aiter_tree / "aiter/jit/module_mha_batch_prefill_gfx942.so"
+    name = "mha_batch_prefill_bf16_nlogits_nbias_mask_nlse_ndropout_nqscale_nsink"  # as AITER calls it at c16d44b
+    module = aiter_tree / f"aiter/jit/{name}.so"
     module.parent.mkdir()
     module.write_bytes(b"")
     os.utime(module, (1e9, 1e9))
@@ -141,7 +142,7 @@ def test_a_module_compiled_before_the_patch_is_reported(aiter_tree: Path) -> Non
     report = patcher.apply(WIDE, aiter_tree)
     assert report.status is Status.STALE_BUILD
     assert str(module) in report.detail
-    (build := aiter_tree / "aiter/jit/build/module_mha_batch_prefill").mkdir(parents=True)
+    (build := aiter_tree / f"aiter/jit/build/{name}").mkdir(parents=True)
     os.utime(build, (1e9, 1e9))
     assert patcher.remove_stale(WIDE, aiter_tree) == [build, module]
     assert not module.exists()

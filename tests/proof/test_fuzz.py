@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -247,6 +249,19 @@ def test_an_engine_that_ends_is_found_with_the_requests_that_it_owes_an_answer(t
     [fault] = named(outcome, "the engine ended")
     assert "curl" in fault.command
     assert any(b'"stream_options": [' in file.read_bytes() for file in tmp_path.glob("fault-*.bin"))
+
+
+def test_a_signal_in_the_middle_ends_it_and_leaves_nothing_undone(tmp_path: Path) -> None:
+    asked = Counter[str]()
+    with served(Engine(lambda path, _: asked.update([path])).app) as url:
+        words = ["-m", "proof.fuzz", "--url", url, "--runs", str(tmp_path), "--minutes", "30"]
+        with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as fuzzing:
+            while asked.total() < 200 and fuzzing.poll() is None:
+                time.sleep(0.05)
+            fuzzing.terminate()
+            said, _ = fuzzing.communicate(timeout=120)
+    assert fuzzing.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM received; no verdict" in said
 
 
 def test_a_seed_and_an_index_are_one_request() -> None:

@@ -50,8 +50,9 @@ class Fault:
     `status`: answer this instead (with `headers`). `cut`: close the connection after so many bytes of the answer.
     `hold`: after `cut` bytes keep the connection open, silent, until the server closes. `damage`: flip a byte.
     `ignore_range`: answer 200 with everything. `then`: called when `cut` is reached. `body`: with `status`, send this.
-    `drip`: the answer comes byte by byte, with so many seconds between. `flood`: with `status`, a body that does not
-    end (256 MB, if anybody reads that far). `unannounced`: no length is given, the connection's end is the body's.
+    `drip`: the answer comes byte by byte, with so many seconds between; with `header` and `status` the header does, for
+    ever. `flood`: with `status`, a body that does not end (256 MB, if anybody reads that far). `unannounced`: no length
+    is given, the connection's end is the body's.
     """
 
     status: int | None = None
@@ -64,6 +65,7 @@ class Fault:
     then: object = None
     body: bytes = b""
     drip: float = 0.0
+    header: bool = False
     flood: bool = False
     unannounced: bool = False
 
@@ -173,6 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
         """A fault that comes instead of the answer."""
         if fault.flood:
             return self.flood(fault, path)
+        if fault.header:
+            return self.trickle(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10_000, fault.drip)
         if fault.drip:
             self.note(path, fault.status or 200)
             self.send_response(fault.status or 200)

@@ -1,0 +1,158 @@
+"""HIP's module API over ctypes: load a code object on a device, find a kernel in it, launch it on a stream.
+
+A launch is one `hipModuleLaunchKernel` and nothing else, so a stream that is being captured records it. It shares no
+buffer with another launch: any number of threads may launch the same kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from ..base.errors import KimiError
+
+NAMES = ("libamdhip64.so.7", "libamdhip64.so.6")  # ROCm 7 and 6, for a process that has loaded none yet
+
+_HANDLE, _INT, _UNSIGNED = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
+_SIGNATURES = {  # each returns a hipError_t
+    "hipGetDevice": (ctypes.POINTER(_INT),),
+    "hipSetDevice": (_INT,),
+    "hipModuleLoadData": (ctypes.POINTER(_HANDLE), ctypes.c_char_p),
+    "hipModuleGetFunction": (ctypes.POINTER(_HANDLE), _HANDLE, ctypes.c_char_p),
+    # function, grid, block, bytes of dynamic LDS, stream, kernelParams, extra
+    "hipModuleLaunchKernel": (_HANDLE, *[_UNSIGNED] * 7, _HANDLE, _HANDLE, _HANDLE),
+}
+
+
+class _Extra(ctypes.Structure):
+    """The five pointers of `extra`: a marker, the arguments' bytes, a marker, the address of their size, the end."""
+
+    _fields_ = [
+        ("buffer_pointer", ctypes.c_void_p),
+        ("arguments", ctypes.c_char_p),  # takes a bytes object and passes the address of its bytes: no copy
+        ("buffer_size", ctypes.c_void_p),
+        ("size", ctypes.c_void_p),
+        ("end", ctypes.c_void_p),
+    ]
+
+
+_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 3
+
+
+class Hip:
+    """The HIP runtime in `library`; `Hip.of_process()` is the one to use."""
+
+    def __init__(self, library: str) -> None:
+        self.library = library
+        try:
+            self.calls = ctypes.CDLL(library)
+            for name, arguments in _SIGNATURES.items():
+                getattr(self.calls, name).argtypes = arguments
+            self.calls.hipGetErrorName.argtypes, self.calls.hipGetErrorName.restype = (_INT,), ctypes.c_char_p
+        except (OSError, AttributeError) as error:
+            raise KimiError(f"no HIP runtime: {error}", where=library, expected="a ROCm build of torch") from error
+
+    @classmethod
+    @cache
+    def of_process(cls) -> Hip:
+        """The runtime that this process has loaded (torch's: streams belong to one runtime), or else ROCm's.
+
+        Raises KimiError when there is none.
+        """
+        found = loaded_library()
+        if found:
+            return cls(found)
+        try:
+            return cls(NAMES[0])
+        except KimiError:
+            return cls(NAMES[1])
+
+    def load(self, image: bytes, device: int) -> Module:
+        """Load a code object on a device; raises KimiError with HIP's error, such as hipErrorNoBinaryForGpu."""
+        handle = _HANDLE()
+        with self.on_device(device):
+            self.check(self.calls.hipModuleLoadData(handle, image), f"loading a code object on GPU {device}")
+        return Module(self, image, device, handle)
+
+    @contextmanager
+    def on_device(self, device: int) -> Iterator[None]:
+        """Inside, `device` is this thread's device."""
+        before = _INT()
+        self.check(self.calls.hipGetDevice(before), "asking for the current GPU")
+        if before.value == device:
+            yield
+            return
+        self.check(self.calls.hipSetDevice(device), f"switching to GPU {device}")
+        try:
+            yield
+        finally:
+            self.check(self.calls.hipSetDevice(before), f"switching back to GPU {before.value}")
+
+    def check(self, status: int, doing: str) -> None:
+        """Raise KimiError unless `status` is hipSuccess."""
+        if status:
+            raise KimiError(f"HIP says {self.calls.hipGetErrorName(status).decode()} ({status})", where=doing)
+
+
+class Module:
+    """A code object on one device, for the rest of the process."""
+
+    def __init__(self, hip: Hip, image: bytes, device: int, handle: ctypes.c_void_p) -> None:
+        self.hip, self.device, self.handle = hip, device, handle
+        self._image = image  # HIP keeps the pointer, not a copy
+
+    def function(self, name: str) -> Function:
+        """The kernel of this name; raises KimiError when the code object has none."""
+        handle = _HANDLE()
+        with self.hip.on_device(self.device):  # HIP 6 aborts the process when another device is current
+            status = self.hip.calls.hipModuleGetFunction(handle, self.handle, name.encode())
+        self.hip.check(status, f"finding the kernel {name} in a code object")
+        return Function(self, name, handle)
+
+
+class Function:
+    """A kernel of a loaded code object."""
+
+    def __init__(self, module: Module, name: str, handle: ctypes.c_void_p) -> None:
+        self.module, self.name, self._handle = module, name, handle
+        self._launch = module.hip.calls.hipModuleLaunchKernel
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        lds_bytes: int,
+        stream: int,
+        arguments: bytes,
+    ) -> None:
+        """Launch `grid` workgroups of `block` threads on `stream` (0: the default one) of the module's device.
+
+        lds_bytes: dynamic LDS, beside what the kernel declares. arguments: the explicit part of the kernarg segment,
+        laid out as the kernel's metadata says. Raises KimiError when HIP refuses; what the kernel itself does wrong
+        shows later, at a synchronisation.
+        """
+        extra = _Extra(_BUFFER_POINTER, arguments, _BUFFER_SIZE, _size_address(len(arguments)), _END)
+        status = self._launch(self._handle, *grid, *block, lds_bytes, stream, None, ctypes.byref(extra))
+        if status:
+            self.module.hip.check(status, f"launching {self.name}, grid {grid}, block {block}")
+
+
+@cache
+def _size(count: int) -> ctypes.c_size_t:
+    """A size that stays where it is."""
+    return ctypes.c_size_t(count)
+
+
+@cache
+def _size_address(count: int) -> int:
+    return ctypes.addressof(_size(count))
+
+
+def loaded_library() -> str | None:
+    """The libamdhip64 that this process has mapped, or None."""
+    mapped = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    paths = [fields[5] for fields in mapped if len(fields) == 6]
+    return next((path for path in paths if Path(path).name.startswith("libamdhip64.so")), None)

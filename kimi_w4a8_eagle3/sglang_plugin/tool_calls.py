@@ -1,0 +1,156 @@
+"""Kimi's tool calls, read piece by piece: the same calls however the text is cut into pieces, or not cut at all.
+
+SGLang's detector for `kimi_k2` has two readers, for streams and for whole answers, and they disagree: a call that the
+token limit cuts is lost in whole answers and becomes a complete call without arguments, `{}`, in streams; an argument
+that mentions the end marker is torn in streams; text after the calls is lost in whole answers. Here is one reader.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from sglang.srt.function_call.core_types import StreamingParseResult, ToolCallItem
+from sglang.srt.function_call.function_call_parser import FunctionCallParser
+from sglang.srt.function_call.kimik2_detector import KimiK2Detector
+
+PARSER = "kimi_k2"
+
+
+class KimiToolCalls(KimiK2Detector):
+    """Text and calls of one answer. Names, grammars and markers are SGLang's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begin, self._end = self.tool_call_start_token, self.tool_call_end_token
+        markers = (self.bot_token, self.eot_token, self._begin, self.tool_call_argument_begin_token, self._end)
+        self._marker = re.compile("|".join(map(re.escape, markers)))
+        self._partial = re.compile("|".join({re.escape(each[:n]) for each in markers for n in range(1, len(each))}))
+        self._buffer: str = ""  # what has not been passed on, or the arguments of the call that is being read
+        self._longest = max(map(len, markers))
+        self._in_section = False
+        self._call: str | None = None  # id of the call whose arguments are being read
+        self._name: str | None = None
+        self._passed = self._looked = 0  # characters of the arguments: given to the client; without an end in them
+        self.incomplete_tool_call_indices: set[int] = set()  # SGLang does not say `tool_calls` of them
+
+    def has_tool_call(self, text: str) -> bool:
+        """Whether there is a marker, which no client is to see."""
+        return self._marker.search(text) is not None
+
+    def detect_and_parse(self, text: str, tools: list[Any]) -> StreamingParseResult:
+        """A whole answer: a stream of one piece."""
+        parts = [self.parse_streaming_increment(text, tools), self.finish(tools)]
+        calls: list[ToolCallItem] = []
+        for piece in (call for part in parts for call in part.calls):
+            if piece.name:
+                calls.append(piece)
+            else:
+                calls[-1].parameters += piece.parameters
+        return StreamingParseResult(normal_text="".join(part.normal_text for part in parts), calls=calls)
+
+    def parse_streaming_increment(self, new_text: str, tools: list[Any]) -> StreamingParseResult:
+        """The next piece of a stream."""
+        self._buffer += new_text
+        return self._read(tools, ended=False)
+
+    def finish(self, tools: list[Any]) -> StreamingParseResult:
+        """The stream has ended: no marker can become whole any more."""
+        return self._read(tools, ended=True)
+
+    def _read(self, tools: list[Any], ended: bool) -> StreamingParseResult:
+        out = StreamingParseResult(normal_text="", calls=[])
+        while self._read_text(out, ended) if self._call is None else self._read_arguments(out, tools, ended):
+            pass
+        return out
+
+    def _read_text(self, out: StreamingParseResult, ended: bool) -> bool:
+        """Text up to the next call's arguments; False when they have not begun."""
+        found = self._marker.search(self._buffer)
+        text, rest = self._buffer[: found.start() if found else self._certain(ended)], ""
+        if not self._in_section or text.strip():
+            out.normal_text += text
+        self._buffer = self._buffer[len(text) :]
+        if not found:
+            return False
+        rest = self._buffer[len(found[0]) :]
+        if found[0] == self._begin:
+            header = self._marker.search(rest)
+            if not header and not ended:
+                return False
+            if header and header[0] == self.tool_call_argument_begin_token:
+                self._call, rest = rest[: header.start()].strip(), rest[header.end() :].lstrip()
+            else:  # what was to be called cannot be known
+                rest = rest[header.start() :] if header else ""
+        elif found[0] in (self.bot_token, self.eot_token):
+            self._in_section = found[0] == self.bot_token
+        self._buffer = rest
+        return True
+
+    def _read_arguments(self, out: StreamingParseResult, tools: list[Any], ended: bool) -> bool:
+        """Arguments up to their end; False when it has not come."""
+        if not self._passed:
+            self._buffer = self._buffer.lstrip()
+        end = self._end_of_arguments(ended)
+        arguments = self._buffer[: end[0] if end else self._certain(ended)].rstrip()
+        closed = end is not None or ended
+        if end and not arguments:
+            arguments = "{}"
+        first = self._name is None
+        if first:
+            self._name = self._resolve_function_name(self._call, tools, arguments)
+            self.current_tool_id += self._name is not None
+        if self._name and (first or len(arguments) > self._passed):
+            name, news = self._name if first else None, arguments[self._passed :]
+            out.calls.append(ToolCallItem(tool_index=self.current_tool_id, name=name, parameters=news))
+            self._passed = len(arguments)
+        if not closed:
+            return False
+        if self._name and not _is_json(arguments):
+            self.incomplete_tool_call_indices.add(self.current_tool_id)
+        self._buffer = self._buffer[end[1] :] if end else ""
+        self._call = self._name = None
+        self._passed = self._looked = 0
+        return True
+
+    def _end_of_arguments(self, ended: bool) -> tuple[int, int] | None:
+        """Where the arguments end and what follows begins, or None as long as that cannot be told.
+
+        A marker inside of a JSON string is part of it. Arguments that are no JSON end at a marker that another follows.
+        """
+        while found := self._marker.search(self._buffer, self._looked):
+            after = self._buffer[found.end() :].lstrip()
+            if not _is_json(self._buffer[: found.start()]):
+                if len(after) < self._longest and not ended:
+                    return None
+                if after and not self._marker.match(after):
+                    self._looked = found.end()
+                    continue
+            return found.start(), found.end() if found[0] == self._end else found.start()
+        self._looked = max(self._looked, len(self._buffer) - self._longest)
+        return None
+
+    def _certain(self, ended: bool) -> int:
+        """How many characters of the buffer belong to no marker, whatever follows."""
+        if ended:
+            return len(self._buffer)
+        if found := self._marker.search(self._buffer, self._looked):
+            return found.start()
+        for start in range(max(0, len(self._buffer) - self._longest + 1), len(self._buffer)):
+            if self._partial.fullmatch(self._buffer, start):
+                return start
+        return len(self._buffer)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return not text.strip()
+    return True
+
+
+def install() -> None:
+    """Let SGLang's `--tool-call-parser kimi_k2` mean this one."""
+    FunctionCallParser.ToolCallParserEnum[PARSER] = KimiToolCalls

@@ -1,0 +1,150 @@
+"""HIP's module API: a small kernel launched on tensors, what HIP refuses, devices, threads, a process without HIP."""
+
+from __future__ import annotations
+
+import struct
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.moe.hip import Function, Hip, loaded_library
+from proof.gfx942 import OutOfBounds, parse_kernel
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.kernels
+from support.hip_standin import InterpretedGpu, code_object, load_library  # noqa: E402
+
+ADD = """
+	.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+	.text
+	.globl add
+	.p2align 8
+	.type add,@function
+add:                                       ; words of a buffer += n, 64 a workgroup
+	s_load_dwordx2 s[4:5], s[0:1], 0x0
+	s_load_dword s6, s[0:1], 0x8
+	s_lshl_b32 s7, s2, 8
+	v_lshlrev_b32_e32 v1, 2, v0
+	v_add_u32_e32 v1, s7, v1
+	s_waitcnt lgkmcnt(0)
+	global_load_dword v2, v1, s[4:5]
+	s_waitcnt vmcnt(0)
+	v_add_u32_e32 v2, s6, v2
+	global_store_dword v1, v2, s[4:5]
+	s_endpgm
+	.rodata
+	.p2align 6
+	.amdhsa_kernel add
+		.amdhsa_kernarg_size 12
+		.amdhsa_user_sgpr_count 2
+		.amdhsa_user_sgpr_kernarg_segment_ptr 1
+		.amdhsa_system_sgpr_workgroup_id_x 1
+		.amdhsa_next_free_vgpr 4
+		.amdhsa_next_free_sgpr 8
+		.amdhsa_accum_offset 4
+	.end_amdhsa_kernel
+	.amdgpu_metadata
+---
+amdhsa.kernels:
+  - .args:
+      - .offset: 0
+        .size: 8
+        .value_kind: by_value
+      - .offset: 8
+        .size: 4
+        .value_kind: by_value
+    .group_segment_fixed_size: 0
+    .kernarg_segment_align: 8
+    .kernarg_segment_size: 12
+    .max_flat_workgroup_size: 256
+    .name: add
+    .private_segment_fixed_size: 0
+    .sgpr_count: 8
+    .symbol: add.kd
+    .vgpr_count: 4
+    .wavefront_size: 64
+amdhsa.target: amdgcn-amd-amdhsa--gfx942
+amdhsa.version: [1, 2]
+...
+	.end_amdgpu_metadata
+"""
+BLOCK = (64, 1, 1)
+STREAM = 0x7F00_1234_5678
+
+
+@pytest.fixture
+def gpu() -> InterpretedGpu:
+    gpu = InterpretedGpu()
+    gpu.knows(ADD, parse_kernel(ADD))
+    load_library()
+    return gpu
+
+
+def add(device: int = 0) -> Function:
+    return Hip.of_process().load(code_object(ADD), device).function("add")
+
+
+def test_a_launch_reaches_the_kernel_as_it_was_made(gpu: InterpretedGpu) -> None:
+    assert Hip.of_process().library == loaded_library() is not None
+    with gpu:
+        words = torch.arange(130, dtype=torch.int32)
+        arguments = struct.pack("<Qi", words.data_ptr(), -5)
+        add().launch((2, 1, 1), BLOCK, 96, STREAM, arguments)
+    assert words.tolist() == [*range(-5, 123), 128, 129]
+    (launch,) = gpu.launches
+    assert (launch.grid, launch.block, launch.lds_bytes, launch.stream) == ((2, 1, 1), BLOCK, 96, STREAM)
+    assert launch.arguments == arguments
+
+
+def test_what_a_kernel_does_wrong_is_named(gpu: InterpretedGpu) -> None:
+    with gpu:
+        words = torch.zeros(64, dtype=torch.int32)
+        with pytest.raises(KimiError, match=r"hipErrorLaunchFailure \(719\)\n.*launching add, grid \(2, 1, 1\)"):
+            add().launch((2, 1, 1), BLOCK, 0, STREAM, struct.pack("<Qi", words.data_ptr(), 1))
+    assert isinstance(gpu.error, OutOfBounds) and "int32 [64] + 256 (of 256 bytes)" in str(gpu.error)
+
+
+def test_what_hip_refuses(gpu: InterpretedGpu) -> None:
+    hip, image = Hip.of_process(), code_object(ADD)
+    older = bytearray(image)
+    older[48] = 0x3F  # e_flags: gfx90a
+    with gpu:
+        for broken, error in ((b"\x7fELP" + image[4:], "hipErrorInvalidImage"), (older, "hipErrorNoBinaryForGpu")):
+            with pytest.raises(KimiError, match=rf"HIP says {error} \(\d+\)\n.*loading a code object on GPU 0"):
+                hip.load(bytes(broken), 0)
+        with pytest.raises(KimiError, match="hipErrorNotFound.*\n.*finding the kernel ad in"):
+            hip.load(image, 0).function("ad")
+        with pytest.raises(KimiError, match="hipErrorInvalidDevice.*\n.*switching to GPU 7"):
+            hip.load(image, 7)
+        with pytest.raises(KimiError, match=r"hipErrorInvalidValue.*\n.*launching add, grid \(0, 1, 1\)"):
+            add().launch((0, 1, 1), BLOCK, 0, STREAM, bytes(12))
+    assert not gpu.launches and gpu.error is None
+
+
+def test_the_thread_keeps_its_device(gpu: InterpretedGpu) -> None:
+    """The stand-in refuses `function` while another device than the module's is current."""
+    hip = Hip.of_process()
+    module = hip.load(code_object(ADD), 1)
+    with gpu, hip.on_device(0):
+        assert module.function("add").name == "add"
+        words = torch.zeros(64, dtype=torch.int32)
+        add(device=0).launch((1, 1, 1), BLOCK, 0, STREAM, struct.pack("<Qi", words.data_ptr(), 1))
+    assert words.sum() == 64
+
+
+def test_threads_launch_one_kernel_with_their_own_arguments(gpu: InterpretedGpu) -> None:
+    kernel = add()
+    with gpu:
+        words = torch.zeros(1, 64, dtype=torch.int32)
+        arguments = [struct.pack("<Qi", words.data_ptr(), n) for n in range(60)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda given: kernel.launch((1, 1, 1), BLOCK, 0, STREAM, given), arguments))
+    assert sorted(launch.arguments for launch in gpu.launches) == sorted(arguments)
+
+
+@pytest.mark.parametrize("library", ["/nowhere/libamdhip64.so.7", "libc.so.6"])
+def test_a_process_without_hip_is_told_so(library: str) -> None:
+    with pytest.raises(KimiError, match="no HIP runtime.*\n.*\n.*a ROCm build of torch"):
+        Hip(library)
