@@ -124,7 +124,7 @@ def run(
     if generator not in get_args(Generator):
         raise KimiError(f"unknown load generator {generator!r}", where="--generator", expected="sglang or vllm")
     side = Side.parse(recipe) if recipe else None
-    with _signals(runs):
+    with signals(runs):
         folder = bench(
             work,
             load.texts(),
@@ -159,7 +159,7 @@ def ab(
     named = [load.workload(name) for name in dict.fromkeys(workload)]
     works = [each for work in named for each in at_input_lengths(work, input_len)]
     plan = machinery.Plan((Side.parse(a), Side.parse(b)), works, repeats, rounds)
-    with _signals(runs):
+    with signals(runs):
         folder = machinery.ab(plan, load.texts(), runs, typer.echo, settings, client_key(None, os.environ))
     analysis = Analysis([read_run(folder)], base=a)
     print_figures(analysis)
@@ -201,7 +201,7 @@ def predict(
 
 
 @contextmanager
-def _signals(runs: Path) -> Iterator[None]:
+def signals(runs: Path) -> Iterator[None]:
     """Signals stop servers and generators cleanly; a full disk is one message."""
     try:
         with signals_raise():

@@ -5,21 +5,15 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from ..base.errors import KimiError
-from ..gates import Gates, read_gates
-from ..moe.contract import MoeBackend, MoeShape
+from ..gates import read_gates
+from ..moe.contract import MoeShape
 from ..moe.dispatch import AUTO, gpu_arch, select_backend
 from ..moe.tiles import TABLE, read_rows, write_rows
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..moe.tune import Measure, Space
 
 TUNABLE = ("flydsl", "triton")
 
@@ -58,38 +52,22 @@ def tune_moe(
     table = output or TABLE
     rows = read_rows(table if table.exists() else TABLE)  # a table that cannot be read fails before the measuring
 
-    from ..moe.tune import BATCHES, merged, search, table_rows  # start-up: torch
+    from ..moe.tune import BATCHES, merged, search, stopwatch, table_rows  # start-up: torch
 
     gates, console = read_gates(os.environ), Console()
     shape = MoeShape(experts, hidden, inter // tp, top_k)
     backend = select_backend(shape, device, gates, moe_backend)
-    space, measure = _space(backend, shape, arch, device, gates)
+    if backend.name == "flydsl":
+        from ..moe.flydsl.tune import refuse_fixed_tiles  # optional: flydsl
+
+        refuse_fixed_tiles(gates)
+    watch = stopwatch(backend, shape, arch, device)
     console.print(f"measuring the {backend.name} backend on {torch.cuda.get_device_name(device)}")
     found = []
-    for best in search(shape, sorted(set(tokens)) or BATCHES, space, measure):
+    for best in search(shape, sorted(set(tokens)) or BATCHES, watch.space, watch.measure):
         console.print(f"T={best.tokens}: {best.stage1_us:.1f} + {best.stage2_us:.1f} us, {best.tiles.to_row()}")
         found.append(best)
 
     new = table_rows(found, backend.name, shape, arch, torch.cuda.get_device_name(device))
     write_rows(merged(rows, new), table)
     console.print(f"wrote {len(found)} rows to {table}")
-
-
-def _space(
-    backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device, gates: Gates
-) -> tuple[Space, Measure]:
-    """The candidates of the chosen backend, and their stopwatch."""
-    from ..moe.tune import gpu_timer  # start-up: torch
-
-    if backend.name == "triton":
-        from ..moe.triton.tune import triton_measure, triton_space  # optional: triton
-
-        return triton_space(shape), triton_measure(shape, arch, device, gpu_timer)
-    if backend.name == "flydsl":
-        from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
-        from ..moe.flydsl.tune import flydsl_measure, flydsl_space, refuse_fixed_tiles
-
-        refuse_fixed_tiles(gates)
-        assert isinstance(backend, FlydslBackend)
-        return flydsl_space(shape), flydsl_measure(shape, backend, device, gpu_timer)
-    raise KimiError(f"the {backend.name} backend has no tiles to measure", where="the dispatcher's choice")

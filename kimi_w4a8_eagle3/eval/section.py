@@ -15,7 +15,7 @@ from . import significance
 
 PAGE = "report.html"
 _TITLES = {"eval-accuracy": "Accuracy", "eval-lossless": "Is speculation lossless?", "eval-smoke": "Smoke test"}
-_STYLE = """
+STYLE = """
 body { font: 15px/1.5 "DejaVu Sans", "Segoe UI", Helvetica, Arial, sans-serif; max-width: 1080px; margin: 2rem auto; }
 table { border-collapse: collapse; font-size: 13.5px; width: 100%; margin: .6rem 0 1rem; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid #dcdce0; vertical-align: top; }
@@ -55,7 +55,7 @@ def write_page(folder: Path) -> Path:
 
 def write_pages(folders: Sequence[Path], page: Path) -> Path:
     """One page with a section for each evaluation; returns its path."""
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>Evaluation</title><style>{_STYLE}</style>"
+    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>Evaluation</title><style>{STYLE}</style>"
     return _write(page, f"{head}<body>{''.join(map(section, folders))}</body></html>")
 
 

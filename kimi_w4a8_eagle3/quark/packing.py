@@ -1,4 +1,4 @@
-"""INT4 words as AMD Quark stores them: unpack, fold the two scales.
+"""INT4 words as AMD Quark stores them: unpack, pack, fold the two scales.
 
 Eight two's complement nibbles share an int32. With nibble 0 the lowest four bits, `pack_method: reorder` keeps
 element k of every group of eight in nibble (0, 4, 1, 5, 2, 6, 3, 7)[k]. Two delta swaps turn that order into the
@@ -38,6 +38,14 @@ def unpack_reorder(words: torch.Tensor) -> torch.Tensor:
         pairs &= 0x0F0F
         pairs.view(torch.int8).sub_(8)
     return values.view(torch.int8).view(*words.shape[:-1], words.shape[-1] * NIBBLES_PER_WORD)
+
+
+def pack_reorder(values: torch.Tensor) -> torch.Tensor:
+    """int8 [..., K] in [-8, 7] -> int32 [..., K/8]: the inverse of `unpack_reorder`, spelled out."""
+    words = torch.zeros(*values.shape[:-1], values.shape[-1] // 8, dtype=torch.int32, device=values.device)
+    for element, nibble in enumerate((0, 4, 1, 5, 2, 6, 3, 7)):
+        words |= (values[..., element::8].int() & 15) << (4 * nibble)
+    return words
 
 
 def fold_scales(weight_scale: torch.Tensor, weight_scale_2: torch.Tensor) -> torch.Tensor:

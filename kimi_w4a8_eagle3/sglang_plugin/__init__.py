@@ -8,6 +8,7 @@ every other checkpoint behaves as before.
 from __future__ import annotations
 
 import faulthandler
+import multiprocessing
 import os
 import signal
 
@@ -63,11 +64,12 @@ def _register() -> None:
 
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
         cpu.claim_attention_backend()
-    HookRegistry.register(door.TARGET, orphans.end_with_supervisor, HookType.BEFORE)
-    from . import tool_calls  # SGLang's import order: its parsers, and with them all that its HTTP server reads
+    if multiprocessing.parent_process() is None:  # a scheduler or detokenizer should not import what serves HTTP
+        from . import tool_calls  # SGLang's import order: its parsers, and all that its HTTP server reads
 
-    tool_calls.install()
-    door.install(HookRegistry)  # imports what it stands in front of, so after everything that SGLang reads then
+        tool_calls.install()
+        HookRegistry.register(door.TARGET, orphans.end_with_supervisor, HookType.BEFORE)
+        door.install(HookRegistry)  # imports what it stands in front of, so after everything that SGLang reads then
     # A process that hangs prints its stacks into the server's log when the watchdog asks: in a container py-spy may not
     # look into it, because no capability reaches a user that is not root.
     faulthandler.register(signal.SIGUSR1, file=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import pkgutil
 from collections.abc import Callable
@@ -28,8 +27,6 @@ _internal = InternalKey()
 
 def install(registry: Any) -> None:
     """Register the door, the request guard and the key of the warm-up; raises when one of them cannot be had."""
-    if multiprocessing.parent_process() is not None:
-        return  # a scheduler or detokenizer: it serves no HTTP, and should not import what does
     if read_door(os.environ).policy == "off":
         logger.warning("door: off, as KIMI_DOOR says: whoever reaches this server may do anything with it")
         return

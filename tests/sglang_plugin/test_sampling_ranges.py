@@ -67,7 +67,6 @@ def test_what_openai_takes_is_taken(name: str, low: float, high: float) -> None:
 # grammar leaves no token at all.
 SAMPLED = """
 import itertools, json, torch
-from sglang.kernels.ops.sampling import softmax
 from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -94,7 +93,7 @@ logits -= column("frequency_penalty") * 262144
 apply_scaling_penalties(logits, column("repetition_penalty").expand_as(logits).contiguous())
 logits[::2] = float("-inf")
 sanitize_nan_logits(logits)
-probs = softmax(logits / column("temperature"))
+probs = torch.softmax(logits / column("temperature"), dim=-1)
 tokens = top_k_top_p_min_p_sampling_from_probs_torch(
     probs, torch.tensor([row.top_k for row in rows], dtype=torch.int32), column("top_p").view(-1),
     column("min_p").view(-1), True, None, torch.zeros(len(rows), dtype=torch.long)

@@ -1,16 +1,10 @@
-"""What AMD Quark and SGLang's loader do to INT4 words, spelled out: pack, and slice for tensor parallelism."""
+"""What SGLang's loader does to INT4 words, spelled out: slice for tensor parallelism."""
 
 from __future__ import annotations
 
 import torch
 
-
-def pack_reorder(values: torch.Tensor) -> torch.Tensor:
-    """int8 [..., K] in [-8, 7] -> int32 [..., K/8]: the inverse of `quark.packing.unpack_reorder`."""
-    words = torch.zeros(*values.shape[:-1], values.shape[-1] // 8, dtype=torch.int32, device=values.device)
-    for element, nibble in enumerate((0, 4, 1, 5, 2, 6, 3, 7)):
-        words |= (values[..., element::8].int() & 15) << (4 * nibble)
-    return words
+from kimi_w4a8_eagle3.quark.packing import pack_reorder as pack_reorder
 
 
 def slice_rows(tensor: torch.Tensor, rank: int, tp: int, dim: int = -2, parts: int = 1) -> torch.Tensor:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.moe.agreement import agreements
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl import backend as flydsl_backend
 from kimi_w4a8_eagle3.moe.flydsl import objects as flydsl_objects
@@ -131,6 +132,14 @@ def test_forward_is_the_reference(tp: int, tokens: int, gates: str, tmp_path: Pa
     stages = ["moe_quantize_0", "moe_stage1_0", "moe_quantize_0", "moe_stage2_0"]
     assert [launch.kernel for launch in launches] == [*first, *stages, *last]
     assert {launch.stream for launch in launches} == {STREAM}
+
+
+@pytest.mark.parametrize("gates", ["decode", "prefill"])  # prefill adds atomically
+def test_it_passes_what_kimi_accept_asks_on_a_gpu(gates: str, tmp_path: Path) -> None:
+    serving = Serving(tmp_path, 8, 8, GATES[gates])
+    with serving.gpu:
+        (found,) = agreements(serving.backend, serving.shape, [8], CPU)
+    assert found.worst > 0
 
 
 def test_no_tokens_launch_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from triton.runtime import interpreter
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.moe.agreement import agreements
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl.route_slots import route_slots
 from kimi_w4a8_eagle3.moe.op import MoeLayer
@@ -99,6 +100,11 @@ def test_forward_agrees_with_the_reference(layer: QuarkMoeWeights, tiles: str, r
         assert not out.any()
     else:
         assert (out.float() - expected.float()).norm() / expected.float().norm() < 2e-3
+
+
+def test_it_passes_what_kimi_accept_asks_on_a_gpu() -> None:
+    (found,) = agreements(TritonBackend(TILES["separate quantization"]), SHAPE, [3], torch.device("cpu"))
+    assert found.worst > 0
 
 
 @pytest.mark.parametrize("nvidia", [False, True], ids=["weights right", "weights left"])

@@ -1,0 +1,111 @@
+"""The kernels' own stage, in a process of its own: a fault on the GPU ends that process, and its memory is free again.
+
+python -m kimi_w4a8_eagle3.accept.kernel_stage BACKEND EXPERTS HIDDEN INTER TOP_K RESULT.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base.errors import KimiError
+from ..base.run_dir import write_json
+from ..engine.process import last_line
+from ..gates import read_gates
+from ..machine.hardware import GPUS, Gpu, Machine
+from ..moe.contract import MoeBackend, MoeShape, gpu_arch
+from ..moe.dispatch import load_backend
+from ..predict.machine_model import INT8_OPS
+from .journal import Figure
+
+if TYPE_CHECKING:
+    import torch
+
+TIMED = (8, 160, 10240)  # tokens: con2 and con40 while they verify, a prefill chunk
+_FIRST = 2  # batches that are tried on a machine without a GPU
+
+
+def check_kernels(backend: str, shape: MoeShape, gates: Mapping[str, str], result: Path) -> list[Figure]:
+    """Start the process and read its figures; what it prints goes beside `result`. Raises KimiError."""
+    result.unlink(missing_ok=True)
+    words = [backend, *map(str, astuple(shape)), str(result)]
+    try:
+        run_child(["-m", __name__, *words], gates, result.with_suffix(".log"))
+    except KimiError:
+        if result.is_file():
+            raise KimiError(**json.loads(result.read_text())) from None
+        raise
+    return [Figure.model_validate(each) for each in json.loads(result.read_text())]
+
+
+def run_child(words: list[str], env: Mapping[str, str], log: Path) -> None:
+    """Run Python with `words` to its end; raises KimiError with the last line of its log when it fails."""
+    with log.open("ab") as stream:
+        done = subprocess.run(
+            [sys.executable, *words], env={**os.environ, **env}, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL
+        )
+    if done.returncode:
+        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+        raise KimiError(f"it ended with {how}: {last_line(log)}", where=str(log), remedy="its log has the details")
+
+
+def main(words: list[str]) -> None:
+    """The process: every batch size, then the times; writes the figures as JSON."""
+    import torch  # start-up: torch, for the process alone
+
+    from ..moe.agreement import agreements, batches  # start-up: torch
+
+    name, *sizes, result = words
+    shape, device = MoeShape(*map(int, sizes)), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backend = load_backend(name, read_gates(os.environ))
+    if reason := backend.unsupported(shape, device):
+        raise KimiError(f"the {name} backend cannot run: {reason}", where=str(shape))
+    tokens = batches(name) if device.type == "cuda" else batches(name)[:_FIRST]
+    worst = 0.0
+    for each in agreements(backend, shape, tokens, device):
+        print(f"{name} {shape}: {each}", flush=True)
+        worst = max(worst, each.worst)
+    figures = [Figure(name=f"{len(tokens)} batch sizes, worst token", value=100 * worst, unit="% from the reference")]
+    if (arch := gpu_arch(device)) is not None:
+        figures += _bandwidths(backend, shape, arch, device)
+    write_json(Path(result), [figure.model_dump() for figure in figures])
+
+
+def _bandwidths(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device) -> Iterator[Figure]:
+    """Weight bytes a second of both stages beside the roofline."""
+    from ..moe.tune import random_batch, stopwatch  # start-up: torch
+
+    watch, gpu = stopwatch(backend, shape, arch, device), Machine.detect().gpu or GPUS["mi325x"]
+    for tokens in TIMED:
+        experts = random_batch(shape, tokens, device)[2].unique().numel()
+        for stage, us in enumerate(watch.measure(watch.chosen(tokens), tokens), start=1):
+            if us is None:
+                raise KimiError(f"the tiles of T={tokens} do not run", where=f"stage {stage}, {shape}")
+            ideal, read = ideal_us(shape, stage, tokens, experts, gpu), experts * _weights(shape, stage) / 2
+            name = f"stage {stage}, T={tokens}: {us:.1f} us"
+            yield Figure(name=name, value=read / us / 1e6, unit="TB/s", predicted=read / ideal / 1e6)
+
+
+def ideal_us(shape: MoeShape, stage: int, tokens: int, experts: float, gpu: Gpu) -> float:
+    """The roofline: the weights of `experts` once at the peak of HBM, or the products at the peak of INT8."""
+    weights = _weights(shape, stage)
+    return 1e6 * max(experts * weights / 2 / (gpu.hbm_tb_s * 1e12), 2 * tokens * shape.top_k * weights / INT8_OPS)
+
+
+def _weights(shape: MoeShape, stage: int) -> int:
+    """Of one expert in one stage, each half a byte."""
+    return shape.hidden * shape.inter * (2 if stage == 1 else 1)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except KimiError as error:
+        write_json(Path(sys.argv[-1]), asdict(error))
+        sys.exit(error.exit_code)

@@ -1,0 +1,264 @@
+"""The stages in their order; each calls what a `kimi` command calls, and says what it found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from huggingface_hub import constants
+from rich.console import Console
+
+from ..base.errors import KimiError
+from ..base.run_dir import write_json
+from ..bench import published
+from ..bench.runs import grouped, read_run
+from ..bench.side import Side, Texts, bench, running
+from ..bench.statistics import METRICS
+from ..bench.subject import Subject
+from ..bench.workloads import Workload, load_workload, with_changes
+from ..doctor.needs import Needs
+from ..doctor.probe import Probe
+from ..doctor.result import Verdict
+from ..doctor.runner import examine
+from ..eval import accuracy, lossless, smoke, tasks
+from ..eval.choice import Choice
+from ..eval.harness import Protocol
+from ..fetch.session import Session
+from ..fetch.targets import recipe_targets
+from ..gates import BY_NAME, read_gates
+from ..machine.hardware import Machine
+from ..moe.contract import MoeShape
+from ..moe.tiles import TABLE, read_rows
+from ..predict.machine_model import PRECISIONS, Cluster, kimi
+from ..predict.predict import Load, calibrate, predict
+from ..recipe.launch import load_recipe, unmet_requirements
+from ..recipe.schema import Recipe
+from .journal import Figure, Stage
+from .kernel_stage import check_kernels, run_child
+
+ON_GPUS = ("w4a8", "eagle3", "eagle3-opt", "w4a16")  # the last one that speculates answers GSM8K
+IMAGE = Path("/opt/kimi/packages")  # where the Dockerfile puts this package
+SPEED = {True: ("con2", "con40", "chat"), False: ("tiny-con2", "tiny-con40", "tiny-maths")}  # on GPUs or not
+_SHOWN = ("tpot_median_ms", "ttft_median_ms", "output_throughput_tok_s")
+_GATE_OF_ANOTHER_ARITHMETIC = "FLYDSL_W4A16_HYBRID"  # bfloat16 activations: the contract is not about them
+Found = tuple[str, list[Figure]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is asked; None: all that the workload, or the task, has."""
+
+    smoke: int = 30
+    prompts: int | None = None
+    problems: int | None = None
+    lossless: int = 48
+    samples: int = 400
+
+
+QUICK = Sizes(smoke=12, prompts=8, problems=40, lossless=12, samples=50)
+
+
+@dataclass
+class Trial:
+    """One run: where it writes, what it asks, and the engine that is up, which stages of a recipe share."""
+
+    folder: Path
+    recipes: Sequence[str]
+    sizes: Sizes
+    console: Console
+    texts: Texts
+    data_dir: Path | None = None
+    api_key: str | None = field(default=None, repr=False)
+    machine: Machine = field(default_factory=Machine.detect)
+    _engines: ExitStack = field(default_factory=ExitStack, repr=False)
+    _up: tuple[str, Subject] | None = None
+
+    def stop(self) -> None:
+        """End the engine that is up."""
+        self._up = None
+        self._engines.close()
+
+    def stages(self) -> list[Stage]:
+        """Everything; what this machine lacks is said in the stage."""
+        recipes = [load_recipe(name) for name in self.recipes]
+        here = [recipe for recipe in recipes if not unmet_requirements(recipe, self.machine)]
+        no_gpu = "" if any(device.arch == "gfx942" for device in self.machine.devices) else "needs a gfx942 GPU"
+        on_hub = [recipe.name for recipe in here if recipe_targets(recipe.name)]
+        no_hub = "" if on_hub else "needs a recipe of a model on the Hub, and its GPUs"
+        no_hub = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else no_hub
+        in_image = Path(__file__).is_relative_to(IMAGE)
+        stages = [
+            Stage("image", "image", lambda: ("this is the image", []), "" if in_image else "this is not the image"),
+            Stage("doctor", "doctor" if on_hub else "", partial(self._doctor, here)),
+            Stage("fetch", "fetch", partial(self._fetch, on_hub), no_hub),
+        ]
+        for title, backend, gates in _variants(recipes):
+            for tp in (8, 4):
+                run = partial(self._kernels, backend, gates, tp, f"{title} tp{tp}".replace(" ", "-"))
+                stages.append(Stage(f"kernels {title}, TP {tp}", backend, run, no_gpu))
+        stages.append(Stage("tune-moe", "flydsl", self._tune, no_gpu))
+        for recipe in recipes:
+            stages += self._of_recipe(recipe)
+        return stages
+
+    def _of_recipe(self, recipe: Recipe) -> Iterator[Stage]:
+        """Started, asked, measured; of one that speculates its answers too, if no later one does."""
+        name, missing = recipe.name, next(iter(unmet_requirements(recipe, self.machine)), "")
+        on_gpus = recipe.hardware.gpus > 0
+
+        def stage(what: str, proves: str, run: Callable[[], Found]) -> Stage:
+            return Stage(f"{name}: {what}", proves if on_gpus else "", run, missing)
+
+        yield stage("smoke", "start", partial(self._smoke, recipe))
+        for workload in SPEED[on_gpus]:
+            yield stage(workload, "speed", partial(self._speed, recipe, load_workload(workload)))
+        if recipe.draft and (not on_gpus or name == [n for n in self.recipes if load_recipe(n).draft][-1]):
+            yield stage("accuracy", "gsm8k", partial(self._accuracy, recipe))
+            yield stage("lossless", "lossless", partial(self._lossless, name))
+
+    # -- what the stages do -----------------------------------------------------------------------------------------
+    def _doctor(self, recipes: Sequence[Recipe]) -> Found:
+        told = []
+        for recipe in recipes:
+            report = examine(Probe(), Needs.of(recipe))
+            write_json(self.folder / f"doctor-{recipe.name}.json", report.as_json())
+            for result in report.results:
+                if result.verdict is Verdict.FAIL:
+                    where = f"kimi doctor --recipe {recipe.name}"
+                    raise KimiError(f"{result.name}: {result.found}", where=where, remedy=result.remedy)
+            warned = [result.name for result in report.results if result.verdict is Verdict.WARN]
+            told.append(f"{recipe.name}: ready" + (f", warned of {', '.join(warned)}" if warned else ""))
+        return "; ".join(told), []
+
+    def _fetch(self, recipes: Sequence[str]) -> Found:
+        wanted = list(dict.fromkeys(target for name in recipes for target in recipe_targets(name)))
+        session = Session.start(self.console, Path(constants.HF_HUB_CACHE), None, 8, several=True)
+        bad = [each.repo for each in wanted if not session.run(each, verify=False, offline=False)]
+        if bad:
+            raise KimiError(f"{', '.join(bad)} is not whole", remedy="kimi fetch --verify names the files")
+        return f"{', '.join(each.repo for each in wanted)}: whole", []
+
+    def _kernels(self, backend: str, gates: Mapping[str, str], tp: int, label: str) -> Found:
+        found = check_kernels(backend, _shape(tp), gates, self.folder / f"kernels-{label}.json")
+        figures = [figure.model_copy(update={"name": f"{label} {figure.name}"}) for figure in found]
+        return "known answers bit for bit, eagerly and from a graph; random ones beside the reference", figures
+
+    def _tune(self) -> Found:
+        table = self.folder / "tiles.json"
+        run_child(["-m", "kimi_w4a8_eagle3.cli", "tune-moe", "--output", str(table)], {}, self.folder / "tune-moe.log")
+        changed = [row for row in read_rows(table) if row not in read_rows(TABLE)]
+        return "; ".join(f"{row['tiles']} {row['source']}" for row in changed), []
+
+    def _serving(self, recipe: Recipe) -> Subject:
+        """The recipe's engine: the one that is up, or a new one in its place."""
+        if self._up is None or self._up[0] != recipe.name:
+            self.stop()
+            side = Side.parse(recipe.name)
+            log, say = self.folder / f"engine-{recipe.name}.log", self.console.print
+            started = running(side, side.launch([]), log, say, api_key=self.api_key)
+            self._up = recipe.name, self._engines.enter_context(started)
+        return self._up[1]
+
+    def _choice(self, recipe: Recipe) -> Choice:
+        subject = self._serving(recipe)
+        return Choice(base_url=subject.base_url, model=subject.model, api_key=self.api_key)
+
+    def _smoke(self, recipe: Recipe) -> Found:
+        longest = 2048 if recipe.hardware.gpus else 512  # Kimi-K2.5 thinks before it answers
+        floors = smoke.Floors(self.sizes.smoke, longest, speculates=recipe.draft is not None)
+        folder, state, checks = smoke.run(self._choice(recipe), floors, self.console, self.folder)
+        told = "; ".join(f"{check.name}: {check.found}" for check in checks if state == "pass" or not check.passed)
+        return _passed(state, told, folder), []
+
+    def _speed(self, recipe: Recipe, workload: Workload) -> Found:
+        workload = with_changes(workload, num_prompts=self.sizes.prompts)
+        side, url, say = Side.parse(recipe.name), self._serving(recipe).base_url, self.console.print
+        run = read_run(bench(workload, self.texts, self.folder, say, base_url=url, side=side, api_key=self.api_key))
+        (sides,) = grouped([run]).values()
+        cell = sides[recipe.name]
+        reported, _ = published.reported(recipe.name, workload.reference or "")
+        length, text, name = cell.accept_length, cell.measurements[0].text, f"{recipe.name} {workload.name}"
+        figures = [
+            Figure(
+                name=f"{name} {METRICS[key].title}",
+                value=cell.figures[key].value,
+                unit=METRICS[key].unit,
+                predicted=predicted(recipe, workload, length, key),
+                published=reported.get(key),
+            )
+            for key in _SHOWN
+        ]
+        if length is not None:
+            name += " accept length" + (f", {text.prompt:.0%} of the text repeats itself" if text else "")
+            figures.append(Figure(name=name, value=length, unit="tokens", published=reported.get("accept_length")))
+        return f"{workload.summary} {run.folder.name}", figures
+
+    def _accuracy(self, recipe: Recipe) -> Found:
+        built_in, limit = not recipe.model.on_hub, self.sizes.problems
+        math = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit or 300, 32)
+        protocol = math if built_in else Protocol(tasks.GSM8K, False, tasks.GSM8K.shots, 512, limit, 256)
+        names = {each.configuration for each in accuracy.load_references()}
+        judged = recipe.name if recipe.name in names and not built_in else None
+        options = accuracy.Options(self.data_dir, published=judged, runs=self.folder)
+        folder = accuracy.run(self._choice(recipe), protocol, options, self.console)
+        result = json.loads((folder / accuracy.RESULT).read_text())
+        verdict, told = result["verdict"], [found["reference"] for found in result["verdict"]["references"]]
+        reported = {each["metric"]: each for each in told if each["configuration"] == result["judged_against"]}
+        figures = [
+            Figure(
+                name=f"{recipe.name} {result['task']} {each['metric']}, share solved",
+                value=each["correct"] / each["answered"],
+                unit=f"of {each['answered']}",
+                published=reported.get(each["metric"], {}).get("accuracy"),
+            )
+            for each in verdict["accuracies"]
+            if each["answered"]
+        ]
+        return _passed(verdict["state"], "; ".join(verdict["reasons"]) or "nothing to compare with", folder), figures
+
+    def _lossless(self, name: str) -> Found:
+        self.stop()  # eight GPUs hold one engine
+        reference, target = (Choice(recipe=name, speculate=drafts, api_key=self.api_key) for drafts in (False, True))
+        plan = lossless.Plan(self.sizes.lossless, samples=self.sizes.samples, runs=self.folder)
+        folder, report = lossless.run(reference, target, plan, self.console)
+        told = _passed(report.state, "; ".join(report.reasons), folder)
+        length = report.accept_length or 0.0  # a pass has one
+        return told, [Figure(name=f"{name} chat, maths, code: accept length", value=length, unit="tokens")]
+
+
+def _variants(recipes: Sequence[Recipe]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """(title, backend, gates): both backends, and FlyDSL once more with the gates of every recipe that has some."""
+    yield "flydsl", "flydsl", {}
+    for recipe in recipes:
+        given = read_gates(recipe.environment).given
+        gates = {name: recipe.environment[name] for name in given if "flydsl" in (BY_NAME[name].backends or ())}
+        if gates and _GATE_OF_ANOTHER_ARITHMETIC not in gates:
+            yield f"flydsl as {recipe.name}", "flydsl", gates
+    yield "triton", "triton", {}
+
+
+def _shape(tp: int) -> MoeShape:
+    model = kimi()
+    return MoeShape(model.experts, model.hidden, model.expert_inner // tp, model.top_k)
+
+
+def predicted(recipe: Recipe, workload: Workload, length: float | None, key: str) -> float | None:
+    """What the machine model says of Kimi-K2.5 on its GPUs, at the accept length that was measured."""
+    if not recipe.hardware.gpus or workload.input_len is None:
+        return None
+    steps = int(str(recipe.args.get("speculative-num-steps", 0))) if length else 0
+    precision = recipe.name if recipe.name in PRECISIONS else "w4a8"
+    (concurrency,) = workload.concurrency
+    load = Load(concurrency, workload.input_len, workload.output_len, precision, steps, length or 1.0)
+    return predict(load, key, calibrate(Cluster()), Cluster())
+
+
+def _passed(state: str, told: str, folder: Path) -> str:
+    """`told`, of an evaluation that passed; raises KimiError for another."""
+    if state != "pass":
+        raise KimiError(f"{state}: {told}", where=str(folder), remedy=f"look at {folder / 'report.html'}")
+    return f"{told} ({folder.name})"

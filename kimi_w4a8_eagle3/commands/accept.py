@@ -1,0 +1,64 @@
+"""`kimi accept`: prove on a machine with GPUs what could not be proved without one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ..base.console import table_console
+from ..base.run_dir import RECORD, record, write_json
+from ..bench.side import Texts
+from ..door.settings import client_key
+from ..machine.hardware import Machine
+from .bench import signals
+from .eval import requirements
+from .options import RUNS
+
+_STYLES = {"passed": "green", "failed": "bold red", "not run": "dim"}
+
+
+def accept(
+    recipe: list[str] = typer.Option(
+        [], "--recipe", "-r", help="May be repeated; default: those for MI325X, without GPUs the built-in model too."
+    ),
+    quick: bool = typer.Option(False, "--quick", help="A few prompts a stage: whether everything runs, no figures."),
+    restart: bool = typer.Option(False, "--restart", help="Begin anew instead of after the last stage that passed."),
+    sharegpt: str = typer.Option("", "--sharegpt", help="ShareGPT JSON file to send; default: fetched from the Hub."),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="GSM8K: train.jsonl and test.jsonl (no Hub)."),
+    runs: Path = RUNS,
+) -> None:
+    """Prove on this machine what is not proved yet: checks, kernels, speed, answers; one page, one bundle.
+
+    It stops at the first stage that fails, with the remedy; the same command goes on there.
+    """
+    requirements()
+    from ..accept import claims, journal, stages  # optional: aiohttp
+
+    machine = Machine.detect()
+    sizes = stages.QUICK if quick else stages.Sizes()
+    recipes = recipe or [*stages.ON_GPUS, *([] if machine.devices else ["tiny"])]
+    texts, console = Texts(sharegpt=sharegpt or None), table_console()
+    folder, found = journal.open_journal(runs, str(sizes), restart)
+    write_json(folder / RECORD, record(journal.KIND, {}, {}, gpus=[asdict(each) for each in machine.devices]))
+    console.print(f"kimi accept: everything is kept in {folder}")
+    run = stages.Trial(folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
+    todo = run.stages()
+    try:
+        with signals(runs):
+            try:
+                journal.run_stages(todo, found, folder, console.print)
+            finally:
+                run.stop()
+    finally:
+        table = Table("stage", "state", "s", "found", title="kimi accept", title_style="bold")
+        for name, outcome in found.outcomes.items():
+            state = f"[{_STYLES[outcome.state]}]{outcome.state}[/]"
+            table.add_row(name, state, f"{outcome.seconds:.0f}", escape(outcome.found.partition("\n")[0]))
+        console.print(table)
+        page = claims.write_page(todo, found, folder)
+        console.print(f"page: {page}\nto send home: {claims.write_bundle(folder)}", markup=False)

@@ -1,0 +1,166 @@
+"""Does a backend compute what the contract says, on the device at hand? Eagerly and replayed from a captured graph.
+
+Two questions. Numbers whose answer is known without computing it: every intermediate is a small integer times a power
+of two, so that no format on the way rounds and the output must be equal bit for bit, in whatever order a kernel adds;
+one unit more or less in one accumulator of either stage shows. And random numbers, against the reference backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..base.errors import KimiError
+from ..quark.packing import pack_reorder
+from .contract import INT8_MAX, MoeBackend, MoeShape, PreparedMoe, QuarkMoeWeights
+from .reference import ReferenceBackend
+from .tiles import buckets
+from .tune import random_batch, random_layer
+
+# Of a token's norm: its rows may be rounded to bfloat16 once by slot and once as their sum, half a unit in the last of
+# 8 bits each time.
+TOLERANCE = 2**-8
+_FIXED = (1, 8, 160, 256, 257, 10240)  # decode, verify, both sides of the sorting kernel's limit, a prefill chunk
+_SMALL = 15  # of the values that reach the output: eight slots of them, halved, fit bfloat16's 8 bits
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A batch that agrees. worst: the largest distance of a token from the reference, as a part of its norm."""
+
+    tokens: int
+    worst: float
+
+
+class KnownLayer:
+    """A layer whose outputs are known: dense weights over all of [-8, 7] that cancel but for one weight a row.
+
+    A token is `x = (r, r)`, a weight row `(v, -v)` but for one weight that is one off: its accumulator is +-r[j]. Gates
+    see r[1] = 1 and a scale that saturates SiLU, so stage 1 gives +-r[j]; the largest is r[0] = +-127, which makes its
+    row's scale 1. Channels i and i + I/2 are alike, and stage 2 picks one with a small r[j] in the same way.
+    """
+
+    def __init__(self, shape: MoeShape, device: torch.device) -> None:
+        self.shape, self.device = shape, device
+        self._generator = torch.Generator(device).manual_seed(1)
+        e, h, half, pairs = shape.num_experts, shape.hidden, shape.hidden // 2, shape.inter // 2
+        # Pair 0 takes r[0]; half of the others a small element of r, the rest any other.
+        element = self._integers(half // 2, half, e, pairs)
+        element[:, 1 : pairs // 2] = self._integers(2, half // 2, e, pairs // 2 - 1)
+        element[:, 0] = 0
+        unit = self._signs(e, pairs)
+        gate, up = self._cancelling(e, shape.inter, half), self._cancelling(e, shape.inter, half)
+        gate[:, :, half + 1] += 1
+        up.scatter_add_(2, half + element.repeat(1, 2)[..., None], unit.repeat(1, 2)[..., None])
+        down = self._cancelling(e, h, pairs)
+        picked, sign = self._integers(1, pairs // 2, e, h), self._signs(e, h)
+        down.scatter_add_(2, pairs + picked[..., None], sign[..., None])
+        exponent = self._integers(5, 8, e, shape.inter).float()
+        s13 = torch.cat([exponent.exp2(), (-exponent).exp2()], dim=1)
+        self.column_scale = self._integers(-8, -5, h).float().exp2()
+        self.element = element.gather(1, picked)  # [E, H]: the element of r that an output shows
+        self.sign = sign * unit.gather(1, picked)
+        words = pack_reorder(torch.cat([gate, up], dim=1)), pack_reorder(down)
+        self.weights = QuarkMoeWeights(shape, *words, s13, self.column_scale.expand(e, h).contiguous())
+
+    def batch(self, tokens: int, seed: int) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+        """(x, router weights, expert ids), and bfloat16 [T, H]; every fifth slot is on another rank."""
+        self._generator.manual_seed(seed)
+        half, slots = self.shape.hidden // 2, (tokens, self.shape.top_k)
+        row = self._integers(1, INT8_MAX + 1, tokens, half)
+        row[:, 2 : half // 2] = self._integers(1, _SMALL + 1, tokens, half // 2 - 2)
+        row *= self._signs(tokens, half)
+        row[:, 0], row[:, 1] = INT8_MAX * self._signs(tokens), 1
+        ids = torch.rand(tokens, self.shape.num_experts, device=self.device, generator=self._generator)
+        ids = ids.topk(self.shape.top_k, dim=1).indices
+        ids[self._integers(0, 5, *slots) == 0] = -1
+        router = self._integers(-1, 1, *slots).float().exp2()
+        expected = torch.zeros(tokens, self.shape.hidden, device=self.device)
+        for slot in range(self.shape.top_k):
+            expert = ids[:, slot].clamp(min=0)
+            shown = row.gather(1, self.element[expert]) * self.sign[expert]
+            expected += shown * (router[:, slot] * (ids[:, slot] >= 0))[:, None]
+        x = row.repeat(1, 2).bfloat16()
+        return (x, router, ids.int()), (expected * self.column_scale).bfloat16()
+
+    def _cancelling(self, experts: int, rows: int, half: int) -> torch.Tensor:
+        values = self._integers(-6, 8, experts, rows, half, dtype=torch.int8)
+        return torch.cat([values, -values], dim=2)
+
+    def _signs(self, *size: int) -> torch.Tensor:
+        return self._integers(0, 2, *size, dtype=torch.int8) * 2 - 1
+
+    def _integers(self, low: int, high: int, *size: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.randint(low, high, size, dtype=dtype, device=self.device, generator=self._generator)
+
+
+def batches(backend: str) -> list[int]:
+    """Batch sizes at both ends of every bucket of the tile table, and where else the code takes another way."""
+    bounds = buckets(backend)[:-1]
+    return sorted({*_FIXED, *bounds, *(bound + 1 for bound in bounds)})
+
+
+def agreements(
+    backend: MoeBackend, shape: MoeShape, tokens: Iterable[int], device: torch.device
+) -> Iterator[Agreement]:
+    """Try each batch size, eagerly and, on a GPU, from a captured graph with other numbers than it was captured with.
+
+    Raises KimiError for the first that differs, with the token, the channel and both values.
+    """
+    known, drawn, reference = KnownLayer(shape, device), random_layer(shape, device), ReferenceBackend()
+    known_moe, drawn_moe, expected_moe = (
+        backend.prepare(known.weights),
+        backend.prepare(drawn),
+        reference.prepare(drawn),
+    )
+    for count in tokens:
+        first, answer = known.batch(count, seed=count)
+        _require_equal(backend.forward(first[0], known_moe, *first[1:]), answer, f"T={count}")
+        if device.type == "cuda":
+            replay = _captured(backend, known_moe, *first)
+            other, answer = known.batch(count, seed=count + 1)
+            _require_equal(replay(*other), answer, f"T={count}, replayed from a graph")
+        x, router, ids = random_batch(shape, count, device)
+        expected = reference.forward(x, expected_moe, router, ids).float()
+        away = (backend.forward(x, drawn_moe, router, ids).float() - expected).norm(dim=1) / expected.norm(dim=1)
+        worst = float(away.max())
+        if not worst <= TOLERANCE:  # NaN is not
+            token = int(away.nan_to_num(torch.inf).argmax())
+            raise _differs(f"T={count}: token {token} is {worst:.2%} of its norm away from the reference", TOLERANCE)
+        yield Agreement(count, worst)
+
+
+def _captured(backend: MoeBackend, moe: PreparedMoe, *inputs: torch.Tensor) -> Forward:
+    """A forward that copies its arguments to where the graph reads and replays it; `inputs` ran eagerly before."""
+    static = [each.clone() for each in inputs]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = backend.forward(static[0], moe, *static[1:])
+
+    def replay(*arguments: torch.Tensor) -> torch.Tensor:
+        for to, value in zip(static, arguments, strict=True):
+            to.copy_(value)
+        graph.replay()
+        return out
+
+    return replay
+
+
+def _require_equal(found: torch.Tensor, expected: torch.Tensor, where: str) -> None:
+    if not torch.equal(found, expected):
+        wrong = (found != expected).nonzero()
+        token, channel = wrong[0].tolist()
+        values = f"{float(found[token, channel])} instead of {float(expected[token, channel])}"
+        raise _differs(f"{where}: {len(wrong)} values are wrong, first token {token}, channel {channel}: {values}", 0)
+
+
+def _differs(what: str, tolerance: float) -> KimiError:
+    return KimiError(
+        f"the kernels do not compute what the contract says, {what}",
+        where="numbers with a known answer" if not tolerance else "random numbers",
+        expected="equal bit for bit" if not tolerance else f"at most {tolerance:.2%}",
+        remedy="do not serve with these kernels; KIMI_MOE_BACKEND=triton is the other backend",
+    )
