@@ -55,6 +55,9 @@ ENV PATH=/opt/kimi/packages/bin:${PATH}
 COPY launch/docker/check_closure.py launch/docker/healthcheck.py /opt/kimi/
 RUN python3 /opt/kimi/check_closure.py "kimi-w4a8-eagle3[${EXTRAS}]"
 
+COPY --from=kernels /opt/kimi/kernels /opt/kimi/kernels
+ENV KIMI_KERNELS=/opt/kimi/kernels
+
 # Files of AITER that this deployment changes (docs/patches.md); a file that is not recognised ends the build. Then what
 # AITER would otherwise compile while serving: its own Dockerfile leaves these modules out.
 ARG AITER_ARCH=gfx942
@@ -63,18 +66,16 @@ RUN kimi patch apply --remove-stale \
  && python3 /opt/kimi/build_aiter.py "${AITER_ARCH}" \
  && kimi patch verify
 
-# Kubernetes and compose run it as this user; docker-run.sh as the caller, whom no file here knows by number: hence HOME and
-# USER below. The numbers of the nodes' groups on the host come with `docker run --group-add`.
+# Kubernetes and compose run it as this user; docker-run.sh as the caller, whom no file here knows by number: hence the mode,
+# and HOME and USER below. The numbers of the nodes' groups on the host come with `docker run --group-add`.
 RUN groupadd --force --system video \
  && groupadd --force --system render \
  && useradd --create-home --uid 10001 --groups video,render kimi \
- && install --directory --owner kimi --group kimi /models /runs /trust
+ && install --directory --owner kimi --group kimi --mode 777 /home/kimi /models /runs /trust
 USER 10001
 WORKDIR /runs
 # transformers copies a checkpoint's own code before it runs it; serving needs /models and /trust read-only.
-COPY --from=kernels /opt/kimi/kernels /opt/kimi/kernels
-ENV KIMI_KERNELS=/opt/kimi/kernels \
-    HOME=/home/kimi \
+ENV HOME=/home/kimi \
     USER=kimi \
     HF_HOME=/models \
     HF_MODULES_CACHE=/home/kimi/.cache/huggingface/modules \

@@ -33,6 +33,7 @@ from ..moe.flydsl.objects import CodeObjects, objects_folder
 from ..patching import patcher
 from ..patching.patcher import PatchReport
 from ..patching.patches import load_manifest
+from ..recipe.router_settings import RouterSettings
 
 SECONDS = 30  # amd-smi on eight GPUs takes a few; a hung driver must not hang the doctor
 
@@ -148,14 +149,6 @@ class Probe:
         objects = CodeObjects(objects_folder({KERNELS: self.environment(KERNELS)}))
         return objects.folder, objects.check_all()
 
-    def router_options(self) -> set[str] | None:
-        """The names of the options that the installed router takes; None where there is no router."""
-        if importlib.util.find_spec("sglang_router") is None:
-            return None
-        from sglang_router.router_args import RouterArgs  # optional: sglang-router
-
-        return {field.name for field in dataclasses.fields(RouterArgs)}
-
     def patches(self) -> list[PatchReport]:
         """The state of every patch of the manifest."""
         return [patcher.inspect(patch) for patch in load_manifest()]
@@ -163,6 +156,15 @@ class Probe:
     def aiter_regime(self) -> Regime:
         """What the installed AITER does with page offsets beyond 32 bits."""
         return installed_regime()
+
+    def router_lacks(self) -> list[str] | None:
+        """Options that routers are given and the installed one does not take; None where there is no router."""
+        if importlib.util.find_spec("sglang_router") is None:
+            return None
+        from sglang_router.router_args import RouterArgs  # optional: sglang-router
+
+        known = {field.name for field in dataclasses.fields(RouterArgs)}
+        return sorted(RouterSettings().router_arguments().keys() - known)
 
     def port_problem(self, host: str, port: int) -> str | None:
         """Why a server cannot listen there; None if it can."""

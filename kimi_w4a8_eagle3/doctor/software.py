@@ -7,7 +7,6 @@ from packaging.version import InvalidVersion, Version
 from ..base.errors import KimiError
 from ..patching.patcher import SATISFIED, Status
 from ..recipe.known_faults import concerning
-from ..recipe.router_settings import RouterSettings
 from .facts import Facts
 from .result import Result, fail, ok, skip, warn
 
@@ -103,14 +102,13 @@ def plugin(facts: Facts) -> Result:
 
 def router(facts: Facts) -> Result:
     """The router in front of several engines takes the options that it is given: images build one of their own."""
-    options = facts.probe.router_options()
-    if options is None:
+    missing = facts.probe.router_lacks()
+    if missing is None:
         return skip("router", "sglang-router is not installed, which one engine does not need")
     version = facts.probe.package("sglang-router")
-    missing = RouterSettings().router_arguments().keys() - options
     if missing:
         remedy = f"serve without --replicas, or route with sglang-router {ROUTER_READ}"
-        return fail("router", f"{version} does not know {', '.join(sorted(missing))}", remedy)
+        return fail("router", f"{version} does not know {', '.join(missing)}", remedy)
     return ok("router", f"{version} (options were read from {ROUTER_READ})")
 
 

@@ -16,6 +16,15 @@ from .recorder import Recorder
 from .tasks import Task
 
 _GRACE_S = 5.0
+# lm-eval's command line without its index of the thousands of tasks that it brings, of which none is asked for here:
+# that index is half of the seconds before the first question.
+_PROGRAM = """
+from functools import partial
+from lm_eval import tasks
+tasks.TaskManager = partial(tasks.TaskManager, include_defaults=False)
+from lm_eval.__main__ import cli_evaluate
+cli_evaluate()
+"""
 _RETRIES = 1  # the recorder retries; lm-eval would only repeat what it already did
 
 
@@ -51,7 +60,7 @@ def command(protocol: Protocol, model: str, base_url: str, tasks: Path, output: 
         "tokenized_requests": False,
         "tokenizer_backend": None,
     }
-    words = [sys.executable, "-m", "lm_eval", "run", "--model", kind]
+    words = [sys.executable, "-c", _PROGRAM, "run", "--model", kind]
     words += ["--model_args", ",".join(f"{name}={value}" for name, value in model_args.items())]
     words += ["--tasks", protocol.task.name, "--include_path", str(tasks), "--num_fewshot", str(protocol.shots)]
     words += ["--output_path", str(output), "--log_samples"]

@@ -19,6 +19,10 @@ _MAX_N = 4
 _LENGTHS = frozenset(
     ["max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "min_tokens", "min_new_tokens"]
 )
+# What the model reads. 5,000 digits in one of these kept a CPU busy for 20 s; the door refuses what is absurd.
+_PROMPTS = frozenset(["prompt", "text", "messages", "system", "input", "instructions"])
+_MAX_TEXT = 400
+_ABSURD_TEXT = 200_000
 _ABSURD = 1_000_000
 _REFUSED_N = 512  # the door's limit: beyond it a number of answers is no work but a refusal
 
@@ -98,7 +102,7 @@ def wire_request(
 
 
 def affordable(body: Any) -> Any:
-    """The body with lengths and numbers of answers that are valid but expensive cut down; absurd ones stay."""
+    """The body with lengths, numbers of answers and texts that are valid but expensive cut down; absurd ones stay."""
     if not isinstance(body, dict):
         return body
     return {name: _affordable(name, value) for name, value in body.items()}
@@ -113,9 +117,20 @@ def _affordable(name: str, value: Any) -> Any:
         return _at_most(value, _MAX_TOKENS, _ABSURD)
     if name == "n":
         return _at_most(value, _MAX_N, _REFUSED_N)
+    if name in _PROMPTS:
+        return _short(value)
     if name == "sampling_params":
         return [affordable(each) for each in value] if isinstance(value, list) else affordable(value)
     return value
+
+
+def _short(value: Any) -> Any:
+    """The same, with each text in it cut."""
+    if isinstance(value, list):
+        return [_short(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _short(each) for name, each in value.items()}
+    return value[:_MAX_TEXT] if isinstance(value, str) and len(value) < _ABSURD_TEXT else value
 
 
 def _at_most(value: Any, limit: int, absurd: int) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 Schema = Mapping[str, Any]
 
 _TEXTS = (
-    *("", " ", "x", "\x00", "\ud800", "a\udfffb", "﷽" * 50, "e" + "\u0301" * 500, "A" * 20_000, "0" * 5000),
+    *("", " ", "x", "\x00", "\ud800", "a\udfffb", "﷽" * 50, "e" + "\u0301" * 500, "A" * 200_000, "0" * 5000),
     *("<|im_end|>", "<|im_user|>", "[BOS]", "<|media_pad|>", "<|tool_calls_section_begin|>"),
     *("(", "(a+)+$", "[", "a{1000000}", "(?P<x>a)(?P=x)", "\\", "^$"),
     *("{", "{}", '{"$ref": "#"}', '{"type": "nope"}', "root ::= root", "{{ 7*7 }}", "{% raw %}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.commands import serve as serve_command
+from kimi_w4a8_eagle3.fleet.serve import checked_weights
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import Machine
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve, with_settings
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +52,18 @@ def test_overrides_are_shown() -> None:
     result = serve("-r", "eagle3", "--dry-run", "--set", "port=8000", "--", "--tool-call-parser", "kimi_k2")
     assert "--port 8000" in result.stdout and "--tool-call-parser kimi_k2" in result.stdout
     assert "# override: --port 8000" in result.stderr and "# override: --tool-call-parser kimi_k2" in result.stderr
+
+
+def test_no_preflight_starts_what_kimi_check_refuses(tmp_path: Path) -> None:
+    assert "# override: --no-preflight" in serve("-r", "tiny", "--dry-run", "--no-preflight").stderr
+    target = shutil.copytree(ROOT / "kimi_w4a8_eagle3/tiny/weights/target-w4a8", tmp_path / "target")
+    config = json.loads((target / "config.json").read_text())
+    config["quantization_config"]["export"]["pack_method"] = "order"
+    (target / "config.json").write_text(json.dumps(config))
+    launch = resolve(with_settings(load_recipe("tiny"), {"model.repo": str(target)})).on(Machine())
+    with pytest.raises(KimiError, match="pack_method is 'order'"):
+        checked_weights(launch)
+    assert checked_weights(launch, preflight=False)
 
 
 def test_a_misspelt_gate_of_the_shell_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:

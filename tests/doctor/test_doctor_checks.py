@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from support import smi_texts
 from support.machines import (
@@ -164,13 +166,18 @@ def test_kernel_packages(tmp_path):
     assert check(none, "kernels").found == "one was altered" and "kimi warm" in check(none, "kernels").remedy
 
 
-def test_a_router_of_another_release(tmp_path):
+def test_a_router_of_another_release(tmp_path, monkeypatch):
     """As installed here, and one that lost an option."""
-    here = Probe().router_options()
-    assert here is not None and check(mi325x(tmp_path, router=here), "router").verdict.value == "ok"
-    less = check(mi325x(tmp_path, router=here - {"history_backend"}), "router")
+    from sglang_router import router_args  # optional: sglang-router
+
+    assert Probe().router_lacks() == []
+    names = [each.name for each in dataclasses.fields(router_args.RouterArgs) if each.name != "history_backend"]
+    monkeypatch.setattr(router_args, "RouterArgs", dataclasses.make_dataclass("RouterArgs", names))
+    assert Probe().router_lacks() == ["history_backend"]
+    less = check(mi325x(tmp_path, lacks=["history_backend"]), "router")
     assert less.verdict.value == "fail" and "does not know history_backend" in less.found
-    assert check(mi325x(tmp_path, router=None), "router").verdict.value == "skip"
+    assert check(mi325x(tmp_path, lacks=[]), "router").verdict.value == "ok"
+    assert check(mi325x(tmp_path, lacks=None), "router").verdict.value == "skip"
 
 
 def test_a_missing_plugin_is_a_failure(tmp_path):

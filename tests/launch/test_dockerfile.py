@@ -78,7 +78,7 @@ def test_the_serving_image_has_the_kernels_and_no_compiler_of_them() -> None:
     """AITER pins another FlyDSL than the kernels are compiled with, and where both are there the base's wins."""
     final = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
     assert "ARG EXTRAS=bench,eval,scale\n" in final  # what check_closure.py asks for
-    assert "COPY --from=kernels /opt/kimi/kernels /opt/kimi/kernels\nENV KIMI_KERNELS=/opt/kimi/kernels " in final
+    assert "COPY --from=kernels /opt/kimi/kernels /opt/kimi/kernels\nENV KIMI_KERNELS=/opt/kimi/kernels\n" in final
 
 
 def test_the_base_image_cannot_be_changed_by_pip() -> None:

@@ -45,7 +45,6 @@ class Recorded(Probe):
     packages: dict[str, str] = field(default_factory=dict)
     build: str | None = "hip 7.2.1"
     entry_points: tuple[str, ...] = ("kimi_w4a8_eagle3",)
-    router: set[str] | None = None
     patch_reports: tuple[PatchReport, ...] = (patch("aiter-fmha-rtz", Status.APPLIED),)
     regime: Regime = Regime.FIXED64
     kernels_refused: str = ""
@@ -56,6 +55,7 @@ class Recorded(Probe):
     python_is: str = "3.12.3"
     variables: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    lacks: list[str] | None = None
 
     def run(self, command: Sequence[str]) -> Output:
         key = " ".join(command[:2]) if command[0] == "amd-smi" else f"{command[0]} {command[-1]}"
@@ -97,14 +97,14 @@ class Recorded(Probe):
             raise KimiError(self.kernels_refused, remedy="kimi warm --objects /opt/kimi/kernels")
         return Path("/opt/kimi/kernels"), 228
 
-    def router_options(self) -> set[str] | None:
-        return self.router
-
     def patches(self) -> list[PatchReport]:
         return list(self.patch_reports)
 
     def aiter_regime(self) -> Regime:
         return self.regime
+
+    def router_lacks(self) -> list[str] | None:
+        return self.lacks
 
     def port_problem(self, host: str, port: int) -> str | None:
         return self.taken

@@ -46,14 +46,25 @@ STREAM = 0x7F00_1234_5678
 TOLERANCE = 4e-3
 UNPINNED = {"FLYDSL_MOE_STAGE1_SCHED": False, "FLYDSL_MOE_STAGE2_SCHED": False}
 PREFILL = {"AITER_FLYDSL_STAGE1_TILE_M": 64}
-CASES: list[tuple[int, int, dict[str, Any]]] = [
-    *((tp, tokens, {}) for tp in SHAPES for tokens in (1, 8, 160, 300)),  # 300: more slots than the sort's kernel takes
-    *((tp, tokens, UNPINNED) for tp, tokens in ((8, 1), (8, 160), (4, 8), (4, 160))),
-    *((tp, tokens, PREFILL) for tp, tokens in ((8, 1), (8, 160), (8, 300), (4, 8), (4, 300))),
-    (8, 8, {"AITER_FLYDSL_MOE_GRID_TRIM": False}),
-    (8, 8, {**UNPINNED, "AITER_FLYDSL_STAGE2_TILE_K": 128}),
-    (8, 8, {**PREFILL, "AITER_FLYDSL_STAGE1_TILE_N": 64}),
-    (4, 8, {"AITER_FLYDSL_STAGE2_TILE_M": 32, "AITER_FLYDSL_STAGE2_TILE_N": 128}),
+GATES: dict[str, dict[str, Any]] = {
+    "decode": {},
+    "unpinned": UNPINNED,
+    "unpinned, k 128": {**UNPINNED, "AITER_FLYDSL_STAGE2_TILE_K": 128},
+    "m 32, n 128": {"AITER_FLYDSL_STAGE2_TILE_M": 32, "AITER_FLYDSL_STAGE2_TILE_N": 128},
+    "padded grid": {"AITER_FLYDSL_MOE_GRID_TRIM": False},
+    "prefill": PREFILL,
+    "prefill, n 64": {**PREFILL, "AITER_FLYDSL_STAGE1_TILE_N": 64},
+}
+CASES = [
+    *((tp, tokens, "decode") for tp in SHAPES for tokens in (1, 8, 160, 300)),  # 300: more slots than one kernel sorts
+    *(
+        (8, 160, "unpinned"),
+        (4, 8, "unpinned"),
+        (8, 8, "unpinned, k 128"),
+        (4, 8, "m 32, n 128"),
+        (8, 8, "padded grid"),
+    ),
+    *((8, 1, "prefill"), (8, 160, "prefill"), (4, 8, "prefill"), (4, 300, "prefill"), (8, 8, "prefill, n 64")),
 ]
 
 
@@ -111,9 +122,9 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flydsl_backend, "stream_of", lambda tensor: STREAM)
 
 
-@pytest.mark.parametrize(("tp", "tokens", "gates"), CASES, ids=lambda value: str(value).replace("AITER_FLYDSL_", ""))
-def test_forward_is_the_reference(tp: int, tokens: int, gates: dict[str, Any], tmp_path: Path) -> None:
-    serving = Serving(tmp_path, tp, tokens, gates)
+@pytest.mark.parametrize(("tp", "tokens", "gates"), CASES)
+def test_forward_is_the_reference(tp: int, tokens: int, gates: str, tmp_path: Path) -> None:
+    serving = Serving(tmp_path, tp, tokens, GATES[gates])
     assert serving.error() < TOLERANCE
     launches = serving.gpu.launches
     first, last = ["route_slots"] * serving.sorts, ["moe_reduce_0"] * ("reduce" in serving.plan)
@@ -137,14 +148,13 @@ def test_a_broken_token_is_nan_and_its_neighbours_are_not(tmp_path: Path) -> Non
     assert got[6].isnan().all() and torch.equal(got[others], clean[others])
 
 
-@pytest.mark.parametrize("tokens", [5, 40])
-def test_the_w4a16_baseline(tokens: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tile_m", [None, 64])
+def test_the_w4a16_baseline(tile_m: int | None, tmp_path: Path) -> None:
     """No quantized activations: plain matrix products, with the roundings to bfloat16 that the baseline has."""
-    tile = 64 if tokens > 5 else None
-    serving = Serving(tmp_path, 8, tokens, {"FLYDSL_W4A16_HYBRID": "w2_bf16", "AITER_FLYDSL_STAGE1_TILE_M": tile})
+    serving = Serving(tmp_path, 8, 5, {"FLYDSL_W4A16_HYBRID": "w2_bf16", "AITER_FLYDSL_STAGE1_TILE_M": tile_m})
     w13 = unpack_reorder(serving.weights.w13).double() * serving.weights.s13[..., None]
     w2 = unpack_reorder(serving.weights.w2).double() * serving.weights.s2[..., None]
-    expected = torch.zeros(tokens, serving.shape.hidden, dtype=torch.double)
+    expected = torch.zeros(5, serving.shape.hidden, dtype=torch.double)
     for t, s in (serving.ids >= 0).nonzero().tolist():
         gate, up = (w13[serving.ids[t, s]] @ serving.x[t].double()).chunk(2)
         h = (torch.nn.functional.silu(gate) * up).bfloat16().double()
@@ -229,7 +239,7 @@ def test_a_wrong_grid_is_found(kind: Any, change: str, tmp_path: Path, monkeypat
         (Stage2Config, {"inter": 512}),
         (RouteConfig, {"experts": 11}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_an_object_of_another_shape_is_found(kind: type, changes: dict[str, int], tmp_path: Path) -> None:
     serving = Serving(tmp_path, 8, 8, {})
