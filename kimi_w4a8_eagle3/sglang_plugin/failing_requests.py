@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _RESULTS = "sglang.srt.managers.scheduler_components"
+_PROCESSOR = f"{_RESULTS}.batch_result_processor.SchedulerBatchResultProcessor"
 _ABORTED = "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_abort_finish_reason"
 _POOLS = "sglang.srt.mem_cache"
 
@@ -58,7 +59,7 @@ def install(registry: Any) -> None:
         f"{_BATCH}.prepare_for_extend": prepare,
         f"{_BATCH}.prepare_for_decode": prepare,
         "sglang.srt.managers.schedule_batch.Req.update_finish_state": own_part,
-        f"{_RESULTS}.batch_result_processor.SchedulerBatchResultProcessor._apply_decode_logprobs": own_part,
+        f"{_PROCESSOR}._apply_decode_logprobs": own_part,
         f"{_RESULTS}.logprob_result_processor.SchedulerLogprobResultProcessor.add_logprob_return_values": own_part,
         f"{_RESULTS}.output_streamer._GenerationStreamAccumulator.accept": accept,
     }
@@ -69,6 +70,8 @@ def install(registry: Any) -> None:
     for target, hook in hooks.items():
         registry.register(target, hook, HookType.AROUND)
     registry.register(_ABORTED, name_status, HookType.BEFORE)
+    for name in ("_accept_grammar_tokens", "_apply_prefill_grammar"):
+        registry.register(f"{_PROCESSOR}.{name}", refuse_dead_grammar, HookType.AFTER)
 
 
 def take_in(original: Callable[..., None], scheduler: Any, recv_req: Any, **named: Any) -> None:
@@ -156,6 +159,18 @@ def process_batch_result(original: Callable[..., None], scheduler: Any, batch: A
         _end_batch(scheduler, batch, error, "had their results read")
     else:
         _failed_batches = 0
+
+
+def refuse_dead_grammar(_: Any, __: Any, req: Any, *___: Any, **____: Any) -> None:
+    """AFTER hook of what advances a grammar: one that allows no token is the request's fault.
+
+    SGLang 0.5.20 aborts such a request without a status, which its client reads as an answer.
+    """
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT  # SGLang's import order: hooks load before it
+
+    if isinstance(req.to_finish, FINISH_ABORT) and req.to_finish.status_code is None:
+        why = "no token can follow what the grammar of this request demands"
+        req.to_finish = FINISH_ABORT(why, HTTPStatus.BAD_REQUEST, "BadRequestError")
 
 
 def name_status(_: Any, out: dict[str, Any], *__: Any, **___: Any) -> None:

@@ -101,4 +101,24 @@ print(json.dumps({"hooked": len(hooked), "applied": len(set(hooked) & HookRegist
 
 @BOTH
 def test_every_hook_finds_its_place(newest: bool) -> None:
-    assert found(HOOKED, newest) == {"hooked": 10, "applied": 10}
+    assert found(HOOKED, newest) == {"hooked": 12, "applied": 12}
+
+
+DEAD = """
+import json
+from types import SimpleNamespace
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+class Grammar:
+    def accept_token(self, token):
+        raise ValueError("not in the grammar")
+req = SimpleNamespace(rid="1", grammar=Grammar(), to_finish=None)
+kept = SchedulerBatchResultProcessor._accept_grammar_tokens(object.__new__(SchedulerBatchResultProcessor), req, [1])
+print(json.dumps({"kept": kept, "status": int(req.to_finish.status_code)}))
+"""
+
+
+@BOTH
+def test_a_grammar_that_allows_no_token_is_no_answer(newest: bool) -> None:
+    got = found(DEAD, newest)
+    assert got["kept"] == [] and got["status"] == (500 if newest else 400)  # 0.5.23 names a status itself
