@@ -30,7 +30,6 @@ class Claim:
 
 CLAIMS = (
     Claim("W4A8 checkpoint through SGLang", "speed, ROCm", ("start", "speed", "lossless")),
-    Claim("the plugin on SGLang", "serving there", (), "another release than the one that is installed"),
     Claim("FlyDSL kernels for gfx942", "time, launch and graph capture on hardware", ("flydsl",)),
     Claim("Triton kernels", "time", ("triton",)),
     Claim("page-offset guard", "the kernel's overflow itself", (), "the guard keeps every pool below it"),
