@@ -36,8 +36,7 @@ COMMANDS = {
     "quantize": "Quantize a target or a draft with AMD Quark, shard by shard.",
     "tune-moe": "Measure tile choices on this GPU and write the fastest into the table; rows of other shapes and GPUs "
     "stay.",
-    "warm": "Compile every MoE kernel that the recipe's server can ask for into the compilers' own caches; "
-    "needs no GPU.",
+    "warm": "Compile the MoE kernels ahead of serving; needs no GPU, but FlyDSL and a linker for gfx942.",
     "eval": "Accuracy with a verdict, and proof that speculation changes no answer.",
     "bench": "Measure a server: `kimi bench con2`, `con40`, or any workload of `kimi bench list`.",
     "accept": "Prove on this machine what is not proved yet: checks, kernels, speed, answers; one page, one bundle.",

@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path[:0] = [str(ROOT), str(TESTS)]  # `proof` is the package there, not the folder of its tests
 
 # Imported once for all forks: what no part is behind.
 import httpx  # noqa: E402, F401

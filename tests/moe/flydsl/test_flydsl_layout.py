@@ -10,13 +10,8 @@ from support.flydsl_layout import low_sums, unpack
 from support.packing import pack_reorder
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
-from kimi_w4a8_eagle3.moe.flydsl import layout, toolchain
+from kimi_w4a8_eagle3.moe.flydsl import layout
 from kimi_w4a8_eagle3.quark.packing import unpack_reorder
-
-
-def test_the_cache_of_machine_code_hashes_every_kernel() -> None:
-    names = {path.stem for path in toolchain.sources()}
-    assert names >= {"stage1", "stage1_decode", "stage1_prefill", "stage2", "w4a16", "rows", "ops", "block"}
 
 
 def values(experts: int, channels: int, k: int, seed: int = 0) -> torch.Tensor:

@@ -12,7 +12,6 @@ from triton.runtime import interpreter
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.agreement import agreements
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
-from kimi_w4a8_eagle3.moe.flydsl.route_slots import route_slots
 from kimi_w4a8_eagle3.moe.op import MoeLayer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.routing import empty_routing, route
@@ -233,14 +232,3 @@ def test_the_kernel_routes_like_torch(routing: str, block_m: int) -> None:
     assert got.max_blocks == expected.max_blocks == empty_routing(ids.numel(), 5, block_m, ids.device).max_blocks
     for name in ("block_expert", "block_first", "block_rows"):
         assert torch.equal(getattr(got, name)[:used], getattr(expected, name)[:used]), name
-
-
-def test_the_sorting_kernel_of_flydsls_backend_routes_like_torch() -> None:
-    ids = torch.randint(-1, 9, (11, 3), generator=torch.Generator().manual_seed(0)).int()
-    got, expected = route_slots(ids, 7, 4), route(ids, 7, 4)
-    blocks = int(expected.num_blocks)
-    assert int(got.num_blocks) == blocks > 3
-    for name in ("block_expert", "block_first", "block_rows"):
-        assert torch.equal(getattr(got, name)[:blocks], getattr(expected, name)[:blocks]), name
-    rows = int(expected.block_rows[:blocks].sum())
-    assert torch.equal(got.order[:rows], expected.order[:rows])
