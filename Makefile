@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/kimi demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --no-loadscope-reorder
 
 # Compiles the gfx942 kernels, counts their machine code against the saved figures and executes it.
 kernels: $(STAMP)

@@ -23,14 +23,20 @@ from kimi_w4a8_eagle3.engine.process import EngineServer
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-# They start engines of their own and share none, so either worker may take them.
+# They start engines of their own, or one fork more is cheaper than waiting for others, so any worker may take them.
 OWN_SERVERS = (
+    "tests/e2e/test_accept.py",
+    "tests/e2e/test_failing_requests.py",
     "tests/e2e/test_faults.py",
     "tests/e2e/test_fork_server.py",
+    "tests/e2e/test_fp8_draft.py",
+    "tests/e2e/test_fuzzing.py",
     "tests/e2e/test_serve_processes.py",
     "tests/e2e/test_two_ranks.py",
 )
-PROGRAMS = "tests/sglang_plugin"  # many run in forks of the older release, which is imported once
+# Many run in forks of both releases, which are imported once.
+PROGRAMS = "tests/sglang_plugin"
+PROGRAMS_TOO = ("tests/recipe/test_recipes_parsed_by_sglang.py",)
 _NEEDS = "the extra `kernels`: FlyDSL and a linker"
 _SLOWEST = 10
 
@@ -49,8 +55,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             module = nodeid.partition("::")[0]
             folder = module.rpartition("/")[0]
-            fixtures = (config.rootpath / folder / "conftest.py").is_file() or folder == PROGRAMS
-            shares = fixtures and module not in OWN_SERVERS
+            if folder == PROGRAMS or module in PROGRAMS_TOO:
+                return PROGRAMS
+            shares = (config.rootpath / folder / "conftest.py").is_file() and module not in OWN_SERVERS
             return folder if shares else module
 
     return FixturesOnce(config, log)
