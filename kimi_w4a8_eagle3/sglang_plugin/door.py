@@ -38,6 +38,8 @@ def install(registry: Any) -> None:
         TARGET: guard_http_server,
         WARM_UP: wait_and_warm_up,
         request_guard.TARGET: request_guard.validate_one_request,
+        request_guard.ANTHROPIC_ERROR: request_guard.answer_anthropic_error,
+        request_guard.LOADS: request_guard.get_loads,
     }
     for target, hook in hooks.items():
         if not callable(pkgutil.resolve_name(target)):  # the registry would log it, and go on

@@ -24,7 +24,7 @@ def request_models() -> dict[str, RequestModel]:
     return {
         CHAT: _model(protocol.ChatCompletionRequest),
         COMPLETIONS: _model(protocol.CompletionRequest),
-        RESPONSES: _model(protocol.ResponsesRequest),
+        RESPONSES: RequestModel(frozenset(protocol.ResponsesRequest.model_fields), _echoed(protocol)),
         MESSAGES: _model(anthropic.AnthropicMessagesRequest),
         COUNT_TOKENS: _model(anthropic.AnthropicCountTokensRequest),
         GENERATE: RequestModel(frozenset(GenerateReqInput.__dataclass_fields__), _strict(GenerateReqInput)),
@@ -59,6 +59,28 @@ def _strict(model: Any) -> Callable[[bytes], object]:
             raise ValueError(_message(error)) from None
 
     return read
+
+
+def _echoed(protocol: Any) -> Callable[[bytes], object]:
+    """/v1/responses: an answer repeats what was asked, and a stream of SGLang 0.5.20 does so in OpenAI's own model.
+
+    That takes less than SGLang's request, and where it raises the stream has begun and breaks off.
+    """
+    from openai.types.responses import Response  # start-up: heavy, and only an engine needs it
+
+    read = _strict(protocol.ResponsesRequest)
+    first = {"model_name": "", "created_time": 0, "output": [], "status": "in_progress", "usage": None}
+
+    def read_and_repeat(body: bytes) -> object:
+        request = read(body)
+        answer = protocol.ResponsesResponse.from_request(request, {}, **first).model_dump()
+        try:
+            Response.model_validate({**answer, "tools": []})  # as SGLang does
+        except ValidationError as error:
+            raise ValueError(_message(error)) from None
+        return request
+
+    return read_and_repeat
 
 
 def _message(error: ValidationError) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +18,8 @@ from ..door.rules import MAX_PROMPT_LOGPROBS
 from ..door.settings import read_door
 
 TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
+ANTHROPIC_ERROR = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing._error_response"
+LOADS = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.get_loads"
 
 _INT32 = 2**31 - 1
 _SMALLEST = 2.0**-126  # of float32; what is smaller may become 0 there
@@ -50,6 +53,25 @@ def validate_one_request(
     check_numbers(obj.sampling_params, vocabulary)
     _require_tokens(getattr(obj, "token_ids_logprob", None), vocabulary, "token_ids_logprob")
     original(manager, obj, input_ids)
+
+
+def answer_anthropic_error(original: Callable[..., Any], serving: Any, *args: Any, **named: Any) -> Any:
+    """AROUND hook of `ANTHROPIC_ERROR`: a ValueError is the client's fault, as behind all other endpoints.
+
+    SGLang 0.5.23 does so itself, 0.5.20 answers 500.
+    """
+    error = sys.exc_info()[1]
+    if isinstance(error, ValueError):
+        return original(serving, status_code=400, error_type="invalid_request_error", message=str(error))
+    return original(serving, *args, **named)
+
+
+async def get_loads(original: Callable[..., Any], manager: Any, include: Any = None, dp_rank: Any = None) -> Any:
+    """AROUND hook of `LOADS`: a section that does not exist raises here, for 400, and not later, for 500."""
+    loads = await original(manager, include=include, dp_rank=dp_rank)
+    for each in loads:
+        each.to_dict(set(include) if include else None)
+    return loads
 
 
 def check_prompt(input_ids: Sequence[int], vocabulary: int, max_tokens: int | None) -> None:

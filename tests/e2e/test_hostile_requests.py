@@ -61,6 +61,15 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/messages/count_tokens",
         {**CHAT, "tools": [{"name": "f", "type": 2435, "input_schema": {}}]},
     ),
+    "metadata that cannot be written back": (
+        "/v1/responses",
+        {"model": MODEL, "input": "Tom", "metadata": {"name": None}, "stream": True},
+    ),
+    "choice of a tool that is a text": (
+        "/v1/responses",
+        {"model": MODEL, "input": "Tom", "tool_choice": {"type": "function", "function": "f"}},
+    ),
+    "the tokens of no message": ("/v1/messages/count_tokens", {"model": MODEL, "messages": []}),
     "streamed tokens": ("/v1/tokenize", {"prompt": "Tom", "stream": True}),
     "parameters without prompts": ("/generate", {"text": "Tom", "sampling_params": []}),
     "more parameters than prompts": ("/generate", {"text": "Tom", "sampling_params": [{}, {}]}),
@@ -195,6 +204,12 @@ def test_the_operators_endpoints_answer_on_loopback_but_not_to_web_pages(eagle3:
     public = httpx.get(f"{eagle3.base_url}/server_info", headers=page, timeout=30).json()
     assert public["served_model_name"] == MODEL
     assert "internal_states" not in public
+
+
+def test_a_part_of_the_loads_that_does_not_exist_is_refused(eagle3: EngineServer) -> None:
+    for query in ("include=x", "include=x&format=prometheus"):
+        assert httpx.get(f"{eagle3.base_url}/v1/loads?{query}", timeout=30).status_code == 400
+    assert httpx.get(f"{eagle3.base_url}/v1/loads?include=core,%20queues", timeout=30).json()["loads"][0]["queues"]
 
 
 def test_null_means_not_sent(eagle3: EngineServer) -> None:

@@ -104,6 +104,11 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         {
             "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}],
             "tools": [{"type": "function", **FUNCTION}],
+            "tool_choice": {"type": "function", "name": "f"},
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+            "instructions": "x",
+            "metadata": {"a": "b"},
+            "reasoning": {"effort": "max"},
             "store": False,
         },
         None,

@@ -141,6 +141,16 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "a tool is a text": ("/v1/chat/completions", {**CHAT, "tools": ["f"]}, "tools.0: Input should be"),
     "type of a tool": ("/v1/messages", {**MESSAGE, "tools": [{"type": 5}]}, "not what this endpoint reads"),
     "responses tool": ("/v1/responses", {"input": "x", "tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools"),
+    "metadata that cannot be written back": (
+        "/v1/responses",
+        {"input": "x", "metadata": {"name": None}},
+        "metadata.name: Input should be a valid string",
+    ),
+    "choice of a tool that is a text": (
+        "/v1/responses",
+        {"input": "x", "tool_choice": {"type": "function", "function": "f"}},
+        "not what this endpoint reads",
+    ),
     # Group 1: what SGLang turns into a number after a check that looks at numbers only.
     "logprobs as text": (
         "/v1/completions",
