@@ -1,5 +1,7 @@
 """Adds what SGLang's own /metrics leaves out: verify steps by accepted drafts, the page guard, the MoE backend.
 
+SGLang 0.5.20 also lacks the time per output token of a request; it gets it under the name that 0.5.23 gives it.
+
 SGLang builds its collectors only with --enable-metrics, so nothing happens without it. prometheus_client is imported
 inside the hooks: it decides at its import whether several processes share their metrics, from a variable that the
 engine sets after the plugins were loaded.
@@ -23,22 +25,25 @@ _COLLECTORS = "sglang.srt.observability.metrics_collector"
 TOKENIZER_COLLECTOR = f"{_COLLECTORS}.TokenizerMetricsCollector.__init__"
 FINISHED_CHUNK = "sglang.srt.managers.tokenizer_manager.TokenizerManager.collect_metrics"
 SCHEDULER_CONSTANTS = f"{_COLLECTORS}.SchedulerMetricsCollector.emit_constants"
+_TPOT = "histogram_request_time_per_output_token"  # the collector's attribute in 0.5.23
 
 
 def install(registry: Any) -> None:
     """Register the hooks with SGLang's HookRegistry; a release without these methods keeps its metrics as they are."""
     from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
-    targets = {
-        TOKENIZER_COLLECTOR: define_spec_steps,
-        FINISHED_CHUNK: count_spec_steps,
-        SCHEDULER_CONSTANTS: emit_constants,
-    }
-    missing = [target for target in targets if not _exists(target)]
+    hooks = [
+        (TOKENIZER_COLLECTOR, define_spec_steps),
+        (TOKENIZER_COLLECTOR, define_tpot),
+        (FINISHED_CHUNK, count_spec_steps),
+        (FINISHED_CHUNK, observe_tpot),
+        (SCHEDULER_CONSTANTS, emit_constants),
+    ]
+    missing = sorted({target for target, _ in hooks if not _exists(target)})
     if missing:
         logger.info("no metrics of kimi-w4a8-eagle3: this SGLang release has no %s", ", ".join(missing))
         return
-    for target, hook in targets.items():
+    for target, hook in hooks:
         registry.register(target, hook, HookType.AFTER)
 
 
@@ -107,6 +112,35 @@ def count_spec_steps(_: None, manager: Any, state: Any, output: Any, index: int)
     histograms = getattr(output, "spec_correct_drafts_histogram", None)
     if histograms and index < len(histograms) and histograms[index]:
         manager.metrics_collector.kimi_spec_steps.add(histograms[index])
+
+
+@_harmless
+def define_tpot(_: None, collector: Any, *__: Any, **___: Any) -> None:
+    """AFTER hook of the tokenizer process's collector, with the buckets of the latency between tokens as in 0.5.23."""
+    from prometheus_client import Histogram  # it reads its environment when imported: see above
+
+    if hasattr(collector, _TPOT):
+        return
+    collector.kimi_tpot = (getattr(collector, "_histogram_cls", None) or Histogram)(
+        name="sglang:request_time_per_output_token_seconds",
+        documentation="Time per output token of a request in seconds, without its first token.",
+        labelnames=[*collector.labels, "is_streaming"],
+        buckets=collector.histogram_inter_token_latency._upper_bounds,
+    )
+
+
+@_harmless
+def observe_tpot(_: None, manager: Any, state: Any, output: Any, index: int) -> None:
+    """AFTER hook of `TokenizerManager.collect_metrics`: one value for each request that came to its end."""
+    histogram = getattr(manager.metrics_collector, "kimi_tpot", None)
+    if histogram is None or not state.finished:
+        return
+    tokens, reason = output.completion_tokens[index], output.finished_reasons[index] or {}
+    if tokens < 2 or reason.get("type") not in ("stop", "length"):
+        return
+    streaming = "true" if getattr(state.obj, "stream", False) else "false"
+    labels = {**manager.metrics_collector.labels, "is_streaming": streaming}
+    histogram.labels(**labels).observe(state.time_stats.get_decode_latency() / (tokens - 1))
 
 
 @_harmless

@@ -6,10 +6,15 @@ What a real engine then shows is checked in tests/e2e/test_ops.py.
 from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from support.sglang_program import BOTH, VERSIONS, found
 
-from kimi_w4a8_eagle3.sglang_plugin.metrics_hook import SpecSteps, count_spec_steps, emit_constants
+from kimi_w4a8_eagle3.sglang_plugin.metrics_hook import (
+    SpecSteps,
+    count_spec_steps,
+    emit_constants,
+    observe_tpot,
+)
 
 HOOKED = """
 import json, pkgutil, sys
@@ -80,6 +85,30 @@ def test_only_a_finished_requests_own_histogram_is_counted(
     output = SimpleNamespace(spec_correct_drafts_histogram=histograms)
     count_spec_steps(None, manager, SimpleNamespace(finished=finished), output, 1)
     assert counted(registry) == expected
+
+
+@pytest.mark.parametrize(
+    ("finished", "tokens", "reason", "expected"),
+    [
+        (True, 5, {"type": "stop"}, 0.5),
+        (True, 5, {"type": "length"}, 0.5),
+        (True, 5, {"type": "abort"}, None),
+        (True, 1, {"type": "stop"}, None),
+        (False, 5, None, None),
+    ],
+    ids=["stop", "length", "aborted", "one-token", "running"],
+)
+def test_only_a_whole_answer_of_two_tokens_or_more_has_a_time_per_token(
+    finished: bool, tokens: int, reason: dict | None, expected: float | None
+) -> None:
+    registry = CollectorRegistry()
+    collector = SimpleNamespace(labels={"model_name": "m"})
+    collector.kimi_tpot = Histogram("tpot", "Seconds.", ["model_name", "is_streaming"], registry=registry)
+    state = SimpleNamespace(finished=finished, obj=SimpleNamespace(stream=True))
+    state.time_stats = SimpleNamespace(get_decode_latency=lambda: 2.0)
+    output = SimpleNamespace(completion_tokens=[9, tokens], finished_reasons=[None, reason])
+    observe_tpot(None, SimpleNamespace(metrics_collector=collector), state, output, 1)
+    assert registry.get_sample_value("tpot_sum", {"model_name": "m", "is_streaming": "true"}) == expected
 
 
 def test_a_metric_that_fails_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
