@@ -5,6 +5,8 @@
 #
 # Public documents name this tag; it was not pulled here. A tag can move: NAME:TAG@sha256:DIGEST does not.
 ARG BASE_IMAGE=lmsysorg/sglang-rocm:v0.5.20-rocm724-mi30x-20260919
+# Compiles the kernels, any Python 3.11 or 3.12. TORCH_BACKEND= (empty) takes torch from the package index as it is there.
+ARG KERNELS_IMAGE=python:3.12-slim-bookworm
 
 # Everything that is added is built in a stage of its own, with the Python of the base image.
 FROM ${BASE_IMAGE} AS wheels
@@ -22,12 +24,14 @@ COPY eval eval
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # Our kernels as gfx942 code objects, by the compilers that they were proved with: AITER's FlyDSL in the base is another.
-FROM python:3.12-slim-bookworm AS kernels
+FROM ${KERNELS_IMAGE} AS kernels
+ARG TORCH_BACKEND=cpu
 WORKDIR /src
 COPY requirements/constraints.txt requirements/docker.txt requirements/serve-cpu.txt requirements/
 COPY --from=wheels /wheels/kimi_w4a8_eagle3-*.whl ./
 RUN pip install --no-cache-dir uv==0.13.9 \
- && uv pip install --system --no-cache --torch-backend=cpu -c requirements/constraints.txt -c requirements/docker.txt \
+ && uv pip install --system --no-cache ${TORCH_BACKEND:+"--torch-backend=$TORCH_BACKEND"} \
+      -c requirements/constraints.txt -c requirements/docker.txt \
       torch "$(grep '^triton==' requirements/serve-cpu.txt)" "$(ls ./*.whl)[kernels]"
 RUN kimi warm --objects /opt/kimi/kernels
 

@@ -4,12 +4,15 @@
 #
 #   launch/check-dockerfile.sh [BASE]      BASE: an image with Python (default python:3.12-slim-bookworm)
 #
-# SGLANG chooses the SGLang of the stand-in (default: the pinned one); STORAGE a folder for images.
+# SGLANG chooses the SGLang of the stand-in (default: the pinned one); STORAGE a folder for images; TORCH_BACKEND= (empty)
+# takes torch from the package index that BASE is set up for, and not from PyTorch's own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 base=${1:-docker.io/library/python:3.12-slim-bookworm}
 sglang=${SGLANG:-$(sed -n 's/^sglang==//p' requirements/constraints.txt)}
 storage=${STORAGE:-${TMPDIR:-/tmp}/kimi-check-dockerfile}
+
+arguments=(--format docker --build-arg "TORCH_BACKEND=${TORCH_BACKEND-cpu}")
 
 export BUILDAH_ISOLATION=chroot
 buildah() {
@@ -18,9 +21,10 @@ buildah() {
 
 hadolint Dockerfile launch/docker/standin.Dockerfile
 
-buildah build --quiet --format docker --tag kimi-standin --build-arg "BASE=$base" --build-arg "SGLANG=$sglang" \
+buildah build --quiet "${arguments[@]}" --tag kimi-standin --build-arg "BASE=$base" --build-arg "SGLANG=$sglang" \
   --ignorefile launch/docker/standin.Dockerfile.dockerignore --file launch/docker/standin.Dockerfile .
-buildah build --format docker --tag kimi-check --build-arg BASE_IMAGE=localhost/kimi-standin --file Dockerfile .
+buildah build "${arguments[@]}" --tag kimi-check --build-arg BASE_IMAGE=localhost/kimi-standin \
+  --build-arg "KERNELS_IMAGE=$base" --file Dockerfile .
 
 container=$(buildah from localhost/kimi-check)
 trap 'buildah rm "$container" >/dev/null' EXIT

@@ -5,6 +5,7 @@
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
 FROM ${BASE}
 ARG SGLANG
+ARG TORCH_BACKEND=cpu
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -13,8 +14,8 @@ RUN apt-get update \
 COPY requirements/docker-base.txt tests/launch/standin_rocm.py /standin/
 RUN grep -vE '^(#|torch$)' /standin/docker-base.txt > /standin/packages.txt \
  && python3 -m pip install uv==0.13.9 \
- && uv pip install --system --no-cache --torch-backend=cpu torch==2.11.0 einops ninja pybind11 "python-dateutil<3" \
-      -r /standin/packages.txt \
+ && uv pip install --system --no-cache ${TORCH_BACKEND:+"--torch-backend=$TORCH_BACKEND"} \
+      torch==2.11.0 einops ninja pybind11 "python-dateutil<3" -r /standin/packages.txt \
  && uv pip install --system --no-cache --no-deps "sglang==${SGLANG}" sglang-router==0.3.2 flydsl==0.3.1 \
       amd-aiter==0.1.7.post2.dev18
 WORKDIR /standin

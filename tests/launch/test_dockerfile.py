@@ -42,12 +42,13 @@ def test_hadolint_has_no_complaint(name: str) -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_the_stages_and_the_base_image_that_can_be_chosen() -> None:
+def test_the_stages_and_the_base_images_that_can_be_chosen() -> None:
     steps = instructions()
     assert steps[0] == ("ARG", f"BASE_IMAGE=lmsysorg/sglang-rocm:v{SGLANG_PINNED}-rocm724-mi30x-20260919")
+    assert steps[1] == ("ARG", "KERNELS_IMAGE=python:3.12-slim-bookworm")
     assert [rest for keyword, rest in steps if keyword == "FROM"] == [
         "${BASE_IMAGE} AS wheels",
-        "python:3.12-slim-bookworm AS kernels",
+        "${KERNELS_IMAGE} AS kernels",
         "${BASE_IMAGE}",
     ]
 
