@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 venv=${1:-.venv}
 python=${PYTHON:-python3}
 needed_gb=7  # 5 installed, and what uv unpacks on the way
-newest=sglang==0.5.23  # the other supported release, with everything else as it is
+newest=(sglang==0.5.23 transformers==5.19.0 tokenizers==0.23.2 xgrammar==0.2.7 openai==2.8.0)  # as its own metadata pins them
 aiter=(amd-aiter==0.1.7.post2.dev18 pybind11)  # compiled nowhere; the image's own is newer
 
 die() { # WHAT REMEDY
@@ -79,6 +79,7 @@ echo "install: torch $(sed -n "s/^__version__ = '\(.*\)'/\1/p" "$folder/version.
 step "what SGLang and the extras need" "$uv" pip install -c requirements/constraints.txt -r requirements/serve-cpu.txt \
   --overrides <(grep '^triton==' requirements/serve-cpu.txt) -r pyproject.toml --all-extras 'setuptools>=77'
 step "SGLang ${sglang#*==}" "$uv" pip install --no-deps "$sglang"
-step "SGLang ${newest#*==} beside it, for its tests" "$uv" pip install --no-deps --target "$venv/compat/${newest/==/-}" "$newest"
+step "SGLang ${newest[0]#*==} beside it, for its tests" "$uv" pip install --no-deps \
+  --target "$venv/compat/${newest[0]/==/-}" "${newest[@]}"
 step "AITER's files, for theirs" "$uv" pip install --no-deps --target "$venv/compat/amd-aiter" "${aiter[@]}"
 step "this package" "$uv" pip install --no-deps --no-build-isolation --editable .

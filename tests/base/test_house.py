@@ -142,7 +142,7 @@ def calls(command: Path, module: Path) -> bool:
 
 
 def test_the_places_of_the_pinned_sglang_agree() -> None:
-    assert f"newest=sglang=={SGLANG_NEWEST} " in (ROOT / "requirements/install.sh").read_text()
+    assert f"newest=(sglang=={SGLANG_NEWEST} " in (ROOT / "requirements/install.sh").read_text()
     pinned = f"sglang=={SGLANG_PINNED}"
     assert pinned in (ROOT / "requirements/constraints.txt").read_text().splitlines()
     assert f"ARG BASE_IMAGE=lmsysorg/sglang-rocm:v{SGLANG_PINNED}-" in (ROOT / "Dockerfile").read_text()
