@@ -38,6 +38,7 @@ def install(registry: Any) -> None:
         TARGET: guard_http_server,
         WARM_UP: wait_and_warm_up,
         request_guard.TARGET: request_guard.validate_one_request,
+        request_guard.MESSAGES: request_guard.process_messages,
         request_guard.ANTHROPIC_ERROR: request_guard.answer_anthropic_error,
         request_guard.LOADS: request_guard.get_loads,
     }

@@ -19,6 +19,7 @@ from ..door.settings import read_door
 
 TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 ANTHROPIC_ERROR = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing._error_response"
+MESSAGES = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages"
 LOADS = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.get_loads"
 
 _INT32 = 2**31 - 1
@@ -39,6 +40,13 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_new_tokens": (0, _INT32),
     "stream_interval": (0, _INT32),
 }
+
+
+def process_messages(original: Callable[..., Any], serving: Any, request: Any, *args: Any, **named: Any) -> Any:
+    """AROUND hook of `MESSAGES`: transformers 5.12 looks at the first message of none, an IndexError and a 500."""
+    if not request.messages:
+        raise ValueError("there is no message to answer")
+    return original(serving, request, *args, **named)
 
 
 def validate_one_request(

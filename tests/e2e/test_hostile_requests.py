@@ -69,6 +69,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/responses",
         {"model": MODEL, "input": "Tom", "tool_choice": {"type": "function", "function": "f"}},
     ),
+    "an answer to nothing": ("/v1/responses", {"model": MODEL, "input": []}),
     "the tokens of no message": ("/v1/messages/count_tokens", {"model": MODEL, "messages": []}),
     "streamed tokens": ("/v1/tokenize", {"prompt": "Tom", "stream": True}),
     "parameters without prompts": ("/generate", {"text": "Tom", "sampling_params": []}),
