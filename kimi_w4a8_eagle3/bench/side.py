@@ -93,10 +93,8 @@ def bench(
     if base_url is not None:
         look(base_url, side.name if side else "unknown", launch, api_key, ops_url)  # a wrong address leaves no folder
         if generator == "sglang" and workload.backend != CHAT_BACKEND:
-            with EngineClient(base_url, api_key) as client:
-                client.generate(
-                    "one", 1
-                )  # a server that keeps /generate for its operator says so now, in its own words
+            with EngineClient(base_url, api_key) as client:  # one that keeps /generate for its operator says so now
+                client.generate("one", 1)
     folder = new_run_dir(f"bench-{workload.name}", runs)
     name = side.name if side else "unknown"
     with recorded(folder, "bench", [name], {name: launch} if launch and base_url is None else {}, base_url) as writer:

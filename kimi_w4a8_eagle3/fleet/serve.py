@@ -75,14 +75,19 @@ def checked(launch: Launch, preflight: bool = True) -> Launch:
     must be whole (`preflight`), and the engine is told the fingerprint of its weights, which it names in every answer.
     Raises KimiError.
     """
+    launch = _allowed(launch)
+    return with_weight_version(launch, checked_weights(launch, preflight))
+
+
+def _allowed(launch: Launch) -> Launch:
+    """The launch, unless a known fault refuses it or code of its checkpoints is not trusted: KimiError."""
     for fault in launch.refused:
         raise KimiError(
             fault.sentence,
             where=f"the known fault {fault.id}",
             remedy=f"{fault.remedy}; or take the risk: --set 'options.accept_faults=[\"{fault.id}\"]'",
         )
-    launch = require_trusted(launch)
-    return with_weight_version(launch, checked_weights(launch, preflight))
+    return require_trusted(launch)
 
 
 def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
@@ -134,7 +139,7 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
     A replica that ends or stalls is started again, the router too; SIGHUP restarts the replicas one after the other.
     """
     console = Console(stderr=True, highlight=False)
-    launches = [require_trusted(launch) for launch in launches]
+    launches = [_allowed(launch) for launch in launches]
     weights = checked_weights(launches[0], options.preflight)  # they are the same in all
     launches = [with_weight_version(launch, weights) for launch in launches]
     require_free_port(front.host, front.port)

@@ -44,8 +44,9 @@ def test_a_known_fault_refuses_the_start_and_is_noted_by_the_dry_run(monkeypatch
     monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls((), {"sglang": "0.5.17"})))
     shown = serve("-r", "tiny", "--dry-run")
     assert shown.exit_code == 0 and "# refused: SGLang 0.5.16 and 0.5.17" in shown.stderr
-    started = serve("-r", "tiny", "--ops-port", "0")
-    assert isinstance(started.exception, KimiError) and "the known fault sglang-0-5-16" in started.exception.where
+    for replicas in ("1", "2"):
+        started = serve("-r", "tiny", "--ops-port", "0", "--replicas", replicas)
+        assert isinstance(started.exception, KimiError) and "the known fault sglang-0-5-16" in started.exception.where
 
 
 def test_overrides_are_shown() -> None:
