@@ -20,13 +20,11 @@ def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_holder_but_the_source_gets_the_wrapped_one(module) -> None:
-    source, other = (
-        module("source", first=first, second=second),
-        module("other", renamed=first, again=first, own=second),
-    )
+    first, second = (lambda: None), (lambda: None)
+    source, other = module("source", own=first), module("other", renamed=first, again=first)
     holders = Holders()
     assert holders.replace(first, second, source) == 2
-    assert source.first is first and other.renamed is other.again is second
+    assert source.own is first and other.renamed is other.again is second
     later = module("later", first=first)  # imported while hooks are applied
     assert holders.replace(first, second, source) == 1 and later.first is second
     assert holders.replace(first, second, source) == 0  # nobody holds it any more
