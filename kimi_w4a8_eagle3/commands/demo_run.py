@@ -22,15 +22,19 @@ from .. import tiny
 from ..base.console import table_console
 from ..base.errors import KimiError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
-from ..bench.generator import LoadResult, run_load, write_conversations
+from ..bench.generator import LoadResult
+from ..bench.measure import measure
+from ..bench.subject import inspect
+from ..bench.texts import prepare
+from ..bench.workloads import Workload
 from ..door.settings import without_keys
 from ..engine import startup_check
 from ..engine.client import EngineClient, Generation
-from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
+from ..engine.metrics import Acceptance, acceptance_from_histograms
 from ..engine.process import EngineServer, free_port
 from ..fleet import serve as serving
 from ..recipe.launch import Launch, load_recipe, render
-from ..tiny.tools import calculate, declaration
+from ..tiny.tools import declaration, results
 
 FOR_TOOLS = "On a farm there are 6 hens and 3 cows. How many legs are there in all?"
 QUESTIONS = 20
@@ -39,6 +43,17 @@ CONCURRENCY = 2
 MAX_TOKENS = 192
 MAX_TURNS = 8
 _READY_TIMEOUT_S = 240.0
+LOAD = Workload(
+    name="load",
+    summary="short questions, as a conversation asks them",
+    dataset="conversations",
+    text="problems",
+    output_len=MAX_TOKENS,
+    concurrency=[CONCURRENCY],
+    num_prompts=LOAD_PROMPTS,
+    chat_template=True,
+    ignore_eos=False,
+)
 
 
 @dataclass(frozen=True)
@@ -140,13 +155,18 @@ def _measure(
             answers = client.chat_all(
                 [q.question for q in questions], MAX_TOKENS, CONCURRENCY, lambda: progress.advance(asking)
             )
-        output = folder / f"{_label(launch)}-load.jsonl"
-        load, acceptance = _load(server, launch, client.model_name(), output, name, console)
+    with console.status(f"{name}: load, {LOAD_PROMPTS} requests at concurrency {CONCURRENCY}"):
+        (point,) = LOAD.points()
+        found = measure(inspect(server.base_url, _label(launch)), point, prepare(LOAD, folder, None, None), folder)
+    if found.problems:
+        raise KimiError(found.problems[0], where=str(folder / found.raw))
+    console.print(f"[green]✓[/] {name}: load finished in {found.load.duration:.0f} s")
+    acceptance = found.acceptance
     if launch.num_draft_tokens and acceptance:
         detail = acceptance_from_histograms((a.accepted_histogram for a in answers), launch.num_draft_tokens)
         per_position = detail.per_position if detail else ()
         acceptance = Acceptance(acceptance.length, acceptance.rate, acceptance.steps, per_position)
-    return Side(name, ready_s, conversation, answers, load, acceptance)
+    return Side(name, ready_s, conversation, answers, found.load, acceptance)
 
 
 def _label(launch: Launch) -> str:
@@ -167,39 +187,16 @@ def _converse(client: EngineClient, name: str, console: Console) -> list[Generat
         messages.append(message)
         turns.append(turn)
         shown.append(f"\n{message.get('reasoning_content') or ''}", style="dim italic")
-        for call in message.get("tool_calls") or ():
-            arguments = call["function"]["arguments"]
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": calculate(arguments)})
-            shown.append(f"\n{call['function']['name']}({arguments}) -> {messages[-1]['content']}", style="cyan")
-        if messages[-1] is message:
+        answered = results(message)
+        for call, result in zip(message.get("tool_calls") or (), answered, strict=True):
+            function = call["function"]
+            shown.append(f"\n{function['name']}({function['arguments']}) -> {result['content']}", style="cyan")
+        if not answered:
             break
+        messages += answered
     shown.append(f"\n{turns[-1].text}")
     console.print(Panel.fit(shown, title=f"{name} with a calculator", border_style="green"))
     return turns
-
-
-def _load(
-    server: EngineServer, launch: Launch, model: str, output: Path, name: str, console: Console
-) -> tuple[LoadResult, Acceptance | None]:
-    """A short load at concurrency 2; acceptance is exact, from the server's counters before and after."""
-    dataset = output.with_name("load-prompts.jsonl")
-    write_conversations(dataset, ((p.question, p.solution) for p in tiny.problems("held_out", LOAD_PROMPTS, seed=1)))
-    before = scrape(server.base_url)
-    with console.status(f"{name}: load, {LOAD_PROMPTS} requests at concurrency {CONCURRENCY}"):
-        result = run_load(
-            server.base_url,
-            [
-                *("--model", model, "--tokenizer", launch.model),
-                *("--dataset-name", "custom", "--dataset-path", str(dataset), "--apply-chat-template"),
-                *("--sharegpt-output-len", str(MAX_TOKENS), "--disable-ignore-eos"),
-            ],
-            LOAD_PROMPTS,
-            CONCURRENCY,
-            output,
-        )
-    delta = scrape(server.base_url).since(before)
-    console.print(f"[green]✓[/] {name}: load finished in {result.duration:.0f} s")
-    return result, acceptance_from_counters(delta, launch.num_draft_tokens) if launch.num_draft_tokens else None
 
 
 def _table(plain: Side, fast: Side) -> Table:
