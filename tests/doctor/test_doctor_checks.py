@@ -27,7 +27,7 @@ from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
-from kimi_w4a8_eagle3.fetch.store import CacheStore
+from kimi_w4a8_eagle3.fetch.store import Store
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.patching.patcher import Status
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, with_settings
@@ -213,7 +213,7 @@ def test_checkpoints_and_no_hub(tmp_path):
 def test_a_checkpoint_that_is_half_here(tmp_path):
     machine = mi325x(tmp_path)
     fetch_pretended(machine)
-    store = CacheStore(machine.cache(), "amd/Kimi-K2.5-W4A8")
+    store = Store(machine.cache(), "amd/Kimi-K2.5-W4A8")
     files = (RemoteFile("w", 4, "f" * 64, True), RemoteFile("x", 3000, "e" * 64, True))
     Manifest(Listing(store.repo, "main", "c" * 40, files)).save(store.tree, store.manifest_path("c" * 40))
     (store.root / "blobs" / f"{'e' * 64}.incomplete").write_bytes(bytes(1000))

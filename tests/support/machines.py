@@ -15,7 +15,7 @@ from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
-from kimi_w4a8_eagle3.fetch.store import CacheStore
+from kimi_w4a8_eagle3.fetch.store import Store
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.patching.patcher import PatchReport, Status
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
@@ -196,7 +196,7 @@ def problems(report: Report) -> dict[str, str]:
 def fetch_pretended(machine: Recorded, needs: Needs = EAGLE3) -> None:
     """Every checkpoint of the recipe is in the cache: a manifest and one file each."""
     for checkpoint in needs.checkpoints:
-        store = CacheStore(machine.cache(), checkpoint.repo)
+        store = Store(machine.cache(), checkpoint.repo)
         file = RemoteFile("w", 4, "f" * 64, True)
         listing = Listing(checkpoint.repo, checkpoint.revision, "c" * 40, (file,))
         write(store.root, {"refs/" + checkpoint.revision: "c" * 40})
