@@ -1,8 +1,7 @@
-"""What every stage found: kept in one file, so that a second run goes on where the first one stopped; and as a page."""
+"""What every stage found, kept in one file, so that a second run goes on where the first one stopped."""
 
 from __future__ import annotations
 
-import tarfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,13 +12,10 @@ from typing import Literal
 from pydantic import BaseModel, ValidationError
 
 from ..base.errors import KimiError
-from ..base.files import write_atomic
 from ..base.run_dir import git_commit, installed_versions, new_run_dir, write_json
 from ..base.signals import Terminated
-from ..eval.section import STYLE
 
 JOURNAL = "journal.json"
-PAGE = "report.html"
 KIND = "accept"
 
 
@@ -44,12 +40,13 @@ class Outcome(BaseModel):
 
 @dataclass(frozen=True)
 class Stage:
-    """One step. missing: why it cannot run here, "" when it can.
+    """One step. proves: the claim that it is about, "" for none; missing: why it cannot run here, "" when it can.
 
     run returns a sentence and figures, or raises KimiError.
     """
 
     name: str
+    proves: str
     run: Callable[[], tuple[str, list[Figure]]]
     missing: str = ""
 
@@ -121,23 +118,3 @@ def run_stages(stages: Sequence[Stage], journal: Journal, folder: Path, say: Cal
             remedy = "; then ".join(filter(None, (failure.remedy, "the same command goes on with this stage")))
             raise replace(failure, what=f"{stage.name} failed: {failure.what}", remedy=remedy)
     journal.save(folder)
-
-
-def write_page(journal: Journal, folder: Path) -> Path:
-    """Every stage with its figures as one HTML page; returns its path."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # optional: jinja2
-
-    environment = Environment(
-        loader=PackageLoader("kimi_w4a8_eagle3.accept", "."), autoescape=True, undefined=StrictUndefined
-    )
-    template = environment.get_template("journal.html.jinja")
-    write_atomic(folder / PAGE, template.render(style=STYLE, outcomes=journal.outcomes, identity=journal.identity))
-    return folder / PAGE
-
-
-def write_bundle(folder: Path) -> Path:
-    """Everything in `folder` as one archive beside it; returns its path."""
-    path = folder.with_name(f"{folder.name}.tar.gz")
-    with tarfile.open(path, "w:gz") as archive:
-        archive.add(folder, arcname=folder.name)
-    return path

@@ -92,15 +92,15 @@ class Trial:
         no_hub = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else no_hub
         in_image = Path(__file__).is_relative_to(IMAGE)
         stages = [
-            Stage("image", lambda: ("this is the image", []), "" if in_image else "this is not the image"),
-            Stage("doctor", partial(self._doctor, here)),
-            Stage("fetch", partial(self._fetch, on_hub), no_hub),
+            Stage("image", "image", lambda: ("this is the image", []), "" if in_image else "this is not the image"),
+            Stage("doctor", "doctor" if on_hub else "", partial(self._doctor, here)),
+            Stage("fetch", "fetch", partial(self._fetch, on_hub), no_hub),
         ]
         for title, backend, gates in _variants(recipes):
             for tp in (8, 4):
                 run = partial(self._kernels, backend, gates, tp, f"{title} tp{tp}".replace(" ", "-"))
-                stages.append(Stage(f"kernels {title}, TP {tp}", run, no_gpu))
-        stages.append(Stage("tune-moe", self._tune, no_gpu))
+                stages.append(Stage(f"kernels {title}, TP {tp}", backend, run, no_gpu))
+        stages.append(Stage("tune-moe", "flydsl", self._tune, no_gpu))
         for recipe in recipes:
             stages += self._of_recipe(recipe)
         return stages
@@ -110,15 +110,15 @@ class Trial:
         name, missing = recipe.name, next(iter(unmet_requirements(recipe, self.machine)), "")
         on_gpus = recipe.hardware.gpus > 0
 
-        def stage(what: str, run: Callable[[], Found]) -> Stage:
-            return Stage(f"{name}: {what}", run, missing)
+        def stage(what: str, proves: str, run: Callable[[], Found]) -> Stage:
+            return Stage(f"{name}: {what}", proves if on_gpus else "", run, missing)
 
-        yield stage("smoke", partial(self._smoke, recipe))
+        yield stage("smoke", "start", partial(self._smoke, recipe))
         for workload in SPEED[on_gpus]:
-            yield stage(workload, partial(self._speed, recipe, load_workload(workload)))
+            yield stage(workload, "speed", partial(self._speed, recipe, load_workload(workload)))
         if recipe.draft and (not on_gpus or name == [n for n in self.recipes if load_recipe(n).draft][-1]):
-            yield stage("accuracy", partial(self._accuracy, recipe))
-            yield stage("lossless", partial(self._lossless, name))
+            yield stage("accuracy", "gsm8k", partial(self._accuracy, recipe))
+            yield stage("lossless", "lossless", partial(self._lossless, name))
 
     # -- what the stages do -----------------------------------------------------------------------------------------
     def _doctor(self, recipes: Sequence[Recipe]) -> Found:

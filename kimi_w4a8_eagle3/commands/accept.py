@@ -37,7 +37,7 @@ def accept(
     It stops at the first stage that fails, with the remedy; the same command goes on there.
     """
     requirements()
-    from ..accept import journal, stages  # optional: aiohttp
+    from ..accept import claims, journal, stages  # optional: aiohttp
 
     machine = Machine.detect()
     sizes = stages.QUICK if quick else stages.Sizes()
@@ -60,5 +60,5 @@ def accept(
             state = f"[{_STYLES[outcome.state]}]{outcome.state}[/]"
             table.add_row(name, state, f"{outcome.seconds:.0f}", escape(outcome.found.partition("\n")[0]))
         console.print(table)
-        page = journal.write_page(found, folder)
-        console.print(f"page: {page}\nto send home: {journal.write_bundle(folder)}", markup=False)
+        page = claims.write_page(todo, found, folder)
+        console.print(f"page: {page}\nto send home: {claims.write_bundle(folder)}", markup=False)

@@ -20,7 +20,7 @@ import os, sys
 from pathlib import Path
 from kimi_w4a8_eagle3.accept.journal import Stage, open_journal, run_stages
 folder, found = open_journal(Path(sys.argv[1]), "all", restart=False)
-stages = [Stage("first", lambda: ("done", [])), Stage("second", lambda: os.kill(os.getpid(), 9))]
+stages = [Stage("first", "", lambda: ("done", [])), Stage("second", "", lambda: os.kill(os.getpid(), 9))]
 run_stages(stages, found, folder, print)
 """
 
@@ -37,14 +37,14 @@ def passing(name: str, ran: list[str]) -> Stage:
         ran.append(name)
         return f"{name} is well", [FIGURE]
 
-    return Stage(name, go)
+    return Stage(name, "", go)
 
 
 def failing(name: str, error: Exception) -> Stage:
     def go() -> tuple[str, list[Figure]]:
         raise error
 
-    return Stage(name, go)
+    return Stage(name, "", go)
 
 
 def test_a_killed_run_goes_on_after_the_last_stage_that_passed(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
 
 def test_a_stage_that_is_missing_here_runs_once_it_is_there(tmp_path: Path) -> None:
     ran: list[str] = []
-    run([Stage("gpu", lambda: ("", []), "needs a gfx942 GPU"), passing("cpu", ran)], tmp_path)
+    run([Stage("gpu", "", lambda: ("", []), "needs a gfx942 GPU"), passing("cpu", ran)], tmp_path)
     outcome = open_journal(tmp_path, "all", restart=False)[1].outcomes["gpu"]
     assert (outcome.state, outcome.found) == ("not run", "needs a gfx942 GPU")
     run([passing("gpu", ran), passing("cpu", ran)], tmp_path)

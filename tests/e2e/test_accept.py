@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import tarfile
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_a_taken_port_stops_it_and_the_same_command_goes_on_to_the_bundle(
     assert 1 <= accept_length.value <= 4 and figures["tiny tiny-math strict-match, share solved"].value > 0.6
 
     page = (folder / "report.html").read_text()
-    assert page.count(">passed</b>") == len(ALL_HERE) and page.count(">not run</b>") > 10
+    assert page.count("<b class=") == len(re.findall(r'<b class="soft">not run', page)) > 10  # proved on a CPU: nothing
     with tarfile.open(f"{folder}.tar.gz") as bundle:
         kept = {name.partition("/")[2] for name in bundle.getnames()}
     assert {"report.html", "journal.json", "run.json", "engine-tiny.log", "doctor-tiny.json"} <= kept
