@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint kernels venv audit tiny bench eval scale-demo faults soak fuzz clean
 demo: $(STAMP)
-	$(BIN)/kimi-w4a8 demo
+	$(BIN)/python -m proof.demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 4 --no-loadscope-reorder

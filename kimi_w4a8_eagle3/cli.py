@@ -24,7 +24,6 @@ PROGRAM = "kimi-w4a8"  # `kimi-w4a8` alone is Moonshot's own client
 # Name and first line of help, in the order of `--help`. The module has the same name, with underscores; it holds
 # a function of that name, or an `app` with sub-commands of its own.
 COMMANDS = {
-    "demo": "Serve the built-in model with and without EAGLE3, compare texts and speed (about a minute on 2 cores).",
     "check": "Check a checkpoint from its configs, safetensors headers and scales; no weight is loaded.",
     "doctor": "Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.",
     "fetch": "Download checkpoints with resume, a space check first, and every file's digest checked.",
