@@ -32,6 +32,7 @@ COMMANDS = {
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
     "chat": "Talk with a server: streamed, thinking dimmed, tool calls run; in a pipe: the answer.",
     "route": "Route requests to replicas on other nodes; a replica with another model or other weights is refused.",
+    "top": "Watch replicas: phase, load, KV pool, throughput, prefix cache, acceptance.",
     "plan": "Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.",
     "gates": "List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error.",
     "quantize": "Quantize a target or a draft with AMD Quark, shard by shard.",

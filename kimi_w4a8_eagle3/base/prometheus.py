@@ -42,9 +42,9 @@ class Reading:
         found = [sample.value for sample in self.samples.get(name, ()) if _matches(sample, labels)]
         return sum(found) if found else None
 
-    def largest(self, name: str) -> float | None:
+    def largest(self, name: str, **labels: str) -> float | None:
         """The largest sample: of a gauge that every rank reports, the rank that limits the others."""
-        found = (sample.value for sample in self.samples.get(name, ()))
+        found = (sample.value for sample in self.samples.get(name, ()) if _matches(sample, labels))
         return max((value for value in found if not math.isnan(value)), default=None)
 
     def by(self, name: str, label: str) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""What an operator watches: replica states, probes, one metrics endpoint."""
+"""What an operator watches: replica states, probes, one metrics endpoint, the terminal view."""
