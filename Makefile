@@ -8,9 +8,9 @@ STAMP := $(VENV)/.installed
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint kernels venv audit tiny bench bench-load eval scale-demo faults soak fuzz clean
+.PHONY: demo test lint kernels venv audit tiny bench eval scale-demo faults soak fuzz clean
 demo: $(STAMP)
-	$(BIN)/kimi-w4a8 demo
+	$(BIN)/python -m proof.demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 4 --no-loadscope-reorder
@@ -53,9 +53,6 @@ soak: $(STAMP)
 # Five minutes of hostile requests, with a healthy client beside them (docs/reliability.md). MINUTES=30 is longer.
 fuzz: $(STAMP)
 	$(BIN)/python -m proof.fuzz --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
-
-bench-load: $(STAMP)
-	$(BIN)/python -m proof.figures.load_repack
 
 # Speculation on and off on the built-in model, twice each in the order A B B A, and the report: about nine minutes on
 # 2 cores, most of it programs starting. `-w tiny-maths` adds text that does not repeat (four minutes more).

@@ -136,7 +136,7 @@ class Trial:
 
     def _fetch(self, recipes: Sequence[str]) -> Found:
         wanted = list(dict.fromkeys(target for name in recipes for target in recipe_targets(name)))
-        session = Session.start(self.console, Path(constants.HF_HUB_CACHE), None, 8, several=True)
+        session = Session(self.console)
         bad = [each.repo for each in wanted if not session.run(each, verify=False, offline=False)]
         if bad:
             raise KimiError(f"{', '.join(bad)} is not whole", remedy="kimi-w4a8 fetch --verify names the files")

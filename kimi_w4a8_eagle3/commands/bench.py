@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -18,7 +18,7 @@ from ..base.console import table_console
 from ..base.errors import KimiError, UsageError
 from ..bench import ab as machinery
 from ..bench.runs import read_run
-from ..bench.side import Generator, Side, Texts, bench
+from ..bench.side import Side, Texts, bench
 from ..bench.workloads import Workload, at_input_lengths, load_workload, with_changes, workload_names
 from ..door.settings import client_key
 from ..fleet.serve import Terminated, signals_raise
@@ -28,7 +28,6 @@ from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.page import write_report
 from ..report.tables import print_choices, print_comparison, print_figures, print_model
-from .inferencex import export_inferencex
 from .options import KEY_FILE, OPS_URL, RUNS, expanded
 
 
@@ -46,7 +45,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Measure a server: `kimi-w4a8 bench con2`, `con40`, or any workload of `kimi-w4a8 bench list`.",
 )
-app.command("export-inferencex")(export_inferencex)
 
 
 @dataclass(frozen=True)
@@ -111,9 +109,6 @@ def run(
     output_len: int | None = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's."),
     settings: list[str] = SETTINGS,
     ops_url: str | None = OPS_URL,
-    generator: str = typer.Option(
-        "sglang", "--generator", help="Whose load generator: sglang, or vllm (`vllm bench serve`, when installed)."
-    ),
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
@@ -126,8 +121,6 @@ def run(
             expected="--base-url URL of a running server, or --recipe NAME to start one",
             remedy="for example --recipe tiny with a tiny-* workload, on any machine",
         )
-    if generator not in get_args(Generator):
-        raise UsageError(f"unknown load generator {generator!r}", where="--generator", expected="sglang or vllm")
     side = Side.parse(recipe) if recipe else None
     with signals(runs):
         folder = bench(
@@ -138,7 +131,6 @@ def run(
             base_url=base_url or None,
             side=side,
             settings=settings,
-            generator=cast(Generator, generator),
             api_key=client_key(api_key_file, os.environ),
             ops_url=ops_url,
         )

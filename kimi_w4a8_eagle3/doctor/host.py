@@ -22,7 +22,7 @@ def driver(facts: Facts) -> Result:
     """The amdgpu kernel driver."""
     if not facts.needs.on_gpu:
         return skip("driver", "not needed on a CPU")
-    version = facts.probe.read("sys/module/amdgpu/version") or (facts.amd_smi.driver if facts.amd_smi else None)
+    version = facts.probe.read("sys/module/amdgpu/version")
     if version:
         return ok("driver", f"amdgpu {version}")
     if not facts.pci_count:
@@ -49,18 +49,9 @@ def numa(facts: Facts) -> Result:
     if needs.numa is not None and needs.numa != nodes:
         fixed = " ".join(map(str, needs.numa))
         return warn("numa", f"{found}, but the recipe has {fixed}", "set numa-node = auto in the recipe")
-    if _contradicts(facts, nodes):
-        return warn("numa", f"{found} by sysfs, amd-smi says otherwise", "check the BIOS; compare both lists")
     if needs.environment.get("SGLANG_NUMA_BIND_V2") == "1" and not facts.probe.has_program("numactl"):
         return warn("numa", f"{found}, but numactl is missing and SGLang binds with it", "install the package numactl")
     return ok("numa", found)
-
-
-def _contradicts(facts: Facts, nodes: list[int]) -> bool:
-    """Whether amd-smi puts a GPU, known by its PCI address, on another node than `nodes` does."""
-    said = {gpu.pci: gpu.numa for gpu in facts.smi_gpus if gpu.pci and gpu.numa is not None}
-    pairs = zip(facts.machine.devices, nodes, strict=False)
-    return any(said.get(device.pci, node) != node for device, node in pairs)
 
 
 def numa_balancing(facts: Facts) -> Result:

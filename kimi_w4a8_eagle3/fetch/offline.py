@@ -9,7 +9,7 @@ from ..base.errors import KimiError
 from .manifest import Manifest
 from .model import Listing, RemoteFile
 from .names import Commit, Digest, RepoName, RepoPath, Revision
-from .store import CacheStore, Store
+from .store import Store
 
 INDEX = "model.safetensors.index.json"
 MAX_INDEX = 64 << 20
@@ -21,7 +21,7 @@ def recall(store: Store, repo: str, revision: str) -> Manifest | None:
     if commit is None:
         return None
     manifest = Manifest.load(store.tree, store.manifest_path(commit))
-    if manifest is None and isinstance(store, CacheStore):
+    if manifest is None:
         try:
             manifest = _from_snapshot(store, revision, commit)
         except (ValueError, RecursionError) as error:
@@ -33,7 +33,7 @@ def recall(store: Store, repo: str, revision: str) -> Manifest | None:
     return manifest
 
 
-def _from_snapshot(store: CacheStore, revision: str, commit: Commit) -> Manifest | None:
+def _from_snapshot(store: Store, revision: str, commit: Commit) -> Manifest | None:
     """A listing from the cache's links: each names its blob and with it the digest; sizes of lost blobs are unknown."""
     links = store.tree.links(store.snapshot(commit))
     files = [_linked(store, path, target) for path, target in links.items()]
@@ -43,7 +43,7 @@ def _from_snapshot(store: CacheStore, revision: str, commit: Commit) -> Manifest
     return Manifest(Listing(RepoName(store.repo), Revision(revision), commit, tuple(files))) if links else None
 
 
-def _linked(store: CacheStore, path: str, target: str) -> RemoteFile:
+def _linked(store: Store, path: str, target: str) -> RemoteFile:
     """A file by its link; its digest is unknown when the link's last part is none."""
     name = PurePosixPath(target).name
     file = RemoteFile(RepoPath(path), 0, Digest(name) if Digest.accepts(name) else None, len(name) == 64)
@@ -51,7 +51,7 @@ def _linked(store: CacheStore, path: str, target: str) -> RemoteFile:
     return RemoteFile(file.path, size, file.digest, file.lfs)
 
 
-def _shards(store: CacheStore, files: list[RemoteFile]) -> set[str]:
+def _shards(store: Store, files: list[RemoteFile]) -> set[str]:
     """The weight files that the checkpoint's index names."""
     index = next((file for file in files if file.path == INDEX), None)
     try:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..base.errors import KimiError, UsageError
 from ..recipe.launch import load_recipe
 from .names import RepoName, Revision
-from .store import DirectoryStore
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,8 @@ class Target:
             raise KimiError(str(error), expected="owner/name, a branch, tag or commit", remedy="correct it") from None
 
 
-def targets(repos: list[str], recipe: str | None, revision: str | None, directory: Path | None) -> list[Target]:
-    """The repositories named directly, by a recipe, or by the manifest of `directory`; KimiError if none is."""
+def targets(repos: list[str], recipe: str | None, revision: str | None) -> list[Target]:
+    """The repositories named directly or by a recipe; KimiError if none is."""
     if recipe and repos:
         raise UsageError("a recipe and repositories were given", expected="one of the two", remedy="drop one")
     if recipe and revision:
@@ -37,11 +35,9 @@ def targets(repos: list[str], recipe: str | None, revision: str | None, director
         return recipe_targets(recipe)
     if repos:
         return [Target.named(repo, revision or "main") for repo in repos]
-    for manifest in DirectoryStore(directory).manifests() if directory else []:
-        return [Target.named(manifest.listing.repo, revision or manifest.listing.commit)]
     raise UsageError(
         "nothing to fetch was named",
-        expected="--recipe NAME, or REPO ..., or --dir with a directory that was fetched before",
+        expected="--recipe NAME, or REPO ...",
         remedy="for example: kimi-w4a8 fetch --recipe eagle3-opt",
     )
 

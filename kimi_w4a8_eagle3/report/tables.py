@@ -16,7 +16,6 @@ from ..bench.measure import Measurement
 from ..bench.runs import Cell
 from ..bench.statistics import METRICS, Interval, Metric
 from ..predict.predict import Choice, Fit, Load, Point, mean_error
-from .against_published import PerGpu
 from .analysis import Analysis
 
 
@@ -41,25 +40,10 @@ def print_figures(analysis: Analysis, console: Console | None = None) -> None:
                 each.verdict,
             )
         console.print(table)
-    print_per_gpu(analysis.per_gpu, console)
     for run in analysis.runs:
         for refused, reason in run.refused:
             console.print(f"[red]left out[/] {refused.workload.name}, {refused.side}: {reason}")
         console.print(f"Everything is in {run.folder}; `kimi-w4a8 report {run.folder}` makes a page", markup=False)
-
-
-def print_per_gpu(rows: Sequence[PerGpu], console: Console) -> None:
-    """Output tokens a second and GPU beside the published ones, where the server's GPUs are known."""
-    if not rows:
-        return
-    table = Table("workload", "concurrency", "GPUs", "measured", "published", "difference", "what it means")
-    table.title, table.title_style = "output tok/s/GPU", "bold"
-    for row in rows:
-        published = "" if row.published is None else f"{row.published:,.1f}"
-        difference = "" if row.difference is None else f"{row.difference:+.1%}"
-        counts = (str(row.concurrency), str(row.gpus))
-        table.add_row(f"{row.workload} {row.side}", *counts, f"{row.measured:,.1f}", published, difference, row.verdict)
-    console.print(table)
 
 
 def print_comparison(analysis: Analysis) -> None:

@@ -73,6 +73,5 @@ def _register() -> None:
         tool_calls.install()
         HookRegistry.register(door.TARGET, orphans.end_with_supervisor, HookType.BEFORE)
         door.install(HookRegistry)  # imports what it stands in front of, so after everything that SGLang reads then
-    # A process that hangs prints its stacks into the server's log when the watchdog asks: in a container py-spy may not
-    # look into it, because no capability reaches a user that is not root.
+    # A process that hangs prints its stacks into the server's log when the watchdog asks.
     faulthandler.register(signal.SIGUSR1, file=2)

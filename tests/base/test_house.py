@@ -27,7 +27,7 @@ PINS = {
     "launch/compose.yaml",
     "launch/known-faults.toml",  # tests/recipe/test_known_faults.py
 }
-OF_OTHERS = {"process_result.py", "pool_configurator.py"}  # InferenceX's and SGLang's
+OF_OTHERS = {"pool_configurator.py"}  # SGLang's
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("*/README.md")])
 
 

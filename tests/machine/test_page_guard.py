@@ -196,7 +196,6 @@ def test_a_wider_row_never_allows_more(budget: Budget, row: int) -> None:
         ("unknown", None, Regime.UNKNOWN),
         ("0.1.12", "fixed", Regime.FIXED64),
         ("0.1.20", "silent", Regime.SILENT),
-        (None, "abort", Regime.ABORT),
         ("0.1.20", "something new", Regime.UNKNOWN),
     ],
 )
