@@ -31,7 +31,7 @@ table { border-collapse: collapse; font-size: 13.5px; width: 100%; margin: .6rem
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th:first-child, td:first-child, .text { text-align: left; } pre { white-space: pre-wrap; margin: 0; }
 .soft { color: var(--soft); } .better { color: var(--good); } .worse { color: var(--bad); }
-figure { margin: 0; background: #fff; } svg { max-width: 100%; height: auto; }
+figure { margin: 0; background: #fff; overflow-x: auto; } svg { width: 100%; min-width: 640px; height: auto; }
 """
 
 
@@ -114,7 +114,7 @@ def _summary(folder: Path) -> str:
 
 
 def _rule(result: dict[str, Any]) -> str:
-    """What PASS means here, in a sentence."""
+    """What PASS means here, in a sentence; empty where nothing was compared."""
     kind = result["kind"]
     if kind == "eval-lossless":
         if "tie_gap" not in result["report"]:  # --exact
@@ -123,10 +123,12 @@ def _rule(result: dict[str, Any]) -> str:
         return f"the same tokens; where texts part, the reference preferred its own by less than {gap:.2f} nats, a tie"
     if kind == "eval-smoke":
         return "every check holds"
+    if kind == "eval-tools":
+        return "every judged check holds, and calls are triggered as the vendor accepts or the baseline did"
     margins = {f"{each['margin'] * 100:g}" for each in result["verdict"]["paired"]}
     if margins:
         return f"not worse: the 90% interval of the difference to the baseline lies above -{', '.join(margins)} points"
-    return "not below what was reported, beyond noise" if result["verdict"]["references"] else "measured"
+    return "not below what was reported, beyond noise" if result["verdict"]["references"] else ""
 
 
 def _versions(folder: Path) -> str:
