@@ -165,4 +165,4 @@ def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
     parts = {
         part.strip() for cell in cells for quoted in re.findall(r"`([^`]+)`", cell) for part in quoted.split("...")
     }
-    assert len(parts) > 25 and {part for part in parts if part not in code} == set()
+    assert len(parts) > 20 and {part for part in parts if part not in code} == set()
