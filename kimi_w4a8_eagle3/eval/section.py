@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import escape
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic
@@ -31,7 +31,6 @@ table { border-collapse: collapse; font-size: 13.5px; width: 100%; margin: .6rem
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th:first-child, td:first-child, .text { text-align: left; } pre { white-space: pre-wrap; margin: 0; }
 .soft { color: var(--soft); } .better { color: var(--good); } .worse { color: var(--bad); }
-figure { margin: 0; background: #fff; overflow-x: auto; } svg { width: 100%; min-width: 640px; height: auto; }
 """
 
 
@@ -91,12 +90,11 @@ def _content(result: dict[str, Any]) -> dict[str, Any]:
     kind = result["kind"]
     tables = ("accuracies", "references", "paired", "differing", "divergences", "checks", "invalid")
     content: dict[str, Any] = {name: [] for name in tables}
-    content |= {"title": _TITLES[kind], "configuration": result["configuration"], "picture": None}
+    content |= {"title": _TITLES[kind], "configuration": result["configuration"]}
     if kind in ("eval-accuracy", "eval-tools"):
         verdict = result["verdict"]
-        references = [_with_interval(each) for each in verdict["references"]]
         content |= {name: verdict[name] for name in ("state", "reasons", "accuracies", "paired", "differing")}
-        content |= {"references": references, "picture": _intervals(verdict["accuracies"], references)}
+        content["references"] = [_with_interval(each) for each in verdict["references"]]
         content |= {name: result[name] for name in ("checks", "invalid") if name in result}
         content["title"] = f"Accuracy: {result['task']}" if kind == "eval-accuracy" else _TITLES[kind]
     elif kind == "eval-lossless":
@@ -146,31 +144,3 @@ def _with_interval(found: dict[str, Any]) -> dict[str, Any]:
     reference = found["reference"]
     interval = significance.wilson(round(reference["accuracy"] * reference["n"]), reference["n"])
     return {**found, "low": interval.low, "high": interval.high, "within_noise": found["p"] >= significance.ALPHA}
-
-
-def _intervals(accuracies: list[dict[str, Any]], references: list[dict[str, Any]]) -> Any:
-    """Accuracies with their 95 % intervals, one line each, ours in colour (SVG)."""
-    rows = [
-        (f"this run, {a['metric']}", a["interval"]["value"], a["interval"]["low"], a["interval"]["high"], "#1f5fa8")
-        for a in accuracies
-        if a["interval"]
-    ]
-    for found in references:
-        reference = found["reference"]
-        name = f"{reference['configuration']}, {reference['metric']}"
-        rows.append((name, reference["accuracy"], found["low"], found["high"], "#66666b"))
-    if not rows:
-        return None
-    left, right = min(row[2] for row in rows), max(row[3] for row in rows)
-    scale = 560 / max(right - left, 0.01)
-    parts = []
-    for number, (name, value, low, high, colour) in enumerate(rows):
-        y = 18 + 22 * number
-        x = [300 + (each - left) * scale for each in (low, value, high)]
-        parts.append(f'<text x="290" y="{y + 4}" text-anchor="end" font-size="12">{escape(name)}</text>')
-        parts.append(f'<line x1="{x[0]:.1f}" x2="{x[2]:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<circle cx="{x[1]:.1f}" cy="{y}" r="4" fill="{colour}"/>')
-        parts.append(f'<text x="{x[2] + 6:.1f}" y="{y + 4}" font-size="12" fill="{colour}">{value:.2%}</text>')
-    height = 22 * len(rows) + 14
-    # Names are escaped above, everything else is a number or a constant.
-    return Markup(f'<svg viewBox="0 0 940 {height}" role="img" aria-label="accuracies">{"".join(parts)}</svg>')  # noqa: S704
