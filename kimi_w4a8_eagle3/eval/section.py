@@ -11,6 +11,7 @@ from markupsafe import escape
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic
+from ..base.run_dir import RECORD
 from . import significance
 
 PAGE = "report.html"
@@ -21,13 +22,15 @@ _TITLES = {
     "eval-tools": "Tool calls",
 }
 STYLE = """
-:root { color-scheme: light dark; }
+:root { color-scheme: light dark; --line: #dcdce0; --soft: #66666b; --good: #23743f; --bad: #a8323e; }
+@media (prefers-color-scheme: dark) {
+  :root { --line: #3a3a40; --soft: #9a9aa2; --good: #6cc58a; --bad: #ee8792; } }
 body { font: 15px/1.5 "DejaVu Sans", "Segoe UI", Helvetica, Arial, sans-serif; max-width: 1080px; margin: 2rem auto; }
 section { overflow-x: auto; padding: 0 1.2rem; }
 table { border-collapse: collapse; font-size: 13.5px; width: 100%; margin: .6rem 0 1rem; }
-th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid #dcdce0; vertical-align: top; }
+th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th:first-child, td:first-child, .text { text-align: left; } pre { white-space: pre-wrap; margin: 0; }
-.soft { color: #66666b; } .better { color: #23743f; } .worse { color: #a8323e; } svg { max-width: 100%; height: auto; }
+.soft { color: var(--soft); } .better { color: var(--good); } .worse { color: var(--bad); }
 """
 
 
@@ -52,7 +55,9 @@ def section(folder: Path) -> str:
     environment = Environment(
         loader=PackageLoader("kimi_w4a8_eagle3.eval", "."), autoescape=True, undefined=StrictUndefined
     )
-    return environment.get_template("section.html.jinja").render(run=folder.name, **_content(result))
+    return environment.get_template("section.html.jinja").render(
+        run=folder.name, rule=_rule(result), versions=_versions(folder), **_content(result)
+    )
 
 
 def write_page(folder: Path) -> Path:
@@ -63,7 +68,7 @@ def write_page(folder: Path) -> Path:
 def write_pages(folders: Sequence[Path], page: Path) -> Path:
     """One page with a section for each evaluation; returns its path."""
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    title = f"Evaluation: {', '.join(folder.name for folder in folders)}"
+    title = "; ".join(map(_summary, folders))
     head = f"<!doctype html><html lang=en><meta charset=utf-8>{viewport}<title>{escape(title)}</title>"
     return _write(page, f"{head}<style>{STYLE}</style><body>{''.join(map(section, folders))}</body></html>")
 
@@ -98,6 +103,41 @@ def _content(result: dict[str, Any]) -> dict[str, Any]:
         checks = result["checks"]
         content |= {"state": result["state"], "reasons": [f"{c['name']}: {c['found']} ({c['wanted']})" for c in checks]}
     return content
+
+
+def _summary(folder: Path) -> str:
+    """What stands on the browser's tab: PASS, what was evaluated, and of what."""
+    content = _content(json.loads((folder / "result.json").read_text()))
+    return f"{content['state'].upper()}: {content['title']}, {content['configuration']}"
+
+
+def _rule(result: dict[str, Any]) -> str:
+    """What PASS means here, in a sentence; empty where nothing was compared."""
+    kind = result["kind"]
+    if kind == "eval-lossless":
+        if "tie_gap" not in result["report"]:  # --exact
+            return "equal bit for bit, tokens and logprobs: no rule for ties"
+        gap = result["report"]["tie_gap"]
+        return f"the same tokens; where texts part, the reference preferred its own by less than {gap:.2f} nats, a tie"
+    if kind == "eval-smoke":
+        return "every check holds"
+    if kind == "eval-tools":
+        return "every judged check holds, and calls are triggered as the vendor accepts or the baseline did"
+    margins = {f"{each['margin'] * 100:g}" for each in result["verdict"]["paired"]}
+    if margins:
+        return f"not worse: the 90% interval of the difference to the baseline lies above -{', '.join(margins)} points"
+    return "not below what was reported, beyond noise" if result["verdict"]["references"] else ""
+
+
+def _versions(folder: Path) -> str:
+    """Commit and packages of the run's record; empty without one."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError):
+        return ""
+    packages = [f"{name} {version}" for name, version in record["versions"].items()]
+    commit = [f"commit {record['git_commit'][:12]}"] if record["git_commit"] else []
+    return ", ".join([record["started"], *packages, *commit])
 
 
 def _with_interval(found: dict[str, Any]) -> dict[str, Any]:
