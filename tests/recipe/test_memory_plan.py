@@ -163,6 +163,32 @@ def test_kimi_plan_as_json() -> None:
     assert sum(plan["segments"].values()) == plan["hbm_bytes"] == 256 * GIB
 
 
+def test_kimi_plan_compares_gpus_in_one_table_and_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "gpus.png"
+    gpus = ["plan", "eagle3", "--aiter", "0.1.12", "--gpu", "mi300x,mi325x,mi355x"]
+    text = CliRunner().invoke(app, [*gpus, "--output", str(picture)]).output
+    rows = {row[0]: row[1:] for line in text.splitlines() if (row := [cell.strip() for cell in line.split("|")[1:-1]])}
+    assert rows["mi300x"] == ["gfx942", "192", "65.9", "1,332,326", "123", "memory"]
+    assert rows["mi325x"][3:] == ["2,093,740", "194", "memory"]
+    assert rows["mi355x"][3:] == ["1,864,134", "173", "Gluon mla decode"]
+    assert "gfx950: memory only; the recipe is for gfx942" in text and picture.read_bytes().startswith(b"\x89PNG")
+    four = json.loads(CliRunner().invoke(app, [*gpus, "--tp", "4", "--json"]).stdout)
+    assert {plan["gpu"]: plan["kv_tokens"] for plan in four} == {
+        "mi300x": 412_531,
+        "mi325x": 1_048_575,
+        "mi355x": 1_048_575,
+    }
+
+
+def test_mi300x_holds_the_recipe_with_a_chunk_of_8192() -> None:
+    plan = make_plan(
+        (recipe := load_recipe("eagle3-mi300x")), resolve(recipe).args, gpu_by_name("mi300x"), Regime.UNKNOWN
+    )
+    assert plan.tokens == 1_332_326 and plan.segments["reserve"] > 16 * GIB
+    by_itself = plan.segments["activations"] + 8192 * 1.5 * 2**20  # a chunk of 16,384, as SGLang takes it
+    assert 25 * GIB < by_itself < plan.segments["activations"] + plan.segments["reserve"] < 32 * GIB
+
+
 def test_kimi_plan_for_a_fixed_aiter() -> None:
     result = CliRunner().invoke(app, [*PLAN[:-1], "0.1.13", "--json"])
     plan = json.loads(result.stdout)
@@ -175,6 +201,7 @@ def test_kimi_plan_for_a_fixed_aiter() -> None:
     ("arguments", "message"),
     [
         (["-r", "eagle3", "--gpu", "mi300"], "did you mean 'mi300x'"),
+        (["-r", "eagle3", "--gpu", "mi300x,mi325x", "--nodes", "2"], "--nodes plans for one GPU"),
         (["-r", "tiny"], "needs no GPU"),
         (["-r", "eagle3", "--gpu", "mi300x", "--tp", "2"], "no room for the KV cache"),
         (["-r", "eagle3", "--output", "map.jpg"], "cannot draw to 'map.jpg'"),
