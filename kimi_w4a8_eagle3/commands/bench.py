@@ -22,12 +22,13 @@ from ..bench.side import Side, Texts, bench
 from ..bench.workloads import Workload, at_input_lengths, load_workload, with_changes, workload_names
 from ..door.settings import client_key
 from ..fleet.serve import Terminated, signals_raise
+from ..predict.explain import explain
 from ..predict.machine_model import Cluster
-from ..predict.predict import Load, calibrate, check, choices
+from ..predict.predict import Load, calibrate, check, choices, published_accept_length
 from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.page import write_report
-from ..report.tables import print_choices, print_comparison, print_figures, print_model
+from ..report.tables import print_account, print_choices, print_comparison, print_figures, print_model
 from .options import KEY_FILE, OPS_URL, RUNS, expanded
 
 
@@ -184,17 +185,25 @@ def compare(
 @app.command("predict")
 def predict(
     concurrency: int = typer.Option(40, "--concurrency", "-c", help="Requests in flight."),
-    accept_length: float = typer.Option(3.93, "--accept-length", "-l", help="Known accept length of the text ..."),
+    accept_length: float | None = typer.Option(
+        None, "--accept-length", "-l", help="Known accept length of the text (default: the published one) ..."
+    ),
     steps: int = typer.Option(3, "--steps", min=1, help="... and the number of draft steps at which it is known."),
     input_len: int = typer.Option(10240, "--input-len", help="Tokens of a prompt."),
     output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
+    account: bool = typer.Option(False, "--explain", help="Where the time goes, and what would help."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Draw predicted against published figures (PNG)."),
 ) -> None:
     """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps."""
-    load = Load(concurrency, input_len, output_len, steps=steps, accept_length=accept_length)
+    length = published_accept_length(concurrency) if accept_length is None else accept_length
+    load = Load(concurrency, input_len, output_len, steps=steps, accept_length=length)
     cluster = Cluster()
     fit = calibrate(cluster)
+    if account:
+        explained = explain(load, fit, cluster)
+        typer.echo(json.dumps(asdict(explained), indent=2)) if as_json else print_account(explained)
+        return
     points = check(fit, cluster)
     found = choices(load, fit, cluster)
     if as_json:
