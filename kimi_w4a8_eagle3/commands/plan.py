@@ -272,7 +272,8 @@ def _draw(plan: MemoryPlan, path: Path) -> None:
             axes.text(left + gib / 2, 0, f"{gib:.0f}", ha="center", va="center", fontsize=9)
         left += gib
     axes.set(xlim=(0, plan.gpu.hbm_gib), yticks=[], xlabel="GiB of one GPU")
-    limit = f"KV pool {plan.tokens:,} tokens" + (" (int32 page offset)" if plan.verdict.binding else " (memory)")
+    binding = plan.verdict.binding.name if plan.verdict.binding else "memory"
+    limit = f"KV pool {plan.tokens:,} tokens ({binding})"
     axes.set_title(f"{plan.recipe} on {plan.gpu.name}, TP {plan.tp}: {limit}", fontsize=11)
     figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
     if path.suffix not in (".png", ".svg", ".pdf"):
