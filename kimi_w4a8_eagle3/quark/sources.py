@@ -11,7 +11,7 @@ from typing import Any
 from packaging.version import Version
 
 from ..base.errors import KimiError
-from .config import read_json
+from .config import MHA_DRAFT, MLA_DRAFT, read_json
 from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 
 QUARK_MINIMUM = "0.13"
@@ -77,6 +77,13 @@ def require_draft(config: dict[str, Any], checkpoint: Checkpoint) -> None:
             str(checkpoint.directory),
             "fc.weight, which merges hidden states of the target",
             "name the folder of an EAGLE3 draft",
+        )
+    if MLA_DRAFT in config.get("architectures", ()):
+        raise KimiError(
+            "SGLang's class for MLA drafts reads kv_b_proj in 16 bits only, so a quantized one is never served",
+            str(checkpoint.directory / "config.json"),
+            f"architectures with {MHA_DRAFT}",
+            "serve it in BF16, or quantize an MHA draft",
         )
 
 
