@@ -31,7 +31,7 @@ QUESTION = {
     "max_tokens": 24,
     "chat_template_kwargs": {"thinking": False},  # its answer has no near tie at any token
 }
-# More tokens than a bad request takes, so that it still runs when that one ends.
+# More tokens than bad requests take, so that it still runs when they end.
 LONG = {**QUESTION, "max_tokens": 60, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -71,7 +71,7 @@ def spec_steps(base_url: str) -> float:
 
 
 def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:
-    problems = tiny.problems("held_out", 20, seed=4)
+    problems = tiny.problems("held_out", 12, seed=4)
     before = spec_steps(faulty.base_url)
     with EngineClient(faulty.base_url) as client:
         answers = client.chat_all([p.question for p in problems], 192, 4)
@@ -80,35 +80,25 @@ def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:
     while (counted := spec_steps(faulty.base_url) - before) < expected and time.monotonic() < deadline:
         time.sleep(0.05)
     solved = sum(tiny.parse_answer(a.text) == p.answer for a, p in zip(answers, problems, strict=True))
-    assert solved >= 15
+    assert solved >= 9
     assert sum(sum(a.accepted_histogram[1:]) for a in answers) > 0  # both ranks agree on accepted drafts
     assert counted == expected  # each step once, not once a rank
 
 
-@pytest.mark.parametrize(
-    ("place", "stream"),
-    [
-        ("TAKE-IN", False),
-        ("BUILDING", False),
-        ("PREFILL", True),
-        ("STOP-CHECK", False),
-        ("STOP-CHECK", True),
-        ("OUTPUT", False),
-        ("OUTPUT", True),
-        ("ANSWER", False),
-        ("ANSWER", True),
-    ],
-)
-def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, place: str, stream: bool) -> None:
+@pytest.mark.parametrize("place", ["TAKE-IN", "BUILDING", "PREFILL", "STOP-CHECK", "OUTPUT", "ANSWER"])
+def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, place: str) -> None:
+    """Streamed and not, beside one stream."""
     url = f"{faulty.base_url}/v1/chat/completions"
     with httpx.stream("POST", url, json=LONG, timeout=60) as healthy:
         lines = healthy.iter_lines()
         first = next(line for line in lines if '"content"' in line)
-        bad = ask(faulty, stop=[place], stream=stream, logprobs=True)
+        whole, streamed = (ask(faulty, stop=[place], stream=stream, logprobs=True) for stream in (False, True))
         rest = list(lines)
-    assert "TypeError" in bad.text
-    assert "planted" not in bad.text  # what it was about stays in the log
-    assert bad.status_code == 500 or (stream and '"error"' in bad.text)
+    assert whole.status_code == 500
+    assert streamed.status_code == 500 or '"error"' in streamed.text
+    for bad in (whole, streamed):
+        assert "TypeError" in bad.text
+        assert "planted" not in bad.text  # what it was about stays in the log
     assert f'"completion_tokens":{LONG["max_tokens"]}' in "".join((first, *rest)).replace(" ", "")
     assert ask(faulty).json()["choices"][0]["message"]["content"] == right
     require_idle_and_whole(faulty)
