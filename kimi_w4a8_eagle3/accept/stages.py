@@ -27,8 +27,7 @@ from ..doctor.runner import examine
 from ..eval import accuracy, lossless, smoke, tasks
 from ..eval.choice import Choice
 from ..eval.harness import Protocol
-from ..fetch.session import Session
-from ..fetch.targets import recipe_targets
+from ..fetch.session import Session, recipe_targets
 from ..gates import BY_NAME, read_gates
 from ..machine.hardware import Machine
 from ..moe.contract import MoeShape

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,12 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from ..base.console import table_console
-from ..base.errors import KimiError, UsageError
+from ..base.errors import UsageError
 from ..bench import ab as machinery
 from ..bench.runs import read_run
 from ..bench.side import Side, Texts, bench
 from ..bench.workloads import Workload, at_input_lengths, load_workload, with_changes, workload_names
 from ..door.settings import client_key
-from ..fleet.serve import Terminated, signals_raise
 from ..predict.explain import explain
 from ..predict.machine_model import Cluster
 from ..predict.predict import Load, calibrate, check, choices, published_accept_length
@@ -29,7 +26,7 @@ from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.page import write_report
 from ..report.tables import print_account, print_choices, print_comparison, print_figures, print_model
-from .options import KEY_FILE, OPS_URL, RUNS, expanded
+from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 
 class _WorkloadGroup(TyperGroup):
@@ -217,20 +214,3 @@ def predict(
 
         save_model_plot(points, output)
         typer.echo(f"kimi: plot: {output}")
-
-
-@contextmanager
-def signals(runs: Path) -> Iterator[None]:
-    """Signals stop servers and generators cleanly; a full disk is one message."""
-    try:
-        with signals_raise():
-            yield
-    except Terminated as stopped:
-        typer.echo(f"kimi: {stopped} received; servers were stopped; the run directory is marked incomplete", err=True)
-        raise typer.Exit(stopped.exit_code) from None
-    except OSError as error:
-        raise KimiError(
-            f"a file cannot be written: {error.strerror}",
-            where=str(error.filename or runs),
-            remedy="is the disk full? What was measured before stays in the run directory",
-        ) from error

@@ -8,8 +8,7 @@ import typer
 from huggingface_hub import constants
 
 from ..base.console import table_console
-from ..fetch.session import Session
-from ..fetch.targets import targets
+from ..fetch.session import Session, targets
 
 
 def fetch(

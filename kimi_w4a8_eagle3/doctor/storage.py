@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..fetch.model import human
-from ..fetch.offline import recall
 from ..fetch.store import Store, arrived
-from ..fetch.verify import survey
+from ..fetch.verify import recall, survey
 from ..recipe.launch import Checkpoint
 from .facts import Facts
 from .needs import PUBLISHED_SIZES

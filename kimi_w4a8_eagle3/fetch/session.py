@@ -1,4 +1,4 @@
-"""One run of `kimi-w4a8 fetch`: do what was asked for each target, and tell the user."""
+"""One run of `kimi-w4a8 fetch`: which repositories are meant, what was asked for each, and what to tell the user."""
 
 from __future__ import annotations
 
@@ -11,16 +11,57 @@ from huggingface_hub import constants
 from rich.console import Console
 from rich.markup import escape
 
+from ..base.errors import KimiError, UsageError
+from ..recipe.launch import load_recipe
 from .download import fetch
 from .hub import Hub
 from .manifest import Manifest
 from .model import RemoteFile, human
-from .offline import recall
+from .names import RepoName, Revision
 from .progress import Advance, show
 from .store import Store, arrived, exclusive
-from .targets import Target
 from .transfer import disk_error
-from .verify import QUARANTINE, Report, survey, verify
+from .verify import QUARANTINE, Report, recall, survey, verify
+
+
+@dataclass(frozen=True)
+class Target:
+    """One repository at one revision."""
+
+    repo: RepoName
+    revision: Revision
+
+    @classmethod
+    def named(cls, repo: str, revision: str) -> Target:
+        """A target that a person named; KimiError for what cannot be one."""
+        try:
+            return cls(RepoName(repo), Revision(revision))
+        except ValueError as error:
+            raise KimiError(str(error), expected="owner/name, a branch, tag or commit", remedy="correct it") from None
+
+
+def targets(repos: list[str], recipe: str | None, revision: str | None) -> list[Target]:
+    """The repositories named directly or by a recipe; KimiError if none is."""
+    if recipe and repos:
+        raise UsageError("a recipe and repositories were given", expected="one of the two", remedy="drop one")
+    if recipe and revision:
+        raise UsageError("--revision does not go with --recipe", remedy="drop --revision: the recipe pins its own")
+    if recipe:
+        return recipe_targets(recipe)
+    if repos:
+        return [Target.named(repo, revision or "main") for repo in repos]
+    raise UsageError(
+        "nothing to fetch was named",
+        expected="--recipe NAME, or REPO ...",
+        remedy="for example: kimi-w4a8 fetch --recipe eagle3-opt",
+    )
+
+
+def recipe_targets(name: str) -> list[Target]:
+    """The Hub repositories of a recipe, target first; empty when its models are built in or local."""
+    recipe = load_recipe(name)
+    checkpoints = [recipe.model] + ([recipe.draft] if recipe.draft else [])
+    return [Target.named(checkpoint.repo, checkpoint.revision) for checkpoint in checkpoints if checkpoint.on_hub]
 
 
 @dataclass(frozen=True)
