@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint kernels venv audit tiny bench eval scale-demo faults soak fuzz clean
+.PHONY: demo test lint kernels venv audit tiny bench eval scale-demo faults soak fuzz mutants clean
 demo: $(STAMP)
 	$(BIN)/python -m proof.demo
 
@@ -53,6 +53,10 @@ soak: $(STAMP)
 # Five minutes of hostile requests, with a healthy client beside them (docs/reliability.md). MINUTES=30 is longer.
 fuzz: $(STAMP)
 	$(BIN)/python -m proof.fuzz --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
+
+# Small faults in the code that decides, each against its module's tests (docs/eval.md). SAMPLE=0: all of them, not 40 a module.
+mutants: $(STAMP)
+	$(BIN)/python -m proof.mutants --sample $(or $(SAMPLE),40)
 
 # Speculation on and off on the built-in model, twice each in the order A B B A, and the report: ordinary text at
 # concurrency 2, then repeated text on a full CPU, where a verify step of four tokens costs nearly four plain ones.

@@ -230,7 +230,7 @@ def smoke(
     problems: int = typer.Option(30, "--problems", min=1),
     max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Longest answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
-    min_accept_length: float = typer.Option(1.5, "--min-accept-length", min=1.0, help="Tokens per verify step."),
+    min_accept_length: float = typer.Option(2.0, "--min-accept-length", min=1.0, help="Tokens per verify step."),
     ops_url: str | None = OPS_URL,
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,

@@ -49,7 +49,7 @@ def _group_rows(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     flat = topk_ids.reshape(-1)
     slots = torch.nonzero(flat >= 0).squeeze(1)
     experts, group, counts = torch.unique(flat[slots], return_inverse=True, return_counts=True)
-    order = torch.argsort(group, stable=True)
+    order = torch.argsort(group)
     starts = counts.cumsum(0) - counts
     position = torch.arange(slots.numel(), device=flat.device) - starts[group[order]]
     width = int(counts.max()) if counts.numel() else 0

@@ -62,8 +62,7 @@ def _register() -> None:
     if cpu.installed():
         from .cpu import batch_invariant, fp8_linear  # start-up: torch, and needed on a CPU alone
 
-        if os.environ.get(batch_invariant.VARIABLE) == "1":
-            batch_invariant.register()
+        batch_invariant.register()
         HookRegistry.register(batch_invariant.TARGET, batch_invariant.get_handler, HookType.AROUND)
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
         cpu.claim_attention_backend()
