@@ -22,29 +22,29 @@ from .subject import Subject, inspect, is_local, require_room
 from .texts import prepare
 from .workloads import CHAT_BACKEND, Point, Workload
 
-PLAIN = "plain"
+VARIANTS = {"plain": Recipe.without_speculation, "adaptive": Recipe.with_adaptive_speculation}
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Side:
-    """A recipe under a name: `eagle3-opt`, or `tiny:plain` for the recipe without its speculation."""
+    """A recipe under a name: `eagle3-opt`; `tiny:plain` has no speculation, `tiny:adaptive` adaptive steps."""
 
     name: str
     recipe: Recipe
 
     @classmethod
     def parse(cls, text: str) -> Side:
-        """Read `RECIPE` or `RECIPE:plain`."""
+        """Read `RECIPE`, `RECIPE:plain` or `RECIPE:adaptive`."""
         name, colon, suffix = text.partition(":")
-        if colon and suffix != PLAIN:
+        if colon and suffix not in VARIANTS:
             raise KimiError(
                 f"unknown suffix {suffix!r} of the recipe {name!r}",
                 where=text,
-                expected=f"RECIPE, or RECIPE:{PLAIN} for the recipe without speculation",
+                expected="RECIPE, RECIPE:plain for it without speculation, or RECIPE:adaptive",
             )
         recipe = load_recipe(name)
-        return cls(text, recipe.without_speculation() if colon else recipe)
+        return cls(text, VARIANTS[suffix](recipe) if colon else recipe)
 
     def launch(self, settings: list[str]) -> Launch:
         """The command, on a free port of this machine."""

@@ -21,7 +21,7 @@ from ..bench.workloads import Workload, at_input_lengths, load_workload, with_ch
 from ..door.settings import client_key
 from ..predict.explain import explain
 from ..predict.machine_model import Cluster
-from ..predict.predict import Load, calibrate, check, choices, published_accept_length
+from ..predict.predict import Load, adaptive_table, calibrate, check, choices, published_accept_length
 from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.page import write_report
@@ -138,11 +138,11 @@ def run(
 @app.command("ab")
 @expanded
 def ab(
-    a: str = typer.Option(..., "--a", help="First side: a recipe, or RECIPE:plain for it without speculation."),
-    b: str = typer.Option(..., "--b", help="Second side."),
+    a: str = typer.Option(..., "--a", help="First side: a recipe, RECIPE:plain (no drafts) or RECIPE:adaptive."),
+    b: list[str] = typer.Option(..., "--b", help="Second side; more with another --b."),
     workload: list[str] = typer.Option(["con2", "con40"], "--workload", "-w", help="May be repeated."),
     repeats: int = typer.Option(4, "--repeats", min=1, help="Measurements of each workload and side."),
-    rounds: int = typer.Option(2, "--rounds", min=1, help="Times each side gets its turn; 2 is the order A B B A."),
+    rounds: int = typer.Option(2, "--rounds", min=1, help="Times each side gets its turn; 2 is A B B A."),
     *,
     load: Changes,
     input_len: list[int] = typer.Option([], "--input-len", help="Sweep: each workload at each of these lengths."),
@@ -150,10 +150,10 @@ def ab(
     runs: Path = RUNS,
     report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
 ) -> None:
-    """Start two sides in turn, measure both alike, and say what differs."""
+    """Start the sides in turn, measure all alike, and say what differs."""
     named = [load.workload(name) for name in dict.fromkeys(workload)]
     works = [each for work in named for each in at_input_lengths(work, input_len)]
-    plan = machinery.Plan((Side.parse(a), Side.parse(b)), works, repeats, rounds)
+    plan = machinery.Plan([Side.parse(each) for each in (a, *b)], works, repeats, rounds)
     with signals(runs):
         folder = machinery.ab(plan, load.texts(), runs, typer.echo, settings, client_key(None, os.environ))
     analysis = Analysis([read_run(folder)], base=a)
@@ -190,13 +190,20 @@ def predict(
     output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
     account: bool = typer.Option(False, "--explain", help="Where the time goes, and what would help."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    adaptive: bool = typer.Option(False, "--adaptive", help="Print the table of draft steps by batch size instead."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Draw predicted against published figures (PNG)."),
 ) -> None:
-    """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps."""
+    """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps.
+
+    With --adaptive: SGLang's table for options.speculation = "adaptive", up to --steps.
+    """
     length = published_accept_length(concurrency) if accept_length is None else accept_length
     load = Load(concurrency, input_len, output_len, steps=steps, accept_length=length)
     cluster = Cluster()
     fit = calibrate(cluster)
+    if adaptive:
+        typer.echo(json.dumps(adaptive_table(steps, fit, cluster), indent=2))
+        return
     if account:
         explained = explain(load, fit, cluster)
         typer.echo(json.dumps(asdict(explained), indent=2)) if as_json else print_account(explained)

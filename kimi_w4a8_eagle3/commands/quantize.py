@@ -45,7 +45,10 @@ def w4a8_target(
     *,
     job: Job,
 ) -> None:
-    """BF16 or compressed-tensors INT4 Kimi target -> INT4 experts in the format of amd/Kimi-K2.5-W4A8."""
+    """Kimi-K2-Thinking, K2.5, K2.6 or K2.7-Code -> INT4 experts in the format of amd/Kimi-K2.5-W4A8.
+
+    SRC is BF16, or INT4 in groups (compressed-tensors `pack-quantized`), as Moonshot ships all four.
+    """
     patterns = exclude or list(KIMI_EXCLUDE)
     version = sources.require_quark()
     config, checkpoint = sources.read_source(source)

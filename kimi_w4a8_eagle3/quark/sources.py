@@ -58,7 +58,7 @@ def require_target(
         raise KimiError(
             f"no layer of this checkpoint is named by the exclude patterns {', '.join(unmatched)}",
             str(checkpoint.directory),
-            "a Kimi-K2.5 target, with attention, router, dense and shared-expert layers",
+            "a Kimi-K2 target, with attention, router, dense and shared-expert layers",
             "check the source, or give the patterns that leave its layers alone with --exclude",
         )
     if all(any(fnmatch.fnmatch(module, p) for p in exclude) for module in modules):

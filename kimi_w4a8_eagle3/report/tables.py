@@ -190,10 +190,11 @@ def _facts(found: Measurement, console: Console) -> None:
         )
     if (server := found.server) is not None:
         cached = "" if found.cached is None else f"{found.cached:.1%} of the prompts from the prefix cache, "
+        steps = "" if server.draft_steps is None else f"; {server.draft_steps:.1f} draft steps"
         console.print(
             f"server: KV use up to {server.kv_usage_peak:.1%}, queue up to {server.queued_peak:.0f}, "
             f"{cached}retracted {server.retracted:.0f}; a request: {_seconds('queue', server.queue_s)}, "
-            f"{_seconds('prefill', server.prefill_s)}, {_seconds('decode', server.decode_s)}"
+            f"{_seconds('prefill', server.prefill_s)}, {_seconds('decode', server.decode_s)}{steps}"
         )
     if found.text is not None and found.text.warning:
         console.print(f"[yellow]warning:[/] {found.text.warning}")

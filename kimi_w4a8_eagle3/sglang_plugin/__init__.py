@@ -32,6 +32,7 @@ def _register() -> None:
 
     # Start-up: whoever wants `cpu` alone imports this package, too.
     from . import (
+        adaptive_hook,
         cpu,
         door,
         failing_requests,
@@ -48,6 +49,7 @@ def _register() -> None:
 
     orphans.end_with_parent()
     full_disk.install()
+    HookRegistry.register(adaptive_hook.TARGET, adaptive_hook.refuse, HookType.AFTER)
     HookRegistry.register(quark_hook.TARGET, quark_hook.from_config, HookType.AROUND)
     page_guard_hook.install(HookRegistry)
     metrics_hook.install(HookRegistry)

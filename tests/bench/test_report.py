@@ -122,6 +122,7 @@ def test_sides_take_turns_and_both_measure_every_repetition(
 def test_plain_is_the_recipe_without_speculation() -> None:
     assert Side.parse("tiny").launch([]).num_draft_tokens == 4
     assert Side.parse("tiny:plain").launch([]).num_draft_tokens is None
+    assert Side.parse("tiny:adaptive").launch([]).args["speculative-adaptive"] is True
     with pytest.raises(KimiError, match="unknown suffix 'fast'"):
         Side.parse("tiny:fast")
 
@@ -129,7 +130,7 @@ def test_plain_is_the_recipe_without_speculation() -> None:
 def test_bad_plans_are_refused() -> None:
     with pytest.raises(KimiError, match="1 repetition"):
         plan(1, 2)
-    with pytest.raises(KimiError, match="both sides are tiny"):
+    with pytest.raises(KimiError, match="two sides are tiny"):
         Plan((Side.parse("tiny"), Side.parse("tiny")), [], 1, 1)
 
 

@@ -158,6 +158,22 @@ def test_a_directory_is_read_instead_of_the_card(tmp_path: Path) -> None:
     assert plan.verdict.binding is None  # eight times fewer heads: memory binds first
 
 
+def test_kimi_k2_thinking_as_shipped_has_no_tower_and_a_scale_for_32_weights(tmp_path: Path) -> None:
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 32}
+    packed = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"0": {"weights": weights}},
+    }
+    text = KIMI.config["text_config"]
+    ours, parts = target_weights(KIMI, 8), []
+    for config in (text | {"quantization_config": packed}, {"text_config": text | {"quantization_config": packed}}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        parts.append(target_weights(ModelCard.from_directory(tmp_path), 8))
+    assert parts[0] == parts[1] and parts[0]["routed experts"] == ours["routed experts"] * 9 // 8
+    assert set(ours) - set(parts[0]) == {"vision", "expert scales"}
+
+
 @pytest.mark.parametrize("text", [None, "{", '{"num_hidden_layers": 1}'])
 def test_a_bad_directory_is_an_error(tmp_path: Path, text: str | None) -> None:
     if text is not None:
