@@ -108,7 +108,7 @@ def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
     """Bytes per rank of an EAGLE3 draft: one layer over [embedding, hidden], `fc`, lm_head; embedding shared."""
     d = draft_shape(card.config, Path(card.name))
     hidden, heads = d.hidden_size, d.num_attention_heads
-    fc = 3 * (d.target_hidden_size or hidden) * hidden  # split by SGLang's class for MLA drafts alone
+    fc: float = 3 * (d.target_hidden_size or hidden) * hidden  # split by SGLang's class for MLA drafts alone
     if d.mla:
         attention, fc = _latent_attention({**d.mla.model_dump(), "num_attention_heads": heads}, tp, hidden, 2), fc / tp
     else:
