@@ -14,7 +14,6 @@ from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import GIB, gpu_by_name
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve, with_settings
 from kimi_w4a8_eagle3.recipe.memory_plan import MemoryPlan, ModelCard, draft_weights, make_plan, target_weights
-from kimi_w4a8_eagle3.recipe.schema import ArgValue
 
 KIMI = ModelCard.packaged("kimi-k2.5-w4a8")
 EAGLE = ModelCard.packaged("kimi-k2.5-eagle3")
@@ -27,7 +26,7 @@ def plan_of(
     gpu: str = "mi325x",
     regime: Regime = Regime.UNKNOWN,
     memory_ceiling: float = 0.824,
-    **args: ArgValue,
+    **args,
 ) -> MemoryPlan:
     chosen = with_settings(load_recipe(recipe), {"options.memory_ceiling": memory_ceiling})
     return make_plan(chosen, {"tp-size": 8, **args}, gpu_by_name(gpu), regime)
