@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def require_draft(config: dict[str, Any], checkpoint: Checkpoint) -> None:
         )
 
 
-def quantization_of(config: dict[str, Any]) -> dict[str, Any] | None:
+def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The `quantization_config`, at the top or in `text_config`."""
     text = config.get("text_config")
     found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
