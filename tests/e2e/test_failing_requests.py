@@ -122,6 +122,6 @@ def test_where_the_guilty_one_is_unknown_its_batch_ends_and_the_next_is_right(
 
 def test_the_prefix_cache_changes_no_token_and_speculation_costs_one_of_a_prompt(faulty: EngineServer) -> None:
     with httpx.Client(base_url=faulty.base_url, timeout=60) as http:
-        states = prefix_cache.Prover(http).states(users=2)
+        states = prefix_cache.Prover(http).states(users=1)
     assert prefix_cache.faults(states, drafts=True) == []
     require_idle_and_whole(faulty)
