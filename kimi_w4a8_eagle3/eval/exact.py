@@ -189,7 +189,7 @@ def _expectation(probe: Probe, model: str, plan: Plan) -> tuple[list[Request], l
     expected = [_ask(probe, request) for request in asked]
     cut = [
         replace(request, kind="stop string", stop=answer.text[len(answer.text) // 2 :][:3])
-        for request, answer in list(zip(asked, expected, strict=True))[::3]
+        for request, answer in list(zip(asked, expected, strict=True))[2::3]  # none of the long prompts
         if len(answer.text) > 3
     ]
     return asked + cut, expected + [_ask(probe, request) for request in cut]

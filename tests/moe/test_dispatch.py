@@ -20,8 +20,11 @@ SHAPE = MoeShape(num_experts=4, hidden=64, inter=32, top_k=2)
 CPU = torch.device("cpu")
 
 
-def test_a_cpu_gets_the_reference() -> None:
+def test_a_cpu_gets_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_selected", set())
+    assert dispatch.selected_backends() == set()
     assert dispatch.select_backend(SHAPE, CPU, {}).name == "reference"
+    assert dispatch.selected_backends() == {"reference"}
 
 
 @pytest.mark.parametrize("name", ["flydsl", "triton"])
