@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def recorded(
     """Write the run's record, yield its writer, and mark the result complete or incomplete on the way out."""
     gates = {f"{side}: {name}": value for side, launch in launches.items() for name, value in launch.env.items()}
     facts: dict[str, Any] = {"base_url": base_url, "hardware": _hardware(base_url)}
-    started = {name: asdict(launch) for name, launch in launches.items()}
+    started = {name: launch.described() for name, launch in launches.items()}
     write_json(folder / RECORD, record(kind, started, gates, **facts))
     writer = RunWriter(folder, RunResult.model_validate({"kind": kind, "status": "running", "sides": sides}))
     writer.save()

@@ -54,6 +54,8 @@ def adapt_steps(args: Args, recipe: Recipe, notes: list[str]) -> None:
             expected="at least 1 step at every batch size, or options.sampling = 'greedy'",
         )
     args["speculative-adaptive"] = True
+    if args.get("device") == "cpu":
+        args["disable-cuda-graph"] = True  # SGLang would capture a GPU's for each number of steps
     notes.append(
         f"--speculative-adaptive: options.speculation, {', '.join(map(str, sorted(steps)))} steps by {table.name}"
     )
