@@ -136,6 +136,10 @@ def test_without_a_draft_memory_is_the_limit() -> None:
 def test_fp8_cache_halves_the_bytes_not_the_offset_limit() -> None:
     plan = plan_of(**{"kv-cache-dtype": "fp8_e4m3"})
     assert plan.budget.cell_bytes == 74_368 // 2 and plan.tokens == plan.verdict.limit == 2_097_151
+    latents = plan_of("eagle3-mla", **{"kv-cache-dtype": "fp8_e4m3"})
+    assert latents.budget.cell_bytes == 71_424 // 2 and latents.tokens == latents.verdict.limit == 3_728_269
+    wide = {"kv-cache-dtype": "fp8_e4m3", "speculative-draft-kv-cache-dtype": "bf16"}
+    assert plan_of("eagle3-mla", **wide).budget.cell_bytes == 61 * 576 + 1_152
 
 
 def test_pages_are_whole() -> None:
