@@ -213,6 +213,12 @@ def _load(point: str, side: str) -> Load:
     return Load(_CONCURRENCY[point], steps=_SPECULATIVE_STEPS, accept_length=length)
 
 
+def published_accept_length(concurrency: int) -> float:
+    """Of the published point at that concurrency; of con40 elsewhere."""
+    point = next((name for name, requests in _CONCURRENCY.items() if requests == concurrency), "con40")
+    return _load(point, "eagle3-opt").accept_length
+
+
 def _published() -> Iterator[tuple[str, str, str, str, float]]:
     known = ("tpot_median_ms", "itl_median_ms", "ttft_median_ms", "output_throughput_tok_s")
     for name, title in (("mi325x-eagle3", "2026-06"), ("mi325x-w4a16-w4a8-w8a8", "2026-05")):

@@ -12,7 +12,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import GIB, gpu_by_name
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve, with_settings
 from kimi_w4a8_eagle3.recipe.memory_plan import MemoryPlan, ModelCard, draft_weights, make_plan, target_weights
 
 KIMI = ModelCard.packaged("kimi-k2.5-w4a8")
@@ -21,8 +21,15 @@ PLAN = ["plan", "-r", "eagle3-opt", "--gpu", "mi325x", "--aiter", "0.1.12"]
 PUBLISHED_GIB = 497  # the checkpoint's published size
 
 
-def plan_of(recipe: str = "eagle3-opt", gpu: str = "mi325x", regime: Regime = Regime.UNKNOWN, **args) -> MemoryPlan:
-    return make_plan(load_recipe(recipe), {"tp-size": 8, **args}, gpu_by_name(gpu), regime)
+def plan_of(
+    recipe: str = "eagle3-opt",
+    gpu: str = "mi325x",
+    regime: Regime = Regime.UNKNOWN,
+    memory_ceiling: float = 0.824,
+    **args,
+) -> MemoryPlan:
+    chosen = with_settings(load_recipe(recipe), {"options.memory_ceiling": memory_ceiling})
+    return make_plan(chosen, {"tp-size": 8, **args}, gpu_by_name(gpu), regime)
 
 
 def test_the_checkpoint_has_its_published_size() -> None:
@@ -49,6 +56,14 @@ def test_draft_weights_by_hand() -> None:
     assert draft_weights(EAGLE, 8)["draft"] == 2 * (layer // 8 + 3 * 7168 * 7168 + 163840 * 7168 // 8)
 
 
+@pytest.mark.parametrize("name", ["kimi-k2.5-eagle3-mla", "kimi-k2.6-eagle3.1-mla"])
+def test_mla_draft_weights_by_hand(name: str) -> None:
+    latents = 2 * 7168 * (1536 + 512 + 64)  # from [embedding, state], whole on every rank
+    split = 1536 * 64 * 192 + 2 * 512 * 64 * 256 + 64 * 128 * 7168 + 3 * 7168 * 18432  # kv_b a second time, absorbed
+    split += 3 * 7168 * 7168 + 163840 * 7168
+    assert draft_weights(ModelCard.packaged(name), 8)["draft"] == 2 * (latents + split // 8)
+
+
 def test_the_map_adds_up_to_the_gpu() -> None:
     for gpu in ("mi325x", "mi355x"):
         plan = plan_of(gpu=gpu)
@@ -62,6 +77,15 @@ def test_the_published_fractions_on_mi325x() -> None:
     assert plan.verdict.limit == 2_097_151
     assert plan.tokens == 2_093_740 and plan.requests() == 194
     assert plan.verdict.binding is None  # the ceiling comes a little before the kernel's limit
+
+
+def test_an_mla_draft_takes_the_page_limit_away() -> None:
+    plan, open_plan = plan_of("eagle3-mla"), plan_of("eagle3-mla", memory_ceiling=0.9)
+    assert plan.draft_kv is not None and plan.draft_kv.bytes_per_token == 1_152
+    assert plan.budget.cell_bytes == plan.engine_cell_bytes == 71_424
+    assert plan.verdict.limit == 3_728_269 and plan.verdict.binding is None
+    assert (plan.tokens, open_plan.tokens) == (2_183_616, 2_476_105)
+    assert plan_of(memory_ceiling=0.9).tokens == 2_097_151  # the MHA draft's, on the same AITER
 
 
 def test_sglang_takes_a_draft_layer_for_a_target_layer() -> None:
@@ -112,6 +136,10 @@ def test_without_a_draft_memory_is_the_limit() -> None:
 def test_fp8_cache_halves_the_bytes_not_the_offset_limit() -> None:
     plan = plan_of(**{"kv-cache-dtype": "fp8_e4m3"})
     assert plan.budget.cell_bytes == 74_368 // 2 and plan.tokens == plan.verdict.limit == 2_097_151
+    latents = plan_of("eagle3-mla", **{"kv-cache-dtype": "fp8_e4m3"})
+    assert latents.budget.cell_bytes == 71_424 // 2 and latents.tokens == latents.verdict.limit == 3_728_269
+    wide = {"kv-cache-dtype": "fp8_e4m3", "speculative-draft-kv-cache-dtype": "bf16"}
+    assert plan_of("eagle3-mla", **wide).budget.cell_bytes == 61 * 576 + 1_152
 
 
 def test_pages_are_whole() -> None:

@@ -32,6 +32,7 @@ OPTIONS = {
     "target": ("eagle3-opt", ["options.sampling=target"]),
     "adaptive": ("eagle3", ["options.speculation=adaptive"]),
     "published all-reduce": ("eagle3-opt", ["disable-custom-all-reduce=false"]),
+    "FP8 cache": ("eagle3-mla", ["kv-cache-dtype=fp8_e4m3"]),
     "pinned": ("eagle3-opt", [f"model.revision={'a' * 40}", f"draft.revision={'b' * 40}"]),
 }
 
