@@ -17,6 +17,8 @@ W4A16_TILES = 2  # 16-channel tiles of a wave
 REDUCED = 512  # columns that a wave of the sum takes
 XCDS = 8  # dies of an MI300X and MI325X, each with an L2 cache; workgroups go round them by their number
 SORTERS = 8  # workgroups that sort the slots
+OWN_ROWS, OWN_SLOTS = 4, 512  # of stage 1 where it sorts: rows of a workgroup, most slots of a batch
+OWN_TILES = ((OWN_ROWS, 16, 256), (OWN_ROWS, 32, 256))
 
 
 class KernelConfig(Protocol):
@@ -39,6 +41,8 @@ class Stage1Config:
     tile_k: k a wave covers in one turn of its loop (decode) or k of one LDS tile (prefill);
     pinned: keep the written order of loads (else the compiler's);
     by_xcd: in prefill, neighbours in the list of work run on one XCD (`block.work_of`);
+    experts: 0, or so many, and tile_m OWN_ROWS: it takes bfloat16 tokens and expert ids, and finds, quantizes and lists
+        its rows itself (stage1_small.py);
     accumulators: write the int32 sums [slots, 2*inter] instead of h (tests).
     """
 
@@ -50,7 +54,13 @@ class Stage1Config:
     tile_k: int = 256
     pinned: bool = True
     by_xcd: bool = False
+    experts: int = 0
     accumulators: bool = False
+
+    @property
+    def row_tiles(self) -> int:
+        """16-row tiles of a workgroup."""
+        return max(self.tile_m // 16, 1)
 
     @property
     def decode(self) -> bool:
@@ -60,7 +70,7 @@ class Stage1Config:
     @property
     def mfma_per_wave(self) -> int:
         """Matrix instructions that one wave executes."""
-        of_workgroup = self.tile_m // 16 * (2 * self.tile_n // 16) * (self.hidden // 32)
+        of_workgroup = self.row_tiles * (2 * self.tile_n // 16) * (self.hidden // 32)
         return of_workgroup // WAVES
 
     @property
@@ -76,10 +86,12 @@ class Stage1Config:
     def problem(self) -> str | None:
         """Why no kernel can be built for these sizes, or None."""
         tile = (self.tile_m, self.tile_n, self.tile_k)
-        if tile not in STAGE1_TILES:
+        if tile not in (OWN_TILES if self.experts else STAGE1_TILES):
             return f"stage 1 has no kernel for tile (m, n, k) {tile}; it has {', '.join(map(str, STAGE1_TILES))}"
         if self.hidden % (WAVES * CHUNK_K):
             return f"hidden size {self.hidden} is not a multiple of {WAVES * CHUNK_K} (stage 1)"
+        if self.experts and self.hidden > 12288:
+            return f"{OWN_ROWS} rows of {self.hidden} do not fit LDS (stage 1 for few tokens)"
         if self.inter % self.tile_n:
             return f"intermediate size {self.inter} is not a multiple of stage 1 tile_n {self.tile_n}"
         return None
@@ -151,6 +163,43 @@ class Stage2Config:
 
 
 @dataclass(frozen=True)
+class ByTokenConfig:
+    """Stage 2 and the sum in one, for few tokens: a workgroup takes tile_n channels of all slots of a token."""
+
+    hidden: int
+    inter: int
+    top_k: int
+    experts: int
+
+    @property
+    def tile_n(self) -> int:
+        """Output channels of a workgroup: a wave has all weights of its slots in flight at once."""
+        return 64 if self.inter <= 256 else 32
+
+    @property
+    def slots(self) -> int:
+        """Slots of a wave."""
+        return self.top_k // WAVES
+
+    @property
+    def mfma_per_wave(self) -> int:
+        """Matrix instructions that one wave executes."""
+        return self.slots * (self.tile_n // TILE_N) * (self.inter // 32)
+
+    def grid(self, tokens: Any) -> tuple[Any, Any, Any]:
+        """Workgroups for `tokens` tokens."""
+        return self.hidden // self.tile_n, tokens, 1
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built for these sizes, or None."""
+        if self.inter % CHUNK_K or not CHUNK_K <= self.inter <= 1024 or self.hidden % self.tile_n:
+            return f"stage 2 by token: {self.inter} x {self.hidden} is no multiple of {CHUNK_K} x {self.tile_n}"
+        if self.top_k % WAVES:
+            return f"stage 2 by token: {self.top_k} slots are no multiple of {WAVES}"
+        return None
+
+
+@dataclass(frozen=True)
 class QuantizeConfig:
     """Quantize rows of `columns` bfloat16 or float32 values.
 
@@ -162,11 +211,12 @@ class QuantizeConfig:
     bf16: bool
     experts: int = 0
     hidden: int = 0
+    together: bool = False
 
     @property
     def waves_per_row(self) -> int:
-        """A whole workgroup for long rows, else one wave."""
-        return WAVES if self.columns > 2048 else 1
+        """A whole workgroup for long rows, or where it is `together` anyway, else one wave."""
+        return WAVES if self.columns > 2048 or self.together else 1
 
     def grid(self, rows: Any) -> tuple[Any, Any, Any]:
         """Workgroups for `rows` rows."""

@@ -34,6 +34,27 @@ FLOAT_BIAS_BITS = 0x4B400000
 BIASED_K = 512  # 16 * 8 * 127 * 512 / 2 < 2**22
 
 
+def high_start(k: int) -> int:
+    """Where a high accumulator starts."""
+    return FLOAT_BIAS_BITS if k <= BIASED_K else 0
+
+
+def low_start(low_sum: Any, k: int) -> Any:
+    """Where the low accumulator of a row starts: minus what the offset-binary nibbles add, plus the bias."""
+    correction = arith.muli(low_sum, ops.const_i32(-8))
+    return arith.addi(correction, ops.const_i32(FLOAT_BIAS_BITS)) if k <= BIASED_K else correction
+
+
+def exact_sum(high: Any, low: Any, k: int) -> Any:
+    """high / 16 + low as float32, exact."""
+    v4f = ops.vec_type(4, ops.f32_type())
+    if k > BIASED_K:
+        return arith.sitofp(v4f, arith.addi(arith.shrsi(high, ops.splat(ops.const_i32(4), 4)), low))
+    sixteenth = ops.splat(ops.const_f32(1 / 16), 4)
+    both = math.fma(ops.bitcast(high, v4f), sixteenth, ops.bitcast(low, v4f))
+    return arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4))
+
+
 class _Workgroup:
     """`tile_m` sorted rows x `tile_n` of the channels `column` .. `column + columns - 1`."""
 
@@ -53,7 +74,6 @@ class _Workgroup:
         self.out_channel = part * cfg.tile_n + self.wave // cfg.waves_m * (cfg.tiles * TILE_N)
         self.first_channel = column + self.out_channel
         self.writes_info = (column + part == 0).ir_value()
-        self.biased = cfg.inter <= BIASED_K
         self.v4i = ops.vec_type(4, ops.i32_type())
         self.v4f = ops.vec_type(4, ops.f32_type())
 
@@ -119,8 +139,8 @@ class _Workgroup:
             v2i = ops.vec_type(2, ops.i32_type())
             low = [ops.element(ops.load(self.info, v2i, slot * 8), 1) for slot in self.slot]
         self.operands = [[ops.split_rows(p) for p in row_parts] for row_parts in parts]
-        self.low_start = [ops.splat(self.start(x), 4) for x in low]
-        self.zero = ops.splat(ops.const_i32(FLOAT_BIAS_BITS if self.biased else 0), 4)
+        self.low_start = [ops.splat(low_start(x, cfg.inter), 4) for x in low]
+        self.zero = ops.splat(ops.const_i32(high_start(cfg.inter)), 4)
 
     def quantize_rows(self, row: Any, slots: list[Any]) -> None:
         """Bring the block's rows to LDS as INT8, each with its low sum behind it; slots: of row, row + 16 and so on."""
@@ -154,11 +174,6 @@ class _Workgroup:
             place = arith.select(writes, ops.raw(slot * 8), ops.const_i32(ops.NOWHERE))
             ops.store(self.info, ops.pack([ops.bitcast(stored, ops.i32_type()), low]), place)
         ops.barrier()
-
-    def start(self, low_sum: Any) -> Any:
-        """Where the low accumulator of a row starts: minus what the offset-binary nibbles add, plus the bias."""
-        correction = arith.muli(low_sum, ops.const_i32(-8))
-        return arith.addi(correction, ops.const_i32(FLOAT_BIAS_BITS)) if self.biased else correction
 
     def stream(self) -> None:
         """All tiles of this wave: unrolled when they are few, else in a rolled loop over ring-sized groups."""
@@ -220,21 +235,13 @@ class _Workgroup:
         at = (self.first_channel + (base + (tile - half)) * TILE_N) * 4
         return ops.load(self.scales, self.v4f, (self.lane >> 4) * (PAIR * 16) + half * 16, at)
 
-    def exact(self, high: Any, low: Any) -> Any:
-        """high / 16 + low as float32, exact."""
-        if not self.biased:
-            return arith.sitofp(self.v4f, arith.addi(arith.shrsi(high, ops.splat(ops.const_i32(4), 4)), low))
-        sixteenth = ops.splat(ops.const_f32(1 / 16), 4)
-        both = math.fma(ops.bitcast(high, self.v4f), sixteenth, ops.bitcast(low, self.v4f))
-        return arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4))
-
     def write(self, base: Any, tile: int, sums: list[Any], scale: Any) -> None:
         """Store the results of a pair of tiles with its second, eight channels of one row a lane."""
         half = tile % PAIR
         at = (self.out_channel + (base + (tile - half)) * TILE_N) * self.size
         row_bytes, lane_at = self.columns * self.size, (self.lane >> 4) * (PAIR * 4 * self.size)
         out_at = [slot * row_bytes + lane_at for slot in self.slot]
-        exact = [self.exact(*pair) for pair in sums]
+        exact = [exact_sum(*pair, self.cfg.inter) for pair in sums]
         if self.cfg.accumulators:
             for m in range(self.row_tiles):
                 ops.store(self.out, exact[m], out_at[m] + half * 16, at)
