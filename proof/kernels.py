@@ -96,7 +96,7 @@ def count_kernels(shape: MoeShape, tokens: int, label: str) -> dict[str, Figures
 
 def _name(label: str, kernel: str, config: Any) -> str:
     parts = (f"{axis}{getattr(config, f'tile_{axis}')}" for axis in "mnk" if hasattr(config, f"tile_{axis}"))
-    return " ".join((label, kernel, *parts))
+    return " ".join((label, kernel, *parts, *["short"] * getattr(config, "short", False)))
 
 
 def _print_counts(console: Console, found: dict[str, Figures]) -> None:

@@ -204,6 +204,7 @@ class FlydslBackend:
         if tiles.tile_m == OWN_ROWS:
             del kernels["route"]
             kernels["stage1"] = _own_stage1(shape, tiles, pinned[0])
+            kernels["stage2"] = replace(kernels["stage2"], short=shape.inter % 256 == 0)
         if tiles.by_token:
             del kernels["reduce"]
             kernels["stage2"] = _by_token(shape)
@@ -356,9 +357,8 @@ class FlydslCall:
         for column in range(0, hidden, step):
             width = min(step, hidden - column)
             chunk = self.tokens, column, width
-            self._launch(
-                "stage2", (self.blocks, width), h, info, moe.w2, moe.s2, *tables, self.weights, partial, *chunk
-            )
+            given = h, info, moe.w2, moe.s2, *tables, self.weights, partial, *chunk
+            self._launch("stage2", (self.blocks, width), *given)
             self._launch("reduce", (self.tokens, width), partial, info, self.ids, out, *chunk)
         return out
 

@@ -79,3 +79,22 @@ class RowBlock:
     def token(self, slot: fx.Int32) -> fx.Int32:
         """The token of a slot; T for a row that does not exist."""
         return fx.Int32(arith.divui(slot.ir_value(), ops.const_i32(self._top_k)))
+
+
+class ShortBlock(RowBlock):
+    """A block as `stage1_small.py` lists it: its few slots are scalars, known as soon as its expert is."""
+
+    def __init__(self, routing: RoutingAddresses, block: Any, slots: Any, top_k: int) -> None:
+        super().__init__(routing, block, slots, top_k)
+        self._few = ops.scalar_row(routing.order, block)
+        ops.keep(self.rows, *self._few)
+
+    def open(self) -> None:
+        """Nothing is left to do."""
+
+    def slot(self, row: Any) -> fx.Int32:
+        """As RowBlock."""
+        slot = ops.raw(self._slots)
+        for number, few in enumerate(self._few):
+            slot = arith.select((row == number).ir_value(), ops.raw(few), slot)
+        return fx.Int32(slot)

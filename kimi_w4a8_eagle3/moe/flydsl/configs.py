@@ -106,6 +106,7 @@ class Stage2Config:
     by_xcd: in prefill, neighbours in the list of blocks run on one XCD (`block.work_of`);
     quantize: rows are stage 1's float32 (decode): each workgroup quantizes its block's, and the first of them writes
         the row info that the sum takes;
+    short: blocks have up to OWN_ROWS rows, as stage 1 lists them for few tokens;
     accumulators: write the exact sums, float32, in the place of scaled float16 [T * top_k, columns] (tests).
     """
 
@@ -118,6 +119,7 @@ class Stage2Config:
     pinned: bool = True
     by_xcd: bool = False
     quantize: bool = False
+    short: bool = False
     accumulators: bool = False
 
     @property

@@ -230,6 +230,11 @@ def scalar_load(address: Value, index: Value) -> fx.Int32:
     return fx.Int32(_scalar_load(address, index * 4, i32_type(), 4))
 
 
+def keep(*values: Value) -> None:
+    """Have uniform values in scalar registers here: the compiler would load each where it is used first, and wait."""
+    llvm.inline_asm(None, [raw(v) for v in values], "", ",".join("s" * len(values)), has_side_effects=True)
+
+
 def scalar_loads(address: Value, first: Value, count: int) -> list[fx.Int32]:
     """Load `count` int32 from number `first` of an array at once into scalar registers; `first` is uniform."""
     if count == 1:

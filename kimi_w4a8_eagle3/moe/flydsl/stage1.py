@@ -34,6 +34,7 @@ def build(cfg: Stage1Config) -> Any:
         out: fx.Int64,
         tokens: fx.Int32,
     ) -> None:
+        ops.keep(rows, row_info, weights, w_scale, order, blocks, out, tokens)
         routing = RoutingAddresses(order, blocks)
         workgroup(cfg, Arguments(rows, row_info, weights, w_scale, routing, out, tokens)).run()
 

@@ -70,10 +70,15 @@ class OwnBlock(RowBlock):
         here = arith.select((self.lane == 0).ir_value(), ops.raw(self.first * 16), ops.const_i32(ops.NOWHERE))
         ops.store(ops.buffer(blocks, self._slots * 16), line, here)
 
+    @property
+    def nowhere(self) -> Any:
+        """The slot of a row that does not exist."""
+        return self._slots
+
     def write_order(self, order: Any, slot: Any) -> None:
-        """The rows' slots, one of each lane."""
+        """OWN_ROWS slots, of rows that do not exist too, one of each lane."""
         at = (self.first * OWN_ROWS + self.lane) * 4
-        here = arith.select((self.lane < self.rows).ir_value(), ops.raw(at), ops.const_i32(ops.NOWHERE))
+        here = arith.select((self.lane < OWN_ROWS).ir_value(), ops.raw(at), ops.const_i32(ops.NOWHERE))
         ops.store(ops.buffer(order, self._slots * (4 * OWN_ROWS)), slot, here)
 
 
@@ -87,6 +92,8 @@ class Stage1Small(Stage1Decode):
         block = OwnBlock(self.cfg, self.args, fx.block_idx.y)
         with ops.when((self.column * WAVES + self.wave) == 0):
             block.write_block(self.args.routing.blocks)
+            with ops.when(block.rows == 0):
+                block.write_order(self.args.routing.order, block.nowhere)
         return block
 
     def open_buffers(self) -> None:

@@ -133,6 +133,7 @@ def build(cfg: ByTokenConfig) -> Any:
     def moe_stage2_token(
         rows: fx.Int64, weights: fx.Int64, scales: fx.Int64, router: fx.Int64, ids: fx.Int64, out: fx.Int64
     ) -> None:
+        ops.keep(rows, weights, scales, router, ids, out)
         _Workgroup(cfg, rows, weights, scales, router, ids).run(out)
 
     return ops.launcher(moe_stage2_token, {"waves_per_eu": 3})  # at T = 8 all workgroups run at once

@@ -109,9 +109,9 @@ class Device:
         slots, columns = a8.shape[0], cfg.hidden - column
         out = self.memory.empty((slots, columns), np.float32 if cfg.accumulators else np.float16)
         written, router = self.memory.empty((slots, 2), np.int32) if cfg.quantize else self.put(info), self.put(info)
-        tables = [self.put(a8), written, self.put(moe.w2), self.put(moe.s2), *self.routing(routed), router]
+        tables = [self.put(a8), written, self.put(moe.w2), self.put(moe.s2), *self.routing(routed)]
         chunk = slots // cfg.top_k, column, columns
-        self.launch(cfg, cfg.grid((routed.max_blocks, columns)), *tables, out, *chunk)
+        self.launch(cfg, cfg.grid((routed.max_blocks, columns)), *tables, router, out, *chunk)
         if cfg.quantize:
             info.view(torch.int32).copy_(self.get(written, torch.int32, unwritten=0)[:, 0].view_as(info))
         return self.get(out, torch.float32, unwritten=0)

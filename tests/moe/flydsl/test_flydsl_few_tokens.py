@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,27 @@ def in_two_launches(layer: Any, h: torch.Tensor, router: torch.Tensor, ids: torc
     slots = Device().stage2(cfg, h, info, layer.moe, route(ids, EXPERTS, 16))
     info = torch.stack([info.view(torch.int32), torch.zeros(12, dtype=torch.int32)], 1)
     return Device().reduce(slots.half(), info, ids, EXPERTS)
+
+
+@pytest.mark.parametrize(("inter", "order"), [(256, "reverse"), (512, 3)])
+def test_stage2_of_short_blocks_has_the_bits_of_long_ones(inter: int, order: str | int) -> None:
+    layer, ids, g = Layer(512, inter), route_ids("absent slots"), torch.Generator().manual_seed(1)
+    h, router = torch.randn(ids.numel(), inter, generator=g), torch.rand(ids.numel(), generator=g)
+    routed = route(ids, EXPERTS, OWN_ROWS)
+    listed = torch.full((routed.max_blocks, OWN_ROWS), ids.numel(), dtype=torch.int32)
+    for block in range(int(routed.num_blocks)):
+        first, rows = int(routed.block_first[block]), int(routed.block_rows[block])
+        listed[block, :rows] = routed.order[first : first + rows]
+    short = replace(routed, order=listed.flatten())
+    found = []
+    for cfg, tables in ((short_config(inter, True), short), (short_config(inter, False), route(ids, EXPERTS, 16))):
+        info = router.clone()
+        found.append((Device(wave_order(order)).stage2(cfg, h, info, layer.moe, tables), info))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+
+
+def short_config(inter: int, short: bool) -> Stage2Config:
+    return Stage2Config(512, inter, TOP_K, 16, 256, 256, quantize=True, short=short)
 
 
 @pytest.mark.parametrize("kernel", ["stage 1 that sorts", "stage 2 by token"])
