@@ -9,10 +9,9 @@ captured in a graph; `prepare` loads every kernel that a layer may launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,6 +25,7 @@ from .configs import (
     OWN_ROWS,
     OWN_SLOTS,
     ByTokenConfig,
+    FlydslTiles,
     KernelConfig,
     QuantizeConfig,
     ReduceConfig,
@@ -47,33 +47,6 @@ W4A16_ROWS = 32  # most rows of a block that leave the baseline more than one wa
 Kernels = dict[str, KernelConfig]
 Tables = tuple[torch.Tensor, torch.Tensor]  # order and blocks of `block.RoutingAddresses`
 Count = int | tuple[int, int]  # row blocks, rows or tokens; with columns, where a launch takes some of them
-
-
-@dataclass(frozen=True)
-class FlydslTiles:
-    """One tile choice: rows a block and (n, k) of both stages; by_token: stage 2 adds a token's slots itself.
-
-    With blocks of OWN_ROWS rows stage 1 sorts and quantizes, for as many tokens as have OWN_SLOTS slots.
-    """
-
-    tile_m: int
-    stage1: tuple[int, int]
-    stage2: tuple[int, int]
-    by_token: bool = False
-
-    @classmethod
-    def from_row(cls, tiles: dict[str, Any]) -> FlydslTiles:
-        """Read the `tiles` of a table row: {"tile_m", "stage1": [n, k], "stage2": [n, k], "by_token" (if so)}."""
-        try:
-            (n1, k1), (n2, k2) = tiles["stage1"], tiles["stage2"]
-            return cls(int(tiles["tile_m"]), (int(n1), int(k1)), (int(n2), int(k2)), bool(tiles.get("by_token")))
-        except (KeyError, TypeError, ValueError) as error:
-            raise KimiError(f"a FlyDSL row of the tile table is malformed: {error!r}", where=str(tiles)) from error
-
-    def to_row(self) -> dict[str, Any]:
-        """The inverse of `from_row`."""
-        row = {"tile_m": self.tile_m, "stage1": list(self.stage1), "stage2": list(self.stage2)}
-        return {**row, "by_token": True} if self.by_token else row
 
 
 class FlydslBackend:
@@ -195,7 +168,13 @@ class FlydslBackend:
             "stage1": Stage1Config(*size, tiles.tile_m, *tiles.stage1, pinned=pinned[0], by_xcd=by_xcd),
             "quantize2": QuantizeConfig(shape.inter, bf16=False, experts=shape.num_experts, hidden=shape.hidden),
             "stage2": Stage2Config(
-                *size, max(tiles.tile_m, 16), *tiles.stage2, pinned=pinned[1], by_xcd=by_xcd, quantize=not prefill
+                *size,
+                max(tiles.tile_m, 16),
+                *tiles.stage2,
+                pinned=pinned[1],
+                by_xcd=by_xcd,
+                quantize=not prefill,
+                short=tiles.tile_m == OWN_ROWS and shape.inter % 256 == 0,
             ),
             "reduce": ReduceConfig(shape.hidden, shape.top_k, shape.num_experts),
         }
@@ -204,7 +183,6 @@ class FlydslBackend:
         if tiles.tile_m == OWN_ROWS:
             del kernels["route"]
             kernels["stage1"] = _own_stage1(shape, tiles, pinned[0])
-            kernels["stage2"] = replace(kernels["stage2"], short=shape.inter % 256 == 0)
         if tiles.by_token:
             del kernels["reduce"]
             kernels["stage2"] = _by_token(shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...base.errors import KimiError
 from ...gates import PREFILL_ROWS, STAGE1_TILES, STAGE2_TILES
 from .layout import CHUNK_K, LOW_K_BIT, PAIR, TILE_N
 
@@ -19,6 +20,33 @@ XCDS = 8  # dies of an MI300X and MI325X, each with an L2 cache; workgroups go r
 SORTERS = 8  # workgroups that sort the slots
 OWN_ROWS, OWN_SLOTS = 4, 512  # of stage 1 where it sorts: rows of a workgroup, most slots of a batch
 OWN_TILES = ((OWN_ROWS, 16, 256), (OWN_ROWS, 32, 256))
+
+
+@dataclass(frozen=True)
+class FlydslTiles:
+    """One tile choice: rows a block and (n, k) of both stages; by_token: stage 2 adds a token's slots itself.
+
+    With blocks of OWN_ROWS rows stage 1 sorts and quantizes, for as many tokens as have OWN_SLOTS slots.
+    """
+
+    tile_m: int
+    stage1: tuple[int, int]
+    stage2: tuple[int, int]
+    by_token: bool = False
+
+    @classmethod
+    def from_row(cls, tiles: dict[str, Any]) -> FlydslTiles:
+        """Read the `tiles` of a table row: {"tile_m", "stage1": [n, k], "stage2": [n, k], "by_token" (if so)}."""
+        try:
+            (n1, k1), (n2, k2) = tiles["stage1"], tiles["stage2"]
+            return cls(int(tiles["tile_m"]), (int(n1), int(k1)), (int(n2), int(k2)), bool(tiles.get("by_token")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise KimiError(f"a FlyDSL row of the tile table is malformed: {error!r}", where=str(tiles)) from error
+
+    def to_row(self) -> dict[str, Any]:
+        """The inverse of `from_row`."""
+        row = {"tile_m": self.tile_m, "stage1": list(self.stage1), "stage2": list(self.stage2)}
+        return {**row, "by_token": True} if self.by_token else row
 
 
 class KernelConfig(Protocol):

@@ -23,7 +23,9 @@ from .stage1_decode import Stage1Decode
 
 
 class OwnBlock(RowBlock):
-    """The block of slot `first`; args.row_info: the slots' expert ids."""
+    """The block of slot `first`; args.row_info: the slots' expert ids. list: LDS for its rows' slots, given later."""
+
+    list: Any
 
     def __init__(self, cfg: Stage1Config, args: Arguments, first: Any) -> None:
         self.first, self._slots, self._top_k, self._here = first, args.tokens * cfg.top_k, cfg.top_k, None

@@ -254,7 +254,7 @@ class _Workgroup:
         at = (self.out_channel + (base + (tile - half)) * TILE_N) * self.size
         row_bytes, lane_at = self.columns * self.size, (self.lane >> 4) * (PAIR * 4 * self.size)
         out_at = [slot * row_bytes + lane_at for slot in self.slot]
-        exact = [exact_sum(*pair, self.cfg.inter) for pair in sums]
+        exact = [exact_sum(high, low, self.cfg.inter) for high, low in sums]
         if self.cfg.accumulators:
             for m in range(self.row_tiles):
                 ops.store(self.out, exact[m], out_at[m] + half * 16, at)

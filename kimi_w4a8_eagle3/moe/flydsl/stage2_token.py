@@ -79,7 +79,7 @@ class _Slot:
             operands = [pair for word in packed for pair in ops.unpack_weights(word)]
             for pair, row in zip(operands, rows, strict=True):
                 sums = [ops.mfma_i8(w, r, acc) for w, r, acc in zip(pair, row, sums, strict=True)]
-            self.halves += ops.elements(ops.to_f16(arith.mulf(exact_sum(*sums, cfg.inter), scales)))
+            self.halves += ops.elements(ops.to_f16(arith.mulf(exact_sum(sums[0], sums[1], cfg.inter), scales)))
 
     def write(self) -> None:
         """Results and the factor of the sum to LDS, by the first of each sixteen lanes: channels 8 * g and on."""

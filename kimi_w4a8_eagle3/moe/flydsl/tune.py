@@ -15,12 +15,11 @@ from .backend import (
     XCD_GATE,
     FlydslBackend,
     FlydslCall,
-    FlydslTiles,
     fits_small,
     fitted,
     size_problem,
 )
-from .configs import OWN_TILES, KernelConfig, Stage1Config, Stage2Config
+from .configs import OWN_TILES, FlydslTiles, KernelConfig, Stage1Config, Stage2Config
 
 
 def flydsl_space(shape: MoeShape) -> Space:

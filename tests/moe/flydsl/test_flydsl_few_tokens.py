@@ -38,7 +38,7 @@ def own_stage1(
 
 @pytest.mark.parametrize(
     ("n", "kind", "order"),
-    [(16, "ragged", "reverse"), (32, "one expert", 3), (32, "absent slots", "forward"), (16, "one token", 5)],
+    [(16, "ragged", "reverse"), (32, "one expert", 3), (32, "absent slots", "forward")],
 )
 def test_stage1_that_sorts_for_itself(n: int, kind: str, order: str | int) -> None:
     ids = route_ids(kind)
@@ -77,7 +77,7 @@ def wave_order(order: str | int) -> Any:
     return random.Random(order) if isinstance(order, int) else order
 
 
-@pytest.mark.parametrize(("inter", "order"), [(128, "reverse"), (256, 3), (512, "forward"), (1024, 5)])
+@pytest.mark.parametrize(("inter", "order"), [(128, "reverse"), (1024, 5)])
 def test_stage2_by_token_has_the_bits_of_stage2_and_the_sum(inter: int, order: str | int) -> None:
     layer, h, router, ids = few_tokens(inter)
     got = Device(wave_order(order)).stage2_token(ByTokenConfig(512, inter, 4, EXPERTS), h, layer.moe, router, ids)
@@ -147,12 +147,12 @@ def test_a_missing_barrier_of_the_kernels_for_few_tokens_is_found(kernel: str, m
         assert found, f"the barrier in line {number + 1} could be removed unnoticed"
 
 
-@pytest.mark.parametrize("tokens", [2, 8])
-def test_the_very_code_that_serves_kimi_few_tokens(tokens: int) -> None:
+def test_the_very_code_that_serves_kimi_few_tokens() -> None:
     """Real sizes (TP 8) and the table's tiles: both launches, for two tokens with three experts of this rank."""
-    configs = FlydslBackend().configs(MoeShape(384, 7168, 256, 8), tokens)
+    configs = FlydslBackend().configs(MoeShape(384, 7168, 256, 8), 8)
     cfg1, cfg2 = configs["stage1"], configs["stage2"]
-    layer = Layer(7168, 256, seed=tokens)
+    assert isinstance(cfg1, Stage1Config) and isinstance(cfg2, ByTokenConfig)
+    layer = Layer(7168, 256)
     ids = torch.full((2, 8), -1, dtype=torch.int32)
     ids[0, 2], ids[0, 7], ids[1, 0] = 4, 0, 4
     x = special_rows(7168, torch.bfloat16)[:2]

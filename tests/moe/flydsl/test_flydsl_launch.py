@@ -138,8 +138,9 @@ def test_forward_is_the_reference(
     assert serving.error() < TOLERANCE
     launches = serving.gpu.launches
     sorts = tokens > 64 or gates not in ("decode", "unpinned", "unpinned, k 128")
+    by_token = tokens <= 16 and gates in ("decode", "unpinned")
     stages = [*["moe_route_0"] * sorts, "moe_stage1_0", *["moe_quantize_0"] * ("prefill" in gates)]
-    down = ["moe_stage2_token_0"] if tokens <= 16 and not sorts else ["moe_stage2_0", "moe_reduce_0"] * chunks
+    down = ["moe_stage2_token_0"] if by_token else ["moe_stage2_0", "moe_reduce_0"] * chunks
     assert [launch.kernel for launch in launches] == [*stages, *down]
     assert {launch.stream for launch in launches} == {STREAM}
 
@@ -196,7 +197,7 @@ def test_the_w4a16_baseline(tile_m: int | None, tmp_path: Path) -> None:
 def is_found(serving: Serving) -> bool:
     """Whether the interpreter stops or the result is another one."""
     try:
-        return serving.error() > TOLERANCE
+        return not serving.error() <= TOLERANCE  # what nobody wrote may be NaN
     except KimiError as error:
         return "hipErrorLaunchFailure" in str(error) and serving.gpu.error is not None
 

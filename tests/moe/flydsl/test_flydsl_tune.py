@@ -24,7 +24,8 @@ from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
 if SKIP is None:
-    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, FlydslTiles
+    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+    from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
     from kimi_w4a8_eagle3.moe.flydsl.tune import every_kernel, flydsl_measure, flydsl_space, refuse_fixed_tiles
 
     class Recording(FlydslBackend):
