@@ -14,11 +14,11 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.machine.hardware import Gpu, gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.predict import moe_time
 
 from .assembly import assembly
 from .gfx942.parser import parse_kernel
 from .kernel_counts import Figures, figures, floors, read_figures, regressions, write_figures
-from .kernel_time import layer
 from .l2_fill import l2_fill
 
 if TYPE_CHECKING:
@@ -126,12 +126,9 @@ def _print_floors(
 
 
 def _print_times(console: Console, card: Gpu, shape: MoeShape, tokens: list[int], size: int) -> None:
-    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, columns_at_once
-
     table = Table(f"tp{size}, us by the model", "launches", "layer", *KERNELS)
     for batch in tokens:
-        kernels = FlydslBackend().configs(shape, batch)
-        parts = {p.name: p for p in layer(card, shape, batch, kernels, columns_at_once(kernels, batch * shape.top_k))}
+        parts = {part.name: part for part in moe_time.ours(card, shape, batch)}
         total = sum(part.us for part in parts.values()), sum(part.launches for part in parts.values())
         table.add_row(
             str(batch), str(total[1]), f"{total[0]:.0f}", *(f"{parts[n].us:.0f}" if n in parts else "" for n in KERNELS)

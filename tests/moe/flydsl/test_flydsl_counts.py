@@ -11,6 +11,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from kimi_w4a8_eagle3.predict.moe_time import expected_blocks
 from proof import kernel_counts as counts
 from proof.kernels import app
 
@@ -121,15 +122,15 @@ def test_saved_figures_are_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokens,experts,blocks", [(2, 15.8, 15.8), (8, 59.5, 59.5), (160, 370.8, 370.8)])
 def test_expected_experts_and_blocks(tokens: int, experts: float, blocks: float) -> None:
-    found = counts.expected_blocks(KIMI[8], tokens, 16)
+    found = expected_blocks(KIMI[8], tokens, 16)
     assert found == (pytest.approx(experts, abs=0.1), pytest.approx(blocks, abs=0.1))
 
 
 def test_blocks_of_a_prefill() -> None:
     """Binomial and, past the range of floats, its normal approximation agree."""
-    exact = counts.expected_blocks(KIMI[8], 10240, 64)
+    exact = expected_blocks(KIMI[8], 10240, 64)
     assert exact == (pytest.approx(384), pytest.approx(1508.7, abs=1))
-    assert counts.expected_blocks(KIMI[8], 40000, 64)[1] == pytest.approx(40000 * 8 / 64 + 192, rel=1e-3)
+    assert expected_blocks(KIMI[8], 40000, 64)[1] == pytest.approx(40000 * 8 / 64 + 192, rel=1e-3)
 
 
 def test_floors_of_a_decode_batch() -> None:
