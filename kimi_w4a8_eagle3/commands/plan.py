@@ -27,7 +27,9 @@ FRACTIONS = (0.80, 0.85, 0.90)
 def plan(
     name: str | None = RECIPE_NAME,
     recipe: str | None = RECIPE,
-    gpu: str = typer.Option("", "--gpu", help="mi308x, mi300x, mi325x, mi350x or mi355x; default: this machine's."),
+    gpu: str = typer.Option(
+        "", "--gpu", help="mi308x, mi300x, mi325x, mi350x or mi355x, several with commas; default: this machine's."
+    ),
     tp: int = typer.Option(0, "--tp", min=0, help="GPUs to split over; default: the recipe's."),
     settings: list[str] = typer.Option([], "--set", help="KEY=VALUE as for `kimi-w4a8 serve`."),
     model: Path | None = typer.Option(None, "--model", help="Read the target's config.json in this directory."),
@@ -39,7 +41,8 @@ def plan(
 ) -> None:
     """Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.
 
-    With --nodes: what N nodes give, what is left when one is away, and what they load. Needs no GPU.
+    With --gpu A,B: one row for each. With --nodes: what N nodes give, what is left when one is away, and what they
+    load. Needs no GPU.
     """
     if tp:
         settings = [*settings, f"tp-size={tp}"]
@@ -48,23 +51,27 @@ def plan(
     machine = Machine.detect()
     if aiter:
         machine = replace(machine, installed={**machine.installed, "aiter": aiter})
-    found = gpu_by_name(gpu) if gpu else machine.gpu
-    if found is None and chosen.hardware.reference:
-        found = gpu_by_name(chosen.hardware.reference)
-    if found is None:
+    found = [gpu_by_name(each) for each in gpu.split(",")] if gpu else [machine.gpu] if machine.gpu else []
+    if not found and chosen.hardware.reference:
+        found = [gpu_by_name(chosen.hardware.reference)]
+    if not found:
         raise UsageError(f"the recipe {chosen.name!r} needs no GPU: there is no GPU memory to plan", where="--recipe")
-    result = make_plan(
-        chosen,
-        args,
-        found,
-        detect_regime(aiter) if aiter else installed_regime(),
-        ModelCard.from_directory(model) if model else None,
-        ModelCard.from_directory(draft) if draft else None,
-    )
+    if nodes is not None and len(found) > 1:
+        raise UsageError("--nodes plans for one GPU", where="--gpu", expected="one name")
+    regime = detect_regime(aiter) if aiter else installed_regime()
+    cards = [ModelCard.from_directory(path) if path else None for path in (model, draft)]
+    plans = [make_plan(chosen, args, each, regime, *cards) for each in found]
     if output is not None:
-        _draw(result, output)
+        _draw(plans, output)
+    if len(plans) > 1:
+        if as_json:
+            typer.echo(json.dumps([as_dict(each) for each in plans], indent=2))
+        else:
+            _compare(plans, chosen.hardware.arch)
+        return
+    result = plans[0]
     several = None if nodes is None else make_node_plan(result, chosen, args, nodes)
-    faults = resolved.faults(machine, found)
+    faults = resolved.faults(machine, result.gpu)
     if as_json:
         content = as_dict(result) | {"known_faults": [fault.model_dump(exclude_defaults=True) for fault in faults]}
         typer.echo(json.dumps(content | ({"nodes": nodes_as_dict(several)} if several else {}), indent=2))
@@ -149,6 +156,25 @@ def nodes_as_dict(plan: NodePlan) -> dict[str, Any]:
     }
 
 
+def _compare(plans: list[MemoryPlan], archs: list[str]) -> None:
+    console = table_console(soft_wrap=True)
+    table = Table(title=f"{plans[0].recipe}, TP {plans[0].tp}: one GPU of each")
+    for name in ("", "arch", "HBM GiB", "weights GiB", "KV tokens", f"requests {INPUT_LEN:,}+{OUTPUT_LEN}", "limit"):
+        table.add_column(name, justify="left" if name in ("", "arch", "limit") else "right")
+    for plan in plans:
+        sizes = f"{plan.gpu.hbm_gib:.0f}", f"{plan.budget.weight_bytes / 2**30:.1f}", f"{plan.tokens:,}"
+        requests = str(plan.requests(INPUT_LEN, OUTPUT_LEN))
+        table.add_row(plan.gpu.name, plan.gpu.arch, *sizes, requests, _limit(plan))
+    console.print(table)
+    other = sorted({plan.gpu.arch for plan in plans} - set(archs))
+    if other:
+        console.print(f"{', '.join(other)}: memory only; the recipe is for {', '.join(archs)}")
+
+
+def _limit(plan: MemoryPlan) -> str:
+    return plan.verdict.binding.name if plan.verdict.binding else "memory"
+
+
 def _print(plan: MemoryPlan) -> None:
     console = table_console(soft_wrap=True)
     table = Table(title=f"{plan.recipe} on {plan.gpu.name}, TP {plan.tp}: memory of one GPU")
@@ -173,7 +199,7 @@ def _print(plan: MemoryPlan) -> None:
         console.print(f"  {kernel.name} ({kernel.row_elements:,} elements a row): {reach}")
     console.print(
         f"guard: AITER {verdict.regime.value}; --mem-fraction-static {verdict.fraction:g} "
-        f"--max-total-tokens {verdict.max_total_tokens} ({verdict.binding.name if verdict.binding else 'memory'} binds)"
+        f"--max-total-tokens {verdict.max_total_tokens} ({_limit(plan)} binds)"
     )
     for row in as_dict(plan)["fractions"]:
         state = "fits" if row["safe"] else "OVERFLOWS"
@@ -254,26 +280,30 @@ def _slower(ratio: float | None) -> str:
     return "" if ratio is None else f", TPOT x{ratio:.2f} there (the model of `kimi-w4a8 bench predict`)"
 
 
-def _draw(plan: MemoryPlan, path: Path) -> None:
-    """One stacked horizontal bar; parts below 1 % of the memory are labelled in the legend only."""
+def _draw(plans: list[MemoryPlan], path: Path) -> None:
+    """One stacked horizontal bar for each GPU; parts below 4 % of the memory are in the legend only."""
     from matplotlib import colormaps  # optional: matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Figure(figsize=(11, 2.8 + 0.8 * len(plans)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    left = 0.0
-    for number, (part, size) in enumerate(plan.segments.items()):
-        gib = size / 2**30
-        color = (0.88, 0.88, 0.88, 1.0) if part == "reserve" else colormaps["tab20"](number)
-        axes.barh(0, gib, left=left, color=color, edgecolor="white", label=f"{part} {gib:.1f}")
-        if gib > 0.04 * plan.gpu.hbm_gib:
-            axes.text(left + gib / 2, 0, f"{gib:.0f}", ha="center", va="center", fontsize=9)
-        left += gib
-    axes.set(xlim=(0, plan.gpu.hbm_gib), yticks=[], xlabel="GiB of one GPU")
-    limit = f"KV pool {plan.tokens:,} tokens" + (" (int32 page offset)" if plan.verdict.binding else " (memory)")
-    axes.set_title(f"{plan.recipe} on {plan.gpu.name}, TP {plan.tp}: {limit}", fontsize=11)
+    widest = max(plan.gpu.hbm_gib for plan in plans)
+    for row, plan in enumerate(plans):
+        left = 0.0
+        for number, (part, size) in enumerate(plan.segments.items()):
+            gib = size / 2**30
+            color = (0.88, 0.88, 0.88, 1.0) if part == "reserve" else colormaps["tab20"](number)
+            label = f"{part} {gib:.1f}" if len(plans) == 1 else part if row == 0 else None
+            axes.barh(row, gib, left=left, color=color, edgecolor="white", label=label)
+            if gib > 0.04 * widest:
+                axes.text(left + gib / 2, row, f"{gib:.0f}", ha="center", va="center", fontsize=9)
+            left += gib
+    pools = [f"{plan.gpu.name}\n{plan.tokens:,} tokens\n({_limit(plan)})" for plan in plans]
+    axes.set(xlim=(0, widest), yticks=range(len(plans)), yticklabels=pools, xlabel="GiB of one GPU")
+    axes.invert_yaxis()
+    axes.set_title(f"{plans[0].recipe}, TP {plans[0].tp}: memory and KV pool", fontsize=11)
     figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"cannot draw to {path.name!r}", where="--output", expected="a .png, .svg or .pdf file")

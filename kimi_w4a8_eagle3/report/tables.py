@@ -17,7 +17,6 @@ from ..bench.runs import Cell
 from ..bench.statistics import METRICS, Interval, Metric
 from ..predict.explain import Account
 from ..predict.predict import Choice, Fit, Load, Point, mean_error
-from .against_published import PerGpu
 from .analysis import Analysis
 
 
@@ -42,25 +41,10 @@ def print_figures(analysis: Analysis, console: Console | None = None) -> None:
                 each.verdict,
             )
         console.print(table)
-    print_per_gpu(analysis.per_gpu, console)
     for run in analysis.runs:
         for refused, reason in run.refused:
             console.print(f"[red]left out[/] {refused.workload.name}, {refused.side}: {reason}")
         console.print(f"Everything is in {run.folder}; `kimi-w4a8 report {run.folder}` makes a page", markup=False)
-
-
-def print_per_gpu(rows: Sequence[PerGpu], console: Console) -> None:
-    """Output tokens a second and GPU beside the published ones, where the server's GPUs are known."""
-    if not rows:
-        return
-    table = Table("workload", "concurrency", "GPUs", "measured", "published", "difference", "what it means")
-    table.title, table.title_style = "output tok/s/GPU", "bold"
-    for row in rows:
-        published = "" if row.published is None else f"{row.published:,.1f}"
-        difference = "" if row.difference is None else f"{row.difference:+.1%}"
-        counts = (str(row.concurrency), str(row.gpus))
-        table.add_row(f"{row.workload} {row.side}", *counts, f"{row.measured:,.1f}", published, difference, row.verdict)
-    console.print(table)
 
 
 def print_comparison(analysis: Analysis) -> None:
@@ -206,10 +190,11 @@ def _facts(found: Measurement, console: Console) -> None:
         )
     if (server := found.server) is not None:
         cached = "" if found.cached is None else f"{found.cached:.1%} of the prompts from the prefix cache, "
+        steps = "" if server.draft_steps is None else f"; {server.draft_steps:.1f} draft steps"
         console.print(
             f"server: KV use up to {server.kv_usage_peak:.1%}, queue up to {server.queued_peak:.0f}, "
             f"{cached}retracted {server.retracted:.0f}; a request: {_seconds('queue', server.queue_s)}, "
-            f"{_seconds('prefill', server.prefill_s)}, {_seconds('decode', server.decode_s)}"
+            f"{_seconds('prefill', server.prefill_s)}, {_seconds('decode', server.decode_s)}{steps}"
         )
     if found.text is not None and found.text.warning:
         console.print(f"[yellow]warning:[/] {found.text.warning}")

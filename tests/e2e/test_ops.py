@@ -1,4 +1,4 @@
-"""The ops endpoint over a real engine: its counters against the answers' own statistics, probes, canary, top."""
+"""The ops endpoint over a real engine: its counters against the answers' own statistics, probes, canary."""
 
 import shutil
 import subprocess
@@ -8,11 +8,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from support.fleet_views import HandmadeFleet, replica
-from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.prometheus import Reading, parse
-from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
@@ -117,12 +115,3 @@ def test_a_collapse_on_the_canary_makes_it_not_ready_until_it_recovers(eagle3, f
     state.enter(Phase.CHECKING, "start-up check")  # somebody else's
     canary(floor=1.0).step(None, state.since + 4)
     assert state.phase is Phase.CHECKING
-
-
-def test_kimi_top_shows_the_engine_directly_and_through_the_endpoint(eagle3, client, ops):
-    for url, phase in ((ops.base_url, "ready"), (eagle3.base_url, "-")):
-        done = CliRunner().invoke(app, ["top", url, "--once", "--interval", "0.3"])
-        assert done.exit_code == 0, done.output
-        rows = {line[:22].strip(): line[22:].strip() for line in done.output.splitlines()}
-        assert rows["phase"] == phase and rows["MoE backend"] == "reference"
-        assert rows["running / queued"] == "0 / 0"
