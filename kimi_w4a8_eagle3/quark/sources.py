@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def require_target(
         raise KimiError(
             f"no layer of this checkpoint is named by the exclude patterns {', '.join(unmatched)}",
             str(checkpoint.directory),
-            "a Kimi-K2.5 target, with attention, router, dense and shared-expert layers",
+            "a Kimi-K2 target, with attention, router, dense and shared-expert layers",
             "check the source, or give the patterns that leave its layers alone with --exclude",
         )
     if all(any(fnmatch.fnmatch(module, p) for p in exclude) for module in modules):
@@ -87,7 +87,7 @@ def require_draft(config: dict[str, Any], checkpoint: Checkpoint) -> None:
         )
 
 
-def quantization_of(config: dict[str, Any]) -> dict[str, Any] | None:
+def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The `quantization_config`, at the top or in `text_config`."""
     text = config.get("text_config")
     found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)

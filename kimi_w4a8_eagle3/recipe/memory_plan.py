@@ -22,6 +22,7 @@ from ..machine.aiter_regime import Regime
 from ..machine.hardware import Gpu
 from ..machine.page_guard import Budget, KvShape, PagedKernel, Verdict, decide, kv_shape, paged_kernels
 from ..quark.config import draft_shape
+from ..quark.sources import is_packed_int4, quantization_of
 from .schema import ArgValue, Recipe
 
 DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -213,7 +214,9 @@ def make_plan(
 
 def _working(args: Mapping[str, ArgValue], tp: int) -> dict[str, int]:
     requests = int(number(args, "cuda-graph-max-bs-decode", GRAPH_MAX_REQUESTS))
-    working = {"graphs": requests * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL}
+    # With adaptive steps a set of graphs for each number of them.
+    sets = int(number(args, "speculative-num-steps", 1)) if args.get("speculative-adaptive") else 1
+    working = {"graphs": sets * requests * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL}
     if "chunked-prefill-size" in args:
         chunk = max(int(number(args, "chunked-prefill-size", 0)), 2048)
         fixed = ACTIVATION_BYTES + tp * ACTIVATION_BYTES_PER_RANK
@@ -298,10 +301,12 @@ def _moe_names(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expert_bits(config: Mapping[str, Any]) -> float:
-    """Stored bits of a routed expert's weight: INT4, MXFP4 (an 8-bit scale for 32 values), FP8, else 16."""
-    quantization = json.dumps(config.get("quantization_config", {})).lower()
+    """Stored bits of a routed expert's weight: Moonshot's INT4 (a 16-bit scale for 32), INT4, MXFP4 (8 for 32), FP8."""
+    found = quantization_of(config) or {}
+    if is_packed_int4(found):
+        return 4.5
     widths = {"int4": 4.0, "fp4": 4.25, "fp8": 8.0}
-    return next((bits for name, bits in widths.items() if name in quantization), 16.0)
+    return next((bits for name, bits in widths.items() if name in json.dumps(found).lower()), 16.0)
 
 
 def _vision_elements(vision: Mapping[str, Any] | None, text_hidden: int) -> int:

@@ -119,7 +119,8 @@ def test_the_recipes_have_no_fault_but_greedy_verification(recipe: str) -> None:
     installed = {"sglang": SGLANG_PINNED, "rocm": "7.2.4", "aiter": "0.1.20", "torch": "2.11.0"}
     found = launch(recipe, **installed)
     concerned = ids(args=found.args, env=found.env, installed=installed)
-    assert set(concerned) <= {"greedy-verify", "custom-all-reduce-race"}
+    assert set(concerned) <= {"greedy-verify", "greedy-verify-0-5-20", "custom-all-reduce-race"}
+    assert ("greedy-verify-0-5-20" in concerned) == (recipe == "agent")  # it asks for sampling, 0.5.20 does not
     assert ("greedy-verify" in concerned) == recipe.startswith("eagle3")
     assert ("custom-all-reduce-race" in concerned) == (recipe in ("w4a16", "w4a8"))  # published, and no known hang
 

@@ -161,6 +161,22 @@ def test_a_directory_is_read_instead_of_the_card(tmp_path: Path) -> None:
     assert plan.verdict.binding is None  # eight times fewer heads: memory binds first
 
 
+def test_kimi_k2_thinking_as_shipped_has_no_tower_and_a_scale_for_32_weights(tmp_path: Path) -> None:
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 32}
+    packed = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"0": {"weights": weights}},
+    }
+    text = KIMI.config["text_config"]
+    ours, parts = target_weights(KIMI, 8), []
+    for config in (text | {"quantization_config": packed}, {"text_config": text | {"quantization_config": packed}}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        parts.append(target_weights(ModelCard.from_directory(tmp_path), 8))
+    assert parts[0] == parts[1] and parts[0]["routed experts"] == ours["routed experts"] * 9 // 8
+    assert set(ours) - set(parts[0]) == {"vision", "expert scales"}
+
+
 @pytest.mark.parametrize("text", [None, "{", '{"num_hidden_layers": 1}'])
 def test_a_bad_directory_is_an_error(tmp_path: Path, text: str | None) -> None:
     if text is not None:
@@ -189,6 +205,32 @@ def test_kimi_plan_as_json() -> None:
     plan = json.loads(result.stdout)
     assert plan["tp"] == 4 and plan["guard"]["limit_tokens"] == 1_048_575  # 16 KV heads a rank: half the tokens
     assert sum(plan["segments"].values()) == plan["hbm_bytes"] == 256 * GIB
+
+
+def test_kimi_plan_compares_gpus_in_one_table_and_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "gpus.png"
+    gpus = ["plan", "eagle3", "--aiter", "0.1.12", "--gpu", "mi300x,mi325x,mi355x"]
+    text = CliRunner().invoke(app, [*gpus, "--output", str(picture)]).output
+    rows = {row[0]: row[1:] for line in text.splitlines() if (row := [cell.strip() for cell in line.split("|")[1:-1]])}
+    assert rows["mi300x"] == ["gfx942", "192", "65.9", "1,332,326", "123", "memory"]
+    assert rows["mi325x"][3:] == ["2,093,740", "194", "memory"]
+    assert rows["mi355x"][3:] == ["1,864,134", "173", "Gluon mla decode"]
+    assert "gfx950: memory only; the recipe is for gfx942" in text and picture.read_bytes().startswith(b"\x89PNG")
+    four = json.loads(CliRunner().invoke(app, [*gpus, "--tp", "4", "--json"]).stdout)
+    assert {plan["gpu"]: plan["kv_tokens"] for plan in four} == {
+        "mi300x": 412_531,
+        "mi325x": 1_048_575,
+        "mi355x": 1_048_575,
+    }
+
+
+def test_mi300x_holds_the_recipe_with_a_chunk_of_8192() -> None:
+    plan = make_plan(
+        (recipe := load_recipe("eagle3-mi300x")), resolve(recipe).args, gpu_by_name("mi300x"), Regime.UNKNOWN
+    )
+    assert plan.tokens == 1_332_326 and plan.segments["reserve"] > 16 * GIB
+    by_itself = plan.segments["activations"] + 8192 * 1.5 * 2**20  # a chunk of 16,384, as SGLang takes it
+    assert 25 * GIB < by_itself < plan.segments["activations"] + plan.segments["reserve"] < 32 * GIB
 
 
 def test_kimi_plan_for_a_fixed_aiter() -> None:
