@@ -62,11 +62,12 @@ def _register() -> None:
     if read_gates(os.environ).check_model_name:
         HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
     if cpu.installed():
-        from .cpu import batch_invariant, fp8_linear, mla_draft  # start-up: torch, and needed on a CPU alone
+        from .cpu import batch_invariant, fp8_kv, fp8_linear, mla_draft  # start-up: torch, and needed on a CPU alone
 
         batch_invariant.register()
         HookRegistry.register(batch_invariant.TARGET, batch_invariant.get_handler, HookType.AROUND)
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
+        HookRegistry.register(fp8_kv.TARGET, fp8_kv.configure_kv_cache_dtype, HookType.AROUND)
         HookRegistry.register(mla_draft.EMBED, mla_draft.set_embed, HookType.REPLACE)
         HookRegistry.register(mla_draft.EMBED_AND_HEAD, mla_draft.set_embed_and_head, HookType.REPLACE)
         cpu.claim_attention_backend()

@@ -1,4 +1,7 @@
-"""The draft that `quantize fp8-draft` makes, served: the same tokens, an accept length like the BF16 draft's."""
+"""Everything that goes into FP8, served: the draft that `quantize fp8-draft` makes, and the KV cache of both models.
+
+The tokens are those of the target alone with the same cache; the accept length is like the BF16 draft's.
+"""
 
 import re
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ from kimi_w4a8_eagle3.engine.process import EngineServer
 
 pytestmark = pytest.mark.server
 QUESTIONS = [p.question for p in tiny.problems("held_out", 20, seed=6)]
+CACHE = "kv-cache-dtype=fp8_e4m3"
 QUANTIZED = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}  # all but fc and lm_head, merged as SGLang does
 
 
@@ -22,23 +26,30 @@ QUANTIZED = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}  # all but fc an
 def fp8(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     folder = tmp_path_factory.mktemp("fp8")
     draft = quantized("fp8-draft", tiny.draft_path(), folder / "draft", "--vllm-exclude")
-    yield from started(tiny_launch(settings=(f"draft.repo={draft}",)), folder)
+    yield from started(tiny_launch(settings=(f"draft.repo={draft}", CACHE)), folder)
 
 
-def ask(server: EngineServer) -> tuple[list[tuple[int, ...]], Acceptance]:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """The target without a draft, with the same cache."""
+    yield from started(tiny_launch(speculate=False, settings=(CACHE,)), tmp_path_factory.mktemp("alone"))
+
+
+def ask(server: EngineServer) -> tuple[list[tuple[int, ...]], Acceptance | None]:
     before = scrape(server.base_url)
     with EngineClient(server.base_url) as client:
         answers = client.chat_all(QUESTIONS, 64, 10)
-    found = acceptance_from_counters(scrape(server.base_url).since(before), 4)
-    assert found is not None
-    return [answer.token_ids for answer in answers], found
+    return [answer.token_ids for answer in answers], acceptance_from_counters(scrape(server.base_url).since(before), 4)
 
 
-def test_the_fp8_draft_changes_no_token_and_is_accepted(fp8: EngineServer, eagle3: EngineServer) -> None:
-    expected, bf16 = ask(eagle3)
-    tokens, ours = ask(fp8)
+def test_fp8_draft_and_cache_change_no_token_of_the_target_and_drafts_are_accepted(
+    fp8: EngineServer, alone: EngineServer, eagle3: EngineServer
+) -> None:
+    (expected, none), (_, bf16), (tokens, ours) = ask(alone), ask(eagle3), ask(fp8)
     assert tokens == expected and all(expected)
-    assert ours.length == pytest.approx(bf16.length, rel=0.05)
+    assert none is None and bf16 is not None and ours is not None
+    # The caches round differently, so some texts differ: the mean of 300 steps has a standard error of 2 %.
+    assert ours.length == pytest.approx(bf16.length, rel=0.1)
 
 
 def test_its_layers_were_multiplied_in_fp8(fp8: EngineServer) -> None:

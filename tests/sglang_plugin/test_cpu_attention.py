@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kimi_w4a8_eagle3.sglang_plugin.cpu import attention
+from kimi_w4a8_eagle3.sglang_plugin.cpu import attention, fp8_kv
 
 POOL_SLOTS, MAX_LEN = 512, 320
 
@@ -116,3 +116,34 @@ def test_what_the_models_do_not_use_is_refused(option):
     values = {"logit_cap": 0.0, "is_cross_attn": False, "sliding_window": 0, "sinks": None, "tree_mask": None}
     with pytest.raises(NotImplementedError):
         attention._require_plain(**{**values, **option})
+
+
+def test_an_fp8_cache_is_rounded_when_it_is_written_and_read_as_it_is():
+    lengths = torch.tensor([9, 1, 17])
+    wide, _, table, pool = paged(3, lengths.tolist(), 1, 12, 8, latent=True)
+    loc = torch.tensor([int(table[row, length - 1]) for row, length in zip(pool, lengths, strict=True)])
+    q, key = torch.randn(3, 4, 12), torch.randn(3, 1, 12)
+
+    def decoded(cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(3, 4, 8)
+        attention.decode_attention_cpu(
+            q, cache, cache[..., :8], 1.0, 1.0, out, new, new[..., :8], loc, torch.empty(0), table, pool, lengths, 0.3,
+            0.0, False, 0, None, None,
+        )  # fmt: skip
+        return out
+
+    rounded = wide.to(torch.float8_e4m3fnuz)
+    expected = decoded(rounded.float(), key.to(rounded.dtype).float())
+    assert torch.equal(decoded(rounded, key), expected)
+    assert torch.equal(rounded[loc].float(), key.to(rounded.dtype).float())
+    assert not torch.equal(decoded(wide, key), expected)
+
+
+def test_an_fp8_cache_has_the_format_of_gfx942():
+    def sglang(**args: object) -> tuple[str | None, torch.dtype]:
+        return None, torch.float8_e4m3fn if args["server_args_kv_cache_dtype"] == "fp8_e4m3" else torch.bfloat16
+
+    assert fp8_kv.configure_kv_cache_dtype(sglang, server_args_kv_cache_dtype="auto") == (None, torch.bfloat16)
+    _, dtype = fp8_kv.configure_kv_cache_dtype(sglang, server_args_kv_cache_dtype="fp8_e4m3")
+    stored = torch.tensor([240.0, 248.0, -300.0, 2.0**-10]).to(dtype).float()
+    assert stored[[0, 3]].tolist() == [240.0, 2.0**-10] and stored[1:3].isnan().all()  # as the module says
