@@ -123,7 +123,7 @@ def killed(module: str, sample: int) -> float:
     source, started = Path(PACKAGE, f"{module}.py").read_text(), time.monotonic()
     if not passes(module, ast.parse(source), 600):
         raise SystemExit(f"{module}: without a mutant its tests fail: {' '.join(TESTS[module])}")
-    limit_s = 5 + 4 * (time.monotonic() - started)
+    limit_s = 10 + 2 * (time.monotonic() - started)
     places = range(len(list(mutants(ast.parse(source)))))
     chosen = sorted(random.Random(module).sample(places, min(sample or len(places), len(places))))
     alive = 0

@@ -40,11 +40,12 @@ def ours(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
     slots, columns = tokens * shape.top_k, columns_at_once(kernels, tokens * shape.top_k)
     chunks, rows = -(-shape.hidden // columns), kernels["stage1"].tile_m
     written = slots * shape.hidden * 2
+    by_token = "reduce" not in kernels
     parts = [
         _small("route", tokens * shape.hidden * 3),
         _stage(gpu, shape, tokens, rows, 1),
         _small("quantize2", slots * shape.inter * 5),
-        _stage(gpu, shape, tokens, rows, 2, chunks, written),
+        _stage(gpu, shape, tokens, rows, 2, chunks, 0 if by_token else written, slots if by_token else None),
         _small("reduce", tokens * shape.hidden * 2, chunks, written),
     ]
     return [part for part in parts if part.name in kernels]
@@ -65,15 +66,28 @@ def aiter(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
     ]
 
 
-def _stage(gpu: Gpu, shape: MoeShape, tokens: int, rows: int, number: int, launches: int = 1, slots: int = 0) -> Part:
-    """Stage 1 or 2 with blocks of so many rows; slots: bytes that it writes to the last-level cache."""
+def _stage(
+    gpu: Gpu,
+    shape: MoeShape,
+    tokens: int,
+    rows: int,
+    number: int,
+    launches: int = 1,
+    written: int = 0,
+    reads: float | None = None,
+) -> Part:
+    """Stage 1 or 2 with blocks of so many rows.
+
+    written: bytes of slots, to the last-level cache. reads: how many experts' weights it reads, if not each once.
+    """
     experts, blocks = expected_blocks(shape, tokens, rows)
+    experts, rows = experts if reads is None else reads, max(rows, 16)  # the matrix unit pads to 16
     weights = shape.hidden * shape.inter * (3 - number)  # of one expert: gate and up, or down
     peak = INT8_TOPS_PER_CU * gpu.compute_units * 1e6  # operations a microsecond
     bounds = {
         f"{experts * weights / 2e6:.0f} MB / {STAGE_TB_S[number]} TB/s": experts * weights / 2e6 / STAGE_TB_S[number],
         f"{blocks * rows:.0f} rows by MFMA": 2 * blocks * rows * weights / peak,
-        f"{slots / 1e6:.0f} MB into the cache": slots / 1e6 / CACHE_TB_S,
+        f"{written / 1e6:.0f} MB into the cache": written / 1e6 / CACHE_TB_S,
     }
     bound = max(bounds, key=lambda name: bounds[name])
     fixed = f"{launches} x {STAGE_US[number]} us" if launches > 1 else f"{STAGE_US[number]} us"

@@ -61,7 +61,7 @@ def test_the_engine_counts_exactly_what_its_answers_say(eagle3, client, ops):
     expected = [sum(h[k] for h in histograms if k < len(h)) for k in range(4)]
     after = settled(eagle3.base_url, sum(before) + sum(expected))
     assert [late - early for late, early in zip(after, before, strict=True)] == expected
-    assert sum(after) == Reading.parse(scrape(eagle3.base_url), 0).total("sglang:spec_verify_calls_total")
+    assert sum(after) == Reading.parse(scrape(eagle3.base_url)).total("sglang:spec_verify_calls_total")
 
 
 def test_the_last_minute_is_what_the_answers_say(client, ops):
@@ -70,14 +70,14 @@ def test_the_last_minute_is_what_the_answers_say(client, ops):
     while ops.acceptance("0") != expected and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ops.acceptance("0") == expected
-    reading = Reading.parse(scrape(ops.base_url), 0)
+    reading = Reading.parse(scrape(ops.base_url))
     assert reading.total("kimi_accept_length", replica="0") == pytest.approx(expected.length)
     shares = [reading.total("kimi_accept_rate", replica="0", position=position) for position in "123"]
     assert shares == pytest.approx(list(expected.per_position))
 
 
 def test_the_merged_exposition_is_the_engines_with_a_label(eagle3, ops):
-    engine, merged = parse(scrape(eagle3.base_url)), Reading.parse(scrape(ops.base_url), 0)
+    engine, merged = parse(scrape(eagle3.base_url)), Reading.parse(scrape(ops.base_url))
     for name in ("sglang:generation_tokens_total", "sglang:e2e_request_latency_seconds_count"):
         assert merged.total(name, replica="0") == Reading.of(engine, 0).total(name)
     assert {f.name for f in engine} <= {f.name for f in parse(scrape(ops.base_url))}

@@ -93,6 +93,11 @@ def test_a_small_machine_is_limited_by_memory() -> None:
     assert verdict.max_total_tokens == budget.tokens(0.90) < 2_097_151
 
 
+def test_one_page_is_room_enough() -> None:
+    budget = Budget(hbm_bytes=1000, weight_bytes=420, cell_bytes=30, page_size=16)  # 0.90 leaves exactly 16 tokens
+    assert decide(budget, [], Regime.FIXED64).max_total_tokens == 16
+
+
 def test_no_room_is_an_error() -> None:
     with pytest.raises(KimiError, match="no room"):
         decide(Budget(64 * GIB, 63 * GIB, 74_368), KERNELS, Regime.ABORT)

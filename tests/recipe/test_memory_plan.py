@@ -245,7 +245,6 @@ def test_kimi_plan_for_a_fixed_aiter() -> None:
     ("arguments", "message"),
     [
         (["-r", "eagle3", "--gpu", "mi300"], "did you mean 'mi300x'"),
-        (["-r", "eagle3", "--gpu", "mi300x,mi325x", "--nodes", "2"], "--nodes plans for one GPU"),
         (["-r", "tiny"], "needs no GPU"),
         (["-r", "eagle3", "--gpu", "mi300x", "--tp", "2"], "no room for the KV cache"),
         (["-r", "eagle3", "--output", "map.jpg"], "cannot draw to 'map.jpg'"),

@@ -161,8 +161,8 @@ def test_the_documented_sweep_asks_for_lengths_that_fit_the_model_length() -> No
 
 def test_published_figures_give_the_published_speedups() -> None:
     def speedups(name: str, base: str) -> list[float]:
-        theirs = published.per_gpu(base)
-        return [rate / theirs[concurrency] for concurrency, rate in published.per_gpu(name).items()]
+        rates = published.load(published.PER_GPU)["tok_s_per_gpu"]
+        return [rate / rates[base][concurrency] for concurrency, rate in rates[name].items()]
 
     printed = {BF16: "1.90 1.89 1.81 1.83 1.69", FP8: "2.00 1.90 1.87 1.85 1.76"}
     for name, ratios in printed.items():
