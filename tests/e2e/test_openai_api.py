@@ -7,6 +7,9 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.pictures import asking_about, claiming, showing
+
+from kimi_w4a8_eagle3 import tiny
 
 pytestmark = pytest.mark.server
 
@@ -22,8 +25,8 @@ def stock(eagle3):
         yield made
 
 
-def answer(stock: Any) -> str:
-    done = stock.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=96, temperature=0)
+def answer(stock: Any, messages: Any = QUESTION) -> str:
+    done = stock.chat.completions.create(model=MODEL, messages=messages, max_tokens=96, temperature=0)
     return done.choices[0].message.content or ""
 
 
@@ -56,7 +59,13 @@ def test_usage_counts_tokens(stock):
     assert done.choices[0].finish_reason == "length"
 
 
+def test_a_number_is_read_off_a_picture(stock):
+    said = [answer(stock, asking_about(number)) for number in (3, 8, 15, 42)]
+    assert [tiny.parse_answer(each) for each in said] == [7, 12, 19, 46]
+
+
 BAD = {
+    "a picture that breaks off": {"json": {"model": MODEL, "messages": [showing(claiming(112, 28), "")]}},
     "broken JSON": {"content": '{"model": "' + MODEL + '", "messages": ['},
     "unknown model": {"json": {"model": "gpt-4", "messages": QUESTION}},
     "too long": {"json": {"model": MODEL, "messages": [{"role": "user", "content": "apples " * 20_000}]}},

@@ -7,6 +7,7 @@ import io
 import random
 import struct
 import zlib
+from typing import Any
 
 from PIL import Image
 
@@ -40,6 +41,21 @@ def claiming(width: int, height: int) -> bytes:
 def picture(data: bytes) -> str:
     """The bytes as a data: URL."""
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def showing(data: bytes, text: str) -> dict[str, Any]:
+    """A chat message with a picture and a text."""
+    shown = {"type": "image_url", "image_url": {"url": picture(data)}}
+    return {"role": "user", "content": [shown, {"type": "text", "text": text}]}
+
+
+def asking_about(number: int) -> list[dict[str, Any]]:
+    """A word problem with its first number in a picture."""
+    # matplotlib's fonts, which most of what needs pictures does without
+    from proof.tiny.digits import picture as drawn
+
+    text = "The picture shows X. Tom has X apples. Tom buys 4 more. How many apples does Tom have now?"
+    return [showing(_saved(drawn(number, random.Random(number), scale=3), "PNG"), text)]
 
 
 def _saved(image: Image.Image, form: str, **options: object) -> bytes:
