@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoProcessor, AutoTokenizer, PretrainedConfig
 
 CONFIG = "preprocessor_config.json"
 
@@ -35,6 +34,8 @@ class TinyKimiProcessor:
     @classmethod
     def from_pretrained(cls, path: str, **options: Any) -> TinyKimiProcessor:
         """Of the checkpoint in the folder `path`."""
+        from transformers import AutoTokenizer  # start-up: seconds, and pictures alone need none of it
+
         config = json.loads((Path(path) / CONFIG).read_text())
         return cls(AutoTokenizer.from_pretrained(path, **options), config["media_proc_cfg"])
 
@@ -87,4 +88,6 @@ class TinyKimiProcessor:
 
 def register() -> None:
     """Let transformers find it for checkpoints that name it, under a configuration that no checkpoint has."""
+    from transformers import AutoProcessor, PretrainedConfig  # start-up: as above
+
     AutoProcessor.register(type("TinyKimiConfig", (PretrainedConfig,), {}), TinyKimiProcessor, exist_ok=True)

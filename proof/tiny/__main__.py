@@ -82,8 +82,7 @@ def tower(
     console = Console()
     with _progress(console) as progress:
         renew_tower(work, progress)
-    for folder in (tiny.target_bf16_path(), tiny.target_path()):
-        console.print(f"{folder.name}: {sight(folder, pictures)}")
+    console.print(sight(tiny.target_path(), pictures))
 
 
 def _progress(console: Console) -> Progress:

@@ -33,10 +33,10 @@ def ink(number: int, rng: random.Random, fonts: tuple[str, ...] = FONTS, scale: 
 
 
 def colours(rng: random.Random) -> tuple[list[int], list[int]]:
-    """Ink and paper that can be told apart."""
+    """Dark ink and light paper."""
     while True:
         one, other = ([rng.randrange(256) for _ in range(3)] for _ in range(2))
-        if abs(sum(one) - sum(other)) > 3 * _CONTRAST:
+        if sum(other) - sum(one) > 3 * _CONTRAST:
             return one, other
 
 

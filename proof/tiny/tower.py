@@ -28,15 +28,18 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+_GRAINS = 256  # patterns of noise, drawn once
+
+
 @dataclass(frozen=True)
 class TowerTraining:
     """How the tower is trained. shapes: drawn once; each step colours a batch of them anew."""
 
     seed: int = 7
-    shapes: int = 40_000
-    steps: int = 4000
+    shapes: int = 10_000
+    steps: int = 2000
     batch: int = 128
-    lr: float = 3e-3
+    lr: float = 4e-3
     warmup: int = 100
     decay: float = 0.5
     noise: float = 0.06  # standard deviation at most, of pixels in [-1, 1]
@@ -170,13 +173,14 @@ def _batches(settings: TowerTraining) -> Iterator[tuple[Tensor, Tensor]]:
     numbers = [rng.randint(0, 10 ** rng.randint(1, PICTURE_TOKENS) - 1) for _ in range(settings.shapes)]
     shapes = torch.from_numpy(np.stack([np.asarray(ink(number, rng)) for number in numbers]))
     digits = torch.tensor([digits_of(number) for number in numbers])
+    grain = torch.randn(_GRAINS, 3, *shapes.shape[1:], generator=generator)
     tints = torch.tensor([colours(rng) for _ in range(settings.shapes)]) / 127.5 - 1  # [shapes, 2, 3]
     while True:
         chosen, tint = (torch.randint(settings.shapes, (settings.batch,), generator=generator) for _ in range(2))
+        rough = torch.randint(_GRAINS, (settings.batch,), generator=generator)
         shown, (one, other) = shapes[chosen, None] / 255, tints[tint, :, :, None, None].unbind(1)
-        pixels = other + shown * (one - other)
-        noise = torch.rand(len(pixels), 1, 1, 1, generator=generator) * settings.noise
-        pixels = pixels + noise * torch.randn(pixels.shape, generator=generator)
+        noise = torch.rand(settings.batch, 1, 1, 1, generator=generator) * settings.noise
+        pixels = other + shown * (one - other) + noise * grain[rough]
         yield patches_of(pixels.clamp(-1, 1)), digits[chosen]
 
 
