@@ -36,11 +36,11 @@ class TowerTraining:
     """How the tower is trained. shapes: drawn once; each step colours a batch of them anew."""
 
     seed: int = 7
-    shapes: int = 10_000
-    steps: int = 2000
-    batch: int = 128
-    lr: float = 4e-3
-    warmup: int = 100
+    shapes: int = 8000
+    steps: int = 1500
+    batch: int = 64
+    lr: float = 5e-3
+    warmup: int = 50
     decay: float = 0.5
     noise: float = 0.06  # standard deviation at most, of pixels in [-1, 1]
 
@@ -171,23 +171,25 @@ def _batches(settings: TowerTraining) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless (patches float32 [batch, 16, 3, 14, 14], digits int64 [batch, 4])."""
     rng, generator = random.Random(settings.seed), torch.Generator().manual_seed(settings.seed)
     numbers = [rng.randint(0, 10 ** rng.randint(1, PICTURE_TOKENS) - 1) for _ in range(settings.shapes)]
-    shapes = torch.from_numpy(np.stack([np.asarray(ink(number, rng)) for number in numbers]))
+    inks = torch.from_numpy(np.stack([np.asarray(ink(number, rng)) for number in numbers]))
+    shapes = patches_of(inks[:, None] / 255)  # [shapes, 16, 1, 14, 14]
     digits = torch.tensor([digits_of(number) for number in numbers])
-    grain = torch.randn(_GRAINS, 3, *shapes.shape[1:], generator=generator)
     tints = torch.tensor([colours(rng) for _ in range(settings.shapes)]) / 127.5 - 1  # [shapes, 2, 3]
+    grain = torch.randn(_GRAINS, shapes.shape[1], 3, *shapes.shape[3:], generator=generator)
     while True:
-        chosen, tint = (torch.randint(settings.shapes, (settings.batch,), generator=generator) for _ in range(2))
-        rough = torch.randint(_GRAINS, (settings.batch,), generator=generator)
-        shown, (one, other) = shapes[chosen, None] / 255, tints[tint, :, :, None, None].unbind(1)
-        noise = torch.rand(settings.batch, 1, 1, 1, generator=generator) * settings.noise
-        pixels = other + shown * (one - other) + noise * grain[rough]
-        yield patches_of(pixels.clamp(-1, 1)), digits[chosen]
+        chosen, tint, rough = (
+            torch.randint(most, (settings.batch,), generator=generator)
+            for most in (settings.shapes, settings.shapes, _GRAINS)
+        )
+        one, other = tints[tint, :, None, :, None, None].unbind(1)
+        noise = torch.rand(settings.batch, 1, 1, 1, 1, generator=generator) * settings.noise
+        yield (other + shapes[chosen] * (one - other)).addcmul_(noise, grain[rough]), digits[chosen]
 
 
 def patches_of(pixels: Tensor) -> Tensor:
-    """Pixels [B, 3, height, width] -> patches [B, h * w, 3, patch, patch]."""
+    """Pixels [B, channels, height, width] -> patches [B, h * w, channels, patch, patch]."""
     side = TowerConfig().patch
-    cut = pixels.unfold(2, side, side).unfold(3, side, side)  # [B, 3, h, w, side, side]
+    cut = pixels.unfold(2, side, side).unfold(3, side, side)  # [B, channels, h, w, side, side]
     return cut.permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
 
 
