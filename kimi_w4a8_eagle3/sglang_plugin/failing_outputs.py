@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 TARGET = f"{_MANAGER}._handle_batch_output"
+ABORT = f"{_MANAGER}._handle_abort_req"
 ABORTED = f"{_MANAGER}._handle_abort_finish_reason"
 
 # What the content of a request can raise. MemoryError and OSError are the machine's.
@@ -28,10 +29,7 @@ _NO_LOGPROBS: dict[str, Any] = {"output_token_logprobs_length": 0} | {
 
 
 async def handle_batch_output(original: Callable[..., Coroutine[Any, Any, None]], manager: Any, recv_obj: Any) -> None:
-    """AROUND hook of `TARGET`, which goes through the requests of a batch: ends the one that raises, goes on behind it.
-
-    Seen with SGLang 0.5.20: a request with logprobs that is aborted before its prefill has None in place of them.
-    """
+    """AROUND hook of `TARGET`, which goes through the requests of a batch: ends the one that raises and goes on."""
     while True:
         try:
             await original(manager, recv_obj)
@@ -41,6 +39,21 @@ async def handle_batch_output(original: Callable[..., Coroutine[Any, Any, None]]
             if at is None:
                 raise
             _end_alone(manager, recv_obj, at, error)
+
+
+def handle_abort(original: Callable[..., None], manager: Any, recv_obj: Any) -> None:
+    """AROUND hook of `ABORT`: an answer whose logprobs cannot be put together ends without them.
+
+    Seen with SGLang 0.5.20: a request with logprobs that is aborted before its prefill has None in place of them.
+    """
+    state = manager.rid_to_state.get(recv_obj.rid)
+    try:
+        original(manager, recv_obj)
+    except OF_CONTENT as error:
+        logger.error("the logprobs of an aborted request raised: %s", recv_obj.rid, exc_info=error)
+        state.obj.return_logprob = False
+        original(manager, recv_obj)
+        state.out_list[-1]["meta_info"].update(_NO_LOGPROBS)
 
 
 def name_status(_: Any, out: dict[str, Any], *__: Any, **___: Any) -> None:
@@ -77,7 +90,7 @@ def _end_alone(manager: Any, recv_obj: Any, at: dict[str, Any], error: Exception
     from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
     from sglang.srt.managers.io_struct import AbortReq
 
-    index, rid, state, waiting = at["i"], at["rid"], at["state"], at["pending_notify"]
+    index, rid, waiting = at["i"], at["rid"], at["pending_notify"]
     recv_obj.rids[: index + 1] = [HEALTH_CHECK_RID_PREFIX] * (index + 1)  # SGLang passes over those it does not know
     reason = recv_obj.finished_reasons[index]
     refused = reason is not None and reason["type"] == "abort"  # the reason that the scheduler gave stays
@@ -85,9 +98,6 @@ def _end_alone(manager: Any, recv_obj: Any, at: dict[str, Any], error: Exception
     if reason is None:
         manager.abort_request(rid)  # the scheduler still works on it
     if rid not in waiting:
-        state.obj.return_logprob = False
         manager._handle_abort_req(AbortReq(rid=rid, finished_reason=reason if refused else reason_of(error)))
-        for out in state.out_list[-1:]:  # none of a health check
-            out["meta_info"].update(_NO_LOGPROBS)
     for each in waiting.values():
         each.event.set()

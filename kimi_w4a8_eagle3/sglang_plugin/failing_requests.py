@@ -60,6 +60,7 @@ def install(registry: Any) -> None:
         f"{_RESULTS}.logprob_result_processor.SchedulerLogprobResultProcessor.add_logprob_return_values": own_part,
         f"{_RESULTS}.output_streamer._GenerationStreamAccumulator.accept": accept,
         failing_outputs.TARGET: failing_outputs.handle_batch_output,
+        failing_outputs.ABORT: failing_outputs.handle_abort,
     }
     missing = [target for target in (*hooks, failing_outputs.ABORTED) if not _exists(target)]
     if missing:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import setproctitle
@@ -41,6 +42,35 @@ _MODULES = (
 _UNUSED = "sklearn"
 
 
+class Holders:
+    """Which modules hold what, so that hooks are applied in one walk through all modules instead of one a hook.
+
+    SGLang's own way is a second of each engine's start.
+    """
+
+    def __init__(self) -> None:
+        self._modules = 0
+        self._of: dict[int, list[tuple[ModuleType, str]]] = {}
+
+    def replace(self, original: object, wrapped: object, source: object) -> int:
+        """`hook_registry._propagate_patch`: `wrapped` wherever a module but `source` holds `original`; how often."""
+        if self._modules != len(sys.modules):
+            self._walk()
+        holders = self._of.get(id(original), ())
+        found = [(each, name) for each, name in holders if each is not source and vars(each).get(name) is original]
+        for module, name in found:
+            setattr(module, name, wrapped)
+        return len(found)
+
+    def _walk(self) -> None:
+        self._modules = len(sys.modules)
+        self._of.clear()
+        for module in [each for each in sys.modules.values() if isinstance(each, ModuleType)]:
+            for name, value in vars(module).items():
+                if callable(value):
+                    self._of.setdefault(id(value), []).append((module, name))
+
+
 def serve(control: socket.socket) -> list[str]:
     """Fork an engine for each request until the other side closes; returns in each engine, with its arguments."""
     supervisor = os.getppid()
@@ -50,6 +80,8 @@ def serve(control: socket.socket) -> list[str]:
         for name in _MODULES:
             importlib.import_module(name)
         _require_one_thread()
+    hook_registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    hook_registry._propagate_patch = Holders().replace
     gc.freeze()  # what no collection touches stays in pages that all engines share
     gc.enable()
     _write_to(os.open(os.devnull, os.O_WRONLY))

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 def _bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls()))
     monkeypatch.setattr(serve_command, "installed_regime", lambda: Regime.UNKNOWN)
+    monkeypatch.setattr(serve_command, "_parsed_by_engine", lambda _: None)  # ten seconds; test_rules.py asks SGLang
 
 
 def serve(*arguments: str):

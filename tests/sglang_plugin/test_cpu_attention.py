@@ -5,7 +5,7 @@ import torch
 
 from kimi_w4a8_eagle3.sglang_plugin.cpu import attention
 
-POOL_SLOTS, MAX_LEN = 64, 24
+POOL_SLOTS, MAX_LEN = 512, 320
 
 
 def naive(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
@@ -72,10 +72,13 @@ def extend(q, k_ext, v_ext, k, v, table, pool, seq_lens, new, out) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("lengths,new", [([9, 4, 17], [4, 4, 4]), ([12, 6, 1], [3, 6, 1]), ([15, 2], [15, 0])])
-@pytest.mark.parametrize("max_scores", [attention._MAX_SCORES, 1])
-def test_extend_is_causal_over_prefix_and_new_tokens(lengths, new, max_scores, monkeypatch):
+@pytest.mark.parametrize(
+    "lengths,new", [([9, 4, 17], [4, 4, 4]), ([12, 6, 1], [3, 6, 1]), ([15, 2], [15, 0]), ([300, 140], [200, 5])]
+)
+@pytest.mark.parametrize("max_scores,queries", [(attention._MAX_SCORES, attention._QUERIES), (1, 3)])
+def test_extend_is_causal_over_prefix_and_new_tokens(lengths, new, max_scores, queries, monkeypatch):
     monkeypatch.setattr(attention, "_MAX_SCORES", max_scores)  # 1: every request in a block of its own
+    monkeypatch.setattr(attention, "_QUERIES", queries)
     k, v, table, pool = paged(len(lengths), lengths, 2, 8, 8, latent=False)
     total = sum(new)
     q, out = torch.randn(total, 4, 8), torch.full((total, 4, 8), float("nan"))

@@ -102,7 +102,7 @@ print(json.dumps({"hooked": len(hooked), "applied": len(set(hooked) & HookRegist
 
 @BOTH
 def test_every_hook_finds_its_place(newest: bool) -> None:
-    assert found(HOOKED, newest) == {"hooked": 13, "applied": 13}
+    assert found(HOOKED, newest) == {"hooked": 14, "applied": 14}
 
 
 DEAD = """
@@ -131,7 +131,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 import msgspec
 from sglang.srt.managers import tokenizer_manager
-from sglang.srt.managers.io_struct import BatchStrOutput, GenerateReqInput
+from sglang.srt.managers.io_struct import AbortReq, BatchStrOutput, GenerateReqInput
 tokenizer_manager.get_serving = lambda: SimpleNamespace(batch_notify_size=16)
 tokenizer_manager.get_spec = lambda: SimpleNamespace(speculative_algorithm=None)
 manager = object.__new__(tokenizer_manager.TokenizerManager)
@@ -142,7 +142,7 @@ vars(manager).update(
     abort_request=sent.append,
 )
 def state(rid, **fields):
-    obj = GenerateReqInput(text="x", rid=rid, return_logprob=rid in ("broken", "refused"), **fields)
+    obj = GenerateReqInput(text="x", rid=rid, return_logprob=rid in ("broken", "refused", "waiting"), **fields)
     obj.log_metrics = False
     # None of candidates is what no request may ask for: SGLang compares it with 0
     obj.top_logprobs_num = None
@@ -159,6 +159,8 @@ async def main():
     zeros = ("prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens", "retraction_counts")
     columns |= {name: [0] * 5 for name in zeros} | {"output_ids": [[7]] * 5, "output_strs": rids, "rids": list(rids)}
     await manager._handle_batch_output(BatchStrOutput(**columns | {"finished_reasons": reasons}))
+    states["waiting"] = state("waiting")
+    manager._handle_abort_req(AbortReq(rid="waiting", finished_reason=refused))  # in no batch yet
     return {
         rid: {
             "outputs": len(each.out_list), "told": each.event.is_set(), "finished": each.finished,
@@ -182,6 +184,7 @@ def test_an_output_that_raises_ends_its_request_and_no_other(newest: bool) -> No
             ("middle", False, "middle", None),
             ("refused", True, "", 400),
             ("last", True, "last", None),
+            ("waiting", True, "", 400),
         )
     }
     assert got["left"] == ["middle"]

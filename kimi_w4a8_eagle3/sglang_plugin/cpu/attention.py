@@ -16,6 +16,8 @@ from .batch_invariant import padded
 _MAX_SCORES = 64 * 1024 * 1024
 # Keys in one sum of products: up to here BLAS adds them one after the other.
 _BLOCK = 128
+# Queries at once: those of a long prompt see few of its keys at first, and their scores stay near the processor.
+_QUERIES = 128
 
 _DECODE = (
     "decode_attention_cpu(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, float k_scale, float v_scale, "
@@ -122,8 +124,12 @@ def extend_attention_cpu(
         position = (lengths - new)[rows].unsqueeze(1) + step
         if not is_causal:
             position = (lengths[rows] - 1).unsqueeze(1).expand_as(position)
-        out = _attend(q_extend[token], k_buffer[slots], v_buffer[slots], position, sm_scale)
-        o_extend[token[valid]] = out[valid].to(o_extend.dtype)
+        k, v = k_buffer[slots], v_buffer[slots]
+        for part in torch.arange(queries).split(_QUERIES):
+            seen = (int(position[:, part].max()) // _BLOCK + 1) * _BLOCK
+            at, real = token[:, part], valid[:, part]
+            out = _attend(q_extend[at], k[:, :seen], v[:, :seen], position[:, part], sm_scale)
+            o_extend[at[real]] = out[real].to(o_extend.dtype)
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, scale: float) -> torch.Tensor:
