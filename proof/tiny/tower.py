@@ -36,8 +36,8 @@ class TowerTraining:
     """How the tower is trained. shapes: drawn once; each step colours a batch of them anew."""
 
     seed: int = 7
-    shapes: int = 8000
-    steps: int = 1500
+    shapes: int = 4000
+    steps: int = 800
     batch: int = 64
     lr: float = 5e-3
     warmup: int = 50
