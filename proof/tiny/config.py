@@ -135,10 +135,14 @@ def text_config_json(config: TargetConfig) -> dict[str, Any]:
 
 
 def target_config_json(config: TargetConfig, tower: TowerConfig) -> dict[str, Any]:
-    """config.json of the Kimi-K2.5 wrapper."""
+    """config.json of the Kimi-K2.5 wrapper.
+
+    `language_model_only` keeps SGLang from asking for an image processor; it loads the tower all the same.
+    """
     return {
         "architectures": ["KimiK25ForConditionalGeneration"],
         "model_type": "kimi_k25",
+        "language_model_only": True,
         "dtype": "bfloat16",
         "tie_word_embeddings": False,
         "pad_token_id": PAD_ID,

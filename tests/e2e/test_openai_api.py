@@ -1,15 +1,21 @@
 """A stock OpenAI client, bad requests, disconnects: the server answers afterwards and keeps nothing."""
 
+import json
+import re
+import shlex
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.pictures import asking_about, claiming, showing
+from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.bench.runs import read_run
+from kimi_w4a8_eagle3.cli import app
 
 pytestmark = pytest.mark.server
 
@@ -25,8 +31,8 @@ def stock(eagle3):
         yield made
 
 
-def answer(stock: Any, messages: Any = QUESTION) -> str:
-    done = stock.chat.completions.create(model=MODEL, messages=messages, max_tokens=96, temperature=0)
+def answer(stock: Any) -> str:
+    done = stock.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=96, temperature=0)
     return done.choices[0].message.content or ""
 
 
@@ -59,13 +65,7 @@ def test_usage_counts_tokens(stock):
     assert done.choices[0].finish_reason == "length"
 
 
-def test_a_number_is_read_off_a_picture(stock):
-    said = [answer(stock, asking_about(number)) for number in (3, 8, 15, 42)]
-    assert [tiny.parse_answer(each) for each in said] == [7, 12, 19, 46]
-
-
 BAD = {
-    "a picture that breaks off": {"json": {"model": MODEL, "messages": [showing(claiming(112, 28), "")]}},
     "broken JSON": {"content": '{"model": "' + MODEL + '", "messages": ['},
     "unknown model": {"json": {"model": "gpt-4", "messages": QUESTION}},
     "too long": {"json": {"model": MODEL, "messages": [{"role": "user", "content": "apples " * 20_000}]}},
@@ -101,3 +101,26 @@ def test_a_client_that_disconnects_frees_its_cache(eagle3, stock):
     else:
         pytest.fail(f"the aborted request still holds its cache: {health}")
     assert answer(stock)
+
+
+def test_a_persons_path_from_the_first_request_to_the_report(eagle3, tmp_path):
+    """README's curl; then `bench` with prompts of one's own and `report`."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    [command] = re.findall(r"^    (curl -s \S+/v1/chat/completions .*?\}')$", readme, re.MULTILINE | re.DOTALL)
+    _, _, url, _, header, _, body = shlex.split(command.replace("\\\n", " "))
+    url = url.replace("http://127.0.0.1:9527", eagle3.base_url)
+    said = httpx.post(url, content=body, headers=[header.split(": ")], timeout=60.0).raise_for_status().json()
+    assert said["choices"][0]["message"]["content"] and said["choices"][0]["finish_reason"] == "stop"
+
+    rows = ({"question": each.question, "answer": "1"} for each in tiny.problems("held_out", 4))
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["bench", "chat", "--base-url", eagle3.base_url, "--prompts-file", str(tmp_path / "mine.jsonl")]
+    done = CliRunner().invoke(app, [*words, "-c", "2", "-n", "4", "--runs", str(tmp_path / "runs")])
+    assert done.exit_code == 0, done.output
+    [folder] = (tmp_path / "runs").iterdir()
+    [found] = read_run(folder).usable
+    assert found.load.completed == 4 and found.acceptance is not None and found.acceptance.length > 1.5
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert done.exit_code == 0, done.output
+    page = (folder / "report/report.html").read_text()
+    assert f"{found.acceptance.length:.2f}" in page and "chat, c=2" in page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, rewrite
+from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, rewrite, seeing
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.findings import Problem
 from kimi_w4a8_eagle3.quark.preflight import preflight
@@ -267,7 +265,7 @@ def without(suffix: str) -> Callable[[dict[str, torch.Tensor]], None]:
 
 @pytest.mark.parametrize(("suffix", "count"), [("", 35), ("blocks.1.wqkv.bias", 1), ("proj.0.weight", 1)])
 def test_a_tower_whose_weights_are_missing(tmp_path: Path, suffix: str, count: int) -> None:
-    folder = Path(shutil.copytree(tiny.target_path(), tmp_path / "seeing"))
+    folder = seeing(tmp_path / "seeing")
     assert preflight(folder).ok
     rewrite(folder, without(suffix))
     problem = only_problem(folder)
@@ -277,7 +275,7 @@ def test_a_tower_whose_weights_are_missing(tmp_path: Path, suffix: str, count: i
 
 
 def test_a_tower_that_is_quantized(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny.target_path(), tmp_path / "seeing"))
+    folder = seeing(tmp_path / "seeing")
     name = "vision_tower.encoder.blocks.0.wqkv.weight"
     rewrite(folder, set_tensor(name, torch.zeros(72, 3, dtype=torch.int32)))
     problem = only_problem(folder)
