@@ -24,7 +24,6 @@ PROGRAM = "kimi-w4a8"  # `kimi-w4a8` alone is Moonshot's own client
 # Name and first line of help, in the order of `--help`. The module has the same name, with underscores; it holds
 # a function of that name, or an `app` with sub-commands of its own.
 COMMANDS = {
-    "demo": "Serve the built-in model with and without EAGLE3, compare texts and speed (about a minute on 2 cores).",
     "check": "Check a checkpoint from its configs, safetensors headers and scales; no weight is loaded.",
     "doctor": "Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.",
     "fetch": "Download checkpoints with resume, a space check first, and every file's digest checked.",
@@ -33,7 +32,7 @@ COMMANDS = {
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
     "chat": "Talk with a server: streamed, thinking dimmed, tool calls run; in a pipe: the answer.",
     "route": "Route requests to replicas on other nodes; a replica with another model or other weights is refused.",
-    "top": "Watch replicas: load, throughput, latencies, acceptance, KV pool, router.",
+    "top": "Watch replicas: phase, load, KV pool, throughput, prefix cache, acceptance.",
     "plan": "Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.",
     "gates": "List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error.",
     "quantize": "Quantize a target or a draft with AMD Quark, shard by shard.",

@@ -121,10 +121,10 @@ def under_load(stage: Stage, inflict: Callable[[], object], allowed: frozenset[O
     row.judge(load.records, allowed)
     running = [record for record in load.records if record.began <= at <= record.ended]
     seen = Counter(record.outcome.value for record in running)
-    row.remark = f"of {len(running)} requests running at the fault {', '.join(f'{n} {o}' for o, n in seen.items())}"
+    row.remark = f"of {len(running)} running {', '.join(f'{n} {o}' for o, n in seen.items())}"
     errors = [record.ended - at for record in load.records if record.outcome is not Outcome.OK]
     if errors:
-        row.remark += f"; last error {max(errors):.1f} s after it"
+        row.remark += f"; last error after {max(errors):.1f} s"
     left = fleet.debris(before)
     row.left = str(left)
     row.expect(not left, f"left behind: {left}")

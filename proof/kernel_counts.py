@@ -10,13 +10,13 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.machine.hardware import SIMDS_PER_CU, Gpu
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.predict.moe_time import INT8_TOPS_PER_CU, expected_blocks
 
 from .gfx942.parser import Kernel
 from .gfx942.stats import KernelStats, analyse
 
 BASELINE = Path(__file__).with_name("kernel_counts.json")
 CLOCK_GHZ = 2.1  # MI300X and MI325X, peak engine clock
-INT8_TOPS_PER_CU = 2614.9 / 304  # data sheet
 
 # Figures that may not grow, and figures that may not shrink, without a review noticing.
 COSTS = (
@@ -115,22 +115,6 @@ class Floors:
     mfma_us: float  # rows as they are
     padded_mfma_us: float  # rows padded to whole blocks
     simd_us: float  # the code's own vector and matrix instructions, spread evenly over all SIMDs
-
-
-def expected_blocks(shape: MoeShape, tokens: int, tile_m: int) -> tuple[float, float]:
-    """(distinct experts, row blocks) when each token takes top_k different experts at random."""
-    p = shape.top_k / shape.num_experts
-    experts, blocks = 0.0, 0.0
-    probability = (1 - p) ** tokens
-    # Binomial terms one from the other; for large batches they underflow at 0 rows, so start from the logarithm.
-    if probability > 1e-250:
-        for rows in range(1, tokens + 1):
-            probability *= (tokens - rows + 1) / rows * p / (1 - p)
-            experts += probability
-            blocks += probability * -(-rows // tile_m)
-    else:
-        experts, blocks = 1.0, tokens * p / tile_m + 0.5
-    return experts * shape.num_experts, blocks * shape.num_experts
 
 
 def floors(gpu: Gpu, shape: MoeShape, tokens: int, stage: int, tile: tuple[int, int], wave: Figures) -> Floors:

@@ -14,18 +14,18 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.machine.hardware import Gpu, gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.predict import moe_time
 
 from .assembly import assembly
 from .gfx942.parser import parse_kernel
 from .kernel_counts import Figures, figures, floors, read_figures, regressions, write_figures
-from .kernel_time import layer
 from .l2_fill import l2_fill
 
 if TYPE_CHECKING:
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 
 LEAST_WIDTH = 150
-ALL_TP, ALL_TOKENS = {8, 4}, {8, 160, 10240}  # what a saved set covers
+ALL_TP, ALL_TOKENS = {8, 4}, {2, 8, 40, 160, 10240}  # what a saved set covers
 COLUMNS = (
     ("mfma", "MFMA"),
     ("valu", "VALU"),
@@ -50,7 +50,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def kernels(
     tp: list[int] = typer.Option([8, 4], "--tp", min=1, help="Tensor-parallel sizes (2048 intermediate channels)."),
-    tokens: list[int] = typer.Option([8, 160, 10240], "--tokens", min=1, help="Batches whose kernels are shown."),
+    tokens: list[int] = typer.Option([2, 8, 40, 160, 10240], "--tokens", min=1, help="Batches that are shown."),
     gpu: str = typer.Option("mi325x", "--gpu", help="GPU of the floors."),
     compare: Path | None = typer.Option(None, "--compare", help="Saved figures; a worse figure is an error."),
     save: Path | None = typer.Option(None, "--save", help="Save the figures for a later --compare."),
@@ -95,9 +95,8 @@ def count_kernels(shape: MoeShape, tokens: int, label: str) -> dict[str, Figures
 
 
 def _name(label: str, kernel: str, config: Any) -> str:
-    if not hasattr(config, "tile_n"):
-        return f"{label} {kernel}" + (f" m{config.tile_m}" if hasattr(config, "tile_m") else "")
-    return f"{label} {kernel} m{config.tile_m} n{config.tile_n} k{config.tile_k}"
+    parts = (f"{axis}{getattr(config, f'tile_{axis}')}" for axis in "mnk" if hasattr(config, f"tile_{axis}"))
+    return " ".join((label, kernel, *parts, *["short"] * getattr(config, "short", False)))
 
 
 def _print_counts(console: Console, found: dict[str, Figures]) -> None:
@@ -110,7 +109,7 @@ def _print_counts(console: Console, found: dict[str, Figures]) -> None:
 def _print_floors(
     console: Console, card: Gpu, shape: MoeShape, tokens: list[int], size: int, found: dict[str, Figures]
 ) -> None:
-    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+    from kimi_w4a8_eagle3.moe.flydsl.backend import ByTokenConfig, FlydslBackend
 
     backend: FlydslBackend = FlydslBackend()
     table = Table("us", "tokens", "weights from HBM", "MFMA", "MFMA padded", "SIMD bound of the code")
@@ -118,6 +117,8 @@ def _print_floors(
         configs = backend.configs(shape, batch)
         for stage in (1, 2):
             config: Any = configs[f"stage{stage}"]
+            if isinstance(config, ByTokenConfig):  # has no blocks of rows
+                continue
             wave = found[_name(f"tp{size}", f"stage{stage}", config)]
             least = floors(card, shape, batch, stage, (config.tile_m, config.tile_n), wave)
             cells = (least.weights_us, least.mfma_us, least.padded_mfma_us, least.simd_us)
@@ -126,12 +127,9 @@ def _print_floors(
 
 
 def _print_times(console: Console, card: Gpu, shape: MoeShape, tokens: list[int], size: int) -> None:
-    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, columns_at_once
-
     table = Table(f"tp{size}, us by the model", "launches", "layer", *KERNELS)
     for batch in tokens:
-        kernels = FlydslBackend().configs(shape, batch)
-        parts = {p.name: p for p in layer(card, shape, batch, kernels, columns_at_once(kernels, batch * shape.top_k))}
+        parts = {part.name: part for part in moe_time.ours(card, shape, batch)}
         total = sum(part.us for part in parts.values()), sum(part.launches for part in parts.values())
         table.add_row(
             str(batch), str(total[1]), f"{total[0]:.0f}", *(f"{parts[n].us:.0f}" if n in parts else "" for n in KERNELS)
@@ -149,7 +147,7 @@ def _print_l2_fill(
         ordered, by_xcd = (FlydslBackend({XCD_GATE: gate}).configs(shape, batch) for gate in (False, True))
         for stage in ("stage1", "stage2"):
             configs: list[Any] = [ordered[stage], by_xcd[stage]]
-            if configs[1].by_xcd:
+            if getattr(configs[1], "by_xcd", False):
                 groups = int(
                     found[_name(f"tp{size}", stage, configs[1])]["waves_per_simd"]
                 )  # of four waves on four SIMDs

@@ -27,7 +27,6 @@ from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
 from kimi_w4a8_eagle3.cli import run
 
 from .load.load import Load, Summary, forbidden, summarize, write_records
-from .load.load_plot import timeline
 from .load.load_questions import known_questions
 from .load.load_request import Outcome, Record
 from .load.served import Event, Leftovers, ServedFleet
@@ -89,13 +88,12 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
         with load:
             phases, detected_s, whole_s, rolling_s = _break_things(fleet, load, console)
         share = _share(fleet)
-        events = fleet.events()
         fleet.stop(signal.SIGTERM)
         left = fleet.leftovers()
     records = load.records
     summaries = [(phase, summarize(records, phase.began, phase.ended)) for phase in phases]
     result = Result(summaries, detected_s, whole_s, rolling_s, share, len(forbidden(records)), left)
-    _write(folder, result, records, events)
+    _write(folder, result, records)
     console.print(_table(result))
     console.print(_verdict(result, folder))
     if not result.good:
@@ -164,16 +162,12 @@ def _share(fleet: ServedFleet) -> dict[str, float]:
     return {name: count / total for name, count in counts.items()} if total else {}
 
 
-def _write(folder: Path, result: Result, records: Sequence[Record], events: Sequence[Event]) -> None:
+def _write(folder: Path, result: Result, records: Sequence[Record]) -> None:
     write_records(folder / "requests.jsonl", records)
     phases = [{**asdict(phase), **asdict(summary)} for phase, summary in result.phases]
     figures = {"phases": phases, "detected_s": result.detected_s, "whole_s": result.whole_s}
     figures |= {"rolling_restart_s": result.rolling_s, "share": dict(result.share), "wrong": result.wrong}
     write_json(folder / "result.json", figures | {"left_behind": str(result.left)})
-    marks = [(event.time, f"{event.source} {event.event}") for event in events if event.event in ("down", "registered")]
-    first, last = result.phases[0][0].began, result.phases[-1][0].ended
-    spans = [(phase.name, phase.began, phase.ended) for phase, _ in result.phases]
-    timeline(folder / "timeline.png", records, first, last, spans, [mark for mark in marks if first <= mark[0] < last])
 
 
 def _table(result: Result) -> Table:
@@ -201,7 +195,7 @@ def _verdict(result: Result, folder: Path) -> Panel:
         f"kill -9 of a replica: noticed after {result.detected_s:.1f} s, replaced after {result.whole_s:.0f} s",
         f"rolling restart of both: {result.rolling_s:.0f} s",
         f"share of the requests by the router's count: {shares or 'not reported'}",
-        f"Timeline: {folder / 'timeline.png'}; everything is in {folder}",
+        f"Everything is in {folder}",
     ]
     return Panel.fit("\n".join(lines), border_style="green" if result.good else "red")
 

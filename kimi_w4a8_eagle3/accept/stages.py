@@ -27,8 +27,7 @@ from ..doctor.runner import examine
 from ..eval import accuracy, lossless, smoke, tasks
 from ..eval.choice import Choice
 from ..eval.harness import Protocol
-from ..fetch.session import Session
-from ..fetch.targets import recipe_targets
+from ..fetch.session import Session, recipe_targets
 from ..gates import BY_NAME, read_gates
 from ..machine.hardware import Machine
 from ..moe.contract import MoeShape
@@ -136,7 +135,7 @@ class Trial:
 
     def _fetch(self, recipes: Sequence[str]) -> Found:
         wanted = list(dict.fromkeys(target for name in recipes for target in recipe_targets(name)))
-        session = Session.start(self.console, Path(constants.HF_HUB_CACHE), None, 8, several=True)
+        session = Session(self.console)
         bad = [each.repo for each in wanted if not session.run(each, verify=False, offline=False)]
         if bad:
             raise KimiError(f"{', '.join(bad)} is not whole", remedy="kimi-w4a8 fetch --verify names the files")

@@ -1,4 +1,4 @@
-"""Writing a file whole: whoever reads it sees the old content or the new one, never half, also after a power cut."""
+"""Files whole, also after a power cut: who reads one sees the old content or the new, never half. And their lines."""
 
 from __future__ import annotations
 
@@ -31,3 +31,12 @@ def write_atomic(path: Path, content: str | bytes, like: Path | None = None) -> 
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 text file, cut at newlines only; raises OSError and UnicodeDecodeError as open does.
+
+    `str.splitlines` would also cut at U+2028 and its like, which answers may contain.
+    """
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return [line.rstrip("\n") for line in file]

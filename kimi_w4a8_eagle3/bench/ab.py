@@ -1,7 +1,7 @@
-"""`kimi-w4a8 bench ab`: two sides, each server in turn, in an order that cancels what drifts.
+"""`kimi-w4a8 bench ab`: two sides or more, each server in turn, in an order that cancels what drifts.
 
 The servers do not run together: eight GPUs hold one, and a second process would disturb the first. With two rounds the
-order is A B B A, so that warming, throttling and a neighbour's load hit both sides alike. Both sides get the same
+order is A B B A, so that warming, throttling and a neighbour's load hit all sides alike. All sides get the same
 prompts, repetition by repetition.
 """
 
@@ -23,14 +23,15 @@ from .workloads import Workload
 class Plan:
     """repeats: measurements of each workload and side; they are spread evenly over `rounds` server starts."""
 
-    sides: tuple[Side, Side]
+    sides: Sequence[Side]
     workloads: Sequence[Workload]
     repeats: int
     rounds: int
 
     def __post_init__(self) -> None:
-        if self.sides[0].name == self.sides[1].name:
-            raise KimiError(f"both sides are {self.sides[0].name}", where="--a, --b", expected="two different sides")
+        names = [side.name for side in self.sides]
+        if same := [name for name in names if names.count(name) > 1]:
+            raise KimiError(f"two sides are {same[0]}", where="--a, --b", expected="different sides")
         if not 1 <= self.rounds <= self.repeats:
             raise KimiError(
                 f"{self.repeats} repetition(s) in {self.rounds} round(s)",
@@ -52,7 +53,7 @@ class Plan:
 
 
 def ab(plan: Plan, texts: Texts, runs: Path, say: Say, settings: list[str], api_key: str | None = None) -> Path:
-    """Measure both sides; returns the run directory. Raises KimiError; what was measured before stays.
+    """Measure all sides; returns the run directory. Raises KimiError; what was measured before stays.
 
     api_key: what this environment makes the servers ask for.
     """

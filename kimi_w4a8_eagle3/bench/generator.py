@@ -84,25 +84,6 @@ def write_conversations(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def run_load(
-    base_url: str,
-    arguments: Sequence[str],
-    num_prompts: int,
-    concurrency: int,
-    output: Path,
-) -> LoadResult:
-    """Send `num_prompts` requests, `concurrency` at a time, and return the generator's figures.
-
-    arguments: further options of `sglang.benchmark.serving` (dataset, lengths, model). output: the JSONL file; what the
-    generator prints goes beside it as `.log`. Raises KimiError when the generator fails or a request did.
-    """
-    counts = ["--num-prompts", str(num_prompts), "--max-concurrency", str(concurrency)]
-    drive(base_url, ["--backend", "sglang", *counts, *arguments], output)
-    result = read_result(output)
-    require_complete(result, num_prompts, output.with_suffix(".log"))
-    return result
-
-
 def generator_command(base_url: str, arguments: Sequence[str], output: Path) -> list[str]:
     """The load generator's command line: SGLang's own program, unchanged but for conversations."""
     program = [sys.executable, *PROGRAM, _WITH_TURNS if AGENT_DATASET[1] in arguments else _GENERATOR]
@@ -113,34 +94,22 @@ def drive(
     base_url: str,
     arguments: Sequence[str],
     output: Path,
-    on_measured: Callable[[], None] | None = None,
+    on_measured: Callable[[], None],
     api_key: str | None = None,
 ) -> None:
     """Run the generator to its end; what it prints goes to `output` with the suffix `.log`.
 
     on_measured is called when the warm-up is over and the measured requests are about to be sent: the generator
-    pauses for a second there. Raises KimiError when it fails, is killed or takes longer than two hours.
+    pauses for a second there. api_key: reaches it by OPENAI_API_KEY and is therefore in no command line or log. Raises
+    KimiError when it fails, is killed or takes longer than two hours.
     """
-    command = generator_command(base_url, arguments, output)
-    run_generator(command, output.with_suffix(".log"), on_measured, api_key)
-
-
-def run_generator(
-    command: Sequence[str],
-    log: Path,
-    on_measured: Callable[[], None] | None = None,
-    api_key: str | None = None,
-) -> None:
-    """Run a load generator's whole `command` to its end; what it prints is appended to `log`. See `drive`.
-
-    api_key: reaches it by OPENAI_API_KEY, which SGLang's and vLLM's read, and is therefore in no command line or log.
-    """
+    command, log = generator_command(base_url, arguments, output), output.with_suffix(".log")
     key = {} if api_key is None else {"OPENAI_API_KEY": api_key}
     deadline = time.monotonic() + _TIMEOUT_S
     with log.open("ab") as file:
         began = file.tell()
         process = start_program(command, key, file)
-    waiting = on_measured
+    waiting: Callable[[], None] | None = on_measured
     try:
         while process.poll() is None:
             if waiting is not None and _WARMED_UP in _appended(log, began):
@@ -175,17 +144,6 @@ def start_program(
         stdout=log,
         stderr=subprocess.STDOUT,
     )
-
-
-def require_complete(result: LoadResult, num_prompts: int, log: Path) -> None:
-    """Raise KimiError unless every one of `num_prompts` requests was answered."""
-    if result.completed != num_prompts:
-        raise KimiError(
-            f"{num_prompts - result.completed} of {num_prompts} requests failed",
-            where=str(log),
-            expected="every request answered",
-            remedy="read the server's log; a run with failed requests is not comparable",
-        )
 
 
 def _appended(log: Path, offset: int) -> bytes:

@@ -57,7 +57,7 @@ class Measurement(BaseModel):
     the run's accept length itself comes from the server's counters over exactly the measured requests.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="ignore")  # earlier versions wrote more
 
     side: str
     workload: Workload
@@ -73,7 +73,6 @@ class Measurement(BaseModel):
     accepted_histogram: list[int] = []
     probes: int = 0
     server: ServerSummary | None = None
-    gpus: int | None = Field(default=None, description="GPUs of the server, where they are known")
     text: Repetition | None = None
     cached: float | None = Field(default=None, description="share of the prompt tokens found in the prefix cache")
     turns: list[Turn] = []

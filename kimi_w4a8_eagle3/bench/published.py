@@ -54,11 +54,6 @@ def reported(recipe: str, point: str) -> tuple[Mapping[str, float], str]:
     return {}, ""
 
 
-def per_gpu(recipe: str) -> dict[int, float]:
-    """Output tokens a second and GPU of a MI355X recipe by concurrency; {} without."""
-    return {int(streams): rate for streams, rate in load(PER_GPU)["tok_s_per_gpu"].get(recipe, {}).items()}
-
-
 def accept_lengths() -> list[AcceptLength]:
     """Of the text behind the published points, which repeats itself, and of text that people write."""
     repeated = [

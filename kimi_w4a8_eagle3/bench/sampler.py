@@ -21,6 +21,7 @@ GAUGES = {
     "queued": "sglang:num_queue_reqs",
     "throughput_tok_s": "sglang:gen_throughput",
     "accept_length": "sglang:spec_accept_length",
+    "draft_steps": "sglang:spec_num_steps",
 }
 # Sums over the requests finished in the window; the first token of a request ends its prefill.
 _SUMS: dict[str, tuple[str, dict[str, str]]] = {
@@ -39,7 +40,7 @@ class ServerSummary:
 
     kv_usage_peak: largest share of the KV pool in use. samples: readings of the gauges (SGLang refreshes them every
     40 decode steps by default, so short runs see few values). forward_s: seconds of forward passes by their mode, which
-    only GPU servers started with ENABLE_METRICS_DEVICE_TIMER report.
+    only GPU servers started with ENABLE_METRICS_DEVICE_TIMER report. draft_steps: mean of those in use.
     """
 
     samples: int
@@ -52,6 +53,7 @@ class ServerSummary:
     prefill_s: float | None
     decode_s: float | None
     forward_s: dict[str, float]
+    draft_steps: float | None = None
 
 
 class Sampler:
@@ -104,7 +106,7 @@ def summarize(first: Reading, last: Reading, readings: Sequence[Mapping[str, flo
         count = added(f"{name}_count", **labels)
         return added(f"{name}_sum", **labels) / count if count > 0 else None
 
-    queued = [reading["queued"] for reading in readings if "queued" in reading]
+    queued, steps = ([each[name] for each in readings if name in each] for name in ("queued", "draft_steps"))
     total, first_token = a_request("total_s"), a_request("first_token_s")
     return ServerSummary(
         samples=len(readings),
@@ -119,6 +121,7 @@ def summarize(first: Reading, last: Reading, readings: Sequence[Mapping[str, flo
         forward_s={
             mode: added(FORWARD_SECONDS, category=mode) for mode in sorted(last.by(FORWARD_SECONDS, "category"))
         },
+        draft_steps=sum(steps) / len(steps) if steps else None,
     )
 
 

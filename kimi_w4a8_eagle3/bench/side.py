@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..base.errors import KimiError
 from ..base.run_dir import RECORD, new_run_dir, record, write_json
@@ -17,39 +16,35 @@ from ..fetch.trusted_code import require_trusted_tokenizer
 from ..fleet import serve as serving
 from ..machine.hardware import Machine
 from ..recipe.launch import Launch, Recipe, load_recipe, render
-from . import vllm_load
 from .measure import Measurement, examine_text, measure
 from .runs import RunResult, RunWriter
 from .subject import Subject, inspect, is_local, require_room
 from .texts import prepare
 from .workloads import CHAT_BACKEND, Point, Workload
 
-PLAIN = "plain"
+VARIANTS = {"plain": Recipe.without_speculation, "adaptive": Recipe.with_adaptive_speculation}
 Say = Callable[[str], None]
-Generator = Literal["sglang", "vllm"]
-Look = Callable[..., Subject]
-Take = Callable[..., Measurement]
 
 
 @dataclass(frozen=True)
 class Side:
-    """A recipe under a name: `eagle3-opt`, or `tiny:plain` for the recipe without its speculation."""
+    """A recipe under a name: `eagle3-opt`; `tiny:plain` has no speculation, `tiny:adaptive` adaptive steps."""
 
     name: str
     recipe: Recipe
 
     @classmethod
     def parse(cls, text: str) -> Side:
-        """Read `RECIPE` or `RECIPE:plain`."""
+        """Read `RECIPE`, `RECIPE:plain` or `RECIPE:adaptive`."""
         name, colon, suffix = text.partition(":")
-        if colon and suffix != PLAIN:
+        if colon and suffix not in VARIANTS:
             raise KimiError(
                 f"unknown suffix {suffix!r} of the recipe {name!r}",
                 where=text,
-                expected=f"RECIPE, or RECIPE:{PLAIN} for the recipe without speculation",
+                expected="RECIPE, RECIPE:plain for it without speculation, or RECIPE:adaptive",
             )
         recipe = load_recipe(name)
-        return cls(text, recipe.without_speculation() if colon else recipe)
+        return cls(text, VARIANTS[suffix](recipe) if colon else recipe)
 
     def launch(self, settings: list[str]) -> Launch:
         """The command, on a free port of this machine."""
@@ -73,39 +68,30 @@ def bench(
     base_url: str | None = None,
     side: Side | None = None,
     settings: list[str] | None = None,
-    generator: Generator = "sglang",
     api_key: str | None = None,
     ops_url: str | None = None,
 ) -> Path:
     """Measure a running server (`base_url`) or one that is started from `side`; returns the run directory.
 
-    With both, the server must serve the recipe's model. generator: whose load generator sends the requests. api_key,
-    ops_url: of the server. Raises KimiError; what was measured before stays, marked incomplete.
+    With both, the server must serve the recipe's model. api_key, ops_url: of the server. Raises KimiError; what was
+    measured before stays, marked incomplete.
     """
     launch = side.launch(settings or []) if side else None
-    look: Look = inspect
-    take: Take = measure
-    read_texts = prepare
-    if generator == "vllm":
-        workload = vllm_load.adapted(workload, own_text=texts != Texts())
-        look, read_texts = vllm_load.inspect_server, vllm_load.prepare_prompts
-        take = partial(vllm_load.measure, gpus=launch.tensor_parallel if launch else None)
+    name = side.name if side else "unknown"
     if base_url is not None:
-        look(base_url, side.name if side else "unknown", launch, api_key, ops_url)  # a wrong address leaves no folder
-        if generator == "sglang" and workload.backend != CHAT_BACKEND:
+        inspect(base_url, name, launch, api_key, ops_url)  # a wrong address leaves no folder
+        if workload.backend != CHAT_BACKEND:
             with EngineClient(base_url, api_key) as client:  # one that keeps /generate for its operator says so now
                 client.generate("one", 1)
     folder = new_run_dir(f"bench-{workload.name}", runs)
-    name = side.name if side else "unknown"
     with recorded(folder, "bench", [name], {name: launch} if launch and base_url is None else {}, base_url) as writer:
-        dataset = read_texts(workload, folder, texts.sharegpt, texts.prompts)
-        examine = generator == "sglang"
+        dataset = prepare(workload, folder, texts.sharegpt, texts.prompts)
         if base_url is not None:
-            subject = look(base_url, name, launch, api_key, ops_url)
-            measure_points(subject, workload, dataset, writer, say, examine=examine, take=take)
+            subject = inspect(base_url, name, launch, api_key, ops_url)
+            measure_points(subject, workload, dataset, writer, say)
         elif side and launch:
-            with running(side, launch, folder / "server.log", say, look, api_key) as subject:
-                measure_points(subject, workload, dataset, writer, say, examine=examine, take=take)
+            with running(side, launch, folder / "server.log", say, api_key) as subject:
+                measure_points(subject, workload, dataset, writer, say)
         else:
             raise KimiError("nothing to measure", where="kimi-w4a8 bench", expected="--base-url URL or --recipe NAME")
     require_usable(writer)
@@ -119,7 +105,7 @@ def recorded(
     """Write the run's record, yield its writer, and mark the result complete or incomplete on the way out."""
     gates = {f"{side}: {name}": value for side, launch in launches.items() for name, value in launch.env.items()}
     facts: dict[str, Any] = {"base_url": base_url, "hardware": _hardware(base_url)}
-    started = {name: asdict(launch) for name, launch in launches.items()}
+    started = {name: launch.described() for name, launch in launches.items()}
     write_json(folder / RECORD, record(kind, started, gates, **facts))
     writer = RunWriter(folder, RunResult.model_validate({"kind": kind, "status": "running", "sides": sides}))
     writer.save()
@@ -138,16 +124,14 @@ def recorded(
 
 
 @contextmanager
-def running(
-    side: Side, launch: Launch, log: Path, say: Say, look: Look = inspect, api_key: str | None = None
-) -> Iterator[Subject]:
+def running(side: Side, launch: Launch, log: Path, say: Say, api_key: str | None = None) -> Iterator[Subject]:
     """The side's server, checked and ready; stopped on the way out."""
     launch = serving.checked(launch)
     say(f"{side.name}: starting the server (log: {log})")
     with serving.engine(launch, log, side.name) as server:
         seconds = server.wait_ready(serving.READY_TIMEOUT_S)
         say(f"{side.name}: ready after {seconds:.0f} s")
-        yield look(server.base_url, side.name, api_key=api_key)
+        yield inspect(server.base_url, side.name, api_key=api_key)
 
 
 def measure_points(
@@ -158,14 +142,13 @@ def measure_points(
     say: Say,
     repetition_index: int = 0,
     examine: bool = True,
-    take: Take = measure,
 ) -> None:
     """Every point of `workload` once; the text is examined at the first point, where one point stands for all."""
     require_room(subject, workload)
     require_trusted_tokenizer(subject.tokenizer)
     for number, point in enumerate(workload.points()):
         say(f"{subject.label}: {_describe(point)}")
-        found = take(subject, point, dataset, writer.folder, repetition_index)
+        found = measure(subject, point, dataset, writer.folder, repetition_index)
         writer.add(found)
         if examine and number == 0 and found.usable:
             writer.replace(found, examine_text(subject, point, dataset, writer.folder, found))

@@ -124,7 +124,6 @@ def _get_json(url: str) -> dict[str, Any]:
             f"HTTP {response.status_code} without server facts",
             where=url,
             expected="an SGLang server",
-            remedy="a vLLM server is measured with --generator vllm",
         )
     return content
 

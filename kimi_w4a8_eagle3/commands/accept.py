@@ -15,9 +15,8 @@ from ..base.run_dir import RECORD, record, write_json
 from ..bench.side import Texts
 from ..door.settings import client_key
 from ..machine.hardware import Machine
-from .bench import signals
 from .eval import requirements
-from .options import RUNS
+from .options import RUNS, signals
 
 _STYLES = {"passed": "green", "failed": "bold red", "not run": "dim"}
 

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
 from ..base.console import table_console
-from ..base.errors import KimiError, UsageError
+from ..base.errors import UsageError
 from ..bench import ab as machinery
 from ..bench.runs import read_run
-from ..bench.side import Generator, Side, Texts, bench
+from ..bench.side import Side, Texts, bench
 from ..bench.workloads import Workload, at_input_lengths, load_workload, with_changes, workload_names
 from ..door.settings import client_key
-from ..fleet.serve import Terminated, signals_raise
+from ..predict.explain import explain
 from ..predict.machine_model import Cluster
-from ..predict.predict import Load, calibrate, check, choices
+from ..predict.predict import Load, adaptive_table, calibrate, check, choices, published_accept_length
 from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.page import write_report
-from ..report.tables import print_choices, print_comparison, print_figures, print_model
-from .inferencex import export_inferencex
-from .options import KEY_FILE, OPS_URL, RUNS, expanded
+from ..report.tables import print_account, print_choices, print_comparison, print_figures, print_model
+from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 
 class _WorkloadGroup(TyperGroup):
@@ -46,7 +43,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Measure a server: `kimi-w4a8 bench con2`, `con40`, or any workload of `kimi-w4a8 bench list`.",
 )
-app.command("export-inferencex")(export_inferencex)
 
 
 @dataclass(frozen=True)
@@ -111,9 +107,6 @@ def run(
     output_len: int | None = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's."),
     settings: list[str] = SETTINGS,
     ops_url: str | None = OPS_URL,
-    generator: str = typer.Option(
-        "sglang", "--generator", help="Whose load generator: sglang, or vllm (`vllm bench serve`, when installed)."
-    ),
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
@@ -126,8 +119,6 @@ def run(
             expected="--base-url URL of a running server, or --recipe NAME to start one",
             remedy="for example --recipe tiny with a tiny-* workload, on any machine",
         )
-    if generator not in get_args(Generator):
-        raise UsageError(f"unknown load generator {generator!r}", where="--generator", expected="sglang or vllm")
     side = Side.parse(recipe) if recipe else None
     with signals(runs):
         folder = bench(
@@ -138,7 +129,6 @@ def run(
             base_url=base_url or None,
             side=side,
             settings=settings,
-            generator=cast(Generator, generator),
             api_key=client_key(api_key_file, os.environ),
             ops_url=ops_url,
         )
@@ -148,11 +138,11 @@ def run(
 @app.command("ab")
 @expanded
 def ab(
-    a: str = typer.Option(..., "--a", help="First side: a recipe, or RECIPE:plain for it without speculation."),
-    b: str = typer.Option(..., "--b", help="Second side."),
+    a: str = typer.Option(..., "--a", help="First side: a recipe, RECIPE:plain (no drafts) or RECIPE:adaptive."),
+    b: list[str] = typer.Option(..., "--b", help="Second side; more with another --b."),
     workload: list[str] = typer.Option(["con2", "con40"], "--workload", "-w", help="May be repeated."),
     repeats: int = typer.Option(4, "--repeats", min=1, help="Measurements of each workload and side."),
-    rounds: int = typer.Option(2, "--rounds", min=1, help="Times each side gets its turn; 2 is the order A B B A."),
+    rounds: int = typer.Option(2, "--rounds", min=1, help="Times each side gets its turn; 2 is A B B A."),
     *,
     load: Changes,
     input_len: list[int] = typer.Option([], "--input-len", help="Sweep: each workload at each of these lengths."),
@@ -160,10 +150,10 @@ def ab(
     runs: Path = RUNS,
     report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
 ) -> None:
-    """Start two sides in turn, measure both alike, and say what differs."""
+    """Start the sides in turn, measure all alike, and say what differs."""
     named = [load.workload(name) for name in dict.fromkeys(workload)]
     works = [each for work in named for each in at_input_lengths(work, input_len)]
-    plan = machinery.Plan((Side.parse(a), Side.parse(b)), works, repeats, rounds)
+    plan = machinery.Plan([Side.parse(each) for each in (a, *b)], works, repeats, rounds)
     with signals(runs):
         folder = machinery.ab(plan, load.texts(), runs, typer.echo, settings, client_key(None, os.environ))
     analysis = Analysis([read_run(folder)], base=a)
@@ -192,17 +182,32 @@ def compare(
 @app.command("predict")
 def predict(
     concurrency: int = typer.Option(40, "--concurrency", "-c", help="Requests in flight."),
-    accept_length: float = typer.Option(3.93, "--accept-length", "-l", help="Known accept length of the text ..."),
+    accept_length: float | None = typer.Option(
+        None, "--accept-length", "-l", help="Known accept length of the text (default: the published one) ..."
+    ),
     steps: int = typer.Option(3, "--steps", min=1, help="... and the number of draft steps at which it is known."),
     input_len: int = typer.Option(10240, "--input-len", help="Tokens of a prompt."),
     output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
+    account: bool = typer.Option(False, "--explain", help="Where the time goes, and what would help."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    adaptive: bool = typer.Option(False, "--adaptive", help="Print the table of draft steps by batch size instead."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Draw predicted against published figures (PNG)."),
 ) -> None:
-    """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps."""
-    load = Load(concurrency, input_len, output_len, steps=steps, accept_length=accept_length)
+    """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps.
+
+    With --adaptive: SGLang's table for options.speculation = "adaptive", up to --steps.
+    """
+    length = published_accept_length(concurrency) if accept_length is None else accept_length
+    load = Load(concurrency, input_len, output_len, steps=steps, accept_length=length)
     cluster = Cluster()
     fit = calibrate(cluster)
+    if adaptive:
+        typer.echo(json.dumps(adaptive_table(steps, fit, cluster), indent=2))
+        return
+    if account:
+        explained = explain(load, fit, cluster)
+        typer.echo(json.dumps(asdict(explained), indent=2)) if as_json else print_account(explained)
+        return
     points = check(fit, cluster)
     found = choices(load, fit, cluster)
     if as_json:
@@ -216,20 +221,3 @@ def predict(
 
         save_model_plot(points, output)
         typer.echo(f"kimi: plot: {output}")
-
-
-@contextmanager
-def signals(runs: Path) -> Iterator[None]:
-    """Signals stop servers and generators cleanly; a full disk is one message."""
-    try:
-        with signals_raise():
-            yield
-    except Terminated as stopped:
-        typer.echo(f"kimi: {stopped} received; servers were stopped; the run directory is marked incomplete", err=True)
-        raise typer.Exit(stopped.exit_code) from None
-    except OSError as error:
-        raise KimiError(
-            f"a file cannot be written: {error.strerror}",
-            where=str(error.filename or runs),
-            remedy="is the disk full? What was measured before stays in the run directory",
-        ) from error

@@ -81,13 +81,12 @@ def answer(client: EngineClient, messages: list[Message], settings: Message, scr
             screen.text(reply.content[said:])
         screen.end(reply, time.monotonic() - began)
         messages.append(reply.message())
-        if not reply.calls:
+        answered = tools.results(messages[-1])
+        if not answered:
             return reply.content
-        for call in reply.message()["tool_calls"]:
-            name, given = call["function"]["name"], call["function"]["arguments"]
-            result = tools.calculate(given) if name == tools.NAME else f"error: no tool is named {name}"
-            screen.line(f"{name}({given}) = {result}", style="cyan")
-            messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": result})
+        for call, result in zip(messages[-1]["tool_calls"], answered, strict=True):
+            screen.line(f"{result['name']}({call['function']['arguments']}) = {result['content']}", style="cyan")
+        messages += answered
     raise KimiError(f"the model still calls tools after {_MOST_ROUNDS} rounds", where=client.base_url)
 
 

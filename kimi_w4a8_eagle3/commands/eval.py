@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +15,7 @@ from ..base.console import table_console
 from ..base.errors import KimiError, UsageError
 from ..door.settings import client_key
 from ..eval.choice import Choice
-from ..fleet.serve import Terminated, signals_raise
-from .options import KEY_FILE, OPS_URL, RUNS, expanded
+from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 if TYPE_CHECKING:
     from ..eval.accuracy import Options
@@ -158,9 +155,9 @@ def tools(
         choice, plan = _resumed(server, kept, earlier), tool_run.plan_of(earlier)
     judging = tool_run.Judging(published, baseline, min_similarity, tokenizer, kept.max_unusable, kept.runs)
     console = table_console()
-    with _interruptible():
+    with signals(kept.runs):
         folder = tool_run.run(choice, plan, judging, console, kept.resume)
-    raise typer.Exit(show.tools(folder, console))
+    raise typer.Exit(show.run(folder, console))
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -209,7 +206,7 @@ def lossless(
     plan = machinery.Plan(prompts, max_tokens, tie_gap, samples, require_sampling=require_sampling, runs=runs)
     console = table_console()
     report: machinery.Report | bits.Report
-    with _interruptible():
+    with signals(runs):
         if exact:
             sides = (
                 [bits.Side(reference, "reference", False), bits.Side(target, "EAGLE3", True)]
@@ -233,7 +230,7 @@ def smoke(
     problems: int = typer.Option(30, "--problems", min=1),
     max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Longest answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
-    min_accept_length: float = typer.Option(1.5, "--min-accept-length", min=1.0, help="Tokens per verify step."),
+    min_accept_length: float = typer.Option(2.0, "--min-accept-length", min=1.0, help="Tokens per verify step."),
     ops_url: str | None = OPS_URL,
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
@@ -247,7 +244,7 @@ def smoke(
     floors = machinery.Floors(
         problems, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
     )
-    with _interruptible():
+    with signals(runs):
         choice = replace(server.choice(api_key_file), ops_url=ops_url)
         folder, state, checks = machinery.run(choice, floors, console, runs)
     lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
@@ -276,17 +273,6 @@ def _accuracy(server: Server, verdict: Verdict, protocol: Protocol, options: Opt
         if options.data_dir is None and earlier["data_dir"]:
             options = replace(options, data_dir=Path(earlier["data_dir"]))
     console = table_console()
-    with _interruptible():
+    with signals(verdict.runs):
         folder = accuracy.run(choice, protocol, options, console, verdict.resume)
-    raise typer.Exit(show.accuracy(folder, console))
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """End cleanly, with every server that was started, on Ctrl-C and SIGTERM."""
-    try:
-        with signals_raise():
-            yield
-    except Terminated as stopped:
-        typer.echo(f"\nkimi: {stopped} received; nothing was left running", err=True)
-        raise typer.Exit(stopped.exit_code) from None
+    raise typer.Exit(show.run(folder, console))

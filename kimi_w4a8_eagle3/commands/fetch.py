@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from huggingface_hub import constants
 
 from ..base.console import table_console
-from ..fetch.session import Session
-from ..fetch.targets import targets
+from ..fetch.session import Session, targets
 
 
 def fetch(
@@ -19,19 +17,19 @@ def fetch(
         str | None, typer.Option("--recipe", "-r", help="Fetch a recipe's target and draft, at its revisions.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit (default: main).")] = None,
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="A plain directory instead of the Hugging Face cache.")
-    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Hash what is here; download nothing.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Ask no one; say what is missing.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Files that travel at once.")] = 8,
 ) -> None:
-    """Download checkpoints with resume, a space check first, and every file's digest checked."""
-    wanted = targets(repos or [], recipe, revision, directory)
+    """Download checkpoints with resume, a space check first, and every file's digest checked.
+
+    They lie in the Hugging Face cache, which HF_HOME names.
+    """
+    wanted = targets(repos or [], recipe, revision)
     if not wanted:
         print(f"recipe {recipe}: its models are built in or local; there is nothing to fetch")
         return
-    session = Session.start(table_console(), Path(constants.HF_HUB_CACHE), directory, jobs, len(wanted) > 1)
+    session = Session(table_console(), jobs)
     offline = offline or constants.HF_HUB_OFFLINE
     try:
         done = [session.run(target, verify=verify, offline=offline) for target in wanted]

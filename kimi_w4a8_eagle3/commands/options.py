@@ -1,8 +1,9 @@
-"""Options that commands share, one by one and in groups: a dataclass of options is one parameter of a command."""
+"""What commands share: options one by one and in groups (a dataclass is one parameter of a command), how they end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -11,7 +12,8 @@ from typing import Any, get_type_hints
 
 import typer
 
-from ..base.errors import UsageError
+from ..base.errors import KimiError, UsageError
+from ..base.signals import Terminated, signals_raise
 
 RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
 RECIPE_NAME = typer.Argument(None, metavar="RECIPE", help="Name of a packaged recipe, or a TOML file.")
@@ -49,3 +51,22 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+@contextmanager
+def signals(runs: Path) -> Iterator[None]:
+    """Signals stop servers and generators cleanly; a full disk is one message."""
+    try:
+        with signals_raise():
+            yield
+    except Terminated as stopped:
+        typer.echo(
+            f"kimi: {stopped} received; what was started is stopped; the run directory is not complete", err=True
+        )
+        raise typer.Exit(stopped.exit_code) from None
+    except OSError as error:
+        raise KimiError(
+            f"a file cannot be written: {error.strerror}",
+            where=str(error.filename or runs),
+            remedy="is the disk full? What was measured before stays in the run directory",
+        ) from error

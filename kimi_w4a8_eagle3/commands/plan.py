@@ -1,10 +1,9 @@
-"""`plan`: what a recipe takes of each GPU's memory, what the page-offset guard makes of it, what N nodes give."""
+"""`plan`: what a recipe takes of each GPU's memory, what the page-offset guard makes of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,31 @@ from ..base.console import table_console
 from ..base.errors import KimiError, UsageError
 from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
-from ..predict.nodes import INPUT_LEN, LOAD_S, OUTPUT_LEN, NodePlan, make_node_plan
 from ..recipe.launch import load_recipe, resolve
 from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan
 from .options import RECIPE, RECIPE_NAME, one_recipe
 
-GB = 1e9
+INPUT_LEN, OUTPUT_LEN = 10240, 512  # the published workload
 FRACTIONS = (0.80, 0.85, 0.90)
 
 
 def plan(
     name: str | None = RECIPE_NAME,
     recipe: str | None = RECIPE,
-    gpu: str = typer.Option("", "--gpu", help="mi308x, mi300x, mi325x, mi350x or mi355x; default: this machine's."),
+    gpu: str = typer.Option(
+        "", "--gpu", help="mi308x, mi300x, mi325x, mi350x or mi355x, several with commas; default: this machine's."
+    ),
     tp: int = typer.Option(0, "--tp", min=0, help="GPUs to split over; default: the recipe's."),
     settings: list[str] = typer.Option([], "--set", help="KEY=VALUE as for `kimi-w4a8 serve`."),
     model: Path | None = typer.Option(None, "--model", help="Read the target's config.json in this directory."),
     draft: Path | None = typer.Option(None, "--draft", help="Read the draft's config.json in this directory."),
     aiter: str = typer.Option("", "--aiter", help="Plan for this AITER version instead of the installed one."),
-    nodes: int | None = typer.Option(None, "--nodes", min=1, help="Plan N nodes, one replica on each."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Draw a stacked bar to this .png or .svg file."),
 ) -> None:
     """Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.
 
-    With --nodes: what N nodes give, what is left when one is away, and what they load. Needs no GPU.
+    With --gpu A,B: one row for each. Needs no GPU.
     """
     if tp:
         settings = [*settings, f"tp-size={tp}"]
@@ -48,28 +47,27 @@ def plan(
     machine = Machine.detect()
     if aiter:
         machine = replace(machine, installed={**machine.installed, "aiter": aiter})
-    found = gpu_by_name(gpu) if gpu else machine.gpu
-    if found is None and chosen.hardware.reference:
-        found = gpu_by_name(chosen.hardware.reference)
-    if found is None:
+    found = [gpu_by_name(each) for each in gpu.split(",")] if gpu else [machine.gpu] if machine.gpu else []
+    if not found and chosen.hardware.reference:
+        found = [gpu_by_name(chosen.hardware.reference)]
+    if not found:
         raise UsageError(f"the recipe {chosen.name!r} needs no GPU: there is no GPU memory to plan", where="--recipe")
-    result = make_plan(
-        chosen,
-        args,
-        found,
-        detect_regime(aiter) if aiter else installed_regime(),
-        ModelCard.from_directory(model) if model else None,
-        ModelCard.from_directory(draft) if draft else None,
-    )
+    regime = detect_regime(aiter) if aiter else installed_regime()
+    cards = [ModelCard.from_directory(path) if path else None for path in (model, draft)]
+    plans = [make_plan(chosen, args, each, regime, *cards) for each in found]
     if output is not None:
-        _draw(result, output)
-    several = None if nodes is None else make_node_plan(result, chosen, args, nodes)
-    faults = resolved.faults(machine, found)
+        _draw(plans, output)
+    if len(plans) > 1:
+        if as_json:
+            typer.echo(json.dumps([as_dict(each) for each in plans], indent=2))
+        else:
+            _compare(plans, chosen.hardware.arch)
+        return
+    result = plans[0]
+    faults = resolved.faults(machine, result.gpu)
     if as_json:
         content = as_dict(result) | {"known_faults": [fault.model_dump(exclude_defaults=True) for fault in faults]}
-        typer.echo(json.dumps(content | ({"nodes": nodes_as_dict(several)} if several else {}), indent=2))
-    elif several:
-        _print_nodes(several)
+        typer.echo(json.dumps(content, indent=2))
     else:
         _print(result)
         if args.get("mem-fraction-static") == "auto":
@@ -122,31 +120,23 @@ def as_dict(plan: MemoryPlan) -> dict[str, Any]:
     return content
 
 
-def nodes_as_dict(plan: NodePlan) -> dict[str, Any]:
-    """The plan of several nodes as plain data; sizes in bytes, rates in bytes or tokens a second."""
-    rate, down = plan.rate, plan.nodes - 1
-    return {
-        "count": plan.nodes,
-        "kv_tokens": plan.nodes * plan.kv_tokens,
-        "requests": plan.nodes * plan.requests,
-        "output_tok_s_upper_bound": rate and plan.nodes * rate.tok_s,
-        "concurrency_per_node": plan.concurrency,
-        "published_per_node": rate and asdict(rate),
-        "imbalance": plan.imbalance and asdict(plan.imbalance),
-        "prefix_cache": plan.prefix_cache,
-        "one_node_away": {
-            "kv_tokens": down * plan.kv_tokens,
-            "requests": down * plan.requests,
-            "output_tok_s_upper_bound": rate and down * rate.tok_s,
-            "concurrency_per_node": plan.one_down_concurrency,
-            "tpot_ratio": plan.one_down_tpot_ratio,
-        },
-        "checkpoint_bytes": plan.checkpoint_bytes,
-        "read_bytes": plan.checkpoint_bytes and plan.nodes * plan.checkpoint_bytes,
-        "load_seconds": LOAD_S,
-        "shared_storage_bytes_per_s": plan.load_bandwidth,
-        "shm_bytes_per_node": plan.shm_bytes,
-    }
+def _compare(plans: list[MemoryPlan], archs: list[str]) -> None:
+    console = table_console(soft_wrap=True)
+    table = Table(title=f"{plans[0].recipe}, TP {plans[0].tp}: one GPU of each")
+    for name in ("", "arch", "HBM GiB", "weights GiB", "KV tokens", f"requests {INPUT_LEN:,}+{OUTPUT_LEN}", "limit"):
+        table.add_column(name, justify="left" if name in ("", "arch", "limit") else "right")
+    for plan in plans:
+        sizes = f"{plan.gpu.hbm_gib:.0f}", f"{plan.budget.weight_bytes / 2**30:.1f}", f"{plan.tokens:,}"
+        requests = str(plan.requests(INPUT_LEN, OUTPUT_LEN))
+        table.add_row(plan.gpu.name, plan.gpu.arch, *sizes, requests, _limit(plan))
+    console.print(table)
+    other = sorted({plan.gpu.arch for plan in plans} - set(archs))
+    if other:
+        console.print(f"{', '.join(other)}: memory only; the recipe is for {', '.join(archs)}")
+
+
+def _limit(plan: MemoryPlan) -> str:
+    return plan.verdict.binding.name if plan.verdict.binding else "memory"
 
 
 def _print(plan: MemoryPlan) -> None:
@@ -173,7 +163,7 @@ def _print(plan: MemoryPlan) -> None:
         console.print(f"  {kernel.name} ({kernel.row_elements:,} elements a row): {reach}")
     console.print(
         f"guard: AITER {verdict.regime.value}; --mem-fraction-static {verdict.fraction:g} "
-        f"--max-total-tokens {verdict.max_total_tokens} ({verdict.binding.name if verdict.binding else 'memory'} binds)"
+        f"--max-total-tokens {verdict.max_total_tokens} ({_limit(plan)} binds)"
     )
     for row in as_dict(plan)["fractions"]:
         state = "fits" if row["safe"] else "OVERFLOWS"
@@ -184,96 +174,30 @@ def _print(plan: MemoryPlan) -> None:
         )
 
 
-def _print_nodes(plan: NodePlan) -> None:
-    console = table_console(soft_wrap=True)
-    counts = {"one node": 1}
-    if plan.nodes > 1:
-        counts |= {f"{plan.nodes} nodes": plan.nodes, "one of them away": plan.nodes - 1}
-    table = Table(title=f"{plan.recipe}, one replica on each node of {plan.gpus}x {plan.gpu}")
-    table.add_column("", no_wrap=True)
-    for name in counts:
-        table.add_column(name, justify="right")
-    rows: dict[str, float] = {
-        "KV tokens": plan.kv_tokens,
-        f"requests of {INPUT_LEN:,}+{OUTPUT_LEN} that fit": plan.requests,
-    }
-    if plan.rate is not None:
-        rows[f"output tok/s at {plan.concurrency} a node, at most"] = plan.rate.tok_s
-    for row, value in rows.items():
-        table.add_row(row, *(f"{value * count:,.0f}" for count in counts.values()))
-    console.print(table)
-    for line in _about_nodes(plan):
-        console.print(line, markup=False)
-
-
-def _about_nodes(plan: NodePlan) -> Iterator[str]:
-    """What the table's figures are worth, and what the nodes need; one line each."""
-    if plan.rate is None:
-        yield "output rate: none is published for this recipe"
-    else:
-        yield f"output rate: {plan.rate.tok_s:,.0f} tok/s is published for one node ({plan.rate.source})"
-    if plan.nodes > 1:
-        yield from _about_routing(plan)
-        yield (
-            f"one node away (failed, or in a rolling restart): {plan.concurrency} requests a node become "
-            f"{plan.one_down_concurrency:.0f} on each other{_slower(plan.one_down_tpot_ratio)}"
-        )
-        minutes = LOAD_S // 60
-        yield f"rolling restart: one node at a time, {plan.nodes} x {minutes} minutes if a load takes {minutes}"
-    if plan.checkpoint_bytes is None or plan.load_bandwidth is None:
-        yield "weights: the checkpoints' sizes are not known here; `kimi-w4a8 fetch` shows them"
-        return
-    size, bandwidth = plan.checkpoint_bytes / GB, plan.load_bandwidth / GB
-    yield (
-        f"weights: {size:,.0f} GB a copy; one on each node's own disk is {plan.nodes * size:,.0f} GB; one on shared "
-        f"storage must come at {bandwidth:.2f} GB/s for all nodes to load together in {LOAD_S // 60} minutes"
-    )
-    yield (
-        f"host memory of a node: {size:,.0f} GB of page cache, so that {plan.gpus} ranks read the files once between "
-        f"them, beside {plan.shm_bytes / 2**30:.0f} GiB of shared memory and the processes"
-    )
-
-
-def _about_routing(plan: NodePlan) -> Iterator[str]:
-    if plan.engine != "sglang":
-        yield f"routing: `kimi-w4a8 route` takes SGLang replicas; {plan.engine} ones need another balancer"
-        return
-    yield "routing: times nodes is an upper bound, measured by nobody; the router's own time comes on top"
-    if plan.imbalance is not None:
-        yield (
-            f"  imbalance: its thresholds allow {plan.imbalance.most:.0f} requests on one node beside "
-            f"{plan.imbalance.least:.0f} on each other{_slower(plan.imbalance.tpot_ratio)}"
-        )
-    if plan.prefix_cache:
-        yield "  prefix cache: one a node; what the balance moves to another node is computed again there"
-    else:
-        yield "  prefix cache: off in this recipe, so that routing cannot cost hits"
-
-
-def _slower(ratio: float | None) -> str:
-    return "" if ratio is None else f", TPOT x{ratio:.2f} there (the model of `kimi-w4a8 bench predict`)"
-
-
-def _draw(plan: MemoryPlan, path: Path) -> None:
-    """One stacked horizontal bar; parts below 1 % of the memory are labelled in the legend only."""
+def _draw(plans: list[MemoryPlan], path: Path) -> None:
+    """One stacked horizontal bar for each GPU; parts below 4 % of the memory are in the legend only."""
     from matplotlib import colormaps  # optional: matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Figure(figsize=(11, 2.8 + 0.8 * len(plans)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    left = 0.0
-    for number, (part, size) in enumerate(plan.segments.items()):
-        gib = size / 2**30
-        color = (0.88, 0.88, 0.88, 1.0) if part == "reserve" else colormaps["tab20"](number)
-        axes.barh(0, gib, left=left, color=color, edgecolor="white", label=f"{part} {gib:.1f}")
-        if gib > 0.04 * plan.gpu.hbm_gib:
-            axes.text(left + gib / 2, 0, f"{gib:.0f}", ha="center", va="center", fontsize=9)
-        left += gib
-    axes.set(xlim=(0, plan.gpu.hbm_gib), yticks=[], xlabel="GiB of one GPU")
-    limit = f"KV pool {plan.tokens:,} tokens" + (" (int32 page offset)" if plan.verdict.binding else " (memory)")
-    axes.set_title(f"{plan.recipe} on {plan.gpu.name}, TP {plan.tp}: {limit}", fontsize=11)
+    widest = max(plan.gpu.hbm_gib for plan in plans)
+    for row, plan in enumerate(plans):
+        left = 0.0
+        for number, (part, size) in enumerate(plan.segments.items()):
+            gib = size / 2**30
+            color = (0.88, 0.88, 0.88, 1.0) if part == "reserve" else colormaps["tab20"](number)
+            label = f"{part} {gib:.1f}" if len(plans) == 1 else part if row == 0 else None
+            axes.barh(row, gib, left=left, color=color, edgecolor="white", label=label)
+            if gib > 0.04 * widest:
+                axes.text(left + gib / 2, row, f"{gib:.0f}", ha="center", va="center", fontsize=9)
+            left += gib
+    pools = [f"{plan.gpu.name}\n{plan.tokens:,} tokens\n({_limit(plan)})" for plan in plans]
+    axes.set(xlim=(0, widest), yticks=range(len(plans)), yticklabels=pools, xlabel="GiB of one GPU")
+    axes.invert_yaxis()
+    axes.set_title(f"{plans[0].recipe}, TP {plans[0].tp}: memory and KV pool", fontsize=11)
     figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"cannot draw to {path.name!r}", where="--output", expected="a .png, .svg or .pdf file")

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 top`: a live view of one server or of a fleet behind its router."""
+"""`kimi-w4a8 top`: a live table of the replicas behind an ops endpoint."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..ops.top import run
 
 
 def top(
-    url: Annotated[str, typer.Argument(help="The ops endpoint, or an SGLang server.")] = "http://127.0.0.1:9528",
+    url: Annotated[str, typer.Argument(help="The ops endpoint.")] = "http://127.0.0.1:9528",
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table of one interval, and end.")] = False,
 ) -> None:
-    """Watch replicas: load, throughput, latencies, acceptance, KV pool, router."""
+    """Watch replicas: phase, load, KV pool, throughput, prefix cache, acceptance."""
     try:
         run(url, interval, once)
     except KeyboardInterrupt:  # the way to leave it

@@ -1,4 +1,4 @@
-"""What the machine says about its GPUs, from the kernel and from amd-smi, asked once and shared by the checks."""
+"""What the machine says about its GPUs, read from the kernel once and shared by the checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ..machine.hardware import Machine
 from ..machine.installed import ROCM, installed_versions
 from .needs import Needs
 from .probe import Probe
-from .smi import Smi, SmiGpu, parse_amd_smi
 
 AMD = "0x1002"
 ACCELERATOR_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # display controllers and processing accelerators
@@ -39,30 +38,14 @@ class Facts:
         return Machine.detect(self.probe.root / "sys")
 
     @cached_property
-    def amd_smi(self) -> Smi | None:
-        """What amd-smi says; None without it."""
-        # Without section options: their set differs between releases, bare metal and virtual machines.
-        static = self.probe.run(["amd-smi", "static", "--json"])
-        if static.missing or static.timed_out:
-            return None
-        memory = self.probe.run(["amd-smi", "metric", "--mem-usage", "--json"])
-        version = self.probe.run(["amd-smi", "version", "--json"])
-        return parse_amd_smi(static.text, memory.text, version.text)
-
-    @cached_property
     def rocm(self) -> str | None:
         """The version of the ROCm user space; None without one."""
-        return self.probe.read(ROCM) or (self.amd_smi.rocm if self.amd_smi else None)
+        return self.probe.read(ROCM)
 
     @cached_property
     def installed(self) -> dict[str, str]:
         """Package -> version."""
         return installed_versions(self.probe.package, self.rocm or "")
-
-    @property
-    def smi_gpus(self) -> tuple[SmiGpu, ...]:
-        """The GPUs that amd-smi sees; none without it."""
-        return self.amd_smi.gpus if self.amd_smi else ()
 
     @cached_property
     def pci_count(self) -> int:
@@ -73,38 +56,25 @@ class Facts:
 
     @cached_property
     def archs(self) -> list[str]:
-        """Architecture of each GPU: from the kernel, else from amd-smi."""
-        if self.machine.devices:
-            return [device.arch for device in self.machine.devices]
-        return [gpu.arch for gpu in self.smi_gpus if gpu.arch]
+        """Architecture of each GPU."""
+        return [device.arch for device in self.machine.devices]
 
     @cached_property
     def count(self) -> int:
         """How many GPUs this process can use."""
-        return len(self.machine.devices) or len(self.smi_gpus)
+        return len(self.machine.devices)
 
     @cached_property
     def memory(self) -> list[GpuMemory]:
-        """HBM of each GPU: from the kernel, else from amd-smi; empty when nobody says."""
+        """HBM of each GPU; empty when the driver does not say it of all."""
         found = [self._sysfs_memory(device.pci) for device in self.machine.devices]
-        if found and all(found):
-            return [memory for memory in found if memory]
-        known = [GpuMemory(gpu.total, gpu.used) for gpu in self.smi_gpus if gpu.total and gpu.used is not None]
-        return known if len(known) == len(self.smi_gpus) else []
+        return [memory for memory in found if memory] if all(found) else []
 
     @cached_property
     def numa_nodes(self) -> list[int] | None:
         """The `--numa-node` list: one NUMA node for each GPU the recipe uses, in HIP's order."""
         count = self.needs.gpus or self.count
-        if not count:
-            return None
-        if (nodes := self.machine.numa_nodes(count)) is not None:
-            return nodes
-        # amd-smi numbers GPUs by PCI address, HIP by the kernel's order: usable only by address.
-        by_pci = {gpu.pci: gpu.numa for gpu in self.smi_gpus if gpu.pci and gpu.numa is not None}
-        found = [by_pci.get(device.pci) for device in self.machine.devices[:count]]
-        complete = len(found) == count and all(node is not None for node in found)
-        return [node for node in found if node is not None] if complete else None
+        return self.machine.numa_nodes(count) if count else None
 
     def hub_problem(self, repo: str, revision: str) -> KimiError | None:
         """Why the Hub does not give a repository; None if it does. A Hub that does not answer is asked once."""

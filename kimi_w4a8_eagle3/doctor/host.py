@@ -1,12 +1,17 @@
-"""Checks of the host: ROCm, driver, NUMA, shared memory, devices, limits."""
+"""Checks of the host: ROCm, driver, NUMA, shared memory, devices, limits, what runs already."""
 
 from __future__ import annotations
+
+import re
 
 from .facts import Facts
 from .needs import GIB
 from .result import Result, fail, ok, skip, warn
 
 NOFILE_MINIMUM = 65_536
+# SGLang and vLLM rename their workers (`sglang::scheduler_TP0`, `VLLM::Worker_TP0`).
+ENGINE = re.compile(r"sglang[.:]|sglang serve|vllm serve|vllm\.entrypoints|VLLM::", re.IGNORECASE)
+SHOWN = 4
 
 
 def rocm(facts: Facts) -> Result:
@@ -22,7 +27,7 @@ def driver(facts: Facts) -> Result:
     """The amdgpu kernel driver."""
     if not facts.needs.on_gpu:
         return skip("driver", "not needed on a CPU")
-    version = facts.probe.read("sys/module/amdgpu/version") or (facts.amd_smi.driver if facts.amd_smi else None)
+    version = facts.probe.read("sys/module/amdgpu/version")
     if version:
         return ok("driver", f"amdgpu {version}")
     if not facts.pci_count:
@@ -49,18 +54,9 @@ def numa(facts: Facts) -> Result:
     if needs.numa is not None and needs.numa != nodes:
         fixed = " ".join(map(str, needs.numa))
         return warn("numa", f"{found}, but the recipe has {fixed}", "set numa-node = auto in the recipe")
-    if _contradicts(facts, nodes):
-        return warn("numa", f"{found} by sysfs, amd-smi says otherwise", "check the BIOS; compare both lists")
     if needs.environment.get("SGLANG_NUMA_BIND_V2") == "1" and not facts.probe.has_program("numactl"):
         return warn("numa", f"{found}, but numactl is missing and SGLang binds with it", "install the package numactl")
     return ok("numa", found)
-
-
-def _contradicts(facts: Facts, nodes: list[int]) -> bool:
-    """Whether amd-smi puts a GPU, known by its PCI address, on another node than `nodes` does."""
-    said = {gpu.pci: gpu.numa for gpu in facts.smi_gpus if gpu.pci and gpu.numa is not None}
-    pairs = zip(facts.machine.devices, nodes, strict=False)
-    return any(said.get(device.pci, node) != node for device, node in pairs)
 
 
 def numa_balancing(facts: Facts) -> Result:
@@ -134,3 +130,32 @@ def nofile(facts: Facts) -> Result:
     if limit is None or limit >= wanted:
         return ok("nofile", "unlimited" if limit is None else str(limit))
     return warn("nofile", f"{limit}, {wanted} wanted", f"ulimit -n {wanted}; docker: --ulimit nofile={wanted}")
+
+
+def port(facts: Facts) -> Result:
+    """The server's port is free."""
+    needs = facts.needs
+    problem = facts.probe.port_problem(needs.host, needs.port)
+    if problem:
+        return fail("port", problem, "stop that process, or choose another port with --port")
+    return ok("port", f"{needs.port} on {needs.host} is free")
+
+
+def processes(facts: Facts) -> Result:
+    """No engine is left from an earlier run; it would hold memory, ports or shared memory."""
+    found = [process for process in facts.probe.processes() if _is_engine(process.command)]
+    if not found:
+        return ok("processes", "no other engine runs")
+    numbers = [str(process.pid) for process in found]
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    shown = ", ".join(f"{process.pid} ({process.command.strip()[:50].strip()})" for process in found[:SHOWN])
+    remedy = f"if nobody needs them: kill {' '.join(numbers)}"
+    return warn("processes", f"{len(found)} engine processes: {shown}{more}", remedy)
+
+
+def _is_engine(command: str) -> bool:
+    """An engine's process: a module or program of one, not an editor that has its source open."""
+    words = command.split()
+    head = " ".join(words[:6])
+    runs_python = bool(words) and "python" in words[0]
+    return bool(ENGINE.match(command)) or (runs_python and "-m" in words[:4] and bool(ENGINE.search(head)))

@@ -1,4 +1,4 @@
-"""Everything that the doctor asks a machine: files, commands, limits, packages, ports, the Hub.
+"""Everything that the doctor asks a machine: files, limits, packages, ports, the Hub.
 
 `Probe` asks the real machine. Tests subclass it with recorded answers; `root` lets them lay out their own /sys, /proc
 and /dev.
@@ -14,8 +14,6 @@ import os
 import platform
 import resource
 import shutil
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,17 +33,6 @@ from ..patching.patcher import PatchReport
 from ..patching.patches import load_manifest
 from ..recipe.router_settings import RouterSettings
 
-SECONDS = 30  # amd-smi on eight GPUs takes a few; a hung driver must not hang the doctor
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a command printed; `missing` when there is no such program, `timed_out` when it had to be stopped."""
-
-    text: str = ""
-    missing: bool = False
-    timed_out: bool = False
-
 
 @dataclass(frozen=True)
 class Process:
@@ -60,17 +47,6 @@ class Probe:
     """The machine at `root`."""
 
     root: Path = Path("/")
-
-    def run(self, command: Sequence[str]) -> Output:
-        """The standard output of a command, whatever its exit status."""
-        program = shutil.which(command[0]) or shutil.which(command[0], path="/opt/rocm/bin")
-        if program is None:
-            return Output(missing=True)
-        try:
-            done = subprocess.run([program, *command[1:]], capture_output=True, text=True, timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            return Output(timed_out=True)
-        return Output(done.stdout)
 
     def has_program(self, name: str) -> bool:
         """Whether a program is on the path."""

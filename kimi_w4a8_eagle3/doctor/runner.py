@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import gpus, host, ports, software, storage
+from . import gpus, host, software, storage
 from .facts import Facts
 from .needs import Needs
 from .probe import Probe
@@ -36,8 +36,8 @@ CHECKS: tuple[Check, ...] = (
     software.patches,
     storage.checkpoints,
     storage.disk,
-    ports.port,
-    ports.processes,
+    host.port,
+    host.processes,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ..base.errors import KimiError
 from ..patching.patcher import SATISFIED, Status
@@ -133,12 +133,3 @@ def patches(facts: Facts) -> list[Result]:
         else:
             results.append(warn(name, found, "see docs/page-guard.md for the versions that were tried"))
     return results
-
-
-def _public(version: str) -> str:
-    """`0.5.20` for `0.5.20.post1+rocm724`; a version that cannot be read stays."""
-    try:
-        parsed = Version(version)
-    except InvalidVersion:
-        return version
-    return parsed.base_version + (f"{parsed.pre[0]}{parsed.pre[1]}" if parsed.pre else "")

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..fetch.model import human
-from ..fetch.offline import recall
-from ..fetch.store import CacheStore, arrived
-from ..fetch.verify import survey
+from ..fetch.store import Store, arrived
+from ..fetch.verify import recall, survey
 from ..recipe.launch import Checkpoint
 from .facts import Facts
 from .needs import PUBLISHED_SIZES
@@ -33,7 +32,7 @@ class Presence:
 
 def presence(facts: Facts, checkpoint: Checkpoint) -> Presence:
     """Look into the cache; without a listing of the repository everything counts as missing."""
-    store = CacheStore(facts.probe.cache(), checkpoint.repo)
+    store = Store(facts.probe.cache(), checkpoint.repo)
     manifest = recall(store, checkpoint.repo, checkpoint.revision)
     if manifest is None:
         size = PUBLISHED_SIZES.get(checkpoint.repo, 0)

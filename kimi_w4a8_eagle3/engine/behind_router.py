@@ -46,7 +46,7 @@ def behind_router(base_url: str, ops_url: str | None = None, api_key: str | None
     ready = [str(each["base_url"]) for each in replicas if each.get("ready")]
     if not ready:
         raise KimiError(
-            "no replica behind this router is ready", where=f"{ops_url}/status", remedy="wait, see kimi-w4a8 top"
+            "no replica behind this router is ready", where=f"{ops_url}/status", remedy="wait: it says what they do"
         )
     return Behind(ops_url, ready[0], len(ready))
 

@@ -91,7 +91,7 @@ def read(base_url: str, timeout_s: float = 10.0, attempts: int = 10) -> Reading:
         f"no metrics of replica {', '.join(missing)}",
         where=f"{base_url}/metrics",
         expected="the counters of all replicas before and after a load",
-        remedy="`kimi-w4a8 top` shows what it is doing; measure when all are ready",
+        remedy="/status of the ops endpoint says what it is doing; measure when all are ready",
     )
 
 

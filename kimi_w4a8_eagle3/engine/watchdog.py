@@ -2,21 +2,17 @@
 
 Progress is a token counter that moved (`/metrics`), or, when none did, a generated health-check token
 (SGLang's `/health_generate`, a completion of one token with vLLM: an idle server answers, a deadlocked one does not).
-Without either for `timeout_s` the
-stacks of all engine processes are written down and `on_stall` is called once.
+Without either for `timeout_s` all engine processes are asked for their stacks and `on_stall` is called once.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +20,6 @@ from types import TracebackType
 import httpx
 import psutil
 
-from ..base.files import write_atomic
 from ..base.prometheus import Reading
 
 logger = logging.getLogger(__name__)
@@ -40,7 +35,6 @@ TOKEN_COUNTERS = (
 RUNNING = ("sglang:num_running_reqs", "vllm:num_requests_running")
 QUEUED = ("sglang:num_queue_reqs", "vllm:num_requests_waiting")
 PROBE_TIMEOUT_S = 30.0  # SGLang itself gives up a health check after 20 s
-DUMP_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -92,8 +86,8 @@ class Watchdog:
     """A thread that polls the server at `base_url` and calls `on_stall` once when it stops making progress.
 
     on_progress: called with the time.monotonic() of every poll that saw progress.
-    pid and folder: dump the stacks of that process and its children into the folder first. Used as a context manager;
-    start it after the server has answered for the first time.
+    pid: ask that process and its children for their stacks first. Used as a context manager; start it after the server
+    has answered for the first time.
     """
 
     def __init__(
@@ -102,7 +96,6 @@ class Watchdog:
         timeout_s: float,
         on_stall: Callable[[], object],
         pid: int | None = None,
-        folder: Path | None = None,
         poll_s: float | None = None,
         on_progress: Callable[[float], object] | None = None,
     ) -> None:
@@ -111,7 +104,6 @@ class Watchdog:
         self._on_stall = on_stall
         self._on_progress = on_progress
         self._pid = pid
-        self._folder = folder
         self._poll_s = min(10.0, timeout_s / 10) if poll_s is None else poll_s
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress-watchdog", daemon=True)
@@ -156,28 +148,24 @@ class Watchdog:
         if self._end.is_set():  # the engine is being stopped, which looks like a stall
             return
         logger.error("%s", _describe(progress))
-        if self._pid is not None and self._folder is not None:
-            try:
-                dump_stacks(self._pid, self._folder, _describe(progress))
-            except OSError as error:  # a full disk must not keep a dead server alive
-                logger.error("the stacks could not be written: %s", error)
+        if self._pid is not None:
+            logger.error("%d processes print their stacks into the engine's log", ask_for_stacks(self._pid))
         self._on_stall()
 
 
-def dump_stacks(pid: int, folder: Path, headline: str) -> Path:
-    """Write the Python stacks of `pid` and all its descendants to `folder/stacks.txt` and return the file.
+def ask_for_stacks(pid: int) -> int:
+    """Ask `pid` and its descendants to print their Python stacks into their log; returns how many were asked.
 
-    py-spy reads them from outside where it is installed and allowed; otherwise SIGUSR1 asks a process that has
-    registered a handler (faulthandler) to print them into its own log. A process without a handler is left alone,
-    because the signal would end it.
+    By SIGUSR1, for which the plugin registers faulthandler. A process without a handler would end: it is left alone.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / "stacks.txt"
-    parts = [headline]
-    for process in _family(pid):
-        parts.append(f"\n== {process.pid} {_command(process)}\n{_stack(process.pid)}")
-    write_atomic(target, "\n".join(parts) + "\n")
-    return target
+    asked = 0
+    with suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            if _catches(process.pid, signal.SIGUSR1):
+                process.send_signal(signal.SIGUSR1)
+                asked += 1
+    return asked
 
 
 def _read_metrics(client: httpx.Client) -> Sample | None:
@@ -212,48 +200,6 @@ def _describe(progress: Progress) -> str:
         f"{at}: no progress for {progress.timeout_s:.0f} s; {sample.tokens:.0f} tokens so far, "
         f"{sample.running:.0f} requests running, {sample.queued:.0f} queued"
     )
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        parent = psutil.Process(pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())[:200] or process.name()
-    except psutil.Error:
-        return "(ended)"
-
-
-def _stack(pid: int) -> str:
-    tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
-    problem = "py-spy is not installed"
-    if tool is not None:
-        try:
-            dump = subprocess.run(
-                [tool, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=DUMP_TIMEOUT_S
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            problem = f"py-spy failed: {error}"
-        else:
-            if dump.returncode == 0:
-                return dump.stdout
-            problem = f"py-spy failed: {dump.stderr.strip()}"
-    return f"{problem}; {_ask_for_traceback(pid)}"
-
-
-def _ask_for_traceback(pid: int) -> str:
-    if not _catches(pid, signal.SIGUSR1):
-        return "the process has no SIGUSR1 handler"
-    try:
-        os.kill(pid, signal.SIGUSR1)
-    except OSError as error:
-        return f"SIGUSR1 could not be sent: {error.strerror}"
-    return "asked by SIGUSR1 to print its stacks into its own log"
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

@@ -42,10 +42,9 @@ _TOOL = {
 }
 _VERY_LONG_QUESTIONS = 180  # about 30 tokens each
 _VERY_LONG = 4000
-_LEAVERS = 3  # clients that go away in the middle of an answer
-# Operators that do not look at the batch; and SGLang retracts a running request at every so many forward passes, as a
-# full KV pool makes it do.
-_SETTINGS = ("env.KIMI_BATCH_INVARIANT=1", "env.SGLANG_TEST_RETRACT=1", "env.SGLANG_TEST_RETRACT_INTERVAL=25")
+_LEAVERS, _LEFT = 3, 1000  # clients that go away in the middle of an answer, and the longest prompt they leave
+# SGLang retracts a running request at every so many forward passes, as a full KV pool makes it do.
+_SETTINGS = ("env.SGLANG_TEST_RETRACT=1", "env.SGLANG_TEST_RETRACT_INTERVAL=25")
 _LISTED = 8
 
 
@@ -190,7 +189,7 @@ def _expectation(probe: Probe, model: str, plan: Plan) -> tuple[list[Request], l
     expected = [_ask(probe, request) for request in asked]
     cut = [
         replace(request, kind="stop string", stop=answer.text[len(answer.text) // 2 :][:3])
-        for request, answer in list(zip(asked, expected, strict=True))[::3]
+        for request, answer in list(zip(asked, expected, strict=True))[2::3]  # none of the long prompts
         if len(answer.text) > 3
     ]
     return asked + cut, expected + [_ask(probe, request) for request in cut]
@@ -229,11 +228,12 @@ def _in_another_order(probe: Probe, asked: list[Request], concurrency: int, seed
 def _leavers(probe: Probe, asked: list[Request], seed: str | None) -> Iterator[None]:
     """Clients that ask the same and go away after a few tokens, until the block ends; none without a seed."""
     over = threading.Event()
+    short = [request.ids for request in asked if len(request.ids) <= _LEFT]  # prefill of the others is most of the time
 
     def leave(name: str) -> None:
         rng = random.Random(name)
-        while not over.is_set():
-            probe.leave(rng.choice(asked).ids, pieces=rng.randint(1, 6))
+        while not over.wait(rng.random()):
+            probe.leave(rng.choice(short), pieces=rng.randint(1, 6))
 
     threads = [threading.Thread(target=leave, args=(f"{seed}-{n}",)) for n in range(_LEAVERS if seed else 0)]
     for thread in threads:

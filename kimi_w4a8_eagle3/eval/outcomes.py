@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..base.errors import KimiError
-from ..base.files import write_atomic
-from .jsonl import lines
+from ..base.files import lines, write_atomic
 from .recorder import prompt_sha256, read_answers
 from .tasks import MARKER, METRICS
 

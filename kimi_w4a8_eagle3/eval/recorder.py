@@ -23,9 +23,9 @@ import aiohttp
 from aiohttp import web
 
 from ..base.errors import KimiError
+from ..base.files import lines
 from ..engine.client import bearer
 from ..engine.reply import Reply, events
-from .jsonl import lines
 
 REQUESTS = "requests.jsonl"
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import escape
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic
+from ..base.run_dir import RECORD
 from . import significance
 
 PAGE = "report.html"
@@ -21,13 +22,15 @@ _TITLES = {
     "eval-tools": "Tool calls",
 }
 STYLE = """
-:root { color-scheme: light dark; }
+:root { color-scheme: light dark; --line: #dcdce0; --soft: #66666b; --good: #23743f; --bad: #a8323e; }
+@media (prefers-color-scheme: dark) {
+  :root { --line: #3a3a40; --soft: #9a9aa2; --good: #6cc58a; --bad: #ee8792; } }
 body { font: 15px/1.5 "DejaVu Sans", "Segoe UI", Helvetica, Arial, sans-serif; max-width: 1080px; margin: 2rem auto; }
 section { overflow-x: auto; padding: 0 1.2rem; }
 table { border-collapse: collapse; font-size: 13.5px; width: 100%; margin: .6rem 0 1rem; }
-th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid #dcdce0; vertical-align: top; }
+th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th:first-child, td:first-child, .text { text-align: left; } pre { white-space: pre-wrap; margin: 0; }
-.soft { color: #66666b; } .better { color: #23743f; } .worse { color: #a8323e; } svg { max-width: 100%; height: auto; }
+.soft { color: var(--soft); } .better { color: var(--good); } .worse { color: var(--bad); }
 """
 
 
@@ -52,7 +55,9 @@ def section(folder: Path) -> str:
     environment = Environment(
         loader=PackageLoader("kimi_w4a8_eagle3.eval", "."), autoescape=True, undefined=StrictUndefined
     )
-    return environment.get_template("section.html.jinja").render(run=folder.name, **_content(result))
+    return environment.get_template("section.html.jinja").render(
+        run=folder.name, rule=_rule(result), versions=_versions(folder), **_content(result)
+    )
 
 
 def write_page(folder: Path) -> Path:
@@ -63,7 +68,7 @@ def write_page(folder: Path) -> Path:
 def write_pages(folders: Sequence[Path], page: Path) -> Path:
     """One page with a section for each evaluation; returns its path."""
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    title = f"Evaluation: {', '.join(folder.name for folder in folders)}"
+    title = "; ".join(map(_summary, folders))
     head = f"<!doctype html><html lang=en><meta charset=utf-8>{viewport}<title>{escape(title)}</title>"
     return _write(page, f"{head}<style>{STYLE}</style><body>{''.join(map(section, folders))}</body></html>")
 
@@ -85,12 +90,11 @@ def _content(result: dict[str, Any]) -> dict[str, Any]:
     kind = result["kind"]
     tables = ("accuracies", "references", "paired", "differing", "divergences", "checks", "invalid")
     content: dict[str, Any] = {name: [] for name in tables}
-    content |= {"title": _TITLES[kind], "configuration": result["configuration"], "picture": None}
+    content |= {"title": _TITLES[kind], "configuration": result["configuration"]}
     if kind in ("eval-accuracy", "eval-tools"):
         verdict = result["verdict"]
-        references = [_with_interval(each) for each in verdict["references"]]
         content |= {name: verdict[name] for name in ("state", "reasons", "accuracies", "paired", "differing")}
-        content |= {"references": references, "picture": _intervals(verdict["accuracies"], references)}
+        content["references"] = [_with_interval(each) for each in verdict["references"]]
         content |= {name: result[name] for name in ("checks", "invalid") if name in result}
         content["title"] = f"Accuracy: {result['task']}" if kind == "eval-accuracy" else _TITLES[kind]
     elif kind == "eval-lossless":
@@ -101,35 +105,42 @@ def _content(result: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
+def _summary(folder: Path) -> str:
+    """What stands on the browser's tab: PASS, what was evaluated, and of what."""
+    content = _content(json.loads((folder / "result.json").read_text()))
+    return f"{content['state'].upper()}: {content['title']}, {content['configuration']}"
+
+
+def _rule(result: dict[str, Any]) -> str:
+    """What PASS means here, in a sentence; empty where nothing was compared."""
+    kind = result["kind"]
+    if kind == "eval-lossless":
+        if "tie_gap" not in result["report"]:  # --exact
+            return "equal bit for bit, tokens and logprobs: no rule for ties"
+        gap = result["report"]["tie_gap"]
+        return f"the same tokens; where texts part, the reference preferred its own by less than {gap:.2f} nats, a tie"
+    if kind == "eval-smoke":
+        return "every check holds"
+    if kind == "eval-tools":
+        return "every judged check holds, and calls are triggered as the vendor accepts or the baseline did"
+    margins = {f"{each['margin'] * 100:g}" for each in result["verdict"]["paired"]}
+    if margins:
+        return f"not worse: the 90% interval of the difference to the baseline lies above -{', '.join(margins)} points"
+    return "not below what was reported, beyond noise" if result["verdict"]["references"] else ""
+
+
+def _versions(folder: Path) -> str:
+    """Commit and packages of the run's record; empty without one."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError):
+        return ""
+    packages = [f"{name} {version}" for name, version in record["versions"].items()]
+    commit = [f"commit {record['git_commit'][:12]}"] if record["git_commit"] else []
+    return ", ".join([record["started"], *packages, *commit])
+
+
 def _with_interval(found: dict[str, Any]) -> dict[str, Any]:
     reference = found["reference"]
     interval = significance.wilson(round(reference["accuracy"] * reference["n"]), reference["n"])
     return {**found, "low": interval.low, "high": interval.high, "within_noise": found["p"] >= significance.ALPHA}
-
-
-def _intervals(accuracies: list[dict[str, Any]], references: list[dict[str, Any]]) -> Any:
-    """Accuracies with their 95 % intervals, one line each, ours in colour (SVG)."""
-    rows = [
-        (f"this run, {a['metric']}", a["interval"]["value"], a["interval"]["low"], a["interval"]["high"], "#1f5fa8")
-        for a in accuracies
-        if a["interval"]
-    ]
-    for found in references:
-        reference = found["reference"]
-        name = f"{reference['configuration']}, {reference['metric']}"
-        rows.append((name, reference["accuracy"], found["low"], found["high"], "#66666b"))
-    if not rows:
-        return None
-    left, right = min(row[2] for row in rows), max(row[3] for row in rows)
-    scale = 560 / max(right - left, 0.01)
-    parts = []
-    for number, (name, value, low, high, colour) in enumerate(rows):
-        y = 18 + 22 * number
-        x = [300 + (each - left) * scale for each in (low, value, high)]
-        parts.append(f'<text x="290" y="{y + 4}" text-anchor="end" font-size="12">{escape(name)}</text>')
-        parts.append(f'<line x1="{x[0]:.1f}" x2="{x[2]:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<circle cx="{x[1]:.1f}" cy="{y}" r="4" fill="{colour}"/>')
-        parts.append(f'<text x="{x[2] + 6:.1f}" y="{y + 4}" font-size="12" fill="{colour}">{value:.2%}</text>')
-    height = 22 * len(rows) + 14
-    # Names are escaped above, everything else is a number or a constant.
-    return Markup(f'<svg viewBox="0 0 940 {height}" role="img" aria-label="accuracies">{"".join(parts)}</svg>')  # noqa: S704

@@ -46,10 +46,10 @@ def progress(title: str, total: int | None, console: Console) -> Iterator[Callab
         yield show
 
 
-def accuracy(folder: Path, console: Console) -> int:
-    """Print the result of an accuracy run; 0 pass, 3 fail, 4 invalid, 5 inconclusive."""
+def run(folder: Path, console: Console) -> int:
+    """Print the result of a run of accuracy or tool calls; 0 pass, 3 fail, 4 invalid, 5 inconclusive."""
     result = json.loads((folder / "result.json").read_text())
-    verdict = result["verdict"]
+    verdict, requests = result["verdict"], result["requests"]
     console.print(_accuracies(result))
     if verdict["references"]:
         console.print(_references(verdict["references"]))
@@ -59,30 +59,21 @@ def accuracy(folder: Path, console: Console) -> int:
         console.print(f"  problem {item['id']} (answer {item['target']}): {item['solved_by']}", markup=False)
     if len(verdict["differing"]) > _LISTED:
         console.print(f"  ... {len(verdict['differing'])} differing problems in result.json, with both answers")
-    requests = result["requests"]
-    console.print(
-        f"{verdict['problems']} problems: {verdict['failed']} failed, {verdict['truncated']} cut at the token limit, "
-        f"{verdict['without_marker']} answers without ####, {verdict['empty']} empty; {requests['asked']} asked, "
-        f"{requests['reused']} taken from the interrupted run, {requests['retries']} retries"
-    )
-    conclude(verdict["state"], verdict["reasons"], folder, console)
-    return EXIT_CODES[verdict["state"]]
-
-
-def tools(folder: Path, console: Console) -> int:
-    """Print the result of a run of `kimi-w4a8 eval tools`; returns the exit code."""
-    result = json.loads((folder / "result.json").read_text())
-    verdict, requests = result["verdict"], result["requests"]
-    console.print(_accuracies(result))
-    if verdict["references"]:
-        console.print(_references(verdict["references"]))
-    for check in result["checks"]:
+    for check in result.get("checks", ()):
         console.print(f"{'✓' if check['passed'] else '✗'} {check['name']}: {check['found']} (wanted {check['wanted']})")
-    for item in result["invalid"][:_LISTED]:
+    for item in result.get("invalid", ())[:_LISTED]:
         console.print(f"  invalid call: {item['problem']}; {item['calls']}", markup=False)
+    ended = (
+        f"ended with {result['finish_reasons']}"
+        if "finish_reasons" in result
+        else (
+            f"{verdict['truncated']} cut at the token limit, {verdict['without_marker']} answers without ####, "
+            f"{verdict['empty']} empty"
+        )
+    )
     console.print(
-        f"{verdict['problems']} requests ended with {result['finish_reasons']}; {verdict['failed']} failed; "
-        f"{requests['asked']} asked, {requests['reused']} taken from the interrupted run, {requests['retries']} retries"
+        f"{verdict['problems']} requests: {verdict['failed']} failed, {ended}; {requests['asked']} asked, "
+        f"{requests['reused']} taken from the interrupted run, {requests['retries']} retries"
     )
     conclude(verdict["state"], verdict["reasons"], folder, console)
     return EXIT_CODES[verdict["state"]]

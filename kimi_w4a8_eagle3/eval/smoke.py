@@ -33,7 +33,7 @@ class Floors:
     max_tokens: int = 512
     concurrency: int = 8
     correct: float = 0.6
-    accept_length: float = 1.5
+    accept_length: float = 2.0
     speculates: bool = True
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from .. import tiny
 from ..base.errors import KimiError
+from ..base.files import lines
 from ..base.resources import operator_dir
-from .jsonl import lines
 
 METRICS = ("flexible-extract", "strict-match")
 MARKER = "####"

@@ -7,13 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
-
 from ..base.errors import KimiError
-from ..engine.client import bearer
+from ..engine.client import EngineClient
 
 TOP = 10
-_TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
+_TIMEOUT_S = 1800.0
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -33,19 +31,14 @@ class Tokens:
     cached: int = 0
 
 
-class Probe:
+class Probe(EngineClient):
     """Talks to SGLang's native endpoints of one server; raises KimiError with the server's words on any failure."""
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        self.base_url = base_url
-        limits = httpx.Limits(max_connections=512)
-        self._http = httpx.Client(base_url=base_url, timeout=_TIMEOUT, limits=limits, headers=bearer(api_key))
+        super().__init__(base_url, api_key, _TIMEOUT_S)
 
     def __enter__(self) -> Probe:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
 
     def chat_ids(self, content: str, model: str, tools: list[dict[str, Any]] | None = None) -> tuple[int, ...]:
         """Token ids of one user message in the server's chat template, ready to be answered."""
@@ -76,13 +69,11 @@ class Probe:
         return [_tokens(each).ids for each in (found if isinstance(found, list) else [found])]
 
     def server_info(self) -> dict[str, Any]:
-        """The engine's own arguments and state."""
+        """The engine's own arguments and state; nothing where it does not tell."""
         try:
-            response = self._http.get("/server_info")
-            found = response.json() if response.status_code == 200 else {}
-        except (httpx.HTTPError, ValueError):
-            found = {}
-        return found if isinstance(found, dict) else {}
+            return self._call("GET", "/server_info")
+        except KimiError:
+            return {}
 
     def all(self, call: Callable[[_In], _Out], inputs: Sequence[_In], concurrency: int) -> list[_Out]:
         """`call` for every input, `concurrency` at a time, results in the order of the inputs.
@@ -97,13 +88,7 @@ class Probe:
                 raise
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        try:
-            response = self._http.post(path, json=body)
-        except httpx.HTTPError as error:
-            raise KimiError(f"the server does not answer: {error or type(error).__name__}", self.base_url) from error
-        if response.status_code != 200:
-            raise KimiError(f"the server refused {path}: HTTP {response.status_code}: {response.text}", self.base_url)
-        return response.json()
+        return self._call("POST", path, body)
 
 
 def _params(temperature: float, max_tokens: int) -> dict[str, Any]:

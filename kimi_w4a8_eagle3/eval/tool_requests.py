@@ -16,9 +16,9 @@ from typing import Any
 
 from .. import tiny
 from ..base.errors import KimiError
+from ..base.files import lines
 from ..fetch.data_file import data_file
 from ..tiny import tools
-from .jsonl import lines
 
 _INSTEAD = "download it elsewhere and name the file with --data"
 _EXPECTED = ("finish_reason", "official_finish_reason")

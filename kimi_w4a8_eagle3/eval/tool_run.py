@@ -14,13 +14,12 @@ import httpx
 from rich.console import Console
 
 from ..base.errors import KimiError
-from ..base.files import write_atomic
+from ..base.files import lines, write_atomic
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from ..engine.client import EngineClient
 from . import tool_requests, tool_scores, vendor_checks
 from .choice import Choice, Target, reached
 from .earlier_run import resumable
-from .jsonl import lines
 from .recorder import ENDPOINTS, REQUESTS, Answer, Patience, Recorder, read_answers, request_key
 from .section import write_page
 from .show import progress

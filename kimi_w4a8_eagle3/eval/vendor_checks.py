@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base.errors import KimiError
+from ..base.files import lines
 from ..base.resources import operator_dir
 from ..fetch.trusted_code import require_trusted_tokenizer
-from .jsonl import lines
 from .recorder import Answer
 from .smoke import Check
 from .tool_scores import message_of, wrong

@@ -67,7 +67,7 @@ def check_space(folder: Path, needed: int, reserve: int) -> None:
             f"not enough disk space: {human(needed)} to fetch, {human(free)} free",
             where=str(folder),
             expected=f"{human(needed + reserve)} free ({human(reserve)} of it stays free)",
-            remedy="free space, or choose another place with --dir or HF_HOME",
+            remedy="free space, or choose another place with HF_HOME",
         )
 
 

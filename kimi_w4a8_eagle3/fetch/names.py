@@ -71,16 +71,15 @@ class Revision(Name):
 
 
 class RepoPath(Name):
-    """The path of a file in a repository: relative, with `/` only, and not one that `kimi-w4a8 fetch` uses itself."""
+    """The path of a file in a repository: relative, with `/` only."""
 
     __slots__ = ()
     kind = "path inside a repository"
 
     @classmethod
     def accepts(cls, value: str) -> bool:
-        """A relative POSIX path that stays below where it starts, and none of our own names."""
-        ours = value.split("/")[0] in (".kimi", ".kimi-fetch.lock") or value.endswith(".corrupt")
-        return _stays_below(value) and not ours
+        """A relative POSIX path that stays below where it starts."""
+        return _stays_below(value)
 
 
 class RepoName(Name):

@@ -1,46 +1,81 @@
-"""One run of `kimi-w4a8 fetch`: choose the store, do what was asked for each target, and tell the user."""
+"""One run of `kimi-w4a8 fetch`: which repositories are meant, what was asked for each, and what to tell the user."""
 
 from __future__ import annotations
 
 import shlex
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from huggingface_hub import constants
 from rich.console import Console
 from rich.markup import escape
 
+from ..base.errors import KimiError, UsageError
+from ..recipe.launch import load_recipe
 from .download import fetch
 from .hub import Hub
 from .manifest import Manifest
 from .model import RemoteFile, human
-from .offline import recall
+from .names import RepoName, Revision
 from .progress import Advance, show
-from .store import CacheStore, DirectoryStore, Store, arrived, exclusive
-from .targets import Target
+from .store import Store, arrived, exclusive
 from .transfer import disk_error
-from .verify import QUARANTINE, Report, survey, verify
+from .verify import QUARANTINE, Report, recall, survey, verify
+
+
+@dataclass(frozen=True)
+class Target:
+    """One repository at one revision."""
+
+    repo: RepoName
+    revision: Revision
+
+    @classmethod
+    def named(cls, repo: str, revision: str) -> Target:
+        """A target that a person named; KimiError for what cannot be one."""
+        try:
+            return cls(RepoName(repo), Revision(revision))
+        except ValueError as error:
+            raise KimiError(str(error), expected="owner/name, a branch, tag or commit", remedy="correct it") from None
+
+
+def targets(repos: list[str], recipe: str | None, revision: str | None) -> list[Target]:
+    """The repositories named directly or by a recipe; KimiError if none is."""
+    if recipe and repos:
+        raise UsageError("a recipe and repositories were given", expected="one of the two", remedy="drop one")
+    if recipe and revision:
+        raise UsageError("--revision does not go with --recipe", remedy="drop --revision: the recipe pins its own")
+    if recipe:
+        return recipe_targets(recipe)
+    if repos:
+        return [Target.named(repo, revision or "main") for repo in repos]
+    raise UsageError(
+        "nothing to fetch was named",
+        expected="--recipe NAME, or REPO ...",
+        remedy="for example: kimi-w4a8 fetch --recipe eagle3-opt",
+    )
+
+
+def recipe_targets(name: str) -> list[Target]:
+    """The Hub repositories of a recipe, target first; empty when its models are built in or local."""
+    recipe = load_recipe(name)
+    checkpoints = [recipe.model] + ([recipe.draft] if recipe.draft else [])
+    return [Target.named(checkpoint.repo, checkpoint.revision) for checkpoint in checkpoints if checkpoint.on_hub]
 
 
 @dataclass(frozen=True)
 class Session:
-    """What all targets of one command share."""
+    """What all targets of one command share: jobs are files that travel at once."""
 
     console: Console
-    hub: Hub
-    cache: Path
-    directory: Path | None
-    jobs: int
-    several: bool
-
-    @classmethod
-    def start(cls, console: Console, cache: Path, directory: Path | None, jobs: int, several: bool) -> Session:
-        """A session with the Hub and token of this environment."""
-        return cls(console, Hub.from_environment(), cache, directory, jobs, several)
+    jobs: int = 8
+    hub: Hub = field(default_factory=Hub.from_environment)
+    cache: Path = field(default_factory=lambda: Path(constants.HF_HUB_CACHE))
 
     def run(self, target: Target, *, verify: bool, offline: bool) -> bool:
         """Do one target; False when it is incomplete or damaged, KimiError when it could not be done at all."""
-        store = self.store(target.repo)
+        store = Store(self.cache, target.repo)
         try:
             if verify:
                 return self._verify(target, store, offline)
@@ -56,12 +91,6 @@ class Session:
         if target.revision != result.listing.commit:
             self._say(f"  '{target.revision}' may move on; pin this state with --revision {result.listing.commit}")
         return True
-
-    def store(self, repo: str) -> Store:
-        """Where `repo` lies; with several repositories `--dir` gets one folder for each, by name."""
-        if self.directory is None:
-            return CacheStore(self.cache, repo)
-        return DirectoryStore(self.directory / repo.split("/")[-1] if self.several else self.directory)
 
     def _verify(self, target: Target, store: Store, offline: bool) -> bool:
         manifest = recall(store, target.repo, target.revision)
@@ -107,7 +136,7 @@ class Session:
             self._say(f"  damaged  {file.path}: its digest is wrong; set aside as {store.final(file).name}{QUARANTINE}")
         for file in report.missing:
             self._say(f"  missing  {file.path} ({self._state(store, file)})")
-        self._say(f"  to do: {self.command(target)}")
+        self._say(f"  to do: {_command(target)}")
 
     @staticmethod
     def _state(store: Store, file: RemoteFile) -> str:
@@ -118,17 +147,16 @@ class Session:
 
     def _nothing_known(self, target: Target, store: Store) -> bool:
         self._say(f"{target.repo} at {target.revision}: nothing of it is known in {store.root}")
-        self._say(f"  to do, with network access: {self.command(target)}")
+        self._say(f"  to do, with network access: {_command(target)}")
         return False
-
-    def command(self, target: Target) -> str:
-        """The command that fetches `target`."""
-        store = self.store(target.repo)
-        folder = ["--dir", str(store.root)] if isinstance(store, DirectoryStore) else []
-        return shlex.join(["kimi-w4a8", "fetch", target.repo, "--revision", target.revision, *folder])
 
     def _show(self, label: str, total: int) -> AbstractContextManager[Advance]:
         return show(self.console, label, total)
 
     def _say(self, text: str) -> None:
         self.console.print(escape(self.hub.scrub(text)), soft_wrap=True)
+
+
+def _command(target: Target) -> str:
+    """The command that fetches `target`."""
+    return shlex.join(["kimi-w4a8", "fetch", target.repo, "--revision", target.revision])

@@ -1,13 +1,11 @@
-"""Where files lie: the Hugging Face cache (default, what SGLang looks into) or a plain directory (`--dir`)."""
+"""Where files lie: in the Hugging Face cache, which SGLang looks into."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ..base.errors import KimiError
 from .manifest import Manifest
@@ -19,111 +17,12 @@ from .tree import Tree
 _SHARED = re.compile(r"\.\./\.\./blobs/([0-9a-f]{2})/([0-9a-f]{64})")
 
 
-class Store(Protocol):
-    """The places of one repository's files on this machine. All of them lie in `tree`, which does all reading and
-    writing; the paths are for it, and for messages."""
-
-    @property
-    def tree(self) -> Tree:
-        """The folder that nothing leaves."""
-
-    @property
-    def root(self) -> Path:
-        """The folder that holds everything (for the free-space check and the lock)."""
-
-    def final(self, file: RemoteFile) -> Path:
-        """Where the complete file lies."""
-
-    def content(self, file: RemoteFile) -> Path:
-        """Where the complete file's bytes lie: `final`, or what another tool put in its place."""
-
-    def served(self, commit: Commit, file: RemoteFile) -> bool:
-        """Whether who opens the file in the directory to serve from gets what lies at `final`."""
-
-    def partial(self, file: RemoteFile) -> Path:
-        """Where the bytes lie that came so far."""
-
-    def manifest_path(self, commit: Commit) -> Path:
-        """Where the manifest for a commit lies."""
-
-    def manifests(self) -> list[Manifest]:
-        """The manifests of all commits that were fetched."""
-
-    def known_commit(self, revision: str) -> Commit | None:
-        """The commit that `revision` meant when it was last fetched, without asking the Hub."""
-
-    def remember(self, listing: Listing) -> None:
-        """Note which commit the listing's revision means, for `known_commit`."""
-
-    def finish(self, listing: Listing) -> Path:
-        """Make the complete repository visible and return the directory to serve from."""
-
-    def snapshot(self, commit: Commit) -> Path:
-        """The directory to serve from."""
-
-
 @dataclass(frozen=True)
-class DirectoryStore:
-    """Files under their repository paths in one directory; our own records under `.kimi/`."""
+class Store:
+    """One repository in the documented cache layout: `blobs/<digest>`, `snapshots/<commit>/<path>`, `refs/<revision>`.
 
-    directory: Path
-
-    @property
-    def tree(self) -> Tree:
-        """The directory."""
-        return Tree(self.directory)
-
-    @property
-    def root(self) -> Path:
-        """The directory itself."""
-        return self.directory
-
-    def final(self, file: RemoteFile) -> Path:
-        """`DIR/<path in the repository>`."""
-        return self.directory / file.path
-
-    def content(self, file: RemoteFile) -> Path:
-        """The same."""
-        return self.final(file)
-
-    def served(self, commit: Commit, file: RemoteFile) -> bool:
-        """They are the same."""
-        return True
-
-    def partial(self, file: RemoteFile) -> Path:
-        """Named by path and digest: a new revision never continues an old one's bytes."""
-        name = hashlib.sha256(f"{file.path}\0{file.digest}".encode()).hexdigest()[:32]
-        return self.directory / ".kimi" / "partial" / f"{name}.incomplete"
-
-    def manifest_path(self, commit: Commit | None = None) -> Path:
-        """One manifest per directory, whatever the commit."""
-        return self.directory / ".kimi" / "manifest.json"
-
-    def manifests(self) -> list[Manifest]:
-        """That one."""
-        manifest = Manifest.load(self.tree, self.manifest_path())
-        return [manifest] if manifest else []
-
-    def known_commit(self, revision: str) -> Commit | None:
-        """The manifest's commit, if it was fetched under this name."""
-        named = [m.listing.commit for m in self.manifests() if revision in (m.listing.revision, m.listing.commit)]
-        return named[0] if named else None
-
-    def remember(self, listing: Listing) -> None:
-        """The manifest says it."""
-
-    def finish(self, listing: Listing) -> Path:
-        """Nothing is left to do."""
-        return self.directory
-
-    def snapshot(self, commit: Commit) -> Path:
-        """The directory."""
-        return self.directory
-
-
-@dataclass(frozen=True)
-class CacheStore:
-    """The documented cache layout: `blobs/<digest>`, `snapshots/<commit>/<path>` links, `refs/<revision>`."""
+    All reading and writing goes through `tree`; the paths are for it, and for messages.
+    """
 
     cache: Path
     repo: str
@@ -139,20 +38,23 @@ class CacheStore:
         return self.cache / ("models--" + self.repo.replace("/", "--"))
 
     def final(self, file: RemoteFile) -> Path:
-        """The blob, named by its digest."""
+        """Where the complete file lies: the blob, named by its digest."""
         return self.root / "blobs" / str(file.digest)
 
     def content(self, file: RemoteFile) -> Path:
-        """The blob, or the one that all repositories of the cache share, if huggingface_hub linked it here."""
+        """Where its bytes lie: the blob, or the one that all repositories share, if huggingface_hub linked it here."""
         shared = _SHARED.fullmatch(self.tree.readlink(self.final(file)) or "")
         return self.cache.joinpath("blobs", *shared.groups()) if shared else self.final(file)
 
     def served(self, commit: Commit, file: RemoteFile) -> bool:
-        """Whether the snapshot's link leads to the blob."""
+        """Whether who opens the file in the snapshot gets the blob."""
         return self.tree.leads(self.snapshot(commit) / file.path, self.final(file))
 
     def partial(self, file: RemoteFile) -> Path:
-        """The name that huggingface_hub used while it still resumed downloads: its leftovers are continued."""
+        """Where the bytes lie that came so far.
+
+        The name that huggingface_hub used while it still resumed downloads: its leftovers are continued.
+        """
         return self.root / "blobs" / f"{file.digest}.incomplete"
 
     def manifest_path(self, commit: Commit) -> Path:
@@ -166,7 +68,10 @@ class CacheStore:
         return [manifest for manifest in loaded if manifest]
 
     def known_commit(self, revision: str) -> Commit | None:
-        """A commit stands for itself if it is here; a branch or tag is looked up in `refs/`."""
+        """The commit that `revision` meant when it was last fetched, without asking the Hub.
+
+        A commit stands for itself if it is here; a branch or tag is looked up in `refs/`.
+        """
         try:
             if Commit.accepts(revision):
                 commit = Commit(revision)
@@ -183,7 +88,7 @@ class CacheStore:
             self.tree.write(self.root / "refs" / listing.revision, listing.commit)
 
     def finish(self, listing: Listing) -> Path:
-        """Link every blob into the snapshot."""
+        """Link every blob into the snapshot; returns that, the directory to serve from."""
         folder = self.snapshot(listing.commit)
         for file in listing.files:
             self.tree.link(self.final(file), folder / file.path)

@@ -182,6 +182,6 @@ def disk_error(error: OSError, path: Path) -> KimiError:
         return KimiError(
             "the disk is full",
             where=str(path.parent),
-            remedy="free space, or choose another place with --dir or HF_HOME; what came so far is kept",
+            remedy="free space, or choose another place with HF_HOME; what came so far is kept",
         )
     return KimiError(f"cannot write: {error.strerror}", where=str(path), remedy="check the directory's permissions")

@@ -226,5 +226,5 @@ def _not_plain(what: str, path: Path) -> NotPlain:
         f"{path.name} is {what}",
         where=str(path),
         expected="plain files and folders: no link is followed below the place that was named",
-        remedy="look who put it there and remove it; to keep files elsewhere, name that place with --dir or HF_HOME",
+        remedy="look who put it there and remove it; to keep files elsewhere, name that place with HF_HOME",
     )

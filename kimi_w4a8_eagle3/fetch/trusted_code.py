@@ -23,7 +23,7 @@ from huggingface_hub import constants
 from ..base.errors import KimiError
 from ..base.files import write_atomic
 from ..recipe.launch import Launch
-from .store import CacheStore
+from .store import Store
 
 FORMAT = 1
 VARIABLE = "KIMI_TRUSTED_CODE"
@@ -139,7 +139,7 @@ def locate(name: str, revision: str, cache: Path) -> Source:
         if folder.is_dir():
             return Source(name, folder)
     if _HUB_ID.fullmatch(name):
-        store = CacheStore(cache, name)
+        store = Store(cache, name)
         commit = store.known_commit(revision)
         if commit is not None and store.snapshot(commit).is_dir():
             return Source(name, store.snapshot(commit), commit)

@@ -41,7 +41,7 @@ class _Asked(Exception):
 class Replica:
     """An engine of `launch` and its state; `serve` is one life of it, from start to end.
 
-    log_path: the engine's output, appended over all lives. The stacks of a stalled engine are written beside it.
+    log_path: the engine's output, appended over all lives. A stalled engine prints its stacks there.
     name: in metrics. label: in messages.
     """
 
@@ -139,7 +139,6 @@ class Replica:
             state.progress_timeout_s,
             stalled.set,
             pid=server.pid,
-            folder=self.log_path.parent,
             on_progress=state.progressed,
         )
         with watchdog:
@@ -153,8 +152,8 @@ class Replica:
                     server.stop(_STALLED_GRACE_S)
                     raise Stalled(
                         f"no token was generated for {state.progress_timeout_s:.0f} s although requests are running",
-                        where=str(self.log_path.parent),
-                        remedy="the stacks of all processes are in that folder; on ROCm a custom all-reduce may hang: "
+                        where=str(self.log_path),
+                        remedy="its processes printed their stacks into its log; on ROCm a custom all-reduce may hang: "
                         "--set disable-custom-all-reduce=true, then restart",
                     )
         how = f" with exit code {server.poll()}" if lost is None else f": its process {lost} is gone"

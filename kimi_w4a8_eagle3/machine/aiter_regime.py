@@ -48,11 +48,11 @@ def detect_regime(version: str | None, headers: str | None = None) -> Regime:
     """The regime of an AITER installation.
 
     version: its package version, with a local part such as `+gb5757d6` if there is one. headers: what the installed
-    ck_tile headers do, `abort`, `silent` or `fixed` (patches included); it outweighs the version. Whatever cannot be
+    ck_tile headers do, `silent` or `fixed` (patches included); it outweighs the version. Whatever cannot be
     told is UNKNOWN.
     """
     if headers is not None:
-        return {"abort": Regime.ABORT, "silent": Regime.SILENT, "fixed": Regime.FIXED64}.get(headers, Regime.UNKNOWN)
+        return {"silent": Regime.SILENT, "fixed": Regime.FIXED64}.get(headers, Regime.UNKNOWN)
     if version is None:
         return Regime.UNKNOWN
     for commit in re.findall(r"\bg?([0-9a-f]{7,40})\b", version.partition("+")[2]):

@@ -2,10 +2,12 @@
 
 AITER's ck_tile batch-prefill FMHA multiplies a page index by the page stride in int32, in elements. SGLang hands it
 the cache as rows of one token, `[tokens + page_size, kv_heads, head_dim]` (the extra page takes padded tokens), so the
-largest offset is `(rows - 1) * kv_heads * head_dim`. The target of these recipes is MLA and prefills elsewhere; the
-EAGLE3 draft is MHA and takes that kernel, so it is the *draft's* shape that limits the pool both models share.
+largest offset is `(rows - 1) * kv_heads * head_dim`. The target of these recipes is MLA and prefills elsewhere; an
+EAGLE3 draft that is MHA takes that kernel, so it is the *draft's* shape that limits the pool both models share.
 
 AITER's MLA decode kernels address a window of 4 GiB from the start of a layer's latents, those in Gluon one of 2 GiB.
+That was measured with bf16, where 4 GiB are 2^31 elements. Rows of FP8 take half the bytes, but whether their kernels
+count elements in 32 bits is not known, so as many rows are allowed as of bf16.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def paged_kernels(
     """The paged kernels that AITER's attention backend runs over these caches on GPUs of `arch`.
 
     MHA caches meet the batch-prefill FMHA, limited unless `regime` says 64-bit. MLA latents meet the MLA decode kernel,
-    which is right for the rows that lie in its window: 3,728,270 of 576 bf16.
+    which is right for the rows that lie in its window and whose elements 32 bits count: 3,728,270 of 576 bf16 or FP8.
     """
     kernels = []
     for shape in shapes:
@@ -97,9 +99,9 @@ def paged_kernels(
             kernels.append(PagedKernel("ck_tile fmha batch prefill", shape.row_elements, largest))
         else:
             name, window = ("Gluon mla decode", GLUON_MLA_WINDOW) if arch == GLUON_ARCH else ("mla decode", MLA_WINDOW)
-            rows = window // (shape.row_elements * shape.dtype_bytes)
+            rows = min(window // shape.dtype_bytes, int_max + 1) // shape.row_elements
             kernels.append(PagedKernel(name, shape.row_elements, (rows - 1) * shape.row_elements))
-    return kernels
+    return list(dict.fromkeys(kernels))  # an MLA draft's latents are as wide as its target's
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ def silu(gate: torch.Tensor) -> torch.Tensor:
 def exact_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Batched integer matmul: a float32 [B, M, K] x w int8 [B, N, K] -> exact sums [B, M, N] as float32 or float64."""
     dtype = torch.float32 if a.shape[-1] <= _FLOAT32_EXACT_K else torch.float64
-    return torch.bmm(a.to(dtype), w.to(dtype).transpose(1, 2))
+    # Exact in any order, so not by `bmm`, which on a CPU costs more to keep one (sglang_plugin/cpu/batch_invariant.py).
+    return torch.baddbmm(a.new_empty(1, 1, 1, dtype=dtype), a.to(dtype), w.to(dtype).transpose(1, 2), beta=0)
 
 
 def _group_rows(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -48,7 +49,7 @@ def _group_rows(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     flat = topk_ids.reshape(-1)
     slots = torch.nonzero(flat >= 0).squeeze(1)
     experts, group, counts = torch.unique(flat[slots], return_inverse=True, return_counts=True)
-    order = torch.argsort(group, stable=True)
+    order = torch.argsort(group)
     starts = counts.cumsum(0) - counts
     position = torch.arange(slots.numel(), device=flat.device) - starts[group[order]]
     width = int(counts.max()) if counts.numel() else 0
@@ -83,8 +84,7 @@ class ReferenceBackend:
         self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
         """Run both stages; see MoeBackend.forward for shapes."""
-        tokens, hidden = x.shape
-        inter = moe.shape.inter
+        hidden, inter = moe.shape.hidden, moe.shape.inter
         experts, grid, valid = _group_rows(topk_ids)
         rows, row_scale = quantize_rows(x)
         token_of = grid // topk_ids.shape[1]
@@ -98,6 +98,6 @@ class ReferenceBackend:
         down = acc.float() * act_scale * moe.s2[experts].unsqueeze(1)
 
         weighted = down * topk_weights.reshape(-1)[grid].float().unsqueeze(-1)
-        out = torch.zeros(tokens, hidden, dtype=torch.float32, device=x.device)
-        out.index_add_(0, token_of[valid], weighted[valid])
-        return out.to(torch.bfloat16)
+        slots = torch.zeros(topk_ids.numel(), hidden, dtype=torch.float32, device=x.device)
+        slots[grid[valid]] = weighted[valid]  # and not added here: a GPU would, atomically
+        return slots.view(*topk_ids.shape, hidden).sum(1).to(torch.bfloat16)

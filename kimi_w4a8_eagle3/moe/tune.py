@@ -32,7 +32,7 @@ class Tiles(Protocol):
 
 # Microseconds of one call, or None when it does not run.
 Timer = Callable[[Callable[[], object]], float | None]
-# (tiles, tokens) -> microseconds of stage 1 with what follows it, of stage 2 with the reduction; None: does not run.
+# (tiles, tokens) -> microseconds up to stage 2, of stage 2 with the reduction; None: does not run.
 Measure = Callable[[Any, int], tuple[float | None, float | None]]
 
 
@@ -41,14 +41,14 @@ class Space:
     """The candidates of a backend for one shape.
 
     stage1, stage2: block size -> tiles of that stage, none where the block size has no kernel.
-    join: (block size, tile of stage 1, tile of stage 2) -> tiles. variants: what to try on stage 2 at the end.
+    join: (block size, tile of stage 1, tile of stage 2) -> tiles. variants: (the best, tokens) -> what else to try.
     """
 
     backend: str
     stage1: Callable[[int], list[Any]]
     stage2: Callable[[int], list[Any]]
     join: Callable[[int, Any, Any], Tiles]
-    variants: Callable[[Any], list[Any]] = lambda tiles: []
+    variants: Callable[[Any, int], list[Any]] = lambda tiles, tokens: []
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ def search(shape: MoeShape, batches: Iterable[int], space: Space, measure: Measu
         best = min((entry for entry in found if entry is not None), key=_total, default=None)
         if best is None or _total(best) == INFINITE:
             raise KimiError(f"no tile of the {space.backend} backend ran", where=f"T={tokens}, {shape}")
-        for tiles in space.variants(best.tiles):
-            time = measure(tiles, tokens)[1]
-            if time is not None and time < best.stage2_us:
-                best = Best(tokens, tiles, best.stage1_us, time)
+        for tiles in space.variants(best.tiles, tokens):
+            time1, time2 = measure(tiles, tokens)
+            if time1 is not None and time2 is not None and time1 + time2 < _total(best):
+                best = Best(tokens, tiles, time1, time2)
         yield best
 
 

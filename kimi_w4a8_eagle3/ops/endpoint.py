@@ -25,9 +25,8 @@ from ..base.errors import KimiError
 from ..engine.metrics import Acceptance
 from ..engine.process import require_free_port
 from .fleet_metrics import seconds_since_progress
-from .observer import FleetObserver
+from .observer import TIMEOUT_S, FleetObserver, new_client
 from .replica_state import FleetView, Phase, ReplicaState
-from .scrape import TIMEOUT_S, new_client
 
 logger = logging.getLogger(__name__)
 

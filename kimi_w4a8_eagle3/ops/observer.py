@@ -1,20 +1,54 @@
-"""Watches the metrics of a fleet: the acceptance windows of its replicas, and one exposition of everything."""
+"""Watches the metrics of a fleet: the acceptance windows of its replicas, and one exposition of everything.
+
+Concatenating expositions is not one: each family may be declared once, with all its samples in one group.
+prometheus_client reads and writes; what is here only regroups samples.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import httpx
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from ..base.prometheus import Reading
+from ..base.prometheus import Reading, parse
 from ..engine.metrics import Acceptance
-from .exposition import Source, merge, render
 from .fleet_metrics import fleet_families
 from .replica_state import FleetView, ReplicaState
-from .scrape import TIMEOUT_S, Families, scrape, scrape_all
 from .window import AcceptanceWindow, SpecTotals
+
+TIMEOUT_S = 1.5  # in all; a busy engine answers in tens of milliseconds, a stopped one never
+
+Families = tuple[Metric, ...]
+
+
+def new_client() -> httpx.AsyncClient:
+    """A client for engines and router: they are near, so no proxy of the environment is asked."""
+    return httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None)  # noqa: S113 - `scrape` bounds all of it
+
+
+async def scrape(client: httpx.AsyncClient, url: str | None, timeout_s: float) -> Families | None:
+    """The families of the exposition at `url`; None without a URL, or when no exposition came in time."""
+    if url is None:
+        return None
+    try:
+        response = await asyncio.wait_for(client.get(url), timeout_s)
+        response.raise_for_status()
+        return await asyncio.to_thread(parse, response.text)  # tens of milliseconds: probes must not wait for it
+    except (httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, ValueError):
+        return None
+
+
+async def scrape_all(client: httpx.AsyncClient, urls: Mapping[str, str], timeout_s: float) -> dict[str, Families]:
+    """The expositions by name; a process that does not answer is left out and delays no other."""
+    answers = await asyncio.gather(*(scrape(client, url, timeout_s) for url in urls.values()))
+    return {name: families for name, families in zip(urls, answers, strict=True) if families is not None}
 
 
 class FleetObserver:
@@ -65,3 +99,62 @@ class FleetObserver:
 
 def _urls(replicas: Sequence[ReplicaState]) -> dict[str, str]:
     return {replica.name: f"{replica.base_url}/metrics" for replica in replicas}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One process's exposition; `labels` are added to every sample of it."""
+
+    families: tuple[Metric, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def merge(sources: Iterable[Source]) -> list[Metric]:
+    """Families of all sources by name, in the order in which they first appear.
+
+    A label of the same name in the source becomes `exported_NAME`, as in Prometheus' own scrapes. The first source
+    decides a family's type and help; a family of another type under that name is left out, because mixing the two
+    would make the whole exposition invalid. So is a series that its source repeats.
+    """
+    merged: dict[str, Metric] = {}
+    for source in sources:
+        seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+        for family in source.families:
+            empty = Metric(family.name, family.documentation, family.type)
+            target = merged.setdefault(_exposed_name(family), empty)
+            if target.type != family.type:
+                continue
+            for sample in family.samples:
+                labelled = _labelled(sample, source.labels)
+                series = (labelled.name, frozenset(labelled.labels.items()))
+                if series not in seen:
+                    seen.add(series)
+                    target.samples.append(labelled)
+    return list(merged.values())
+
+
+def render(families: Iterable[Metric]) -> bytes:
+    """Prometheus text format 0.0.4."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = tuple(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _exposed_name(family: Metric) -> str:
+    """The name in the text: prometheus_client keeps counters without their `_total`."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def _labelled(sample: Sample, labels: Mapping[str, str]) -> Sample:
+    if not labels:
+        return sample
+    own = {f"exported_{name}" if name in labels else name: value for name, value in sample.labels.items()}
+    return sample._replace(labels={**own, **labels})

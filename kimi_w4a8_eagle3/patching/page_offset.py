@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from .cpp_edits import CheckedPageOffset, SmallPagesLoadGlobally
+from .cpp_edits import SmallPagesLoadGlobally
 from .edit_state import State
 from .locate import find_root, first_file
 
-Regime = Literal["abort", "silent", "fixed"]
+Regime = Literal["silent", "fixed"]
 
 _TREES = ("3rdparty/composable_kernel", "aiter_meta/3rdparty/composable_kernel", "projects/composablekernel", ".")
 _SELECTOR = "example/ck_tile/01_fmha/fmha_fwd.hpp"
-_KERNEL = "include/ck_tile/ops/fmha/kernel/fmha_batch_prefill_kernel.hpp"
 _PIPELINE = "include/ck_tile/ops/fmha/pipeline/block_fmha_batch_prefill_pipeline_qr_ks_vs_async.hpp"
 
 
@@ -23,27 +22,20 @@ def page_offset_regime(root: Path | None = None) -> Regime | None:
     root: the folder that holds the package `aiter` (site-packages or a checkout), or a composable_kernel or
     rocm-libraries checkout; None looks for the installed aiter.
 
-    Returns "abort" (an assert or the check of patch `ck-tile-page-offset-check` stops the process), "silent" (wrong
-    pages are read), "fixed" (loads with 64-bit addresses: no limit), or None when there are no headers or they are
-    not recognised, which a caller must treat like "silent".
+    Returns "silent" (wrong pages are read), "fixed" (loads with 64-bit addresses: no limit), or None when there are no
+    headers or they are not recognised, which a caller must treat like "silent".
     """
     root = root or find_root("aiter")
     if root is None:
         return None
     selector = _source(root, _SELECTOR)
-    kernel = _source(root, _KERNEL)
-    if selector is None or kernel is None:
+    if selector is None:
         return None
     choice, _ = SmallPagesLoadGlobally().inspect(selector)
     if choice in (State.ORIGINAL, State.APPLIED, State.UPSTREAM):
         pipeline = _source(root, _PIPELINE)
         return "fixed" if pipeline is not None and b"GLOBAL_LOAD_LDS" in pipeline else None
-    if choice is not State.PREDATES:
-        return None
-    state, _ = CheckedPageOffset().inspect(kernel)
-    if state in (State.APPLIED, State.UPSTREAM):
-        return "abort"
-    return "silent" if state is State.ORIGINAL else None
+    return "silent" if choice is State.PREDATES else None
 
 
 def _source(root: Path, name: str) -> bytes | None:

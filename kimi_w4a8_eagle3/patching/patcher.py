@@ -16,7 +16,7 @@ from . import ledger
 from .edit_state import State
 from .ledger import Record, digest
 from .locate import find_root, find_version, first_file
-from .patches import Patch, PatchedFile, load_manifest
+from .patches import Patch, PatchedFile
 
 
 class Status(str, Enum):
@@ -64,8 +64,6 @@ def inspect(patch: Patch, root: Path | None = None) -> PatchReport:
     version = find_version(patch.distributions, root)
     files = tuple(_inspect_file(spec, base) for spec in patch.file) if base else ()
     status, detail = _summary(patch, base, version, files)
-    if status is Status.NOT_APPLIED and patch.fallback_for:
-        status, detail = _as_fallback(patch.fallback_for, base, detail)
     return PatchReport(patch.id, patch.title, status, detail, base, version, files)
 
 
@@ -153,16 +151,6 @@ def _summary(patch: Patch, root: Path | None, version: str | None, files: tuple[
     if states <= {State.ORIGINAL, State.APPLIED}:
         return Status.NOT_APPLIED, details
     return Status.UNKNOWN, details
-
-
-def _as_fallback(primary_id: str, root: Path | None, detail: str) -> tuple[Status, str]:
-    """A fallback is needed only where the patch that it stands in for finds the tree too old."""
-    primary = inspect(next(patch for patch in load_manifest() if patch.id == primary_id), root)
-    if primary.status is Status.TOO_OLD:
-        return Status.NOT_APPLIED, detail
-    if primary.status in (Status.APPLIED, Status.NOT_APPLIED, Status.NOT_NEEDED, Status.STALE_BUILD):
-        return Status.NOT_NEEDED, f"{primary_id} covers this tree"
-    return Status.UNKNOWN, f"cannot tell whether {primary_id} covers this tree: {primary.detail}"
 
 
 def _stale_builds(patch: Patch, root: Path, files: tuple[FileReport, ...]) -> list[Path]:

@@ -11,7 +11,7 @@ from ..base.errors import KimiError
 from ..base.nearest import nearest
 from ..base.resources import operator_dir
 from ..base.toml import tomllib
-from .cpp_edits import CheckedPageOffset, SmallPagesLoadGlobally
+from .cpp_edits import SmallPagesLoadGlobally
 from .edit_state import Edit
 from .python_edits import ParameterDefault
 
@@ -53,7 +53,6 @@ class Patch(_Strict):
     check: str
     upstream: str
     gate: str
-    fallback_for: str = ""  # id of the patch whose place this one takes in trees that are too old for it
     built: tuple[str, ...] = ()  # compiled from the patched files; stale when older than they are
     file: tuple[PatchedFile, ...] = Field(min_length=1)
 
@@ -69,16 +68,12 @@ class _Manifest(_Strict):
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:
                 raise ValueError(f"{kind} used twice: {', '.join(twice)}")
-        for patch in self.patch:
-            if patch.fallback_for and patch.fallback_for not in ids:
-                raise ValueError(f"fallback_for of {patch.id}: no patch {patch.fallback_for!r}")
         return self
 
 
 _EDITS: dict[str, Any] = {
     "parameter-default": ParameterDefault,
     "small-pages-load-globally": SmallPagesLoadGlobally,
-    "checked-page-offset": CheckedPageOffset,
 }
 
 

@@ -146,6 +146,19 @@ def expert_weights(shapes: Shapes, tp: int) -> float:
     return 3 * shapes.hidden * shapes.expert_inner / tp
 
 
+def decode_bytes(
+    requests: int, tokens_each: int, context: float, precision: Precision, cluster: Cluster, shapes: Shapes
+) -> float:
+    """What one such pass reads on a GPU: weights, touched experts, KV."""
+    s, tokens = shapes, requests * tokens_each
+    # MLA keeps one latent vector a token, on every GPU in full. The attention kernel reads it once for each token that
+    # is verified: with one reading for all of a request's tokens the model falls 22% short of the published ITL.
+    kv_bytes = tokens * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
+    expert = expert_weights(s, cluster.tp)
+    touched = experts_touched(tokens, s) * expert * precision.bytes_per_weight * s.moe_layers
+    return fixed_weights(s, cluster.tp) * BF16_BYTES + touched + kv_bytes
+
+
 def decode_step(
     requests: int, tokens_each: int, context: float, precision: Precision, cluster: Cluster, shapes: Shapes
 ) -> Terms:
@@ -153,26 +166,30 @@ def decode_step(
     s, tokens = shapes, requests * tokens_each
     expert = expert_weights(s, cluster.tp)
     fixed = fixed_weights(s, cluster.tp)
-    # MLA keeps one latent vector a token, on every GPU in full. The attention kernel reads it once for each token that
-    # is verified: with one reading for all of a request's tokens the model falls 22% short of the published ITL.
-    kv_bytes = tokens * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
-    touched = experts_touched(tokens, s) * expert * precision.bytes_per_weight * s.moe_layers
-    memory = (fixed * BF16_BYTES + touched + kv_bytes) / cluster.bandwidth
+    memory = decode_bytes(requests, tokens_each, context, precision, cluster, shapes) / cluster.bandwidth
     attention = tokens * context * s.layers * s.heads / cluster.tp * 2 * (2 * s.kv_rank + s.rope)
     compute = (tokens * fixed * 2 + attention) / BF16_OPS + tokens * s.top_k * expert * 2 * s.moe_layers / precision.ops
     return np.array([s.layers, memory + compute, 0.0])
 
 
-def draft_step(requests: int, context: float, cluster: Cluster, shapes: Shapes) -> Terms:
-    """One step of the one-layer draft, with its output head; BF16."""
+def _step_weights(cluster: Cluster, shapes: Shapes) -> float:
     s = shapes
     attention = (
         (2 * s.draft_heads + 2 * s.draft_kv_heads) * s.draft_head_dim * s.hidden * 2
     )  # input is two vectors wide
-    weights = (attention + 3 * s.hidden * s.draft_inner + 3 * s.hidden * s.hidden + s.vocab * s.hidden) / cluster.tp
-    kv_bytes = requests * context * 2 * s.draft_kv_heads / cluster.tp * s.draft_head_dim * BF16_BYTES
-    memory = (weights * BF16_BYTES + kv_bytes) / cluster.bandwidth
-    return np.array([1.0, memory + requests * weights * 2 / BF16_OPS, 0.0])
+    return (attention + 3 * s.hidden * s.draft_inner + 3 * s.hidden * s.hidden + s.vocab * s.hidden) / cluster.tp
+
+
+def draft_bytes(requests: int, context: float, cluster: Cluster, shapes: Shapes) -> float:
+    """What one step of the draft reads on a GPU: weights with its output head, KV; BF16."""
+    kv = requests * context * 2 * shapes.draft_kv_heads / cluster.tp * shapes.draft_head_dim
+    return (_step_weights(cluster, shapes) + kv) * BF16_BYTES
+
+
+def draft_step(requests: int, context: float, cluster: Cluster, shapes: Shapes) -> Terms:
+    """One step of the one-layer draft, with its output head; BF16."""
+    memory = draft_bytes(requests, context, cluster, shapes) / cluster.bandwidth
+    return np.array([1.0, memory + requests * _step_weights(cluster, shapes) * 2 / BF16_OPS, 0.0])
 
 
 def prefill(tokens: int, precision: Precision, cluster: Cluster, shapes: Shapes) -> Terms:

@@ -27,6 +27,7 @@ _CALIBRATION_SOURCE = "2026-06"
 _SPECULATIVE_STEPS = 3
 _CONCURRENCY = {"con2": 2, "con40": 40}
 MAX_STEPS = 7
+_BATCHES, _UNKNOWN_TEXT = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128), 1.2
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,24 @@ def choices(load: Load, fit: Fit, cluster: Cluster) -> list[Choice]:
     return found
 
 
+def adaptive_table(most: int, fit: Fit, cluster: Cluster) -> dict[str, dict[str, list[int]]]:
+    """SGLang's `--speculative-adaptive-config`: for each batch size from which they change, the steps to choose among.
+
+    A number of steps is a candidate where it is the best, up to `most`, for the text of some published accept length
+    or for one that the draft hardly knows. Never 0: it leaves sampling without draft probabilities.
+    """
+    lengths = [_UNKNOWN_TEXT, *(each.accept_length for each in published.accept_lengths())]
+    table: dict[str, dict[str, list[int]]] = {}
+    last: list[int] = []
+    for batch in _BATCHES:
+        ways = [choices(Load(batch, steps=_SPECULATIVE_STEPS, accept_length=each), fit, cluster) for each in lengths]
+        found = sorted({max(way[1 : most + 1], key=lambda each: each.throughput_tok_s).steps for way in ways})
+        if found != last:
+            table[str(batch)] = {"candidate_steps": found}
+        last = found
+    return table
+
+
 def acceptance_probability(accept_length: float, steps: int) -> float:
     """The chance that a draft token is accepted after an accepted one, if it is the same at every position."""
     low, high = 0.0, 1.0
@@ -192,6 +211,12 @@ def _load(point: str, side: str) -> Load:
     sides = published.points()[point]
     length = next(values["accept_length"] for values in sides.values() if "accept_length" in values)
     return Load(_CONCURRENCY[point], steps=_SPECULATIVE_STEPS, accept_length=length)
+
+
+def published_accept_length(concurrency: int) -> float:
+    """Of the published point at that concurrency; of con40 elsewhere."""
+    point = next((name for name, requests in _CONCURRENCY.items() if requests == concurrency), "con40")
+    return _load(point, "eagle3-opt").accept_length
 
 
 def _published() -> Iterator[tuple[str, str, str, str, float]]:

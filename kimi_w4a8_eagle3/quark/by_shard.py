@@ -101,7 +101,6 @@ def _one_shard(checkpoint: Checkpoint, file: Path, partial: Path, quantize: Quan
     config = json.loads((result / "config.json").read_text())
     # The shard goes last: its presence says that its record is there too.
     (partial / _DONE / f"{file.name}.json").write_text(json.dumps({"index": index["weight_map"], "config": config}))
-    (result / file.name).chmod(0o644)  # Quark writes its shards readable for the owner only
     (result / file.name).rename(partial / _OUT / file.name)
     shutil.rmtree(work)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from ..base.errors import KimiError
 
@@ -149,18 +149,39 @@ class EagleConfig(BaseModel):
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
+# Draft classes that SGLang's EAGLE3 worker feeds with captured hidden states of a DeepSeek-style target.
+MHA_DRAFT, MLA_DRAFT = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
+
+
+class LatentShape(BaseModel):
+    """Sizes of DeepSeek's multi-head latent attention, by the names of config.json."""
+
+    q_lora_rank: PositiveInt
+    kv_lora_rank: PositiveInt
+    qk_nope_head_dim: PositiveInt
+    qk_rope_head_dim: PositiveInt
+    v_head_dim: PositiveInt
+
+
 class DraftShape(BaseModel):
-    """Sizes of an EAGLE3 draft, by the names of its config.json."""
+    """Sizes of an EAGLE3 draft, by the names of its config.json.
+
+    mla: of a draft whose KV cache holds latents, as the target's does; None where it holds keys and values of heads.
+    fc_norm: each captured state has a norm of its own before `fc`.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     architectures: list[str] = Field(default_factory=list)
     hidden_size: PositiveInt
     vocab_size: PositiveInt
+    num_hidden_layers: PositiveInt = 1
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
     intermediate_size: PositiveInt | None = None
+    mla: LatentShape | None = None
+    fc_norm: bool = Field(default=False, validation_alias=AliasChoices("fc_norm", "use_aux_norm"))
     draft_vocab_size: PositiveInt | None = None
     target_hidden_size: PositiveInt | None = None
     tie_word_embeddings: bool = False
@@ -213,8 +234,15 @@ def read_model_config(model_dir: Path) -> ModelConfig:
 def read_draft_config(draft_dir: Path) -> DraftShape:
     """Read and check a draft's config.json; raises KimiError naming each field that is missing or wrong."""
     path = draft_dir / "config.json"
-    raw = {key: value for key, value in read_json(path).items() if value is not None}
-    return _validate(DraftShape, raw, path)
+    return draft_shape(read_json(path), path)
+
+
+def draft_shape(config: Mapping[str, Any], where: Path) -> DraftShape:
+    """A draft's sizes from its config.json, which was read from `where`; a null means absent."""
+    content = {key: value for key, value in config.get("text_config", config).items() if value is not None}
+    if MLA_DRAFT in content.get("architectures", ()):
+        content["mla"] = content
+    return _validate(DraftShape, content, where)
 
 
 def _validate(kind: type[M], content: dict[str, Any], path: Path) -> M:

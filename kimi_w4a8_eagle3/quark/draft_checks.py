@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from .config import DraftShape, TextShape
+from .config import MHA_DRAFT, MLA_DRAFT, DraftShape, LatentShape, TextShape
 from .findings import Findings, Problem
 from .safetensors_header import Checkpoint, TensorInfo
 
-# Draft classes that SGLang's EAGLE3 worker feeds with captured hidden states of a DeepSeek-style target.
-ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM")
 _OTHER_DRAFT = "use the draft that was trained for this target"
 
 
@@ -28,13 +27,22 @@ def captured_layers(draft: DraftShape, target: TextShape) -> list[int]:
     return [i + 1 for i in ids] if ids and ids[0] == 1 else list(ids)
 
 
-def check_draft(draft: DraftShape, checkpoint: Checkpoint, target: TextShape, tp: int) -> list[Problem]:
-    """Everything that would make the draft fail to load, or load and accept nothing."""
+def check_draft(
+    draft: DraftShape, checkpoint: Checkpoint, target: TextShape, tp: int, sglang: Path | None = None
+) -> list[Problem]:
+    """Everything that would make the draft fail to load, or load and accept nothing.
+
+    sglang: the folder of the SGLang that will serve it; None asks for no class.
+    """
     findings = Findings("draft")
     config = checkpoint.directory / "config.json"
-    if not set(draft.architectures) & set(ARCHITECTURES):
+    if not {MHA_DRAFT, MLA_DRAFT} & set(draft.architectures):
         found = ", ".join(draft.architectures) or "none"
-        findings.add(f"draft architecture is {found}", config, " or ".join(ARCHITECTURES), _OTHER_DRAFT)
+        findings.add(f"draft architecture is {found}", config, f"{MHA_DRAFT} or {MLA_DRAFT}", _OTHER_DRAFT)
+        return findings.problems()
+    if draft.mla and sglang is not None and not _serves(sglang, MLA_DRAFT):
+        found, newer = f"the installed SGLang has no {MLA_DRAFT}", "install a newer SGLang, or use an MHA draft"
+        findings.add(found, sglang, "the class that serves an MLA draft", newer)
         return findings.problems()
     layers = captured_layers(draft, target)
     _check_captured(layers, target, config, findings)
@@ -66,7 +74,7 @@ def _check_sizes(draft: DraftShape, target: TextShape, tp: int, config: Path, fi
     if draft.draft_vocab_size and draft.draft_vocab_size > target.vocab_size:
         expected = f"at most the target's {target.vocab_size}"
         findings.add(f"draft_vocab_size is {draft.draft_vocab_size}", config, expected, _OTHER_DRAFT)
-    kv_heads = draft.num_key_value_heads or draft.num_attention_heads
+    kv_heads = tp if draft.mla else draft.num_key_value_heads or draft.num_attention_heads  # latents are not split
     if draft.num_attention_heads % tp or (kv_heads % tp and tp % kv_heads):
         findings.add(
             f"TP {tp} does not divide the draft's {draft.num_attention_heads} attention or {kv_heads} KV heads",
@@ -80,13 +88,17 @@ def _check_tensors(
     draft: DraftShape, checkpoint: Checkpoint, target: TextShape, num_captured: int, findings: Findings
 ) -> None:
     hidden = draft.hidden_size
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (hidden, num_captured * target.hidden_size),
         "norm.weight": (hidden,),
         "embed_tokens.weight": (target.vocab_size, hidden),
     }
+    if draft.fc_norm:
+        shapes |= {f"fc_norm.{number}.weight": (target.hidden_size,) for number in range(num_captured)}
     if draft.draft_vocab_size and not draft.tie_word_embeddings:
         shapes["lm_head.weight"] = (draft.draft_vocab_size, hidden)
+    if draft.mla:
+        shapes |= _mla_layer(draft, draft.mla)
     for name, shape in shapes.items():
         tensor = _find(checkpoint, name)
         if tensor is not None and tensor.shape != shape:
@@ -96,6 +108,46 @@ def _check_tensors(
         # The embedding may be absent: SGLang shares the target's.
         if tensor is None and name != "embed_tokens.weight" and checkpoint.tensors and not checkpoint.unread:
             findings.add(f"draft has no {name}", checkpoint.directory, f"shape {list(shape)}", _OTHER_DRAFT)
+    if draft.mla:
+        _check_mla_names(draft, checkpoint, set(shapes), findings)
+
+
+def _mla_layer(draft: DraftShape, mla: LatentShape) -> dict[str, tuple[int, ...]]:
+    """The layer's weights: queries and latents come from [embedding, state], so twice the hidden size in."""
+    hidden, heads, inter = draft.hidden_size, draft.num_attention_heads, draft.intermediate_size or 0
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (hidden,),
+        "hidden_norm": (hidden,),
+        "self_attn.q_a_proj": (mla.q_lora_rank, 2 * hidden),
+        "self_attn.q_a_layernorm": (mla.q_lora_rank,),
+        "self_attn.q_b_proj": (heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim), mla.q_lora_rank),
+        "self_attn.kv_a_proj_with_mqa": (mla.kv_lora_rank + mla.qk_rope_head_dim, 2 * hidden),
+        "self_attn.kv_a_layernorm": (mla.kv_lora_rank,),
+        "self_attn.kv_b_proj": (heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
+        "self_attn.o_proj": (hidden, heads * mla.v_head_dim),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inter, hidden),
+        "mlp.up_proj": (inter, hidden),
+        "mlp.down_proj": (hidden, inter),
+    }
+    return {f"midlayer.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _check_mla_names(draft: DraftShape, checkpoint: Checkpoint, known: set[str], findings: Findings) -> None:
+    """SGLang's class logs a name that it does not know and serves without that weight, and takes 16 bits alone."""
+    for tensor in checkpoint.tensors.values():
+        name = tensor.name.replace("layers.0.", "midlayer.")
+        if name not in known and name.rpartition(".")[2] not in ("d2t", "t2d"):
+            asked = (
+                " (its config does not ask for fc_norm)" if name.startswith("fc_norm.") and not draft.fc_norm else ""
+            )
+            found = f"draft has weights that {MLA_DRAFT} leaves out{asked}"
+            findings.add(
+                found, tensor.file, "names of the layer, fc, norm and lm_head alone", _OTHER_DRAFT, tensor.name
+            )
+        elif "kv_b_proj" in name and tensor.dtype not in ("BF16", "F16", "F32"):
+            found = f"draft's kv_b_proj is {tensor.dtype}"
+            findings.add(found, tensor.file, "BF16: SGLang splits it as it is", "use the BF16 draft", tensor.name)
 
 
 def _check_vocabulary_map(draft: DraftShape, checkpoint: Checkpoint, target: TextShape, findings: Findings) -> None:
@@ -126,4 +178,16 @@ def _check_vocabulary_map(draft: DraftShape, checkpoint: Checkpoint, target: Tex
 
 
 def _find(checkpoint: Checkpoint, name: str) -> TensorInfo | None:
-    return checkpoint.tensors.get(name) or checkpoint.tensors.get(f"model.{name}")
+    """The tensor by its name or by one that SGLang's loaders take for it."""
+    names = (name, f"model.{name}", name.replace("midlayer.", "layers.0."))
+    return next((tensor for each in names if (tensor := checkpoint.tensors.get(each)) is not None), None)
+
+
+def installed_sglang() -> Path | None:
+    """The folder of the SGLang that is installed here, found without importing it."""
+    spec = find_spec("sglang")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def _serves(sglang: Path, name: str) -> bool:
+    return any(f"class {name}(" in file.read_text() for file in sglang.glob("srt/models/*eagle3*.py"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,24 +38,9 @@ def quantize_w4a8(
 
     Weights go through Quark's ProgressiveSpec: FP8 e4m3 per tensor, then INT4 per output channel. A projection [N, K]
     comes out as `weight` int32 [N, K/8] in `reorder` packing, `weight_scale` float32 [] and `weight_scale_2` float32
-    [N]. One shard at a time is in memory, and `destination` appears only when all of it is written. Raises KimiError
-    when `source` is no checkpoint, `destination` is not empty, or Quark is not installed.
+    [N]. One shard at a time is in memory. Raises KimiError when Quark cannot be imported.
     """
-    if not (source / "config.json").is_file() or not any(source.glob("*.safetensors")):
-        raise KimiError("not a model checkpoint", str(source), "a folder with config.json and *.safetensors files")
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise KimiError("the destination is not empty", str(destination), remedy="name a new folder or empty this one")
-    scratch = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
-    scratch.mkdir(parents=True)
-    try:
-        run_quark(source, scratch, lambda: _config(exclude), device, verbose)
-        for file in scratch.iterdir():
-            file.chmod(0o644)  # Quark writes its shards readable for the owner only
-        if destination.exists():
-            destination.rmdir()
-        scratch.rename(destination)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    run_quark(source, destination, lambda: _config(exclude), device, verbose)
 
 
 def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], device: str, verbose: bool) -> None:
@@ -80,6 +63,8 @@ def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], de
     ModelQuantizer(config()).direct_quantize_checkpoint(
         pretrained_model_path=str(source), save_path=str(destination), device=device
     )
+    for shard in destination.glob("*.safetensors"):
+        shard.chmod(0o644)  # Quark writes its shards readable for the owner only
 
 
 def _config(exclude: Sequence[str]) -> QConfig:

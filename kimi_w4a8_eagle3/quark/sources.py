@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from packaging.version import Version
 
 from ..base.errors import KimiError
-from .config import read_json
+from .config import MHA_DRAFT, MLA_DRAFT, read_json
 from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 
 QUARK_MINIMUM = "0.13"
@@ -58,7 +58,7 @@ def require_target(
         raise KimiError(
             f"no layer of this checkpoint is named by the exclude patterns {', '.join(unmatched)}",
             str(checkpoint.directory),
-            "a Kimi-K2.5 target, with attention, router, dense and shared-expert layers",
+            "a Kimi-K2 target, with attention, router, dense and shared-expert layers",
             "check the source, or give the patterns that leave its layers alone with --exclude",
         )
     if all(any(fnmatch.fnmatch(module, p) for p in exclude) for module in modules):
@@ -78,9 +78,16 @@ def require_draft(config: dict[str, Any], checkpoint: Checkpoint) -> None:
             "fc.weight, which merges hidden states of the target",
             "name the folder of an EAGLE3 draft",
         )
+    if MLA_DRAFT in config.get("architectures", ()):
+        raise KimiError(
+            "SGLang's class for MLA drafts reads kv_b_proj in 16 bits only, so a quantized one is never served",
+            str(checkpoint.directory / "config.json"),
+            f"architectures with {MHA_DRAFT}",
+            "serve it in BF16, or quantize an MHA draft",
+        )
 
 
-def quantization_of(config: dict[str, Any]) -> dict[str, Any] | None:
+def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The `quantization_config`, at the top or in `text_config`."""
     text = config.get("text_config")
     found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)

@@ -22,6 +22,7 @@ from .arguments import Args, argument_groups, command_words, parse_arguments, pa
 from .known_faults import Fault, concerning, heed
 from .memory_plan import MemoryPlan, make_plan, number
 from .schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
+from .speculation import adapt_steps, check_golden
 
 __all__ = [
     "Launch",
@@ -194,6 +195,7 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
     recipe = with_settings(recipe, dict(parse_setting(text, engine) for text in settings) | typed)
     args = vllm_serve.assemble(recipe, notes) if engine == "vllm" else _assemble(recipe, notes)
     _improve(args, recipe, notes)
+    adapt_steps(args, recipe, notes)
     return Resolved(recipe, args, published, notes, _overrides(engine, settings, extra))
 
 
@@ -243,25 +245,13 @@ def _assemble(recipe: Recipe, notes: list[str]) -> Args:
 
 def _improve(args: Args, recipe: Recipe, notes: list[str]) -> None:
     """What this package changes, each with its reason."""
-    _check_golden(recipe, notes)
+    check_golden(recipe, notes)
     args.update((name, improvement.value) for name, improvement in recipe.improved_args.items())
     for name, improvement in recipe.improve.items():
         if improvement.value != "auto":
             published = recipe.args.get(name)
             was = "not in the published command" if published is None else f"published: {show(name, published)}"
             notes.append(f"{show(name, improvement.value)} ({was}): {improvement.why}")
-
-
-def _check_golden(recipe: Recipe, notes: list[str]) -> None:
-    golden, most = recipe.options.golden_acceptance, recipe.args.get("speculative-num-draft-tokens")
-    if golden is None:
-        return
-    if recipe.engine != "sglang" or not isinstance(most, int) or golden > most:
-        raise KimiError(
-            f"options.golden_acceptance = {golden:g} does not fit the recipe {recipe.name!r}",
-            expected="a recipe for SGLang with speculation, and at most its draft tokens",
-        )
-    notes.append(f"warning: the accept length is fixed at {golden:g}, the texts are not the model's: benchmarks only")
 
 
 def _overrides(engine: str, settings: Sequence[str], extra: Sequence[str]) -> list[str]:

@@ -21,6 +21,8 @@ from ..base.resources import operator_dir
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import Gpu
 from ..machine.page_guard import Budget, KvShape, PagedKernel, Verdict, decide, kv_shape, paged_kernels
+from ..quark.config import draft_shape
+from ..quark.sources import is_packed_int4, quantization_of
 from .schema import ArgValue, Recipe
 
 DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -105,16 +107,19 @@ def target_weights(card: ModelCard, tp: int) -> dict[str, int]:
 
 
 def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
-    """Bytes per rank of an EAGLE3 draft: Llama layers over [embedding, hidden], `fc`, lm_head; embedding shared."""
-    c = card.config.get("text_config", card.config)
-    hidden, head = c["hidden_size"], c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
-    heads = c["num_attention_heads"] / tp
-    kv_heads = max((c.get("num_key_value_heads") or c["num_attention_heads"]) / tp, 1)
-    qkv = 2 * hidden * (heads + 2 * kv_heads) * head
-    layer = qkv + heads * head * hidden + 3 * hidden * c["intermediate_size"] / tp
-    fc = 3 * c.get("target_hidden_size", hidden) * hidden  # not split by SGLang
-    lm_head = (c.get("draft_vocab_size") or c["vocab_size"]) * hidden / tp
-    layers = layer * c["num_hidden_layers"] * card.bits.get("draft layer", card.other_bits)
+    """Bytes per rank of an EAGLE3 draft: one layer over [embedding, hidden], `fc`, lm_head; embedding shared."""
+    d = draft_shape(card.config, Path(card.name))
+    hidden, heads = d.hidden_size, d.num_attention_heads
+    fc: float = 3 * (d.target_hidden_size or hidden) * hidden  # split by SGLang's class for MLA drafts alone
+    if d.mla:
+        attention, fc = _latent_attention({**d.mla.model_dump(), "num_attention_heads": heads}, tp, hidden, 2), fc / tp
+    else:
+        head = d.head_dim or hidden // heads
+        kv_heads = max((d.num_key_value_heads or heads) / tp, 1)
+        attention = 2 * hidden * (heads / tp + 2 * kv_heads) * head + heads / tp * head * hidden
+    layer = attention + 3 * hidden * (d.intermediate_size or 0) / tp
+    lm_head = (d.draft_vocab_size or d.vocab_size) * hidden / tp
+    layers = layer * d.num_hidden_layers * card.bits.get("draft layer", card.other_bits)
     return {"draft": math.ceil((layers + (fc + lm_head) * card.other_bits) / 8)}
 
 
@@ -210,7 +215,9 @@ def make_plan(
 
 def _working(args: Mapping[str, ArgValue], tp: int) -> dict[str, int]:
     requests = int(number(args, "cuda-graph-max-bs-decode", GRAPH_MAX_REQUESTS))
-    working = {"graphs": requests * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL}
+    # With adaptive steps a set of graphs for each number of them.
+    sets = int(number(args, "speculative-num-steps", 1)) if args.get("speculative-adaptive") else 1
+    working = {"graphs": sets * requests * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL}
     if "chunked-prefill-size" in args:
         chunk = max(int(number(args, "chunked-prefill-size", 0)), 2048)
         fixed = ACTIVATION_BYTES + tp * ACTIVATION_BYTES_PER_RANK
@@ -255,7 +262,7 @@ def _target_elements(c: Mapping[str, Any], tp: int) -> dict[str, float]:
     """Elements per rank of everything that is stored in 16 bits."""
     hidden, layers = c["hidden_size"], c["num_hidden_layers"]
     moe_layers = layers - c["first_k_dense_replace"]
-    attention = layers * (_latent_attention(c, tp) if c.get("kv_lora_rank") else _grouped_attention(c, tp))
+    attention = layers * (_latent_attention(c, tp, hidden) if c.get("kv_lora_rank") else _grouped_attention(c, tp))
     embeddings = c["vocab_size"] * hidden / tp
     return {
         "attention": attention + layers * 2 * hidden,
@@ -266,13 +273,13 @@ def _target_elements(c: Mapping[str, Any], tp: int) -> dict[str, float]:
     }
 
 
-def _latent_attention(c: Mapping[str, Any], tp: int) -> float:
-    """Elements per rank of one MLA layer.
+def _latent_attention(c: Mapping[str, Any], tp: int, hidden: int, inputs: int = 1) -> float:
+    """Elements per rank of one MLA layer over `inputs` vectors of `hidden`.
 
     kv_b counts twice: its two halves are kept a second time in the layout that MLA decode absorbs.
     """
-    hidden, heads, q_rank = c["hidden_size"], c["num_attention_heads"], c.get("q_lora_rank") or 0
-    latents = hidden * (q_rank + c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    heads, q_rank = c["num_attention_heads"], c.get("q_lora_rank") or 0
+    latents = inputs * hidden * (q_rank + c["kv_lora_rank"] + c["qk_rope_head_dim"])
     q = (q_rank or hidden) * heads * (c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
     kv_b = c["kv_lora_rank"] * heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
     out = heads * c["v_head_dim"] * hidden
@@ -295,10 +302,12 @@ def _moe_names(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expert_bits(config: Mapping[str, Any]) -> float:
-    """Stored bits of a routed expert's weight: INT4, MXFP4 (an 8-bit scale for 32 values), FP8, else 16."""
-    quantization = json.dumps(config.get("quantization_config", {})).lower()
+    """Stored bits of a routed expert's weight: Moonshot's INT4 (a 16-bit scale for 32), INT4, MXFP4 (8 for 32), FP8."""
+    found = quantization_of(config) or {}
+    if is_packed_int4(found):
+        return 4.5
     widths = {"int4": 4.0, "fp4": 4.25, "fp8": 8.0}
-    return next((bits for name, bits in widths.items() if name in quantization), 16.0)
+    return next((bits for name, bits in widths.items() if name in json.dumps(found).lower()), 16.0)
 
 
 def _vision_elements(vision: Mapping[str, Any] | None, text_hidden: int) -> int:

@@ -38,22 +38,18 @@ class RouterSettings(BaseModel):
     cors_allowed_origins: list[str] = []
     log_level: Literal["debug", "info", "warn", "error"] = "warn"
 
-    def thresholds(self, prefix_cache: bool) -> tuple[int, float]:
-        """Absolute and relative difference in running requests beyond which the load decides.
+    def resolved(self, prefix_cache: bool) -> RouterSettings:
+        """The same with its thresholds decided: the differences in running requests beyond which the load decides.
 
         A node runs 40 requests well, so with a prefix cache up to 16 more may go where their prefix is. Without one
         that affinity only crowds one replica (measured: nearly all of 8 clients on one of two), so load alone decides.
         """
         absolute, relative = (16, 1.5) if prefix_cache else (1, 1.01)
-        return (
-            absolute if self.balance_abs_threshold is None else self.balance_abs_threshold,
-            relative if self.balance_rel_threshold is None else self.balance_rel_threshold,
-        )
-
-    def resolved(self, prefix_cache: bool) -> RouterSettings:
-        """The same with its thresholds decided."""
-        absolute, relative = self.thresholds(prefix_cache)
-        return self.model_copy(update={"balance_abs_threshold": absolute, "balance_rel_threshold": relative})
+        changes = {
+            "balance_abs_threshold": absolute if self.balance_abs_threshold is None else self.balance_abs_threshold,
+            "balance_rel_threshold": relative if self.balance_rel_threshold is None else self.balance_rel_threshold,
+        }
+        return self.model_copy(update=changes)
 
     def router_arguments(self) -> dict[str, Any]:
         """The same as fields of `sglang_router.router_args.RouterArgs` (0.3.2)."""

@@ -61,6 +61,7 @@ class Options(_Strict):
     """Choices that become engine arguments, named after what they mean."""
 
     sampling: Literal["greedy", "target"] = "greedy"
+    speculation: Literal["fixed", "adaptive"] = "fixed"
     progress_timeout_s: float = Field(default=900, gt=0)
     # A scheduler goes round its loop once a forward pass, and the longest pass is one chunk of a prefill.
     unready_after_s: float = Field(default=20, gt=0)
@@ -128,7 +129,13 @@ class Recipe(_Strict):
         def kept(table: dict[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in table.items() if not name.startswith("speculative-")}
 
-        return self.model_copy(update={"draft": None, "args": kept(self.args), "improve": kept(self.improve)})
+        options = self.options.model_copy(update={"speculation": "fixed"})
+        tables = {"args": kept(self.args), "improve": kept(self.improve)}
+        return self.model_copy(update={"draft": None, "options": options, **tables})
+
+    def with_adaptive_speculation(self) -> Recipe:
+        """The same recipe with draft steps by batch size and acceptance."""
+        return self.model_copy(update={"options": self.options.model_copy(update={"speculation": "adaptive"})})
 
 
 def recipe_names() -> list[str]:

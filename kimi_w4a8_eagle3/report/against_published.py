@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..bench import published
 from ..bench.runs import Cell, Groups, Run
 from ..bench.statistics import METRICS, Interval, Metric
-
-_MI355X = "gfx950"
-_MI355X_LENGTHS = ("random", 1024, 1024, 0.8, True)  # of the published sweep: dataset, input, output, shortest, chat
 
 
 @dataclass(frozen=True)
@@ -24,20 +19,6 @@ class Comparison:
     published: float
     measured: Interval
     difference: float
-    verdict: str
-
-
-@dataclass(frozen=True)
-class PerGpu:
-    """Output tokens a second and GPU: the median over the measurements of one concurrency."""
-
-    workload: str
-    side: str
-    concurrency: int
-    gpus: int
-    measured: float
-    published: float | None
-    difference: float | None
     verdict: str
 
 
@@ -56,28 +37,6 @@ def _compare(cell: Cell) -> list[Comparison]:
             difference = measured.value / value - 1
             found.append(Comparison(cell.workload.name, cell.side, metric, value, measured, difference, verdict))
     return found
-
-
-def compare_per_gpu(groups: Groups) -> list[PerGpu]:
-    """One row for each workload, concurrency and side whose number of GPUs is recorded."""
-    return [row for sides in groups.values() for cell in sides.values() if (row := _per_gpu(cell)) is not None]
-
-
-def _per_gpu(cell: Cell) -> PerGpu | None:
-    counts = {each.gpus for each in cell.measurements}
-    gpus = counts.pop() if len(counts) == 1 else None
-    if not gpus:
-        return None
-    work = cell.workload
-    measured = float(np.median([each.load.output_throughput for each in cell.measurements])) / gpus
-    value, verdict = None, "no published figure for this"
-    lengths = (work.dataset, work.input_len, work.output_len, work.range_ratio, work.chat_template)
-    if lengths == _MI355X_LENGTHS:
-        value = published.per_gpu(cell.side).get(cell.concurrency)
-    if value is not None:
-        verdict = why_not_comparable(cell.run, gpus, _MI355X, "not MI355X") or ""
-    difference = None if value is None else measured / value - 1
-    return PerGpu(work.name, cell.side, cell.concurrency, gpus, measured, value, difference, verdict)
 
 
 def why_not_comparable(run: Run, gpus: int, arch: str, instead: str) -> str | None:

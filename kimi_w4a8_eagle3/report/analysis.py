@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..bench.runs import Groups, Run, grouped
 from . import against_published, long_input, speedup
-from .against_published import Comparison, PerGpu
+from .against_published import Comparison
 from .changes import Row, Verdict, compare_sides, verdicts
 from .long_input import LongInput
 from .speedup import Speedup
@@ -40,11 +40,6 @@ class Analysis:
     def against_published(self) -> list[Comparison]:
         """Against the published figures."""
         return against_published.compare(self.groups)
-
-    @cached_property
-    def per_gpu(self) -> list[PerGpu]:
-        """Output tokens a second and GPU beside the published ones."""
-        return against_published.compare_per_gpu(self.groups)
 
     @cached_property
     def measured_speedups(self) -> dict[tuple[str, int, str], Speedup]:

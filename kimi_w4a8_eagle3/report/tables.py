@@ -15,8 +15,8 @@ from ..base.errors import KimiError
 from ..bench.measure import Measurement
 from ..bench.runs import Cell
 from ..bench.statistics import METRICS, Interval, Metric
+from ..predict.explain import Account
 from ..predict.predict import Choice, Fit, Load, Point, mean_error
-from .against_published import PerGpu
 from .analysis import Analysis
 
 
@@ -41,25 +41,10 @@ def print_figures(analysis: Analysis, console: Console | None = None) -> None:
                 each.verdict,
             )
         console.print(table)
-    print_per_gpu(analysis.per_gpu, console)
     for run in analysis.runs:
         for refused, reason in run.refused:
             console.print(f"[red]left out[/] {refused.workload.name}, {refused.side}: {reason}")
         console.print(f"Everything is in {run.folder}; `kimi-w4a8 report {run.folder}` makes a page", markup=False)
-
-
-def print_per_gpu(rows: Sequence[PerGpu], console: Console) -> None:
-    """Output tokens a second and GPU beside the published ones, where the server's GPUs are known."""
-    if not rows:
-        return
-    table = Table("workload", "concurrency", "GPUs", "measured", "published", "difference", "what it means")
-    table.title, table.title_style = "output tok/s/GPU", "bold"
-    for row in rows:
-        published = "" if row.published is None else f"{row.published:,.1f}"
-        difference = "" if row.difference is None else f"{row.difference:+.1%}"
-        counts = (str(row.concurrency), str(row.gpus))
-        table.add_row(f"{row.workload} {row.side}", *counts, f"{row.measured:,.1f}", published, difference, row.verdict)
-    console.print(table)
 
 
 def print_comparison(analysis: Analysis) -> None:
@@ -135,6 +120,30 @@ def print_choices(load: Load, found: Sequence[Choice]) -> None:
     console.print(table)
 
 
+def print_account(account: Account) -> None:
+    """Every part of a step and of a prefill, and what each change would give alone."""
+    console, load = table_console(), account.load
+    what = f"step of {load.concurrency} requests x {load.steps + 1} tokens", f"prefill of {load.input_len} tokens"
+    for title, rows, total in zip(
+        what, (account.step, account.prefill), (account.step_ms, account.prefill_ms), strict=True
+    ):
+        table = Table(
+            "part", "ms", "+-", "share", "launches", "formula", "calibration", title=f"{title}, {total:.1f} ms"
+        )
+        for row in rows:
+            figures = f"{row.ms:.2f}", f"{abs(row.ms * row.uncertainty):.2f}", f"{row.ms / total:.0%}"
+            table.add_row(row.name, *figures, str(row.launches or ""), row.formula, row.source)
+        console.print(table)
+    table = Table(
+        "change, alone", "ms a step", "ms a prefill", "TPOT", "output throughput", title="levers, by the model"
+    )
+    for lever in (account.now, *account.levers):
+        saved = (f"{-ms:+.2f}" if ms else "" for ms in (lever.step_ms, lever.prefill_ms))
+        table.add_row(lever.name, *saved, f"{lever.tpot_ms:.2f} ms", f"{lever.throughput_tok_s:,.0f} tok/s")
+    console.print(table)
+    console.print(f"totals: {account.source}; its kernels were AITER's")
+
+
 def number(value: float, metric: Metric) -> str:
     """A figure with its unit and three significant digits or more."""
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
@@ -181,10 +190,11 @@ def _facts(found: Measurement, console: Console) -> None:
         )
     if (server := found.server) is not None:
         cached = "" if found.cached is None else f"{found.cached:.1%} of the prompts from the prefix cache, "
+        steps = "" if server.draft_steps is None else f"; {server.draft_steps:.1f} draft steps"
         console.print(
             f"server: KV use up to {server.kv_usage_peak:.1%}, queue up to {server.queued_peak:.0f}, "
             f"{cached}retracted {server.retracted:.0f}; a request: {_seconds('queue', server.queue_s)}, "
-            f"{_seconds('prefill', server.prefill_s)}, {_seconds('decode', server.decode_s)}"
+            f"{_seconds('prefill', server.prefill_s)}, {_seconds('decode', server.decode_s)}{steps}"
         )
     if found.text is not None and found.text.warning:
         console.print(f"[yellow]warning:[/] {found.text.warning}")

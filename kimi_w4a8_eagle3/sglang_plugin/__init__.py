@@ -32,6 +32,7 @@ def _register() -> None:
 
     # Start-up: whoever wants `cpu` alone imports this package, too.
     from . import (
+        adaptive_hook,
         cpu,
         door,
         failing_requests,
@@ -48,6 +49,7 @@ def _register() -> None:
 
     orphans.end_with_parent()
     full_disk.install()
+    HookRegistry.register(adaptive_hook.TARGET, adaptive_hook.refuse, HookType.AFTER)
     HookRegistry.register(quark_hook.TARGET, quark_hook.from_config, HookType.AROUND)
     page_guard_hook.install(HookRegistry)
     metrics_hook.install(HookRegistry)
@@ -64,12 +66,13 @@ def _register() -> None:
 
         processor.register()
     if cpu.installed():
-        from .cpu import batch_invariant, fp8_linear  # start-up: torch, and needed on a CPU alone
+        from .cpu import batch_invariant, fp8_linear, mla_draft  # start-up: torch, and needed on a CPU alone
 
-        if os.environ.get(batch_invariant.VARIABLE) == "1":
-            batch_invariant.register()
+        batch_invariant.register()
         HookRegistry.register(batch_invariant.TARGET, batch_invariant.get_handler, HookType.AROUND)
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
+        HookRegistry.register(mla_draft.EMBED, mla_draft.set_embed, HookType.REPLACE)
+        HookRegistry.register(mla_draft.EMBED_AND_HEAD, mla_draft.set_embed_and_head, HookType.REPLACE)
         cpu.claim_attention_backend()
     if multiprocessing.parent_process() is None:  # a scheduler or detokenizer should not import what serves HTTP
         from . import tool_calls  # SGLang's import order: its parsers, and all that its HTTP server reads
@@ -77,6 +80,5 @@ def _register() -> None:
         tool_calls.install()
         HookRegistry.register(door.TARGET, orphans.end_with_supervisor, HookType.BEFORE)
         door.install(HookRegistry)  # imports what it stands in front of, so after everything that SGLang reads then
-    # A process that hangs prints its stacks into the server's log when the watchdog asks: in a container py-spy may not
-    # look into it, because no capability reaches a user that is not root.
+    # A process that hangs prints its stacks into the server's log when the watchdog asks.
     faulthandler.register(signal.SIGUSR1, file=2)

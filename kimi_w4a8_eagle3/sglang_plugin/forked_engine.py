@@ -80,8 +80,7 @@ def serve(control: socket.socket) -> list[str]:
         for name in _MODULES:
             importlib.import_module(name)
         _require_one_thread()
-    hook_registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-    hook_registry._propagate_patch = Holders().replace
+    vars(importlib.import_module("sglang.srt.plugins.hook_registry"))["_propagate_patch"] = Holders().replace
     gc.freeze()  # what no collection touches stays in pages that all engines share
     gc.enable()
     _write_to(os.open(os.devnull, os.O_WRONLY))

@@ -79,16 +79,24 @@ def _shapes(owner: Any) -> list[KvShape]:
     shapes = [_shape(owner.model_config, _attention_tp(), width)]
     draft = _draft_config(owner)
     if draft is not None:
-        shapes.append(_shape(draft, int(getattr(owner, "draft_attn_tp_size", None) or _attention_tp()), width))
+        tp = int(getattr(owner, "draft_attn_tp_size", None) or _attention_tp())
+        shapes.append(_shape(draft, tp, _draft_width(width)))
     return shapes
 
 
 def _shape(config: Any, tp: int, width: int) -> KvShape:
-    """Shape of a ModelConfig; the width in bytes is that of the target, and matters for MLA alone."""
+    """Shape of a ModelConfig whose cache has elements of `width` bytes."""
     layers = int(config.num_hidden_layers)
     if config.attention_arch.name == "MLA":
         return KvShape("mla", layers, int(config.kv_lora_rank + config.qk_rope_head_dim), layers, width)
     return KvShape("mha", layers, int(config.get_num_kv_heads(tp) * config.head_dim), 2 * layers, width)
+
+
+def _draft_width(target: int) -> int:
+    from sglang.srt.runtime_context import get_spec  # SGLang's import order: hooks load before what they change
+
+    name = get_spec().speculative_draft_kv_cache_dtype
+    return target if name is None else 1 if name.startswith("fp8") else 2
 
 
 def _draft_config(owner: Any) -> Any:

@@ -27,3 +27,13 @@ def calculate(arguments: str) -> str:
         return "error: expected one operation, as in 33 + 14"
     a, b = int(found[1]), int(found[3])
     return str({"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[found[2]])
+
+
+def results(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages that answer the calls of an assistant's message, in their order; none where it calls nothing."""
+    answers = []
+    for call in message.get("tool_calls") or ():
+        name, given = call["function"]["name"], call["function"]["arguments"]
+        content = calculate(given) if name == NAME else f"error: no tool is named {name}"
+        answers.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": content})
+    return answers

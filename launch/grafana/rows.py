@@ -196,12 +196,13 @@ def speculation() -> list[Any]:
         lines(
             "Accept length",
             "Tokens committed per verify step over the last minute, and on the canary prompts, whose text never "
-            "changes: both low is a fault, only the traffic low is its text.",
+            "changes: both low is a fault, only the traffic low is its text. And the draft steps in use.",
             "none",
             [
                 (of("kimi_accept_length"), REPLICA),
                 (of("kimi_canary_accept_length"), "canary " + REPLICA),
                 (objective("accept_length_min"), "objective, at least"),
+                (of("sglang:spec_num_steps"), "draft steps " + REPLICA),
             ],
             top=4,
             decimals=2,

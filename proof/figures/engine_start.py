@@ -1,4 +1,4 @@
-"""Where the seconds of an engine's start go; `python -m proof.figures.engine_start` prints docs/perf/start.md's tables.
+"""Where the seconds of an engine's start go: `python -m proof.figures.engine_start` (result: docs/design-notes.md).
 
 The built-in model with EAGLE3 is started in three ways: as new processes, as SGLang does it; as forks, with the imports
 of a new fork server; as forks of one that is there.

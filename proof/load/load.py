@@ -139,18 +139,6 @@ def summarize(records: Sequence[Record], since: float, until: float) -> Summary:
     )
 
 
-def throughput(records: Sequence[Record], since: float, until: float, step_s: float = 1.0) -> list[tuple[float, float]]:
-    """Tokens a second in every step between two moments: (middle of the step in seconds from `since`, tokens/s)."""
-    steps = max(1, round((until - since) / step_s))
-    totals = [0.0] * steps
-    for record in records:
-        for at, tokens in record.arrivals:
-            step = int((at - since) / step_s)
-            if at >= since and step < steps:
-                totals[step] += tokens
-    return [((step + 0.5) * step_s, total / step_s) for step, total in enumerate(totals)]
-
-
 def forbidden(records: Sequence[Record]) -> list[Record]:
     """Requests whose client could not know that its answer was wrong or not whole."""
     return [record for record in records if record.outcome in FORBIDDEN]

@@ -12,7 +12,7 @@ import json
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal
+from typing import Any
 
 MODEL = "null-model"
 DRAFT_TOKENS = 4
@@ -28,7 +28,6 @@ class Settings:
     tokenizer: str = MODEL
     context_len: int = 16384
     speculative: bool = True
-    engine: Literal["sglang", "vllm"] = "sglang"
     fail_every: int = 0
     cap: int = 0
     api_key: str | None = None
@@ -95,8 +94,6 @@ class NullServer(ThreadingHTTPServer):
     def metrics(self) -> str:
         """Prometheus text with the engine's names."""
         t = self.totals
-        if self.settings.engine == "vllm":
-            return self._vllm_metrics()
         counters = {
             "generation_tokens_total": t.generation_tokens,
             "prompt_tokens_total": t.prompt_tokens,
@@ -107,14 +104,6 @@ class NullServer(ThreadingHTTPServer):
         lines = [f"# TYPE sglang:{name} counter\nsglang:{name} {value}.0" for name, value in counters.items()]
         lines.append(f"# TYPE sglang:context_len gauge\nsglang:context_len {self.settings.context_len}.0")
         return "\n".join(lines) + "\n"
-
-    def _vllm_metrics(self) -> str:
-        """vLLM's counters of speculation: drafts proposed and accepted, and by position."""
-        t = self.totals
-        accepted = t.generation_tokens - t.requests - t.verify_calls
-        counts = {"drafts": t.verify_calls, "draft_tokens": t.verify_calls * (DRAFT_TOKENS - 1)}
-        counts["accepted_tokens"] = accepted
-        return "".join(f"vllm:spec_decode_num_{name}_total {value}.0\n" for name, value in counts.items())
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -131,11 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/models" and self._refused():
             return
         elif self.path == "/v1/models":
-            facts = {"root": settings.tokenizer, "max_model_len": settings.context_len}
-            self._json({"data": [{"id": MODEL, **(facts if settings.engine == "vllm" else {})}]})
-        elif self.path == "/version" and settings.engine == "vllm":
-            self._json({"version": "null"})
-        elif self.path == "/server_info" and settings.engine == "sglang":
+            self._json({"data": [{"id": MODEL}]})
+        elif self.path == "/server_info":
             speculative: dict[str, Any] = {"speculative_algorithm": None}
             if settings.speculative:
                 speculative = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": DRAFT_TOKENS}
@@ -195,17 +181,15 @@ class _Handler(BaseHTTPRequestHandler):
         chat = self.path.endswith("chat/completions")
         prompt, cached = _known(body["messages"]) if chat else (1, 0)
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
-        steps = steps_of(tokens) if self.server.settings.engine == "vllm" and self.server.settings.speculative else []
-        self.server.count(prompt, tokens, len(steps), cached)
+        self.server.count(prompt, tokens, 0, cached)
         if not body.get("stream"):
             message: dict[str, Any] = (
                 {"message": {"role": "assistant", "content": "x " * tokens}} if chat else {"text": "x " * tokens}
             )
             self._json({"choices": [{"index": 0, "finish_reason": "length", **message}], "usage": usage})
             return
-        texts = ["x " * count for count in ([1, *steps] if steps else [1] * tokens)]
-        pieces: list[dict[str, Any]] = [{"delta": {"content": text}} if chat else {"text": text} for text in texts]
-        chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "finish_reason": None, **piece}]} for piece in pieces]
+        piece: dict[str, Any] = {"delta": {"content": "x "}} if chat else {"text": "x "}
+        chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "finish_reason": None, **piece}]}] * tokens
         found = {"sglext": {"cached_tokens_details": {"device": cached}}} if cached else {}
         chunks.append({"choices": [], "usage": usage, **found})
         self._stream([json.dumps(chunk) for chunk in chunks])

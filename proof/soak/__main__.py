@@ -29,7 +29,6 @@ from proof.load.load import summarize, write_records
 from proof.load.load_request import Record
 from proof.soak.findings import Bounds, Finding, outcomes
 from proof.soak.fleet import check_nothing_left, running, started
-from proof.soak.picture import draw
 from proof.soak.soak import OnProgress, Plan, Soak, judge, soak
 from proof.soak.watch import RUNNING, USED, Sample
 
@@ -45,7 +44,7 @@ def main(
     sets: list[str] = typer.Option([], "--set", help="KEY=VALUE for the fleet started here, as for kimi-w4a8 serve."),
     runs: Path = typer.Option(DEFAULT_ROOT, help="Where the run folder is made."),
 ) -> None:
-    """Soak, draw, judge."""
+    """Soak, judge."""
     console = table_console()
     folder = new_run_dir("soak", runs).resolve()
     bounds, plan = Bounds(), Plan(minutes, concurrency, seed)
@@ -78,8 +77,6 @@ def main(
     findings = [*judge(found, bounds), *left]
     write_records(folder / "requests.jsonl", found.records)
     write_json(folder / "soak.json", _result(found, findings))
-    title = f"{len(found.records):,} requests in {minutes:g} minutes, {concurrency} clients"
-    draw(found, folder / "soak.png", title)
     console.print(_served(found), _findings(findings))
     failed = [finding for finding in findings if not finding.passed]
     console.print("[green]✓ nothing leaks, nothing is lost[/]" if not failed else f"[red]✗ {len(failed)} findings[/]")

@@ -35,6 +35,34 @@ def build(
     raise typer.Exit(0 if result.ok else 1)
 
 
+@app.command("mla-draft")
+def mla_draft(
+    folder: Path = typer.Option(Path("runs/tiny/mla-draft"), "--to", help="Where the new draft goes."),
+    first: Path | None = typer.Option(None, "--from", help="Start from this MLA draft instead of from nothing."),
+    dialogues: int = typer.Option(1000, "--dialogues", min=24, help="Replies of the target to train on."),
+    epochs: int = typer.Option(4, "--epochs", min=1, help="Passes over them."),
+    problems: int = typer.Option(100, "--problems", min=1, help="Number of held-out problems, in every form."),
+    seed: int = typer.Option(30360, "--seed"),
+) -> None:
+    """Train a draft with latent attention for the package's target as it is. The package itself has none yet.
+
+    Exit status 1 when a check fails; the draft is there all the same, to be trained on with --from.
+    """
+    import torch
+
+    from .build import train_mla_draft
+    from .train_draft import DraftTraining
+
+    torch.set_num_threads(1)
+    console = Console()
+    with _progress(console) as progress:
+        training = DraftTraining(seed=seed, dialogues=dialogues, epochs=epochs)
+        found = train_mla_draft(folder, progress, training, problems, first)
+    for name, (value, bar, passed) in found.items():
+        console.print(f"{name}: {value}, bar {bar}: {'pass' if passed else 'FAIL'}", highlight=False)
+    raise typer.Exit(0 if all(passed for _, _, passed in found.values()) else 1)
+
+
 @app.command("check")
 def check(
     problems: int = typer.Option(100, "--problems", min=1, help="Number of held-out problems."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +24,13 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
 from kimi_w4a8_eagle3.tiny import DRAFT, METRICS, TARGET, TARGET_BF16, WEIGHTS
 
-from .checkpoint import load_target, save_draft, save_target
-from .config import DraftConfig, TargetConfig
+from .acceptance import acceptance
+from .checkpoint import load_draft, load_target, save_draft, save_target
+from .config import DraftConfig, MlaDraftConfig, TargetConfig
 from .data import corpus
-from .evaluate import Evaluation, evaluate
+from .dialogues import FORMS
+from .evaluate import MAX_WEIGHT_BYTES, Evaluation, evaluate, weight_bytes
+from .generate import converse
 from .tokenizer import load_tokenizer, train_tokenizer
 from .tower import TowerTraining, train_tower
 from .train_draft import DraftTraining, draft_steps, on_policy, train_draft
@@ -34,6 +38,7 @@ from .train_target import TargetTraining, train_target
 
 CORPUS_DOCUMENTS, CORPUS_SEED = 20_000, 0
 EVALUATED_PROBLEMS = 1000
+MAX_LOSS_BY_MLA = 0.15  # of the accept length, against the MHA draft's
 _LOG_EVERY = 50
 _PACKAGES = ("torch", "amd-quark", "tokenizers", "safetensors")
 
@@ -95,6 +100,35 @@ def renew_tower(work: Path, progress: Progress) -> None:
     quantize_w4a8(new / TARGET_BF16, new / TARGET)
     shutil.copytree(tiny.draft_path(), new / DRAFT)
     _install(new)
+
+
+def train_mla_draft(
+    folder: Path, progress: Progress, training: DraftTraining, n: int, first: Path | None
+) -> dict[str, tuple[str, str, bool]]:
+    """Train an MLA draft for the package's target as it is, from nothing or from the one in `first`, into `folder`.
+
+    Returns its checks over `n` held-out problems in every form: name -> (value, bar, passed). The package's draft of
+    the same target sets the bar.
+    """
+    target, tokenizer = load_target(tiny.target_path()), load_tokenizer(tiny.target_path())
+    begin = load_draft(first, target) if first else None
+    with _counter(progress, "target's replies", training.dialogues) as advance:
+        dialogues = on_policy(target, tokenizer, training.dialogues, training.seed, advance)
+    with _stage(progress, "train the MLA draft", draft_steps(training)) as show:
+        draft = train_draft(target, dialogues, training, show, MlaDraftConfig(), begin)
+    save_draft(draft, target.config, MlaDraftConfig(), folder)
+    found = {}
+    with _counter(progress, "held-out problems", len(FORMS) * n) as advance:
+        for name, form in FORMS.items():
+            rng = random.Random(name)
+            asked = [form(problem, rng) for problem in tiny.problems("held_out", n)]
+            exchanges = [e for each in converse(target, tokenizer, asked, advance=advance) for e in each.exchanges]
+            mha, mla = (acceptance(target, load_draft(d, target), exchanges) for d in (tiny.draft_path(), folder))
+            least = mha.length - MAX_LOSS_BY_MLA
+            found[f"{name}: accept length"] = f"{mla.length:.2f}", f">= {least:.2f}", mla.length >= least
+    size = weight_bytes([tiny.target_path(), tiny.target_bf16_path(), tiny.draft_path(), folder])
+    found["weights with it"] = f"{size:,} bytes", f"<= {MAX_WEIGHT_BYTES:,}", size <= MAX_WEIGHT_BYTES
+    return found
 
 
 def _install(new: Path) -> None:

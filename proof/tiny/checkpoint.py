@@ -15,6 +15,7 @@ from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
 
 from .config import (
     DraftConfig,
+    MlaDraftConfig,
     TargetConfig,
     TowerConfig,
     draft_config_json,
@@ -115,18 +116,24 @@ def load_target(folder: Path, config: TargetConfig | None = None) -> Target:
     return model.eval()
 
 
-def save_draft(model: Draft, target: TargetConfig, config: DraftConfig, folder: Path) -> None:
-    """Write the BF16 draft; no embedding, because the server hands it the target's."""
+def save_draft(model: Draft, target: TargetConfig, config: DraftConfig | MlaDraftConfig, folder: Path) -> None:
+    """Write a BF16 draft; nothing that the server hands it of the target: the embedding, and an MLA draft's lm_head."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.bfloat16().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {
+        name: weight.bfloat16().contiguous() for name, weight in model.named_parameters() if weight.requires_grad
+    }
     _save_tensors(tensors, folder / "model.safetensors")
     _write_json(folder / "config.json", draft_config_json(target, config))
 
 
-def load_draft(folder: Path, target: TargetConfig | None = None, config: DraftConfig | None = None) -> Draft:
-    """Read the draft back, BF16, in evaluation mode."""
-    model = Draft(target or TargetConfig(), config or DraftConfig()).bfloat16()
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+def load_draft(folder: Path, target: Target) -> Draft:
+    """Read a draft of either kind back, BF16, in evaluation mode."""
+    tensors = load_file(folder / "model.safetensors")
+    shared = "lm_head.weight" not in tensors
+    model = Draft(target.config, MlaDraftConfig() if shared else DraftConfig()).bfloat16()
+    if shared:
+        model.share_head(target.lm_head.weight)
+    model.load_state_dict({"lm_head.weight": target.lm_head.weight, **tensors})
     return model.eval()
 
 

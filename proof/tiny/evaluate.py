@@ -89,7 +89,8 @@ def evaluate(
     `advance` is told of finished conversations, 8 * n in all.
     """
     tokenizer = load_tokenizer(target)
-    bf16, w4a8, speculating = load_target(target_bf16), load_target(target), load_draft(draft)
+    bf16, w4a8 = load_target(target_bf16), load_target(target)
+    speculating = load_draft(draft, w4a8)
     forms = {}
     for name, form in FORMS.items():
         rng = random.Random(name)

@@ -70,15 +70,15 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head latent attention with expanded keys and values."""
+    """Multi-head latent attention with expanded keys and values, over `inputs` vectors of the hidden size."""
 
-    def __init__(self, config: TargetConfig) -> None:
+    def __init__(self, config: TargetConfig, inputs: int = 1) -> None:
         super().__init__()
         c = self.c = config
-        self.q_a_proj = nn.Linear(c.hidden, c.q_lora, bias=False)
+        self.q_a_proj = nn.Linear(inputs * c.hidden, c.q_lora, bias=False)
         self.q_a_layernorm = RMSNorm(c.q_lora, c.eps)
         self.q_b_proj = nn.Linear(c.q_lora, c.heads * (c.nope + c.rope), bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(c.hidden, c.kv_lora + c.rope, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(inputs * c.hidden, c.kv_lora + c.rope, bias=False)
         self.kv_a_layernorm = RMSNorm(c.kv_lora, c.eps)
         self.kv_b_proj = nn.Linear(c.kv_lora, c.heads * (c.nope + c.v), bias=False)
         self.o_proj = nn.Linear(c.heads * c.v, c.hidden, bias=False)
@@ -89,6 +89,14 @@ class Attention(nn.Module):
         self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, layer: int, cache: Cache | None
     ) -> Tensor:
         """x [B, T, hidden]; mask bool [B, 1, T, S], or None for plain causal attention."""
+        q, k, v = self.qkv(x, rope)
+        if cache is not None:
+            k, v = cache.extend(layer, k, v)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
+        return self.merged(out)
+
+    def qkv(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, inputs * hidden] -> three times [B, heads, T, nope + rope]; values end in zeros."""
         c = self.c
         q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))).unflatten(-1, (c.heads, -1)).transpose(1, 2)
         q_nope, q_rope = q.split([c.nope, c.rope], -1)
@@ -97,11 +105,11 @@ class Attention(nn.Module):
         k_nope, v = kv.split([c.nope, c.v], -1)
         k_rope = rotate_pairs(k_rope.unsqueeze(1), *rope).expand(-1, c.heads, -1, -1)
         q, k = torch.cat([q_nope, rotate_pairs(q_rope, *rope)], -1), torch.cat([k_nope, k_rope], -1)
-        v = F.pad(v, (0, c.nope + c.rope - c.v))  # equal head sizes let torch take its fused CPU attention
-        if cache is not None:
-            k, v = cache.extend(layer, k, v)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
-        return self.o_proj(out[..., : c.v].transpose(1, 2).flatten(2))
+        return q, k, F.pad(v, (0, c.nope + c.rope - c.v))  # equal head sizes let torch take its fused CPU attention
+
+    def merged(self, out: Tensor) -> Tensor:
+        """[B, heads, T, nope + rope] -> [B, T, hidden]."""
+        return self.o_proj(out[..., : self.c.v].transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):

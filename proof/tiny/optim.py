@@ -53,6 +53,8 @@ def optimizers(model: nn.Module, lr: float, weight_decay: float) -> list[torch.o
     matrices: list[Tensor] = []
     rest: list[Tensor] = []
     for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
         hidden = weight.ndim > 1 and not name.startswith(("embed_tokens", "lm_head")) and ".gate.weight" not in name
         (matrices if hidden else rest).append(weight)
     return [

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from kimi_w4a8_eagle3.tiny.problems import problem_stream
 
-from .config import DraftConfig
+from .config import DraftConfig, MlaDraftConfig
 from .dialogues import drawn
 from .draft import Draft
 from .generate import Exchange, greedy, pad_right
@@ -76,19 +77,32 @@ def train_draft(
     dialogues: Sequence[Exchange],
     settings: DraftTraining,
     report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
+    config: DraftConfig | MlaDraftConfig | None = None,
+    first: Draft | None = None,
 ) -> Draft:
-    """Train for `epochs` passes over `dialogues`; calls `report(step, {loss, first, last})` after each step."""
+    """Train an MHA draft, or one of `config`, from nothing or from `first`, for `epochs` passes over `dialogues`.
+
+    Calls `report(step, {loss, first, last})` after each step.
+    """
     torch.manual_seed(settings.seed)
-    config = DraftConfig()
+    config = config or DraftConfig()
     draft = Draft(target.config, config)
     initialise(draft, settings.seed)
+    if first is not None:
+        draft.load_state_dict(first.state_dict())
+    if isinstance(config, MlaDraftConfig):
+        draft.share_head(target.lm_head.weight.float())
     opts = optimizers(draft, settings.lr, weight_decay=0.0)
     embedding = target.embed_tokens.weight.detach()
     total = draft_steps(settings)
     draft.train()
+    known: dict[int, Tensor] = {}  # captured states of each dialogue, after the first pass
     for step, chosen in enumerate(_batches(dialogues, settings)):
         tokens, in_reply = _rows(chosen)
-        captured = captured_states(target, tokens, config.captured)
+        if not all(id(each) in known for each in chosen):
+            states = captured_states(target, tokens, config.captured)
+            known |= {id(each): row[: len(each.tokens)].clone() for each, row in zip(chosen, states, strict=True)}
+        captured = pad_sequence([known[id(each)] for each in chosen], batch_first=True)
         losses = []
         with torch.autocast("cpu", torch.bfloat16):
             for k, hidden in enumerate(draft(tokens, captured, embedding, settings.unroll)):

@@ -27,8 +27,8 @@ PINS = {
     "launch/compose.yaml",
     "launch/known-faults.toml",  # tests/recipe/test_known_faults.py
 }
-OF_OTHERS = {"process_result.py", "pool_configurator.py"}  # InferenceX's and SGLang's
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("*/README.md")])
+OF_OTHERS = {"pool_configurator.py"}  # SGLang's
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")})
 
 
 @cache
@@ -78,9 +78,9 @@ def known_paths() -> frozenset[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_path_that_a_page_names_is_there(page: Path) -> None:
-    """Links; files and folders by their path or the end of it; modules by their dotted name."""
+    """Links, with their headings; files and folders by their path or the end of it; modules by their dotted name."""
     text = page.read_text()
-    links = {link for link in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text) if not (page.parent / link).exists()}
+    links = {link for link in re.findall(r"\]\((?!\w+:)([^)\s]+)", text) if not leads_somewhere(page, link)}
     tops = {name.split("/")[0] for name in tracked() if "/" in name} | {path.name for path in PACKAGE.iterdir()}
     starts = "|".join(re.escape(top) for top in sorted(tops))
     paths = set(re.findall(rf"(?<![\w./:<$-])((?:{starts})/[\w./-]*\w)(?![\w*<{{}}-]|/[*<{{]|…)", text))
@@ -88,6 +88,17 @@ def test_every_path_that_a_page_names_is_there(page: Path) -> None:
     dotted = re.findall(r"\b((?:proof|kimi_w4a8_eagle3)(?:\.[a-z]\w*)+)", text)
     modules = {name for name in dotted if not {slashed(name), slashed(name) + ".py", above(name)} & known_paths()}
     assert links | modules | {path for path in paths if path not in known_paths()} == set()
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """Whether the file is there and, of a page, the heading, by the anchors that GitHub makes."""
+    name, _, anchor = link.partition("#")
+    target = page.parent / name if name else page
+    if not anchor or not target.exists():
+        return target.exists()
+    text = re.sub(r"^```.*?^```", "", target.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def slashed(module: str) -> str:

@@ -1,5 +1,6 @@
 """The report: one page without outside files, from runs of this machine or another; and the A/B order."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -10,10 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.run_dir import RECORD
 from kimi_w4a8_eagle3.bench import runs
 from kimi_w4a8_eagle3.bench.ab import Plan
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
-from kimi_w4a8_eagle3.bench.side import Side
+from kimi_w4a8_eagle3.bench.side import Side, recorded
 from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval
 from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.cli import app
@@ -122,14 +124,22 @@ def test_sides_take_turns_and_both_measure_every_repetition(
 def test_plain_is_the_recipe_without_speculation() -> None:
     assert Side.parse("tiny").launch([]).num_draft_tokens == 4
     assert Side.parse("tiny:plain").launch([]).num_draft_tokens is None
+    assert Side.parse("tiny:adaptive").launch([]).args["speculative-adaptive"] is True
     with pytest.raises(KimiError, match="unknown suffix 'fast'"):
         Side.parse("tiny:fast")
+
+
+def test_the_record_of_a_run_says_how_each_server_was_started(tmp_path: Path) -> None:
+    with recorded(tmp_path, "ab", ["tiny"], {"tiny": Side.parse("tiny").launch([])}, None):
+        pass
+    server = json.loads((tmp_path / RECORD).read_text())["servers"]["tiny"]
+    assert "sglang.launch_server" in server["argv"] and server["env"]["SGLANG_USE_CPU_ENGINE"] == "1"
 
 
 def test_bad_plans_are_refused() -> None:
     with pytest.raises(KimiError, match="1 repetition"):
         plan(1, 2)
-    with pytest.raises(KimiError, match="both sides are tiny"):
+    with pytest.raises(KimiError, match="two sides are tiny"):
         Plan((Side.parse("tiny"), Side.parse("tiny")), [], 1, 1)
 
 

@@ -61,8 +61,6 @@ def test_an_unknown_recipe_is_named_with_the_nearest():
 
 def test_the_real_probe(tmp_path):
     probe = Probe()
-    assert probe.run(["no-such-program-anywhere"]).missing
-    assert probe.run(["sh", "-c", "echo out; echo err >&2; exit 2"]).text == "out\n"
     assert probe.read("proc/sys/kernel/osrelease") and probe.read("no/such/file") is None
     assert probe.exists("proc/self") and not probe.exists("no/such/file")
     assert probe.usable("dev/null") and probe.group_of("dev/null") == "root"
@@ -74,11 +72,6 @@ def test_the_real_probe(tmp_path):
     assert "kimi_w4a8_eagle3" in probe.plugins()
     assert all(process.pid != os.getpid() for process in probe.processes())
     assert [report.id for report in probe.patches()]
-
-
-def test_a_hanging_tool_does_not_hang_the_doctor(monkeypatch):
-    monkeypatch.setattr("kimi_w4a8_eagle3.doctor.probe.SECONDS", 0.1)
-    assert Probe().run(["sleep", "20"]).timed_out
 
 
 @pytest.mark.parametrize(

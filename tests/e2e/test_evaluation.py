@@ -3,24 +3,31 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from rich.console import Console
 from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.eval import accuracy, lossless, smoke, tasks
+from kimi_w4a8_eagle3.eval import accuracy, exact, lossless, smoke, tasks
 from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
+from kimi_w4a8_eagle3.eval.prompts import prompts
+from kimi_w4a8_eagle3.eval.tokens import Probe, Tokens
 
 pytestmark = pytest.mark.server
 SILENT = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """EAGLE3 whose verify step accepts every draft token."""
-    yield from with_faults(tiny_launch(), "support.broken_verify", tmp_path_factory.mktemp("broken"))
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, Path]]:
+    """EAGLE3 with a prefix cache, and the file that names the fault which its program has at the moment."""
+    folder = tmp_path_factory.mktemp("faulty")
+    (named := folder / "fault").touch()
+    launch = tiny_launch(settings=("disable-radix-cache=false", f"env.KIMI_PLANTED={named}"))
+    for server in with_faults(launch, "support.wrong_answers", folder):
+        yield server, named
 
 
 def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: object) -> lossless.Report:
@@ -33,24 +40,71 @@ def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: 
 def healthy(plain: EngineServer, eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> lossless.Report:
     """Greedy answers and samples in one run."""
     runs = tmp_path_factory.mktemp("healthy")
-    return compared(plain, eagle3, runs, prompts=18, max_tokens=48, samples=100, prefixes=2)
+    return compared(plain, eagle3, runs, prompts=12, max_tokens=32, samples=60, prefixes=2)
 
 
 def test_eagle3_changes_no_greedy_token_at_concurrency_1_and_40(healthy):
     assert healthy.state == "pass", healthy.reasons
     assert healthy.accept_length > 1.5
-    assert all(each.judgement == "tie" for each in healthy.divergences)
-    assert len(healthy.divergences) <= 9
+    assert healthy.divergences == [] and healthy.self_differences == 0  # not even at ties
 
 
-def test_a_verify_step_that_accepts_everything_is_found(plain, broken, tmp_path):
-    report = compared(plain, broken, tmp_path, prompts=12, max_tokens=48, samples=0)
+def test_a_verify_step_that_accepts_everything_is_found(plain, faulty, tmp_path):
+    server, named = faulty
+    named.write_text("every draft accepted")
+    report = compared(plain, server, tmp_path, prompts=6, max_tokens=24, samples=0)
     assert report.state == "fail"
     assert report.accept_length > 3.5  # it looks splendid
     bugs = [each for each in report.divergences if each.judgement == "bug"]
     assert {each.concurrency for each in bugs} == {1, 40}
     assert all(each.gap is None or each.gap >= 0.25 for each in bugs)
     assert any("BUG" in reason for reason in report.reasons)
+
+
+@pytest.fixture(scope="module")
+def expected(plain: EngineServer) -> tuple[list[exact.Request], list[Tokens]]:
+    """Requests, one of them with a stop string that ends it, and their answers, one after the other."""
+    with Probe(plain.base_url) as probe:
+        ids = [probe.chat_ids(prompt.text, "kimi-k2.5-tiny") for prompt in prompts(6)]
+        whole = probe.greedy(ids[1], 48, with_top=True)
+        asked = [exact.Request("chat", each, 48) for each in ids]
+        asked.append(exact.Request("stop", ids[1], 48, whole.text[len(whole.text) // 2 :][:3]))
+        return asked, [ask(probe, each) for each in asked]
+
+
+def ask(probe: Probe, request: exact.Request) -> Tokens:
+    return probe.greedy(request.ids, request.max_tokens, with_top=True, stop=request.stop)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "",
+        "bonus token from the draft",
+        "KV of a rejected token kept",
+        "position off by one after a partial acceptance",
+        "wrong page in a radix node",
+        "stop string cut late",
+    ],
+)
+def test_a_fault_that_changes_an_answer_is_found_and_nothing_else_is(faulty, expected, fault):
+    """Asked twice: what was answered first is in the prefix cache then."""
+    (server, named), (asked, answers) = faulty, expected
+    httpx.post(f"{server.base_url}/flush_cache").raise_for_status()
+    named.write_text(fault)
+    with Probe(server.base_url) as probe:
+        found = [probe.all(lambda request: ask(probe, request), asked, len(asked)) for _ in range(2)]
+    assert sum(each.cached for each in found[1]) > 0 and sum(each.verify_steps for each in found[1]) > 0
+    assert any(exact.differences(asked, answers, each, "EAGLE3", 7) for each in found) == bool(fault)
+
+
+def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_length(faulty, expected, tmp_path):
+    (server, named), (asked, answers) = faulty, expected
+    named.write_text("hidden state of the wrong token")
+    with Probe(server.base_url) as probe:
+        assert not exact.differences(asked, answers, [ask(probe, each) for each in asked], "EAGLE3", 1)
+    _, state, checks = smoke.run(Choice(base_url=server.base_url), smoke.Floors(problems=12), SILENT, tmp_path)
+    assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"]
 
 
 def test_sampling_that_ignores_the_temperature_is_found(healthy):
@@ -60,26 +114,23 @@ def test_sampling_that_ignores_the_temperature_is_found(healthy):
 
 
 def test_a_server_has_its_own_distribution_and_does_not_count_as_speculating(plain, tmp_path):
-    report = compared(plain, plain, tmp_path, prompts=12, max_tokens=8, samples=100, prefixes=2)
+    report = compared(plain, plain, tmp_path, prompts=4, max_tokens=8, samples=60, prefixes=2)
     assert report.sampling.conclusive
     assert min(test.adjusted_p for test in report.sampling.tests) > 1e-6  # drawn anew each time: not tighter
     assert report.state == "invalid" and "does not speculate" in report.reasons[0]
 
 
 def test_tiny_math_reaches_the_recorded_accuracy(eagle3, tmp_path):
-    protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit=80, concurrency=32)
+    protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit=50, concurrency=32)
     folder = accuracy.run(
         Choice(base_url=eagle3.base_url), protocol, accuracy.Options(runs=tmp_path, max_unusable=0.02), SILENT
     )
     outcomes = load_outcomes(folder)
-    assert len(outcomes) == 80 and sum(o.correct["strict-match"] for o in outcomes) >= 75
+    assert len(outcomes) == 50 and sum(o.correct["strict-match"] for o in outcomes) >= 46
     result = (folder / accuracy.RESULT).read_text()
     assert '"judged_against": "recorded"' in result and "within noise" in result
 
 
-def test_smoke_passes_with_eagle3_and_fails_without_speculation(plain, eagle3, tmp_path):
-    floors = smoke.Floors(problems=12)
-    _, state, checks = smoke.run(Choice(base_url=eagle3.base_url), floors, SILENT, tmp_path)
+def test_smoke_passes_with_eagle3(eagle3, tmp_path):
+    _, state, checks = smoke.run(Choice(base_url=eagle3.base_url), smoke.Floors(problems=12), SILENT, tmp_path)
     assert state == "pass", checks
-    _, state, checks = smoke.run(Choice(base_url=plain.base_url), floors, SILENT, tmp_path)
-    assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"]

@@ -28,11 +28,11 @@ TWO_RANKS = ("args.tp=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
 QUESTION = {
     "model": "kimi-k2.5-tiny",
     "messages": [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples?"}],
-    "max_tokens": 24,
+    "max_tokens": 12,
     "chat_template_kwargs": {"thinking": False},  # its answer has no near tie at any token
 }
-# More tokens than a bad request takes, so that it still runs when that one ends.
-LONG = {**QUESTION, "max_tokens": 60, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+# More tokens than bad requests take, so that it still runs when they end.
+LONG = {**QUESTION, "max_tokens": 40, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.fixture(scope="module")
@@ -71,44 +71,34 @@ def spec_steps(base_url: str) -> float:
 
 
 def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:
-    problems = tiny.problems("held_out", 20, seed=4)
+    problems = tiny.problems("held_out", 12, seed=4)
     before = spec_steps(faulty.base_url)
     with EngineClient(faulty.base_url) as client:
-        answers = client.chat_all([p.question for p in problems], 192, 4)
+        answers = client.chat_all([p.question for p in problems], 128, 4)
     expected = sum(sum(a.accepted_histogram) for a in answers)
     deadline = time.monotonic() + 30  # an answer may reach its client just before it is counted
     while (counted := spec_steps(faulty.base_url) - before) < expected and time.monotonic() < deadline:
         time.sleep(0.05)
     solved = sum(tiny.parse_answer(a.text) == p.answer for a, p in zip(answers, problems, strict=True))
-    assert solved >= 15
+    assert solved >= 9
     assert sum(sum(a.accepted_histogram[1:]) for a in answers) > 0  # both ranks agree on accepted drafts
     assert counted == expected  # each step once, not once a rank
 
 
-@pytest.mark.parametrize(
-    ("place", "stream"),
-    [
-        ("TAKE-IN", False),
-        ("BUILDING", False),
-        ("PREFILL", True),
-        ("STOP-CHECK", False),
-        ("STOP-CHECK", True),
-        ("OUTPUT", False),
-        ("OUTPUT", True),
-        ("ANSWER", False),
-        ("ANSWER", True),
-    ],
-)
-def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, place: str, stream: bool) -> None:
+@pytest.mark.parametrize("place", ["TAKE-IN", "BUILDING", "PREFILL", "STOP-CHECK", "OUTPUT", "ANSWER"])
+def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, place: str) -> None:
+    """Streamed and not, beside one stream."""
     url = f"{faulty.base_url}/v1/chat/completions"
     with httpx.stream("POST", url, json=LONG, timeout=60) as healthy:
         lines = healthy.iter_lines()
         first = next(line for line in lines if '"content"' in line)
-        bad = ask(faulty, stop=[place], stream=stream, logprobs=True)
+        whole, streamed = (ask(faulty, stop=[place], stream=stream, logprobs=True) for stream in (False, True))
         rest = list(lines)
-    assert "TypeError" in bad.text
-    assert "planted" not in bad.text  # what it was about stays in the log
-    assert bad.status_code == 500 or (stream and '"error"' in bad.text)
+    assert whole.status_code == 500
+    assert streamed.status_code == 500 or '"error"' in streamed.text
+    for bad in (whole, streamed):
+        assert "TypeError" in bad.text
+        assert "planted" not in bad.text  # what it was about stays in the log
     assert f'"completion_tokens":{LONG["max_tokens"]}' in "".join((first, *rest)).replace(" ", "")
     assert ask(faulty).json()["choices"][0]["message"]["content"] == right
     require_idle_and_whole(faulty)
@@ -132,6 +122,6 @@ def test_where_the_guilty_one_is_unknown_its_batch_ends_and_the_next_is_right(
 
 def test_the_prefix_cache_changes_no_token_and_speculation_costs_one_of_a_prompt(faulty: EngineServer) -> None:
     with httpx.Client(base_url=faulty.base_url, timeout=60) as http:
-        states = prefix_cache.Prover(http).states(users=2)
+        states = prefix_cache.Prover(http).states(users=1)
     assert prefix_cache.faults(states, drafts=True) == []
     require_idle_and_whole(faulty)

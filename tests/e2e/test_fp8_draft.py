@@ -14,21 +14,21 @@ from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters
 from kimi_w4a8_eagle3.engine.process import EngineServer
 
 pytestmark = pytest.mark.server
-QUESTIONS = [p.question for p in tiny.problems("held_out", 40, seed=6)]
+QUESTIONS = [p.question for p in tiny.problems("held_out", 20, seed=6)]
 QUANTIZED = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}  # all but fc and lm_head, merged as SGLang does
 
 
 @pytest.fixture(scope="module")
 def fp8(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     folder = tmp_path_factory.mktemp("fp8")
-    draft = quantized("fp8-draft", tiny.draft_path(), folder / "draft", "--vllm-exclude", "--no-report")
+    draft = quantized("fp8-draft", tiny.draft_path(), folder / "draft", "--vllm-exclude")
     yield from started(tiny_launch(settings=(f"draft.repo={draft}",)), folder)
 
 
 def ask(server: EngineServer) -> tuple[list[tuple[int, ...]], Acceptance]:
     before = scrape(server.base_url)
     with EngineClient(server.base_url) as client:
-        answers = client.chat_all(QUESTIONS, 64, 4)
+        answers = client.chat_all(QUESTIONS, 64, 10)
     found = acceptance_from_counters(scrape(server.base_url).since(before), 4)
     assert found is not None
     return [answer.token_ids for answer in answers], found

@@ -187,7 +187,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
 def healthy(eagle3: EngineServer) -> str:
     """What a client that asks nothing special gets, before any of this."""
     with EngineClient(eagle3.base_url) as client:
-        return client.chat(QUESTION[0]["content"], 24, separate_reasoning=False).text
+        return client.chat(QUESTION[0]["content"], 8, separate_reasoning=False).text
 
 
 @pytest.mark.parametrize(("path", "body"), HOSTILE.values(), ids=HOSTILE.keys())
@@ -199,7 +199,7 @@ def test_hostile_requests_are_refused_and_nobody_else_notices(
     answer = response.json()
     error = answer.get("error", answer)
     assert error if isinstance(error, str) else error["message"], "a refusal says why"
-    assert client.chat(QUESTION[0]["content"], 24, separate_reasoning=False).text == healthy
+    assert client.chat(QUESTION[0]["content"], 8, separate_reasoning=False).text == healthy
 
 
 def test_a_request_that_leaves_no_token_fails_alone(eagle3: EngineServer) -> None:

@@ -1,4 +1,4 @@
-"""The ops endpoint over a real engine: its counters against the answers' own statistics, probes, canary, top."""
+"""The ops endpoint over a real engine: its counters against the answers' own statistics, probes, canary."""
 
 import shutil
 import subprocess
@@ -8,11 +8,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from support.fleet_views import HandmadeFleet, replica
-from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.prometheus import Reading, parse
-from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
@@ -63,7 +61,7 @@ def test_the_engine_counts_exactly_what_its_answers_say(eagle3, client, ops):
     expected = [sum(h[k] for h in histograms if k < len(h)) for k in range(4)]
     after = settled(eagle3.base_url, sum(before) + sum(expected))
     assert [late - early for late, early in zip(after, before, strict=True)] == expected
-    assert sum(after) == Reading.parse(scrape(eagle3.base_url), 0).total("sglang:spec_verify_calls_total")
+    assert sum(after) == Reading.parse(scrape(eagle3.base_url)).total("sglang:spec_verify_calls_total")
 
 
 def test_the_last_minute_is_what_the_answers_say(client, ops):
@@ -72,14 +70,14 @@ def test_the_last_minute_is_what_the_answers_say(client, ops):
     while ops.acceptance("0") != expected and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ops.acceptance("0") == expected
-    reading = Reading.parse(scrape(ops.base_url), 0)
+    reading = Reading.parse(scrape(ops.base_url))
     assert reading.total("kimi_accept_length", replica="0") == pytest.approx(expected.length)
     shares = [reading.total("kimi_accept_rate", replica="0", position=position) for position in "123"]
     assert shares == pytest.approx(list(expected.per_position))
 
 
 def test_the_merged_exposition_is_the_engines_with_a_label(eagle3, ops):
-    engine, merged = parse(scrape(eagle3.base_url)), Reading.parse(scrape(ops.base_url), 0)
+    engine, merged = parse(scrape(eagle3.base_url)), Reading.parse(scrape(ops.base_url))
     for name in ("sglang:generation_tokens_total", "sglang:e2e_request_latency_seconds_count"):
         assert merged.total(name, replica="0") == Reading.of(engine, 0).total(name)
     assert {f.name for f in engine} <= {f.name for f in parse(scrape(ops.base_url))}
@@ -117,12 +115,3 @@ def test_a_collapse_on_the_canary_makes_it_not_ready_until_it_recovers(eagle3, f
     state.enter(Phase.CHECKING, "start-up check")  # somebody else's
     canary(floor=1.0).step(None, state.since + 4)
     assert state.phase is Phase.CHECKING
-
-
-def test_kimi_top_shows_the_engine_directly_and_through_the_endpoint(eagle3, client, ops):
-    for url, phase in ((ops.base_url, "ready"), (eagle3.base_url, "-")):
-        done = CliRunner().invoke(app, ["top", url, "--once", "--interval", "0.3"])
-        assert done.exit_code == 0, done.output
-        rows = {line[:22].strip(): line[22:].strip() for line in done.output.splitlines()}
-        assert rows["phase"] == phase and rows["MoE backend"] == "reference"
-        assert rows["running / queued"] == "0 / 0"

@@ -43,6 +43,7 @@ def test_accept_length_takes_the_prefill_token_off():
 def test_a_restart_between_two_readings_is_an_error():
     with pytest.raises(KimiError, match="backwards"):
         Counters(5, 0, 0, 0).since(Counters(9, 0, 0, 0))
+    assert Counters(5, 4, 3, 2, 1).since(Counters(5, 2, 3, 1, 1)) == Counters(0, 2, 0, 1, 0)
 
 
 @given(st.lists(st.lists(st.integers(0, 20), max_size=4), max_size=5))

@@ -40,7 +40,8 @@ def test_a_small_gap_is_a_tie_and_a_large_one_a_bug():
     assert tie.gap == pytest.approx(0.06) and tie.top2 == ((-0.69, 5), (-0.75, 6))
     bug = one(tokens(7, 5, 9, top=TOP), tokens(8, 5, 9))
     assert (bug.position, bug.judgement) == (0, "bug") and bug.gap == pytest.approx(2.3)
-    assert one(tokens(7, 5, 9, top=TOP), tokens(7, 6, 9), tie_gap=0.05).judgement == "bug"
+    for tie_gap in (0.05, tie.gap):  # a gap of exactly that is none
+        assert one(tokens(7, 5, 9, top=TOP), tokens(7, 6, 9), tie_gap).judgement == "bug"
 
 
 def test_a_token_that_the_reference_never_considered_is_a_bug():

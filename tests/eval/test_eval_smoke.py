@@ -79,10 +79,32 @@ def test_html_escapes_what_a_model_says_and_needs_nothing_from_outside(tmp_path)
     }
     result = {"kind": "eval-accuracy", "task": "GSM8K", "configuration": "eagle3", "verdict": verdict}
     (tmp_path / "result.json").write_text(json.dumps(result))
+    record = {"started": "2026-11-22T12:00:00", "versions": {"sglang": "0.5.23"}, "git_commit": "0123456789abcdef"}
+    (tmp_path / "run.json").write_text(json.dumps(record))
     page = section.write_page(tmp_path).read_text()
+    assert "<title>FAIL: Accuracy: GSM8K, eagle3</title>" in page and 'name="viewport"' in page
+    assert "2026-11-22T12:00:00, sglang 0.5.23, commit 0123456789ab</span>" in page
     assert "<script" not in page and "&lt;script&gt;" in page and "http" not in page
-    assert "90.00%" in page and "85.00 to 95.00%" in page and "within noise" in page and "<svg" in page
+    assert "90.00%" in page and "85.00 to 95.00%" in page and "within noise" in page
     assert "FAIL" in page
+
+
+@pytest.mark.parametrize(
+    ("result", "rule"),
+    [
+        ({"kind": "eval-lossless", "report": {"tie_gap": 0.44}}, "preferred its own by less than 0.44 nats, a tie"),
+        ({"kind": "eval-lossless", "report": {}}, "bit for bit, tokens and logprobs: no rule for ties"),
+        ({"kind": "eval-smoke", "checks": []}, "every check holds"),
+    ],
+)
+def test_the_page_says_what_pass_means(tmp_path, result, rule):
+    judged = {"state": "pass", "reasons": [], "divergences": []}
+    result = {"configuration": "tiny", **judged, **result}
+    if "report" in result:
+        result["report"] |= judged
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    page = section.section(tmp_path)
+    assert "PASS means: " in page and f"{rule}." in page
 
 
 def test_a_section_needs_a_finished_evaluation(tmp_path):

@@ -8,10 +8,10 @@ from rich.console import Console
 from support.scripted_server import scripted_server, streamed, whole
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_eagle3.eval import section, tool_requests, tool_run, tool_scores, vendor_checks
 from kimi_w4a8_eagle3.eval.choice import Choice
-from kimi_w4a8_eagle3.eval.jsonl import lines
 from kimi_w4a8_eagle3.eval.recorder import Patience
 
 SILENT = Console(quiet=True)

@@ -5,7 +5,7 @@ import pytest
 from kimi_w4a8_eagle3.eval import significance
 from kimi_w4a8_eagle3.eval.outcomes import Outcome
 from kimi_w4a8_eagle3.eval.tasks import METRICS
-from kimi_w4a8_eagle3.eval.verdict import Reference, judge, load_references
+from kimi_w4a8_eagle3.eval.verdict import AgainstReference, Paired, Reference, judge, load_references
 
 N = 1319
 
@@ -124,3 +124,47 @@ def test_the_baseline_may_hold_the_problems_in_another_order_or_lack_some():
 
 def test_nothing_in_common_is_invalid():
     assert judge(run(n=3), baseline=[outcome(99)]).state == "invalid"
+
+
+def test_exactly_the_share_allowed_is_still_valid():
+    def answered(failed: int) -> list[Outcome]:
+        return [outcome(i, status="failed" if i < failed else "answered", text="") for i in range(100)]
+
+    assert judge(answered(1)).state == "pass" and judge(answered(2)).state == "invalid"
+
+
+def test_empty_answers_are_told_above_the_share_allowed_and_decide_nothing():
+    def reasons(empty: int) -> list[str]:
+        verdict = judge([outcome(i, solved=False, text=" " if i < empty else "18") for i in range(100)])
+        assert verdict.state == "pass" and verdict.empty == empty
+        return verdict.reasons
+
+    assert "2 of 100 answers are empty" in reasons(2)[0] and "empty" not in "".join(reasons(1))
+
+
+def test_nothing_answered_has_no_accuracy_and_is_compared_with_nothing():
+    verdict = judge([outcome(i, status="failed") for i in range(3)], load_references(), "eagle3-opt")
+    assert verdict.state == "invalid" and verdict.references == []
+    assert [(each.answered, each.interval) for each in verdict.accuracies] == [(0, None)] * 2
+
+
+def test_what_was_compared_is_not_called_a_mere_measurement():
+    assert "measured" in judge(run()).reasons[-1]
+    for verdict in (judge(run(), baseline=run()), judge(run(wrong=range(87)), load_references(), "eagle3-opt")):
+        assert verdict.state == "pass" and not any("measured" in reason for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state"),
+    [(-0.01, 0.1, "inconclusive"), (-0.0099, 0.1, "pass"), (-0.2, 0.0, "inconclusive"), (-0.2, -1e-9, "fail")],
+)
+def test_the_ends_of_the_interval_decide(low, high, state):
+    interval = significance.Interval(-0.001, low, high)
+    assert Paired(METRICS[0], 9, 0, 0, 0, 0, interval, 1.0, 0.01, 0.5, 9).state == state
+
+
+def test_a_p_of_exactly_the_level_is_noise():
+    reference = Reference("x", METRICS[0], 0.93, N, "s")
+    assert (
+        AgainstReference(reference, 0.1, 0.05).within_noise and not AgainstReference(reference, 0.1, 0.04).within_noise
+    )

@@ -10,7 +10,7 @@ from support.fetch_helpers import NAME, SHARDS, client, model_files, quiet
 from support.hub_server import HubServer, Repo, serve
 
 from kimi_w4a8_eagle3.fetch.download import Result, fetch
-from kimi_w4a8_eagle3.fetch.store import CacheStore
+from kimi_w4a8_eagle3.fetch.store import Store
 
 
 @pytest.fixture
@@ -25,19 +25,18 @@ def hub(repo: Repo) -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> CacheStore:
-    return CacheStore(tmp_path / "cache", NAME)
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache", NAME)
 
 
 @pytest.fixture
-def bring(hub: HubServer, store: CacheStore) -> Callable[..., Result]:
+def bring(hub: HubServer, store: Store) -> Callable[..., Result]:
     """Fetch the repository in this process."""
 
     def run(**options: object) -> Result:
-        into = options.pop("into", store)
         token = options.pop("token", None)
         revision = options.pop("revision", "main")
-        return fetch(client(hub, token), into, NAME, revision, quiet, **({"reserve": 0} | options))  # type: ignore[arg-type]
+        return fetch(client(hub, token), store, NAME, revision, quiet, **({"reserve": 0} | options))  # type: ignore[arg-type]
 
     return run
 

@@ -1,4 +1,4 @@
-"""A whole repository arrives, in both layouts, with digests checked and nothing asked for twice."""
+"""A whole repository arrives, with digests checked and nothing asked for twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.hub_server import Fault, Repo, serve
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.download import check_space, fetch
-from kimi_w4a8_eagle3.fetch.store import DirectoryStore, exclusive
+from kimi_w4a8_eagle3.fetch.store import exclusive
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -38,34 +38,24 @@ def test_each_file_is_asked_for_once_and_a_second_fetch_asks_for_none(hub, repo,
     assert all(len(hub.gets(path)) == 1 for path in SHARDS)
 
 
-def test_directory_layout(hub, repo, bring, tmp_path):
-    target = tmp_path / "plain"
-    result = bring(into=DirectoryStore(target))
-    assert result.folder == target
-    assert {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()} >= set(repo.files)
-    assert all((target / path).read_bytes() == data for path, data in repo.files.items())
-    assert not list(target.rglob("*.incomplete"))
-
-
-def test_a_wrong_file_of_the_right_size_in_the_directory_is_replaced(hub, repo, bring, tmp_path):
-    """Shards of two revisions often have equal sizes: size alone must not count as 'already here'."""
-    target = tmp_path / "plain"
-    target.mkdir()
-    (target / SHARDS[0]).write_bytes(bytes(len(repo.files[SHARDS[0]])))
-    (target / SHARDS[1]).write_bytes(repo.files[SHARDS[1]])
-    bring(into=DirectoryStore(target))
-    assert (target / SHARDS[0]).read_bytes() == repo.files[SHARDS[0]]
+def test_a_wrong_blob_of_the_right_size_is_replaced(hub, repo, bring, store):
+    """Size alone must not count as 'already here'."""
+    blobs = store.root / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / repo.digest(SHARDS[0])).write_bytes(bytes(len(repo.files[SHARDS[0]])))
+    (blobs / repo.digest(SHARDS[1])).write_bytes(repo.files[SHARDS[1]])
+    folder = bring().folder
+    assert (folder / SHARDS[0]).read_bytes() == repo.files[SHARDS[0]]
     assert not hub.gets(SHARDS[1])  # right content: kept, not fetched
 
 
-def test_a_new_revision_fetches_only_what_changed(hub, repo, bring, tmp_path):
-    store = DirectoryStore(tmp_path / "plain")
-    bring(into=store)
+def test_a_new_revision_fetches_only_what_changed(hub, repo, bring):
+    bring()
     repo.files[SHARDS[2]] = repo.files[SHARDS[2]][::-1]
     repo.commit = "d" * 40
-    bring(into=store)
+    folder = bring().folder
     assert [len(hub.gets(path)) for path in SHARDS] == [1, 1, 2]
-    assert (store.directory / SHARDS[2]).read_bytes() == repo.files[SHARDS[2]]
+    assert (folder / SHARDS[2]).read_bytes() == repo.files[SHARDS[2]]
 
 
 def test_pinned_commit_and_paged_listing(repo, bring, store):
@@ -108,8 +98,8 @@ def test_two_fetches_of_one_repository_do_not_mix(hub, bring, store):
 def test_a_path_that_leaves_the_directory_is_refused(hub, repo, bring, tmp_path):
     repo.files["../escape.txt"] = b"x"
     with pytest.raises(KimiError, match="not a path inside a repository"):
-        bring(into=DirectoryStore(tmp_path / "plain"))
-    assert not (tmp_path / "escape.txt").exists()
+        bring()
+    assert not list(tmp_path.rglob("escape.txt"))
 
 
 def test_command_line_end_to_end(hub, repo, tmp_path):
@@ -122,12 +112,13 @@ def test_command_line_end_to_end(hub, repo, tmp_path):
     assert set(manifest["verified"]) == set(repo.files)
 
 
-def test_several_repositories_into_one_directory(repo, tmp_path):
+def test_several_repositories(repo, tmp_path):
     draft = Repo({"draft.bin": bytes(2000)}, commit="a" * 40)
     with serve({NAME: repo, "org/draft": draft}) as hub:
-        done = kimi(hub, tmp_path, "fetch", NAME, "org/draft", "--dir", str(tmp_path / "models"))
+        done = kimi(hub, tmp_path, "fetch", NAME, "org/draft")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "models/draft/draft.bin").is_file() and (tmp_path / "models/model" / SHARDS[0]).is_file()
+    assert (tmp_path / "hub/models--org--draft/snapshots" / draft.commit / "draft.bin").is_file()
+    assert (tmp_path / "hub/models--org--model/snapshots" / repo.commit / SHARDS[0]).is_file()
 
 
 def test_nothing_named_is_an_error_with_an_example(tmp_path):

@@ -19,13 +19,13 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.download import fetch
 from kimi_w4a8_eagle3.fetch.hub import Backoff, Hub, requested_delay
 from kimi_w4a8_eagle3.fetch.model import RemoteFile
-from kimi_w4a8_eagle3.fetch.store import CacheStore
+from kimi_w4a8_eagle3.fetch.store import Store
 from kimi_w4a8_eagle3.fetch.transfer import _Arrived
 
 SHARD = SHARDS[0]
 
 
-def blob(store: CacheStore, repo: Repo, path: str) -> Path:
+def blob(store: Store, repo: Repo, path: str) -> Path:
     return store.root / "blobs" / repo.digest(path)
 
 
@@ -232,7 +232,7 @@ def test_disk_full_keeps_what_came_and_says_where(repo, tmp_path):
     if mounted.returncode:
         pytest.skip("needs the right to mount a tmpfs")
     try:
-        store = CacheStore(small, NAME)
+        store = Store(small, NAME)
         with serve({NAME: repo}) as hub:
             filler, partial = small / "filler", blob(store, repo, SHARD).with_suffix(".incomplete")
 
@@ -256,9 +256,9 @@ def test_disk_full_keeps_what_came_and_says_where(repo, tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_said_plainly(hub, tmp_path):
-    (tmp_path / "file").write_text("")
-    done = kimi(hub, tmp_path, "fetch", NAME, "--dir", str(tmp_path / "file" / "model"))
-    assert done.returncode == 1 and "cannot write: Not a directory" in done.stderr and "Traceback" not in done.stderr
+    (tmp_path / "hub").write_text("")
+    done = kimi(hub, tmp_path, "fetch", NAME)
+    assert done.returncode == 1 and "cannot write: File exists" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_write_that_takes_only_a_part_is_continued(tmp_path):
@@ -280,7 +280,7 @@ def test_a_repository_larger_than_the_disk_is_refused_before_download(tmp_path):
     free = shutil.disk_usage(tmp_path).free
     with serve({NAME: Repo({"big.bin": content(0, 2000)})}) as hub:
         with pytest.raises(KimiError, match=r"disk space: 2\.0 kB to fetch"):
-            fetch(client(hub), CacheStore(tmp_path, NAME), NAME, "main", quiet, reserve=free + (1 << 40))
+            fetch(client(hub), Store(tmp_path, NAME), NAME, "main", quiet, reserve=free + (1 << 40))
         assert not hub.gets("big.bin")
 
 

@@ -70,11 +70,11 @@ def test_paths_of_real_repositories_are_accepted(path):
 @pytest.mark.parametrize(
     "path",
     [
-        *[".kimi/manifest.json", ".kimi-fetch.lock", "w.corrupt", "", ".", "a//b", "C:x", "-\x1b[2J"],
+        *["", ".", "a//b", "C:x", "-\x1b[2J"],
         *["/".join("a" * 33), "x" * 241, "/".join(["x" * 200] * 6)],
     ],
 )
-def test_our_own_names_and_tricks_are_refused(path):
+def test_tricks_are_refused(path):
     with pytest.raises(ValueError, match="is not a path inside a repository"):
         RepoPath(path)
 

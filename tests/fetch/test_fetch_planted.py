@@ -84,22 +84,6 @@ def test_what_was_planted_in_the_cache_leads_nowhere(place, hub, repo, tmp_path,
         assert all((root / "blobs" / repo.digest(path)).stat().st_nlink == 1 for path in repo.files)
 
 
-@pytest.mark.parametrize(
-    "place", ["tokenizer", ".kimi", ".kimi/partial", SHARD, ".kimi/manifest.json", ".kimi-fetch.lock"]
-)
-def test_what_was_planted_in_a_directory_leads_nowhere(place, hub, repo, tmp_path, outside):
-    target = tmp_path / "plain"
-    (target / place).parent.mkdir(parents=True)
-    leads = {SHARD: "shard", ".kimi/manifest.json": "bashrc", ".kimi-fetch.lock": "bashrc"}
-    (target / place).symlink_to(outside / leads.get(place, ""))
-    done = kimi(hub, tmp_path, "fetch", NAME, "--dir", str(target))
-    if place in (SHARD, ".kimi/manifest.json"):
-        assert done.returncode == 0, done.stderr
-        assert not (target / place).is_symlink() and (target / SHARD).read_bytes() == repo.files[SHARD]
-    else:
-        assert done.returncode == 1 and "is a symbolic link" in done.stderr, done.stderr
-
-
 def test_a_link_of_the_snapshot_that_leads_elsewhere_is_found_and_mended(hub, repo, tmp_path, outside):
     assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
     link = tmp_path / "hub/models--org--model/snapshots" / repo.commit / SHARD

@@ -1,12 +1,12 @@
-"""Checking what is on disk, with and without a network, for both layouts."""
+"""Checking what is on disk, with and without a network."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from support.fetch_helpers import NAME, SHARDS, kimi
-from support.hub_server import serve
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
@@ -23,30 +23,30 @@ def flip(path: Path) -> None:
 
 
 @pytest.fixture
-def plain(hub, tmp_path):
-    """A fetched directory."""
-    target = tmp_path / "plain"
-    assert kimi(hub, tmp_path, "fetch", NAME, "--dir", str(target)).returncode == 0
-    return target
+def fetched(hub, tmp_path):
+    """The repository's folder in a cache that has all of it."""
+    assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
+    return tmp_path / "hub/models--org--model"
 
 
-def test_a_directory_is_verified_without_a_network_and_without_naming_it(plain, repo, tmp_path):
-    done = kimi(NOWHERE, tmp_path, "fetch", "--verify", "--dir", str(plain))
+def test_it_is_verified_without_a_network(fetched, repo, tmp_path):
+    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify")
     assert done.returncode == 0, done.stderr
     assert f"{len(repo.files)} files, 900.2 kB, every digest is right" in done.stdout
 
 
-def test_a_flipped_bit_is_found_set_aside_and_repaired(hub, plain, repo, tmp_path):
-    flip(plain / SHARDS[1])
-    bad = kimi(NOWHERE, tmp_path, "fetch", "--verify", "--offline", "--dir", str(plain))
+def test_a_flipped_bit_is_found_set_aside_and_repaired(hub, fetched, repo, tmp_path):
+    blob = fetched / "blobs" / repo.digest(SHARDS[1])
+    flip(blob)
+    bad = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline")
     assert bad.returncode == 1
     assert f"damaged  {SHARDS[1]}" in bad.stdout and f"to do: kimi-w4a8 fetch {NAME} --revision" in bad.stdout
-    assert not (plain / SHARDS[1]).exists() and (plain / (SHARDS[1] + ".corrupt")).exists()
+    aside = blob.with_name(blob.name + ".corrupt")
+    assert not blob.exists() and aside.exists()
 
-    repaired = kimi(hub, tmp_path, "fetch", "--dir", str(plain))
+    repaired = kimi(hub, tmp_path, "fetch", NAME)
     assert repaired.returncode == 0, repaired.stderr
-    assert (plain / SHARDS[1]).read_bytes() == repo.files[SHARDS[1]]
-    assert not (plain / (SHARDS[1] + ".corrupt")).exists()
+    assert blob.read_bytes() == repo.files[SHARDS[1]] and not aside.exists()
     assert [len(hub.gets(path)) for path in SHARDS] == [1, 2, 1]
 
 
@@ -63,9 +63,9 @@ def test_a_damaged_blob_in_the_cache(hub, repo, tmp_path):
     assert link.read_bytes() == repo.files[SHARDS[0]]
 
 
-def test_offline_names_missing_files_and_sizes(plain, tmp_path):
-    (plain / SHARDS[2]).unlink()
-    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline", "--dir", str(plain))
+def test_offline_names_missing_files_and_sizes(fetched, repo, tmp_path):
+    (fetched / "blobs" / repo.digest(SHARDS[2])).unlink()
+    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline")
     assert done.returncode == 1
     assert "1 of 7 files are missing or damaged (300.0 kB)" in done.stdout and f"missing  {SHARDS[2]}" in done.stdout
 
@@ -102,30 +102,30 @@ def test_a_cache_that_another_tool_filled(hub, repo, tmp_path):
     assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify").returncode == 0
 
 
-def test_a_directory_without_manifest_is_verified_against_the_hub_once(repo, tmp_path):
-    target = tmp_path / "copied"
-    for path, data in repo.files.items():
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        (target / path).write_bytes(data)
-    unknown = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline", "--dir", str(target))
+def test_without_a_manifest_it_is_verified_against_the_hub_once(hub, fetched, repo, tmp_path):
+    shutil.rmtree(fetched / "kimi-manifests")
+    shutil.rmtree(fetched / "snapshots")
+    unknown = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline")
     assert unknown.returncode == 1 and "nothing of it is known" in unknown.stdout
-    with serve({NAME: repo}) as hub:
-        assert kimi(hub, tmp_path, "fetch", NAME, "--verify", "--dir", str(target)).returncode == 0
-        assert not any(hub.gets(path) for path in repo.files)
-    assert kimi(NOWHERE, tmp_path, "fetch", "--verify", "--dir", str(target)).returncode == 0
+    hub.log.clear()
+    kimi(hub, tmp_path, "fetch", NAME, "--verify")  # no snapshot: not whole
+    assert hub.log and not any(hub.gets(path) for path in repo.files)
+    assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
+    assert not any(hub.gets(path) for path in repo.files)
+    assert kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify").returncode == 0
 
 
-def test_a_damaged_manifest_is_said_plainly(plain, tmp_path):
-    (plain / ".kimi/manifest.json").write_text('{"format": 1')
-    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--dir", str(plain))
+def test_a_damaged_manifest_is_said_plainly(fetched, repo, tmp_path):
+    (fetched / f"kimi-manifests/{repo.commit}.json").write_text('{"format": 1')
+    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify")
     assert done.returncode == 1 and "damaged manifest" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_manifest_of_another_format_is_refused(plain):
-    path = plain / ".kimi/manifest.json"
+def test_a_manifest_of_another_format_is_refused(fetched, repo):
+    path = fetched / f"kimi-manifests/{repo.commit}.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(KimiError, match="format 99"):
-        Manifest.load(Tree(plain), path)
+        Manifest.load(Tree(fetched), path)
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (497e9, "497.0 GB"), (1.5e12, "1.5 TB")])

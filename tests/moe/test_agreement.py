@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.moe_faults import FAULTS
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe import reference
@@ -81,27 +82,12 @@ def test_the_slack_is_the_random_numbers_alone() -> None:
     assert 0 < check(Planted(rounded))[0] < TOLERANCE
 
 
-def last_tile_dropped(forward, x, moe, router, ids):
-    w13 = moe.w13.clone()
-    w13[..., -16:] = 0
-    return forward(x, replace(moe, w13=w13), router, ids)
-
-
-def gate_and_up_exchanged(forward, x, moe, router, ids):
-    half = moe.shape.inter
-    return forward(x, replace(moe, w13=moe.w13.roll(half, 1), s13=moe.s13.roll(half, 1)), router, ids)
-
-
-def another_experts_scale(forward, x, moe, router, ids):
-    return forward(x, replace(moe, s2=moe.s2.roll(1, 0)), router, ids)
-
-
 @pytest.mark.parametrize(
     "change",
     [
         flipped_nibble,
-        last_tile_dropped,
-        gate_and_up_exchanged,
+        FAULTS["last tile of K dropped"],
+        FAULTS["gate and up exchanged"],
         lambda forward, x, moe, router, ids: forward(x, moe, router, ids.roll(1, 0)),
         lambda forward, x, moe, router, ids: forward(x, moe, router.roll(1, 1), ids),
         lambda forward, x, moe, router, ids: forward(x, moe, router, ids.clamp(min=0)),
@@ -128,25 +114,13 @@ def test_a_fault_changes_the_known_answers(change: Callable) -> None:
 
 def test_another_experts_scale_is_found() -> None:
     with pytest.raises(KimiError, match=r"values are wrong|of its norm away"):
-        check(Planted(another_experts_scale))
+        check(Planted(FAULTS["scale of another expert"]))
 
 
-def test_a_neighbours_row_scale_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference itself computes with the right ones, second of the two forwards of random numbers."""
-    right = reference.quantize_rows
-
-    def forward(inner, x, moe, router, ids):
-        def shifted(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            values, scale = right(rows)
-            return values, scale.roll(1, 0)
-
-        monkeypatch.setattr(reference, "quantize_rows", shifted)
-        out = inner(x, moe, router, ids)
-        monkeypatch.setattr(reference, "quantize_rows", right)
-        return out
-
+def test_a_neighbours_row_scale_is_found() -> None:
+    """The known answers have one scale for all rows."""
     with pytest.raises(KimiError, match="of its norm away"):
-        check(Planted(forward))
+        check(Planted(FAULTS["row scale of a neighbour"]))
 
 
 @pytest.mark.parametrize(

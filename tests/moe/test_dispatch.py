@@ -12,7 +12,7 @@ import torch
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe import dispatch
-from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights, check_call
 from kimi_w4a8_eagle3.moe.op import MoeLayer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 
@@ -20,8 +20,11 @@ SHAPE = MoeShape(num_experts=4, hidden=64, inter=32, top_k=2)
 CPU = torch.device("cpu")
 
 
-def test_a_cpu_gets_the_reference() -> None:
+def test_a_cpu_gets_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_selected", set())
+    assert dispatch.selected_backends() == set()
     assert dispatch.select_backend(SHAPE, CPU, {}).name == "reference"
+    assert dispatch.selected_backends() == {"reference"}
 
 
 @pytest.mark.parametrize("name", ["flydsl", "triton"])
@@ -147,6 +150,23 @@ def test_a_prepared_layer_cannot_be_changed() -> None:
     for name in ("w13", "layout", "shape"):
         with pytest.raises(FrozenInstanceError):
             setattr(prepared, name, getattr(prepared, name))
+
+
+def test_what_a_backend_is_called_with_is_checked() -> None:
+    prepared = ReferenceBackend().prepare(_layer())
+    x, weights, ids = torch.zeros(3, 64).bfloat16(), torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int32)
+    check_call(x, prepared, prepared.layout, weights, ids)
+    with pytest.raises(KimiError, match="weights in layout 'reference-int8' reached"):
+        check_call(x, prepared, "another", weights, ids)
+    for name, call in {
+        "x is torch.float32": (x.float(), weights, ids),
+        "x is torch.bfloat16": (x[:, 1:], weights, ids),
+        "topk_weights": (x, weights[:2], ids),
+        "topk_ids is torch.int64": (x, weights, ids.long()),
+        "topk_ids is torch.int32": (x, weights, ids[:, :1]),
+    }.items():
+        with pytest.raises(KimiError, match=name):
+            check_call(call[0], prepared, prepared.layout, *call[1:])
 
 
 @pytest.mark.parametrize(

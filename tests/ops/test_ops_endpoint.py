@@ -59,7 +59,7 @@ def serve(fleet: HandmadeFleet, scrape_timeout_s: float = 30.0) -> OpsServer:
 
 
 def reading(ops: OpsServer) -> Reading:
-    return Reading.parse(httpx.get(f"{ops.base_url}/metrics", timeout=30).text, at=time.monotonic())
+    return Reading.parse(httpx.get(f"{ops.base_url}/metrics", timeout=30).text)
 
 
 def test_ready_follows_the_phases_and_says_why_not() -> None:

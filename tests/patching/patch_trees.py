@@ -44,44 +44,6 @@ OLD_FORWARD = """\
 struct fmha_batch_prefill_args { int num_total_pages; };
 """
 
-KERNEL = """\
-// a kernel header
-#pragma once
-#include <string>
-
-namespace ck_tile { using index_t = int; }
-
-template <typename FmhaPipeline, bool kIsGroupMode>
-struct Kernel
-{
-    struct Kargs { int pages; ck_tile::index_t stride; };
-
-    template <bool Cond = !kIsGroupMode>
-    static constexpr Kargs MakeKargs(const void* k_ptr, int num_total_pages,
-#if 0 // page size one
-                                     int page_block_size,
-#endif
-                                     ck_tile::index_t stride_k, ck_tile::index_t stride_v,
-                                     ck_tile::index_t batch_stride_k, ck_tile::index_t batch_stride_v)
-    {
-        Kargs kargs{num_total_pages,
-#ifdef FAST
-                    stride_k * 2
-#else
-                    stride_k
-#endif
-        };
-        return kargs;
-    }
-
-    static constexpr Kargs MakeKargsImpl(int num_total_pages, ck_tile::index_t stride_k, ck_tile::index_t stride_v,
-                                         ck_tile::index_t batch_stride_k, ck_tile::index_t batch_stride_v)
-    {
-        return MakeKargs<>(nullptr, num_total_pages, stride_k, stride_v, batch_stride_k, batch_stride_v);
-    }
-};
-"""
-
 PIPELINE_64 = "#pragma once\n// static constexpr bool kUseGlobalLoad = mode == GLOBAL_LOAD_LDS;\n"
 
 
@@ -112,7 +74,6 @@ def aiter_tree(tmp_path: Path) -> Path:
             "aiter/__init__.py": "",
             "aiter/ops/mha.py": MHA,
             f"{ck}/example/ck_tile/01_fmha/fmha_fwd.hpp": SELECTOR,
-            f"{ck}/include/ck_tile/ops/fmha/kernel/fmha_batch_prefill_kernel.hpp": KERNEL,
             f"{ck}/include/ck_tile/ops/fmha/pipeline/block_fmha_batch_prefill_pipeline_qr_ks_vs_async.hpp": PIPELINE_64,
         },
     )

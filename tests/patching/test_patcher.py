@@ -18,7 +18,6 @@ from kimi_w4a8_eagle3.patching.patches import Patch, load_manifest, select
 PATCHES = {patch.id: patch for patch in load_manifest()}
 ROUNDING = PATCHES["aiter-fmha-rtz"]
 WIDE = PATCHES["ck-tile-page-offset-64bit"]
-CHECK = PATCHES["ck-tile-page-offset-check"]
 FILE = ROUNDING.file[0]
 PLACES = [(f"aiter/ops/{name}.py",) for name in ("one", "two", "three")]
 THREE = ROUNDING.model_copy(update={"file": tuple(FILE.model_copy(update={"any_of": place}) for place in PLACES)})
@@ -138,7 +137,6 @@ def test_a_module_compiled_before_the_patch_is_reported(aiter_tree: Path) -> Non
     module.parent.mkdir()
     module.write_bytes(b"")
     os.utime(module, (1e9, 1e9))
-    assert WIDE.built == CHECK.built
     assert patcher.inspect(WIDE, aiter_tree).status is Status.NOT_APPLIED
     report = patcher.apply(WIDE, aiter_tree)
     assert report.status is Status.STALE_BUILD
@@ -152,38 +150,16 @@ def test_a_module_compiled_before_the_patch_is_reported(aiter_tree: Path) -> Non
     assert patcher.remove_stale(WIDE, aiter_tree) == []
 
 
-def test_the_check_stands_in_only_for_trees_without_the_64_bit_path(aiter_tree: Path, tmp_path: Path) -> None:
-    assert patcher.inspect(CHECK, aiter_tree).status is Status.NOT_NEEDED
-    forward = aiter_tree / CK / "example/ck_tile/01_fmha/fmha_fwd.hpp"
-    selector = forward.read_text()
-    forward.write_text(selector.replace("kN0", "tile"))
-    assert patcher.inspect(CHECK, aiter_tree).status is Status.UNKNOWN
-    forward.write_text("#pragma once\n")
-    assert patcher.inspect(WIDE, aiter_tree).status is Status.TOO_OLD
-    assert patcher.apply(CHECK, aiter_tree).status is Status.APPLIED
-    forward.unlink()
-    patcher.revert(CHECK, aiter_tree)
-    assert patcher.inspect(CHECK, aiter_tree).status is Status.UNKNOWN  # cannot tell: not patched
-
-
 def test_page_offset_regimes(aiter_tree: Path, tmp_path: Path) -> None:
     assert page_offset_regime(aiter_tree) == "fixed"
     patcher.apply(WIDE, aiter_tree)
     assert page_offset_regime(aiter_tree) == "fixed"
     patcher.revert(WIDE, aiter_tree)
 
-    kernel = aiter_tree / CK / "include/ck_tile/ops/fmha/kernel/fmha_batch_prefill_kernel.hpp"
     forward = aiter_tree / CK / "example/ck_tile/01_fmha/fmha_fwd.hpp"
     forward.write_text("#pragma once\n")
     assert page_offset_regime(aiter_tree) == "silent"
-    patcher.apply(CHECK, aiter_tree)
-    assert page_offset_regime(aiter_tree) == "abort"
-    patcher.revert(CHECK, aiter_tree)
-    text = kernel.read_text().replace("return ", "assert((num_total_pages - 1) * batch_stride_k < 9); return ")
-    kernel.write_text(text)
-    assert page_offset_regime(aiter_tree) == "abort"
-
-    kernel.write_text("struct SomethingElse {};\n")
+    forward.write_text("// fmha_batch_prefill_select_kv_load_mode\n")
     assert page_offset_regime(aiter_tree) is None
     assert page_offset_regime(tmp_path) is None
 
@@ -214,22 +190,21 @@ def test_the_command_line(old_aiter_tree: Path) -> None:
     assert {report["id"]: report["status"] for report in json.loads(applied.stdout)} == {
         "aiter-fmha-rtz": "applied",
         "ck-tile-page-offset-64bit": "not applicable",
-        "ck-tile-page-offset-check": "applied",
     }
     assert kimi("verify", *root).returncode == 0
     assert kimi("revert", *root).returncode == 0
     assert not list(old_aiter_tree.rglob("*.kimi-*"))
 
 
-def test_one_bad_file_stops_every_patch(old_aiter_tree: Path) -> None:
-    kernel = next(old_aiter_tree.rglob("fmha_batch_prefill_kernel.hpp"))
-    kernel.write_text("struct SomethingElse {};\n")
-    before = snapshot(old_aiter_tree)
-    result = kimi("apply", "--root", old_aiter_tree)
+def test_one_bad_file_stops_every_patch(aiter_tree: Path) -> None:
+    forward = aiter_tree / CK / "example/ck_tile/01_fmha/fmha_fwd.hpp"
+    forward.write_text(forward.read_text().replace("kN0", "tile"))
+    before = snapshot(aiter_tree)
+    result = kimi("apply", "--root", aiter_tree)
     assert result.returncode == 1
-    assert "ck-tile-page-offset-check is refused" in result.stderr
+    assert "ck-tile-page-offset-64bit is refused" in result.stderr
     assert "Traceback" not in result.stderr
-    assert snapshot(old_aiter_tree) == before
+    assert snapshot(aiter_tree) == before
 
 
 def test_a_misspelt_id_names_the_nearest() -> None:
@@ -243,9 +218,8 @@ def test_a_misspelt_id_names_the_nearest() -> None:
         (("purpose =", "porpoise ="), "Extra inputs|Field required"),
         (('edit = "parameter-default"', 'edit = "parameter-defualt"'), "did you mean 'parameter-default'"),
         (("old = 1, ", ""), "options of edit"),
-        (('id = "ck-tile-page-offset-check"', 'id = "aiter-fmha-rtz"'), "id used twice"),
+        (('id = "ck-tile-page-offset-64bit"', 'id = "aiter-fmha-rtz"'), "id used twice"),
         (('"example/ck_tile/01_fmha/fmha_fwd.hpp"', '"aiter/ops/mha.py"'), "file used twice"),
-        (('fallback_for = "ck-tile-page-offset-64bit"', 'fallback_for = "nothing"'), "no patch 'nothing'"),
         (("[[patch]]", "[[patch"), "cannot be read"),
     ],
 )

@@ -1,15 +1,11 @@
 """What the scale demo calls a success, and what it shows; the demo itself runs real replicas (`make scale-demo`)."""
 
-import dataclasses
-
 import pytest
 from rich.console import Console
 from support.scripted_server import scripted_server, whole
 
 from proof import scale_demo as scale_demo
 from proof.load.load import Summary
-from proof.load.load_plot import timeline
-from proof.load.load_request import Manner, Outcome, Record
 from proof.load.served import Leftovers
 from proof.scale_demo import Phase, Result
 
@@ -70,16 +66,3 @@ def test_shares_are_counted_by_address():
         fleet = Fleet()
         fleet.ops_url = server.base_url
         assert scale_demo._share(fleet) == {"replica-0": 0.3, "replica-1": 0.7}
-
-
-def test_the_timeline_draws_errors_and_nothing_outside(tmp_path):
-    good = Record(Manner.STREAM, 0, 10.0, 12.5, Outcome.OK, tokens=6, arrivals=[(10.5, 2), (11.5, 2), (12.5, 2)])
-    cut = dataclasses.replace(good, outcome=Outcome.CUT)
-    sizes = []
-    for number, records in enumerate(([good], [good, cut], [])):
-        path = tmp_path / f"{number}.png"
-        timeline(path, records, 10.0, 14.0, [("before", 10.0, 12.0), ("after", 12.0, 14.0)], [(11.0, "router down")])
-        assert path.read_bytes().startswith(b"\x89PNG")
-        sizes.append(path.read_bytes())
-    assert len(set(sizes)) == 3
-    assert not list(tmp_path.glob("*.tmp"))

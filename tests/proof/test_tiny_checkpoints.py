@@ -142,32 +142,6 @@ def test_all_weights_together_stay_below_the_limit():
     assert not [f for f in tiny.WEIGHTS.rglob("*") if f.is_file() and f.parent not in folders]
 
 
-def test_quantize_refuses_what_is_no_checkpoint_and_a_folder_in_use(tmp_path):
-    from kimi_w4a8_eagle3.base.errors import KimiError
-    from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
-
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "file").touch()
-    with pytest.raises(KimiError, match="not a model checkpoint"):
-        quantize_w4a8(tmp_path / "used", tmp_path / "new")
-    with pytest.raises(KimiError, match="not empty"):
-        quantize_w4a8(tiny.target_bf16_path(), tmp_path / "used")
-    assert [path.name for path in tmp_path.iterdir()] == ["used"]
-
-
-def test_a_failed_quantization_leaves_nothing(tmp_path, monkeypatch):
-    from kimi_w4a8_eagle3.quark import quantize
-
-    def fail(source, destination, *rest):
-        (destination / "half").touch()
-        raise RuntimeError("stopped")
-
-    monkeypatch.setattr(quantize, "run_quark", fail)
-    with pytest.raises(RuntimeError, match="stopped"):
-        quantize.quantize_w4a8(tiny.target_bf16_path(), tmp_path / "new")
-    assert not list(tmp_path.iterdir())
-
-
 def test_export_and_load_are_inverse(tmp_path):
     model, tower = load_target(tiny.target_bf16_path()), load_tower(tiny.target_path())
     save_target(model, tower, load_tokenizer(tiny.target_path()), tmp_path / "again")

@@ -11,10 +11,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_eagle3.tiny.problems import problem_stream, problems
 from kimi_w4a8_eagle3.tiny.tools import calculate
 from proof.tiny.acceptance import acceptance
-from proof.tiny.config import DraftConfig, TargetConfig
+from proof.tiny.checkpoint import load_draft, load_target, save_draft
+from proof.tiny.config import DraftConfig, MlaDraftConfig, TargetConfig
 from proof.tiny.data import batches
 from proof.tiny.dialogues import FORMS, Dialogue, drawn
 from proof.tiny.draft import Draft
@@ -35,8 +38,12 @@ def small_target(seed: int = 0) -> Target:
     return model.eval()
 
 
-def small_draft(seed: int = 1) -> Draft:
-    draft = Draft(SMALL, DraftConfig(heads=2, kv_heads=1, head_dim=16, inter=32))
+MHA = DraftConfig(heads=2, kv_heads=1, head_dim=16, inter=32)
+MLA = MlaDraftConfig(heads=2, q_lora=8, kv_lora=12, nope=8, rope=4, v=8, inter=16)
+
+
+def small_draft(seed: int = 1, config: DraftConfig | MlaDraftConfig = MHA) -> Draft:
+    draft = Draft(SMALL, config)
     initialise(draft, seed)
     return draft.eval()
 
@@ -130,9 +137,10 @@ def served_chain(draft: Draft, embedding, tokens: list[int], captured, steps: in
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("config", [MHA, MLA], ids=["MHA", "MLA"])
 @pytest.mark.parametrize("seed", range(3))
-def test_unrolled_draft_equals_a_servers_chain_step_by_step(seed):
-    target, draft = small_target(seed), small_draft(seed)
+def test_unrolled_draft_equals_a_servers_chain_step_by_step(seed, config):
+    target, draft = small_target(seed), small_draft(seed, config)
     embedding, layers = target.embed_tokens.weight, DraftConfig().captured
     context = torch.randint(8, SMALL.vocab, (10,), generator=torch.Generator().manual_seed(seed)).tolist()
     captured = captured_states(target, torch.tensor([context]), layers)[0]
@@ -140,6 +148,19 @@ def test_unrolled_draft_equals_a_servers_chain_step_by_step(seed):
     row = torch.tensor([context + guesses])  # the unrolled form takes the guesses as if they were right
     unrolled = draft(row, captured_states(target, row, layers), embedding, 3)
     assert [int(draft.logits(hidden[0, len(context) - 2]).argmax()) for hidden in unrolled] == guesses
+
+
+def test_an_mla_draft_keeps_nothing_that_the_server_hands_it(tmp_path):
+    target = load_target(tiny.target_path())
+    draft = Draft(target.config, MlaDraftConfig())
+    draft.share_head(target.lm_head.weight)
+    save_draft(draft, target.config, MlaDraftConfig(), tmp_path)
+    report = preflight(tiny.target_path(), tmp_path)  # every name that SGLang's class reads, and no other
+    assert report.ok, report.problems
+    again = load_draft(tmp_path, target)
+    assert again.lm_head.weight.data_ptr() == target.lm_head.weight.data_ptr()
+    for name, weight in again.named_parameters():
+        assert torch.equal(weight, draft.get_parameter(name).bfloat16()), name
 
 
 @torch.no_grad()

@@ -32,9 +32,8 @@ def imported() -> None:
 
 @pytest.fixture(scope="session")
 def w4a8(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in BF16 target, quantized; its report is `report.json` beside it."""
-    folder = tmp_path_factory.mktemp("w4a8")
-    return quantized("w4a8-target", tiny.target_bf16_path(), folder / "target", "--report", folder / "report.json")
+    """The built-in BF16 target, quantized."""
+    return quantized("w4a8-target", tiny.target_bf16_path(), tmp_path_factory.mktemp("w4a8") / "target")
 
 
 @pytest.fixture(scope="session")
@@ -50,4 +49,4 @@ def card_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def fp8(card_draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quantized("fp8-draft", card_draft, tmp_path_factory.mktemp("fp8") / "draft", "--no-report")
+    return quantized("fp8-draft", card_draft, tmp_path_factory.mktemp("fp8") / "draft")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from support.quantizing import quantize, quantized
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.exclude import fix_exclude
-from kimi_w4a8_eagle3.quark.weight_errors import compare
+from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
 
 VLLM = ["re:.*fc.*", "re:.*lm_head.*"]
 
@@ -23,11 +24,9 @@ def exclude_of(directory: Path) -> list[str]:
     return json.loads((directory / "config.json").read_text())["quantization_config"]["exclude"]
 
 
-def test_dtypes_are_those_of_the_published_draft(card_draft: Path, fp8: Path) -> None:
-    report = compare(card_draft, fp8)
-    assert report.dtypes_after == {"F8_E4M3": 7, "F32": 7, "F16": 6, "BF16": 1}
-    assert report.unchanged == 7
-    assert len(report.weights) == 7 and all(0.02 < weight.relative_error < 0.03 for weight in report.weights)
+def test_dtypes_are_those_of_the_published_draft(fp8: Path) -> None:
+    dtypes = Counter(tensor.dtype for tensor in read_checkpoint(fp8).tensors.values())
+    assert dtypes == {"F8_E4M3": 7, "F32": 7, "F16": 6, "BF16": 1}
     assert exclude_of(fp8) == ["fc", "lm_head"]
 
 
@@ -65,8 +64,6 @@ def test_weights_are_scaled_by_row(card_draft: Path, fp8: Path) -> None:
 def test_the_built_in_draft(tmp_path: Path) -> None:
     result = quantize("fp8-draft", tiny.draft_path(), tmp_path / "fp8", "--vllm-exclude")
     assert result.exit_code == 0, result.exception
-    assert "13 BF16 -> 7 F32, 7 F8_E4M3, 6 BF16; 6 unchanged" in result.stdout
-    assert "midlayer.self_attn.q_proj" in result.stdout
     assert exclude_of(tmp_path / "fp8") == VLLM
 
 
@@ -113,6 +110,6 @@ def test_fix_exclude_refuses_what_is_no_fp8_draft(copy: Path, quantization: obje
 
 
 def test_the_built_in_draft_twice_gives_the_same_bytes(fp8: Path, card_draft: Path, tmp_path: Path) -> None:
-    again = quantized("fp8-draft", card_draft, tmp_path / "again", "--no-report")
+    again = quantized("fp8-draft", card_draft, tmp_path / "again")
     for file in fp8.iterdir():
         assert (again / file.name).read_bytes() == file.read_bytes()

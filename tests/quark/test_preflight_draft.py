@@ -12,13 +12,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.kimi_checkpoint import CAPTURED, DRAFT, HIDDEN, LAYERS, TEXT, VOCAB, edit_json
 
-from kimi_w4a8_eagle3.quark.config import DraftShape, TextShape
-from kimi_w4a8_eagle3.quark.draft_checks import captured_layers
+from kimi_w4a8_eagle3.quark.config import DraftShape, TextShape, read_draft_config, read_model_config
+from kimi_w4a8_eagle3.quark.draft_checks import captured_layers, check_draft, installed_sglang
 from kimi_w4a8_eagle3.quark.preflight import preflight
+from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
+
+KV_B = "midlayer.self_attn.kv_b_proj.weight"
 
 
 def messages(target: Path, draft: Path, tp: int = 1) -> list[str]:
     return [problem.what for problem in preflight(target, draft, tp).problems]
+
+
+def _rename(tensors: dict[str, torch.Tensor], old: str, new: str) -> None:
+    for name in [name for name in tensors if name.startswith(old)]:
+        tensors[name.replace(old, new)] = tensors.pop(name)
 
 
 def change_weights(draft: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -123,6 +131,64 @@ def test_draft_without_a_tensor(quark_target: Path, draft: Path, name: str) -> N
 def test_draft_heads_and_tensor_parallel_size(quark_target: Path, draft: Path) -> None:
     edit_json(draft / "config.json", lambda c: c.update(num_attention_heads=6, num_key_value_heads=3))
     assert messages(quark_target, draft, tp=2) == ["TP 2 does not divide the draft's 6 attention or 3 KV heads"]
+
+
+def test_a_whole_mla_draft_has_no_problem(quark_target: Path, mla_draft: Path) -> None:
+    assert messages(quark_target, mla_draft) == messages(quark_target, mla_draft, tp=4) == []  # latents are not split
+    change_weights(mla_draft, lambda t: _rename(t, "midlayer.", "layers.0."))
+    assert messages(quark_target, mla_draft) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("midlayer.self_attn.kv_b_proj.weight"), "draft has no midlayer.self_attn.kv_b_proj.weight"),
+        (
+            lambda t: _rename(t, "midlayer.", "model.midlayer."),
+            "draft has weights that Eagle3DeepseekV2ForCausalLM leaves out",
+        ),
+        (lambda t: t.update({"fc_norm.0.weight": torch.ones(HIDDEN)}), "(its config does not ask for fc_norm)"),
+        (
+            lambda t: t.update({f"midlayer.self_attn.{n}_proj.weight": torch.zeros(8, HIDDEN) for n in "qkv"}),
+            "draft has weights that Eagle3DeepseekV2ForCausalLM leaves out",
+        ),
+        (
+            lambda t: t.update({KV_B: t[KV_B].to(torch.float8_e4m3fn)}),
+            "draft's kv_b_proj is F8_E4M3",
+        ),
+    ],
+    ids=["a weight less", "wrapped", "norms unasked", "an MHA layer", "FP8"],
+)
+def test_an_mla_draft_that_would_load_and_accept_nothing(
+    quark_target: Path, mla_draft: Path, change: Callable[[dict[str, torch.Tensor]], object], message: str
+) -> None:
+    change_weights(mla_draft, change)
+    (found,) = messages(quark_target, mla_draft)
+    assert message in found
+
+
+@pytest.mark.parametrize("flag", ["fc_norm", "use_aux_norm"])
+def test_an_mla_draft_that_asks_for_norms_has_them(quark_target: Path, mla_draft: Path, flag: str) -> None:
+    edit_json(mla_draft / "config.json", lambda c: c.update({flag: True}))
+    assert messages(quark_target, mla_draft) == [f"draft has no fc_norm.{number}.weight" for number in range(3)]
+    change_weights(mla_draft, lambda t: t.update({f"fc_norm.{i}.weight": torch.ones(HIDDEN) for i in range(3)}))
+    assert messages(quark_target, mla_draft) == []
+
+
+def test_an_mla_draft_names_the_size_that_it_lacks(quark_target: Path, mla_draft: Path) -> None:
+    edit_json(mla_draft / "config.json", lambda c: c.pop("kv_lora_rank"))
+    assert messages(quark_target, mla_draft) == ["config.json is not usable: mla.kv_lora_rank: field required"]
+
+
+def test_an_mla_draft_needs_an_sglang_that_has_its_class(quark_target: Path, mla_draft: Path, tmp_path: Path) -> None:
+    models = tmp_path / "sglang/srt/models"
+    models.mkdir(parents=True)
+    (models / "llama_eagle3.py").write_text("class LlamaForCausalLMEagle3(nn.Module):\n")
+    target, read = read_model_config(quark_target).text, read_checkpoint
+    (found,) = check_draft(read_draft_config(mla_draft), read(mla_draft), target, 1, tmp_path / "sglang")
+    assert found.what == "the installed SGLang has no Eagle3DeepseekV2ForCausalLM" and "newer" in found.remedy
+    here = installed_sglang()
+    assert here is not None and (here / "srt/models/kimi_k25_eagle3.py").is_file()
 
 
 def test_truncated_draft_is_the_only_problem(quark_target: Path, draft: Path) -> None:

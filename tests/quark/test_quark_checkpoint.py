@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from support.kimi_checkpoint import read_shards
+from support.kimi_checkpoint import edit_json, read_shards, rewrite
 
+from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
 from kimi_w4a8_eagle3.quark.preflight import preflight
 
@@ -81,3 +84,15 @@ def test_what_quark_writes_passes_preflight(quark_target: Path, draft: Path, tp:
 def test_the_unquantized_model_passes_too(bf16_target: Path) -> None:
     report = preflight(bf16_target)
     assert report.ok and report.weight_format == "not quantized" and report.scales_read == 0
+
+
+def test_the_text_model_alone_passes_as_kimi_k2_thinking_ships_it(tmp_path: Path) -> None:
+    def unwrap(tensors: dict[str, Any]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("language_model.")] = tensors.pop(name)
+
+    target = Path(shutil.copytree(tiny.target_path(), tmp_path / "target"))
+    rewrite(target, unwrap)
+    edit_json(target / "config.json", lambda config: config.update(config.pop("text_config")))
+    report = preflight(target, tiny.draft_path(), tp=2)
+    assert report.problems == [] and report.weight_format == "Quark W4A8" and report.scales_read == 4 * 16 * 3 * 2

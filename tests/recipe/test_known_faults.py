@@ -97,12 +97,30 @@ def test_an_argument_is_set_where_nobody_gave_it_and_warned_of_where_it_says_oth
     assert not any("29313" in note for note in launch("eagle3").notes if note.startswith("warning: "))
 
 
-@pytest.mark.parametrize("recipe", ["agent", "w4a16", "w4a8", "eagle3", "eagle3-opt"])
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        (["kv-cache-dtype=fp8_e5m2"], "fp8-kv-e5m2"),
+        (["kv-cache-dtype=fp8_e4m3", "attention-backend=triton"], "fp8-kv-triton"),
+    ],
+)
+def test_an_fp8_cache_that_the_backend_cannot_hold_is_refused(settings: list[str], fault: str) -> None:
+    assert [each.id for each in launch("eagle3", *settings).refused] == [fault]
+
+
+def test_an_fp8_cache_is_warned_of_until_it_is_measured() -> None:
+    found = launch("eagle3", "kv-cache-dtype=fp8_e4m3")
+    assert found.refused == [] and any("eval gsm8k --baseline" in note for note in found.notes)
+    assert not any("e4m3fnuz" in note for note in launch("eagle3").notes)
+
+
+@pytest.mark.parametrize("recipe", ["agent", "w4a16", "w4a8", "eagle3", "eagle3-mla", "eagle3-opt"])
 def test_the_recipes_have_no_fault_but_greedy_verification(recipe: str) -> None:
     installed = {"sglang": SGLANG_PINNED, "rocm": "7.2.4", "aiter": "0.1.20", "torch": "2.11.0"}
     found = launch(recipe, **installed)
     concerned = ids(args=found.args, env=found.env, installed=installed)
-    assert set(concerned) <= {"greedy-verify", "custom-all-reduce-race"}
+    assert set(concerned) <= {"greedy-verify", "greedy-verify-0-5-20", "custom-all-reduce-race"}
+    assert ("greedy-verify-0-5-20" in concerned) == (recipe == "agent")  # it asks for sampling, 0.5.20 does not
     assert ("greedy-verify" in concerned) == recipe.startswith("eagle3")
     assert ("custom-all-reduce-race" in concerned) == (recipe in ("w4a16", "w4a8"))  # published, and no known hang
 

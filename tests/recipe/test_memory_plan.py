@@ -13,7 +13,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import GIB, gpu_by_name
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve, with_settings
 from kimi_w4a8_eagle3.recipe.memory_plan import (
     ACTIVATION_BYTES_PER_TOKEN,
     MemoryPlan,
@@ -29,8 +29,15 @@ PLAN = ["plan", "-r", "eagle3-opt", "--gpu", "mi325x", "--aiter", "0.1.12"]
 PUBLISHED_GIB = 497  # the checkpoint's published size
 
 
-def plan_of(recipe: str = "eagle3-opt", gpu: str = "mi325x", regime: Regime = Regime.UNKNOWN, **args) -> MemoryPlan:
-    return make_plan(load_recipe(recipe), {"tp-size": 8, **args}, gpu_by_name(gpu), regime)
+def plan_of(
+    recipe: str = "eagle3-opt",
+    gpu: str = "mi325x",
+    regime: Regime = Regime.UNKNOWN,
+    memory_ceiling: float = 0.824,
+    **args,
+) -> MemoryPlan:
+    chosen = with_settings(load_recipe(recipe), {"options.memory_ceiling": memory_ceiling})
+    return make_plan(chosen, {"tp-size": 8, **args}, gpu_by_name(gpu), regime)
 
 
 def test_the_checkpoint_has_its_published_size() -> None:
@@ -65,6 +72,14 @@ def test_draft_weights_by_hand() -> None:
     assert draft_weights(EAGLE, 8)["draft"] == 2 * (layer // 8 + 3 * 7168 * 7168 + 163840 * 7168 // 8)
 
 
+@pytest.mark.parametrize("name", ["kimi-k2.5-eagle3-mla", "kimi-k2.6-eagle3.1-mla"])
+def test_mla_draft_weights_by_hand(name: str) -> None:
+    latents = 2 * 7168 * (1536 + 512 + 64)  # from [embedding, state], whole on every rank
+    split = 1536 * 64 * 192 + 2 * 512 * 64 * 256 + 64 * 128 * 7168 + 3 * 7168 * 18432  # kv_b a second time, absorbed
+    split += 3 * 7168 * 7168 + 163840 * 7168
+    assert draft_weights(ModelCard.packaged(name), 8)["draft"] == 2 * (latents + split // 8)
+
+
 def test_the_map_adds_up_to_the_gpu() -> None:
     for gpu in ("mi325x", "mi355x"):
         plan = plan_of(gpu=gpu)
@@ -78,6 +93,15 @@ def test_the_published_fractions_on_mi325x() -> None:
     assert plan.verdict.limit == 2_097_151
     assert plan.tokens == 2_093_740 and plan.requests() == 194
     assert plan.verdict.binding is None  # the ceiling comes a little before the kernel's limit
+
+
+def test_an_mla_draft_takes_the_page_limit_away() -> None:
+    plan, open_plan = plan_of("eagle3-mla"), plan_of("eagle3-mla", memory_ceiling=0.9)
+    assert plan.draft_kv is not None and plan.draft_kv.bytes_per_token == 1_152
+    assert plan.budget.cell_bytes == plan.engine_cell_bytes == 71_424
+    assert plan.verdict.limit == 3_728_269 and plan.verdict.binding is None
+    assert (plan.tokens, open_plan.tokens) == (2_183_616, 2_476_105)
+    assert plan_of(memory_ceiling=0.9).tokens == 2_097_151  # the MHA draft's, on the same AITER
 
 
 def test_sglang_takes_a_draft_layer_for_a_target_layer() -> None:
@@ -128,6 +152,10 @@ def test_without_a_draft_memory_is_the_limit() -> None:
 def test_fp8_cache_halves_the_bytes_not_the_offset_limit() -> None:
     plan = plan_of(**{"kv-cache-dtype": "fp8_e4m3"})
     assert plan.budget.cell_bytes == 74_368 // 2 and plan.tokens == plan.verdict.limit == 2_097_151
+    latents = plan_of("eagle3-mla", **{"kv-cache-dtype": "fp8_e4m3"})
+    assert latents.budget.cell_bytes == 71_424 // 2 and latents.tokens == latents.verdict.limit == 3_728_269
+    wide = {"kv-cache-dtype": "fp8_e4m3", "speculative-draft-kv-cache-dtype": "bf16"}
+    assert plan_of("eagle3-mla", **wide).budget.cell_bytes == 61 * 576 + 1_152
 
 
 def test_pages_are_whole() -> None:
@@ -147,6 +175,22 @@ def test_a_directory_is_read_instead_of_the_card(tmp_path: Path) -> None:
     plan = make_plan(load_recipe("eagle3"), {"tp-size": 8}, gpu_by_name("mi325x"), Regime.UNKNOWN, KIMI, card)
     assert plan.draft_kv is not None and plan.draft_kv.row_elements == 128
     assert plan.verdict.binding is None  # eight times fewer heads: memory binds first
+
+
+def test_kimi_k2_thinking_as_shipped_has_no_tower_and_a_scale_for_32_weights(tmp_path: Path) -> None:
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 32}
+    packed = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"0": {"weights": weights}},
+    }
+    text = KIMI.config["text_config"]
+    ours, parts = target_weights(KIMI, 8), []
+    for config in (text | {"quantization_config": packed}, {"text_config": text | {"quantization_config": packed}}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        parts.append(target_weights(ModelCard.from_directory(tmp_path), 8))
+    assert parts[0] == parts[1] and parts[0]["routed experts"] == ours["routed experts"] * 9 // 8
+    assert set(ours) - set(parts[0]) == {"vision", "expert scales"}
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"num_hidden_layers": 1}'])
@@ -177,6 +221,32 @@ def test_kimi_plan_as_json() -> None:
     plan = json.loads(result.stdout)
     assert plan["tp"] == 4 and plan["guard"]["limit_tokens"] == 1_048_575  # 16 KV heads a rank: half the tokens
     assert sum(plan["segments"].values()) == plan["hbm_bytes"] == 256 * GIB
+
+
+def test_kimi_plan_compares_gpus_in_one_table_and_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "gpus.png"
+    gpus = ["plan", "eagle3", "--aiter", "0.1.12", "--gpu", "mi300x,mi325x,mi355x"]
+    text = CliRunner().invoke(app, [*gpus, "--output", str(picture)]).output
+    rows = {row[0]: row[1:] for line in text.splitlines() if (row := [cell.strip() for cell in line.split("|")[1:-1]])}
+    assert rows["mi300x"] == ["gfx942", "192", "65.9", "1,332,326", "123", "memory"]
+    assert rows["mi325x"][3:] == ["2,093,740", "194", "memory"]
+    assert rows["mi355x"][3:] == ["1,864,134", "173", "Gluon mla decode"]
+    assert "gfx950: memory only; the recipe is for gfx942" in text and picture.read_bytes().startswith(b"\x89PNG")
+    four = json.loads(CliRunner().invoke(app, [*gpus, "--tp", "4", "--json"]).stdout)
+    assert {plan["gpu"]: plan["kv_tokens"] for plan in four} == {
+        "mi300x": 412_531,
+        "mi325x": 1_048_575,
+        "mi355x": 1_048_575,
+    }
+
+
+def test_mi300x_holds_the_recipe_with_a_chunk_of_8192() -> None:
+    plan = make_plan(
+        (recipe := load_recipe("eagle3-mi300x")), resolve(recipe).args, gpu_by_name("mi300x"), Regime.UNKNOWN
+    )
+    assert plan.tokens == 1_332_326 and plan.segments["reserve"] > 16 * GIB
+    by_itself = plan.segments["activations"] + 8192 * 1.5 * 2**20  # a chunk of 16,384, as SGLang takes it
+    assert 25 * GIB < by_itself < plan.segments["activations"] + plan.segments["reserve"] < 32 * GIB
 
 
 def test_kimi_plan_for_a_fixed_aiter() -> None:

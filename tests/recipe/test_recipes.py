@@ -12,12 +12,14 @@ from kimi_w4a8_eagle3.bench import published
 from kimi_w4a8_eagle3.gates import read_gates
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine, gpu_by_name
+from kimi_w4a8_eagle3.predict.machine_model import Cluster
+from kimi_w4a8_eagle3.predict.predict import adaptive_table, calibrate
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, parse_arguments, recipe_names, render
 
 NO_GPU = Machine()
 NUMA = [0, 0, 1, 1, 2, 2, 3, 3]
 MI325X = Machine(tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", node, 256 * GIB) for i, node in enumerate(NUMA)))
-SERVED = ["agent", "eagle3", "eagle3-opt", "w4a16", "w4a8"]
+SERVED = ["agent", "eagle3", "eagle3-mi300x", "eagle3-mla", "eagle3-opt", "w4a16", "w4a8"]
 VLLM = [
     "mi355x-kimi-mxfp4",
     "mi355x-kimi-mxfp4-eagle3-bf16",
@@ -298,3 +300,40 @@ def test_a_gate_that_this_package_does_not_honour_is_warned_about() -> None:
     assert any("FLYDSL_W4A16_HYBRID=w2_bf16 has no effect" in note for note in notes)
     assert not any("has no effect" in note for note in render(w4a16, machine=MI325X).notes)
     assert not any("has no effect" in note for note in render(load_recipe("eagle3-opt"), machine=MI325X).notes)
+
+
+def test_adaptive_steps_come_with_a_table_that_fits_the_recipe(tmp_path: Path) -> None:
+    adaptive = "options.speculation=adaptive"
+    launch = render(load_recipe("eagle3"), [adaptive], machine=MI325X)
+    assert "--speculative-adaptive" in launch.argv and "1, 2, 3 steps by mi325x.json" in "\n".join(launch.notes)
+    table = Path(value_of(launch.argv, "speculative-adaptive-config"))
+    cluster = Cluster()
+    assert json.loads(table.read_text()) == adaptive_table(3, calibrate(cluster), cluster)
+    of_your_own = tmp_path / "mine.json"
+    of_your_own.write_text('{"1": {"candidate_steps": [2]}, "note": "x"}')
+    mine = [adaptive, f"speculative-adaptive-config={of_your_own}", "speculative-num-steps=2"]
+    own = render(load_recipe("eagle3"), mine, machine=MI325X).argv
+    assert value_of(own, "speculative-adaptive-config") == str(of_your_own)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "table", "message"),
+    [
+        ("w4a8", [], None, "does not fit the recipe 'w4a8'"),
+        ("mi355x-kimi-mxfp4-eagle3-bf16", [], None, "does not fit the recipe"),
+        ("eagle3", ["speculative-num-steps=2"], None, "up to 3 draft steps, the recipe to 2"),
+        ("eagle3", [], '{"1": {"candidate_steps": [3, 7]}}', "up to 7 draft steps, the recipe to 3"),
+        ("agent", [], '{"1": {"candidate_steps": [0, 3]}}', "0 draft steps cannot be sampled"),
+        ("eagle3", [], "{}", "not a table of draft steps"),
+        ("eagle3", [], '{"1": [3]}', "not a table of draft steps"),
+        ("eagle3", ["speculative-adaptive-config=/nowhere.json"], None, "No such file"),
+    ],
+)
+def test_adaptive_steps_that_cannot_be_are_refused(
+    recipe: str, settings: list[str], table: str | None, message: str, tmp_path: Path
+) -> None:
+    if table is not None:
+        (tmp_path / "table.json").write_text(table)
+        settings = [*settings, f"speculative-adaptive-config={tmp_path / 'table.json'}"]
+    with pytest.raises(KimiError, match=message):
+        render(load_recipe(recipe), ["options.speculation=adaptive", *settings], machine=MI325X)

@@ -30,7 +30,9 @@ FLYDSL_MOE_STAGE1_SCHED=0 AITER_FLYDSL_STAGE2_TILE_K=256
 SERVED = [name for name in recipe_names() if name != "tiny" and load_recipe(name).engine == "sglang"]
 OPTIONS = {
     "target": ("eagle3-opt", ["options.sampling=target"]),
+    "adaptive": ("eagle3", ["options.speculation=adaptive"]),
     "published all-reduce": ("eagle3-opt", ["disable-custom-all-reduce=false"]),
+    "FP8 cache": ("eagle3-mla", ["kv-cache-dtype=fp8_e4m3"]),
     "pinned": ("eagle3-opt", [f"model.revision={'a' * 40}", f"draft.revision={'b' * 40}"]),
 }
 

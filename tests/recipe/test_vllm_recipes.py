@@ -1,4 +1,4 @@
-"""The MI355X recipes: the published commands, their images, the sweep, and that vLLM knows every option."""
+"""The MI355X recipes: the published commands, their images, the sweep of the docs, and that vLLM knows every option."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,15 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.bench import published, vllm_load
-from kimi_w4a8_eagle3.bench.subject import Subject
-from kimi_w4a8_eagle3.bench.vllm_load import length_range
-from kimi_w4a8_eagle3.bench.workloads import load_workload
+from kimi_w4a8_eagle3.bench import published
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, recipe_names, render
 
 HERE = Path(__file__).parent
+DOCS = (HERE.parents[1] / "docs" / "recipes.md").read_text()
+# The command of the docs for one concurrency of the published sweep.
+BENCH = shlex.split(DOCS[DOCS.index("    vllm bench serve") :].split("\n\n")[0].replace("\\\n", " "))
 TABLE = json.loads((HERE / "vllm_options.json").read_text())
 COMPAT = Path(sys.prefix) / "compat" / f"vllm-{TABLE['release']}"
 NAMES = [name for name in recipe_names() if load_recipe(name).engine == "vllm"]
@@ -47,16 +46,6 @@ PUBLISHED_ENV = {
 
 def launch_of(name: str, *settings: str, extra: tuple[str, ...] = ()) -> Launch:
     return render(load_recipe(name), settings, extra, machine=Machine())
-
-
-@pytest.fixture(scope="module")
-def sweep() -> Iterator[dict[int, list[str]]]:
-    """The command of `kimi-w4a8 bench mi355x-1k1k --generator vllm` for each concurrency."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_load, "program", lambda: "vllm")
-        subject = Subject("http://127.0.0.1:9000", FP8, "m", "m", "t", "0", None, None)
-        points = load_workload("mi355x-1k1k").points()
-        yield {p.concurrency: vllm_load.command(subject, p, Path("unused"), Path("out.json")) for p in points}
 
 
 def options(argv: list[str]) -> dict[str, list[str]]:
@@ -111,10 +100,8 @@ def test_every_option_is_one_that_vllm_knows(name: str) -> None:
     check(options(launch.argv[3:]), TABLE["serve"])
 
 
-def test_every_option_of_the_sweep_is_one_that_vllm_knows(sweep: dict[int, list[str]]) -> None:
-    assert list(sweep) == [4, 8, 16, 32, 64]
-    for command in sweep.values():
-        check(options(command[3:]), TABLE["bench serve"])
+def test_every_option_of_the_documented_sweep_is_one_that_vllm_knows() -> None:
+    check(options(BENCH[3:]), TABLE["bench serve"])
 
 
 def check(found: dict[str, list[str]], known: dict[str, Any]) -> None:
@@ -131,12 +118,12 @@ def check(found: dict[str, list[str]], known: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def parsed(sweep: dict[int, list[str]]) -> dict[str, dict]:
+def parsed() -> dict[str, dict]:
     if not COMPAT.is_dir():
         pytest.skip(f"vLLM {TABLE['release']} is not in {COMPAT} (docs/recipes.md); its option table was used")
     commands = {name: launch_of(name).argv for name in NAMES}
-    commands["bench"] = sweep[16]
-    commands["published bench"] = [*sweep[4], "--use-chat-template"]  # as printed
+    commands["bench"] = BENCH
+    commands["published bench"] = [*BENCH, "--use-chat-template"]  # as printed
     commands["misspelt"] = [*launch_of(FP8).argv, "--max-modl-len", "1"]
     environment = {**os.environ, "PYTHONPATH": str(COMPAT), "OMP_NUM_THREADS": "1", "VLLM_PLUGINS": ""}
     done = subprocess.run(
@@ -164,25 +151,18 @@ def test_vllms_parser_refuses_mistakes_and_the_bench_command_as_printed(parsed: 
     assert parsed["published bench"]["unknown"] == ["--use-chat-template"]
 
 
-def test_the_sweep_asks_for_lengths_that_fit_the_model_length() -> None:
-    middle, ratio = length_range(1024, 0.8)
+def test_the_documented_sweep_asks_for_lengths_that_fit_the_model_length() -> None:
+    found = options(BENCH)
+    middle, ratio = int(found["random-input-len"][0]), float(found["random-range-ratio"][0])
     low, high = int(middle * (1 - ratio)), -int(-middle * (1 + ratio) // 1)  # as vLLM rounds: floor and ceiling
     assert 0.8 * 1024 - 1 <= low <= 0.8 * 1024 + 1 and 1023 <= high <= 1024
-    assert 2 * high < 2248
-
-
-def test_bench_counts_follow_the_concurrency(sweep: dict[int, list[str]]) -> None:
-    found = options(sweep[32])
-    assert found["num-prompts"] == ["320"] and found["num-warmups"] == ["64"] and found["max-concurrency"] == ["32"]
-    assert found["base-url"] == ["http://127.0.0.1:9000"] and found["model"] == ["m"]
-    assert (found["random-input-len"], found["random-range-ratio"]) == (["922"], ["0.1106"])
-    assert found["backend"] == ["openai-chat"] and found["ignore-eos"] == [] and found["request-rate"] == ["inf"]
+    assert found["random-output-len"] == found["random-input-len"] and 2 * high < 2248
 
 
 def test_published_figures_give_the_published_speedups() -> None:
     def speedups(name: str, base: str) -> list[float]:
-        theirs = published.per_gpu(base)
-        return [rate / theirs[concurrency] for concurrency, rate in published.per_gpu(name).items()]
+        rates = published.load(published.PER_GPU)["tok_s_per_gpu"]
+        return [rate / rates[base][concurrency] for concurrency, rate in rates[name].items()]
 
     printed = {BF16: "1.90 1.89 1.81 1.83 1.69", FP8: "2.00 1.90 1.87 1.85 1.76"}
     for name, ratios in printed.items():

@@ -39,6 +39,8 @@ DRAFT = {
     "intermediate_size": 2 * HIDDEN,
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": CAPTURED},
 }
+MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+MLA_DRAFT = {**DRAFT, **MLA, "architectures": ["Eagle3DeepseekV2ForCausalLM"]}
 
 
 def _mlp(prefix: str, inter: int) -> dict[str, torch.Tensor]:

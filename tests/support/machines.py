@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support import smi_texts
-
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.doctor.needs import Needs
-from kimi_w4a8_eagle3.doctor.probe import Output, Probe, Process
+from kimi_w4a8_eagle3.doctor.probe import Probe, Process
 from kimi_w4a8_eagle3.doctor.result import Report, Result
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
-from kimi_w4a8_eagle3.fetch.store import CacheStore
+from kimi_w4a8_eagle3.fetch.store import Store
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.patching.patcher import PatchReport, Status
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 GIB = 1 << 30
 COMMIT = "b" * 40
+PCI = [f"0000:{bus:02x}:00.0" for bus in (0x05, 0x15, 0x65, 0x75, 0x85, 0x95, 0xE5, 0xF5)]
+TOTAL_MIB, USED_MIB = 262_128, 287
 EAGLE3 = Needs.of(load_recipe("eagle3-opt"))
 TINY = Needs.of(load_recipe("tiny"))
 
@@ -35,9 +34,8 @@ def patch(name: str, status: Status) -> PatchReport:
 
 @dataclass(frozen=True)
 class Recorded(Probe):
-    """A probe that answers from records. A command is answered by its first two words."""
+    """A probe that answers from records."""
 
-    commands: dict[str, str] = field(default_factory=dict)
     programs: frozenset[str] = frozenset({"numactl"})
     closed: frozenset[str] = frozenset()
     spaces: dict[str, int] = field(default_factory=dict)
@@ -56,10 +54,6 @@ class Recorded(Probe):
     variables: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     lacks: list[str] | None = None
-
-    def run(self, command: Sequence[str]) -> Output:
-        key = " ".join(command[:2]) if command[0] == "amd-smi" else f"{command[0]} {command[-1]}"
-        return Output(self.commands[key]) if key in self.commands else Output(missing=True)
 
     def has_program(self, name: str) -> bool:
         return name in self.programs
@@ -131,9 +125,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / path).write_text(text + "\n")
 
 
-def gpu_files(
-    index: int, pci: str, arch: int = 90402, used_mib: int = smi_texts.USED_MIB, **changes: str
-) -> dict[str, str]:
+def gpu_files(index: int, pci: str, arch: int = 90402, used_mib: int = USED_MIB, **changes: str) -> dict[str, str]:
     """What the kernel shows of one GPU. KFD counts the two CPU nodes first."""
     _, bus, _ = pci.split(":")
     node, device = f"sys/class/kfd/kfd/topology/nodes/{index + 2}", f"sys/bus/pci/devices/{pci}"
@@ -142,11 +134,11 @@ def gpu_files(
     )
     return {
         f"{node}/properties": properties,
-        f"{node}/mem_banks/0/properties": f"heap_type 1\nsize_in_bytes {smi_texts.TOTAL_MIB << 20}",
+        f"{node}/mem_banks/0/properties": f"heap_type 1\nsize_in_bytes {TOTAL_MIB << 20}",
         f"{device}/vendor": "0x1002",
         f"{device}/class": "0x120000",
         f"{device}/numa_node": str(index // 4),
-        f"{device}/mem_info_vram_total": str(smi_texts.TOTAL_MIB << 20),
+        f"{device}/mem_info_vram_total": str(TOTAL_MIB << 20),
         f"{device}/mem_info_vram_used": str(used_mib << 20),
         f"{device}/current_compute_partition": "SPX",
         f"{device}/current_memory_partition": "NPS1",
@@ -166,24 +158,19 @@ def host_files() -> dict[str, str]:
     }
 
 
-TOOLS = {
-    "amd-smi static": smi_texts.newer(smi_texts.amd_static()),
-    "amd-smi metric": smi_texts.newer(smi_texts.amd_memory()),
-    "amd-smi version": smi_texts.older(smi_texts.amd_version()),
-}
 PACKAGES = {"sglang": SGLANG_PINNED, "torch": "2.11.0+git1234", "amd-aiter": "0.1.14"}
 
 
 def mi325x(root: Path, **changes: object) -> Recorded:
     """A machine on which everything is as it should be, except what `changes` says."""
     write(root, host_files())
-    for index, pci in enumerate(smi_texts.PCI):
+    for index, pci in enumerate(PCI):
         write(root, gpu_files(index, pci))
-    return Recorded(root=root, **({"commands": TOOLS, "packages": PACKAGES} | changes))  # type: ignore[arg-type]
+    return Recorded(root=root, **({"packages": PACKAGES} | changes))  # type: ignore[arg-type]
 
 
 def bare(root: Path, **changes: object) -> Recorded:
-    """A laptop: no GPU, no tools, CPU builds."""
+    """A laptop: no GPU, CPU builds."""
     write(root, {"dev/shm/.keep": "", "proc/sys/kernel/numa_balancing": "0"})
     packages = {"sglang": SGLANG_PINNED, "torch": "2.13.0+cpu"}
     defaults = {"packages": packages, "build": "cpu", "limits": {"memlock": 8 << 20, "nofile": 20_000}}
@@ -209,7 +196,7 @@ def problems(report: Report) -> dict[str, str]:
 def fetch_pretended(machine: Recorded, needs: Needs = EAGLE3) -> None:
     """Every checkpoint of the recipe is in the cache: a manifest and one file each."""
     for checkpoint in needs.checkpoints:
-        store = CacheStore(machine.cache(), checkpoint.repo)
+        store = Store(machine.cache(), checkpoint.repo)
         file = RemoteFile("w", 4, "f" * 64, True)
         listing = Listing(checkpoint.repo, checkpoint.revision, "c" * 40, (file,))
         write(store.root, {"refs/" + checkpoint.revision: "c" * 40})

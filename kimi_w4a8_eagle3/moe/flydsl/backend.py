@@ -1,17 +1,17 @@
 """The FlyDSL backend for gfx942: tile choice and the order of launches of the code objects that `warm` compiled.
 
-Route and quantize (one launch), stage 1, stage 2 (one row a slot), reduce. A prefill quantizes stage 1's rows in a
-launch of its own, and runs the last two by chunks of columns. FLYDSL_W4A16_HYBRID runs the BF16 baseline instead:
+Route and quantize (one launch), stage 1, stage 2 (one row a slot), reduce. Up to 64 tokens stage 1 does the first of
+them, up to 16 stage 2 the last. A prefill quantizes stage 1's rows in a launch of its own, and runs the last two by
+chunks of columns. FLYDSL_W4A16_HYBRID runs the BF16 baseline instead:
 route, stage 1, stage 2, reduce. Grids follow from shapes alone and nothing waits for the device, so a call can be
 captured in a graph; `prepare` loads every kernel that a layer may launch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +21,19 @@ from ..contract import GateReader, MoeShape, PreparedMoe, QuarkMoeWeights, check
 from ..routing import max_blocks
 from ..tiles import TABLE, bucket_of, buckets, find_row
 from . import layout as layout
-from .configs import KernelConfig, QuantizeConfig, ReduceConfig, RouteConfig, Stage1Config, Stage2Config, W4A16Config
+from .configs import (
+    OWN_ROWS,
+    OWN_SLOTS,
+    ByTokenConfig,
+    FlydslTiles,
+    KernelConfig,
+    QuantizeConfig,
+    ReduceConfig,
+    RouteConfig,
+    Stage1Config,
+    Stage2Config,
+    W4A16Config,
+)
 from .objects import ARCH, GATE, MANIFEST, CodeObjects, code_objects, objects_folder
 
 _MAX_BUFFER = 2**32 - 1  # bytes that a buffer descriptor spans
@@ -35,28 +47,6 @@ W4A16_ROWS = 32  # most rows of a block that leave the baseline more than one wa
 Kernels = dict[str, KernelConfig]
 Tables = tuple[torch.Tensor, torch.Tensor]  # order and blocks of `block.RoutingAddresses`
 Count = int | tuple[int, int]  # row blocks, rows or tokens; with columns, where a launch takes some of them
-
-
-@dataclass(frozen=True)
-class FlydslTiles:
-    """One tile choice: rows a block and (n, k) of both stages."""
-
-    tile_m: int
-    stage1: tuple[int, int]
-    stage2: tuple[int, int]
-
-    @classmethod
-    def from_row(cls, tiles: dict[str, Any]) -> FlydslTiles:
-        """Read the `tiles` of a table row: {"tile_m", "stage1": [n, k], "stage2": [n, k]}."""
-        try:
-            (n1, k1), (n2, k2) = tiles["stage1"], tiles["stage2"]
-            return cls(int(tiles["tile_m"]), (int(n1), int(k1)), (int(n2), int(k2)))
-        except (KeyError, TypeError, ValueError) as error:
-            raise KimiError(f"a FlyDSL row of the tile table is malformed: {error!r}", where=str(tiles)) from error
-
-    def to_row(self) -> dict[str, Any]:
-        """The inverse of `from_row`."""
-        return {"tile_m": self.tile_m, "stage1": list(self.stage1), "stage2": list(self.stage2)}
 
 
 class FlydslBackend:
@@ -129,10 +119,9 @@ class FlydslBackend:
         if row is None:
             raise KimiError(f"no FlyDSL tiles for {tokens} tokens", where=str(self._table))
         tiles = FlydslTiles.from_row(row["tiles"])
-        n2, k2 = tiles.stage2
-        n2 = max((n for n in STAGE2_TILES["N"] if n <= n2 and shape.hidden % n == 0), default=n2)
-        k2 = k2 if shape.inter % k2 == 0 else layout.CHUNK_K
-        return self._gated(replace(tiles, stage2=(n2, k2)))
+        if tiles.tile_m == OWN_ROWS and not fits_small(shape, tiles, row["max_tokens"]):
+            tiles = FlydslTiles(16, (32, 256), tiles.stage2)
+        return self._gated(replace(tiles, stage2=fitted(shape, *tiles.stage2)))
 
     def _asked(self) -> dict[tuple[int, str], int | None]:
         """What the gates fix, by stage and axis."""
@@ -147,13 +136,15 @@ class FlydslBackend:
                 where="AITER_FLYDSL_STAGE1_TILE_M and AITER_FLYDSL_STAGE2_TILE_M",
                 expected="one number, or only one of the two set",
             )
+        if tiles.tile_m == OWN_ROWS and {asked[1, "N"], asked[1, "K"]} - {None, *tiles.stage1}:
+            tiles = FlydslTiles(16, (32, 256), tiles.stage2)
         tile_m = rows.pop() if rows else tiles.tile_m
         if tile_m != tiles.tile_m:  # another kind of kernel: its own defaults instead of the table's
             decode = tile_m < PREFILL_ROWS
             tiles = FlydslTiles(tile_m, (64, 256 if decode else 128), tiles.stage2)
         (n1, k1), (n2, k2) = tiles.stage1, tiles.stage2
-        stage1 = (asked[1, "N"] or n1, asked[1, "K"] or k1)
-        return replace(tiles, stage1=stage1, stage2=(asked[2, "N"] or n2, asked[2, "K"] or k2))
+        stage1, stage2 = (asked[1, "N"] or n1, asked[1, "K"] or k1), (asked[2, "N"] or n2, asked[2, "K"] or k2)
+        return replace(tiles, stage1=stage1, stage2=stage2, by_token=tiles.by_token and stage2 == tiles.stage2)
 
     def configs(self, shape: MoeShape, tokens: int) -> Kernels:
         """The plan of a batch, every kernel that it launches: made once for all batches of its bucket."""
@@ -165,8 +156,8 @@ class FlydslBackend:
     def configs_of(self, shape: MoeShape, tiles: FlydslTiles) -> Kernels:
         """Every kernel that these tiles need; raises KimiError when one does not exist."""
         if self._gates.get(W4A16_GATE):
-            return self._checked(_w4a16_configs(shape, min(tiles.tile_m, W4A16_ROWS)), tiles)
-        size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
+            return self._checked(_w4a16_configs(shape, min(max(tiles.tile_m, 16), W4A16_ROWS)), tiles)
+        size = (shape.hidden, shape.inter, shape.top_k)
         # The gates are about decode's schedule; prefill's loses its loads in flight when it is left to the compiler.
         unpinned = tiles.tile_m < PREFILL_ROWS
         pinned = [not (unpinned and self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is False) for s in (1, 2)]
@@ -174,13 +165,27 @@ class FlydslBackend:
         by_xcd = prefill and self._gates.get(XCD_GATE) is not False
         kernels: Kernels = {
             "route": RouteConfig(shape.num_experts, shape.top_k, tiles.tile_m, shape.hidden),
-            "stage1": Stage1Config(*size, *tiles.stage1, pinned=pinned[0], by_xcd=by_xcd),
+            "stage1": Stage1Config(*size, tiles.tile_m, *tiles.stage1, pinned=pinned[0], by_xcd=by_xcd),
             "quantize2": QuantizeConfig(shape.inter, bf16=False, experts=shape.num_experts, hidden=shape.hidden),
-            "stage2": Stage2Config(*size, *tiles.stage2, pinned=pinned[1], by_xcd=by_xcd, quantize=not prefill),
+            "stage2": Stage2Config(
+                *size,
+                max(tiles.tile_m, 16),
+                *tiles.stage2,
+                pinned=pinned[1],
+                by_xcd=by_xcd,
+                quantize=not prefill,
+                short=tiles.tile_m == OWN_ROWS and shape.inter % 256 == 0,
+            ),
             "reduce": ReduceConfig(shape.hidden, shape.top_k, shape.num_experts),
         }
         if not prefill:
             del kernels["quantize2"]
+        if tiles.tile_m == OWN_ROWS:
+            del kernels["route"]
+            kernels["stage1"] = _own_stage1(shape, tiles, pinned[0])
+        if tiles.by_token:
+            del kernels["reduce"]
+            kernels["stage2"] = _by_token(shape)
         return self._checked(kernels, tiles)
 
     @staticmethod
@@ -227,6 +232,28 @@ class FlydslBackend:
         return max_blocks(slots, experts, tile_m)
 
 
+def _own_stage1(shape: MoeShape, tiles: FlydslTiles, pinned: bool) -> Stage1Config:
+    size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
+    return Stage1Config(*size, *tiles.stage1, pinned=pinned, experts=shape.num_experts)
+
+
+def _by_token(shape: MoeShape) -> ByTokenConfig:
+    return ByTokenConfig(shape.hidden, shape.inter, shape.top_k, shape.num_experts)
+
+
+def fitted(shape: MoeShape, n: int, k: int) -> tuple[int, int]:
+    """The tile of stage 2 that comes nearest for this shape."""
+    n = max((each for each in STAGE2_TILES["N"] if each <= n and shape.hidden % each == 0), default=n)
+    return n, k if shape.inter % k == 0 else layout.CHUNK_K
+
+
+def fits_small(shape: MoeShape, tiles: FlydslTiles, most_tokens: int | None) -> bool:
+    """Whether the kernels for few tokens take this shape; others sort in a launch of their own."""
+    if most_tokens is None or most_tokens * shape.top_k > OWN_SLOTS or _own_stage1(shape, tiles, True).problem():
+        return False
+    return not (tiles.by_token and _by_token(shape).problem())
+
+
 def _w4a16_configs(shape: MoeShape, tile_m: int) -> Kernels:
     size = (shape.hidden, shape.inter, shape.top_k, tile_m)
     return {
@@ -262,21 +289,27 @@ class FlydslCall:
         self.backend, self.kernels, self.moe = backend, kernels, moe
         self.x, self.weights, self.ids = x.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
         self.tokens, self.slots = x.shape[0], topk_ids.numel()
-        routed = kernels["route"]
-        assert isinstance(routed, RouteConfig)
-        self.blocks = backend.blocks(self.slots, routed.experts, routed.tile_m)
-        self.quantized = routed.hidden > 0
+        routed = kernels.get("route")
+        assert routed is None or isinstance(routed, RouteConfig)
+        self.blocks = backend.blocks(self.slots, routed.experts, routed.tile_m) if routed else self.slots
+        self.baseline = routed is not None and not routed.hidden
 
     def run(self) -> torch.Tensor:
         """All launches; returns bfloat16 [T, H]."""
         a8, info, tables = self.route()
-        if not self.quantized:
+        if self.baseline:
             return self._run_w4a16(tables)
         return self.down(*self.stage1(a8, info, tables), tables)
 
     def route(self) -> tuple[torch.Tensor, torch.Tensor, Tables]:
-        """(int8 [T, H], its row info, the blocks of rows): see `sort_slots.py`; the first two empty in the baseline."""
-        a8, info = self._quantized(self.x if self.quantized else self.x[:0])
+        """(int8 [T, H], its row info, the blocks of rows): see `sort_slots.py`; the first two empty in the baseline.
+
+        Where stage 1 sorts and quantizes: the tokens, the expert ids, room for what it says of the blocks.
+        """
+        if "route" not in self.kernels:
+            order = self._new((self.slots * OWN_ROWS,), torch.int32)
+            return self.x, self.ids, (order, self._new((self.slots, 4), torch.int32))
+        a8, info = self._quantized(self.x[:0] if self.baseline else self.x)
         tables = self._new((self.slots,), torch.int32), self._new((self.blocks, 4), torch.int32)
         self._launch("route", self.tokens, self.x, self.ids, a8, info, *tables, self.tokens, self.blocks)
         return a8, info, tables
@@ -295,13 +328,15 @@ class FlydslCall:
         """Stage 2 and the sum over a token's slots, by chunks of columns: bfloat16 [T, H]."""
         moe, hidden = self.moe, self.moe.shape.hidden
         out, step = torch.empty_like(self.x), columns_at_once(self.kernels, self.slots)
+        if "reduce" not in self.kernels:
+            self._launch("stage2", self.tokens, h, moe.w2, moe.s2, self.weights, self.ids, out)
+            return out
         partial = self._new((self.slots * step,), torch.float16)
         for column in range(0, hidden, step):
             width = min(step, hidden - column)
             chunk = self.tokens, column, width
-            self._launch(
-                "stage2", (self.blocks, width), h, info, moe.w2, moe.s2, *tables, self.weights, partial, *chunk
-            )
+            given = h, info, moe.w2, moe.s2, *tables, self.weights, partial, *chunk
+            self._launch("stage2", (self.blocks, width), *given)
             self._launch("reduce", (self.tokens, width), partial, info, self.ids, out, *chunk)
         return out
 
@@ -331,8 +366,8 @@ class FlydslCall:
 def columns_at_once(kernels: Kernels, slots: int) -> int:
     """Columns of a launch of stage 2: even parts of the hidden size whose slots take at most PARTIAL_BYTES."""
     stage2 = kernels["stage2"]
-    if isinstance(stage2, W4A16Config):
-        return stage2.hidden  # the baseline keeps all
+    if isinstance(stage2, W4A16Config | ByTokenConfig):
+        return stage2.hidden  # the baseline keeps all slots, a kernel by token none
     assert isinstance(stage2, Stage2Config)
     tiles = stage2.hidden // stage2.tile_n
     fitting = max(PARTIAL_BYTES // (2 * slots * stage2.tile_n), 1)

@@ -56,25 +56,45 @@ class RowBlock:
 
     A row that does not exist gets slot number `slots`: its offsets lie past the end of every per-slot and per-token
     buffer, where the hardware loads 0 and drops stores. here: whether the workgroup has a block (`work_of`).
+    rows: how many it has.
     """
 
     def __init__(self, routing: RoutingAddresses, block: Any, slots: Any, top_k: int, here: Any = None) -> None:
         self._routing, self._slots, self._top_k, self._here = routing, slots, top_k, here
-        self.expert, self._first, self._rows, _ = ops.scalar_row(routing.blocks, block)
+        self.expert, self._first, self.rows, _ = ops.scalar_row(routing.blocks, block)
 
     def exists(self) -> Any:
         """Whether the routing has so many blocks: the grid is a static bound."""
-        return self._rows > 0 if self._here is None else self._here
+        return self.rows > 0 if self._here is None else self._here
 
     def open(self) -> None:
         """Only where it exists."""
-        self._order = ops.buffer(self._routing.order, self._rows * 4, fx.Int64(self._first) * 4)
+        self._order = ops.buffer(self._routing.order, self.rows * 4, fx.Int64(self._first) * 4)
 
     def slot(self, row: Any) -> fx.Int32:
         """The slot of row `row` (0 .. tile_m - 1) of this block."""
         loaded = ops.load(self._order, ops.i32_type(), row * 4)
-        return fx.Int32(arith.select((row < self._rows).ir_value(), loaded, self._slots.ir_value()))
+        return fx.Int32(arith.select((row < self.rows).ir_value(), loaded, self._slots.ir_value()))
 
     def token(self, slot: fx.Int32) -> fx.Int32:
         """The token of a slot; T for a row that does not exist."""
         return fx.Int32(arith.divui(slot.ir_value(), ops.const_i32(self._top_k)))
+
+
+class ShortBlock(RowBlock):
+    """A block as `stage1_small.py` lists it: its few slots are scalars, known as soon as its expert is."""
+
+    def __init__(self, routing: RoutingAddresses, block: Any, slots: Any, top_k: int) -> None:
+        super().__init__(routing, block, slots, top_k)
+        self._few = ops.scalar_row(routing.order, block)
+        ops.keep(self.rows, *self._few)
+
+    def open(self) -> None:
+        """Nothing is left to do."""
+
+    def slot(self, row: Any) -> fx.Int32:
+        """As RowBlock."""
+        slot = ops.raw(self._slots)
+        for number, few in enumerate(self._few):
+            slot = arith.select((row == number).ir_value(), ops.raw(few), slot)
+        return fx.Int32(slot)

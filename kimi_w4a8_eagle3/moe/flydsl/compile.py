@@ -7,18 +7,28 @@ from typing import Any
 
 from . import toolchain as toolchain
 from .code_object import describe
-from .configs import KernelConfig, QuantizeConfig, ReduceConfig, RouteConfig, Stage1Config, Stage2Config, W4A16Config
+from .configs import (
+    ByTokenConfig,
+    KernelConfig,
+    QuantizeConfig,
+    ReduceConfig,
+    RouteConfig,
+    Stage1Config,
+    Stage2Config,
+    W4A16Config,
+)
 from .objects import CodeObject
 
 
 def launcher_of(config: KernelConfig) -> Any:
     """What FlyDSL compiles."""
     # FlyDSL takes a second to import; tests of what needs none of it are collected beside those that compile.
-    from . import rows, sort_slots, stage1, stage2, w4a16
+    from . import rows, sort_slots, stage1, stage2, stage2_token, w4a16
 
     builders: dict[type, Any] = {
         Stage1Config: stage1.build,
         Stage2Config: stage2.build,
+        ByTokenConfig: stage2_token.build,
         QuantizeConfig: rows.build_quantize,
         ReduceConfig: rows.build_reduce,
         RouteConfig: sort_slots.build,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...base.errors import KimiError
 from ...gates import PREFILL_ROWS, STAGE1_TILES, STAGE2_TILES
 from .layout import CHUNK_K, LOW_K_BIT, PAIR, TILE_N
 
@@ -17,6 +18,35 @@ W4A16_TILES = 2  # 16-channel tiles of a wave
 REDUCED = 512  # columns that a wave of the sum takes
 XCDS = 8  # dies of an MI300X and MI325X, each with an L2 cache; workgroups go round them by their number
 SORTERS = 8  # workgroups that sort the slots
+OWN_ROWS, OWN_SLOTS = 4, 512  # of stage 1 where it sorts: rows of a workgroup, most slots of a batch
+OWN_TILES = ((OWN_ROWS, 16, 256), (OWN_ROWS, 32, 256))
+
+
+@dataclass(frozen=True)
+class FlydslTiles:
+    """One tile choice: rows a block and (n, k) of both stages; by_token: stage 2 adds a token's slots itself.
+
+    With blocks of OWN_ROWS rows stage 1 sorts and quantizes, for as many tokens as have OWN_SLOTS slots.
+    """
+
+    tile_m: int
+    stage1: tuple[int, int]
+    stage2: tuple[int, int]
+    by_token: bool = False
+
+    @classmethod
+    def from_row(cls, tiles: dict[str, Any]) -> FlydslTiles:
+        """Read the `tiles` of a table row: {"tile_m", "stage1": [n, k], "stage2": [n, k], "by_token" (if so)}."""
+        try:
+            (n1, k1), (n2, k2) = tiles["stage1"], tiles["stage2"]
+            return cls(int(tiles["tile_m"]), (int(n1), int(k1)), (int(n2), int(k2)), bool(tiles.get("by_token")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise KimiError(f"a FlyDSL row of the tile table is malformed: {error!r}", where=str(tiles)) from error
+
+    def to_row(self) -> dict[str, Any]:
+        """The inverse of `from_row`."""
+        row = {"tile_m": self.tile_m, "stage1": list(self.stage1), "stage2": list(self.stage2)}
+        return {**row, "by_token": True} if self.by_token else row
 
 
 class KernelConfig(Protocol):
@@ -39,6 +69,8 @@ class Stage1Config:
     tile_k: k a wave covers in one turn of its loop (decode) or k of one LDS tile (prefill);
     pinned: keep the written order of loads (else the compiler's);
     by_xcd: in prefill, neighbours in the list of work run on one XCD (`block.work_of`);
+    experts: 0, or so many, and tile_m OWN_ROWS: it takes bfloat16 tokens and expert ids, and finds, quantizes and lists
+        its rows itself (stage1_small.py);
     accumulators: write the int32 sums [slots, 2*inter] instead of h (tests).
     """
 
@@ -50,7 +82,13 @@ class Stage1Config:
     tile_k: int = 256
     pinned: bool = True
     by_xcd: bool = False
+    experts: int = 0
     accumulators: bool = False
+
+    @property
+    def row_tiles(self) -> int:
+        """16-row tiles of a workgroup."""
+        return max(self.tile_m // 16, 1)
 
     @property
     def decode(self) -> bool:
@@ -60,7 +98,7 @@ class Stage1Config:
     @property
     def mfma_per_wave(self) -> int:
         """Matrix instructions that one wave executes."""
-        of_workgroup = self.tile_m // 16 * (2 * self.tile_n // 16) * (self.hidden // 32)
+        of_workgroup = self.row_tiles * (2 * self.tile_n // 16) * (self.hidden // 32)
         return of_workgroup // WAVES
 
     @property
@@ -76,10 +114,12 @@ class Stage1Config:
     def problem(self) -> str | None:
         """Why no kernel can be built for these sizes, or None."""
         tile = (self.tile_m, self.tile_n, self.tile_k)
-        if tile not in STAGE1_TILES:
+        if tile not in (OWN_TILES if self.experts else STAGE1_TILES):
             return f"stage 1 has no kernel for tile (m, n, k) {tile}; it has {', '.join(map(str, STAGE1_TILES))}"
         if self.hidden % (WAVES * CHUNK_K):
             return f"hidden size {self.hidden} is not a multiple of {WAVES * CHUNK_K} (stage 1)"
+        if self.experts and self.hidden > 12288:
+            return f"{OWN_ROWS} rows of {self.hidden} do not fit LDS (stage 1 for few tokens)"
         if self.inter % self.tile_n:
             return f"intermediate size {self.inter} is not a multiple of stage 1 tile_n {self.tile_n}"
         return None
@@ -94,6 +134,7 @@ class Stage2Config:
     by_xcd: in prefill, neighbours in the list of blocks run on one XCD (`block.work_of`);
     quantize: rows are stage 1's float32 (decode): each workgroup quantizes its block's, and the first of them writes
         the row info that the sum takes;
+    short: blocks have up to OWN_ROWS rows, as stage 1 lists them for few tokens;
     accumulators: write the exact sums, float32, in the place of scaled float16 [T * top_k, columns] (tests).
     """
 
@@ -106,6 +147,7 @@ class Stage2Config:
     pinned: bool = True
     by_xcd: bool = False
     quantize: bool = False
+    short: bool = False
     accumulators: bool = False
 
     @property
@@ -151,6 +193,43 @@ class Stage2Config:
 
 
 @dataclass(frozen=True)
+class ByTokenConfig:
+    """Stage 2 and the sum in one, for few tokens: a workgroup takes tile_n channels of all slots of a token."""
+
+    hidden: int
+    inter: int
+    top_k: int
+    experts: int
+
+    @property
+    def tile_n(self) -> int:
+        """Output channels of a workgroup: a wave has all weights of its slots in flight at once."""
+        return 64 if self.inter <= 256 else 32
+
+    @property
+    def slots(self) -> int:
+        """Slots of a wave."""
+        return self.top_k // WAVES
+
+    @property
+    def mfma_per_wave(self) -> int:
+        """Matrix instructions that one wave executes."""
+        return self.slots * (self.tile_n // TILE_N) * (self.inter // 32)
+
+    def grid(self, tokens: Any) -> tuple[Any, Any, Any]:
+        """Workgroups for `tokens` tokens."""
+        return self.hidden // self.tile_n, tokens, 1
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built for these sizes, or None."""
+        if self.inter % CHUNK_K or not CHUNK_K <= self.inter <= 1024 or self.hidden % self.tile_n:
+            return f"stage 2 by token: {self.inter} x {self.hidden} is no multiple of {CHUNK_K} x {self.tile_n}"
+        if self.top_k % WAVES:
+            return f"stage 2 by token: {self.top_k} slots are no multiple of {WAVES}"
+        return None
+
+
+@dataclass(frozen=True)
 class QuantizeConfig:
     """Quantize rows of `columns` bfloat16 or float32 values.
 
@@ -162,11 +241,12 @@ class QuantizeConfig:
     bf16: bool
     experts: int = 0
     hidden: int = 0
+    together: bool = False
 
     @property
     def waves_per_row(self) -> int:
-        """A whole workgroup for long rows, else one wave."""
-        return WAVES if self.columns > 2048 else 1
+        """A whole workgroup for long rows, or where it is `together` anyway, else one wave."""
+        return WAVES if self.columns > 2048 or self.together else 1
 
     def grid(self, rows: Any) -> tuple[Any, Any, Any]:
         """Workgroups for `rows` rows."""

@@ -179,6 +179,23 @@ def from_lane(value: Any, lane: Value) -> Any:
     return rocdl.ds_bpermute(i32_type(), raw(lane * 4), value)
 
 
+def ballot(condition: Value) -> Any:
+    """i64: one bit for each lane where an i1 holds."""
+    return rocdl.ballot(ir.IntegerType.get_signless(64), raw(condition))
+
+
+def count_bits(mask: Any) -> fx.Int32:
+    """Bits set in an i64."""
+    return fx.Int32(arith.trunci(i32_type(), math.ctpop(mask)))
+
+
+def count_below(mask: Any, base: Value) -> fx.Int32:
+    """base + bits set in an i64 below this lane's own."""
+    low = arith.trunci(i32_type(), mask)
+    high = arith.trunci(i32_type(), arith.shrui(mask, arith.constant(mask.type, 32)))
+    return fx.Int32(rocdl.mbcnt_hi(i32_type(), high, rocdl.mbcnt_lo(i32_type(), low, raw(base))))
+
+
 def uniform(value: Value) -> fx.Int32:
     """Tell the compiler that a value is the same in all lanes, so that it lives in a scalar register."""
     return fx.Int32(rocdl.readfirstlane(i32_type(), raw(value)))
@@ -211,6 +228,18 @@ def store(rsrc: Any, value: Any, offset: Value, uniform_offset: Value = 0) -> No
 def scalar_load(address: Value, index: Value) -> fx.Int32:
     """Load the int32 number `index` of an array at `address` into a scalar register; `index` is uniform."""
     return fx.Int32(_scalar_load(address, index * 4, i32_type(), 4))
+
+
+def keep(*values: Value) -> None:
+    """Have uniform values in scalar registers here: the compiler would load each where it is used first, and wait."""
+    llvm.inline_asm(None, [raw(v) for v in values], "", ",".join("s" * len(values)), has_side_effects=True)
+
+
+def scalar_loads(address: Value, first: Value, count: int) -> list[fx.Int32]:
+    """Load `count` int32 from number `first` of an array at once into scalar registers; `first` is uniform."""
+    if count == 1:
+        return [scalar_load(address, first)]
+    return [fx.Int32(x) for x in elements(_scalar_load(address, first * 4, vec_type(count, i32_type()), 4))]
 
 
 def scalar_row(address: Value, index: Value) -> list[fx.Int32]:
@@ -291,25 +320,26 @@ def lds_alloc(num_bytes: int) -> Any:
     return fx.SharedAllocator().allocate(num_bytes, 16).peek().ptr.llvm_ptr
 
 
-def _lds_at(base: Any, offset: Value) -> Any:
+def lds_at(base: Any, offset: Value) -> Any:
+    """The pointer that many bytes further."""
     dynamic = -(2**31)  # MLIR's marker of a run-time index
     return llvm.GEPOp(base.type, base, [raw(offset)], [dynamic], ir.IntegerType.get_signless(8), None).result
 
 
 def lds_load(base: Any, kind: Any, offset: Value, alignment: int = 16) -> Any:
     """Per-lane LDS load; `offset` is a multiple of `alignment`."""
-    return llvm.LoadOp(kind, _lds_at(base, offset), alignment=alignment).result
+    return llvm.LoadOp(kind, lds_at(base, offset), alignment=alignment).result
 
 
 def lds_store(base: Any, value: Any, offset: Value, alignment: int = 16) -> None:
     """Per-lane LDS store; `offset` is a multiple of `alignment`."""
-    llvm.StoreOp(raw(value), _lds_at(base, offset), alignment=alignment)
+    llvm.StoreOp(raw(value), lds_at(base, offset), alignment=alignment)
 
 
 def lds_add(base: Any, offset: Value) -> Any:
     """Add 1 to an i32 in LDS; what it was."""
     kind, order = llvm.AtomicBinOp.add, llvm.AtomicOrdering.monotonic
-    where, one = _lds_at(base, offset), const_i32(1)
+    where, one = lds_at(base, offset), const_i32(1)
     return llvm.AtomicRMWOp(kind, where, one, order, syncscope="workgroup", alignment=4).result
 
 

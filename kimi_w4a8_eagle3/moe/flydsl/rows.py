@@ -68,42 +68,12 @@ def quantized(values: list[Any], scale: Any, inverse: Any, grow: Any) -> tuple[l
 class Quantize:
     """One row: a8 = round_half_even(x / scale), scale = max|x| / 127 (1 for a row of zeros, NaN if not finite)."""
 
-    def __init__(
-        self,
-        cfg: QuantizeConfig,
-        group: Any,
-        x: Any,
-        out: Any,
-        info: Any,
-        rows: Any,
-        lds: Any,
-        routed: Sequence[Any] = (),
-    ) -> None:
-        """group: number of the workgroup. routed: router weights, expert ids and scales of stage 2, for slots.
-
-        lds: EXCHANGE bytes, where a whole workgroup has a row.
-        """
-        self.cfg, self.rows, self.lds = cfg, rows, lds
-        self.x, self.out, self.info = x, out, info
-        given: Sequence[Any] = routed or (None, None, None)
-        self.weights, self.ids, self.scales = given
-        tid = fx.thread_idx.x
-        self.lane, self.wave = tid & 63, ops.uniform(tid >> 6)
-        if cfg.waves_per_row == 1:
-            self.row, self.first = group * WAVES + self.wave, self.lane * VALUES
-        else:
-            self.row, self.first = group, tid * VALUES
+    def __init__(self, cfg: QuantizeConfig, row: Any, x: Any, lds: Any) -> None:
+        """row: its number in x. lds: EXCHANGE bytes, where a whole workgroup has a row."""
+        self.cfg, self.row, self.x, self.lds = cfg, row, x, lds
+        self.lane, self.wave = fx.thread_idx.x & 63, ops.uniform(fx.thread_idx.x >> 6)
+        self.first = (fx.thread_idx.x if cfg.waves_per_row > 1 else self.lane) * VALUES
         self.step = 64 * cfg.waves_per_row * VALUES
-
-    def run(self) -> None:
-        """Emit the whole kernel."""
-        with ops.when(self.row < self.rows):
-            if not self.cfg.experts:
-                self.quantize()
-                return
-            self.expert = ops.scalar_load(self.ids, self.row)
-            with ops.when(is_expert(self.expert, self.cfg.experts)):
-                self.quantize()
 
     def column_offsets(self, size: int) -> list[Any]:
         """Byte offset in the row of each group of this lane; past the buffer where the row has ended."""
@@ -117,33 +87,29 @@ class Quantize:
             offsets.append(column * size)
         return offsets
 
-    def load_values(self) -> list[Any]:
-        """All values of this lane as float32 vectors of four; 0 past the end of the row."""
-        columns, size = self.cfg.columns, 2 if self.cfg.bf16 else 4
-        source = ops.buffer(self.x, fx.Int32(columns * size), fx.Int64(self.row) * (columns * size))
-        v4f = ops.vec_type(4, ops.f32_type())
-        if not self.cfg.bf16:
-            return [ops.load(source, v4f, at) for at in self.column_offsets(size)]
-        loaded = [ops.load(source, ops.vec_type(2, ops.i32_type()), at) for at in self.column_offsets(size)]
-        return [ops.bitcast(ops.pack(ops.bf16_bits(pair)), v4f) for pair in loaded]
+    def load(self, there: Any = True) -> list[Any]:
+        """Start to load all values of this lane; zeros past the end of the row, and where it is not there."""
+        size, kind = (2, ops.vec_type(2, ops.i32_type())) if self.cfg.bf16 else (4, ops.vec_type(4, ops.f32_type()))
+        row_bytes = self.cfg.columns * size
+        length = (
+            row_bytes if there is True else arith.select(ops.raw(there), ops.const_i32(row_bytes), ops.const_i32(0))
+        )
+        source = ops.buffer(self.x, fx.Int32(length), fx.Int64(self.row) * row_bytes)
+        return [ops.load(source, kind, at) for at in self.column_offsets(size)]
 
-    def quantize(self) -> None:
-        """Write the INT8 row, its scale and its low sum."""
-        values = self.load_values()
+    def quantize(self, loaded: list[Any]) -> tuple[list[Any], Any, Any]:
+        """(four INT8 of each group in an i32, the row's scale, the groups' sum of this lane)."""
+        values = loaded
+        if self.cfg.bf16:
+            values = [ops.bitcast(ops.pack(ops.bf16_bits(pair)), ops.vec_type(4, ops.f32_type())) for pair in loaded]
         scale, inverse, (grow, shrink) = row_scale(values, partial(self.over_row, slot=0))
-        target = ops.buffer(self.out, fx.Int32(self.cfg.columns), fx.Int64(self.row) * self.cfg.columns)
         words, total = quantized(values, scale, inverse, grow)
-        for word, at in zip(words, self.column_offsets(1), strict=True):
-            ops.store(target, word, at)
+        return words, arith.mulf(scale, shrink), total
+
+    def low_sum(self, total: Any) -> Any:
+        """The sum of the row's INT8 at the k whose weights sit in low nibbles."""
         in_low = ((self.first & LOW_K_BIT) != 0).ir_value()
-        low_sum = self.over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi, slot=1)
-        stored = arith.mulf(scale, shrink)
-        if self.cfg.experts:
-            unit = self.expert * (self.cfg.hidden + SCALES_PAD) + self.cfg.hidden
-            for factor in (ops.scalar_load(self.weights, self.row), ops.scalar_load(self.scales, unit)):
-                stored = arith.mulf(stored, ops.bitcast(factor, ops.f32_type()))
-        info = ops.buffer(self.info, fx.Int32(8), fx.Int64(self.row) * 8)
-        ops.store(info, ops.pack([ops.bitcast(stored, ops.i32_type()), low_sum]), self.first * 8)  # lane 0 alone fits
+        return self.over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi, slot=1)
 
     def over_row(self, value: Any, combine: Any, slot: int) -> Any:
         """Combine an i32 over all lanes of the row."""
@@ -162,6 +128,38 @@ class Quantize:
         return value
 
 
+def quantize_row(
+    cfg: QuantizeConfig, group: Any, x: Any, out: Any, info: Any, rows: Any, lds: Any, routed: Sequence[Any] = ()
+) -> None:
+    """Write the INT8 row, its scale and its low sum; group: number of the workgroup.
+
+    routed: router weights, expert ids and scales of stage 2, for slots.
+    """
+    row = group if cfg.waves_per_row > 1 else group * WAVES + ops.uniform(fx.thread_idx.x >> 6)
+    with ops.when(row < rows):
+        if not routed:
+            _store_row(cfg, row, x, out, info, lds, [])
+            return
+        weights, ids, scales = routed
+        expert = ops.scalar_load(ids, row)
+        with ops.when(is_expert(expert, cfg.experts)):
+            unit = expert * (cfg.hidden + SCALES_PAD) + cfg.hidden
+            _store_row(cfg, row, x, out, info, lds, [ops.scalar_load(weights, row), ops.scalar_load(scales, unit)])
+
+
+def _store_row(cfg: QuantizeConfig, row: Any, x: Any, out: Any, info: Any, lds: Any, factors: list[Any]) -> None:
+    lanes = Quantize(cfg, row, x, lds)
+    words, scale, total = lanes.quantize(lanes.load())
+    target = ops.buffer(out, fx.Int32(cfg.columns), fx.Int64(row) * cfg.columns)
+    for word, at in zip(words, lanes.column_offsets(1), strict=True):
+        ops.store(target, word, at)
+    low_sum = lanes.low_sum(total)
+    for factor in factors:
+        scale = arith.mulf(scale, ops.bitcast(factor, ops.f32_type()))
+    to = ops.buffer(info, fx.Int32(8), fx.Int64(row) * 8)
+    ops.store(to, ops.pack([ops.bitcast(scale, ops.i32_type()), low_sum]), lanes.first * 8)  # lane 0 alone fits
+
+
 def build_quantize(cfg: QuantizeConfig) -> Any:
     """Kernel: (x, router weights, expert ids, scales of stage 2, out int8, info [rows, 2], rows)."""
 
@@ -175,7 +173,8 @@ def build_quantize(cfg: QuantizeConfig) -> Any:
         info: fx.Int64,
         rows: fx.Int32,
     ) -> None:
-        Quantize(cfg, fx.block_idx.x, x, out, info, rows, ops.lds_alloc(EXCHANGE), (weights, ids, scales)).run()
+        routed = (weights, ids, scales) if cfg.experts else ()
+        quantize_row(cfg, fx.block_idx.x, x, out, info, rows, ops.lds_alloc(EXCHANGE), routed)
 
     return ops.launcher(moe_quantize)
 

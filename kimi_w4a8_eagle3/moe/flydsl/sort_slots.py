@@ -16,7 +16,7 @@ from flydsl._mlir.dialects import arith
 
 from . import ops as ops
 from .configs import SORTERS, WAVES, QuantizeConfig, RouteConfig
-from .rows import EXCHANGE, Quantize, is_expert
+from .rows import EXCHANGE, is_expert, quantize_row
 
 THREADS = WAVES * ops.WAVE
 LOADS = 4  # of 16 bytes, of a thread in a step
@@ -152,7 +152,7 @@ def _lds_bytes(cfg: RouteConfig) -> int:
 def _quantize(cfg: RouteConfig, number: Any, x: Any, a8: Any, info: Any, tokens: Any, lds: Any) -> None:
     if cfg.hidden:
         with ops.when(number >= SORTERS):
-            Quantize(QuantizeConfig(cfg.hidden, bf16=True), number - SORTERS, x, a8, info, tokens, lds).run()
+            quantize_row(QuantizeConfig(cfg.hidden, bf16=True), number - SORTERS, x, a8, info, tokens, lds)
 
 
 def build(cfg: RouteConfig) -> Any:

@@ -16,11 +16,12 @@ from .block import Arguments, RoutingAddresses
 from .configs import WAVES, Stage1Config
 from .stage1_decode import Stage1Decode
 from .stage1_prefill import Stage1Prefill
+from .stage1_small import Stage1Small
 
 
 def build(cfg: Stage1Config) -> Any:
     """The kernel of one configuration, for `toolchain.compiled`: (seven addresses, tokens)."""
-    workgroup: Any = Stage1Decode if cfg.decode else Stage1Prefill
+    workgroup: Any = (Stage1Small if cfg.experts else Stage1Decode) if cfg.decode else Stage1Prefill
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
     def moe_stage1(
@@ -33,6 +34,7 @@ def build(cfg: Stage1Config) -> Any:
         out: fx.Int64,
         tokens: fx.Int32,
     ) -> None:
+        ops.keep(rows, row_info, weights, w_scale, order, blocks, out, tokens)
         routing = RoutingAddresses(order, blocks)
         workgroup(cfg, Arguments(rows, row_info, weights, w_scale, routing, out, tokens)).run()
 

@@ -50,12 +50,16 @@ class Stage1Decode:
         self.lane = self.tid & 63
         self.wave = ops.uniform(self.tid >> 6)
         self.column = fx.block_idx.x
-        self.block = RowBlock(args.routing, fx.block_idx.y, args.tokens * cfg.top_k, cfg.top_k)
-        self.row_tiles = cfg.tile_m // 16
+        self.row_tiles = cfg.row_tiles
         self.pairs = cfg.tile_n // 16
         self.tiles = 2 * self.pairs
         self.ring = RING_BYTES // (self.tiles * TILE_BYTES)  # chunks held in registers
         self.v4i = ops.vec_type(4, ops.i32_type())
+        self.block = self.find_block()
+
+    def find_block(self) -> RowBlock:
+        """The rows of this workgroup."""
+        return RowBlock(self.args.routing, fx.block_idx.y, self.args.tokens * self.cfg.top_k, self.cfg.top_k)
 
     def run(self) -> None:
         """Emit the whole kernel."""
@@ -76,7 +80,17 @@ class Stage1Decode:
             first + half * (cfg.inter // 16 * tile) + t * tile for half in (0, 1) for t in range(self.pairs)
         ]
         self.slot = [self.block.slot((self.lane & 15) + 16 * m) for m in range(self.row_tiles)]
-        self.rows = ops.buffer(args.rows, args.tokens * cfg.hidden)
+        self.open_rows()
+
+    def open_rows(self) -> None:
+        """What can be done for the rows before any weight is loaded."""
+        self.rows = ops.buffer(self.args.rows, self.args.tokens * self.cfg.hidden)
+
+    def start_rows(self) -> None:
+        """What has to wait for the row numbers, while the first weights are on their way."""
+        self.token = [self.block.token(s) for s in self.slot]
+        corner = (self.lane >> 4) * 16 + self.wave * CHUNK_K
+        self.row_lane = [t * self.cfg.hidden + corner for t in self.token]
 
     def load_weight(self, chunk: Any, tile: int) -> Any:
         """One tile of a chunk: 16 channels x 128 k."""
@@ -98,9 +112,7 @@ class Stage1Decode:
         ring = min(self.ring, chunks)
         weights = [[self.load_weight(fx.Int32(c), t) for t in range(self.tiles)] for c in range(ring)]
         ops.pin_schedule()  # the weights are on their way before the row numbers are waited for
-        self.token = [self.block.token(s) for s in self.slot]
-        corner = (self.lane >> 4) * 16 + self.wave * CHUNK_K
-        self.row_lane = [t * self.cfg.hidden + corner for t in self.token]
+        self.start_rows()
         rows = [self.load_rows(fx.Int32(c)) for c in range(ring)]
         zero = ops.splat(ops.const_i32(0), 4)
         state = _State(weights, rows, [zero] * (2 * self.tiles * self.row_tiles))
@@ -155,10 +167,7 @@ class Stage1Decode:
             args.w_scale, fx.Int32(2 * cfg.inter * 4), fx.Int64(self.block.expert) * (2 * cfg.inter * 4)
         )
         w_scale = [ops.load(scales, v4f, channel * 4, half * cfg.inter * 4) for half in (0, 1)]
-        per_row = ops.buffer(args.row_info, args.tokens * 8)
-        info = [ops.load(per_row, ops.vec_type(2, ops.i32_type()), t * 8) for t in self.token]
-
-        lds = ops.lds_alloc(WAVES * self.pairs * self.row_tiles * 1024)
+        lds, info = self.exchange(WAVES * self.pairs * self.row_tiles * 1024)
         gate, up = (self.sum_over_waves(lds, sums, half) for half in (0, 1))
         with ops.when(self.wave < self.pairs):
             for m in range(self.row_tiles):
@@ -176,6 +185,11 @@ class Stage1Decode:
                 )
                 out = ops.buffer(args.out, args.tokens * (cfg.top_k * cfg.inter * 4))
                 ops.store(out, ops.silu_mul(g, u), self.slot[m] * (cfg.inter * 4) + channel * 4)
+
+    def exchange(self, size: int) -> tuple[Any, list[Any]]:
+        """(LDS of that size for the sums, [scale, low sum] of each row tile's rows)."""
+        per_row = ops.buffer(self.args.row_info, self.args.tokens * 8)
+        return ops.lds_alloc(size), [ops.load(per_row, ops.vec_type(2, ops.i32_type()), t * 8) for t in self.token]
 
     def sum_over_waves(self, lds: Any, sums: list[Any], half: int) -> list[Any]:
         """Exchange the gate (half 0) or up tiles through LDS: for each row tile the total of this wave's tile."""

@@ -23,8 +23,8 @@ import flydsl.expr as fx
 from flydsl._mlir.dialects import arith, math
 
 from . import ops as ops
-from .block import Arguments, RoutingAddresses, RowBlock, work_of
-from .configs import WAVES, Stage2Config
+from .block import Arguments, RoutingAddresses, RowBlock, ShortBlock, work_of
+from .configs import OWN_ROWS, WAVES, Stage2Config
 from .layout import CHUNK_K, LOW_K_BIT, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 from .rows import quantized, row_scale
 
@@ -32,6 +32,27 @@ RING_BYTES = 8192
 FLOAT_BIAS = 12582912.0  # 1.5 * 2**23
 FLOAT_BIAS_BITS = 0x4B400000
 BIASED_K = 512  # 16 * 8 * 127 * 512 / 2 < 2**22
+
+
+def high_start(k: int) -> int:
+    """Where a high accumulator starts."""
+    return FLOAT_BIAS_BITS if k <= BIASED_K else 0
+
+
+def low_start(low_sum: Any, k: int) -> Any:
+    """Where the low accumulator of a row starts: minus what the offset-binary nibbles add, plus the bias."""
+    correction = arith.muli(low_sum, ops.const_i32(-8))
+    return arith.addi(correction, ops.const_i32(FLOAT_BIAS_BITS)) if k <= BIASED_K else correction
+
+
+def exact_sum(high: Any, low: Any, k: int) -> Any:
+    """high / 16 + low as float32, exact."""
+    v4f = ops.vec_type(4, ops.f32_type())
+    if k > BIASED_K:
+        return arith.sitofp(v4f, arith.addi(arith.shrsi(high, ops.splat(ops.const_i32(4), 4)), low))
+    sixteenth = ops.splat(ops.const_f32(1 / 16), 4)
+    both = math.fma(ops.bitcast(high, v4f), sixteenth, ops.bitcast(low, v4f))
+    return arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4))
 
 
 class _Workgroup:
@@ -47,13 +68,16 @@ class _Workgroup:
         if cfg.by_xcd:
             part = block
             block, here = work_of(fx.block_idx.x, args.routing.blocks, 1)
-        self.block = RowBlock(args.routing, block, args.tokens * cfg.top_k, cfg.top_k, here)
+        slots = args.tokens * cfg.top_k
+        if cfg.short:
+            self.block: RowBlock = ShortBlock(args.routing, block, slots, cfg.top_k)
+        else:
+            self.block = RowBlock(args.routing, block, slots, cfg.top_k, here)
         self.row_tiles, self.steps = cfg.row_tiles, cfg.inter // cfg.tile_k
         self.first_row = self.wave % cfg.waves_m * (16 * self.row_tiles)
         self.out_channel = part * cfg.tile_n + self.wave // cfg.waves_m * (cfg.tiles * TILE_N)
         self.first_channel = column + self.out_channel
         self.writes_info = (column + part == 0).ir_value()
-        self.biased = cfg.inter <= BIASED_K
         self.v4i = ops.vec_type(4, ops.i32_type())
         self.v4f = ops.vec_type(4, ops.f32_type())
 
@@ -102,14 +126,17 @@ class _Workgroup:
             self.group, self.turns = cfg.tiles, 1
         row = self.first_row + (self.lane & 15)
         self.slot = [self.block.slot(row + 16 * m) for m in range(self.row_tiles)]
-        own = self.wave * 4 + (self.lane >> 4)  # the row that this lane's sixteen quantize
-        quantizes = [self.block.slot(own + 16 * m) for m in range(cfg.tile_m // 16 if cfg.quantize else 0)]
+        # The row that this lane's neighbours quantize: sixteen of them, or a whole wave where there are but four.
+        self.share, rounds = (ops.WAVE, 1) if cfg.short else (16, cfg.tile_m // 16 if cfg.quantize else 0)
+        own = self.wave if cfg.short else self.wave * 4 + (self.lane >> 4)
+        quantizes = [self.block.slot(own + 16 * m) for m in range(rounds)]
+        loaded = self.load_own(quantizes) if cfg.short else []  # before the weights: loads return in order
         self.held = [self.load_unit(fx.Int32(0), *divmod(u, self.steps)) for u in range(self.ring)]
         ops.pin_schedule()
         corner = (self.lane >> 4) * 16
         if cfg.quantize:
-            self.quantize_rows(own, quantizes)
-            places = [row + 16 * m for m in range(self.row_tiles)]
+            self.quantize_rows(own, quantizes, loaded or self.load_own(quantizes))
+            places = [row & (OWN_ROWS - 1) if cfg.short else row + 16 * m for m in range(self.row_tiles)]
             ends = [p * self.row_bytes + corner for p in places]
             parts = [[ops.lds_load(self.lds, self.v4i, at + 64 * j) for j in range(cfg.inter // 64)] for at in ends]
             low = [ops.lds_load(self.lds, ops.i32_type(), p * self.row_bytes + cfg.inter, alignment=4) for p in places]
@@ -119,46 +146,47 @@ class _Workgroup:
             v2i = ops.vec_type(2, ops.i32_type())
             low = [ops.element(ops.load(self.info, v2i, slot * 8), 1) for slot in self.slot]
         self.operands = [[ops.split_rows(p) for p in row_parts] for row_parts in parts]
-        self.low_start = [ops.splat(self.start(x), 4) for x in low]
-        self.zero = ops.splat(ops.const_i32(FLOAT_BIAS_BITS if self.biased else 0), 4)
+        self.low_start = [ops.splat(low_start(x, cfg.inter), 4) for x in low]
+        self.zero = ops.splat(ops.const_i32(high_start(cfg.inter)), 4)
 
-    def quantize_rows(self, row: Any, slots: list[Any]) -> None:
-        """Bring the block's rows to LDS as INT8, each with its low sum behind it; slots: of row, row + 16 and so on."""
-        cfg, part = self.cfg, self.lane & 15
-        self.row_bytes = cfg.inter + 16  # rows that follow each other start in different banks
-        self.lds = ops.lds_alloc(cfg.tile_m * self.row_bytes)
+    def load_own(self, slots: list[Any]) -> list[tuple[list[Any], Any, Any]]:
+        """Start to load what quantizing these slots takes: values, router weight, the expert's unit."""
+        cfg, part = self.cfg, self.lane & (self.share - 1)
         router = ops.buffer(self.router, self.args.tokens * (cfg.top_k * 4))
         unit = ops.load(self.scales, ops.f32_type(), fx.Int32(cfg.hidden * 4))
+        found = []
+        for slot in slots:
+            at = [slot * (cfg.inter * 4) + part * 16 + j for j in range(0, cfg.inter * 4, self.share * 16)]
+            values = [ops.load(self.rows, self.v4f, each) for each in at]
+            found.append((values, ops.load(router, ops.f32_type(), slot * 4), unit))
+        return found
+
+    def quantize_rows(self, row: Any, slots: list[Any], loaded: list[tuple[list[Any], Any, Any]]) -> None:
+        """Bring the block's rows to LDS as INT8, each with its low sum behind it; slots: of row, row + 16 and so on."""
+        cfg, part = self.cfg, self.lane & (self.share - 1)
+        self.row_bytes = cfg.inter + 16  # rows that follow each other start in different banks
+        self.lds = ops.lds_alloc((OWN_ROWS if cfg.short else cfg.tile_m) * self.row_bytes)
 
         def over_row(value: Any, combine: Any) -> Any:
-            for distance in (8, 4, 2, 1):
-                value = combine(value, ops.from_lane(value, self.lane ^ distance))
+            distance = self.share // 2
+            while distance:
+                value, distance = combine(value, ops.from_lane(value, self.lane ^ distance)), distance // 2
             return value
 
-        loaded = []
-        for slot in slots:
-            at = slot * (cfg.inter * 4) + part * 16
-            values = [ops.load(self.rows, self.v4f, at + 256 * j) for j in range(cfg.inter // 64)]
-            loaded.append((slot, values, ops.load(router, ops.f32_type(), slot * 4)))
-        for m, (slot, values, weight) in enumerate(loaded):
+        for m, (slot, (values, weight, unit)) in enumerate(zip(slots, loaded, strict=True)):
             scale, inverse, (grow, shrink) = row_scale(values, over_row)
             words, total = quantized(values, scale, inverse, grow)
             at = (row + 16 * m) * self.row_bytes
             for j, word in enumerate(words):
-                ops.lds_store(self.lds, word, at + part * 4 + 64 * j, alignment=4)
+                ops.lds_store(self.lds, word, at + part * 4 + self.share * 4 * j, alignment=4)
             in_low = ((part & (LOW_K_BIT // 4)) != 0).ir_value()
             low = over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi)
-            ops.lds_store(self.lds, low, at + cfg.inter, alignment=4)  # all sixteen the same
+            ops.lds_store(self.lds, low, at + cfg.inter, alignment=4)  # all neighbours the same
             stored = arith.mulf(arith.mulf(arith.mulf(scale, shrink), weight), unit)
             writes = arith.andi(self.writes_info, (part == 0).ir_value())
             place = arith.select(writes, ops.raw(slot * 8), ops.const_i32(ops.NOWHERE))
             ops.store(self.info, ops.pack([ops.bitcast(stored, ops.i32_type()), low]), place)
         ops.barrier()
-
-    def start(self, low_sum: Any) -> Any:
-        """Where the low accumulator of a row starts: minus what the offset-binary nibbles add, plus the bias."""
-        correction = arith.muli(low_sum, ops.const_i32(-8))
-        return arith.addi(correction, ops.const_i32(FLOAT_BIAS_BITS)) if self.biased else correction
 
     def stream(self) -> None:
         """All tiles of this wave: unrolled when they are few, else in a rolled loop over ring-sized groups."""
@@ -220,21 +248,13 @@ class _Workgroup:
         at = (self.first_channel + (base + (tile - half)) * TILE_N) * 4
         return ops.load(self.scales, self.v4f, (self.lane >> 4) * (PAIR * 16) + half * 16, at)
 
-    def exact(self, high: Any, low: Any) -> Any:
-        """high / 16 + low as float32, exact."""
-        if not self.biased:
-            return arith.sitofp(self.v4f, arith.addi(arith.shrsi(high, ops.splat(ops.const_i32(4), 4)), low))
-        sixteenth = ops.splat(ops.const_f32(1 / 16), 4)
-        both = math.fma(ops.bitcast(high, self.v4f), sixteenth, ops.bitcast(low, self.v4f))
-        return arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4))
-
     def write(self, base: Any, tile: int, sums: list[Any], scale: Any) -> None:
         """Store the results of a pair of tiles with its second, eight channels of one row a lane."""
         half = tile % PAIR
         at = (self.out_channel + (base + (tile - half)) * TILE_N) * self.size
         row_bytes, lane_at = self.columns * self.size, (self.lane >> 4) * (PAIR * 4 * self.size)
         out_at = [slot * row_bytes + lane_at for slot in self.slot]
-        exact = [self.exact(*pair) for pair in sums]
+        exact = [exact_sum(high, low, self.cfg.inter) for high, low in sums]
         if self.cfg.accumulators:
             for m in range(self.row_tiles):
                 ops.store(self.out, exact[m], out_at[m] + half * 16, at)
@@ -267,6 +287,7 @@ def build(cfg: Stage2Config) -> Any:
         column: fx.Int32,
         columns: fx.Int32,
     ) -> None:
+        ops.keep(rows, row_info, weights, w_scale, order, blocks, router, out, tokens, column, columns)
         routing = RoutingAddresses(order, blocks)
         args = Arguments(rows, row_info, weights, w_scale, routing, out, tokens)
         _Workgroup(cfg, args, router, column, columns).run()

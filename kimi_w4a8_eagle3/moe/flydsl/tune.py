@@ -10,8 +10,16 @@ from ...base.errors import KimiError
 from ...gates import STAGE1_TILES, STAGE2_TILES, tile_gate
 from ..contract import GateReader, MoeShape
 from ..tune import BLOCK_SIZES, Measure, Space, Timer, pairs, random_batch, random_layer
-from .backend import W4A16_GATE, XCD_GATE, FlydslBackend, FlydslCall, FlydslTiles, size_problem
-from .configs import KernelConfig, Stage1Config, Stage2Config
+from .backend import (
+    W4A16_GATE,
+    XCD_GATE,
+    FlydslBackend,
+    FlydslCall,
+    fits_small,
+    fitted,
+    size_problem,
+)
+from .configs import OWN_TILES, FlydslTiles, KernelConfig, Stage1Config, Stage2Config
 
 
 def flydsl_space(shape: MoeShape) -> Space:
@@ -27,7 +35,14 @@ def flydsl_space(shape: MoeShape) -> Space:
         tiles = product(STAGE2_TILES["N"], STAGE2_TILES["K"])
         return [tile for tile in tiles if not Stage2Config(*size, *tile).problem()]
 
-    return Space(FlydslBackend.name, stage1, stage2, join=FlydslTiles)
+    return Space(FlydslBackend.name, stage1, stage2, FlydslTiles, lambda tiles, tokens: small_tiles(shape, tokens))
+
+
+def small_tiles(shape: MoeShape, tokens: int) -> list[FlydslTiles]:
+    """Those whose stage 1 sorts for itself, where a batch has few slots."""
+    pairs = product(OWN_TILES, (False, True))
+    found = [FlydslTiles(m, (n, k), fitted(shape, 256, 256), by_token) for (m, n, k), by_token in pairs]
+    return [tiles for tiles in found if fits_small(shape, tiles, tokens)]
 
 
 def every_kernel(shape: MoeShape) -> list[KernelConfig]:
@@ -38,6 +53,9 @@ def every_kernel(shape: MoeShape) -> list[KernelConfig]:
         for gates in ({}, unpinned, {XCD_GATE: False}, {W4A16_GATE: "w2_bf16"}):
             for stages in pairs(space, tile_m):
                 found += FlydslBackend(gates).configs_of(shape, FlydslTiles(tile_m, *stages)).values()
+    for gates in ({}, unpinned):
+        for tiles in small_tiles(shape, 1):
+            found += FlydslBackend(gates).configs_of(shape, tiles).values()
     return list(dict.fromkeys(found))
 
 
@@ -62,11 +80,11 @@ def flydsl_measure(shape: MoeShape, backend: FlydslBackend, device: torch.device
             return None, None
         x, weights, ids = random_batch(shape, tokens, device)
         call = FlydslCall(backend, backend.configs_of(shape, tiles), x, moe, weights, ids)
-        a8, info, tables = call.route()
+        tables = call.route()[2]
         kind = torch.int8 if "quantize2" in call.kernels else torch.float32
         h, info2 = torch.zeros(call.slots, shape.inter, dtype=kind, device=device), _ones(call.slots, device)
         return (
-            timer(lambda: call.stage1(a8, info, tables)),
+            timer(lambda: call.stage1(*call.route())),
             timer(lambda: call.down(h, info2, tables)),
         )
 

@@ -23,7 +23,7 @@ def triton_space(shape: MoeShape) -> Space:
         stage1=lambda block_m: _candidates(_STAGE1_N, shape.inter, shape.hidden),
         stage2=lambda block_m: _candidates(_STAGE2_N, shape.hidden, shape.inter),
         join=lambda block_m, stage1, stage2: TritonTiles(block_m, stage1, stage2, _PARTIAL_MIB[1]),
-        variants=lambda tiles: [replace(tiles, partial_mib=mib) for mib in _PARTIAL_MIB],
+        variants=lambda tiles, tokens: [replace(tiles, partial_mib=mib) for mib in _PARTIAL_MIB],
     )
 
 

@@ -10,7 +10,7 @@ Three things make a token's bits depend on its neighbours:
   so are +, * and /, which are rounded correctly.
 - A prompt is prefilled over its own keys but continued over cached latents: `absorbed` always takes the latents.
 
-The first two cost time: an engine has them when `KIMI_BATCH_INVARIANT=1` asks for it, as `eval lossless --exact` does.
+An engine on a CPU has them always; docs/eval.md says what they cost.
 `tests/sglang_plugin/test_cpu_batch_invariant.py` compares single rows with batches; `eval lossless --exact`, whole
 answers.
 """
@@ -26,7 +26,6 @@ import torch
 
 from ...moe import reference
 
-VARIABLE = "KIMI_BATCH_INVARIANT"
 TARGET = "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry.get_handler"
 ROWS = 16  # from here on BLAS uses one float32 kernel, whatever the number of rows
 ONEDNN = 4096  # a BF16 product of more multiplications than this goes to oneDNN

@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from support.flydsl_layout import low_sums
 
-from kimi_w4a8_eagle3.moe.flydsl.configs import QuantizeConfig, ReduceConfig, RouteConfig, Stage1Config, Stage2Config
+from kimi_w4a8_eagle3.moe.flydsl.configs import (
+    OWN_ROWS,
+    ByTokenConfig,
+    QuantizeConfig,
+    ReduceConfig,
+    RouteConfig,
+    Stage1Config,
+    Stage2Config,
+)
 from kimi_w4a8_eagle3.moe.flydsl.layout import SCALES_PAD
 from kimi_w4a8_eagle3.moe.routing import Routing, max_blocks, route
 from proof.assembly import assembly
@@ -71,6 +79,29 @@ class Device:
         self.launch(cfg, cfg.grid(routed.max_blocks), *args)
         return self.get(out, torch.float32, unwritten=0)
 
+    def stage1_small(
+        self, cfg: Stage1Config, x: torch.Tensor, ids: torch.Tensor, moe: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(h or sums, order, blocks) of bfloat16 tokens."""
+        tokens, slots = len(x), ids.numel()
+        width = 2 * cfg.inter if cfg.accumulators else cfg.inter
+        out = self.memory.empty((slots, width), np.int32 if cfg.accumulators else np.float32)
+        order, blocks = self.memory.empty((slots * OWN_ROWS,), np.int32), self.memory.empty((slots, 4), np.int32)
+        given = self.put(x), self.put(ids), self.put(moe.w13), self.put(moe.s13), order, blocks, out, tokens
+        self.launch(cfg, cfg.grid(slots), *given)
+        kinds = (out, torch.float32), (order, torch.int32), (blocks, torch.int32)
+        found = [self.get(buffer, kind, unwritten=0) for buffer, kind in kinds]
+        return found[0], found[1], found[2]
+
+    def stage2_token(
+        self, cfg: ByTokenConfig, h: torch.Tensor, moe: Any, router: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        """bfloat16 [T, hidden]."""
+        out = self.memory.empty((len(ids), cfg.hidden), np.int16)
+        given = self.put(h), self.put(moe.w2), self.put(moe.s2), self.put(router), self.put(ids), out
+        self.launch(cfg, cfg.grid(len(ids)), *given)
+        return self.get(out, torch.bfloat16)
+
     def stage2(
         self, cfg: Stage2Config, a8: torch.Tensor, info: torch.Tensor, moe: Any, routed: Routing, column: int = 0
     ) -> torch.Tensor:
@@ -78,9 +109,9 @@ class Device:
         slots, columns = a8.shape[0], cfg.hidden - column
         out = self.memory.empty((slots, columns), np.float32 if cfg.accumulators else np.float16)
         written, router = self.memory.empty((slots, 2), np.int32) if cfg.quantize else self.put(info), self.put(info)
-        tables = [self.put(a8), written, self.put(moe.w2), self.put(moe.s2), *self.routing(routed), router]
+        tables = [self.put(a8), written, self.put(moe.w2), self.put(moe.s2), *self.routing(routed)]
         chunk = slots // cfg.top_k, column, columns
-        self.launch(cfg, cfg.grid((routed.max_blocks, columns)), *tables, out, *chunk)
+        self.launch(cfg, cfg.grid((routed.max_blocks, columns)), *tables, router, out, *chunk)
         if cfg.quantize:
             info.view(torch.int32).copy_(self.get(written, torch.int32, unwritten=0)[:, 0].view_as(info))
         return self.get(out, torch.float32, unwritten=0)
@@ -111,7 +142,8 @@ class Device:
         cfg = ReduceConfig(hidden, top_k, experts, bf16=slots.dtype == torch.bfloat16)
         out = self.memory.empty((tokens, hidden), np.int16)
         given = self.put(info), self.put(ids), out
-        for column, part in zip((0, 640), slots.split([640, hidden - 640], dim=1), strict=True):
+        first = hidden * 5 // 8
+        for column, part in zip((0, first), slots.split([first, hidden - first], dim=1), strict=True):
             chunk = tokens, column, part.shape[1]
             self.launch(cfg, cfg.grid(chunk[::2]), self.put(part), *given, *chunk)
         return self.get(out, torch.bfloat16)

@@ -16,7 +16,8 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.gates import tile_gate
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
-from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, FlydslTiles
+from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+from kimi_w4a8_eagle3.moe.flydsl.configs import FlydslTiles
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import buckets
 from kimi_w4a8_eagle3.moe.tune import random_batch, random_layer
@@ -57,18 +58,32 @@ def test_a_plan_is_made_once_for_all_batches_of_a_bucket(monkeypatch: pytest.Mon
     backend, shape = FlydslBackend(), SMALL
     made = []
     monkeypatch.setattr(FlydslBackend, "configs_of", lambda self, shape, tiles: made.append(tiles) or {})
-    assert backend.configs(shape, 1) is backend.configs(shape, 64) is not backend.configs(shape, 65)
+    assert backend.configs(shape, 17) is backend.configs(shape, 64) is not backend.configs(shape, 65)
     backend.configs(replace(shape, inter=512), 64)  # another shape has a plan of its own
     assert [tiles.stage1 for tiles in made] == [(32, 256), (64, 256), (32, 256)]
 
 
+def test_few_tokens_have_kernels_of_their_own_where_they_fit() -> None:
+    def names(shape: MoeShape, tokens: int, gates: dict[str, Any] | None = None) -> list[str]:
+        return list(FlydslBackend(gates).configs(shape, tokens))
+
+    every = ["route", "stage1", "stage2", "reduce"]
+    for shape in KIMI.values():
+        assert [names(shape, t) for t in (1, 16, 17, 64, 65)] == [every[1:3]] * 2 + [every[1:]] * 2 + [every]
+    assert names(SMALL, 8) == every  # three slots a token: four waves cannot share them
+    assert names(SMALL, 40) == every[1:]
+    assert names(replace(SMALL, top_k=10), 40) == every  # 640 slots for 64 tokens
+    assert names(KIMI[8], 8, {tile_gate(2, "N"): 128}) == every[1:]  # what only other kernels have
+    assert names(KIMI[8], 8, {tile_gate(1, "N"): 64}) == names(KIMI[8], 8, {tile_gate(2, "M"): 16}) == every
+
+
 def test_each_stage_has_its_own_gates() -> None:
     """Each axis of each stage, and no other, follows its gate."""
-    usual = FlydslBackend().tiles_for(KIMI[4], 8)
+    usual = FlydslBackend().tiles_for(KIMI[4], 160)
     for stage, axis in ((1, "N"), (1, "K"), (2, "N"), (2, "K")):
         n, k = usual.stage1 if stage == 1 else usual.stage2
         expected = replace(usual, **{f"stage{stage}": (512, k) if axis == "N" else (n, 512)})
-        assert FlydslBackend({tile_gate(stage, axis): 512}).tiles_for(KIMI[4], 8) == expected
+        assert FlydslBackend({tile_gate(stage, axis): 512}).tiles_for(KIMI[4], 160) == expected
     for stage in (1, 2):
         assert FlydslBackend({tile_gate(stage, "M"): 32}).tiles_for(KIMI[4], 8).tile_m == 32
 

@@ -11,6 +11,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from kimi_w4a8_eagle3.predict.moe_time import expected_blocks
 from proof import kernel_counts as counts
 from proof.kernels import app
 
@@ -32,8 +33,9 @@ def rows() -> dict[str, counts.Figures]:
     from proof.kernels import count_kernels
 
     found: dict[str, counts.Figures] = {}
-    for tp, tokens in ((8, 8), (8, 160), (8, 10240), (4, 8), (4, 160), (4, 10240)):
-        found.update(count_kernels(KIMI[tp], tokens, f"tp{tp}"))
+    for tp in KIMI:
+        for tokens in (2, 8, 40, 160, 10240):
+            found.update(count_kernels(KIMI[tp], tokens, f"tp{tp}"))
     return found
 
 
@@ -42,16 +44,19 @@ def rows() -> dict[str, counts.Figures]:
 class TestCompiled:
     def test_unpacking_costs_two_operations_and_no_multiply(self, rows: dict[str, counts.Figures]) -> None:
         stages = {name: row for name, row in rows.items() if " stage" in name}
-        assert len(stages) == 10
+        assert len(stages) == 16
         for name, row in stages.items():
             addresses = int(" stage2 m16 " in name)  # of the rows that it quantizes behind its first weight loads
-            assert row["unpack_per_8"] == 2.0 and row["hot_multiplies"] <= addresses, name
+            others = 0.2 if " stage2 n" in name else 0  # of the low sum, which the count takes for the weights'
+            assert 2.0 <= row["unpack_per_8"] <= 2.0 + others and row["hot_multiplies"] <= addresses, name
 
     def test_the_vector_unit_never_bounds_the_hot_loop(self, rows: dict[str, counts.Figures]) -> None:
         for name, row in rows.items():
             if " stage" in name:
-                quantizes = " stage2 m16 " in name
-                assert row["hot_ratio"] <= (1.75 if quantizes else 0.75 if " m16 " in name else 0.6), name
+                quantizes, few = " stage2 m16 " in name, " m4 " in name or " stage2 n" in name
+                assert row["hot_ratio"] <= (1.75 if quantizes else 1.2 if few else 0.75 if " m16 " in name else 0.6), (
+                    name
+                )
             if " stage2 m16 " in name:  # the vector unit is busy for less than half of the time that weights take
                 least = counts.floors(gpu_by_name("mi325x"), KIMI[int(name[2])], 160, 2, (16, 256), row)
                 assert least.simd_us < least.weights_us / 2
@@ -59,7 +64,8 @@ class TestCompiled:
     def test_enough_weights_are_in_flight(self, rows: dict[str, counts.Figures]) -> None:
         for name, row in rows.items():
             if " stage" in name:
-                assert row["weight_bytes_in_flight"] >= (8192 if " m16 " in name else 4096), name
+                decode = " m16 " in name or " m4 " in name or " stage2 n" in name
+                assert row["weight_bytes_in_flight"] >= (8192 if decode else 4096), name
             if " stage1" in name:
                 assert row["exposed_waits"] == 0, name
 
@@ -82,10 +88,10 @@ class TestCompiled:
         counts.write_figures(saved, tmp_path / "same.json")
         runner, wanted = CliRunner(), ["--tp", "8", "--tokens", "8", "--compare"]
         assert runner.invoke(app, [*wanted, str(tmp_path / "same.json")]).exit_code == 0
-        saved["tp8 stage1 m16 n32 k256"]["weight_bytes_in_flight"] = 9999.0
+        saved["tp8 stage1 m4 n32 k256"]["weight_bytes_in_flight"] = 9999.0
         counts.write_figures(saved, tmp_path / "better.json")
         result = runner.invoke(app, [*wanted, str(tmp_path / "better.json")])
-        assert "tp8 stage1 m16 n32 k256: weight_bytes_in_flight 9999 -> 8192" in str(result.exception)
+        assert "tp8 stage1 m4 n32 k256: weight_bytes_in_flight 9999 -> 8192" in str(result.exception)
 
 
 def figures(**changes: float) -> counts.Figures:
@@ -121,15 +127,15 @@ def test_saved_figures_are_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokens,experts,blocks", [(2, 15.8, 15.8), (8, 59.5, 59.5), (160, 370.8, 370.8)])
 def test_expected_experts_and_blocks(tokens: int, experts: float, blocks: float) -> None:
-    found = counts.expected_blocks(KIMI[8], tokens, 16)
+    found = expected_blocks(KIMI[8], tokens, 16)
     assert found == (pytest.approx(experts, abs=0.1), pytest.approx(blocks, abs=0.1))
 
 
 def test_blocks_of_a_prefill() -> None:
     """Binomial and, past the range of floats, its normal approximation agree."""
-    exact = counts.expected_blocks(KIMI[8], 10240, 64)
+    exact = expected_blocks(KIMI[8], 10240, 64)
     assert exact == (pytest.approx(384), pytest.approx(1508.7, abs=1))
-    assert counts.expected_blocks(KIMI[8], 40000, 64)[1] == pytest.approx(40000 * 8 / 64 + 192, rel=1e-3)
+    assert expected_blocks(KIMI[8], 40000, 64)[1] == pytest.approx(40000 * 8 / 64 + 192, rel=1e-3)
 
 
 def test_floors_of_a_decode_batch() -> None:

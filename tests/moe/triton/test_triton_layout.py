@@ -67,6 +67,12 @@ def test_the_grid_bound_is_reached() -> None:
     assert empty_routing(5 + 16 * 10, 5, 16, torch.device("cpu")).max_blocks == 15
 
 
+def test_empty_tables_begin_at_multiples_of_16_bytes_and_take_no_more() -> None:
+    tables = empty_routing(5, 9, 16, torch.device("cpu")).tables
+    assert [table.storage_offset() for table in tables] == [0, 8, 16, 24, 32]
+    assert [table.numel() for table in tables] == [5, 5, 5, 5, 1] and tables[0].untyped_storage().nbytes() == 4 * 33
+
+
 def test_the_blocks_of_an_expert_follow_each_other() -> None:
     ids = torch.tensor([1] * 5 + [0] * 3 + [1] * 4 + [-1]).view(-1, 1).int()
     blocks = route(ids, 2, 4)

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 demo`: the whole chain on this machine, with and without speculation, as one table.
+"""`python -m proof.demo`, `make demo`: the whole chain here, with and without speculation, as one table.
 
 The built-in W4A8 checkpoint is served by SGLang twice: without a draft and with EAGLE3. Both hold the same conversation
 with a calculator and answer the same questions greedily, which must give the same tokens, and take the same short load.
@@ -12,25 +12,32 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from .. import tiny
-from ..base.console import table_console
-from ..base.errors import KimiError
-from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
-from ..bench.generator import LoadResult, run_load, write_conversations
-from ..door.settings import without_keys
-from ..engine import startup_check
-from ..engine.client import EngineClient, Generation
-from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
-from ..engine.process import EngineServer, free_port
-from ..fleet import serve as serving
-from ..recipe.launch import Launch, load_recipe, render
-from ..tiny.tools import calculate, declaration
+from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
+from kimi_w4a8_eagle3.bench.generator import LoadResult
+from kimi_w4a8_eagle3.bench.measure import measure
+from kimi_w4a8_eagle3.bench.subject import inspect
+from kimi_w4a8_eagle3.bench.texts import prepare
+from kimi_w4a8_eagle3.bench.workloads import Workload
+from kimi_w4a8_eagle3.cli import run
+from kimi_w4a8_eagle3.door.settings import without_keys
+from kimi_w4a8_eagle3.engine import startup_check
+from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
+from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
+from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.fleet import serve as serving
+from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
+from kimi_w4a8_eagle3.tiny.tools import declaration, results
 
 FOR_TOOLS = "On a farm there are 6 hens and 3 cows. How many legs are there in all?"
 QUESTIONS = 20
@@ -39,6 +46,17 @@ CONCURRENCY = 2
 MAX_TOKENS = 192
 MAX_TURNS = 8
 _READY_TIMEOUT_S = 240.0
+LOAD = Workload(
+    name="load",
+    summary="short questions, as a conversation asks them",
+    dataset="conversations",
+    text="problems",
+    output_len=MAX_TOKENS,
+    concurrency=[CONCURRENCY],
+    num_prompts=LOAD_PROMPTS,
+    chat_template=True,
+    ignore_eos=False,
+)
 
 
 @dataclass(frozen=True)
@@ -53,16 +71,16 @@ class Side:
     acceptance: Acceptance | None
 
 
-def run(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Path:
+def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Path:
     """Run the demo; returns its run directory. Raises KimiError when a server fails or the two texts differ."""
     console = console or table_console()
     folder = new_run_dir("demo", runs)
-    console.print(Panel.fit(_intro(folder), title="kimi-w4a8 demo", border_style="cyan"))
+    console.print(Panel.fit(_intro(folder), title="demo", border_style="cyan"))
     launches = [_launch(speculate) for speculate in (False, True)]
     serving.engine(launches[0], _log(launches[0], folder)).prepare()  # while the checkpoints are examined
     questions = tiny.problems("held_out", QUESTIONS)
 
-    with serving.signals_raise(), ExitStack() as engines:
+    with signals_raise(), ExitStack() as engines:
         # Both start at once; whichever is not measured sleeps, and uses no processor time.
         started = [_start(engines, launch, folder, console) for launch in launches]
         ready = [_ready(server, console) for server, _ in started]
@@ -140,13 +158,18 @@ def _measure(
             answers = client.chat_all(
                 [q.question for q in questions], MAX_TOKENS, CONCURRENCY, lambda: progress.advance(asking)
             )
-        output = folder / f"{_label(launch)}-load.jsonl"
-        load, acceptance = _load(server, launch, client.model_name(), output, name, console)
+    with console.status(f"{name}: load, {LOAD_PROMPTS} requests at concurrency {CONCURRENCY}"):
+        (point,) = LOAD.points()
+        found = measure(inspect(server.base_url, _label(launch)), point, prepare(LOAD, folder, None, None), folder)
+    if found.problems:
+        raise KimiError(found.problems[0], where=str(folder / found.raw))
+    console.print(f"[green]✓[/] {name}: load finished in {found.load.duration:.0f} s")
+    acceptance = found.acceptance
     if launch.num_draft_tokens and acceptance:
         detail = acceptance_from_histograms((a.accepted_histogram for a in answers), launch.num_draft_tokens)
         per_position = detail.per_position if detail else ()
         acceptance = Acceptance(acceptance.length, acceptance.rate, acceptance.steps, per_position)
-    return Side(name, ready_s, conversation, answers, load, acceptance)
+    return Side(name, ready_s, conversation, answers, found.load, acceptance)
 
 
 def _label(launch: Launch) -> str:
@@ -167,39 +190,16 @@ def _converse(client: EngineClient, name: str, console: Console) -> list[Generat
         messages.append(message)
         turns.append(turn)
         shown.append(f"\n{message.get('reasoning_content') or ''}", style="dim italic")
-        for call in message.get("tool_calls") or ():
-            arguments = call["function"]["arguments"]
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": calculate(arguments)})
-            shown.append(f"\n{call['function']['name']}({arguments}) -> {messages[-1]['content']}", style="cyan")
-        if messages[-1] is message:
+        answered = results(message)
+        for call, result in zip(message.get("tool_calls") or (), answered, strict=True):
+            function = call["function"]
+            shown.append(f"\n{function['name']}({function['arguments']}) -> {result['content']}", style="cyan")
+        if not answered:
             break
+        messages += answered
     shown.append(f"\n{turns[-1].text}")
     console.print(Panel.fit(shown, title=f"{name} with a calculator", border_style="green"))
     return turns
-
-
-def _load(
-    server: EngineServer, launch: Launch, model: str, output: Path, name: str, console: Console
-) -> tuple[LoadResult, Acceptance | None]:
-    """A short load at concurrency 2; acceptance is exact, from the server's counters before and after."""
-    dataset = output.with_name("load-prompts.jsonl")
-    write_conversations(dataset, ((p.question, p.solution) for p in tiny.problems("held_out", LOAD_PROMPTS, seed=1)))
-    before = scrape(server.base_url)
-    with console.status(f"{name}: load, {LOAD_PROMPTS} requests at concurrency {CONCURRENCY}"):
-        result = run_load(
-            server.base_url,
-            [
-                *("--model", model, "--tokenizer", launch.model),
-                *("--dataset-name", "custom", "--dataset-path", str(dataset), "--apply-chat-template"),
-                *("--sharegpt-output-len", str(MAX_TOKENS), "--disable-ignore-eos"),
-            ],
-            LOAD_PROMPTS,
-            CONCURRENCY,
-            output,
-        )
-    delta = scrape(server.base_url).since(before)
-    console.print(f"[green]✓[/] {name}: load finished in {result.duration:.0f} s")
-    return result, acceptance_from_counters(delta, launch.num_draft_tokens) if launch.num_draft_tokens else None
 
 
 def _table(plain: Side, fast: Side) -> Table:
@@ -280,3 +280,16 @@ def _intro(folder: Path) -> str:
 def _plain(line: str) -> str:
     """A log line that rich shows as it is, cut to the terminal."""
     return line.replace("[", "(").replace("]", ")")[:90]
+
+
+def main(runs: Path = typer.Option(DEFAULT_ROOT, "--runs", help="Where the run directory is created.")) -> None:
+    """Serve the built-in model with and without EAGLE3, compare texts and speed (about a minute on 2 cores)."""
+    try:
+        demonstrate(runs)
+    except Terminated as stopped:
+        typer.echo(f"\nkimi: {stopped} received; the servers were stopped", err=True)
+        raise typer.Exit(stopped.exit_code) from None
+
+
+if __name__ == "__main__":
+    run(lambda: typer.run(main))

@@ -1,0 +1,146 @@
+"""Stage 1 for few tokens: decode's kernel, which sorts and quantizes for itself, so that it is the first launch.
+
+A workgroup belongs to a slot. Its waves compare the experts of all slots with that slot's; unless four, eight and so on
+slots of that expert come before it, others have its row. Else its rows are that slot and the next three of the expert:
+bfloat16 tokens, which the workgroup quantizes into LDS while the first weights are on their way. Their loads come
+before those of the weights, because loads return in order. Beside `h` it writes the tables that stage 2 reads: block
+`slot` has places `OWN_ROWS * slot` and on of `order`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl._mlir.dialects import arith
+
+from . import ops as ops
+from .block import Arguments, RowBlock
+from .configs import OWN_ROWS, OWN_SLOTS, WAVES, QuantizeConfig, Stage1Config
+from .layout import CHUNK_K
+from .rows import EXCHANGE, Quantize, is_expert
+from .stage1_decode import Stage1Decode
+
+
+class OwnBlock(RowBlock):
+    """The block of slot `first`; args.row_info: the slots' expert ids. list: LDS for its rows' slots, given later."""
+
+    list: Any
+
+    def __init__(self, cfg: Stage1Config, args: Arguments, first: Any) -> None:
+        self.first, self._slots, self._top_k, self._here = first, args.tokens * cfg.top_k, cfg.top_k, None
+        self.expert = ops.scalar_load(args.row_info, first)
+        self.lane = fx.thread_idx.x & 63
+        self.wave = ops.uniform(fx.thread_idx.x >> 6)
+        ids = ops.buffer(args.row_info, self._slots * 4)
+        self.places = [self.lane + 64 * j for j in range(OWN_SLOTS // 64)]
+        found = [fx.Int32(ops.load(ids, ops.i32_type(), place * 4)) for place in self.places]
+        self.same = [
+            arith.andi((e == self.expert).ir_value(), (p < self._slots).ir_value())
+            for e, p in zip(found, self.places, strict=True)
+        ]
+        earlier = [arith.andi(s, (p < first).ir_value()) for s, p in zip(self.same, self.places, strict=True)]
+        self.masks = [ops.ballot(s) for s in self.same]
+        self.before = sum((ops.count_bits(ops.ballot(e)) for e in earlier), fx.Int32(0))
+        left = sum((ops.count_bits(m) for m in self.masks), fx.Int32(0)) - self.before
+        rows = arith.minsi(ops.raw(left), ops.const_i32(OWN_ROWS))
+        leads = arith.andi(is_expert(self.expert, cfg.experts), ((self.before & (OWN_ROWS - 1)) == 0).ir_value())
+        self.rows = fx.Int32(arith.select(leads, rows, ops.const_i32(0)))
+
+    def open(self) -> None:
+        """List the rows in LDS, in `list`, 16 bytes for each wave."""
+        self.at = self.wave * (4 * OWN_ROWS)
+        before = fx.Int32(0) - self.before
+        for same, place, mask in zip(self.same, self.places, self.masks, strict=True):
+            number = ops.count_below(mask, before)
+            with ops.when(arith.andi(same, is_expert(number, OWN_ROWS))):
+                ops.lds_store(self.list, place, self.at + number * 4, alignment=4)
+            before = before + ops.count_bits(mask)
+
+    def row(self, number: Any) -> Any:
+        """Where row `number` lies among those that exist: the first for those that do not."""
+        return fx.Int32(arith.select((number < self.rows).ir_value(), ops.raw(number), ops.const_i32(0)))
+
+    def slot(self, row: Any) -> fx.Int32:
+        """The slot of row `row`."""
+        slot = ops.lds_load(self.list, ops.i32_type(), self.at + self.row(row) * 4, alignment=4)
+        return fx.Int32(arith.select((row < self.rows).ir_value(), slot, self._slots.ir_value()))
+
+    def write_block(self, blocks: Any) -> None:
+        """Its line in stage 2's table."""
+        line = ops.pack([self.expert, self.first * OWN_ROWS, self.rows, fx.Int32(0)])
+        here = arith.select((self.lane == 0).ir_value(), ops.raw(self.first * 16), ops.const_i32(ops.NOWHERE))
+        ops.store(ops.buffer(blocks, self._slots * 16), line, here)
+
+    @property
+    def nowhere(self) -> Any:
+        """The slot of a row that does not exist."""
+        return self._slots
+
+    def write_order(self, order: Any, slot: Any) -> None:
+        """OWN_ROWS slots, of rows that do not exist too, one of each lane."""
+        at = (self.first * OWN_ROWS + self.lane) * 4
+        here = arith.select((self.lane < OWN_ROWS).ir_value(), ops.raw(at), ops.const_i32(ops.NOWHERE))
+        ops.store(ops.buffer(order, self._slots * (4 * OWN_ROWS)), slot, here)
+
+
+class Stage1Small(Stage1Decode):
+    """One workgroup: the rows of `OwnBlock` x `tile_n` channels of gate and up."""
+
+    block: OwnBlock
+
+    def find_block(self) -> OwnBlock:
+        """The rows of this workgroup; the first workgroup of each slot says so to stage 2."""
+        block = OwnBlock(self.cfg, self.args, fx.block_idx.y)
+        with ops.when((self.column * WAVES + self.wave) == 0):
+            block.write_block(self.args.routing.blocks)
+            with ops.when(block.rows == 0):
+                block.write_order(self.args.routing.order, block.nowhere)
+        return block
+
+    def open_buffers(self) -> None:
+        """As decode does; LDS: rows (later the waves' sums), exchange of maxima, scales and low sums, lists."""
+        self.row_bytes = -(-self.cfg.hidden // 1024) * 1024 + 16  # rows begin in different banks
+        self.rows_end = max(OWN_ROWS * self.row_bytes, WAVES * self.pairs * 1024)
+        self.lds = ops.lds_alloc(self.rows_end + EXCHANGE + 8 * OWN_ROWS + 4 * OWN_ROWS * WAVES)
+        self.info_at = self.rows_end + EXCHANGE
+        self.block.list = ops.lds_at(self.lds, fx.Int32(self.info_at + 8 * OWN_ROWS))
+        super().open_buffers()
+
+    def open_rows(self) -> None:
+        """Start to load the tokens, each by the whole workgroup."""
+        with ops.when((self.column * WAVES + self.wave) == 0):
+            self.block.write_order(self.args.routing.order, self.slot[0])
+        exchange = ops.lds_at(self.lds, fx.Int32(self.rows_end))
+        cfg = QuantizeConfig(self.cfg.hidden, bf16=True, together=True)
+        self.quantizers = []
+        for row in range(OWN_ROWS):
+            token = ops.uniform(self.block.token(self.block.slot(fx.Int32(row))))
+            self.quantizers.append(Quantize(cfg, token, self.args.rows, exchange))
+        self.loaded = [q.load(fx.Int32(row) < self.block.rows) for row, q in enumerate(self.quantizers)]
+        ops.pin_schedule()
+
+    def start_rows(self) -> None:
+        """Quantize the tokens into LDS."""
+        for row, (lanes, loaded) in enumerate(zip(self.quantizers, self.loaded, strict=True)):
+            with ops.when(fx.Int32(row) < self.block.rows):
+                words, scale, total = lanes.quantize(loaded)
+                for i, word in enumerate(words):
+                    at = lanes.first + (row * self.row_bytes + i * lanes.step)
+                    ops.lds_store(self.lds, word, at, alignment=4)
+                info = ops.pack([ops.bitcast(scale, ops.i32_type()), lanes.low_sum(total)])
+                with ops.when(fx.thread_idx.x == 0):
+                    ops.lds_store(self.lds, info, fx.Int32(self.info_at + 8 * row), alignment=8)
+        self.lane_row = self.block.row(self.lane & 15)
+        self.row_at = self.lane_row * self.row_bytes + (self.lane >> 4) * 16 + self.wave * CHUNK_K
+
+    def load_rows(self, chunk: Any) -> list[Any]:
+        """This wave's 128 k of the rows, from LDS."""
+        at = self.row_at + chunk * (WAVES * CHUNK_K)
+        return [ops.lds_load(self.lds, self.v4i, at + 64 * j) for j in (0, 1)]
+
+    def exchange(self, size: int) -> tuple[Any, list[Any]]:
+        """The rows make room for the sums."""
+        ops.barrier()
+        pair = ops.vec_type(2, ops.i32_type())
+        return self.lds, [ops.lds_load(self.lds, pair, self.lane_row * 8 + self.info_at, alignment=8)]

@@ -1,0 +1,139 @@
+"""Stage 2 and the sum in one launch, for few tokens: no row is sorted, no slot is written.
+
+A workgroup takes `tile_n` channels of one token, each wave a few of its slots. A wave starts to load all weights that
+it needs, quantizes its slots' rows into its own part of LDS meanwhile, and multiplies with a row in all sixteen places
+of the matrix instruction. The slots' float16 results meet in LDS, where they are added in the order and the arithmetic
+of `rows.build_reduce`: a token's bits are those of the kernels for more tokens.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+from flydsl._mlir.dialects import arith
+
+from . import ops as ops
+from .configs import WAVES, ByTokenConfig, QuantizeConfig
+from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
+from .rows import Quantize, is_expert
+from .stage2 import exact_sum, high_start, low_start
+
+
+class _Slot:
+    """One slot of a wave: its expert's weights on their way, then its row, then `tile_n` float16 results."""
+
+    def __init__(self, work: _Workgroup, number: Any, expert: Any) -> None:
+        cfg, self.work = work.cfg, work
+        self.number, self.slot = number, work.token * cfg.top_k + number
+        routed = is_expert(expert, cfg.experts)
+        self.expert = fx.Int32(arith.select(routed, ops.raw(expert), ops.const_i32(0)))
+
+        def opened(address: Any, size: int) -> Any:  # empty for a slot without an expert here
+            here = fx.Int32(arith.select(routed, ops.const_i32(size), ops.const_i32(0)))
+            return ops.buffer(address, here, fx.Int64(self.expert) * size)
+
+        self.weights = opened(work.weights, cfg.hidden * cfg.inter // 2)
+        self.scales = opened(work.scales, (cfg.hidden + SCALES_PAD) * 4)
+        self.routed = routed
+
+    def load(self) -> None:
+        """Start all loads, the row's first."""
+        cfg, work = self.work.cfg, self.work
+        self.lanes = Quantize(QuantizeConfig(cfg.inter, bf16=False), self.slot, work.rows, None)
+        self.row = self.lanes.load(self.routed)
+        unit = ops.load(self.scales, ops.f32_type(), fx.Int32(cfg.hidden * 4))
+        router = ops.buffer(work.router, fx.Int32(4), fx.Int64(self.slot) * 4)
+        self.factors = ops.load(router, ops.f32_type(), fx.Int32(0)), unit
+        ops.pin_schedule()
+        chunks = cfg.inter // CHUNK_K
+        at = [(work.channel // TILE_N + t) * (chunks * TILE_BYTES) for t in range(cfg.tile_n // TILE_N)]
+        load = partial(ops.load, self.weights, work.v4i)
+        self.words = [[load(work.lane * 16 + c * TILE_BYTES, tile) for c in range(chunks)] for tile in at]
+        groups = range(0, cfg.tile_n, PAIR * TILE_N)
+        lane = (work.lane >> 4) * (PAIR * 16)
+        self.scale = [
+            ops.load(self.scales, work.v4f, lane + half * 16, (work.channel + start) * 4)
+            for start in groups
+            for half in range(PAIR)
+        ]
+        ops.pin_schedule()
+
+    def multiply(self) -> None:
+        """Quantize the row and multiply."""
+        cfg, work = self.work.cfg, self.work
+        words, scale, total = self.lanes.quantize(self.row)
+        low = low_start(self.lanes.low_sum(total), cfg.inter)
+        for word, at in zip(words, range(0, cfg.inter, self.lanes.step), strict=True):
+            ops.lds_store(work.lds, word, work.own + self.lanes.first + at, alignment=4)
+        for factor in self.factors:
+            scale = arith.mulf(scale, factor)
+        self.factor = arith.select(self.routed, scale, ops.const_f32(0.0))
+        corner = work.own + (work.lane >> 4) * 16
+        rows = [ops.split_rows(ops.lds_load(work.lds, work.v4i, corner + 64 * j)) for j in range(cfg.inter // 64)]
+        self.halves: list[Any] = []
+        for packed, scales in zip(self.words, self.scale, strict=True):
+            sums = [ops.splat(ops.const_i32(high_start(cfg.inter)), 4), ops.splat(low, 4)]
+            operands = [pair for word in packed for pair in ops.unpack_weights(word)]
+            for pair, row in zip(operands, rows, strict=True):
+                sums = [ops.mfma_i8(w, r, acc) for w, r, acc in zip(pair, row, sums, strict=True)]
+            self.halves += ops.elements(ops.to_f16(arith.mulf(exact_sum(sums[0], sums[1], cfg.inter), scales)))
+
+    def write(self) -> None:
+        """Results and the factor of the sum to LDS, by the first of each sixteen lanes: channels 8 * g and on."""
+        work = self.work
+        with ops.when((work.lane & 15) == 0):
+            at = self.number * (work.cfg.tile_n * 2) + work.lane + work.results_at
+            for pair in range(len(self.halves) // 4):
+                ops.lds_store(work.lds, ops.pack(self.halves[4 * pair : 4 * pair + 4]), at + pair * (PAIR * TILE_N * 2))
+            ops.lds_store(work.lds, self.factor, self.number * 4 + work.factors_at, alignment=4)
+
+
+class _Workgroup:
+    """`tile_n` channels of a token."""
+
+    def __init__(self, cfg: ByTokenConfig, rows: Any, weights: Any, scales: Any, router: Any, ids: Any) -> None:
+        self.cfg, self.rows, self.weights, self.scales, self.router, self.ids = cfg, rows, weights, scales, router, ids
+        self.lane, self.wave = fx.thread_idx.x & 63, ops.uniform(fx.thread_idx.x >> 6)
+        self.token, self.channel = fx.block_idx.y, fx.block_idx.x * cfg.tile_n
+        self.v4i, self.v4f = ops.vec_type(4, ops.i32_type()), ops.vec_type(4, ops.f32_type())
+        room = -(-cfg.inter // 256) * 256  # of a wave's row
+        self.own, self.results_at = self.wave * room, WAVES * room
+        self.factors_at = self.results_at + cfg.top_k * cfg.tile_n * 2
+        self.lds = ops.lds_alloc(self.factors_at + 4 * cfg.top_k)
+
+    def run(self, out: Any) -> None:
+        """Emit the whole kernel."""
+        cfg = self.cfg
+        first = self.wave * cfg.slots
+        experts = ops.scalar_loads(self.ids, self.token * cfg.top_k + first, cfg.slots)
+        slots = [_Slot(self, first + i, expert) for i, expert in enumerate(experts)]
+        for step in (_Slot.load, _Slot.multiply, _Slot.write):
+            for slot in slots:
+                step(slot)
+        ops.barrier()
+        tid = fx.thread_idx.x
+        with ops.when(tid < cfg.tile_n // 2):
+            total = [ops.const_f32(0.0)] * 2
+            for s in range(cfg.top_k):
+                at = tid * 4 + (self.results_at + s * cfg.tile_n * 2)
+                word = ops.lds_load(self.lds, ops.i32_type(), at, alignment=4)
+                scale = ops.lds_load(self.lds, ops.f32_type(), fx.Int32(self.factors_at + 4 * s), alignment=4)
+                total = [ops.fma_f16(word, bool(high), scale, t) for high, t in enumerate(total)]
+            row = ops.buffer(out, fx.Int32(cfg.hidden * 2), fx.Int64(self.token) * (cfg.hidden * 2))
+            ops.store(row, ops.element(ops.to_bf16(ops.pack(total)), 0), tid * 4 + self.channel * 2)
+
+
+def build(cfg: ByTokenConfig) -> Any:
+    """Kernel: (float32 rows [T * top_k, inter], weights, scales, router weights, ids, out bfloat16 [T, hidden])."""
+
+    @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
+    def moe_stage2_token(
+        rows: fx.Int64, weights: fx.Int64, scales: fx.Int64, router: fx.Int64, ids: fx.Int64, out: fx.Int64
+    ) -> None:
+        ops.keep(rows, weights, scales, router, ids, out)
+        _Workgroup(cfg, rows, weights, scales, router, ids).run(out)
+
+    return ops.launcher(moe_stage2_token, {"waves_per_eu": 3})  # at T = 8 all workgroups run at once

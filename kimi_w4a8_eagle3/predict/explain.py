@@ -1,0 +1,254 @@
+"""Where the milliseconds go: a decode step and a prefill part by part, up to the published figures; what would help.
+
+Every part is a formula with a calibration from somewhere else than the published figures it is held against; what does
+not fit is the row "unexplained", host work between steps among it. The published figures ran AITER's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..bench import published
+from ..moe.contract import MoeShape
+from . import moe_time
+from .machine_model import BF16_BYTES, Cluster, Shapes, draft_step, fixed_weights, kimi
+from .predict import Fit, Load, choices, predict, terms
+
+# Kernels of a layer beside routed experts and all-reduces, counted in SGLang's DeepSeek model on AITER. Two norms (with
+# the residual); q and kv down, two norms of them, q up, key absorption, rotary, concatenation of q and of k with the
+# write to the pool, attention and its merge, value absorption, transpose, output; router, choice of experts; the shared
+# expert's gate and up, SiLU, down, and the addition.
+LAYER_KERNELS, SHARED_KERNELS, DRAFT_KERNELS = 21, 4, 18
+HIDDEN_PASSES = 14  # times that those of a layer read or write a token's hidden vector in a prefill
+READ_TB_S = moe_time.STAGE_TB_S[1]
+# One-stage custom all-reduce, TP 8: 6.3 us at 24 KB and 24.2 us at 1.5 MB (vllm#39080, on MI355X).
+REDUCE_US, REDUCE_US_PER_MB = 6.0, 11.6
+LINK_TB_S = 7 * 0.048  # 48 of 64 GB/s a link are usable (ROCm blog on RCCL and xGMI)
+GEMM_TFLOPS, ATTENTION_TFLOPS = 620.0, 400.0  # BF16 on an MI300X; the second is assumed
+_MODEL, _MOE_SOURCE = "counted", "predict/moe_time.py"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part of a step or of a prefill; uncertainty is a share of ms. Rows without launches share those of others."""
+
+    name: str
+    ms: float
+    launches: int
+    formula: str
+    source: str
+    uncertainty: float
+
+
+@dataclass(frozen=True)
+class Lever:
+    """What a change would give alone: milliseconds off a step and off a prefill, and what is left then."""
+
+    name: str
+    step_ms: float
+    prefill_ms: float
+    tpot_ms: float
+    throughput_tok_s: float
+
+
+@dataclass(frozen=True)
+class Account:
+    """A load explained; both lists end with the row "unexplained" and sum to `step_ms` and `prefill_ms`."""
+
+    load: Load
+    source: str
+    step_ms: float
+    prefill_ms: float
+    step: list[Row]
+    prefill: list[Row]
+    now: Lever
+    levers: list[Lever]
+
+
+def explain(load: Load, fit: Fit, cluster: Cluster) -> Account:
+    """The account of a load: against published figures where there are some for it, else against the fitted model."""
+    shapes = kimi()
+    step_ms, prefill_ms, source = _totals(load, fit, cluster)
+    step, prompt = step_parts(load, cluster, shapes), prefill_parts(load, cluster, shapes)
+    return Account(
+        load,
+        source,
+        step_ms,
+        prefill_ms,
+        _with_rest(step, step_ms),
+        _with_rest(prompt, prefill_ms),
+        _lever("now", load, step_ms, prefill_ms),
+        _levers(load, step_ms, prefill_ms, step, prompt, fit, cluster, shapes),
+    )
+
+
+def _totals(load: Load, fit: Fit, cluster: Cluster) -> tuple[float, float, str]:
+    """(milliseconds of a step, of the prefill of one request, whose they are)."""
+    sides = published.points().get(f"con{load.concurrency}")
+    figures = (sides or {}).get("w4a8" if load.steps == 0 else "eagle3" if load.concurrency > 2 else "eagle3-opt")
+    known = Load(load.concurrency, steps=3 if load.steps else 0, accept_length=load.accept_length)
+    if sides is None or figures is None or load != known:
+        alone = predict(replace(load, concurrency=1), "ttft_median_ms", fit, cluster)
+        step_s = float(terms(load, "itl_median_ms", cluster) @ fit.vector) * load.accept_length
+        return step_s * 1000, alone, "the fitted model: nothing is published for this load"
+    waits = figures.get("ttft_median_ms", sides["w4a8"]["ttft_median_ms"])
+    prefill_ms = waits / (1 + (load.concurrency - 1) / 2)
+    itl = figures.get("itl_median_ms")
+    if itl is None:  # what the others' prefills add to TPOT comes off
+        itl = figures["tpot_median_ms"] - prefill_ms * (load.concurrency - 1) / 2 / (load.output_len - 1)
+    return itl * figures.get("accept_length", 1.0), prefill_ms, published.load(published.MAIN)["source"]
+
+
+def step_parts(load: Load, cluster: Cluster, shapes: Shapes, rereads: float | None = None) -> list[Row]:
+    """One pass of the target over steps + 1 tokens a request, and the draft's steps.
+
+    rereads: how often a verify reads the KV cache after the first time; None for what the published figures say.
+    """
+    s, tokens = shapes, load.concurrency * (load.steps + 1)
+    context = load.input_len + load.output_len / 2
+    rows = _moe_rows(cluster, s, tokens)
+    kv = load.concurrency * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
+    formula = f"{load.concurrency} x {context:.0f} tokens, {kv / 1e9:.1f} GB / {READ_TB_S} TB/s"
+    rows.append(Row("attention: KV cache, once", kv / READ_TB_S / 1e9, 0, formula, _MODEL, 0.2))
+    if load.steps:
+        again = published_rereads(cluster, s) if rereads is None else rereads
+        what = "eagle3 less w4a8 at concurrency 40, published"
+        rows.append(Row("attention: KV cache, again", again * kv / READ_TB_S / 1e9, 0, f"{again:.1f} x", what, 0.6))
+    fixed = fixed_weights(s, cluster.tp) * BF16_BYTES
+    formula = f"{fixed / 1e9:.1f} GB / {moe_time.SMALL_TB_S} TB/s"
+    rows.append(Row("attention, shared, head weights", fixed / moe_time.SMALL_TB_S / 1e9, 0, formula, _MODEL, 0.2))
+    message = tokens * s.hidden * BF16_BYTES / 1e6
+    each, count = REDUCE_US + REDUCE_US_PER_MB * message, 2 * s.layers
+    formula = f"{count} x ({REDUCE_US} us + {message:.2f} MB x {REDUCE_US_PER_MB} us)"
+    rows.append(Row("all-reduces", count * each / 1000, count, formula, "vllm#39080, TP 8 on MI355X", 0.4))
+    rows.append(_small(s.layers * LAYER_KERNELS, "other kernels"))
+    if load.steps:
+        launches = load.steps * DRAFT_KERNELS
+        read = float(draft_step(load.concurrency, context, cluster, s)[1]) * cluster.gpu.hbm_tb_s / moe_time.SMALL_TB_S
+        ms = launches * moe_time.SMALL_US / 1000 + load.steps * read * 1000
+        formula = f"{launches} x {moe_time.SMALL_US} us + {load.steps} x {read * 1e6:.0f} us of weights and KV"
+        rows.append(Row("draft", ms, launches, formula, _MODEL, 0.4))
+    return rows
+
+
+def published_rereads(cluster: Cluster, shapes: Shapes) -> float:
+    """How often the published verify reads KV after the first time: what else tells it from plain decode subtracted.
+
+    0 where one reading serves a request's tokens, 3 where each token reads for itself. Common errors cancel.
+    """
+    fit = Fit(1.0, 1.0, 1.0)  # not asked: both loads are published
+    loads = Load(40), Load(40, steps=3, accept_length=1.0)
+    known = [sum(row.ms for row in step_parts(load, cluster, shapes, rereads=0.0)) for load in loads]
+    plain, verify = (_totals(load, fit, cluster)[0] for load in loads)
+    once = next(row.ms for row in step_parts(loads[0], cluster, shapes) if "once" in row.name)
+    return min(max(0.0, ((verify - plain) - (known[1] - known[0])) / once), 3.0)
+
+
+def prefill_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[Row]:
+    """The prompt of one request in one piece."""
+    s, tokens = shapes, load.input_len
+    linear = 2 * tokens * (fixed_weights(s, cluster.tp) - s.vocab * s.hidden / cluster.tp)
+    attention = tokens**2 * s.layers * s.heads / cluster.tp * (s.nope + s.rope + s.v_head)
+    reduced = 2 * s.layers * 2 * (cluster.tp - 1) / cluster.tp * tokens * s.hidden * BF16_BYTES
+    passes = s.layers * HIDDEN_PASSES * tokens * s.hidden * BF16_BYTES
+    small = _small(s.layers * LAYER_KERNELS, "other kernels")
+    formula = f"{small.formula} + {passes / 1e9:.0f} GB / {moe_time.SMALL_TB_S} TB/s"
+    link = f"{reduced / 1e9:.0f} GB / {LINK_TB_S * 1000:.0f} GB/s"
+    gemm = f"{linear / 1e12:.0f} Tflop / {GEMM_TFLOPS:.0f} TFLOPS"
+    scores = f"{attention / 1e12:.1f} Tflop / {ATTENTION_TFLOPS:.0f} TFLOPS"
+    return [
+        *(replace(row, source="at least: MFMA at its peak", uncertainty=1.0) for row in _moe_rows(cluster, s, tokens)),
+        Row("dense matrix products", linear / GEMM_TFLOPS / 1e9, 0, gemm, "BF16 of an MI300X, SemiAnalysis 2024", 0.3),
+        Row("attention", attention / ATTENTION_TFLOPS / 1e9, 0, scores, "assumed", 0.4),
+        Row("all-reduces", reduced / LINK_TB_S / 1e9, 2 * s.layers, link, "ROCm blog, RCCL and xGMI", 0.2),
+        replace(small, ms=small.ms + passes / moe_time.SMALL_TB_S / 1e9, formula=formula),
+    ]
+
+
+def _moe_rows(cluster: Cluster, s: Shapes, tokens: int) -> list[Row]:
+    return [
+        Row(
+            f"MoE: {part.name}",
+            s.moe_layers * part.us / 1000,
+            s.moe_layers * part.launches,
+            f"{s.moe_layers} x ({part.formula})",
+            _MOE_SOURCE,
+            0.25,
+        )
+        for part in moe_time.aiter(cluster.gpu, moe_shape(s, cluster), tokens)
+    ]
+
+
+def moe_shape(s: Shapes, cluster: Cluster) -> MoeShape:
+    """One MoE layer on one GPU."""
+    return MoeShape(s.experts, s.hidden, s.expert_inner // cluster.tp, s.top_k)
+
+
+def _small(launches: int, name: str) -> Row:
+    formula = f"{launches} x {moe_time.SMALL_US} us"
+    return Row(name, launches * moe_time.SMALL_US / 1000, launches, formula, "SGLang's model; 3 to 9 us each", 0.4)
+
+
+def _with_rest(rows: Sequence[Row], total: float) -> list[Row]:
+    rest = total - sum(row.ms for row in rows)
+    spread = sum((row.ms * row.uncertainty) ** 2 for row in rows) ** 0.5
+    return [*rows, Row("unexplained", rest, 0, "total less these", "host work too", spread / max(abs(rest), 1e-9))]
+
+
+def _lever(
+    name: str, load: Load, step_ms: float, prefill_ms: float, before: tuple[float, float] | None = None
+) -> Lever:
+    """What is left of TPOT and throughput; before: the two without the change."""
+    later = load.output_len - 1
+    token_ms = step_ms / load.accept_length
+    tpot = token_ms + prefill_ms * (load.concurrency - 1) / 2 / later
+    wave_ms = prefill_ms * load.concurrency + token_ms * later
+    saved = (before[0] - step_ms, before[1] - prefill_ms) if before else (0.0, 0.0)
+    return Lever(name, *saved, tpot, load.concurrency * load.output_len / wave_ms * 1000)
+
+
+def _levers(
+    load: Load,
+    step_ms: float,
+    prefill_ms: float,
+    step: list[Row],
+    prompt: list[Row],
+    fit: Fit,
+    cluster: Cluster,
+    s: Shapes,
+) -> list[Lever]:
+    """Each change alone, the largest gain of throughput first, then all of them but other draft steps."""
+
+    def of(rows: list[Row], wanted: Callable[[str], bool]) -> float:
+        return sum(row.ms for row in rows if wanted(row.name))
+
+    def moe(tokens: int, rows: list[Row]) -> float:
+        ours = moe_time.ours(cluster.gpu, moe_shape(s, cluster), tokens)
+        return of(rows, lambda name: name.startswith("MoE")) - s.moe_layers * sum(part.us for part in ours) / 1000
+
+    again = of(step, lambda name: name.endswith("again"))
+    small = moe_time.SMALL_US / 1000
+    tokens = load.concurrency * (load.steps + 1)
+    saved = {
+        "this package's MoE kernels": (moe(tokens, step), moe(load.input_len, prompt)),
+        "a verify reads KV once": (again, 0.0),
+        "FP8 KV cache": (of(step, lambda name: "KV cache" in name) / 2, 0.0),
+        "all-reduce, residual and norm in one kernel": (2 * s.layers * small, 2 * s.layers * small),
+        "prefill all-reduces in INT8": (0.0, of(prompt, lambda name: name == "all-reduces") / 2),
+        "shared expert inside the routed launches": (s.moe_layers * SHARED_KERNELS * small,) * 2,
+    }
+    saved = {name: pair for name, pair in saved.items() if any(pair)}
+    before = step_ms, prefill_ms
+    found = [_lever(name, load, step_ms - a, prefill_ms - b, before) for name, (a, b) in saved.items()]
+    if load.steps:
+        best = max(choices(load, fit, cluster), key=lambda choice: choice.throughput_tok_s)
+        other = Load(load.concurrency, load.input_len, load.output_len, load.precision, best.steps, best.accept_length)
+        ratio = float(terms(other, "itl_median_ms", cluster) @ fit.vector)
+        ratio /= float(terms(load, "itl_median_ms", cluster) @ fit.vector)
+        name = f"{best.steps} draft steps instead of {load.steps} (fitted model)"
+        found += [_lever(name, load, step_ms * ratio, prefill_ms)] if best.steps != load.steps else []  # other steps
+    found.sort(key=lambda lever: -lever.throughput_tok_s)
+    # KV read once and in FP8 save from the same bytes.
+    a, b = (sum(pair[i] for pair in saved.values()) for i in (0, 1))
+    return [*found, _lever("all of them but draft steps", load, step_ms - a + again / 2, prefill_ms - b, before)]

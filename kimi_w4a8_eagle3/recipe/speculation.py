@@ -1,0 +1,76 @@
+"""How far drafts go: an accept length fixed for benchmarks, or steps by batch size (`--speculative-adaptive`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..base.errors import KimiError
+from ..base.resources import operator_dir
+from .arguments import Args
+from .memory_plan import number
+from .schema import Recipe
+
+
+def check_golden(recipe: Recipe, notes: list[str]) -> None:
+    """Raise KimiError when `options.golden_acceptance` does not fit the recipe."""
+    golden, most = recipe.options.golden_acceptance, recipe.args.get("speculative-num-draft-tokens")
+    if golden is None:
+        return
+    if recipe.engine != "sglang" or not isinstance(most, int) or golden > most:
+        raise KimiError(
+            f"options.golden_acceptance = {golden:g} does not fit the recipe {recipe.name!r}",
+            expected="a recipe for SGLang with speculation, and at most its draft tokens",
+        )
+    notes.append(f"warning: the accept length is fixed at {golden:g}, the texts are not the model's: benchmarks only")
+
+
+def adapt_steps(args: Args, recipe: Recipe, notes: list[str]) -> None:
+    """Turn `options.speculation = "adaptive"` into SGLang's arguments, with a table of steps by batch size.
+
+    What SGLang itself cannot run with adaptive steps it says when it starts (`sglang_plugin/adaptive_hook.py`). Raises
+    KimiError for a recipe without drafts, a file that is no table, and one that does not fit the recipe.
+    """
+    if recipe.options.speculation == "fixed":
+        return
+    if recipe.engine != "sglang" or "speculative-algorithm" not in args:
+        raise KimiError(
+            f"options.speculation = 'adaptive' does not fit the recipe {recipe.name!r}",
+            expected="a recipe for SGLang with a draft",
+        )
+    packaged = operator_dir("launch/adaptive") / ("mi325x.json" if recipe.hardware.gpus else "cpu.json")
+    table = Path(str(args.setdefault("speculative-adaptive-config", str(packaged))))
+    steps, reserved = _steps(table), int(number(args, "speculative-num-steps", 0))
+    if max(steps) != reserved:
+        raise KimiError(
+            f"the table goes up to {max(steps)} draft steps, the recipe to {reserved}",
+            where=f"{table}, speculative-num-steps",
+            expected="the same: KV slots, logits and known faults are those of the recipe's draft tokens",
+        )
+    if 0 in steps and recipe.options.sampling == "target":
+        raise KimiError(
+            "0 draft steps cannot be sampled: SGLang's rejection sampling ends the engine without draft probabilities",
+            where=f"{table}, options.sampling",
+            expected="at least 1 step at every batch size, or options.sampling = 'greedy'",
+        )
+    args["speculative-adaptive"] = True
+    if args.get("device") == "cpu":
+        args["disable-cuda-graph"] = True  # SGLang would capture a GPU's for each number of steps
+    notes.append(
+        f"--speculative-adaptive: options.speculation, {', '.join(map(str, sorted(steps)))} steps by {table.name}"
+    )
+
+
+def _steps(table: Path) -> set[int]:
+    try:
+        rows = json.loads(table.read_text())
+        steps = {int(step) for batch, row in rows.items() if batch.isdigit() for step in row["candidate_steps"]}
+    except OSError as error:
+        raise KimiError(f"no table of draft steps: {error.strerror}", where=str(table)) from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        steps = set()
+    if not steps or min(steps) < 0:
+        raise KimiError(
+            "not a table of draft steps", where=str(table), expected='{"1": {"candidate_steps": [1, 3]}, ...}'
+        )
+    return steps

@@ -1,0 +1,149 @@
+"""Are the tests seen to bite? `make mutants`: small faults in the code that decides, each against its module's tests.
+
+mutmut 3 is not used: it leaves constants of modules and removed statements (a `raise`) alone and knows no sample. A
+mutant is one change of the syntax tree. It is imported in a fork of one process that holds pytest and torch, so it
+costs its tests alone, which end at the first failure. A program that a test starts does not see it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from operator import setitem
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+
+PACKAGE = "kimi_w4a8_eagle3"
+TESTS = {
+    "moe/contract": ("moe/test_dispatch.py", "moe/test_agreement.py"),
+    "moe/reference": ("moe/test_reference.py", "moe/test_agreement.py"),
+    "moe/routing": ("moe/triton/test_triton_layout.py",),
+    "moe/dispatch": ("moe/test_dispatch.py",),
+    "quark/packing": ("quark/test_packing.py",),
+    "quark/config": ("quark/test_quark_config.py", "quark/test_preflight_target.py", "quark/test_preflight_draft.py"),
+    "quark/preflight": ("quark/test_preflight_target.py", "quark/test_preflight_draft.py"),
+    "machine/page_guard": ("machine/test_page_guard.py",),
+    "eval/verdict": ("eval/test_eval_verdict.py",),
+    "eval/significance": ("eval/test_eval_stats.py",),
+    "eval/greedy_match": ("eval/test_eval_lossless.py",),
+    "bench/statistics": ("bench/test_figures.py",),
+    "engine/metrics": ("engine/test_metrics.py",),
+    "ops/window": ("ops/test_acceptance_window.py",),
+    "engine/startup_check": ("engine/test_startup_check.py",),
+    "engine/watchdog": ("engine/test_watchdog.py",),
+}
+_HELD = ("torch", "hypothesis", "scipy.stats", "httpx", "pydantic", "psutil", "huggingface_hub")
+_PAIRS = "Lt LtE, Gt GtE, Eq NotEq, In NotIn, Is IsNot, And Or, Add Sub, Mult Div, LShift RShift, BitAnd BitOr"
+_SWAPS = {a: b for pair in _PAIRS.split(", ") for a, b in (pair.split(), reversed(pair.split()))}
+_SWAPS |= {"FloorDiv": "Mult", "Mod": "FloorDiv", "Pow": "Mult", "BitXor": "BitAnd", "min": "max", "max": "min"}
+
+
+class Mutant(NamedTuple):
+    """A change that `make` does to the tree in which it was found."""
+
+    line: int
+    what: str
+    make: Callable[[], object]
+
+
+def mutants(node: Any) -> Iterator[Mutant]:
+    """Every mutant of a tree, in its order; texts, logging, annotations and decorators are left alone."""
+
+    def change(what: str, field: str, value: object) -> Mutant:
+        return Mutant(node.lineno, what, partial(setattr, node, field, value))
+
+    def other(operator: ast.AST) -> Any:
+        return getattr(ast, _SWAPS[type(operator).__name__])()
+
+    if isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign):
+        yield change(f"{type(node.op).__name__} swapped", "op", other(node.op))
+    elif isinstance(node, ast.Compare):
+        for place, held in enumerate(node.ops):
+            ops = [*node.ops[:place], other(held), *node.ops[place + 1 :]]
+            yield change(f"{type(held).__name__} swapped", "ops", ops)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        value = not node.value if isinstance(node.value, bool) else node.value + 1
+        yield change(f"{node.value} becomes {value}", "value", value)
+    elif isinstance(node, ast.Name) and node.id in _SWAPS:
+        yield change(f"{node.id} becomes {_SWAPS[node.id]}", "id", _SWAPS[node.id])
+    elif isinstance(node, ast.Call) and len(node.args) > 1:
+        yield change("arguments swapped", "args", [node.args[1], node.args[0], *node.args[2:]])
+    elif isinstance(node, ast.If | ast.IfExp | ast.While):
+        yield change("condition inverted", "test", ast.UnaryOp(ast.Not(), node.test))
+    for name, value in [] if isinstance(node, ast.Raise | ast.JoinedStr) else ast.iter_fields(node):
+        children = value if isinstance(value, list) else [value]
+        for place, child in enumerate(children):
+            if name in ("annotation", "returns", "decorator_list") or not isinstance(child, ast.AST) or _silent(child):
+                continue
+            if isinstance(child, ast.Raise | ast.AugAssign | ast.Expr):
+                yield Mutant(child.lineno, "removed", partial(setitem, children, place, ast.Pass()))
+            yield from mutants(child)
+
+
+def _silent(node: ast.AST) -> bool:
+    """A docstring, a log line, or what only type checkers read."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) or ast.unparse(node).startswith("logger.")
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def passes(module: str, tree: ast.Module, limit_s: float) -> bool:
+    """Whether the module's tests pass in time, in a fork of this process that imports it from `tree`."""
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        signal.alarm(int(limit_s))
+        path, original = f"{PACKAGE}/{module}.py", SourceFileLoader.get_code
+        code = {path[:-3].replace("/", "."): compile(ast.fix_missing_locations(tree), path, "exec")}
+        SourceFileLoader.get_code = lambda self, name: code.get(name) or original(self, name)  # type: ignore
+        tests = [f"tests/{name}" for name in TESTS[module]]
+        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+    try:
+        return os.waitpid(pid, 0)[1] == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def killed(module: str, sample: int) -> float:
+    """The share of a module's mutants that its tests kill; prints the others, and a row of the table."""
+    source, started = Path(PACKAGE, f"{module}.py").read_text(), time.monotonic()
+    if not passes(module, ast.parse(source), 600):
+        raise SystemExit(f"{module}: without a mutant its tests fail: {' '.join(TESTS[module])}")
+    limit_s = 10 + 2 * (time.monotonic() - started)
+    places = range(len(list(mutants(ast.parse(source)))))
+    chosen = sorted(random.Random(module).sample(places, min(sample or len(places), len(places))))
+    alive = 0
+    for place in chosen:
+        mutant = list(mutants(tree := ast.parse(source)))[place]
+        mutant.make()
+        if passes(module, tree, limit_s):
+            alive += 1
+            print(f"survives: {module}.py:{mutant.line}: {mutant.what}:", source.splitlines()[mutant.line - 1].strip())
+    print(f"| `{module}` | {len(chosen) - alive} of {len(chosen)} | {len(places)} |", flush=True)
+    return 1 - alive / len(chosen)
+
+
+def main(modules: list[str] = typer.Argument(None), sample: int = typer.Option(40, help="A module; 0: all.")) -> None:
+    """Print what survives, and a table by module; the exit code is 1 when less than 90% of a module's are killed."""
+    for name in _HELD:
+        importlib.import_module(name)
+    print("| module | killed | there are |\n|---|---|---|")
+    raise SystemExit(min([killed(module, sample) for module in modules or TESTS]) < 0.9)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,168 @@
+"""Every command line of the pages, in blocks and in the text, is parsed by what would run it; nothing is run.
+
+`kimi-w4a8` by its own commands (with recipes, workloads and --set by what reads them), make by its targets, `python -m
+proof.X` by the module's options, pip by the extras. Other programs' files are held by tests/base/test_house.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+from typer.main import get_command
+
+from kimi_w4a8_eagle3.bench.workloads import load_workload
+from kimi_w4a8_eagle3.cli import PROGRAM, app
+from kimi_w4a8_eagle3.commands.options import one_recipe
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")})
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
+COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
+PROGRAMS = rf"{PROGRAM}|make|docker-run\.sh|pip install|python -m (?:proof|kimi_w4a8_eagle3)"
+KNOWN = re.compile(rf"(?:\S*/)?(?:{PROGRAMS})(?![\w-])")
+RECIPES = ("recipe", "a", "b")  # parameters that name one, or several
+
+
+def commands(page: str) -> Iterator[tuple[list[str], bool]]:
+    """Words of each command line, and whether it stands alone: in the text `kimi-w4a8 bench ab` may only be a name."""
+    blocks = [body for language, body in FENCED.findall(page) if language != "python"]
+    prose = FENCED.sub("", page)
+    blocks += [block for block in INDENTED.findall(prose) if block.strip()]
+    spans = re.findall(r"`([^`]+)`", INDENTED.sub("\n", prose))
+    for alone, texts in ((True, blocks), (False, [span.replace("\n", " ") for span in spans])):
+        for text in (each for each in texts if KNOWN.search(each)):
+            yield from ((line, alone) for line in lines(text) if KNOWN.match(" ".join(line)))
+
+
+def lines(text: str) -> Iterator[list[str]]:
+    """Words up to a newline, a pipe or `&&`, without prompts, comments, variables and brackets of what is optional."""
+    lexer = shlex.shlex(COMMENT.sub("", text).replace("\\\n", " "), posix=True, punctuation_chars=";|&<>\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    line: list[str] = []
+    for token in [*lexer, "\n"]:
+        if set(token) <= set(";|&<>\n"):
+            yield line
+            line = []
+        elif token not in {"$", "..."} and (line or not re.match(r"\w+=", token)):
+            line.append(re.sub(r"\](\.\.\.)?$", "", token.removeprefix("[")) if not token.startswith(".[") else token)
+
+
+def wrong(words: list[str], alone: bool) -> str | None:
+    """Why a command line cannot be meant, if so."""
+    program, *rest = words
+    checks: dict[str, Callable[[list[str]], None]] = {"make": made, "python": of_proof, "pip": extras}
+    try:
+        if Path(program).name in {PROGRAM, "docker-run.sh"}:
+            ours(rest, alone)
+        elif rest[:2] == ["-m", "kimi_w4a8_eagle3"]:
+            ours(rest[2:], alone)
+        else:
+            checks[Path(program).name](rest)
+    except Exception as error:  # click's own kinds, KimiError, AssertionError: all are reported with the line
+        if getattr(error, "exit_code", None) == 0 or (not alone and type(error).__name__ == "MissingParameter"):
+            return None  # --help; a command named in a sentence
+        return f"{shlex.join(words)}: {getattr(error, 'message', None) or error}"
+    return None
+
+
+def ours(words: list[str], alone: bool) -> None:
+    """Parse `kimi-w4a8 WORDS`, to the recipe and the workload."""
+    command: Any = get_command(app)
+    name, parent = PROGRAM, command.context_class(command)
+    while hasattr(command, "resolve_command") and words and not words[0].startswith("-"):
+        name, command, words = command.resolve_command(parent, words)
+    if not words and (not alone or hasattr(command, "resolve_command")):
+        return
+    given = command.make_context(name, words, parent=parent)
+    extra, found = given.args, given.params
+    named = found.get("name") if "recipe" in found else None
+    if found.get("recipe") and named:  # as commands/serve.py
+        extra, named = [named, *extra], None
+    values = [named] if named else [found[key] for key in RECIPES if found.get(key)]
+    recipes = [each for value in values for each in (value if isinstance(value, (list, tuple)) else [value])]
+    assert not (name == "serve" and alone) or one_recipe(named, found.get("recipe"))
+    for recipe in recipes:
+        if not placeholder(recipe):
+            resolve(load_recipe(recipe.partition(":")[0]), found.get("settings") or [], extra)
+    workload = found.get("workload") or []
+    for each in [workload] if isinstance(workload, str) else workload:
+        load_workload(each)
+
+
+def placeholder(word: str) -> bool:
+    return word.removesuffix(".toml").isupper()
+
+
+def made(words: list[str]) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    unknown = {word for word in words if "=" not in word and not word.startswith("-")} - targets
+    assert not unknown, f"no target {', '.join(unknown)}"
+
+
+def of_proof(words: list[str]) -> None:
+    """The module's options by its source: importing some takes seconds."""
+    assert words[0] == "-m"
+    path = ROOT / words[1].replace(".", "/")
+    source = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = ast.parse(source.read_text())
+    known = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    known |= {f"--{node.arg.replace('_', '-')}" for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    unknown = {word for word in words[2:] if word.startswith("--")} - known
+    assert not unknown, f"no option {', '.join(unknown)}"
+
+
+def extras(words: list[str]) -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = {extra for word in words for extra in re.findall(r"^\.\[([\w,-]+)\]$", word)}
+    unknown = {extra for each in asked for extra in each.split(",")} - set(known)
+    assert not unknown and not any(PROGRAM in word for word in words), f"not installable: {words}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_command_line_of_a_page_can_be_meant(page: Path) -> None:
+    assert [found for words, alone in commands(page.read_text()) if (found := wrong(words, alone))] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    kimi-w4a8 serve tiny --no-such-option\n",
+        "    kimi-w4a8 serve\n",
+        "    KEY=x .venv/bin/kimi-w4a8 serve tinny      # comment\n",
+        "    launch/docker-run.sh fetch -r agents\n",
+        "```sh\nopenssl rand -hex 32 > key && kimi-w4a8 trust --yess\n```\n",
+        "```\n$ kimi-w4a8 bench con3 --base-url URL\n```\n",
+        "    kimi-w4a8 bench ab --a w4a8\n",
+        "    kimi-w4a8 serve tiny \\\n      --set optons.sampling=target\n",
+        "A word on `kimi-w4a8 eval lossles`.",
+        "Or `kimi-w4a8 plan agent\n--gpuu mi325x`.",
+        "`make dem`",
+        "`python -m proof.fuzz --minute 3`",
+        "`python -m proof.fuss`",
+        "`pip install '.[al]'`",
+        "`pip install 'kimi-w4a8-eagle3[eval]'`",
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_is_found(text: str) -> None:
+    assert [wrong(words, alone) for words, alone in commands(text)] != [None]
+    assert any(wrong(words, alone) for words, alone in commands(text))
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text().partition("## Where the logs are")[0]
+    sources = [*ROOT.glob("kimi_w4a8_eagle3/**/*.py"), ROOT / "requirements/install.sh"]
+    code = "".join(path.read_text() for path in sources)
+    cells = re.findall(r"^\| ([^|]*`[^|]*) \|", page, flags=re.MULTILINE)
+    parts = {
+        part.strip() for cell in cells for quoted in re.findall(r"`([^`]+)`", cell) for part in quoted.split("...")
+    }
+    assert len(parts) > 20 and {part for part in parts if part not in code} == set()

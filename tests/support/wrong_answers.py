@@ -1,0 +1,105 @@
+"""Runs a program of SGLang with one planted fault that changes answers; the file KIMI_PLANTED names it at every step.
+
+One server is enough for all of them: a test writes the file anew.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+from kimi_w4a8_eagle3.sglang_plugin.cpu import draft_chain, locations
+from kimi_w4a8_eagle3.sglang_plugin.run_module import run
+
+from .moe_faults import FAULTS
+
+ALL_DRAFTS, BONUS, STALE_KV = "every draft accepted", "bonus token from the draft", "KV of a rejected token kept"
+POSITION, HIDDEN = "position off by one after a partial acceptance", "hidden state of the wrong token"
+PAGE, LATE = "wrong page in a radix node", "stop string cut late"
+
+_verify, _build = draft_chain.verify_tree_greedy_cpu, draft_chain.build_tree_kernel_efficient_cpu
+_locations, _moe = locations.assign_extend_cache_locs_cpu, ReferenceBackend.forward
+_step: tuple[list[int], list[int]] = ([], [])  # rows of the request pool and lengths at the step under way
+_rejected: dict[int, int] = {}  # by row, the length at which a draft was rejected last
+
+
+def planted() -> str:
+    return Path(os.environ["KIMI_PLANTED"]).read_text()
+
+
+def verify(**call: torch.Tensor) -> None:
+    """The verification; and which requests had a draft rejected."""
+    fault, candidates = planted(), call["candidates"]
+    if fault == ALL_DRAFTS:  # told that the target would have chosen exactly what the draft proposed
+        call["target_predict"] = torch.cat([candidates[:, 1:], call["target_predict"][:, -1:]], 1)
+    _verify(**call)
+    for row, (slot, length, accepted) in enumerate(zip(*_step, call["accept_token_num"].tolist(), strict=True)):
+        _rejected.pop(slot, None)
+        if accepted < candidates.shape[1] - 1:
+            _rejected[slot] = length + accepted + 1
+            if fault == BONUS:
+                call["predicts"][call["accept_index"][row, accepted].long()] = candidates[row, accepted + 1]
+
+
+def build_tree(parents: Any, selected: Any, lengths: Any, mask: Any, positions: Any, *rest: Any) -> None:
+    _build(parents, selected, lengths, mask, positions, *rest)
+    if planted() == POSITION:
+        late = torch.tensor([length in _rejected.values() for length in lengths.tolist()])
+        positions.view(len(lengths), -1)[late] += 1
+
+
+def verified_locations(pool: Any, table: Any, start: Any, end: Any, out: Any, width: int) -> None:
+    """Where verification writes: not over the rejected token, but into the slot that nobody reads."""
+    global _step
+    _locations(pool, table, start, end, out, width)
+    _step = pool.tolist(), start.tolist()
+    if planted() == STALE_KV:
+        kept = torch.tensor([_rejected.get(slot) == length for slot, length in zip(*_step, strict=True)])
+        out.view(len(pool), -1)[kept, 0] = 0
+
+
+def draft_extend(worker: Any, batch: Any, result: Any) -> None:
+    if planted() == HIDDEN:
+        result.logits_output.hidden_states = result.logits_output.hidden_states.roll(1, 0)
+
+
+def next_round(original: Callable[..., Any], req: Any, *args: Any, **named: Any) -> None:
+    original(req, *args, **named)
+    if planted() == PAGE and len(req.prefix_indices) > 1:
+        req.prefix_indices = req.prefix_indices.clone()
+        req.prefix_indices[-1] = req.prefix_indices[0]
+
+
+def stop_string(original: Callable[..., bool], req: Any, *args: Any) -> bool:
+    """Found one step late."""
+    found = original(req, *args)
+    if found and planted() == LATE and not getattr(req, "kimi_late", False):
+        req.kimi_late, req.finished_reason, req.finished_len = True, None, None
+        return False
+    return found
+
+
+def moe(backend: Any, *args: Any) -> torch.Tensor:
+    fault = FAULTS.get(planted())
+    return fault(lambda *given: _moe(backend, *given), *args) if fault else _moe(backend, *args)
+
+
+if __name__ == "__main__":
+    ReferenceBackend.forward = moe  # type: ignore[method-assign]
+    # SGLang took them by `from sgl_kernel import`; the scheduler is a fork of this process.
+    for right, wrong in ((_verify, verify), (_build, build_tree), (_locations, verified_locations)):
+        for module in list(sys.modules.values()):
+            for name in [name for name, held in getattr(module, "__dict__", {}).items() if held is right]:
+                setattr(module, name, wrong)
+    schedule, worker = "sglang.srt.managers.schedule_batch.Req", "sglang.srt.speculative.eagle_worker_v2"
+    HookRegistry.register(f"{worker}.EagleDraftWorker._draft_extend_for_decode", draft_extend, HookType.BEFORE)
+    HookRegistry.register(f"{schedule}.init_next_round_input", next_round, HookType.AROUND)
+    HookRegistry.register(f"{schedule}._check_str_based_finish", stop_string, HookType.AROUND)
+    run(sys.argv[1:])
