@@ -19,6 +19,7 @@ from . import fields
 from .access import CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, GENERATE, MESSAGES, RESPONSES, TOKENIZE
 from .answers import Refusal
 from .grammar import check_schema, check_text, check_tools
+from .pictures import check_pictures
 from .settings import DoorSettings
 from .shape import Text, media_sources, parse
 
@@ -63,24 +64,16 @@ class RequestModel:
 
 
 @dataclass(frozen=True)
-class ModelLimits:
-    """What the engine takes: tokens of context; whether it fetches media, from domains that the operator listed."""
-
-    context: int
-    remote_media: bool = False
-
-
-@dataclass(frozen=True)
 class RequestRules:
     """Checks bodies of the endpoints in `access.CHECKED`.
 
-    models: the engine's for each of them, and one for /generate's sampling_params.
+    models: the engine's for each of them, and one for /generate's sampling_params. context: in tokens.
     """
 
     settings: DoorSettings
     models: Mapping[str, RequestModel]
     sampling: RequestModel
-    limits: ModelLimits
+    context: int
     _fields: Mapping[str, fields.Fields] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +83,7 @@ class RequestRules:
         """The body that the engine reads in place of `raw`; raises Refusal when it must not see it."""
         if b"x-body-compressed" in headers:
             raise Refusal("compressed bodies are not read here", status=415)
-        body = parse(raw, self.limits.context)
+        body = parse(raw, self.context)
         model = self.models[path]
         body = self._fields[path].kept(body, model.known, path)
         if path == GENERATE:
@@ -108,16 +101,17 @@ class RequestRules:
 
     @property
     def _max_tokens(self) -> int:
-        return self.settings.max_prompt_tokens or self.limits.context
+        return self.settings.max_prompt_tokens or self.context
 
     def _check_size(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         """All text of the body, wherever it stands, against what one prompt may have; returns its prompts."""
         in_prompts = _PROMPT_FIELDS.get(path, ())
         prompts = [each for name in in_prompts if name in body for each in self._prompts(body[name], name)]
         text = Text.of({name: value for name, value in body.items() if name not in in_prompts}).characters
-        for name in _MESSAGE_FIELDS.get(path, ()):
-            text -= self._media(list(media_sources(body, name)), name)
-        text -= self._media(body.get("image_data"), "image_data")
+        pictures = [(name, each) for name in _MESSAGE_FIELDS.get(path, ()) for each in media_sources(body, name)]
+        given = body.get("image_data")
+        pictures += [("image_data", each) for each in (given if isinstance(given, list) else [given])]
+        text -= check_pictures([each for each in pictures if each[1] is not None])
         limit = self._max_tokens * _CHARACTERS_PER_TOKEN
         for each in prompts:
             self._check_prompt(each, limit)
@@ -144,20 +138,6 @@ class RequestRules:
             raise Refusal(f"{name} is text, token ids, or a list of either", param=name)
         _at_most(value, self.settings.max_sequences, name)
         return list(value)
-
-    def _media(self, sources: Any, name: str) -> int:
-        """The characters of media that are sent along; raises Refusal where the server would have to fetch one."""
-        characters = 0
-        for source in sources if isinstance(sources, list) else [sources]:
-            if isinstance(source, str) and source.startswith("data:"):
-                characters += len(source)
-            elif self.limits.remote_media and isinstance(source, str) and source.startswith(("http://", "https://")):
-                continue  # SGLang holds it, and every redirect, to --allowed-media-domains
-            elif source is not None:
-                raise Refusal(
-                    "the server fetches no media, neither from the network nor from files; send a data: URL", param=name
-                )
-        return characters
 
     def _check_values(self, path: str, body: Mapping[str, Any], prompts: list[Any]) -> None:
         _check_template_switches(body)

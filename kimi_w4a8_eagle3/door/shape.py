@@ -22,7 +22,7 @@ _TEXT_PARTS = names(
     search_result summary_text function_call function_call_output message
     """
 )
-_MEDIA_PARTS = names("image_url image input_image video_url")
+_MEDIA_PARTS = names("image_url image input_image")
 _CONTENTS = ("content", "output")  # of a message, of a tool's result: they hold parts
 _MEDIA_KEYS = names("url image_url video_url audio_url file_url image video audio data file file_id")
 
@@ -114,6 +114,6 @@ def _sources(part: Mapping[str, Any]) -> Iterator[Any]:
                 if name not in _CONTENTS:
                     waiting.append(value)
             elif name == "data" and each.get("type") == "base64" and isinstance(value, str):
-                yield f"data:{value}"  # as SGLang writes it
+                yield f"data:{each.get('media_type')};base64,{value}"  # as SGLang writes it
             elif name in _MEDIA_KEYS:
                 yield value

@@ -189,10 +189,14 @@ class DraftShape(BaseModel):
 
 
 class ModelConfig(BaseModel):
-    """A target's config.json: the text model's sizes and the quantization, wherever a wrapper keeps them."""
+    """A target's config.json: the text model's sizes and the quantization, wherever a wrapper keeps them.
+
+    tower_layers: of a Kimi-K2.5 vision tower; None where the model has none, or is served without.
+    """
 
     architectures: list[str] = Field(default_factory=list)
     text: TextShape
+    tower_layers: PositiveInt | None = None
     quantization: QuantizationConfig | None = None
 
 
@@ -221,6 +225,9 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     text = text if isinstance(text, dict) else raw
     quantization = raw.get("quantization_config") or text.get("quantization_config")
     content = {"architectures": raw.get("architectures") or [], "text": text, "quantization": quantization}
+    vision = raw.get("vision_config")
+    if raw.get("model_type") == "kimi_k25" and isinstance(vision, dict) and not raw.get("language_model_only"):
+        content["tower_layers"] = vision.get("num_hidden_layers", vision.get("vt_num_hidden_layers", 27))
     return _validate(ModelConfig, content, path)
 
 

@@ -13,6 +13,7 @@ from .config import ModelConfig, read_draft_config, read_model_config
 from .draft_checks import check_draft, installed_sglang
 from .findings import Problem
 from .safetensors_header import Checkpoint, read_checkpoint
+from .tower_checks import check_tower
 
 _SHOWN = 5
 
@@ -100,6 +101,8 @@ def _check_target(model_dir: Path, report: Report) -> ModelConfig | None:
         report.problems += _check_w4a8(checkpoint, config, where, report)
     else:
         report.weight_format = f"{quantization.quant_method or 'unnamed quantization'}, not W4A8"
+    if config.tower_layers is not None and checkpoint.tensors:
+        report.problems += check_tower(checkpoint, config.tower_layers)
     report.problems += expert_checks.check_tensor_parallel(config.text, report.tp, where)
     return config
 

@@ -61,6 +61,10 @@ def _register() -> None:
     HookRegistry.register(shared_memory.TARGET, shared_memory.write_down, HookType.AFTER)
     if read_gates(os.environ).check_model_name:
         HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        from ..tiny import processor  # start-up: transformers, and the built-in model is served on a CPU
+
+        processor.register()
     if cpu.installed():
         from .cpu import batch_invariant, fp8_kv, fp8_linear, mla_draft  # start-up: torch, and needed on a CPU alone
 

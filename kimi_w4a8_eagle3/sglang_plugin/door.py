@@ -10,7 +10,7 @@ from typing import Any
 
 from ..base.errors import KimiError, or_end
 from ..door.middleware import Door, InternalKey, describe
-from ..door.rules import ModelLimits, RequestRules
+from ..door.rules import RequestRules
 from ..door.settings import read_door
 from . import request_guard
 from .door_models import request_models, sampling_model
@@ -81,8 +81,7 @@ def _stand_in_front(server_args: Any, tokenizer_manager: Any) -> None:
         if not hasattr(hooked, "__wrapped__"):
             raise KimiError("another plugin replaced what the door has to see", where=target)
     settings = read_door(os.environ)
-    limits = ModelLimits(tokenizer_manager.context_len, bool(getattr(server_args, "allowed_media_domains", ())))
-    rules = RequestRules(settings, request_models(), sampling_model(), limits)
+    rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len)
     app, host = http_server.app, server_args.host
     app.add_middleware(Door, settings=settings, host=host, rules=rules, routes=app, internal=_internal)
     logger.info("door: %s", describe(settings, host))

@@ -23,6 +23,17 @@ _AMBIGUOUS = (
 )
 
 
+_PNG, _IDAT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAA", "AAAAC0lEQVR4nGNgwAEAABkAASXrHA4AAAAASUVORK5CYII="
+_PICTURES = {
+    "a header of 60,000 x 60,000": f"{_PNG}6mAAAOpgCAIAAAAPsOIV{_IDAT}",
+    "one row of 28": f"{_PNG}ABwAAAAcCAIAAAD9b0jD{_IDAT}",
+    "a signature": f"{_PNG[:-12]}",
+    "two frames": (
+        "data:image/gif;base64,R0lGODdhCAAIAIEAAAAA/wAAAAAAAAAAACwAAAAACAAIAAAIDwABCBxIsKDBgwgTKkwYEAAh+QQBAAABACwAAAAA"
+        "CAAIAIH/AAAAAAAAAAAAAAAIDwABCBxIsKDBgwgTKkwYEAA7"
+    ),
+    "another server's": "http://169.254.169.254/latest/meta-data",
+}
 _LETTERS = {"type": "regex", "pattern": "(a|b)*"}
 _REPEATS = {"type": "repeat", "min": 16, "max": 16, "content": {"type": "star", "content": _LETTERS}}
 _LOGPROBS = {"prompt": "Tom has 3 apples. " * 50, "echo": True, "logprobs": 100, "n": 100}
@@ -153,7 +164,6 @@ def _breaks_an_answer(model: str) -> list[Case]:
 
 def _from_agents(model: str) -> list[Case]:
     """9: what agents get wrong. Some of it is answered (docs/agents.md), none of it may be a 500 or keep a slot."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     call = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{"}}
     result = {"role": "tool", "tool_call_id": "functions.never:7", "content": "5"}
     tools = [_tool("f", {"type": "object"})]
@@ -166,7 +176,7 @@ def _from_agents(model: str) -> list[Case]:
         "a call of a tool that is not there": {"tools": tools, "tool_choice": named},
         "a call that must come, of no tool": {"tool_choice": "required"},
         "a schema and a call that must come": {**wanted, "tools": tools, "tool_choice": "required"},
-        "an image for a model that sees nothing": {"messages": [_says([image])]},
+        **{f"a picture: {name}": {"messages": [_says([_shown(url)])]} for name, url in _PICTURES.items()},
         "a call that was cut": {"messages": [_says("Tom"), {"role": "assistant", "tool_calls": [call]}, result]},
         "absurd max_tokens": {"max_tokens": 10**9},
         "absurd max_completion_tokens": {"max_completion_tokens": 2**40},
@@ -182,6 +192,10 @@ def _from_agents(model: str) -> list[Case]:
         *(_case(9, name, _CHAT, {**question(model), **body}, refused=True) for name, body in refused.items()),
         *(_case(9, name, _CHAT, {**question(model), **body}) for name, body in answered.items()),
     ]
+
+
+def _shown(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _tool(name: str, parameters: Any, strict: bool = False) -> dict[str, Any]:

@@ -91,6 +91,28 @@ def check(
     raise typer.Exit(0 if result.ok else 1)
 
 
+@app.command("tower")
+def tower(
+    work: Path = typer.Option(Path("runs/tiny"), "--work", help="Where intermediate results go."),
+    pictures: int = typer.Option(400, "--pictures", min=1, help="Held-out pictures, and problems with one."),
+    threads: int = typer.Option(1, "--threads", min=1, help="CPU threads for torch."),
+) -> None:
+    """Train the vision tower for the package's target, put it into both checkpoints, and see how well it reads.
+
+    To be repeated when the target's embeddings have changed; the text weights stay as they are.
+    """
+    import torch
+
+    from .build import renew_tower
+    from .sight import sight
+
+    torch.set_num_threads(threads)
+    console = Console()
+    with _progress(console) as progress:
+        renew_tower(work, progress)
+    console.print(sight(tiny.target_path(), pictures))
+
+
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console)

@@ -32,6 +32,7 @@ from .dialogues import FORMS
 from .evaluate import MAX_WEIGHT_BYTES, Evaluation, evaluate, weight_bytes
 from .generate import converse
 from .tokenizer import load_tokenizer, train_tokenizer
+from .tower import TowerTraining, train_tower
 from .train_draft import DraftTraining, draft_steps, on_policy, train_draft
 from .train_target import TargetTraining, train_target
 
@@ -50,6 +51,7 @@ def build(
 ) -> Evaluation:
     """Run all stages under `work`; on success replace the package's weights and metrics.json."""
     target_training, draft_training = target_training or TargetTraining(), draft_training or DraftTraining()
+    tower_training = TowerTraining()
     config = TargetConfig()
     seconds: dict[str, float] = {}
     new = work / "weights"
@@ -58,7 +60,9 @@ def build(
     tokenizer = train_tokenizer(corpus(CORPUS_DOCUMENTS, CORPUS_SEED), config.vocab)
     with _stage(progress, "train the target", target_training.steps) as show:
         model, seconds["target"] = train_target(tokenizer, target_training, work / "target.pt", show)
-    save_target(model, tokenizer, new / TARGET_BF16)
+    with _stage(progress, "train the tower", tower_training.steps) as show, _clock(seconds, "tower"):
+        tower = train_tower(model.embed_tokens.weight.detach().bfloat16(), tokenizer, tower_training, show)
+    save_target(model, tower, tokenizer, new / TARGET_BF16)
     with _clock(seconds, "quantize"):
         quantize_w4a8(new / TARGET_BF16, new / TARGET)
 
@@ -80,8 +84,22 @@ def build(
     }
     (work / METRICS.name).write_text(json.dumps(record, indent=2) + "\n")
     if result.ok:
-        _install(new, work / METRICS.name)
+        _install(new)
+        shutil.copyfile(work / METRICS.name, METRICS)
     return result
+
+
+def renew_tower(work: Path, progress: Progress) -> None:
+    """Train a tower for the package's target as it is, and write both checkpoints anew with it, under `work` first."""
+    settings, old, new = TowerTraining(), tiny.target_bf16_path(), work / "weights"
+    shutil.rmtree(new, ignore_errors=True)
+    target, tokenizer = load_target(old), load_tokenizer(old)
+    with _stage(progress, "train the tower", settings.steps) as show:
+        tower = train_tower(target.embed_tokens.weight.detach(), tokenizer, settings, show)
+    save_target(target, tower, tokenizer, new / TARGET_BF16)
+    quantize_w4a8(new / TARGET_BF16, new / TARGET)
+    shutil.copytree(tiny.draft_path(), new / DRAFT)
+    _install(new)
 
 
 def train_mla_draft(
@@ -113,7 +131,7 @@ def train_mla_draft(
     return found
 
 
-def _install(new: Path, metrics: Path) -> None:
+def _install(new: Path) -> None:
     """Put the finished checkpoints where the package looks for them."""
     if not WEIGHTS.parent.is_dir():
         raise KimiError("the package's folder is not writable", str(WEIGHTS.parent))
@@ -122,7 +140,6 @@ def _install(new: Path, metrics: Path) -> None:
     shutil.copytree(new, fresh)
     shutil.rmtree(WEIGHTS, ignore_errors=True)
     fresh.rename(WEIGHTS)
-    shutil.copyfile(metrics, METRICS)
 
 
 @contextmanager

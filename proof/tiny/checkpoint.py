@@ -17,40 +17,51 @@ from .config import (
     DraftConfig,
     MlaDraftConfig,
     TargetConfig,
+    TowerConfig,
     draft_config_json,
     generation_config_json,
+    preprocessor_config_json,
     target_config_json,
 )
 from .draft import Draft
 from .experts import Experts, Int4Weights
 from .model import Target
 from .tokenizer import save_tokenizer
+from .tower import Tower
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PREFIX = "language_model."
-_SHARDS = 2
+_SHARD = "model-{:05d}-of-00003.safetensors"
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.(\w+)$")
 
 
-def save_target(model: Target, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the BF16 target as a KimiK25ForConditionalGeneration checkpoint in two shards."""
+def save_target(model: Target, tower: Tower, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the BF16 target as a KimiK25ForConditionalGeneration checkpoint: two shards of text, one of the tower."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {PREFIX + name: tensor for name, tensor in target_tensors(model).items()}
     names = sorted(tensors, key=_natural)
-    per_shard = -(-len(names) // _SHARDS)
-    weight_map: dict[str, str] = {}
-    for shard in range(_SHARDS):
-        part = names[shard * per_shard : (shard + 1) * per_shard]
-        file = f"model-{shard + 1:05d}-of-{_SHARDS:05d}.safetensors"
+    half = -(-len(names) // 2)
+    seen = tower.bfloat16().state_dict()
+    parts = {_SHARD.format(1): names[:half], _SHARD.format(2): names[half:], _SHARD.format(3): sorted(seen)}
+    tensors |= seen
+    for file, part in parts.items():
         _save_tensors({name: tensors[name] for name in part}, folder / file)
-        weight_map |= dict.fromkeys(part, file)
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    weight_map = {name: file for file, part in parts.items() for name in part}
     _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
-    _write_json(folder / "config.json", target_config_json(model.config))
+    _write_json(folder / "config.json", target_config_json(model.config, tower.c))
+    _write_json(folder / "preprocessor_config.json", preprocessor_config_json(tower.c))
     _write_json(folder / "generation_config.json", generation_config_json())
     save_tokenizer(tokenizer, folder, model.config.context)
+
+
+def load_tower(folder: Path) -> Tower:
+    """Read the tower of a target, which is BF16 in each, in evaluation mode."""
+    tower = Tower(TowerConfig()).bfloat16()
+    tower.load_state_dict({k: v for k, v in read_tensors(folder).items() if not k.startswith(PREFIX)})
+    return tower.eval()
 
 
 def target_tensors(model: Target) -> dict[str, Tensor]:
@@ -79,6 +90,8 @@ def load_target(folder: Path, config: TargetConfig | None = None) -> Target:
     state: dict[str, Tensor] = {}
     experts: dict[str, dict[tuple[str, str], dict[int, Tensor]]] = {}
     for name, tensor in tensors.items():
+        if not name.startswith(PREFIX):
+            continue  # the tower's
         name = name.removeprefix(PREFIX).removeprefix("model.")
         if match := _EXPERT.match(name):
             group, index, projection, kind = match.groups()

@@ -53,6 +53,25 @@ class TargetConfig:
 
 
 @dataclass(frozen=True)
+class TowerConfig:
+    """MoonViT and projector. grid: patches of a picture, rows and columns, of which `merge` by `merge` are a token."""
+
+    patch: int = 14
+    grid: tuple[int, int] = (2, 8)
+    merge: int = 2
+    hidden: int = 24
+    heads: int = 2
+    layers: int = 2
+    inter: int = 64
+    text_hidden: int = 128
+
+    @property
+    def head(self) -> int:
+        """Size of a head."""
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True)
 class DraftConfig:
     """One Llama layer that reads three hidden states of the target.
 
@@ -134,11 +153,10 @@ def text_config_json(config: TargetConfig) -> dict[str, Any]:
     }
 
 
-def target_config_json(config: TargetConfig) -> dict[str, Any]:
+def target_config_json(config: TargetConfig, tower: TowerConfig) -> dict[str, Any]:
     """config.json of the Kimi-K2.5 wrapper.
 
-    `language_model_only` keeps SGLang from asking for an image processor. The vision tower is still built by SGLang,
-    without weights, so its sizes here are the least that work; nothing ever runs it.
+    `language_model_only` keeps SGLang from asking for an image processor; it loads the tower all the same.
     """
     return {
         "architectures": ["KimiK25ForConditionalGeneration"],
@@ -153,21 +171,37 @@ def target_config_json(config: TargetConfig) -> dict[str, Any]:
         "text_config": text_config_json(config),
         "vision_config": {
             "model_type": "kimi_k25_vision",
-            "patch_size": 14,
-            "init_pos_emb_height": 8,
-            "init_pos_emb_width": 8,
+            "patch_size": tower.patch,
+            "init_pos_emb_height": tower.grid[0],
+            "init_pos_emb_width": tower.grid[1],
             "init_pos_emb_time": 4,
-            "num_attention_heads": 2,
-            "num_hidden_layers": 1,
-            "hidden_size": 64,
-            "intermediate_size": 64,
-            "mm_hidden_size": 64,
-            "merge_kernel_size": [2, 2],
-            "vt_num_attention_heads": 2,
-            "vt_num_hidden_layers": 1,
-            "vt_hidden_size": 64,
-            "vt_intermediate_size": 64,
+            "num_attention_heads": tower.heads,
+            "num_hidden_layers": tower.layers,
+            "hidden_size": tower.hidden,
+            "intermediate_size": tower.inter,
+            "mm_hidden_size": tower.hidden,
+            "merge_kernel_size": [tower.merge, tower.merge],
+            "vt_num_attention_heads": tower.heads,
+            "vt_num_hidden_layers": tower.layers,
+            "vt_hidden_size": tower.hidden,
+            "vt_intermediate_size": tower.inter,
             "text_hidden_size": config.hidden,
+        },
+    }
+
+
+def preprocessor_config_json(tower: TowerConfig) -> dict[str, Any]:
+    """preprocessor_config.json: how a picture is cut, and the class in the package that does it."""
+    return {
+        "processor_class": "TinyKimiProcessor",
+        "media_proc_cfg": {
+            "patch_size": tower.patch,
+            "merge_kernel_size": tower.merge,
+            "in_patch_limit": tower.grid[0] * tower.grid[1],
+            "patch_limit_on_one_side": tower.grid[1],
+            "fixed_output_tokens": None,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
         },
     }
 

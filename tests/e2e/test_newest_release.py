@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from support.kimi_checkpoint import seeing
+from support.pictures import asking_about
 from support.sglang_program import VERSIONS, environment
 from support.tiny_servers import tiny_launch, with_faults
 
@@ -22,10 +24,11 @@ QUESTIONS = [problem.question for problem in tiny.problems("held_out", 8)]
 @pytest.fixture(scope="module")
 def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """One server for all tests here: with faults that a request can ask for, a pool that the guard must cap, and the
-    prefix cache, on which requests hold locks."""
+    prefix cache, on which requests hold locks; and with its vision tower."""
     draft_row = 128  # elements that the built-in draft keeps of a token in one buffer
     guard = ("env.KIMI_PAGE_GUARD=force", f"env.KIMI_PAGE_GUARD_INT_MAX={POOL * draft_row}")
-    launch = tiny_launch(settings=("disable-radix-cache=false", *guard))
+    eyes = f"model.repo={seeing(tmp_path_factory.mktemp('seeing') / 'target')}"
+    launch = tiny_launch(settings=("disable-radix-cache=false", eyes, *guard))
     launch = replace(launch, env={**launch.env, "PYTHONPATH": environment(newest=True)["PYTHONPATH"]})
     yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("newest"))
 
@@ -51,6 +54,14 @@ def test_both_releases_give_the_same_tokens_and_drafts_are_accepted(newest: Engi
     assert answers[0] == answers[1]
     accepted = acceptance_from_counters(scrape(newest.base_url).since(before), 4)
     assert accepted is not None and accepted.length >= 2.5
+
+
+def test_the_prefix_cache_knows_pictures_apart(newest: EngineServer) -> None:
+    said = [ask(newest, messages=asking_about(number), max_tokens=96).json() for number in (15, 15, 42)]
+    texts = [each["choices"][0]["message"]["content"] for each in said]
+    assert [tiny.parse_answer(each) for each in texts] == [19, 19, 46]
+    cached = [(each["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0) for each in said]
+    assert cached[1] > cached[2] >= 0 and cached[1] > said[1]["usage"]["prompt_tokens"] / 2
 
 
 def test_the_page_guard_caps_its_pool(newest: EngineServer) -> None:

@@ -46,8 +46,8 @@ def test_an_interrupted_run_continues_with_the_next_shard(tmp_path: Path) -> Non
         quantize_by_shard(checkpoint, tmp_path / "out", once, JOB, done.append)
     assert not (tmp_path / "out").exists() and len(done) == 1
     outcome = quantize_by_shard(checkpoint, tmp_path / "out", once, JOB, done.append)
-    assert (outcome.shards, outcome.resumed) == (2, 1)
-    assert seen == [checkpoint.files[0].name, checkpoint.files[1].name, checkpoint.files[1].name]
+    assert (outcome.shards, outcome.resumed) == (3, 1)
+    assert seen == [checkpoint.files[i].name for i in (0, 1, 1, 2)]
     assert sum(done[1:]) == sum(file.stat().st_size for file in checkpoint.files)
     for file in tiny.target_path().glob("*.safetensors"):
         assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
@@ -158,7 +158,7 @@ BAD = {
     "already W4A8": ("w4a8-target", W4A8, lambda d: None, "already quantized: quark"),
     "already FP8 blocks": ("w4a8-target", BF16, marked("fp8"), "already quantized: fp8"),
     "quantized draft": ("fp8-draft", DRAFT, marked("quark"), "already quantized: quark"),
-    "a missing shard": ("w4a8-target", BF16, lose_shard, "00002-of-00002.safetensors is missing"),
+    "a missing shard": ("w4a8-target", BF16, lose_shard, "00002-of-00003.safetensors is missing"),
     "a truncated shard": ("fp8-draft", DRAFT, truncate, "truncated"),
     "a draft without fc": ("fp8-draft", DRAFT, drop("fc.weight"), "no fc.weight"),
     "a draft as target": ("w4a8-target", DRAFT, lambda d: None, "exclude patterns"),

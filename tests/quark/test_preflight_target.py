@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, rewrite
+from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, rewrite, seeing
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.findings import Problem
@@ -253,3 +253,30 @@ def test_report_is_json(target: Path) -> None:
     save_file({k: v for k, v in load_file(target / SHARD).items() if k != GATE}, target / SHARD)
     report = json.loads(json.dumps(preflight(target).to_json()))
     assert report["ok"] is False and report["problems"][0]["where"] == str(target / SHARD)
+
+
+def without(suffix: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith(("vision", "mm_")) and name.endswith(suffix)]:
+            del tensors[name]
+
+    return change
+
+
+@pytest.mark.parametrize(("suffix", "count"), [("", 35), ("blocks.1.wqkv.bias", 1), ("proj.0.weight", 1)])
+def test_a_tower_whose_weights_are_missing(tmp_path: Path, suffix: str, count: int) -> None:
+    folder = seeing(tmp_path / "seeing")
+    assert preflight(folder).ok
+    rewrite(folder, without(suffix))
+    problem = only_problem(folder)
+    assert problem.what == "weight of the vision tower is missing" and problem.count == count
+    edit_json(folder / "config.json", lambda config: config.update(language_model_only=True))
+    assert preflight(folder).ok
+
+
+def test_a_tower_that_is_quantized(tmp_path: Path) -> None:
+    folder = seeing(tmp_path / "seeing")
+    name = "vision_tower.encoder.blocks.0.wqkv.weight"
+    rewrite(folder, set_tensor(name, torch.zeros(72, 3, dtype=torch.int32)))
+    problem = only_problem(folder)
+    assert problem.what == "excluded layer is quantized (I32)" and problem.tensors == [name]

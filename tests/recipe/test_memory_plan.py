@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,14 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import GIB, gpu_by_name
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve, with_settings
-from kimi_w4a8_eagle3.recipe.memory_plan import MemoryPlan, ModelCard, draft_weights, make_plan, target_weights
+from kimi_w4a8_eagle3.recipe.memory_plan import (
+    ACTIVATION_BYTES_PER_TOKEN,
+    MemoryPlan,
+    ModelCard,
+    draft_weights,
+    make_plan,
+    target_weights,
+)
 
 KIMI = ModelCard.packaged("kimi-k2.5-w4a8")
 EAGLE = ModelCard.packaged("kimi-k2.5-eagle3")
@@ -49,6 +57,14 @@ def test_what_is_replicated_does_not_shrink_with_tp() -> None:
     assert eight["router"] == one["router"] and eight["vision"] == one["vision"]
     assert one["attention"] / 8 < eight["attention"] < one["attention"]
     assert eight["shared experts"] * 8 == one["shared experts"]
+
+
+def test_a_token_of_a_picture_is_within_the_activations_of_a_token() -> None:
+    vision = KIMI.config["vision_config"]
+    patches = math.prod(vision["merge_kernel_size"])
+    # 16 bits each: both outputs of the MLP's first half; input, norm, q, k, v and attention. q and k also in 32 bits.
+    of_a_patch = 2 * (2 * vision["intermediate_size"] + 6 * vision["hidden_size"]) + 4 * 2 * vision["hidden_size"]
+    assert patches * of_a_patch < ACTIVATION_BYTES_PER_TOKEN / 8
 
 
 def test_draft_weights_by_hand() -> None:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from .pictures import claiming, moving, noise, picture
+
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 4}
 CONTEXT = 8192
@@ -43,7 +45,8 @@ def tool(number: int, length: int) -> dict[str, Any]:
     return {"name": "f", "input_schema": properties(number, length)}
 
 
-HIDDEN = {"type": "input_image", "image_url": "data:" + "A" * 100_000}
+HIDDEN = {"type": "input_image", "image_url": picture(noise(200, 200))}
+SEEN = {"type": "input_image", "image_url": picture(noise(1, 1)), "content": HIDDEN}
 IN_CONTENT: dict[str, Callable[[Any], dict[str, Any]]] = {
     "/v1/chat/completions": lambda part: {"messages": [{"role": "user", "content": [part]}]},
     "/v1/messages": lambda part: {**MESSAGE, "messages": [{"role": "user", "content": [part]}]},
@@ -126,10 +129,18 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "media counted twice": (
         "/v1/responses",
         {
-            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x", "content": HIDDEN}]}],
+            "input": [{"role": "user", "content": [SEEN]}],
             "instructions": "x" * (TOO_LONG + 50_000),
         },
         "longer than 8192 tokens",
+    ),
+    "a picture that is none": ("/v1/chat/completions", image("data:image/png;base64,AAAA"), "messages holds a picture"),
+    "a huge picture": ("/v1/messages", {**MESSAGE, **image(picture(claiming(60_000, 60_000)))}, "more than 67108864"),
+    "a picture that moves": ("/generate", {"text": "x", "image_data": picture(moving("GIF"))}, "image_data holds"),
+    "a video": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": HIDDEN["image_url"]}}]}]},
+        "content of type 'video_url'",
     ),
     "responses image": (
         "/v1/responses",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from kimi_w4a8_eagle3 import tiny
 
 HIDDEN, INTER, DENSE_INTER, EXPERTS, LAYERS, HEADS, VOCAB = 64, 32, 48, 4, 6, 4, 96
 CAPTURED = [2, 3, 4]
@@ -74,6 +77,13 @@ def write_bf16(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     config = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": TEXT}
     (directory / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+
+
+def seeing(directory: Path) -> Path:
+    """A copy of the built-in target that is served with its vision tower."""
+    shutil.copytree(tiny.target_path(), directory)
+    edit_json(directory / "config.json", lambda config: config.update(language_model_only=False))
+    return directory
 
 
 def read_shards(directory: Path) -> dict[str, dict[str, torch.Tensor]]:
