@@ -14,6 +14,7 @@ from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
+ROUTINGS: tuple[str, ...] = ()
 if SKIP is None:
     from flydsl_layers import EXPERTS, ROUTED, ROUTINGS, TOP_K, Layer, exact_sums, route_ids, special_rows
     from flydsl_machine import ORDERS, Device, info_of, tables_of
