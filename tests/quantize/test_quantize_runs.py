@@ -141,8 +141,8 @@ def drop(name: str) -> Callable[[Path], None]:
 
 
 def scatter(directory: Path) -> None:
-    """Move the scale of one packed weight into the other shard."""
-    first, second = sorted(directory.glob("*.safetensors"))
+    """Move the scale of one packed weight into the next shard."""
+    first, second, _ = sorted(directory.glob("*.safetensors"))
     one, two = load_file(first), load_file(second)
     name = next(name for name in one if name.endswith(".weight_packed")).replace("_packed", "_scale")
     two[name] = one.pop(name)

@@ -223,7 +223,8 @@ def test_kimi_plan_as_json() -> None:
     assert sum(plan["segments"].values()) == plan["hbm_bytes"] == 256 * GIB
 
 
-def test_kimi_plan_compares_gpus_in_one_table_and_picture(tmp_path: Path) -> None:
+def test_kimi_plan_compares_gpus_in_one_table_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     picture = tmp_path / "gpus.png"
     gpus = ["plan", "eagle3", "--aiter", "0.1.12", "--gpu", "mi300x,mi325x,mi355x"]
     text = CliRunner().invoke(app, [*gpus, "--output", str(picture)]).output

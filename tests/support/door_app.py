@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from kimi_w4a8_eagle3.door.access import CHECKED
 from kimi_w4a8_eagle3.door.middleware import Door, InternalKey
-from kimi_w4a8_eagle3.door.rules import ModelLimits, RequestModel, RequestRules
+from kimi_w4a8_eagle3.door.rules import RequestModel, RequestRules
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 
 CLIENT_KEY = "client-key-0123"
@@ -80,7 +80,7 @@ Ask = Callable[..., httpx.Response]
 def guarded(
     engine: Engine, settings: DoorSettings, host: str = "127.0.0.1", internal: InternalKey | None = None
 ) -> Door:
-    rules = RequestRules(settings, dict.fromkeys(CHECKED, ANYTHING), ANYTHING, ModelLimits(context=100))
+    rules = RequestRules(settings, dict.fromkeys(CHECKED, ANYTHING), ANYTHING, context=100)
     return Door(engine.app, settings=settings, host=host, rules=rules, routes=engine.app, internal=internal)
 
 
