@@ -35,6 +35,7 @@ CLAIMS = (
     Claim("page-offset guard", "the kernel's overflow itself", (), "the guard keeps every pool below it"),
     Claim("recipes", "a start on 8 GPUs", ("start",)),
     Claim("adaptive draft steps, MI300X", "any GPU", (), "serves fixed steps on MI325X"),
+    Claim("pictures, MLA drafts, FP8 KV", "the real tower and draft, any GPU", (), "serves text with the MHA draft"),
     Claim("`kimi-w4a8 doctor`, `kimi-w4a8 fetch`", "a real MI325X, the real Hub", ("doctor", "fetch")),
     Claim("`kimi-w4a8 bench`, `kimi-w4a8 report`", "con2 and con40 on 8 GPUs", ("speed",)),
     Claim("`kimi-w4a8 eval`", "GSM8K on Kimi-K2.5", ("gsm8k",)),
