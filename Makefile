@@ -75,5 +75,5 @@ eval: $(STAMP)
 	$(TINY_MATH) --no-speculation
 	base=$$(ls -td runs/*-eval-tiny-math* | head -1) && \
 	$(TINY_MATH) --baseline $$base && $(TINY_MATH) $(GATES) --baseline $$base
-	$(BIN)/kimi-w4a8 eval lossless --recipe tiny --num-prompts 24 --max-tokens 64 --samples 100
+	$(BIN)/kimi-w4a8 eval lossless --recipe tiny --exact --num-prompts 63 --max-tokens 16
 	$(BIN)/kimi-w4a8 eval gsm8k --recipe tiny --limit 40 --max-tokens 128 --concurrency 40 $(addprefix --data-dir ,$(GSM8K_DIR))
