@@ -155,7 +155,7 @@ def _record(target: Target, choice: Choice, protocol: Protocol, options: Options
     launch = target.launch
     return record(
         KIND,
-        {target.name: asdict(launch) if launch else {"base_url": target.base_url}},
+        {target.name: launch.described() if launch else {"base_url": target.base_url}},
         launch.env if launch else {},
         model=target.model,
         choice=asdict(replace(choice, api_key=None)),

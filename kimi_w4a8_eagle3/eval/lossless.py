@@ -237,7 +237,7 @@ def _record(expected: Answers, found: Answers, plan: Plan) -> dict[str, Any]:
     servers = {}
     for answers in (expected, found):
         launch = answers.target.launch
-        servers[answers.target.name] = asdict(launch) if launch else {"base_url": answers.target.base_url}
+        servers[answers.target.name] = launch.described() if launch else {"base_url": answers.target.base_url}
     env = found.target.launch.env if found.target.launch else {}
     return record(KIND, servers, env, plan=asdict(plan), model=found.target.model)
 

@@ -68,7 +68,7 @@ def run(choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_R
     checks = check(problems, answers, floors, counted)
     state: State = "pass" if all(each.passed for each in checks) else "fail"
     launch = server.launch
-    servers = {server.name: asdict(launch) if launch else {"base_url": server.base_url}}
+    servers = {server.name: launch.described() if launch else {"base_url": server.base_url}}
     write_json(folder / RECORD, record(KIND, servers, launch.env if launch else {}, model=server.model))
     shown = [
         {"question": p.question, "answer": p.answer, "reply": asdict(a) if isinstance(a, Generation) else str(a)}

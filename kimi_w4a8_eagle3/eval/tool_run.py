@@ -198,6 +198,6 @@ def _conclude(
 
 def _record(target: Target, choice: Choice, plan: Plan) -> dict[str, Any]:
     launch = target.launch
-    servers = {target.name: asdict(launch) if launch else {"base_url": target.base_url}}
+    servers = {target.name: launch.described() if launch else {"base_url": target.base_url}}
     facts = {"model": target.model, "choice": asdict(replace(choice, api_key=None)), "plan": asdict(plan)}
     return record(KIND, servers, launch.env if launch else {}, **facts)
