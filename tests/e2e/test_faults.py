@@ -182,11 +182,11 @@ def test_another_model_is_refused_at_registration(fleet, tmp_path):
 
 def test_sigterm_answers_what_runs_and_leaves_nothing(fleet, questions):
     """The last test of the fleet; replica 0 may still be starting."""
-    question = endless_question(questions[0].model, 160)
-    with Load(fleet.base_url, [question], 3, total=3, api_key=KEY) as load:
+    question = endless_question(questions[0].model, 600)  # long enough to be seen running by a machine that is busy
+    with Load(fleet.base_url, [question], 3, total=3, hang_s=120.0, api_key=KEY) as load:
         until(lambda: sum(running(fleet)) == 3)
         code = fleet.stop(signal.SIGTERM)
-        assert load.wait(60)
+        assert load.wait(120)
     assert [record.outcome for record in load.records] == [Outcome.OK] * 3
     assert code == 128 + signal.SIGTERM
     left = fleet.leftovers()
