@@ -164,9 +164,9 @@ def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise KimiError(f"not JSON: {error}", "--extra", '{"temperature": 1.0}') from None
+        raise UsageError(f"not JSON: {error}", "--extra", '{"temperature": 1.0}') from None
     if not isinstance(found, dict):
-        raise KimiError("not a JSON object", "--extra", '{"temperature": 1.0}')
+        raise UsageError("not a JSON object", "--extra", '{"temperature": 1.0}')
     return found
 
 
