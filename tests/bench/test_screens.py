@@ -95,7 +95,7 @@ def look(pages: dict[str, Path], folder: Path) -> list[dict[str, Any]]:
     """Measures of each page at each width, by one start of the browser, which takes the picture too."""
     frames = "".join(
         f'<iframe name={name} src="{escape(path.as_uri())}" width={width} height={HEIGHT} data-first="{FIRST[name]}"'
-        ' style="border: 0; margin: 5px"></iframe>'
+        ' style="border: 0; margin: 5px; background: white"></iframe>'
         for name, path in pages.items()
         for width in WIDTHS
     )
