@@ -22,13 +22,15 @@ ONE_MEANING = {
     "--runs": (None, (Path,)),
     "--model": (None, (Path,)),
     "--draft": (None, (Path,)),
+    "--concurrency": ("-c", (int, list[int])),
     "--num-prompts": (None, (int,)),
+    "--limit": (None, (int,)),
     "--prompts-file": (None, (str,)),
     "--moe-backend": (None, (str,)),
     "--served-model-name": (None, (str,)),
     "--json": (None, (bool,)),
 }
-RENAMED = {"--out", "--picture", "--plot", "--prompts", "--backend"}  # as they were called in some commands only
+RENAMED = {"--out", "--picture", "--plot", "--prompts", "--backend", "--problems"}  # in some commands, once
 PRINTS_A_TABLE = (
     "check",
     "doctor",
