@@ -166,7 +166,7 @@ def decide(budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceili
         )
     if limit is None or fits <= limit:
         return Verdict(limit, ceiling, tokens, None, regime)
-    fraction = int(min(budget.fraction_for(tokens), ceiling) * FRACTION_STEPS) / FRACTION_STEPS
+    fraction = int(budget.fraction_for(tokens) * FRACTION_STEPS) / FRACTION_STEPS
     return Verdict(limit, fraction, tokens, kernel, regime)
 
 
