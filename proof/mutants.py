@@ -48,7 +48,15 @@ _HELD += ("pydantic.main", "huggingface_hub.utils", "huggingface_hub.hf_api")
 _SLOW = "quark_packer and not as_in_sglang"  # they import Quark and SGLang
 _PAIRS = "Lt LtE, Gt GtE, Eq NotEq, In NotIn, Is IsNot, And Or, Add Sub, Mult Div, LShift RShift, BitAnd BitOr"
 _SWAPS = {a: b for pair in _PAIRS.split(", ") for a, b in (pair.split(), reversed(pair.split()))}
-_SWAPS |= {"FloorDiv": "Mult", "Mod": "FloorDiv", "Pow": "Mult", "BitXor": "BitAnd", "min": "max", "max": "min"}
+_SWAPS |= {
+    "FloorDiv": "Mult",
+    "Mod": "FloorDiv",
+    "Pow": "Mult",
+    "BitXor": "BitAnd",
+    "MatMult": "Mult",
+    "min": "max",
+    "max": "min",
+}
 
 
 class Mutant(NamedTuple):
