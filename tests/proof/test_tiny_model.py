@@ -240,6 +240,8 @@ def test_the_right_turns_of_each_form_are_read_back_as_right_and_others_as_wrong
         dialogue = FORMS[form](problem, rng)
         had = replayed(dialogue)
         assert had.right and had.answer is not None
+        for left in re.findall(r"I need (.*?)\.</think>", "".join(text for _, text in dialogue.parts())):
+            assert eval(left) == problem.answer  # what is left leads to it
         assert not dialogue.accepts(had.answer.replace(str(problem.answer), str(problem.answer + 1)))
 
 
