@@ -39,7 +39,7 @@ def small_target(seed: int = 0) -> Target:
 
 
 MHA = DraftConfig(heads=2, kv_heads=1, head_dim=16, inter=32)
-MLA = MlaDraftConfig(heads=2, q_lora=8, kv_lora=12, nope=8, rope=4, v=8, inter=16)
+MLA = MlaDraftConfig(inter=16)
 
 
 def small_draft(seed: int = 1, config: DraftConfig | MlaDraftConfig = MHA) -> Draft:
