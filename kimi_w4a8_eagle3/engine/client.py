@@ -112,13 +112,6 @@ class EngineClient:
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(answer, contents))
 
-    def stream_chat(self, content: str, max_tokens: int, **more: Any) -> Iterator[str]:
-        """Yield the pieces of a greedy chat answer as the server sends them."""
-        for piece in self.stream({**self._chat_body([{"role": "user", "content": content}], max_tokens), **more}):
-            for choice in piece["choices"]:
-                if text := choice["delta"].get("content"):
-                    yield text
-
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the pieces of a chat answer (`reply.Reply` puts them together) as the server sends them.
 

@@ -30,8 +30,8 @@ OPTION = "--fork-server"
 READY, GO = b"ready", b"go"
 MAX_MESSAGE = 1 << 17
 _KEPT = 2  # fork servers, of 300 MB each: the two sides of a comparison may differ in a variable
-# SGLang reads the cores of each rank when a scheduler begins.
-_LATE = frozenset(("TMPDIR", "PYTEST_CURRENT_TEST", "SGLANG_CPU_OMP_THREADS_BIND"))
+# SGLang reads the cores of each rank when a scheduler begins, oneDNN its instructions at its first product.
+_LATE = frozenset(("TMPDIR", "PYTEST_CURRENT_TEST", "SGLANG_CPU_OMP_THREADS_BIND", "ONEDNN_MAX_CPU_ISA"))
 _IMPORT_S = 600.0  # ten seconds on an idle machine
 _FORK_S = 60.0  # milliseconds
 _UNKNOWN = 255
