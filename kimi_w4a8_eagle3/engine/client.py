@@ -112,13 +112,6 @@ class EngineClient:
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(answer, contents))
 
-    def stream_chat(self, content: str, max_tokens: int, **more: Any) -> Iterator[str]:
-        """Yield the pieces of a greedy chat answer as the server sends them."""
-        for piece in self.stream({**self._chat_body([{"role": "user", "content": content}], max_tokens), **more}):
-            for choice in piece["choices"]:
-                if text := choice["delta"].get("content"):
-                    yield text
-
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the pieces of a chat answer (`reply.Reply` puts them together) as the server sends them.
 
@@ -168,4 +161,8 @@ def _refused(response: httpx.Response) -> KimiError:
         message = body.get("error", body).get("message", response.text)  # the door's form and SGLang's flat one
     except (ValueError, AttributeError):
         message = response.text
-    return KimiError(f"the server refused: HTTP {response.status_code}: {message}", where=str(response.request.url))
+    return KimiError(
+        f"the server refused: HTTP {response.status_code}: {message}",
+        where=str(response.request.url),
+        remedy="--api-key-file FILE, or KIMI_API_KEY_FILE" if response.status_code in (401, 403) else "",
+    )

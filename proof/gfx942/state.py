@@ -241,13 +241,9 @@ class Waves:
         part.queues = self.queues.take(index)
         return part
 
-    def mergeable(self, other: Waves) -> bool:
-        """Whether `other` may continue in one batch with this one: same place, nothing outstanding."""
-        return self.pc == other.pc and self.queues.empty() and other.queues.empty()
-
     @staticmethod
     def join(parts: list[Waves]) -> Waves:
-        """One batch of several mergeable ones."""
+        """One batch of several at the same place with nothing outstanding."""
         for part in parts:
             part.materialise()
         joined = Waves(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,9 @@ if SKIP is None:
     from flydsl_machine import compiled
     from support.hip_standin import InterpretedGpu, load_library
 
-    from kimi_w4a8_eagle3.moe.flydsl.compile import compile_kernel
-    from proof.assembly import assembly
-
-    compile_once = cache(compile_kernel)
+    from kimi_w4a8_eagle3.moe.flydsl.code_object import describe
+    from kimi_w4a8_eagle3.moe.flydsl.compile import launcher_of
+    from proof.assembly import assembly, code_object
 
 CPU = torch.device("cpu")
 SHAPES = {tp: MoeShape(num_experts=12, hidden=512, inter=2048 // tp, top_k=8) for tp in (4, 8)}
@@ -99,7 +99,8 @@ class Serving:
         """Fill the folder: under the name of the first configuration the object of the second."""
         kernels = {}
         for name, config in compiled_as.items():
-            image, kernels[repr(name)] = compile_once(config)
+            image = code_object(config)  # as `compile_kernel` makes it, kept between tests
+            kernels[repr(name)] = describe(image, len(signature(launcher_of(config).func).parameters))
             (self.folder / kernels[repr(name)].file).write_bytes(image)
             self.gpu.knows(assembly(config), compiled(config))
         manifest = flydsl_objects.Manifest(sources=flydsl_objects.source_hash(), kernels=kernels)
