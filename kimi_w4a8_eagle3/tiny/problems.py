@@ -42,6 +42,7 @@ class Step:
     result: int
     after: str
     level: int  # 0: all its numbers stand in the question; n: it needs a result of level n - 1
+    operands: tuple[Step | int, Step | int]  # what found a number, or the question's number
 
     @property
     def line(self) -> str:
@@ -78,9 +79,9 @@ class Problem:
 
 
 class _Result(int):
-    """A number that a step has found; `level` is the step's."""
+    """A number that a step has found."""
 
-    level: int
+    step: Step
 
 
 @dataclass
@@ -92,8 +93,10 @@ class _Work:
     def do(self, before: str, a: int, op: str, b: int, after: str = "") -> int:
         result = _Result({"+": a + b, "-": a - b, "*": a * b, "/": a // b}[op])
         assert op != "/" or a % b == 0
-        result.level = max(n.level + 1 if isinstance(n, _Result) else 0 for n in (a, b))
-        self.steps.append(Step(before, f"{a} {op} {b}", int(result), after, result.level))
+        left, right = (n.step if isinstance(n, _Result) else n for n in (a, b))
+        level = max(n.level + 1 if isinstance(n, Step) else 0 for n in (left, right))
+        result.step = Step(before, f"{a} {op} {b}", int(result), after, level, (left, right))
+        self.steps.append(result.step)
         return result
 
 

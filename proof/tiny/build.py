@@ -29,7 +29,7 @@ from .checkpoint import load_draft, load_target, save_draft, save_target
 from .config import DraftConfig, MlaDraftConfig, TargetConfig
 from .data import corpus
 from .dialogues import FORMS
-from .evaluate import MAX_WEIGHT_BYTES, Evaluation, evaluate, weight_bytes
+from .evaluate import Evaluation, evaluate
 from .generate import converse
 from .tokenizer import load_tokenizer, train_tokenizer
 from .tower import TowerTraining, train_tower
@@ -126,8 +126,6 @@ def train_mla_draft(
             mha, mla = (acceptance(target, load_draft(d, target), exchanges) for d in (tiny.draft_path(), folder))
             least = mha.length - MAX_LOSS_BY_MLA
             found[f"{name}: accept length"] = f"{mla.length:.2f}", f">= {least:.2f}", mla.length >= least
-    size = weight_bytes([tiny.target_path(), tiny.target_bf16_path(), tiny.draft_path(), folder])
-    found["weights with it"] = f"{size:,} bytes", f"<= {MAX_WEIGHT_BYTES:,}", size <= MAX_WEIGHT_BYTES
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from .tokenizer import BOS_ID, EOS_ID, IM_END_ID, MEDIA_PAD_ID, PAD_ID
@@ -89,21 +89,10 @@ class DraftConfig:
 
 @dataclass(frozen=True)
 class MlaDraftConfig:
-    """One layer of the target's kind of attention, small: the three models' weights have eight megabytes."""
+    """One layer with the target's own attention; it guesses with the target's lm_head."""
 
-    heads: int = 4
-    q_lora: int = 32
-    kv_lora: int = 32
-    nope: int = 16
-    rope: int = 16
-    v: int = 32
-    inter: int = 32
+    inter: int = 256
     captured: tuple[int, ...] = (2, 3, 4)
-
-    def sizes(self, target: TargetConfig) -> TargetConfig:
-        """The target's config with the sizes of this attention."""
-        own = {name: getattr(self, name) for name in ("heads", "q_lora", "kv_lora", "nope", "rope", "v")}
-        return replace(target, **own)
 
 
 def text_config_json(config: TargetConfig) -> dict[str, Any]:
@@ -219,7 +208,7 @@ def generation_config_json() -> dict[str, Any]:
 
 def draft_config_json(target: TargetConfig, draft: DraftConfig | MlaDraftConfig) -> dict[str, Any]:
     """config.json of an EAGLE3 draft. It takes the target's embedding when served, and an MLA draft its lm_head."""
-    own = _mla_draft_json(draft.sizes(target)) if isinstance(draft, MlaDraftConfig) else _mha_draft_json(target, draft)
+    own = _mla_draft_json(target) if isinstance(draft, MlaDraftConfig) else _mha_draft_json(target, draft)
     return {
         **own,
         "dtype": "bfloat16",
@@ -228,7 +217,6 @@ def draft_config_json(target: TargetConfig, draft: DraftConfig | MlaDraftConfig)
         "target_hidden_size": target.hidden,
         "num_hidden_layers": 1,
         "intermediate_size": draft.inter,
-        "num_attention_heads": draft.heads,
         "hidden_act": "silu",
         "attention_bias": False,
         "rms_norm_eps": target.eps,
@@ -251,6 +239,7 @@ def _mha_draft_json(target: TargetConfig, draft: DraftConfig) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "draft_vocab_size": target.vocab,
+        "num_attention_heads": draft.heads,
         "num_key_value_heads": draft.kv_heads,
         "head_dim": draft.head_dim,
         "mlp_bias": False,
@@ -259,12 +248,14 @@ def _mha_draft_json(target: TargetConfig, draft: DraftConfig) -> dict[str, Any]:
     }
 
 
-def _mla_draft_json(sizes: TargetConfig) -> dict[str, Any]:
-    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_theta")
-    text = text_config_json(sizes)
+def _mla_draft_json(target: TargetConfig) -> dict[str, Any]:
+    names = (
+        "num_attention_heads", "num_key_value_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+        "qk_rope_head_dim", "v_head_dim", "rope_theta", "rope_scaling",
+    )  # fmt: skip
+    text = text_config_json(target)
     return {
         "architectures": ["Eagle3DeepseekV2ForCausalLM"],
         "model_type": "deepseek_v3",
-        "num_key_value_heads": sizes.heads,
-        **{name: text[name] for name in (*names, "rope_scaling")},
+        **{name: text[name] for name in names},
     }

@@ -16,7 +16,7 @@ from .dialogues import drawn
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-DRILL_SHARE = 0.5  # of the rows are operations and nothing else: conversations have too few to learn carrying by
+DRILL_SHARE = 0.25  # of the rows are operations and nothing else: conversations have too few to learn carrying by
 GIVEN_WEIGHT = 0.1  # what is given at inference: learning to predict it is only a help on the way
 
 

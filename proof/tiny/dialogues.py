@@ -2,7 +2,8 @@
 
 - instant: thinking is off; the worked lines, then `#### N`
 - think: the lines are thought; the answer is the last sentence and `#### N`
-- tools: each step is a call of a calculator; steps that need none of each other's results are called in parallel
+- tools: each step is a call of a calculator; steps that need none of each other's results are called in parallel; what
+  is left to work out is thought before every call, because the next event of a long story is easily missed
 - json: thought, then an object with the keys and types that the question asks for
 
 Some have earlier questions before them, as turns or as shots of an evaluation harness; in some a number stands in a
@@ -197,16 +198,31 @@ def _declared(rng: random.Random) -> tuple[str, list[dict[str, Any]]]:
 def _called(problem: Problem, name: str, done: int, thinking: bool = True) -> list[Message]:
     """The turns from the first call, the conversation's number `done`, to the answer."""
     messages: list[Message] = []
-    for level in range(max(step.level for step in problem.steps) + 1):
+    last = problem.steps[-1]
+    for level in range(last.level + 1):
         steps = [step for step in problem.steps if step.level == level]
         calls = [_call(name, done + index, step) for index, step in enumerate(steps)]
         done += len(calls)
-        needed = f"I need {' and '.join(step.expression for step in steps)}." if thinking else ""
+        needed = f"I need {_whole(last, level)}." if thinking else ""
         messages.append({**_said("", needed), "tool_calls": calls})
         for call in calls:
             result = {"role": "tool", "name": name, "tool_call_id": call["id"]}
             messages.append({**result, "content": calculate(call["function"]["arguments"])})
     return [*messages, _said(_conclusion(problem), "I have the answer." if thinking else "")]
+
+
+def _whole(step: Step, known: int) -> str:
+    """The operation with all that it needs; those below level `known` as their results."""
+    op = step.expression.split()[1]
+
+    def side(operand: Step | int, right: bool) -> str:
+        if isinstance(operand, int) or operand.level < known:
+            return str(operand if isinstance(operand, int) else operand.result)
+        inside = _whole(operand, known)
+        return f"({inside})" if op in "*/" or (right and operand.expression.split()[1] in "+-") else inside
+
+    left, right = step.operands
+    return f"{side(left, False)} {op} {side(right, True)}"
 
 
 def as_json(problem: Problem, rng: random.Random) -> Dialogue:
@@ -232,13 +248,22 @@ def drawn(stream: Iterator[Problem], rng: random.Random) -> Dialogue:
     if rng.random() < 0.02:
         asked, answer = rng.choice(SMALL_TALK)
         return Dialogue([*_asked(rng.choice(asked), rng), _said(answer, "This is no problem.")], None)
-    (form,) = rng.choices(list(FORMS), (3, 4, 4, 2))
-    dialogue, kind = FORMS[form](next(stream), rng), rng.random()
+    (form,) = rng.choices(list(FORMS), (2, 4, 6, 5))
+    dialogue, kind = _of_form(form, stream, rng), rng.random()
     if kind < 0.06:
         return after_shots(dialogue, [next(stream) for _ in range(rng.choice(SHOTS))])
     if kind < 0.16:
         return after_turns(dialogue, [next(stream) for _ in range(rng.choice(EARLIER))])
     return in_picture(dialogue, rng) if kind < 0.21 else dialogue
+
+
+def _of_form(form: str, stream: Iterator[Problem], rng: random.Random) -> Dialogue:
+    """Many steps or many keys are learned last, so that only two in five of the others are taken."""
+    while True:
+        problem = next(stream)
+        dialogue = FORMS[form](problem, rng)
+        if len(problem.steps) > 3 or len(dialogue.keys) > 2 or rng.random() < 0.4:
+            return dialogue
 
 
 def after_shots(dialogue: Dialogue, shots: list[Problem]) -> Dialogue:

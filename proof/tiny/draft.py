@@ -44,8 +44,8 @@ class DraftAttention(nn.Module):
 class MlaDraftAttention(Attention):
     """The target's kind of attention, over [embedding, state]."""
 
-    def __init__(self, target: TargetConfig, config: MlaDraftConfig) -> None:
-        super().__init__(config.sizes(target), inputs=2)
+    def __init__(self, target: TargetConfig) -> None:
+        super().__init__(target, inputs=2)
         self.frequencies = yarn_frequencies(self.c)
 
     def chain(self, x: Tensor, positions: Tensor, past: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -92,7 +92,7 @@ class DraftLayer(nn.Module):
         self.hidden_norm = RMSNorm(target.hidden, target.eps)
         self.self_attn: DraftAttention | MlaDraftAttention
         if isinstance(config, MlaDraftConfig):
-            self.self_attn = MlaDraftAttention(target, config)
+            self.self_attn = MlaDraftAttention(target)
         else:
             self.self_attn = DraftAttention(target.hidden, config)
         self.post_attention_layernorm = RMSNorm(target.hidden, target.eps)

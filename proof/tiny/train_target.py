@@ -28,9 +28,9 @@ class TargetTraining:
     """How the target is trained; a step sees about 25 conversations."""
 
     seed: int = 20260
-    steps: int = 4000
+    steps: int = 5700
     tokens: int = 4096
-    lengths: tuple[int, ...] = (256, 512, 512, 1024, 2048)  # tokens of a row, drawn for each step
+    lengths: tuple[int, ...] = (512, 768, 1024, 1024, 2048)  # tokens of a row, drawn for each step
     lr: float = 5e-3
     warmup: int = 50
     decay: float = 0.35  # share of the run, at its end, in which the learning rate falls to zero

@@ -119,8 +119,8 @@ def test_two_shares():
     chi2 = scipy.stats.chi2_contingency(table, correction=False)
     assert significance.two_shares_p(1240, 1319, 1200, 1319) == pytest.approx(chi2.pvalue, rel=1e-9)
     assert significance.two_shares_p(1235, 1319, 1235, 1319) == 1.0
-    chi2 = scipy.stats.chi2_contingency([[4, 96], [7, 93]], correction=False)  # 5.5 expected of each
-    assert significance.two_shares_p(4, 100, 7, 100) == pytest.approx(chi2.pvalue, rel=1e-9)
+    chi2 = scipy.stats.chi2_contingency([[4, 96], [6, 94]], correction=False)  # 5 expected of each are no few
+    assert significance.two_shares_p(4, 100, 6, 100) == pytest.approx(chi2.pvalue, rel=1e-9)
 
 
 @pytest.mark.parametrize("counts", [(0, 40, 1, 40), (40, 40, 37, 40), (2, 10, 60, 1000)])
@@ -134,6 +134,8 @@ def test_same_distribution_is_scipys_chi_squared_and_pools_what_is_rare():
     first, second = ["a"] * 60 + ["b"] * 40, ["a"] * 45 + ["b"] * 55
     expected = scipy.stats.chi2_contingency([[60, 40], [45, 55]], correction=False).pvalue
     assert significance.same_distribution_p(first, second) == pytest.approx(expected)
+    five = scipy.stats.chi2_contingency([[60, 40, 6, 1], [45, 55, 4, 3]], correction=False).pvalue
+    assert significance.same_distribution_p([*first, *"eeeeeef"], [*second, *"eeeefff"]) == pytest.approx(five)
     rare, other = [f"only {i}" for i in range(20)], [f"other {i}" for i in range(11)]
     rare, other = rare + ["few"] * 3 + ["enough"] * 4, other + ["few"] * 4 + ["enough"] * 7  # 3.6 and 5.6 expected
     pooled = scipy.stats.chi2_contingency([[60, 40, 4, 23], [45, 55, 7, 15]], correction=False).pvalue

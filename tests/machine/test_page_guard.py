@@ -117,6 +117,10 @@ def test_a_small_machine_is_limited_by_memory() -> None:
 def test_one_page_is_room_enough() -> None:
     budget = Budget(hbm_bytes=1000, weight_bytes=420, cell_bytes=30, page_size=16)  # 0.90 leaves exactly 16 tokens
     assert decide(budget, [], Regime.FIXED64).max_total_tokens == 16
+    verdict = decide(
+        budget, [PagedKernel("k", row_elements=1, largest=31)], Regime.ABORT
+    )  # 16 tokens for the kernel, too
+    assert (verdict.limit, verdict.fraction, verdict.binding) == (16, 0.90, None)
 
 
 def test_no_room_is_an_error() -> None:

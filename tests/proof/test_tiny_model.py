@@ -39,7 +39,7 @@ def small_target(seed: int = 0) -> Target:
 
 
 MHA = DraftConfig(heads=2, kv_heads=1, head_dim=16, inter=32)
-MLA = MlaDraftConfig(heads=2, q_lora=8, kv_lora=12, nope=8, rope=4, v=8, inter=16)
+MLA = MlaDraftConfig(inter=16)
 
 
 def small_draft(seed: int = 1, config: DraftConfig | MlaDraftConfig = MHA) -> Draft:
@@ -240,6 +240,8 @@ def test_the_right_turns_of_each_form_are_read_back_as_right_and_others_as_wrong
         dialogue = FORMS[form](problem, rng)
         had = replayed(dialogue)
         assert had.right and had.answer is not None
+        for left in re.findall(r"I need (.*?)\.</think>", "".join(text for _, text in dialogue.parts())):
+            assert eval(left) == problem.answer  # what is left leads to it
         assert not dialogue.accepts(had.answer.replace(str(problem.answer), str(problem.answer + 1)))
 
 

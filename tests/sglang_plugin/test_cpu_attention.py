@@ -75,7 +75,7 @@ def extend(q, k_ext, v_ext, k, v, table, pool, seq_lens, new, out) -> None:
 
 
 @pytest.mark.parametrize(
-    "lengths,new", [([9, 4, 17], [3, 4, 4]), ([12, 6, 1], [3, 6, 1]), ([15, 2], [15, 0]), ([300, 140], [200, 5])]
+    "lengths,new", [([9, 11, 17], [3, 4, 4]), ([12, 6, 1], [3, 6, 1]), ([15, 2], [15, 0]), ([300, 140], [200, 5])]
 )
 @pytest.mark.parametrize("max_scores,queries", [(attention._MAX_SCORES, attention._QUERIES), (1, 3)])
 def test_extend_is_causal_over_prefix_and_new_tokens(lengths, new, max_scores, queries, monkeypatch):
