@@ -29,13 +29,13 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 
 from .load.load_questions import CLEAR_GAP, gap, served_model
 
-POOL = 768  # tokens of the KV pool: two conversations, but not their answers twelve times
+POOL = 768  # tokens of the KV pool: two conversations, but not all their answers at once
 # Requests are admitted as if they would not grow, so that they fill the pool and some must go again.
 SETTINGS = ("disable-radix-cache=false", f"max-total-tokens={POOL}", "schedule-conservativeness=0.01")
 EVICTED, RETRACTED = "sglang:evicted_tokens_total", "sglang:num_retracted_requests_total"
 _SYSTEM = "You are a careful teacher of maths. Be brief."
 _TURNS = 2
-_CROWD = 8  # of each request at once
+_CROWD = 6  # of each request at once
 _CLEAR = 8  # tokens of an answer that are compared, at least on average
 _READY_S = 600.0
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,6 +145,8 @@ class RequestRules:
         check_schema(body.get("text"), "text")
         check_schema(body.get("output_config"), "output_config")
         messages = body.get("messages") or ()
+        if body.get("continue_final_message"):
+            _check_continued(messages)
         check_tools([body.get("tools"), *(each.get("tools") for each in messages)])
         if path == RESPONSES and any(tool.get("type") != "function" for tool in body.get("tools", ())):
             raise Refusal("tools that the server itself calls are not offered", param="tools")
@@ -219,6 +221,13 @@ def _check_types(model: RequestModel, body: bytes) -> None:
         raise Refusal(str(error)) from None
     except Exception as error:  # SGLang's validators take a body apart before they look at its types
         raise Refusal(f"the body is not what this endpoint reads ({type(error).__name__})") from None
+
+
+def _check_continued(messages: Sequence[Mapping[str, Any]]) -> None:
+    """SGLang measures the text that it goes on with, and leaves parts of a message as they are without a word."""
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and not isinstance(last.get("content"), str):
+        raise Refusal("continue_final_message needs a last message whose content is text", param="messages")
 
 
 def _check_template_switches(body: Mapping[str, Any]) -> None:

@@ -30,8 +30,8 @@ OPTION = "--fork-server"
 READY, GO = b"ready", b"go"
 MAX_MESSAGE = 1 << 17
 _KEPT = 2  # fork servers, of 300 MB each: the two sides of a comparison may differ in a variable
-# SGLang reads the cores of each rank when a scheduler begins.
-_LATE = frozenset(("TMPDIR", "PYTEST_CURRENT_TEST", "SGLANG_CPU_OMP_THREADS_BIND"))
+# SGLang reads the cores of each rank when a scheduler begins, oneDNN its instructions at its first product.
+_LATE = frozenset(("TMPDIR", "PYTEST_CURRENT_TEST", "SGLANG_CPU_OMP_THREADS_BIND", "ONEDNN_MAX_CPU_ISA"))
 _IMPORT_S = 600.0  # ten seconds on an idle machine
 _FORK_S = 60.0  # milliseconds
 _UNKNOWN = 255
@@ -175,7 +175,7 @@ def fork(argv: Sequence[str], environ: Mapping[str, str], log: int) -> ForkedPro
             if not isinstance(error, OSError):
                 raise
             with suppress(OSError):
-                os.write(log, f"kimi: the engine starts without the fork server: {error}\n".encode())
+                os.write(log, f"kimi-w4a8: the engine starts without the fork server: {error}\n".encode())
             return None
         _servers[key] = server  # the last one that was used
         return process

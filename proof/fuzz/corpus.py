@@ -178,6 +178,10 @@ def _from_agents(model: str) -> list[Case]:
         "a schema and a call that must come": {**wanted, "tools": tools, "tool_choice": "required"},
         **{f"a picture: {name}": {"messages": [_says([_shown(url)])]} for name, url in _PICTURES.items()},
         "a call that was cut": {"messages": [_says("Tom"), {"role": "assistant", "tool_calls": [call]}, result]},
+        "nothing to go on with": {
+            "messages": [_says("Tom"), {"role": "assistant", "content": None}],
+            "continue_final_message": True,
+        },
         "absurd max_tokens": {"max_tokens": 10**9},
         "absurd max_completion_tokens": {"max_completion_tokens": 2**40},
         "5,000 tools": {"tools": tools * 5000},

@@ -25,7 +25,7 @@ def test_a_taken_port_stops_it_and_the_same_command_goes_on_to_the_bundle(
 ) -> None:
     # Each text that is measured costs two more programs that import SGLang.
     monkeypatch.setattr(stages, "SPEED", {False: ("tiny-con2",), True: ("con2", "con40", "chat")})
-    monkeypatch.setattr(stages, "QUICK", stages.Sizes(smoke=6, prompts=2, problems=6, lossless=3, samples=0))
+    monkeypatch.setattr(stages, "QUICK", stages.Sizes(smoke=4, prompts=2, problems=4, lossless=2, samples=0))
     command = ["accept", "--quick", "--recipe", "tiny", "--recipe", "eagle3", "--runs", str(tmp_path)]
 
     with socket.create_server(("127.0.0.1", int(str(load_recipe("tiny").args["port"])))):
@@ -43,7 +43,7 @@ def test_a_taken_port_stops_it_and_the_same_command_goes_on_to_the_bundle(
     assert "needs 8" in outcomes["eagle3: con40"].found
     figures = {figure.name: figure for name in ALL_HERE for figure in outcomes[name].figures}
     accept_length = next(figure for name, figure in figures.items() if name.startswith("tiny tiny-con2 accept length"))
-    assert 1 <= accept_length.value <= 4 and figures["tiny tiny-math strict-match, share solved"].value > 0.6
+    assert 1 <= accept_length.value <= 4 and figures["tiny tiny-math strict-match, share solved"].value >= 0.5
 
     page = (folder / "report.html").read_text()
     assert page.count("<b class=") == len(re.findall(r'<b class="soft">not run', page)) > 10  # proved on a CPU: nothing

@@ -141,7 +141,7 @@ def right(plain: EngineServer) -> list[tuple[Request, Said]]:
 def test_nothing_is_lost_and_nothing_mixed_up(
     eagle3: EngineServer, plain: EngineServer, right: list[tuple[Request, Said]], drafts: bool, concurrency: int
 ) -> None:
-    known = right[: max(concurrency // 2, 4)]
+    known = right[: max(concurrency // 2, 2)]
     jobs: list[tuple[Callable[[openai.OpenAI, Request], Said], Request]] = [
         (ask, request) for request, _ in known for ask in (whole, streamed)
     ]

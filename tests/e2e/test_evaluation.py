@@ -40,7 +40,7 @@ def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: 
 def healthy(plain: EngineServer, eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> lossless.Report:
     """Greedy answers and samples in one run."""
     runs = tmp_path_factory.mktemp("healthy")
-    return compared(plain, eagle3, runs, prompts=12, max_tokens=32, samples=60, prefixes=2)
+    return compared(plain, eagle3, runs, prompts=8, max_tokens=24, samples=60, prefixes=2)
 
 
 def test_eagle3_changes_no_greedy_token_at_concurrency_1_and_40(healthy):

@@ -71,7 +71,7 @@ def spec_steps(base_url: str) -> float:
 
 
 def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:
-    problems = tiny.problems("held_out", 12, seed=4)
+    problems = tiny.problems("held_out", 8, seed=4)
     before = spec_steps(faulty.base_url)
     with EngineClient(faulty.base_url) as client:
         answers = client.chat_all([p.question for p in problems], 128, 4)
@@ -80,7 +80,7 @@ def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:
     while (counted := spec_steps(faulty.base_url) - before) < expected and time.monotonic() < deadline:
         time.sleep(0.05)
     solved = sum(tiny.parse_answer(a.text) == p.answer for a, p in zip(answers, problems, strict=True))
-    assert solved >= 9
+    assert solved >= 6
     assert sum(sum(a.accepted_histogram[1:]) for a in answers) > 0  # both ranks agree on accepted drafts
     assert counted == expected  # each step once, not once a rank
 

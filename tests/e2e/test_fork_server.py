@@ -107,6 +107,8 @@ def test_a_late_variable_of_one_engine_does_not_reach_the_next(portraits: Portra
     before = fork_servers()
     portraits.fork("end", "0").wait(60)
     assert "KIMI_MAX_SEQUENCES" not in portraits.read()["environ"]
+    portraits.fork("end", "0", ONEDNN_MAX_CPU_ISA="SSE41").wait(60)
+    assert portraits.read()["onednn_bf16"] is False  # oneDNN asks when it is used first
     assert fork_servers() == before
 
 

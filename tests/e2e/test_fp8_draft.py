@@ -17,7 +17,7 @@ from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters
 from kimi_w4a8_eagle3.engine.process import EngineServer
 
 pytestmark = pytest.mark.server
-QUESTIONS = [p.question for p in tiny.problems("held_out", 20, seed=6)]
+QUESTIONS = [p.question for p in tiny.problems("held_out", 12, seed=6)]
 CACHE = "kv-cache-dtype=fp8_e4m3"
 QUANTIZED = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}  # all but fc and lm_head, merged as SGLang does
 
@@ -48,7 +48,7 @@ def test_fp8_draft_and_cache_change_no_token_of_the_target_and_drafts_are_accept
     (expected, none), (_, bf16), (tokens, ours) = ask(alone), ask(eagle3), ask(fp8)
     assert tokens == expected and all(expected)
     assert none is None and bf16 is not None and ours is not None
-    # The caches round differently, so some texts differ: the mean of 300 steps has a standard error of 2 %.
+    # The caches round differently, so some texts differ: the mean of 180 steps has a standard error of 2.6 %.
     assert ours.length == pytest.approx(bf16.length, rel=0.1)
 
 

@@ -68,7 +68,7 @@ class Engine:
         for path in CLOSED:
             self.app.post(path)(self._closed)
         self.app.get("/openapi.json", include_in_schema=False)(self._document)
-        self.app.get("/v1/models")(lambda: {"data": [{"id": "m"}]})
+        self.app.get("/v1/models")(lambda: {"data": [{"id": "m", "max_model_len": 64}]})
         self.app.get("/v1/loads")(self._loads)
 
     async def _answer(self, request: Request) -> Response:
@@ -249,7 +249,7 @@ def test_a_healthy_client_that_waits_is_a_fault_where_time_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timely: bool
 ) -> None:
     monkeypatch.setattr(session, "_TIMELY_FACTOR", 0.0)
-    monkeypatch.setattr(session, "_TIMELY_FLOOR_S", 0.0)
+    monkeypatch.setattr(session, "_AHEAD", 0)
     with served(Engine().app) as url:
         outcome = Fuzz(Target(url), tmp_path, 1, timely).run(50)
     assert bool(named(outcome, "waited")) is timely

@@ -217,7 +217,7 @@ def test_recorded_metrics_meet_the_bars_that_the_docs_say_they_meet():
 def test_bars_hold_when_recomputed_on_a_sample():
     from proof.tiny.evaluate import evaluate
 
-    result = evaluate(tiny.target_path(), tiny.target_bf16_path(), tiny.draft_path(), 6)
+    result = evaluate(tiny.target_path(), tiny.target_bf16_path(), tiny.draft_path(), 3)
     for name, form in result.forms.items():
-        assert min(form.right_bf16, form.right_w4a8) >= 4 / 6, name
+        assert min(form.right_bf16, form.right_w4a8) >= 2 / 3, name
         assert form.accept_length >= 2.5, name

@@ -302,6 +302,17 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         "nests more than 48",
     ),
     "prompts after a number": ("/v1/completions", {"prompt": [1, "x"]}, "prompt is text, token ids"),
+    **{
+        f"nothing to go on with in {path}": (
+            path,
+            {"messages": [*CHAT["messages"], {"role": "assistant", **said}], "continue_final_message": True},
+            "a last message whose content is text",
+        )
+        for path, said in (
+            ("/v1/chat/completions", {"content": None, "reasoning_content": "x"}),
+            ("/v1/tokenize", {"content": [{"type": "text", "text": "x"}]}),
+        )
+    },
     "no prompt": ("/v1/completions", {"prompt": []}, "prompt is text, token ids"),
     "unknown": ("/v1/chat/completions", {**CHAT, "guided_json": "x"}, "has no field 'guided_json'"),
     "unknown, native": ("/generate", sampling(guided_json="x"), "sampling_params has no field 'guided_json'"),

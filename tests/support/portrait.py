@@ -45,7 +45,10 @@ def portrait() -> dict[str, object]:
 if __name__ == "__main__":
     file, how, *code = sys.argv[1:]
     unfinished = Path(file + ".tmp")
-    unfinished.write_text(json.dumps({"portrait": portrait(), "environ": dict(os.environ)}))
+    found = {"portrait": portrait(), "environ": dict(os.environ)}
+    if torch := sys.modules.get("torch"):
+        found["onednn_bf16"] = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    unfinished.write_text(json.dumps(found))
     print("written to", file, flush=True)
     unfinished.rename(file)
     if how == "wait":
