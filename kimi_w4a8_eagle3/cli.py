@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from . import __version__
 from .base.errors import KimiError
 
-PROGRAM = "kimi-w4a8"  # `kimi-w4a8` alone is Moonshot's own client
+PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client
 
 # Name and first line of help, in the order of `--help`. The module has the same name, with underscores; it holds
 # a function of that name, or an `app` with sub-commands of its own.
@@ -106,7 +106,7 @@ def run(command: Callable[[], object]) -> None:
     try:
         command()
     except KimiError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]kimi:[/] {escape(str(error))}", soft_wrap=True)
+        Console(stderr=True, highlight=False).print(f"[bold red]{PROGRAM}:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Serve the built-in model as the container does (docs/docker.md): uid 10001 without any capability, no new privileges,
+# Serve the built-in model as the container does (docs/security.md): uid 10001 without any capability, no new privileges,
 # a read-only root file system, and only /tmp, /home/kimi and /runs to write to. Without Docker: bubblewrap (Debian
 # package of that name) makes the namespaces. Ends with the list of what was written.
 #

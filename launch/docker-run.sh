@@ -62,7 +62,7 @@ case $1 in
   *) access='' ;;
 esac
 
-# The root file system is read-only, no capability is left: docs/docker.md says what is written where. An added
+# The root file system is read-only, no capability is left: docs/security.md says what is written where. An added
 # capability would be without effect, because Docker gives none to a user that is not root.
 args=(
   run --rm --init

@@ -287,7 +287,7 @@ def main(runs: Path = typer.Option(DEFAULT_ROOT, "--runs", help="Where the run d
     try:
         demonstrate(runs)
     except Terminated as stopped:
-        typer.echo(f"\nkimi: {stopped} received; the servers were stopped", err=True)
+        typer.echo(f"\nkimi-w4a8: {stopped} received; the servers were stopped", err=True)
         raise typer.Exit(stopped.exit_code) from None
 
 

@@ -217,7 +217,7 @@ def main(runs: Path = typer.Option(DEFAULT_ROOT, "--runs", help="Where the run d
     try:
         demonstrate(runs)
     except Terminated as stopped:
-        typer.echo(f"\nkimi: {stopped} received; the replicas and the router were stopped", err=True)
+        typer.echo(f"\nkimi-w4a8: {stopped} received; the replicas and the router were stopped", err=True)
         raise typer.Exit(stopped.exit_code) from None
 
 

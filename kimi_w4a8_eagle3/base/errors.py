@@ -45,4 +45,4 @@ def or_end(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = str(error) if isinstance(error, KimiError) else f"{what}, so nothing is served: {error!r:.200}"
-        raise SystemExit(f"kimi: {reason}") from error
+        raise SystemExit(f"kimi-w4a8: {reason}") from error

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base.errors import KimiError
+from ..base.errors import UsageError
 from ..base.run_dir import new_run_dir
 from .runs import RunWriter
 from .side import Say, Side, Texts, measure_points, recorded, require_usable, running
@@ -31,9 +31,9 @@ class Plan:
     def __post_init__(self) -> None:
         names = [side.name for side in self.sides]
         if same := [name for name in names if names.count(name) > 1]:
-            raise KimiError(f"two sides are {same[0]}", where="--a, --b", expected="different sides")
+            raise UsageError(f"two sides are {same[0]}", where="--a, --b", expected="different sides")
         if not 1 <= self.rounds <= self.repeats:
-            raise KimiError(
+            raise UsageError(
                 f"{self.repeats} repetition(s) in {self.rounds} round(s)",
                 where="--repeats, --rounds",
                 expected="at least one repetition in every round, and at least one round",

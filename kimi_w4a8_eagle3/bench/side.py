@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..base.run_dir import RECORD, new_run_dir, record, write_json
 from ..engine.client import EngineClient
 from ..engine.process import free_port
@@ -38,7 +38,7 @@ class Side:
         """Read `RECIPE`, `RECIPE:plain` or `RECIPE:adaptive`."""
         name, colon, suffix = text.partition(":")
         if colon and suffix not in VARIANTS:
-            raise KimiError(
+            raise UsageError(
                 f"unknown suffix {suffix!r} of the recipe {name!r}",
                 where=text,
                 expected="RECIPE, RECIPE:plain for it without speculation, or RECIPE:adaptive",
@@ -93,7 +93,7 @@ def bench(
             with running(side, launch, folder / "server.log", say, api_key) as subject:
                 measure_points(subject, workload, dataset, writer, say)
         else:
-            raise KimiError("nothing to measure", where="kimi-w4a8 bench", expected="--base-url URL or --recipe NAME")
+            raise UsageError("nothing to measure", where="kimi-w4a8 bench", expected="--base-url URL or --recipe NAME")
     require_usable(writer)
     return folder
 

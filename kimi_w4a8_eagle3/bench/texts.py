@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import tiny
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..fetch.data_file import HUB_PREFIX, data_file
 from ..tiny.tokenizer import IM_END, THINK_END, chat_text
 from .generator import write_conversations
@@ -50,7 +50,7 @@ def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str
             _require(pairs, needed, source)
             return path.resolve()
     else:
-        raise KimiError(
+        raise UsageError(
             f"the workload {workload.name!r} needs a file of prompts",
             where="kimi-w4a8 bench",
             expected=_FORMATS,

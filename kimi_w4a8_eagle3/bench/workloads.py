@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..base.nearest import nearest
 from ..base.resources import operator_dir
 from ..base.toml import tomllib
@@ -166,7 +166,7 @@ def load_workload(name_or_path: str) -> Workload:
         path, name = _packaged(), name_or_path
         tables = _tables(path)
         if name not in tables:
-            raise KimiError(
+            raise UsageError(
                 f"unknown workload {name!r}{nearest(name, tables)}",
                 where="kimi-w4a8 bench",
                 expected=", ".join(tables),

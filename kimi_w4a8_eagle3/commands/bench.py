@@ -160,7 +160,7 @@ def ab(
     print_figures(analysis)
     print_comparison(analysis)
     if report:
-        typer.echo(f"kimi: report: {write_report(analysis, folder / 'report')}")
+        typer.echo(f"kimi-w4a8: report: {write_report(analysis, folder / 'report')}")
     require_hits(analysis.groups)
 
 
@@ -220,4 +220,4 @@ def predict(
         from ..report.model_plot import save_model_plot  # optional: matplotlib
 
         save_model_plot(points, output)
-        typer.echo(f"kimi: plot: {output}")
+        typer.echo(f"kimi-w4a8: plot: {output}")

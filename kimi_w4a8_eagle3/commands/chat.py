@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..door.settings import client_key
 from ..engine.client import EngineClient
 from ..engine.reply import Reply
@@ -87,7 +87,11 @@ def answer(client: EngineClient, messages: list[Message], settings: Message, scr
         for call, result in zip(messages[-1]["tool_calls"], answered, strict=True):
             screen.line(f"{result['name']}({call['function']['arguments']}) = {result['content']}", style="cyan")
         messages += answered
-    raise KimiError(f"the model still calls tools after {_MOST_ROUNDS} rounds", where=client.base_url)
+    raise KimiError(
+        f"the model still calls tools after {_MOST_ROUNDS} rounds",
+        where=client.base_url,
+        remedy="ask otherwise, or with --no-tools",
+    )
 
 
 def chat(
@@ -122,7 +126,7 @@ def _questions(question: str, console: Console, model: Callable[[], str]) -> Ite
     if not question and not sys.stdin.isatty():
         question = sys.stdin.read().strip()
         if not question:
-            raise KimiError("no question", "kimi-w4a8 chat", "one as an argument, in a pipe, or typed on a terminal")
+            raise UsageError("no question", "kimi-w4a8 chat", "one as an argument, in a pipe, or typed on a terminal")
     if question:
         yield question
         return

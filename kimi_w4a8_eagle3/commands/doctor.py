@@ -15,17 +15,22 @@ from ..doctor.probe import Probe
 from ..doctor.result import Report
 from ..doctor.runner import examine
 from ..recipe.launch import load_recipe
+from .options import RECIPE, RECIPE_NAME, one_recipe
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
 def doctor(
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Whose requirements to check.")] = "eagle3-opt",
+    name: str | None = RECIPE_NAME,
+    recipe: str | None = RECIPE,
     port: Annotated[int | None, typer.Option(help="The port to serve on, if not the recipe's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports."""
-    needs = Needs.of(load_recipe(recipe))
+    """Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.
+
+    Without RECIPE: for eagle3-opt.
+    """
+    needs = Needs.of(load_recipe(one_recipe(name, recipe, "eagle3-opt")))
     if port is not None:
         needs = dataclasses.replace(needs, port=port)
     report = examine(Probe(), needs)

@@ -89,7 +89,7 @@ def gsm8k(
     chat: bool = typer.Option(False, "--chat", help="Through the chat template instead of plain completions."),
     shots: int = typer.Option(10, "--shots", min=0, help="Examples before each question."),
     max_tokens: int = typer.Option(512, "--max-tokens", min=1, help="Longest answer; a longer one counts as cut."),
-    concurrency: int = typer.Option(256, "--concurrency", min=1, help="Requests in flight."),
+    concurrency: int = typer.Option(256, "--concurrency", "-c", min=1, help="Requests in flight."),
     baseline: Path | None = _BASELINE,
     published: str | None = typer.Option(None, "--published", help="Judge against this published configuration."),
     verdict: Verdict,
@@ -108,8 +108,8 @@ def gsm8k(
 def tiny_math(
     *,
     server: Server,
-    problems: int = typer.Option(300, "--problems", min=1, help="Held-out problems to ask."),
-    concurrency: int = typer.Option(32, "--concurrency", min=1, help="Requests in flight."),
+    limit: int = typer.Option(300, "--limit", min=1, help="Held-out problems to ask."),
+    concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
     baseline: Path | None = _BASELINE,
     verdict: Verdict,
 ) -> None:
@@ -117,7 +117,7 @@ def tiny_math(
     from ..eval import accuracy, tasks  # optional: aiohttp
     from ..eval.harness import Protocol
 
-    protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, problems, concurrency)
+    protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit, concurrency)
     options = accuracy.Options(None, baseline, None, verdict.margin, verdict.max_unusable, verdict.runs)
     _accuracy(server, verdict, protocol, options)
 
@@ -137,7 +137,7 @@ def tools(
         None, "--tokenizer", help="Folder of the checkpoint, to count prompts; default: the server's, if it is here."
     ),
     max_tokens: int = typer.Option(2048, "--max-tokens", min=1, help="Longest tool call of a check."),
-    concurrency: int = typer.Option(32, "--concurrency", min=1, help="Requests in flight."),
+    concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
     baseline: Path | None = typer.Option(None, "--baseline", help="Run directory whose answers are the reference."),
     published: str | None = typer.Option(None, "--published", help="Judge against this table of the vendor's."),
     min_similarity: float | None = typer.Option(None, min=0.0, max=1.0, help="F1 of calling; default: the table's."),
@@ -164,9 +164,9 @@ def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise KimiError(f"not JSON: {error}", "--extra", '{"temperature": 1.0}') from None
+        raise UsageError(f"not JSON: {error}", "--extra", '{"temperature": 1.0}') from None
     if not isinstance(found, dict):
-        raise KimiError("not a JSON object", "--extra", '{"temperature": 1.0}')
+        raise UsageError("not a JSON object", "--extra", '{"temperature": 1.0}')
     return found
 
 
@@ -227,7 +227,7 @@ def lossless(
 def smoke(
     *,
     server: Server,
-    problems: int = typer.Option(30, "--problems", min=1),
+    limit: int = typer.Option(30, "--limit", min=1, help="Problems to ask."),
     max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Longest answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
     min_accept_length: float = typer.Option(2.0, "--min-accept-length", min=1.0, help="Tokens per verify step."),
@@ -242,7 +242,7 @@ def smoke(
 
     console = table_console()
     floors = machinery.Floors(
-        problems, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
+        limit, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
     )
     with signals(runs):
         choice = replace(server.choice(api_key_file), ops_url=ops_url)

@@ -13,19 +13,25 @@ from ..base.console import table_console
 from ..base.errors import UsageError
 from ..gates import OUR_BACKENDS, TABLE, ignored_gates, read_gates
 from ..recipe.launch import load_recipe
+from .options import RECIPE, RECIPE_NAME, one_recipe
 
 LEAST_WIDTH = 150  # a narrower terminal scrolls instead of breaking names
 
 
 def gates(
-    recipe: str = typer.Option("", "--recipe", "-r", help="Show the values that this recipe sets."),
+    name: str | None = RECIPE_NAME,
+    recipe: str | None = RECIPE,
     moe_backend: str = typer.Option("flydsl", "--moe-backend", help="Warn about gates that this MoE backend ignores."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error."""
+    """List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error.
+
+    With RECIPE: the values that it sets.
+    """
     if moe_backend not in OUR_BACKENDS:
         raise UsageError(f"no MoE backend {moe_backend!r}", where="--moe-backend", expected=", ".join(OUR_BACKENDS))
-    recipe_env = load_recipe(recipe).environment if recipe else {}
+    chosen = one_recipe(name, recipe, default="")
+    recipe_env = load_recipe(chosen).environment if chosen else {}
     checked = read_gates({**os.environ, **recipe_env})  # a server's environment: the recipe's values win
     rows: list[dict[str, Any]] = []
     for gate in TABLE:

@@ -14,6 +14,7 @@ import typer
 
 from ..base.errors import KimiError, UsageError
 from ..base.signals import Terminated, signals_raise
+from ..recipe.schema import recipe_names
 
 RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
 RECIPE_NAME = typer.Argument(None, metavar="RECIPE", help="Name of a packaged recipe, or a TOML file.")
@@ -22,13 +23,15 @@ KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key
 OPS_URL = typer.Option(None, "--ops-url", help="Of a router: its ops endpoint; default: the port after its own.")
 
 
-def one_recipe(named: str | None, option: str | None) -> str:
-    """The recipe, given as RECIPE or by --recipe; UsageError when it is neither or both."""
+def one_recipe(named: str | None, option: str | None, default: str | None = None) -> str:
+    """The recipe, given as RECIPE or by --recipe; UsageError when it is both, or neither and there is no default."""
     if named and option:
         raise UsageError("two recipes were given", where=f"{named}, --recipe {option}", remedy="drop one")
-    if not named and not option:
-        raise UsageError("no recipe was named", expected="RECIPE, for example tiny or agent (launch/recipes/)")
-    return named or option or ""
+    if found := named or option:
+        return found
+    if default is None:
+        raise UsageError("no recipe was named", expected=f"one of {', '.join(recipe_names())}; or a TOML file")
+    return default
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
@@ -61,7 +64,7 @@ def signals(runs: Path) -> Iterator[None]:
             yield
     except Terminated as stopped:
         typer.echo(
-            f"kimi: {stopped} received; what was started is stopped; the run directory is not complete", err=True
+            f"kimi-w4a8: {stopped} received; what was started is stopped; the run directory is not complete", err=True
         )
         raise typer.Exit(stopped.exit_code) from None
     except OSError as error:

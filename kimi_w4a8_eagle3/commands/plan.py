@@ -51,7 +51,9 @@ def plan(
     if not found and chosen.hardware.reference:
         found = [gpu_by_name(chosen.hardware.reference)]
     if not found:
-        raise UsageError(f"the recipe {chosen.name!r} needs no GPU: there is no GPU memory to plan", where="--recipe")
+        raise UsageError(
+            f"the recipe {chosen.name!r} needs no GPU: there is no GPU memory to plan", remedy="name a recipe for GPUs"
+        )
     regime = detect_regime(aiter) if aiter else installed_regime()
     cards = [ModelCard.from_directory(path) if path else None for path in (model, draft)]
     plans = [make_plan(chosen, args, each, regime, *cards) for each in found]
@@ -204,4 +206,6 @@ def _draw(plans: list[MemoryPlan], path: Path) -> None:
     try:
         figure.savefig(path, dpi=130)
     except OSError as error:
-        raise KimiError(f"cannot write the picture: {error.strerror}", where=str(path)) from None
+        raise KimiError(
+            f"cannot write the picture: {error.strerror}", where=str(path), remedy="choose another file with --output"
+        ) from None

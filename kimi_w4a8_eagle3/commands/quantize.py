@@ -99,4 +99,4 @@ def _run(
     with show(console, f"quantize {checkpoint.directory.name}", total) as advance:
         outcome = quantize_by_shard(checkpoint, destination, quantize, job, advance)
     again = f", {outcome.resumed} of them by an earlier run" if outcome.resumed else ""
-    console.print(f"kimi: {outcome.shards} shards quantized{again}: {destination}")
+    console.print(f"kimi-w4a8: {outcome.shards} shards quantized{again}: {destination}")

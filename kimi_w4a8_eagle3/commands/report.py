@@ -26,4 +26,4 @@ def report(
         page = append_sections(write_report(Analysis([read_run(run) for run in measured]), folder), evaluations)
     else:
         page = write_pages(evaluations, folder / PAGE)
-    typer.echo(f"kimi: report: {page}")
+    typer.echo(f"kimi-w4a8: report: {page}")

@@ -34,7 +34,7 @@ def route(
     """
     if bool(worker) == bool(workers_dns):
         raise UsageError(
-            "nothing, or two things, to route to", expected="either --worker URL ... or --workers-dns NAME:PORT"
+            "no replicas were named, or twice", expected="either --worker URL ... or --workers-dns NAME:PORT"
         )
     discover = discovery.static(worker) if worker else discovery.dns(workers_dns)
     router, model = RouterSettings().resolved(prefix_cache=True), None

@@ -73,7 +73,7 @@ def serve(
         raise UsageError(
             f"the recipe {chosen.name!r} names no image",
             where="--docker",
-            remedy="see launch/docker-run.sh and Dockerfile",
+            remedy="docker build with this package's Dockerfile, then launch/docker-run.sh serve",
         )
     if dry_run:
         if set(resolved.args) - set(resolve(chosen).args):  # names that no test of the recipe has seen
@@ -83,13 +83,13 @@ def serve(
     if not any_hardware and (unmet := unmet_requirements(chosen, machine)):
         raise KimiError(
             f"this machine cannot serve the recipe {chosen.name!r}: {unmet[0]}",
-            remedy="add --dry-run to see the command, --any-hardware to start all the same, or use --recipe tiny",
+            remedy="add --dry-run to see the command, --any-hardware to start all the same, or `kimi-w4a8 serve tiny`",
         )
 
     keys, client_key = _keys(api_key_file)
     if client_key is not None and launch.engine != "sglang":
         raise KimiError(
-            f"{launch.engine} has no door that would ask for this key (docs/security.md)",
+            f"{launch.engine} has no door that would ask for this key",
             where="--api-key-file" if api_key_file else "environment",
             expected="a recipe for SGLang",
             remedy="unset the key and put a proxy that asks for one in front",

@@ -38,7 +38,7 @@ def tune_moe(
             expected=", ".join((AUTO, *TUNABLE)),
         )
     if inter % tp:
-        raise UsageError(f"{inter} columns cannot be split over {tp} ranks", where="--tp")
+        raise UsageError(f"{inter} columns cannot be split over {tp} ranks", "--tp", f"a divisor of {inter}")
     device = torch.device("cuda")
     arch = gpu_arch(device)
     if arch is None:

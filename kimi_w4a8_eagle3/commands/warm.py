@@ -21,6 +21,7 @@ from ..moe.dispatch import AUTO, BACKENDS, gpu_arch
 from ..recipe.launch import load_recipe, resolve
 from ..recipe.memory_plan import ModelCard
 from ..recipe.schema import Recipe
+from .options import RECIPE, RECIPE_NAME, one_recipe
 
 if TYPE_CHECKING:
     from ..moe.flydsl.configs import KernelConfig
@@ -30,7 +31,8 @@ KIMI, ALL_TP = "kimi-k2.5-w4a8", (8, 4)  # what is compiled without a recipe
 
 
 def warm(
-    recipe: str = typer.Option("", "--recipe", "-r", help="Only what this recipe's server can ask for (name or file)."),
+    name: str | None = RECIPE_NAME,
+    recipe: str | None = RECIPE,
     objects: Path | None = typer.Option(None, "--objects", help="Folder of the code objects; default: KIMI_KERNELS."),
     jobs: int = typer.Option(0, "--jobs", min=0, help="Processes that compile code objects; default: one a core."),
     arch: str = typer.Option("", "--arch", help="gfx942, sm_90, ...; default: this machine's GPU, else the recipe's."),
@@ -47,7 +49,8 @@ def warm(
     """
     import torch  # start-up: torch, which --help does without
 
-    if not recipe:
+    wanted = one_recipe(name, recipe, default="")
+    if not wanted:
         given = [
             name for name, value in (("--arch", arch), ("--tp", tp), ("--set", settings), ("--model", model)) if value
         ]
@@ -55,10 +58,10 @@ def warm(
             raise UsageError(
                 "without a recipe, `kimi-w4a8 warm` compiles the gfx942 code objects of Kimi-K2.5 for TP 8 and 4",
                 where=" ".join(given) or "--moe-backend",
-                remedy="--recipe R",
+                remedy="name a recipe",
             )
         return _warm_everything(objects, jobs)
-    chosen = resolve(load_recipe(recipe), settings).recipe
+    chosen = resolve(load_recipe(wanted), settings).recipe
     if chosen.engine != "sglang":
         raise UsageError(
             f"the recipe {chosen.name!r} serves with {chosen.engine}, which uses none of these kernels",
@@ -67,7 +70,9 @@ def warm(
         )
     arch = arch or gpu_arch(torch.device("cuda")) or next(iter(chosen.hardware.arch), "")
     if not arch:
-        raise UsageError(f"the recipe {chosen.name!r} runs on a CPU: there is nothing to compile", where="--recipe")
+        raise UsageError(
+            f"the recipe {chosen.name!r} runs on a CPU: there is nothing to compile", remedy="name a recipe for GPUs"
+        )
     if moe_backend not in (AUTO, *BACKENDS):
         raise UsageError(f"no MoE backend {moe_backend!r}", where="--moe-backend", expected=", ".join(BACKENDS))
     kernel_gates = read_gates({**os.environ, **chosen.environment})
@@ -80,7 +85,7 @@ def warm(
         flydsl = FlydslBackend(kernel_gates)
         problem = f"the FlyDSL kernels are for gfx942, not {arch}" if arch != "gfx942" else flydsl.shape_problem(shape)
         if problem:
-            raise KimiError(problem, where="kimi-w4a8 warm", expected="gfx942 and a shape that FlyDSL's kernels run")
+            raise KimiError(problem, where=f"recipe {chosen.name}, {shape}", remedy="--moe-backend triton")
         _warm_flydsl(flydsl.wanted(shape), objects, kernel_gates, jobs)
     elif backend == "triton":
         start = time.monotonic()
@@ -130,7 +135,9 @@ def _shape_of(card: ModelCard, tp: int) -> MoeShape:
             f"the model's config has no {error}", where=card.name, expected="a DeepSeek-V3 style MoE"
         ) from None
     if inter % tp:
-        raise UsageError(f"moe_intermediate_size {inter} cannot be split over {tp} ranks", where="--tp")
+        raise UsageError(
+            f"moe_intermediate_size {inter} cannot be split over {tp} ranks", "--tp", f"a divisor of {inter}"
+        )
     return MoeShape(experts, hidden, inter // tp, top_k)
 
 

@@ -6,6 +6,7 @@ from packaging.version import Version
 
 from ..base.errors import KimiError
 from ..patching.patcher import SATISFIED, Status
+from ..patching.patches import TRIED
 from ..recipe.known_faults import concerning
 from .facts import Facts
 from .result import Result, fail, ok, skip, warn
@@ -131,5 +132,7 @@ def patches(facts: Facts) -> list[Result]:
         elif report.status is Status.STALE_BUILD:
             results.append(fail(name, found, "`kimi-w4a8 patch apply --remove-stale`: AITER compiles it anew"))
         else:
-            results.append(warn(name, found, "see docs/page-guard.md for the versions that were tried"))
+            results.append(
+                warn(name, found, f"tried on {TRIED}: install one of these releases, or serve without the patch")
+            )
     return results

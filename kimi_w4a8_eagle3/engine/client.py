@@ -161,4 +161,8 @@ def _refused(response: httpx.Response) -> KimiError:
         message = body.get("error", body).get("message", response.text)  # the door's form and SGLang's flat one
     except (ValueError, AttributeError):
         message = response.text
-    return KimiError(f"the server refused: HTTP {response.status_code}: {message}", where=str(response.request.url))
+    return KimiError(
+        f"the server refused: HTTP {response.status_code}: {message}",
+        where=str(response.request.url),
+        remedy="--api-key-file FILE, or KIMI_API_KEY_FILE" if response.status_code in (401, 403) else "",
+    )

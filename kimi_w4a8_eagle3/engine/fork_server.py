@@ -175,7 +175,7 @@ def fork(argv: Sequence[str], environ: Mapping[str, str], log: int) -> ForkedPro
             if not isinstance(error, OSError):
                 raise
             with suppress(OSError):
-                os.write(log, f"kimi: the engine starts without the fork server: {error}\n".encode())
+                os.write(log, f"kimi-w4a8: the engine starts without the fork server: {error}\n".encode())
             return None
         _servers[key] = server  # the last one that was used
         return process

@@ -22,6 +22,7 @@ REQUESTS = "sglang:num_requests_total"
 CACHED_TOKENS = "sglang:cached_tokens_total"
 _NAMES = (GENERATION_TOKENS, PROMPT_TOKENS, VERIFY_CALLS, REQUESTS, CACHED_TOKENS)
 _PAUSE_S = 0.5
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,12 @@ class Acceptance:
     per_position: tuple[float, ...] = ()
 
 
-def scrape(base_url: str, timeout_s: float = 10.0) -> Counters:
+def scrape(base_url: str, timeout_s: float = _TIMEOUT_S) -> Counters:
     """Read the counters; raises KimiError as `read` does."""
     return Counters.of(read(base_url, timeout_s))
 
 
-def read(base_url: str, timeout_s: float = 10.0, attempts: int = 10) -> Reading:
+def read(base_url: str, timeout_s: float = _TIMEOUT_S, attempts: int = 10) -> Reading:
     """The metrics of an engine, or of all replicas at an ops endpoint.
 
     An ops endpoint leaves out a replica that is slow to answer, whose counters would seem to go back: it is asked anew.
@@ -95,7 +96,7 @@ def read(base_url: str, timeout_s: float = 10.0, attempts: int = 10) -> Reading:
     )
 
 
-def look(base_url: str, timeout_s: float = 10.0) -> Reading:
+def look(base_url: str, timeout_s: float = _TIMEOUT_S) -> Reading:
     """What stands at /metrics now; raises KimiError when that is no exposition."""
     url = f"{base_url}/metrics"
     try:

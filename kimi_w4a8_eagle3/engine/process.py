@@ -19,7 +19,7 @@ from types import TracebackType
 import httpx
 import psutil
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from .aiter_jit import jit_environment
 from .fork_server import ForkedProcess, can_fork, die_with_parent, fork, prepare
 from .leftovers import Belongings, remove_orphans
@@ -206,7 +206,7 @@ def free_port() -> int:
 def require_free_port(host: str, port: int) -> None:
     """Raise KimiError, naming the owner where it can be seen, when `port` is taken or not a port."""
     if not 0 < port < 65536:
-        raise KimiError(f"{port} is not a TCP port", expected="1 to 65535", where="--port")
+        raise UsageError(f"{port} is not a TCP port", expected="1 to 65535", where="the port")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -214,9 +214,9 @@ def require_free_port(host: str, port: int) -> None:
         except OSError as error:
             raise KimiError(
                 f"port {port} on {host} cannot be used: {error.strerror}{_owner(port)}",
-                where="--port",
+                where="the server's address",
                 expected="a port that nothing listens on",
-                remedy="stop that process, or choose another port with --port",
+                remedy="stop that process, or choose another port: `serve` by --set port=8000, `route` by --port",
             ) from error
 
 

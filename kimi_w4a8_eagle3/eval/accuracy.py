@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from .. import tiny
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from . import tasks
 from .choice import Choice, Target, reached
@@ -47,7 +47,7 @@ def run(choice: Choice, protocol: Protocol, options: Options, console: Console, 
     """
     count = protocol.task.counts.get("test")
     if protocol.limit and count and protocol.limit > count:
-        raise KimiError(f"{protocol.limit} problems were asked for", "--limit", f"at most {count}")
+        raise UsageError(f"{protocol.limit} problems were asked for", "--limit", f"at most {count}")
     baseline = load_run(options.baseline) if options.baseline else None
     if baseline is not None:
         require_same_protocol(baseline, protocol)
@@ -125,7 +125,7 @@ def references_for(protocol: Protocol, options: Options, target: Target) -> tupl
     references = load_references()
     names = {reference.configuration for reference in references}
     if options.published is not None and options.published not in names:
-        raise KimiError(f"no published accuracy of {options.published!r}", "--published", ", ".join(sorted(names)))
+        raise UsageError(f"no published accuracy of {options.published!r}", "--published", ", ".join(sorted(names)))
     comparable = protocol.shots == tasks.GSM8K.shots and not protocol.chat
     recipe = target.launch.name if target.launch else None
     if recipe is not None and recipe not in names and options.published is None:

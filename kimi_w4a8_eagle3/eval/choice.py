@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..engine.behind_router import behind_router
 from ..engine.client import EngineClient
 from ..engine.process import free_port
@@ -38,7 +38,9 @@ class Choice:
 
     def __post_init__(self) -> None:
         if (self.base_url is None) == (self.recipe is None):
-            raise KimiError("name the server: --base-url of a running one, or --recipe to start one")
+            raise UsageError(
+                "no server was named, or two", expected="--base-url of a running one, or --recipe to start one"
+            )
 
     def launch(self) -> Launch | None:
         """The recipe's launch on a free port; None for a running server."""
@@ -50,7 +52,7 @@ class Choice:
         if unmet := unmet_requirements(recipe, Machine.detect()):
             raise KimiError(
                 f"this machine cannot serve the recipe {recipe.name!r}: {unmet[0]}",
-                remedy="give the address of a running server with --base-url, or use --recipe tiny",
+                remedy="give the address of a running server with --base-url, or try --recipe tiny",
             )
         port = [] if any(s.startswith("port=") for s in self.settings) else [f"port={free_port()}"]
         return render(recipe, [*port, *self.settings])
@@ -113,8 +115,8 @@ def _answering(name: str, base_url: str, choice: Choice, launch: Launch | None) 
         raise KimiError(
             f"the server serves {served!r}, not {expected!r}",
             where=base_url,
-            expected=f"--served-model-name {expected}",
-            remedy="is this the right address? Name the model that is meant with --model",
+            expected=repr(expected),
+            remedy="is this the right address? --served-model-name names the model that is meant",
         )
     behind = behind_router(base_url, choice.ops_url, choice.api_key) if launch is None else None
     return Target(name, base_url, served, launch, choice.api_key, behind.ops_url if behind else None)

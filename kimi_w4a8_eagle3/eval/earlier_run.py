@@ -52,7 +52,7 @@ def resumable(folder: Path, console: Console) -> Iterator[None]:
         error.remedy = "; ".join(filter(None, (error.remedy, f"what was answered is kept: --resume {folder}")))
         raise
     except Terminated:
-        console.print(f"kimi: what was answered is kept; go on with --resume {folder}")
+        console.print(f"kimi-w4a8: what was answered is kept; go on with --resume {folder}")
         raise
 
 

@@ -223,7 +223,7 @@ def _judge_sampling(report: Report, match: SamplingMatch, found: Answers, plan: 
         declared = found.verifies_greedily and not plan.require_sampling
         text = head + f"{what} (smallest p {smallest:.2g})"
         if declared:
-            text += "; known: this engine verifies drafts greedily (options.sampling = 'greedy'), see docs/eval.md"
+            text += "; known: this engine verifies drafts greedily (options.sampling = 'greedy')"
         elif report.state == "pass":
             report.state = "fail"
         report.reasons.append(text)

@@ -27,7 +27,7 @@ STYLE = """
   :root { --line: #3a3a40; --soft: #9a9aa2; --good: #6cc58a; --bad: #ee8792; } }
 body { font: 15px/1.5 "DejaVu Sans", "Segoe UI", Helvetica, Arial, sans-serif; max-width: 1080px; margin: 2rem auto; }
 section { overflow-x: auto; padding: 0 1.2rem; }
-table { border-collapse: collapse; font-size: 13.5px; width: 100%; margin: .6rem 0 1rem; }
+table { border-collapse: collapse; font-size: 13.5px; width: 100%; min-width: 560px; margin: .6rem 0 1rem; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th:first-child, td:first-child, .text { text-align: left; } pre { white-space: pre-wrap; margin: 0; }
 .soft { color: var(--soft); } .better { color: var(--good); } .worse { color: var(--bad); }

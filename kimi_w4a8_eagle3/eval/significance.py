@@ -6,6 +6,7 @@ scipy comes with lm-eval; it is imported where it is used, so that `kimi-w4a8 --
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def paired_interval(only_new: int, only_base: int, n: int, confidence: float = 0
                 outer = middle
         return inner
 
-    return Interval(value, limit(-1.0 + 1e-9, z), limit(1.0 - 1e-9, z))
+    return Interval(value, limit(-1.0, z), limit(1.0, z))
 
 
 def noninferiority_power(n: int, discordance: float, margin: float, alpha: float = ALPHA) -> float:
@@ -90,35 +91,23 @@ def noninferiority_power(n: int, discordance: float, margin: float, alpha: float
     from scipy.stats import binom  # optional: scipy
 
     critical = _NORMAL.inv_cdf(1 - alpha)
-    spread = 6 * math.sqrt(n * discordance * (1 - discordance)) + 1
-    total = 0.0
-    for d in range(max(0, int(n * discordance - spread)), min(n, int(n * discordance + spread)) + 1):
-        # The statistic grows with the number of problems that only the new side solves: find where it passes.
-        low, high = 0, d + 1
-        while low < high:
-            middle = (low + high) // 2
-            if paired_z(middle, d - middle, n, -margin) >= critical:
-                high = middle
-            else:
-                low = middle + 1
-        if low <= d:
-            total += float(binom.pmf(d, n, discordance)) * float(binom.sf(low - 1, d, 0.5))
-    return total
+    first, last = binom.interval(1 - 1e-9, n, discordance)
+    differ = range(int(first), int(last) + 1)
+    # The statistic grows with the number of problems that only the new side solves: where it passes, or beyond all.
+    least = [bisect_left(range(d + 1), critical, key=lambda new: paired_z(new, d - new, n, -margin)) for d in differ]
+    return float(binom.pmf(differ, n, discordance) @ binom.sf(least, differ, 0.5, loc=1))
 
 
 def problems_needed(discordance: float, margin: float, power: float = 0.8) -> int:
     """About how many problems prove non-inferiority with this power when both sides are equally good."""
-    enough = 16
-    while noninferiority_power(enough, discordance, margin) < power:
+
+    def reached(n: int) -> float:
+        return noninferiority_power(n, discordance, margin)
+
+    enough = 1
+    while reached(enough) < power:
         enough *= 2
-    too_few = enough // 2
-    while enough - too_few > max(1, enough // 100):
-        middle = (too_few + enough) // 2
-        if noninferiority_power(middle, discordance, margin) < power:
-            too_few = middle
-        else:
-            enough = middle
-    return enough
+    return bisect_left(range(enough), power, lo=enough // 2 + 1, key=reached)
 
 
 def two_shares_p(correct_a: int, n_a: int, correct_b: int, n_b: int) -> float:

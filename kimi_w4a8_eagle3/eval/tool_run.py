@@ -117,10 +117,7 @@ def load_outcomes(folder: Path) -> dict[str, ToolOutcome]:
 
 
 def _table(judging: Judging) -> Published:
-    try:
-        table = tool_scores.published(judging.published)
-    except KeyError as error:
-        raise KimiError(f"no published table {error}", "--published", "one of eval/tool_calls.json") from None
+    table = tool_scores.published(judging.published)
     return table if judging.min_similarity is None else replace(table, min_similarity=judging.min_similarity)
 
 

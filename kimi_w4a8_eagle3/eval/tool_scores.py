@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator, SchemaError, ValidationError, valid
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from ..base.errors import UsageError
 from ..base.resources import operator_dir
 from .recorder import Answer
 from .significance import Interval, wilson
@@ -58,9 +59,12 @@ class Published:
 
 
 def published(name: str | None) -> Published:
-    """A table of `eval/tool_calls.json`; without a name the first one's threshold alone. Raises KeyError."""
+    """A table of `eval/tool_calls.json`; without a name the first one's threshold alone."""
     found = json.loads((operator_dir("eval") / "tool_calls.json").read_text())
-    table = found["tables"][name or next(iter(found["tables"]))]
+    tables = found["tables"]
+    if name and name not in tables:
+        raise UsageError(f"no published table {name!r}", "--published", ", ".join(tables))
+    table = tables[name or next(iter(tables))]
     rows = table["valid_of_called"] if name else {}
     references = [
         Reference(provider, SCHEMA_ACCURACY, valid / called, called, found["source"])

@@ -218,7 +218,7 @@ def _compare(pairs: Sequence[tuple[Outcome, Outcome]], metric: str, margin: floa
     table = [(new.correct[metric], base.correct[metric]) for new, base in pairs]
     only_new, only_base, n = table.count((True, False)), table.count((False, True)), len(table)
     # One pair is added to what was seen, so that identical runs do not promise certainty.
-    discordance = min(1.0, (only_new + only_base + 1) / (n + 1))
+    discordance = (only_new + only_base + 1) / (n + 1)
     return Paired(
         metric=metric,
         n=n,

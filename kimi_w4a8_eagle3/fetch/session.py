@@ -11,8 +11,8 @@ from huggingface_hub import constants
 from rich.console import Console
 from rich.markup import escape
 
-from ..base.errors import KimiError, UsageError
-from ..recipe.launch import load_recipe
+from ..base.errors import UsageError
+from ..recipe.launch import load_recipe, recipe_names
 from .download import fetch
 from .hub import Hub
 from .manifest import Manifest
@@ -37,7 +37,7 @@ class Target:
         try:
             return cls(RepoName(repo), Revision(revision))
         except ValueError as error:
-            raise KimiError(str(error), expected="owner/name, a branch, tag or commit", remedy="correct it") from None
+            raise UsageError(str(error), expected="owner/name, a branch, tag or commit", remedy="correct it") from None
 
 
 def targets(repos: list[str], recipe: str | None, revision: str | None) -> list[Target]:
@@ -48,6 +48,8 @@ def targets(repos: list[str], recipe: str | None, revision: str | None) -> list[
         raise UsageError("--revision does not go with --recipe", remedy="drop --revision: the recipe pins its own")
     if recipe:
         return recipe_targets(recipe)
+    if mistaken := set(repos) & set(recipe_names()):
+        raise UsageError(f"{mistaken.pop()!r} is a recipe", expected="REPO: owner/name", remedy="--recipe")
     if repos:
         return [Target.named(repo, revision or "main") for repo in repos]
     raise UsageError(

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from ..base.errors import KimiError
+from ..base.errors import UsageError
 
 Discover = Callable[[], frozenset[str]]
 
@@ -15,7 +15,7 @@ def static(urls: Sequence[str]) -> Discover:
     """The replicas at these base URLs. Raises KimiError for one that is not `http://HOST:PORT`."""
     found = frozenset(_checked(url) for url in urls)
     if len(found) < len(urls):
-        raise KimiError("a replica is given twice", where="--worker", expected="one URL for each replica")
+        raise UsageError("a replica is given twice", where="--worker", expected="one URL for each replica")
     return lambda: found
 
 
@@ -27,7 +27,7 @@ def dns(address: str) -> Discover:
     """
     name, _, port = address.rpartition(":")
     if not name or not port.isdigit() or not 0 < int(port) < 65536:
-        raise KimiError(f"cannot read {address!r}", where="--workers-dns", expected="NAME:PORT")
+        raise UsageError(f"cannot read {address!r}", where="--workers-dns", expected="NAME:PORT")
     last: frozenset[str] = frozenset()
 
     def discover() -> frozenset[str]:
@@ -57,5 +57,5 @@ def _checked(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise KimiError(f"cannot read the replica {url!r}", where="--worker", expected="http://HOST:PORT")
+        raise UsageError(f"cannot read the replica {url!r}", where="--worker", expected="http://HOST:PORT")
     return url.rstrip("/")

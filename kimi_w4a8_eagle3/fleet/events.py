@@ -29,7 +29,7 @@ class EventLog:
     def __call__(self, source: str, event: str, reason: str = "") -> None:
         """Record one event."""
         line = json.dumps({"time": round(time.time(), 3), "source": source, "event": event, "reason": reason})
-        text = f"kimi: {source} {event}" + (f": {reason}" if reason else "")
+        text = f"kimi-w4a8: {source} {event}" + (f": {reason}" if reason else "")
         with self._lock:
             # A full disk, under the run or under a redirected terminal, must not end what cannot be recorded.
             with suppress(OSError):

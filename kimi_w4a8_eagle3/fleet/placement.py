@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..door.settings import is_loopback
 from ..engine.process import free_port
 from ..machine.hardware import Machine
@@ -23,7 +23,7 @@ def replica_launches(
     missing.
     """
     if front.engine != "sglang":
-        raise KimiError(
+        raise UsageError(
             f"the recipe {front.name!r} serves with {front.engine}",
             where="--replicas",
             expected="a recipe for SGLang, whose router stands in front",
@@ -33,7 +33,7 @@ def replica_launches(
         raise KimiError(
             f"{count} replicas of {gpus} GPUs need {count * gpus}, this machine has {len(machine.devices)}",
             where="--replicas",
-            remedy="one replica for 8 GPUs: several nodes with `kimi-w4a8 route` in front (docs/scale.md)",
+            remedy="one replica for 8 GPUs: several nodes with `kimi-w4a8 route` in front",
         )
     replicas = [_replica(number * gpus, gpus, machine, place) for number in range(count)]
     return [_as_open_as(front, each) for each in replicas]

@@ -114,12 +114,12 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
     notes = launch.notes
     launch = checked(launch, options.preflight)
     for note in launch.notes[len(notes) :]:
-        console.print(f"kimi: {note}", style="dim")
+        console.print(f"kimi-w4a8: {note}", style="dim")
     _require_ops_port(options)
     folder = _new_run("serve", launch, [launch], options.runs)
     log = folder / "server.log"
     log.touch()
-    console.print(f"kimi: log of the engine: {log}")
+    console.print(f"kimi-w4a8: log of the engine: {log}")
     events = EventLog(folder, console)
     replica = Replica(
         _with_keys(launch, options), log, events, "0", options.drain_timeout_s, options.client_key, launch.name
@@ -128,7 +128,7 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
         with signals_raise(drain=True), _ops(options, SingleServer(launch.name, replica.state)), follow(log):
             replica.serve()
     except Terminated as stopped:
-        console.print(f"kimi: {stopped} received; the engine was stopped; log: {log}")
+        console.print(f"kimi-w4a8: {stopped} received; the engine was stopped; log: {log}")
         return stopped.exit_code
     return 0
 
@@ -145,7 +145,7 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
     require_free_port(front.host, front.port)
     _require_ops_port(options)
     folder = _new_run("serve", front, launches, options.runs)
-    console.print(f"kimi: logs of engines and router: {folder}")
+    console.print(f"kimi-w4a8: logs of engines and router: {folder}")
     events = EventLog(folder, console)
     replicas = [
         Replica(
@@ -167,10 +167,10 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
             fleet.registrar,
             _ops(options, fleet),
         ):
-            console.print(f"[bold]kimi: {len(replicas)} replicas of {front.name} behind {endpoint.base_url}/v1[/]")
+            console.print(f"[bold]kimi-w4a8: {len(replicas)} replicas of {front.name} behind {endpoint.base_url}/v1[/]")
             fleet.run()
     except Terminated as stopped:
-        console.print(f"kimi: {stopped} received; all engines and the router were stopped; logs: {folder}")
+        console.print(f"kimi-w4a8: {stopped} received; all engines and the router were stopped; logs: {folder}")
         return stopped.exit_code
     return 0
 
@@ -233,7 +233,7 @@ def route_foreground(
             registrar,
             _ops(options, RouterOnly("route", registrar, endpoint)),
         ):
-            console.print(f"[bold]kimi: routing at {endpoint.base_url}/v1[/]; log: {folder}")
+            console.print(f"[bold]kimi-w4a8: routing at {endpoint.base_url}/v1[/]; log: {folder}")
             try:
                 threading.Event().wait()
             except Terminated as ended:
@@ -241,7 +241,7 @@ def route_foreground(
                     keeper.drain()
                 raise
     except Terminated as stopped:
-        console.print(f"kimi: {stopped} received; the router was stopped; the replicas go on; log: {folder}")
+        console.print(f"kimi-w4a8: {stopped} received; the router was stopped; the replicas go on; log: {folder}")
         return stopped.exit_code
     return 0
 

@@ -162,11 +162,11 @@ def decide(budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceili
             "no room for the KV cache",
             where=f"{budget.hbm_bytes / 2**30:.0f} GiB a GPU, {budget.weight_bytes / 2**30:.1f} GiB of weights",
             expected=f"weights below {ceiling:.0%} of the memory",
-            remedy="use more GPUs (--tp-size) or GPUs with more memory",
+            remedy="use more GPUs (--set tp-size=N) or GPUs with more memory",
         )
     if limit is None or fits <= limit:
         return Verdict(limit, ceiling, tokens, None, regime)
-    fraction = int(min(budget.fraction_for(tokens), ceiling) * FRACTION_STEPS) / FRACTION_STEPS
+    fraction = int(budget.fraction_for(tokens) * FRACTION_STEPS) / FRACTION_STEPS
     return Verdict(limit, fraction, tokens, kernel, regime)
 
 

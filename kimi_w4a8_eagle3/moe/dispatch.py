@@ -97,7 +97,7 @@ def _try_backend(name: str, shape: MoeShape, device: torch.device, gates: GateRe
     return (backend, "") if reason is None else (None, reason)
 
 
-def _record(backend: MoeBackend, shape: MoeShape, device: torch.device, why: str, slower: bool = False) -> None:
+def _record(backend: MoeBackend, shape: MoeShape, device: torch.device, why: str, slower: bool) -> None:
     """Remember the choice, and log it once for each shape; as a warning when this machine could have a faster one."""
     _selected.add(backend.name)
     describe = getattr(backend, "describe", None)

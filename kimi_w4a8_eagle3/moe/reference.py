@@ -2,7 +2,7 @@
 
 Rows are grouped by expert into a padded grid `[experts in use, rows, K]` and multiplied as one batched matmul per
 stage. The matmul runs in float32: its operands are integers with |a8| <= 127 and |w4| <= 8, so every partial sum
-stays below 2**24 and is exact for K <= 16,512 (Kimi-K2.5 has K <= 7,168); beyond that it runs in float64.
+stays below 2**24 and is exact for K <= 16,513 (Kimi-K2.5 has K <= 7,168); beyond that it runs in float64.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def route(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> Routing:
     rows = torch.clamp(counts[expert] - rank, max=block_m)
     values = torch.stack([expert, position, rows]).to(torch.int32)
     tables.scatter_(1, block.expand(3, -1), values)
-    num_blocks = block_start[num_experts : num_experts + 1].to(torch.int32)
+    num_blocks = block_start[num_experts:].to(torch.int32)
     return Routing(order.to(torch.int32), tables[0, :blocks], tables[1, :blocks], tables[2, :blocks], num_blocks)
 
 

@@ -16,7 +16,7 @@ from . import ledger
 from .edit_state import State
 from .ledger import Record, digest
 from .locate import find_root, find_version, first_file
-from .patches import Patch, PatchedFile
+from .patches import TRIED, Patch, PatchedFile
 
 
 class Status(str, Enum):
@@ -205,7 +205,7 @@ def refusal(report: PatchReport) -> KimiError:
         f"patch {report.id} is refused: {report.status.value}",
         where=where or report.detail,
         expected="files of the structure that the patch was written for",
-        remedy="nothing was written; see docs/page-guard.md for the versions that were tried",
+        remedy=f"nothing was written; tried on {TRIED}: install one of these releases, or serve without the patch",
     )
 
 

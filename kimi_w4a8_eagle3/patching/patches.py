@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..base.nearest import nearest
 from ..base.resources import operator_dir
 from ..base.toml import tomllib
@@ -71,6 +71,7 @@ class _Manifest(_Strict):
         return self
 
 
+TRIED = "AITER v0.1.1 to v0.1.20.post1"  # whose files the edits were tried on; docs/page-guard.md
 _EDITS: dict[str, Any] = {
     "parameter-default": ParameterDefault,
     "small-pages-load-globally": SmallPagesLoadGlobally,
@@ -99,5 +100,5 @@ def select(patches: list[Patch], ids: list[str]) -> list[Patch]:
     known = [patch.id for patch in patches]
     for name in ids:
         if name not in known:
-            raise KimiError(f"no patch is called {name!r}{nearest(name, known)}", expected=", ".join(known))
+            raise UsageError(f"no patch is called {name!r}{nearest(name, known)}", expected=", ".join(known))
     return [patch for patch in patches if not ids or patch.id in ids]

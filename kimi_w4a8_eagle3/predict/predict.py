@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import KimiError
+from ..base.errors import UsageError
 from ..bench import published
 from .machine_model import PRECISIONS, Cluster, Terms, decode_step, draft_step, kimi, prefill
 
@@ -43,13 +43,13 @@ class Load:
 
     def __post_init__(self) -> None:
         if not 1 <= self.accept_length <= self.steps + 1:
-            raise KimiError(
+            raise UsageError(
                 f"accept length {self.accept_length} with {self.steps} draft steps",
                 where="--accept-length",
                 expected=f"1 to {self.steps + 1}",
             )
         if min(self.concurrency, self.input_len) < 1 or self.output_len < 2:
-            raise KimiError(
+            raise UsageError(
                 "the load is empty",
                 where="--concurrency, --input-len, --output-len",
                 expected="concurrency and input of at least 1, output of at least 2 tokens",

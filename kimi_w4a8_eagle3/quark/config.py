@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, PositiveInt, ValidationError
 
 from ..base.errors import KimiError
 
@@ -120,15 +120,12 @@ class ExcludeRules:
 class TextShape(BaseModel):
     """Sizes of a DeepSeek-V3-style text model, by the names of its config.json."""
 
-    model_config = ConfigDict(frozen=True)
-
     hidden_size: PositiveInt
     vocab_size: PositiveInt
     num_hidden_layers: PositiveInt
     num_attention_heads: PositiveInt
     intermediate_size: PositiveInt | None = None
     n_routed_experts: int = 0
-    n_shared_experts: int = 0
     moe_intermediate_size: PositiveInt | None = None
     first_k_dense_replace: int = 0
     moe_layer_freq: PositiveInt = 1
@@ -145,7 +142,6 @@ class TextShape(BaseModel):
 class EagleConfig(BaseModel):
     """The `eagle_config` entry of a draft."""
 
-    use_aux_hidden_state: bool = True
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
@@ -169,8 +165,6 @@ class DraftShape(BaseModel):
     mla: of a draft whose KV cache holds latents, as the target's does; None where it holds keys and values of heads.
     fc_norm: each captured state has a norm of its own before `fc`.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     architectures: list[str] = Field(default_factory=list)
     hidden_size: PositiveInt

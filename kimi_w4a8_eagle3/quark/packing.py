@@ -81,4 +81,4 @@ def _natural_order(words: torch.Tensor) -> torch.Tensor:
 
 def _chunks(words: int, device: torch.device) -> list[slice]:
     step = _CHUNK_WORDS.get(device.type, _GPU_CHUNK_WORDS)
-    return [slice(start, min(start + step, words)) for start in range(0, words, step)]
+    return [slice(start, start + step) for start in range(0, words, step)]

@@ -15,7 +15,7 @@ from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..base.nearest import nearest
 from ..base.resources import operator_dir
 from ..machine.aiter_regime import Regime
@@ -240,7 +240,7 @@ def number(args: Mapping[str, ArgValue], name: str, default: float, most: float 
         found = 0.0
     if found <= 0 or (most is not None and found > most):
         expected = "a positive number" + ("" if most is None else f" up to {most:g}")
-        raise KimiError(f"--{name} {value} cannot be used", where="engine arguments", expected=expected)
+        raise UsageError(f"--{name} {value} cannot be used", where="engine arguments", expected=expected)
     return found
 
 
@@ -252,7 +252,7 @@ def _ceiling(args: Mapping[str, ArgValue], most: float) -> float:
 def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:
     dtype = str(args.get(name, args.get("kv-cache-dtype", "auto")))
     if dtype not in DTYPE_BYTES:
-        raise KimiError(
+        raise UsageError(
             f"KV dtype {dtype!r} is not known to the guard", where=f"--{name}", expected=", ".join(DTYPE_BYTES)
         )
     return DTYPE_BYTES[dtype]

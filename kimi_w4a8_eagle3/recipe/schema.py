@@ -153,7 +153,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     try:
         return Recipe.model_validate({"name": path.stem, **table})
     except ValidationError as error:
-        raise _explain(error, path) from None
+        raise _explain(error, str(path)) from None
 
 
 def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
@@ -181,7 +181,7 @@ def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate({"name": recipe.name, **table})
     except ValidationError as error:
-        raise _explain(error, Path("--set")) from None
+        raise _explain(error, "--set", UsageError) from None
 
 
 def _find(name: str) -> Path:
@@ -235,23 +235,21 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _explain(error: ValidationError, path: Path) -> KimiError:
+def _explain(error: ValidationError, where: str, kind: type[KimiError] = KimiError) -> KimiError:
     """The first mistake of a pydantic report as one sentence."""
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
     dotted = ".".join(location)
     if first["type"] == "extra_forbidden":
         valid = _valid_keys(location[:-1])
-        return KimiError(
+        return kind(
             f"unknown key {dotted!r}{nearest(location[-1], valid)}",
-            where=str(path),
+            where=where,
             expected="one of " + ", ".join(valid),
         )
     if first["type"] == "missing":
-        return KimiError(f"the key {dotted!r} is missing", where=str(path))
-    return KimiError(
-        f"{dotted}: {first['msg']}", where=str(path), expected=str(first.get("ctx", {}).get("expected", ""))
-    )
+        return kind(f"the key {dotted!r} is missing", where=where)
+    return kind(f"{dotted}: {first['msg']}", where=where, expected=str(first.get("ctx", {}).get("expected", "")))
 
 
 def _valid_keys(parents: list[str]) -> list[str]:

@@ -169,7 +169,7 @@ def _hidden(name: str) -> Iterator[None]:
 
 def _require_one_thread() -> None:
     if _threads() != 1:
-        sys.exit("kimi: importing SGLang started a thread, which no fork would have")
+        sys.exit("kimi-w4a8: importing SGLang started a thread, which no fork would have")
 
 
 def _threads() -> int:

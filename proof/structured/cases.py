@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from random import Random
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
+from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.tiny.tokenizer import CALL_ARGUMENTS, CALLS_END, THINK_END
 
 from .schemas import Schema, draw
 
 FORMS = ("response_format", "required", "named", "auto")
-_MAX_TOKENS = 256
+_MAX_TOKENS = 128
 _MARKERS = ("<think>", "</think>", "<|tool_call", "<|im_")  # which may be asked for in an answer of a schema
 
 
@@ -52,6 +55,26 @@ class Answer:
     def complete(self) -> bool:
         """Whether the model came to an end before the limit of tokens."""
         return self.finish_reason != "length"
+
+
+@lru_cache(maxsize=1)
+def _towards_an_end() -> dict[str, float]:
+    """Biases against blanks, which a grammar lets run for ever, and for what ends a string, an id, a list, a thought.
+
+    The built-in model knows none of these schemas: without, greedy, it filled 15 of 16 limits with blanks or zeros. Of
+    its thoughts it is surer, and keeps the first.
+    """
+    tokenizer = Tokenizer.from_file(str(tiny.target_path() / "tokenizer.json"))
+    bias = {}
+    for token in range(tokenizer.get_vocab_size()):
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        if text in (THINK_END, CALL_ARGUMENTS):
+            bias[str(token)] = 12.0 if text == THINK_END else 8.0
+        elif text == CALLS_END or text.strip()[:1] in ('"', "}", "]"):
+            bias[str(token)] = 6.0
+        elif text.isspace():
+            bias[str(token)] = -10.0
+    return bias
 
 
 def cases(count: int, seed: int, model: str) -> list[Case]:
@@ -122,7 +145,8 @@ def _body(model: str, question: str, thinking: bool) -> dict[str, Any]:
         "temperature": 0,
         "return_token_ids": True,
         "logprobs": True,
-        "top_logprobs": 20,
+        "top_logprobs": 5,
+        "logit_bias": _towards_an_end(),
         **_thinking(thinking),
     }
 

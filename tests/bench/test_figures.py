@@ -1,18 +1,17 @@
-"""Statistics, repetition, speed-up curves, published verdicts and the machine model: the arithmetic behind a report."""
+"""Repetition, speed-up curves, published verdicts and the machine model: the arithmetic behind a report."""
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.repetitions import repetition
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.bench.generator import LoadDetails, LoadResult
 from kimi_w4a8_eagle3.bench.measure import Turn
 from kimi_w4a8_eagle3.bench.repetition import WARN_ABOVE, measure, repeated_share
 from kimi_w4a8_eagle3.bench.runs import Cell, Run
-from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval, Repetition, estimate, ratio, request_values
+from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval, Repetition
 from kimi_w4a8_eagle3.predict import predict
 from kimi_w4a8_eagle3.predict.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
 from kimi_w4a8_eagle3.report import against_published, speedup
@@ -20,65 +19,6 @@ from kimi_w4a8_eagle3.report.analysis import Analysis
 from kimi_w4a8_eagle3.report.changes import require_hits
 
 Copies = Callable[..., Run]
-
-
-def repetition(tpots_ms: list[float], tokens: int = 11) -> Repetition:
-    """A repetition whose requests have exactly these times per output token."""
-    itls = [[tpot / 1000] * (tokens - 1) for tpot in tpots_ms]
-    details = LoadDetails(
-        input_lens=[1] * len(itls),
-        output_lens=[tokens] * len(itls),
-        ttfts=[0.1] * len(itls),
-        itls=itls,
-        generated_texts=[""] * len(itls),
-        errors=[""] * len(itls),
-    )
-    figures = dict.fromkeys(LoadResult.model_fields, 1.0) | {"max_concurrency": 1, "completed": len(itls)}
-    figures |= {"total_input_tokens": 1, "total_output_tokens": 1, "median_tpot_ms": float(np.median(tpots_ms))}
-    return Repetition(LoadResult.model_validate(figures), details)
-
-
-def test_tpot_of_a_request_is_the_time_after_its_first_token() -> None:
-    details = repetition([4.0, 6.0]).details
-    assert details is not None
-    assert request_values(details, "tpot") == pytest.approx([4.0, 6.0])
-    assert request_values(details, "ttft") == pytest.approx([100.0, 100.0])  # 0.1 s
-    short = details.model_copy(update={"output_lens": [1, 2], "itls": [[], [0.003]]})
-    assert request_values(short, "tpot") == pytest.approx([3.0])  # one token has no time after the first
-
-
-def test_the_ends_of_an_interval_belong_to_it() -> None:
-    interval = Interval(1.0, 0.5, 2.0)
-    assert [interval.covers(value) for value in (0.49, 0.5, 2.0, 2.01)] == [False, True, True, False]
-    assert not Interval(1.0, None, None).covers(1.0)
-
-
-def test_the_ratio_interval_holds_the_truth_and_excludes_one() -> None:
-    rng = np.random.default_rng(1)
-    slow = [repetition(list(rng.normal(20, 1, 40))) for _ in range(3)]
-    fast = [repetition(list(rng.normal(10, 1, 40))) for _ in range(3)]
-    found = ratio(slow, fast, METRICS["tpot_median_ms"])
-    assert found.covers(0.5) and not found.covers(1.0)
-    assert found.value == pytest.approx(0.5, abs=0.03)
-
-
-def test_two_samples_of_one_distribution_are_not_told_apart() -> None:
-    rng = np.random.default_rng(2)
-    one, two = ([repetition(list(rng.normal(20, 3, 20))) for _ in range(3)] for _ in range(2))
-    assert ratio(one, two, METRICS["tpot_median_ms"]).covers(1.0)
-
-
-def test_repetitions_that_differ_widen_the_interval() -> None:
-    same = [repetition([10.0] * 20) for _ in range(4)]
-    spread = [repetition([value] * 20) for value in (8.0, 10.0, 10.0, 12.0)]
-    narrow, wide = (estimate(each, METRICS["tpot_median_ms"]) for each in (same, spread))
-    assert (narrow.low, narrow.high) == pytest.approx((10.0, 10.0))
-    assert wide.low is not None and wide.low < 9.5
-
-
-def test_throughput_has_no_interval_below_three_repetitions() -> None:
-    assert estimate([repetition([1.0])] * 2, METRICS["output_throughput_tok_s"]).low is None
-    assert estimate([repetition([1.0])] * 3, METRICS["output_throughput_tok_s"]).low is not None
 
 
 def test_repeated_text_is_told_from_prose() -> None:

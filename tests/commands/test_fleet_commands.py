@@ -31,8 +31,8 @@ def refusal(*arguments: str) -> KimiError:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "nothing, or two things, to route to"),
-        ((*WORKER, "--workers-dns", "replicas:9527"), "nothing, or two things, to route to"),
+        ((), "no replicas were named, or twice"),
+        ((*WORKER, "--workers-dns", "replicas:9527"), "no replicas were named, or twice"),
         (("--worker", "node1"), "cannot read the replica"),
         ((*WORKER, *WORKER), "twice"),
         ((*WORKER, "--set", "router.policy=random"), "there is nothing to set"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.base.errors import KimiError, UsageError
 from kimi_w4a8_eagle3.cli import COMMANDS, PROGRAM, app, load, run
 
+PACKAGE = Path(__file__).parents[2] / "kimi_w4a8_eagle3"
 # An option means the same thing everywhere: its other name, and the type of its value.
 ONE_MEANING = {
     "--recipe": ("-r", (str, list[str])),
@@ -19,13 +22,15 @@ ONE_MEANING = {
     "--runs": (None, (Path,)),
     "--model": (None, (Path,)),
     "--draft": (None, (Path,)),
+    "--concurrency": ("-c", (int, list[int])),
     "--num-prompts": (None, (int,)),
+    "--limit": (None, (int,)),
     "--prompts-file": (None, (str,)),
     "--moe-backend": (None, (str,)),
     "--served-model-name": (None, (str,)),
     "--json": (None, (bool,)),
 }
-RENAMED = {"--out", "--picture", "--plot", "--prompts", "--backend"}  # as they were called in some commands only
+RENAMED = {"--out", "--picture", "--plot", "--prompts", "--backend", "--problems"}  # in some commands, once
 PRINTS_A_TABLE = (
     "check",
     "doctor",
@@ -77,13 +82,23 @@ def test_a_table_can_be_had_as_json(name: str) -> None:
         ["serve", "no-such-recipe", "--dry-run"],
         ["serve", "tiny", "--dry-run", "--set", "port"],
         ["serve", "tiny", "--dry-run", "--docker"],
+        ["serve", "tiny", "--dry-run", "--set", "optons.sampling=target"],
         ["plan", "tiny"],
         ["plan", "eagle3", "--gpu", "mi99"],
         ["gates", "--moe-backend", "none"],
         ["route"],
         ["trust"],
         ["fetch"],
+        ["fetch", "agent"],
+        ["doctor", "tiny", "--recipe", "tiny"],
+        ["warm", "w4a8", "--moe-backend", "none"],
         ["bench", "con2"],
+        ["bench", "con3", "--base-url", "http://127.0.0.1:1"],
+        ["bench", "ab", "--a", "tiny", "--b", "tiny"],
+        ["bench", "ab", "--a", "tiny", "--b", "tiny:plane"],
+        ["bench", "predict", "--accept-length", "9"],
+        ["patch", "status", "--id", "no-such-patch"],
+        ["eval", "smoke"],
         ["eval", "lossless", "--base-url", "http://127.0.0.1:1"],
         ["serve", "tiny", "--no-such-option"],
         ["no-such-command"],
@@ -94,6 +109,27 @@ def test_a_usage_error_ends_with_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run(lambda: app(words, prog_name=PROGRAM))
     assert ended.value.code == 2
+
+
+def test_a_message_begins_with_the_programs_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(lambda: app(["serve", "tinny"], prog_name=PROGRAM))
+    assert capsys.readouterr().err.startswith(f"{PROGRAM}: unknown recipe 'tinny'; did you mean 'tiny'?")
+
+
+def test_no_text_names_a_page_or_another_program() -> None:
+    """A wheel has no docs; `kimi` is the command of Moonshot's own client."""
+    wrong = re.compile(r"docs/|\.md\b|^(?:\[bold\])?kimi: |`kimi ")
+    texts = [(path.name, text) for path in PACKAGE.rglob("*.py") for text in shown(ast.parse(path.read_text()))]
+    assert len(texts) > 1000 and [(name, text) for name, text in texts if wrong.search(text)] == []
+
+
+def shown(tree: ast.Module) -> Iterator[str]:
+    """Texts of a module without its docstrings."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
 
 
 def test_another_error_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:

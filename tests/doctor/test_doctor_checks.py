@@ -185,8 +185,8 @@ def test_a_missing_plugin_is_a_failure(tmp_path):
         (Status.NOT_INSTALLED, "skip", ""),
         (Status.NOT_APPLIED, "warn", "kimi-w4a8 patch apply --id p"),
         (Status.STALE_BUILD, "fail", "--remove-stale"),
-        (Status.MODIFIED, "warn", "docs/page-guard.md"),
-        (Status.UNKNOWN, "warn", "docs/page-guard.md"),
+        (Status.MODIFIED, "warn", "tried on AITER v0.1.1"),
+        (Status.UNKNOWN, "warn", "tried on AITER v0.1.1"),
     ],
 )
 def test_patches(tmp_path, status, verdict, remedy):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx
+import openai
 import pytest
 from support.kimi_checkpoint import seeing
 from support.pictures import asking_about
@@ -56,12 +57,18 @@ def test_both_releases_give_the_same_tokens_and_drafts_are_accepted(newest: Engi
     assert accepted is not None and accepted.length >= 2.5
 
 
-def test_the_prefix_cache_knows_pictures_apart(newest: EngineServer) -> None:
-    said = [ask(newest, messages=asking_about(number), max_tokens=96).json() for number in (15, 15, 42)]
-    texts = [each["choices"][0]["message"]["content"] for each in said]
-    assert [tiny.parse_answer(each) for each in texts] == [19, 19, 46]
-    cached = [(each["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0) for each in said]
-    assert cached[1] > cached[2] >= 0 and cached[1] > said[1]["usage"]["prompt_tokens"] / 2
+def test_a_stock_client_shows_pictures_and_the_prefix_cache_knows_them_apart(newest: EngineServer) -> None:
+    with openai.OpenAI(base_url=f"{newest.base_url}/v1", api_key="none") as client:
+        said = [
+            client.chat.completions.create(
+                model="kimi-k2.5-tiny", messages=asking_about(number), max_tokens=96, temperature=0
+            )
+            for number in (15, 15, 42)
+        ]
+    assert [tiny.parse_answer(each.choices[0].message.content or "") for each in said] == [19, 19, 46]
+    used = [each.usage for each in said]
+    cached = [each.prompt_tokens_details.cached_tokens if each.prompt_tokens_details else 0 for each in used]
+    assert cached[1] > cached[2] >= 0 and cached[1] > used[1].prompt_tokens / 2
 
 
 def test_the_page_guard_caps_its_pool(newest: EngineServer) -> None:

@@ -38,6 +38,8 @@ def test_accept_length_takes_the_prefill_token_off():
     assert found is not None
     assert (found.length, found.rate, found.steps) == (3.0, pytest.approx(2 / 3), 40)
     assert acceptance_from_counters(Counters(124, 7, 0, 4), num_draft_tokens=4) is None
+    one = acceptance_from_counters(Counters(3, 7, 1, 1), num_draft_tokens=4)
+    assert one is not None and (one.length, one.steps) == (2.0, 1)
 
 
 def test_a_restart_between_two_readings_is_an_error():
@@ -62,10 +64,16 @@ def test_histograms_agree_with_counting_steps(histograms):
 
 @contextmanager
 def ops(readings: list[str], status: int = 200) -> Iterator[str]:
-    """An ops endpoint that gives these expositions one after the other, the last one for ever."""
+    """An ops endpoint that gives these expositions one after the other, the last one for ever; it redirects first."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
+            if self.path == "/metrics":  # as SGLang does, which mounts an application there
+                self.send_response(307)
+                self.send_header("Location", "/metrics/")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             text = (readings.pop(0) if len(readings) > 1 else readings[0]).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
@@ -88,9 +96,11 @@ BOTH = ONE.replace(" 0.0", " 1.0") + 'sglang:generation_tokens_total{replica="1"
 
 
 def test_a_replica_that_is_slow_to_answer_is_waited_for(monkeypatch):
-    monkeypatch.setattr(metrics, "_PAUSE_S", 0.01)
+    pauses = []
+    monkeypatch.setattr(metrics.time, "sleep", pauses.append)
     with ops([ONE, ONE, BOTH]) as base_url:
-        assert scrape(base_url).generation_tokens == 12
+        assert metrics.read(base_url, attempts=3).total("sglang:generation_tokens_total") == 12
+    assert pauses == [metrics._PAUSE_S] * 2
 
 
 def test_a_replica_that_stays_away_is_named(monkeypatch):

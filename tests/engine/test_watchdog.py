@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from kimi_w4a8_eagle3.engine.watchdog import Progress, Sample, Watchdog, ask_for_stacks
+from kimi_w4a8_eagle3.engine.watchdog import Progress, Sample, Watchdog, _catches, ask_for_stacks
 
 METRICS = """\
 # HELP sglang:realtime_tokens_total tokens
@@ -105,12 +108,13 @@ def test_vllms_metrics_are_read_too() -> None:
 
 
 @pytest.mark.parametrize("healthy", [True, False])
-def test_an_idle_vllm_is_asked_for_a_token(engine: Engine, healthy: bool) -> None:
+def test_an_idle_vllm_is_asked_for_a_token(engine: Engine, healthy: bool, caplog: pytest.LogCaptureFixture) -> None:
     engine.vllm, engine.healthy = True, healthy
     stalled = threading.Event()
     with Watchdog(engine.url, 0.6, stalled.set, poll_s=0.05):
         assert stalled.wait(2.0) != healthy
     assert "/v1/completions" in engine.asked
+    assert ("/metrics did not answer" in caplog.text) != healthy
 
 
 def test_progress_is_a_counter_that_moved() -> None:
@@ -143,10 +147,10 @@ def test_a_busy_engine_is_left_alone_and_not_probed(engine: Engine) -> None:
 
 
 def test_an_idle_engine_that_answers_a_health_check_is_left_alone(engine: Engine) -> None:
-    stalled = threading.Event()
+    stalled, started = threading.Event(), time.monotonic()
     with Watchdog(engine.url, 1.0, stalled.set, poll_s=0.05):
         assert not stalled.wait(2.0)
-    assert "/health_generate" in engine.asked
+    assert 1 <= engine.asked.count("/health_generate") <= (time.monotonic() - started) / 0.5
 
 
 @pytest.mark.parametrize("generating", [True, False], ids=["tokens", "health-checks"])
@@ -167,10 +171,13 @@ def test_progress_is_told_and_a_stall_is_not(engine: Engine, generating: bool) -
     assert told == sorted(told) and told[-1] <= time.monotonic() - 0.6
 
 
-def test_an_engine_whose_http_server_is_gone_is_stalled() -> None:
+@pytest.mark.parametrize("listens", [False, True], ids=["gone", "silent"])
+def test_an_engine_whose_http_server_is_gone_or_silent_is_stalled(listens: bool) -> None:
     stalled = threading.Event()
-    with Watchdog("http://127.0.0.1:9", 0.4, stalled.set, poll_s=0.05):
-        assert stalled.wait(30)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1] if listens else 9
+        with Watchdog(f"http://127.0.0.1:{port}", 0.4, stalled.set, poll_s=0.05):
+            assert stalled.wait(30)  # a second for each of two requests; SGLang's own 30 would be too late here
 
 
 def test_nothing_is_reported_after_stop(engine: Engine) -> None:
@@ -182,25 +189,63 @@ def test_nothing_is_reported_after_stop(engine: Engine) -> None:
     assert not stalled.wait(1.0)
 
 
-def test_the_server_is_told_even_when_nobody_can_be_asked_for_stacks(engine: Engine) -> None:
+def test_leaving_waits_for_the_poll_that_is_under_way(engine: Engine) -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def slow(at: float) -> None:
+        begun.set()
+        time.sleep(0.2)
+        done.set()
+
+    with Watchdog(engine.url, 30.0, begun.clear, poll_s=0.05, on_progress=slow):
+        assert begun.wait(30)
+    assert done.is_set()
+
+
+@pytest.mark.parametrize(("timeout_s", "asked", "poll_s"), [(300.0, None, 10.0), (20.0, None, 2.0), (20.0, 0.5, 0.5)])
+def test_ten_looks_in_a_timeout_and_one_in_ten_seconds(timeout_s: float, asked: float | None, poll_s: float) -> None:
+    dog = Watchdog("http://127.0.0.1:9", timeout_s, bool, poll_s=asked)
+    assert dog._poll_s == poll_s and dog._thread.daemon  # a thread that keeps no process alive
+    dog.stop()  # nothing to stop yet
+
+
+def test_the_server_is_told_even_when_nobody_can_be_asked_for_stacks(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     engine.healthy = False
-    stalled = threading.Event()
-    with Watchdog(engine.url, 0.4, stalled.set, pid=2**22 + 1, poll_s=0.05):
+    stalled, nobody = threading.Event(), 2**22 + 1  # beyond Linux's largest pid
+    with Watchdog(engine.url, 0.4, stalled.set, pid=nobody, poll_s=0.05):
         assert stalled.wait(30)
+    assert "0 processes print their stacks" in caplog.text
+    assert not _catches(nobody, signal.SIGUSR1)
 
 
 @pytest.mark.parametrize("has_handler", [True, False])
-def test_a_process_prints_its_stacks_and_one_without_a_handler_survives(has_handler: bool) -> None:
+def test_processes_print_their_stacks_and_those_without_a_handler_survive(has_handler: bool) -> None:
+    """A process, its child and its grandchild; only the first one's stack is read."""
     register = "import faulthandler, signal, sys; faulthandler.register(signal.SIGUSR1, file=sys.stdout)\n"
-    wait = "import time\ndef waits():\n    print('up', flush=True)\n    time.sleep(60)\nwaits()"
-    child = subprocess.Popen([sys.executable, "-c", has_handler * register + wait], stdout=subprocess.PIPE)
+    wait = """
+import os, time
+def waits():
+    if not os.fork():
+        said = os.dup(1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not os.fork():
+            os.write(said, b"up\\n")
+    time.sleep(60)
+waits()
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", has_handler * register + wait], stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"up\n"
-        assert ask_for_stacks(child.pid) == has_handler
+        assert ask_for_stacks(child.pid) == 3 * has_handler
         time.sleep(0.2)
         assert child.poll() is None
-        child.send_signal(signal.SIGKILL)
+        os.killpg(child.pid, signal.SIGKILL)
         assert ("in waits" in child.stdout.read().decode()) == has_handler
     finally:
-        child.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()

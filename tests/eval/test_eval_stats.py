@@ -12,13 +12,14 @@ from kimi_w4a8_eagle3.eval import significance
 
 
 def test_wilson_agrees_with_scipy_and_holds_at_the_edges():
-    for correct, n in ((0, 40), (1, 40), (1235, 1319), (1319, 1319)):
+    for correct, n in ((0, 40), (1, 40), (1, 1), (1235, 1319), (1319, 1319)):
         expected = scipy.stats.binomtest(correct, n).proportion_ci(0.95, method="wilson")
         found = significance.wilson(correct, n)
         assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert significance.wilson(0, 40).low < 1e-12 and significance.wilson(0, 40).high > 0.05
-    with pytest.raises(ValueError):
-        significance.wilson(5, 4)
+    for correct, n in ((5, 4), (-1, 4), (0, 0)):
+        with pytest.raises(ValueError, match="is not a share"):
+            significance.wilson(correct, n)
 
 
 def test_mcnemar_is_the_exact_binomial():
@@ -38,6 +39,14 @@ def test_at_difference_zero_the_score_statistic_is_mcnemars(only_new, only_base)
 def test_without_any_spread_the_statistic_is_infinite_on_the_side_of_the_data():
     assert significance.paired_z(0, 0, 10, 1.0) == -math.inf
     assert significance.paired_z(0, 0, 10, -1.0) == math.inf
+
+
+@pytest.mark.parametrize("difference", [0.0002, 0.001, 0.2])
+def test_where_all_agree_the_hypothesis_has_the_least_spread_that_gives_its_difference(difference):
+    """Nobody but the worse side solves a problem alone: n of them with a share of `difference`."""
+    z = math.sqrt(50 * difference / (1 - difference))
+    assert significance.paired_z(0, 0, 50, -difference) == pytest.approx(z)
+    assert significance.paired_z(0, 0, 50, difference) == pytest.approx(-z)
 
 
 def brute_force_z(only_new, only_base, n, difference):
@@ -63,7 +72,7 @@ def test_the_score_statistic_maximises_the_likelihood(counts, difference):
 
 def test_the_limits_of_the_paired_interval_are_where_the_statistic_says_so():
     for counts in ((0, 1, 44), (3, 9, 200), (0, 0, 300)):
-        interval = significance.paired_interval(*counts, confidence=0.90)
+        interval = significance.paired_interval(*counts)
         assert significance.paired_z(*counts, interval.low) == pytest.approx(1.6449, abs=1e-3)
         assert significance.paired_z(*counts, interval.high) == pytest.approx(-1.6449, abs=1e-3)
 
@@ -79,13 +88,14 @@ def test_noninferiority_rarely_accepts_a_loss_of_exactly_the_margin():
     assert 0.02 < passed < 0.065
 
 
-def test_power_agrees_with_a_simulation():
-    rng = np.random.default_rng(1)
-    n, discordance, margin = 1319, 0.03, 0.01
-    counts = rng.multinomial(n, [discordance / 2, discordance / 2, 1 - discordance], size=4000)
+@pytest.mark.parametrize(("n", "discordance", "margin"), [(40, 0.1, 0.1), (60, 0.2, 0.05), (90, 0.02, 0.05)])
+def test_power_adds_up_the_chances_of_all_outcomes_that_pass(n, discordance, margin):
     critical = scipy.stats.norm.ppf(0.95)
-    simulated = np.mean([significance.paired_z(int(c[0]), int(c[1]), n, -margin) >= critical for c in counts])
-    assert significance.noninferiority_power(n, discordance, margin) == pytest.approx(simulated, abs=0.03)
+    outcomes = [(new, base) for new in range(n + 1) for base in range(n + 1 - new)]
+    shares = [discordance / 2, discordance / 2, 1 - discordance]
+    chance = scipy.stats.multinomial(n, shares).pmf([(new, base, n - new - base) for new, base in outcomes])
+    passes = [significance.paired_z(new, base, n, -margin) >= critical for new, base in outcomes]
+    assert significance.noninferiority_power(n, discordance, margin) == pytest.approx(chance @ passes, abs=1e-8)
 
 
 def test_a_statistic_on_the_critical_value_is_a_proof():
@@ -100,9 +110,8 @@ def test_a_statistic_on_the_critical_value_is_a_proof():
 @pytest.mark.parametrize(("discordance", "margin"), [(0.03, 0.01), (1 / 301, 0.02), (0.2, 0.01), (0.02, 0.001)])
 def test_the_problems_needed_give_the_power_asked_for(discordance, margin):
     needed = significance.problems_needed(discordance, margin)
-    power = significance.noninferiority_power(needed, discordance, margin)
-    assert 0.8 <= power < 0.96  # it jumps where few problems differ
-    assert significance.noninferiority_power(needed // 2, discordance, margin) < 0.8
+    few, enough = (significance.noninferiority_power(n, discordance, margin) for n in (needed - 1, needed))
+    assert few < 0.8 <= enough
 
 
 def test_two_shares():
@@ -110,17 +119,31 @@ def test_two_shares():
     chi2 = scipy.stats.chi2_contingency(table, correction=False)
     assert significance.two_shares_p(1240, 1319, 1200, 1319) == pytest.approx(chi2.pvalue, rel=1e-9)
     assert significance.two_shares_p(1235, 1319, 1235, 1319) == 1.0
-    assert significance.two_shares_p(0, 40, 1, 40) == pytest.approx(1.0)  # few: Fisher's exact test
+    chi2 = scipy.stats.chi2_contingency([[4, 96], [6, 94]], correction=False)  # 5 expected of each are no few
+    assert significance.two_shares_p(4, 100, 6, 100) == pytest.approx(chi2.pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize("counts", [(0, 40, 1, 40), (40, 40, 37, 40), (2, 10, 60, 1000)])
+def test_two_shares_of_few_are_fishers(counts):
+    (a, n, b, m) = counts
+    exact = scipy.stats.fisher_exact([[a, n - a], [b, m - b]]).pvalue
+    assert significance.two_shares_p(*counts) == significance.two_shares_p(b, m, a, n) == pytest.approx(exact, rel=1e-9)
 
 
 def test_same_distribution_is_scipys_chi_squared_and_pools_what_is_rare():
     first, second = ["a"] * 60 + ["b"] * 40, ["a"] * 45 + ["b"] * 55
     expected = scipy.stats.chi2_contingency([[60, 40], [45, 55]], correction=False).pvalue
     assert significance.same_distribution_p(first, second) == pytest.approx(expected)
-    rare = [f"only {i}" for i in range(20)]
-    pooled = scipy.stats.chi2_contingency([[60, 40, 20], [45, 55, 20]], correction=False).pvalue
-    other = [f"other {i}" for i in range(20)]
+    five = scipy.stats.chi2_contingency([[60, 40, 6, 1], [45, 55, 4, 3]], correction=False).pvalue
+    assert significance.same_distribution_p([*first, *"eeeeeef"], [*second, *"eeeefff"]) == pytest.approx(five)
+    rare, other = [f"only {i}" for i in range(20)], [f"other {i}" for i in range(11)]
+    rare, other = rare + ["few"] * 3 + ["enough"] * 4, other + ["few"] * 4 + ["enough"] * 7  # 3.6 and 5.6 expected
+    pooled = scipy.stats.chi2_contingency([[60, 40, 4, 23], [45, 55, 7, 15]], correction=False).pvalue
     assert significance.same_distribution_p(first + rare, second + other) == pytest.approx(pooled)
+    # A third of all is in the smaller sample: of 12, 4 are expected there, so both "c" and "d" are rare.
+    first, second = ["b"] * 10 + ["c"] * 6 + ["d"] * 4, ["b"] * 26 + ["c"] * 6 + ["d"] * 8
+    pooled = scipy.stats.chi2_contingency([[10, 10], [26, 14]], correction=False).pvalue
+    assert significance.same_distribution_p(first, second) == pytest.approx(pooled)
     assert significance.same_distribution_p(["a"] * 50, ["a"] * 50) is None
 
 
@@ -136,4 +159,4 @@ def test_two_samples_of_one_distribution_are_rejected_as_often_as_wanted():
 
 def test_holm_against_a_hand_computation():
     assert significance.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert significance.holm([]) == []
+    assert significance.holm([0.6, 0.9]) == [1.0, 1.0] and significance.holm([]) == []

@@ -17,7 +17,7 @@ def test_one_json_line_and_one_line_for_a_person(tmp_path):
     event = json.loads(line)
     assert event.pop("time") > 1e9
     assert event == {"source": "replica-0", "event": "ready", "reason": "after [3] s"}
-    assert shown.getvalue() == "kimi: replica-0 ready: after [3] s\n"
+    assert shown.getvalue() == "kimi-w4a8: replica-0 ready: after [3] s\n"
 
 
 def test_a_full_terminal_does_not_keep_the_event_from_its_file(tmp_path):

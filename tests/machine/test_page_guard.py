@@ -11,6 +11,7 @@ from kimi_w4a8_eagle3.machine.aiter_regime import Regime, detect_regime
 from kimi_w4a8_eagle3.machine.page_guard import (
     INT32_MAX,
     Budget,
+    KvShape,
     PagedKernel,
     cap_tokens,
     decide,
@@ -28,10 +29,11 @@ ARTICLE = Budget(256 * GIB, int(63.5 * GIB), 70_272 + 4_096)
 KERNELS = paged_kernels([kv_shape(TARGET, 8, 2), kv_shape(DRAFT, 8, 2)], Regime.ABORT)
 
 
-def test_kv_bytes_per_token_and_rank() -> None:
+def test_the_cache_of_one_rank() -> None:
+    assert kv_shape(TARGET, 8, 2) == KvShape("mla", layers=61, row_elements=576, buffers=61, dtype_bytes=2)
+    assert kv_shape(DRAFT, 8, 1) == KvShape("mha", layers=1, row_elements=8 * 128, buffers=2, dtype_bytes=1)
     assert kv_shape(TARGET, 8, 2).bytes_per_token == 61 * 576 * 2
     assert kv_shape(DRAFT, 8, 2).bytes_per_token == 2 * 8 * 128 * 2
-    assert kv_shape(DRAFT, 8, 1).bytes_per_token == 2 * 8 * 128
 
 
 def test_the_article_is_reproduced() -> None:
@@ -57,11 +59,19 @@ def test_the_last_offset_is_one_row_short_of_overflow() -> None:
     assert kernel.largest_offset(2_097_151, 1) <= INT32_MAX < kernel.largest_offset(2_097_152, 1)
 
 
+@pytest.mark.parametrize("page", [1, 16])
+def test_a_row_as_wide_as_the_limit_leaves_no_token(page: int) -> None:
+    """The first row takes padded tokens."""
+    assert PagedKernel("k", INT32_MAX + 1, INT32_MAX).max_tokens(page) == 0
+
+
 def test_a_64_bit_kernel_has_no_limit() -> None:
     kernels = paged_kernels([kv_shape(DRAFT, 8, 2)], Regime.FIXED64)
     verdict = decide(ARTICLE, kernels, Regime.FIXED64)
     assert verdict.limit is None and verdict.fraction == 0.90 and verdict.binding is None
-    assert verdict.max_total_tokens == ARTICLE.tokens(0.90)
+    assert verdict.max_total_tokens == ARTICLE.tokens(0.90) and verdict.safe(10**12)
+    limited = decide(ARTICLE, KERNELS, Regime.ABORT)
+    assert limited.safe(2_097_151) and not limited.safe(2_097_152)
 
 
 @pytest.mark.parametrize("regime", [Regime.ABORT, Regime.SILENT, Regime.UNKNOWN])
@@ -71,13 +81,24 @@ def test_every_other_regime_is_unsafe(regime: Regime) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "width", "rows"),
-    [(None, 2, 3_728_270), ("gfx942", 2, 3_728_270), ("gfx942", 1, 3_728_270), ("gfx950", 2, 1_864_135)],
+    [
+        (None, 2, 3_728_270),
+        ("gfx942", 2, 3_728_270),
+        ("gfx942", 1, 3_728_270),
+        ("gfx942", 4, 1_864_135),
+        ("gfx950", 2, 1_864_135),
+    ],
 )
 def test_latents_are_right_within_the_window_of_their_kernel(arch: str | None, width: int, rows: int) -> None:
     """Measured in aiter#5765: of bf16 rows, number 3,728,269 is right and 3,728,270 is cut."""
     for regime in Regime:
         limit, kernel = token_limit(paged_kernels([kv_shape(TARGET, 8, width)], regime, arch=arch), 1)
         assert limit == rows - 1 and kernel is not None  # one row takes padded tokens
+
+
+def test_latents_end_at_the_last_element_that_32_bits_count() -> None:
+    [kernel] = paged_kernels([KvShape("mla", layers=1, row_elements=1, buffers=1, dtype_bytes=1)], Regime.UNKNOWN)
+    assert kernel.largest == INT32_MAX
 
 
 def test_an_mla_draft_has_no_page_limit_of_mha() -> None:
@@ -96,6 +117,10 @@ def test_a_small_machine_is_limited_by_memory() -> None:
 def test_one_page_is_room_enough() -> None:
     budget = Budget(hbm_bytes=1000, weight_bytes=420, cell_bytes=30, page_size=16)  # 0.90 leaves exactly 16 tokens
     assert decide(budget, [], Regime.FIXED64).max_total_tokens == 16
+    verdict = decide(
+        budget, [PagedKernel("k", row_elements=1, largest=31)], Regime.ABORT
+    )  # 16 tokens for the kernel, too
+    assert (verdict.limit, verdict.fraction, verdict.binding) == (16, 0.90, None)
 
 
 def test_no_room_is_an_error() -> None:
@@ -120,6 +145,7 @@ def test_grouped_heads_and_a_derived_head_size() -> None:
     ("config", "message"),
     [
         ({}, "num_hidden_layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": 1, "num_attention_heads": "64"}, "num_attention_heads"),
         ({"num_hidden_layers": 1, "num_attention_heads": 64}, "hidden_size"),
         ({**DRAFT, "num_key_value_heads": 6}, "6 KV heads cannot be split over TP 8"),

@@ -77,8 +77,12 @@ def test_preference_by_arch(
     assert not could_be_faster or "not flydsl: no code objects" in logged.getMessage()
 
 
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [(object(), "it does not import (no module triton.language)"), (None, "the package triton is not installed")],
+)
 def test_a_backend_that_does_not_import_is_passed_over_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: object, reason: str
 ) -> None:
     def load(name: str, gates: object) -> ReferenceBackend:
         if name != "reference":
@@ -86,11 +90,11 @@ def test_a_backend_that_does_not_import_is_passed_over_with_its_reason(
         return ReferenceBackend()
 
     monkeypatch.setattr(dispatch, "_logged", set())
-    monkeypatch.setattr(dispatch, "find_spec", lambda name: object())
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: found)
     monkeypatch.setattr(dispatch, "load_backend", load)
     with caplog.at_level(logging.INFO, logger=dispatch.__name__):
         assert dispatch.select_backend(SHAPE, CPU, {}).name == "reference"
-    assert "not triton: it does not import (no module triton.language)" in caplog.text
+    assert f"not flydsl: it does not import (no module flydsl.language); not triton: {reason}" in caplog.text
 
 
 def test_the_choice_is_logged_once_with_the_reasons(

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,11 +102,17 @@ def test_accumulators_are_the_integers(batch, rows, channels, seed):
     assert torch.equal(exact_matmul(a.float(), w.to(torch.int8)).long(), exact)
 
 
-def test_accumulators_stay_exact_beyond_float32():
-    a = torch.full((1, 1, 40_000), 127.0)
-    a[0, 0, ::2] = 126.0
-    w = torch.full((1, 1, 40_000), 7, dtype=torch.int8)
-    assert int(exact_matmul(a, w)) == 20_000 * 7 * (126 + 127)
+@pytest.mark.parametrize(("k", "dtype"), [(16_513, torch.float32), (16_514, torch.float64)])
+def test_accumulators_stay_exact_beyond_float32(k, dtype):
+    """The largest sum, less one weight: odd, and beyond 2**24 float32 has even numbers only."""
+    w = torch.full((1, 1, k), -8, dtype=torch.int8)
+    w[0, 0, 0] = -7
+    torch.use_deterministic_algorithms(True)  # which fills new memory with NaN: nothing may be read from it
+    try:
+        sums = exact_matmul(torch.full((1, 1, k), 127.0), w)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert sums.dtype == dtype and int(sums) == -127 * (8 * k - 1)
 
 
 def test_rounding_is_half_to_even_and_zero_rows_are_zero():

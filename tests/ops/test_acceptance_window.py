@@ -47,8 +47,8 @@ def test_without_the_plugin_the_length_follows_from_sglangs_counters(requests: l
     assert window.acceptance(float(len(requests))) == acceptance_from_counters(total, 4)
 
 
-def test_nothing_is_said_without_a_verify_step_in_the_window() -> None:
-    window = AcceptanceWindow(4, SPAN_S)
+def test_nothing_is_said_without_a_verify_step_in_the_last_minute() -> None:
+    window = AcceptanceWindow(4)
     assert window.acceptance(0) is None
     window.add(0, SpecTotals((5, 5, 5, 5), NO_COUNTERS))
     assert window.acceptance(0) is None  # how long ago those steps were is not known
@@ -56,7 +56,7 @@ def test_nothing_is_said_without_a_verify_step_in_the_window() -> None:
     assert window.acceptance(5).length == 4.0
     window.add(10, SpecTotals((5, 5, 5, 9), NO_COUNTERS))
     assert window.acceptance(64).steps == 4
-    assert window.acceptance(66) is None
+    assert window.acceptance(65) is None
 
 
 def test_totals_are_read_from_an_exposition() -> None:

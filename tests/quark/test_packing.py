@@ -66,6 +66,14 @@ def test_a_tensor_larger_than_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.equal(pack_reorder(whole), words)
 
 
+def test_a_gpu_has_chunks_whose_temporaries_stay_below_half_a_gibibyte() -> None:
+    """Twelve bytes a word: its copy, and eight values of it, shifted."""
+    words = packing._GPU_CHUNK_WORDS
+    parts = packing._chunks(words + 1, torch.device("cuda"))
+    assert [(part.start, part.stop) for part in parts] == [(0, words), (words, 2 * words)]
+    assert 12 * words < 2**29
+
+
 def test_input_is_left_alone_and_may_be_strided() -> None:
     words = random_words((6, 10), seed=2)
     before = words.clone()

@@ -200,6 +200,7 @@ def test_truncated_draft_is_the_only_problem(quark_target: Path, draft: Path) ->
 
 def test_no_such_draft(quark_target: Path, tmp_path: Path) -> None:
     assert messages(quark_target, tmp_path / "absent") == ["no such draft directory"]
+    assert preflight(quark_target, tmp_path / "absent").draft == str(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
     found = messages(quark_target, tmp_path / "empty")
     assert found == ["model.safetensors.index.json is missing, and so are the weights", "config.json is missing"]
@@ -208,4 +209,5 @@ def test_no_such_draft(quark_target: Path, tmp_path: Path) -> None:
 def test_null_fields_mean_absent(quark_target: Path, draft: Path) -> None:
     edit_json(draft / "config.json", lambda c: c.update(target_hidden_size=None, head_dim=None))
     assert json.loads((draft / "config.json").read_text())["head_dim"] is None
+    assert read_draft_config(draft).num_hidden_layers == 1
     assert messages(quark_target, draft) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, r
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.findings import Problem
-from kimi_w4a8_eagle3.quark.preflight import preflight
+from kimi_w4a8_eagle3.quark.preflight import Report, preflight
 
 PREFIX = "language_model.model.layers"
 GATE = f"{PREFIX}.1.mlp.experts.2.gate_proj.weight"
@@ -217,6 +218,17 @@ def test_several_problems_are_listed_together(target: Path) -> None:
     assert "4 problems" in text and "pack_method" in text and GATE in text and "TP 8" in text
 
 
+@pytest.mark.parametrize(("draft", "where"), [(None, "model"), ("draft", "model, draft draft")])
+def test_of_many_problems_the_first_five_are_shown(draft: str | None, where: str) -> None:
+    problems = [Problem("files", f"problem {number}", expected="none") for number in range(7)]
+    shown = [f"  - [files] problem {number}; expected none" for number in range(5)]
+    for found, more in ((7, ["  - and 2 more"]), (5, [])):
+        with pytest.raises(KimiError) as caught:
+            Report("model", draft, 1, problems=problems[:found]).raise_for_problems()
+        assert caught.value.where == where
+        assert caught.value.what.splitlines() == [f"the checkpoint has {found} problems:", *shown, *more]
+
+
 def test_another_quantization_is_not_ours_to_judge(target: Path) -> None:
     def change(config: dict) -> None:  # type: ignore[type-arg]
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -247,11 +259,16 @@ def test_config_that_is_missing_or_wrong(target: Path, content: str | None, mess
 
 def test_no_such_directory(tmp_path: Path) -> None:
     assert only_problem(tmp_path / "absent").what == "no such model directory"
+    nothing = preflight(tmp_path, tp=0)
+    assert (nothing.shards, nothing.tensors, nothing.nbytes, nothing.scales_read, nothing.seconds) == (0, 0, 0, 0, 0)
 
 
 def test_report_is_json(target: Path) -> None:
     save_file({k: v for k, v in load_file(target / SHARD).items() if k != GATE}, target / SHARD)
+    started = time.monotonic()
     report = json.loads(json.dumps(preflight(target).to_json()))
+    assert 0 < report["seconds"] <= time.monotonic() - started
+    assert (report["model"], report["draft"], report["tp"]) == (str(target), None, 1)
     assert report["ok"] is False and report["problems"][0]["where"] == str(target / SHARD)
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.quark.config import ExcludeRules, TextShape, is_w4a8_two_stage
+from kimi_w4a8_eagle3.quark.config import ExcludeRules, TextShape, is_w4a8_two_stage, read_model_config
 
 FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
 INT4 = {"dtype": "int4", "qscheme": "per_channel", "ch_axis": 0, "is_dynamic": False}
+SIZES = {
+    "num_hidden_layers": 7,
+    **dict.fromkeys(("hidden_size", "vocab_size", "num_attention_heads", "moe_intermediate_size"), 8),
+}
 
 
 def config(weight: Any, method: str = "quark") -> dict[str, Any]:
@@ -52,6 +58,8 @@ def test_exclude_rules() -> None:
     assert all(name in rules for name in excluded)
     assert "model.layers.0.mlp.up_proj_2" not in rules and "model.layers.10.mlp.up_proj" not in rules
     assert "lm_head" not in ExcludeRules([])
+    for pattern in ("re:lm_head", "re:language_model"):  # with and without the wrapper's prefix
+        assert "language_model.lm_head" in ExcludeRules([pattern])
 
 
 def test_regular_expressions_match_from_the_start_as_in_sglang() -> None:
@@ -63,8 +71,16 @@ def test_regular_expressions_match_from_the_start_as_in_sglang() -> None:
 
 
 def test_moe_layers() -> None:
-    names = ("hidden_size", "vocab_size", "num_attention_heads", "moe_intermediate_size")
-    sizes = {**dict.fromkeys(names, 8), "num_hidden_layers": 7}
-    assert TextShape(**sizes, n_routed_experts=4, first_k_dense_replace=1).moe_layers == [1, 2, 3, 4, 5, 6]
-    assert TextShape(**sizes, n_routed_experts=4, moe_layer_freq=2).moe_layers == [0, 2, 4, 6]
-    assert TextShape(**sizes).moe_layers == []
+    assert TextShape(**SIZES, n_routed_experts=4, first_k_dense_replace=1).moe_layers == [1, 2, 3, 4, 5, 6]
+    assert TextShape(**SIZES, n_routed_experts=4, moe_layer_freq=2).moe_layers == [0, 2, 4, 6]
+    assert TextShape(**SIZES).moe_layers == []
+
+
+@pytest.mark.parametrize(
+    ("vision", "layers"), [({}, 27), ({"vt_num_hidden_layers": 3}, 3), ({"num_hidden_layers": 5}, 5), (None, None)]
+)
+def test_layers_of_the_vision_tower(tmp_path: Path, vision: dict[str, int] | None, layers: int | None) -> None:
+    config = {"model_type": "kimi_k25", "text_config": SIZES, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = read_model_config(tmp_path)
+    assert found.tower_layers == layers and found.architectures == []

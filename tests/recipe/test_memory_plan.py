@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,11 @@ def test_a_token_of_a_picture_is_within_the_activations_of_a_token() -> None:
     assert patches * of_a_patch < ACTIVATION_BYTES_PER_TOKEN / 8
 
 
-def test_draft_weights_by_hand() -> None:
-    layer = 2 * 7168 * 3 * 8192 + 8192 * 7168 + 3 * 7168 * 12288
-    assert draft_weights(EAGLE, 8)["draft"] == 2 * (layer // 8 + 3 * 7168 * 7168 + 163840 * 7168 // 8)
+@pytest.mark.parametrize(("stated", "kv_heads"), [(64, 64), (None, 64), (8, 8)])
+def test_draft_weights_by_hand(stated: int | None, kv_heads: int) -> None:
+    draft = replace(EAGLE, config={**EAGLE.config, "num_key_value_heads": stated})
+    layer = 2 * 7168 * (8192 + 2 * 128 * kv_heads) + 8192 * 7168 + 3 * 7168 * 12288
+    assert draft_weights(draft, 8)["draft"] == 2 * (layer // 8 + 3 * 7168 * 7168 + 163840 * 7168 // 8)
 
 
 @pytest.mark.parametrize("name", ["kimi-k2.5-eagle3-mla", "kimi-k2.6-eagle3.1-mla"])

@@ -1,5 +1,7 @@
 """Paged attention against a softmax per request, query and head."""
 
+from inspect import signature
+
 import pytest
 import torch
 
@@ -34,7 +36,7 @@ def paged(batch: int, lengths: list[int], groups: int, dim_k: int, dim_v: int, l
 
 @pytest.mark.parametrize(("heads", "groups", "dim_k", "dim_v", "latent"), [(4, 2, 8, 8, False), (4, 1, 12, 8, True)])
 def test_decode_stores_the_new_key_and_attends_to_all(heads, groups, dim_k, dim_v, latent):
-    lengths = [9, 1, 17]
+    lengths = [9, 1, 170]
     k, v, table, pool = paged(3, lengths, groups, dim_k, dim_v, latent)
     loc = torch.tensor([int(table[row, length - 1]) for row, length in zip(pool, lengths, strict=True)])
     q, new_k = torch.randn(3, heads, dim_k), torch.randn(3, groups, dim_k)
@@ -73,7 +75,7 @@ def extend(q, k_ext, v_ext, k, v, table, pool, seq_lens, new, out) -> None:
 
 
 @pytest.mark.parametrize(
-    "lengths,new", [([9, 4, 17], [4, 4, 4]), ([12, 6, 1], [3, 6, 1]), ([15, 2], [15, 0]), ([300, 140], [200, 5])]
+    "lengths,new", [([9, 11, 17], [3, 4, 4]), ([12, 6, 1], [3, 6, 1]), ([15, 2], [15, 0]), ([300, 140], [200, 5])]
 )
 @pytest.mark.parametrize("max_scores,queries", [(attention._MAX_SCORES, attention._QUERIES), (1, 3)])
 def test_extend_is_causal_over_prefix_and_new_tokens(lengths, new, max_scores, queries, monkeypatch):
@@ -111,11 +113,23 @@ def test_a_broken_request_spoils_no_other():
     assert bool(out[0].isfinite().all()) and bool(out[1].isnan().all())
 
 
-@pytest.mark.parametrize("option", [{"logit_cap": 30.0}, {"sliding_window": 128}, {"is_cross_attn": True}])
-def test_what_the_models_do_not_use_is_refused(option):
-    values = {"logit_cap": 0.0, "is_cross_attn": False, "sliding_window": 0, "sinks": None, "tree_mask": None}
-    with pytest.raises(NotImplementedError):
-        attention._require_plain(**{**values, **option})
+@pytest.mark.parametrize(("elements", "groups"), [(4 * 2 * 4 * 16, [[0, 1]]), (4 * 2 * 4 * 16 - 1, [[0], [1]])])
+def test_requests_share_a_score_block_that_holds_the_longest_of_them(elements, groups, monkeypatch):
+    monkeypatch.setattr(attention, "_MAX_SCORES", elements)
+    found = attention._buckets(torch.tensor([3, 4]), torch.tensor([9, 16]), 4)
+    assert [rows.tolist() for rows in found] == groups
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"logit_cap": 30.0}, {"sliding_window": 128}, {"is_cross_attn": True}, {"sinks": torch.ones(1)}],
+    ids=lambda option: next(iter(option)),
+)
+@pytest.mark.parametrize("operator", [attention.decode_attention_cpu, attention.extend_attention_cpu])
+def test_what_the_models_do_not_use_is_refused(operator, option):
+    plain = {"logit_cap": 0.0, "is_cross_attn": False, "sliding_window": 0}
+    with pytest.raises(NotImplementedError, match="does not support"):
+        operator(**dict.fromkeys(signature(operator).parameters) | plain | option)
 
 
 def test_an_fp8_cache_is_rounded_when_it_is_written_and_read_as_it_is():

@@ -13,9 +13,9 @@ N = 4
 def chain(seq_lens: torch.Tensor) -> dict[str, torch.Tensor]:
     """The arrays SGLang allocates for a batch, filled by our operator."""
     batch = len(seq_lens)
-    links = torch.full((3, batch, N), -1, dtype=torch.long)
+    links = torch.full((3, batch, N), 99)
     mask = torch.ones(batch * N * N, dtype=torch.bool)
-    positions = torch.empty(batch * N, dtype=torch.long)
+    positions = torch.full((batch * N,), 99)
     draft_chain.build_tree_kernel_efficient_cpu(
         torch.empty(batch, 0), torch.empty(batch, N - 1), seq_lens, mask, positions, *links, 1, N - 1, N, 1
     )

@@ -207,7 +207,7 @@ def test_where_any_part_of_the_door_cannot_be_had_nothing_is_served() -> None:
     healthy = {name for name in said if name.startswith("nothing, ")}
     assert {said.pop(name) for name in healthy} == {"went on"}
     assert len(said) == 14
-    assert {name: line for name, line in said.items() if not line.startswith("kimi: ")} == {}
+    assert {name: line for name, line in said.items() if not line.startswith("kimi-w4a8: ")} == {}
 
 
 def test_in_the_c_locale_there_is_a_door_or_no_server() -> None:
@@ -218,13 +218,13 @@ def test_in_the_c_locale_there_is_a_door_or_no_server() -> None:
         assert json.loads(done.stdout.splitlines()[-1])["outermost"] == "Door"
     else:
         assert (done.returncode, done.stdout) == (1, "")
-        assert "kimi: the plugin cannot be installed, so nothing is served: UnicodeDecodeError" in done.stderr
+        assert "kimi-w4a8: the plugin cannot be installed, so nothing is served: UnicodeDecodeError" in done.stderr
 
 
 def test_a_misspelt_setting_ends_the_process_with_its_reason() -> None:
     done = run(PROGRAM, KIMI_DOOR="closde")
     assert done.returncode == 1
-    assert "kimi: KIMI_DOOR='closde' is not allowed" in done.stderr
+    assert "kimi-w4a8: KIMI_DOOR='closde' is not allowed" in done.stderr
     assert done.stdout == ""
 
 

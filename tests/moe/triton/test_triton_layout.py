@@ -63,8 +63,8 @@ def test_the_grid_bound_holds(experts: int, block_m: int, rows: list[int]) -> No
 
 def test_the_grid_bound_is_reached() -> None:
     assert max_blocks(8, 384, 16) == 8  # one token: eight experts, a block each
-    assert max_blocks(5 + 16 * 10, 5, 16) == 15  # one row past a full block in each of five experts
-    assert empty_routing(5 + 16 * 10, 5, 16, torch.device("cpu")).max_blocks == 15
+    assert max_blocks(20 * 17, 20, 16) == 40  # one row past a full block in each of 20 experts
+    assert empty_routing(20 * 17, 20, 16, torch.device("cpu")).max_blocks == 40
 
 
 def test_empty_tables_begin_at_multiples_of_16_bytes_and_take_no_more() -> None:
