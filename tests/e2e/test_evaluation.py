@@ -22,7 +22,7 @@ from kimi_w4a8_eagle3.tiny.tools import declaration
 
 pytestmark = pytest.mark.server
 SILENT = Console(quiet=True)
-FLOORS = smoke.Floors(problems=12, accept_length=2.5)  # the built-in draft reaches 3.3, on the wrong hidden states 2.0
+FLOORS = smoke.Floors(problems=12, accept_length=2.7)  # the built-in draft reaches 3.4, on the wrong hidden states 2.0
 
 
 @pytest.fixture(scope="module")
