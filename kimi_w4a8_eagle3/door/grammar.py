@@ -21,9 +21,10 @@ _MAX_PROPERTIES = 2048
 # Any of n optional properties may follow any other: n * n ways, and about eight times that where they are counted.
 _MAX_WAYS = 16384
 _COUNTED = 8
-_MAX_COUNT = 65536  # minItems, maxLength and their like
+_MAX_COUNT = 2**31 - 1  # minItems, maxLength and their like: larger ones xgrammar misreads, all others cost the same
 _MAX_PROPERTY_COUNT = 64
 _MAX_LENGTHS = 16  # different lengths of strings: each is compiled for itself
+_MAX_TIMES = 65536  # that a pattern repeats a part
 _MAX_PATTERN = 1024
 _MAX_PATTERNS = 4096  # characters of all patterns of a grammar
 _MAX_REPEATS = 32  # of the same
@@ -106,8 +107,8 @@ class _Cost:
             )
         if self._repeats > _MAX_REPEATS:
             self._refuse(f"holds patterns with more than {_MAX_REPEATS} of * + ? and {{")
-        if any(len(digits) > len(str(_MAX_COUNT)) for digits in _numbers(text)):
-            self._refuse(f"holds a pattern that repeats more than {_MAX_COUNT} times")
+        if any(len(digits) > len(str(_MAX_TIMES)) for digits in _numbers(text)):
+            self._refuse(f"holds a pattern that repeats more than {_MAX_TIMES} times")
         try:
             require_unambiguous(text)
         except TooAmbiguous:

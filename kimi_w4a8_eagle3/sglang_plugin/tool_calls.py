@@ -16,6 +16,7 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.kimik2_detector import KimiK2Detector
 
 PARSER = "kimi_k2"
+_QUOTE = re.compile(r'\\.|"', re.DOTALL)  # an escaped character is none
 
 
 class KimiToolCalls(KimiK2Detector):
@@ -32,7 +33,10 @@ class KimiToolCalls(KimiK2Detector):
         self._in_section = False
         self._call: str | None = None  # id of the call whose arguments are being read
         self._name: str | None = None
-        self._passed = self._looked = 0  # characters of the arguments: given to the client; without an end in them
+        # Characters of the arguments: given to the client; without an end in them; with their quotes counted.
+        self._passed = self._looked = self._counted = 0
+        self._in_string = False  # there
+        self._doubtful: tuple[int, int] | None = None  # an end within a string, should that string never end
         self.incomplete_tool_call_indices: set[int] = set()  # SGLang does not say `tool_calls` of them
 
     def has_tool_call(self, text: str) -> bool:
@@ -111,30 +115,39 @@ class KimiToolCalls(KimiK2Detector):
             self.incomplete_tool_call_indices.add(self.current_tool_id)
         self._buffer = self._buffer[end[1] :] if end else ""
         self._call = self._name = None
-        self._passed = self._looked = 0
+        self._passed = self._looked = self._counted = 0
+        self._in_string, self._doubtful = False, None
         return True
 
     def _end_of_arguments(self, ended: bool) -> tuple[int, int] | None:
         """Where the arguments end and what follows begins, or None as long as that cannot be told.
 
-        A marker inside of a JSON string is part of it. Arguments that are no JSON end at a marker that another follows.
+        A marker inside of a JSON string is part of it, and any other the end. A string that never ends ended at its
+        first marker that another follows.
         """
         while found := self._marker.search(self._buffer, self._looked):
-            after = self._buffer[found.end() :].lstrip()
-            if not _is_json(self._buffer[: found.start()]):
+            quotes = _QUOTE.findall(self._buffer, self._counted, found.start()).count('"')
+            self._in_string ^= quotes % 2 == 1
+            self._counted = found.start()
+            end = found.start(), found.end() if found[0] == self._end else found.start()
+            if not self._in_string:
+                return end if self._doubtful is None or _is_json(self._buffer[: end[0]]) else self._doubtful
+            if self._doubtful is None:
+                after = self._buffer[found.end() :].lstrip()
                 if len(after) < self._longest and not ended:
                     return None
-                if after and not self._marker.match(after):
-                    self._looked = found.end()
-                    continue
-            return found.start(), found.end() if found[0] == self._end else found.start()
+                if not after or self._marker.match(after):
+                    self._doubtful = end
+            self._looked = found.end()
         self._looked = max(self._looked, len(self._buffer) - self._longest)
-        return None
+        return self._doubtful if ended else None
 
     def _certain(self, ended: bool) -> int:
         """How many characters of the buffer belong to no marker, whatever follows."""
         if ended:
             return len(self._buffer)
+        if self._doubtful is not None:
+            return self._doubtful[0]
         if found := self._marker.search(self._buffer, self._looked):
             return found.start()
         for start in range(max(0, len(self._buffer) - self._longest + 1), len(self._buffer)):

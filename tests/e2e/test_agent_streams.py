@@ -1,15 +1,15 @@
 """Thinking, text and tool calls reach a stock OpenAI client whole and apart: streamed or not, alone or among forty,
-with and without drafts. What is right is read from the tokens that the model wrote."""
+with and without drafts. What is right is read from the tokens that the model wrote. Answers of a schema are of it."""
 
 import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import openai
 import pytest
+from support.said import MODEL, Request, Said, said, streamed, whole
 from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3 import tiny
@@ -17,25 +17,14 @@ from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
 from kimi_w4a8_eagle3.tiny.tools import NAME, calculate, declaration
 from proof.load.load_questions import CLEAR_GAP, gap
+from proof.structured.ask import Asker, compare
+from proof.structured.cases import cases
 
 pytestmark = pytest.mark.server
 
-MODEL = "kimi-k2.5-tiny"
 MARKER = re.compile(r"<\|.*?\|>|</?think>")
 CALL = re.compile(f"{re.escape(CALL_BEGIN)}(.*?){re.escape(CALL_ARGUMENTS)}(.*?){re.escape(CALL_END)}", re.DOTALL)
 COUNT = 20  # requests, each streamed and not: forty at once
-
-Request = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Said:
-    """An answer as its client has it; calls: id, name, arguments."""
-
-    thought: str
-    text: str
-    calls: tuple[tuple[str, str, str], ...]
-    finish: str
 
 
 def requests() -> list[Request]:
@@ -84,36 +73,6 @@ def written(answer: Any, tokenizer: Tokenizer) -> Said:
     return Said(thought, text, calls, "tool_calls" if calls else "stop")
 
 
-def whole(client: openai.OpenAI, request: Request) -> Said:
-    """The answer in one piece."""
-    return said(client.chat.completions.create(model=MODEL, temperature=0, **request).choices[0])
-
-
-def said(choice: Any) -> Said:
-    message = choice.message
-    calls = tuple((call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ())
-    thought = getattr(message, "reasoning_content", None) or ""
-    return Said(thought, message.content or "", calls, choice.finish_reason)
-
-
-def streamed(client: openai.OpenAI, request: Request) -> Said:
-    """The same, put together as clients do: by the index of a call."""
-    thought, text = "", ""
-    finished: list[str] = []
-    calls: dict[int, list[str]] = {}
-    for chunk in client.chat.completions.create(model=MODEL, temperature=0, stream=True, **request):
-        for choice in chunk.choices:
-            assert not finished or not choice.delta.content  # nothing follows the end
-            thought += getattr(choice.delta, "reasoning_content", None) or ""
-            text += choice.delta.content or ""
-            for piece in choice.delta.tool_calls or ():
-                call = calls.setdefault(piece.index, [piece.id, piece.function.name, ""])
-                call[2] += piece.function.arguments or ""
-            finished += [choice.finish_reason] if choice.finish_reason else []
-    (finish,) = finished
-    return Said(thought, text, tuple((call[0], call[1], call[2]) for _, call in sorted(calls.items())), finish)
-
-
 @pytest.fixture(scope="module")
 def right(plain: EngineServer) -> list[tuple[Request, Said]]:
     """Requests whose answers have no near tie, and what the model without drafts writes."""
@@ -155,3 +114,14 @@ def test_nothing_is_lost_and_nothing_mixed_up(
         assert got == [expected, expected], request
         for text in (expected.thought, expected.text, *(arguments for *_, arguments in expected.calls)):
             assert not MARKER.search(text)
+
+
+def test_answers_of_a_schema_are_of_it_and_those_of_the_server_without_drafts(
+    eagle3: EngineServer, plain: EngineServer
+) -> None:
+    """Each form of asking for one, with thinking and without; `python -m proof.structured` asks more."""
+    with Asker(plain.base_url) as one, Asker(eagle3.base_url) as other:
+        asked = cases(8, 1, one.model)
+        verdicts = compare(asked, one.all(asked, len(asked)), other.all(asked, len(asked)))
+    assert [each.fault for each in verdicts if each.fault] == []
+    assert sum(each.answer.complete for each in verdicts) >= len(asked) - 1

@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 from rich.console import Console
+from support.said import streamed, whole
 from support.tiny_servers import tiny_launch, with_faults
 
+from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.eval import accuracy, exact, lossless, smoke, tasks
 from kimi_w4a8_eagle3.eval.choice import Choice
@@ -15,9 +18,11 @@ from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
 from kimi_w4a8_eagle3.eval.prompts import prompts
 from kimi_w4a8_eagle3.eval.tokens import Probe, Tokens
+from kimi_w4a8_eagle3.tiny.tools import declaration
 
 pytestmark = pytest.mark.server
 SILENT = Console(quiet=True)
+FLOORS = smoke.Floors(problems=12, accept_length=2.7)  # the built-in draft reaches 3.4, on the wrong hidden states 2.0
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +108,20 @@ def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_leng
     named.write_text("hidden state of the wrong token")
     with Probe(server.base_url) as probe:
         assert not exact.differences(asked, answers, [ask(probe, each) for each in asked], "EAGLE3", 1)
-    floors = smoke.Floors(
-        problems=12, accept_length=2.7
-    )  # 3.4 without the fault: a floor of one's own, not for any draft
-    _, state, checks = smoke.run(Choice(base_url=server.base_url), floors, SILENT, tmp_path)
-    assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"]
+    _, state, checks = smoke.run(Choice(base_url=server.base_url), FLOORS, SILENT, tmp_path)
+    assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"], checks
+
+
+def test_a_stream_whose_reader_forgets_what_follows_a_marker_is_found(faulty):
+    """What `test_agent_streams` compares, on a server with that fault and without."""
+    (server, named), [problem] = faulty, tiny.problems("held_out", 1, seed=33)
+    request = {"messages": [{"role": "user", "content": problem.question}], "tools": [declaration()], "max_tokens": 64}
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none") as client:
+        named.write_text("")
+        right = whole(client, request)
+        assert right.calls and streamed(client, request) == right
+        named.write_text("text behind a marker forgotten")
+        assert streamed(client, request) != right
 
 
 def test_sampling_that_ignores_the_temperature_is_found(healthy):
@@ -135,5 +149,5 @@ def test_tiny_math_reaches_the_recorded_accuracy(eagle3, tmp_path):
 
 
 def test_smoke_passes_with_eagle3(eagle3, tmp_path):
-    _, state, checks = smoke.run(Choice(base_url=eagle3.base_url), smoke.Floors(problems=12), SILENT, tmp_path)
+    _, state, checks = smoke.run(Choice(base_url=eagle3.base_url), FLOORS, SILENT, tmp_path)
     assert state == "pass", checks

@@ -88,6 +88,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         schema({**properties(500), "required": [f"{each:04}" for each in range(480)], "additionalProperties": False}),
         None,
     ),
+    "a length": ("/v1/chat/completions", schema({"type": "string", "maxLength": 2**31 - 1}), None),
     "pattern": ("/v1/completions", {"prompt": "x", "regex": "[0-9]{3}-[a-z]+"}, None),
     "pattern of an address": ("/v1/completions", {"prompt": "x", "regex": r"(?:\d{1,3}\.){3}[(\d{]{1,3}"}, None),
     "claude": (

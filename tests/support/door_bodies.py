@@ -232,6 +232,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         schema({"anyOf": [{"type": "string", "maxLength": number} for number in range(20)]}),
         "different lengths of strings",
     ),
+    "a count": ("/v1/chat/completions", schema({"type": "array", "minItems": 2**31}), "minItems above 2147483647"),
     "a long pattern": ("/v1/completions", {"prompt": "x", "regex": "a" * 2000}, "pattern longer than 1024"),
     "a pattern of choices": ("/v1/completions", {"prompt": "x", "regex": ".?" * 200}, "more than 32 of"),
     "a pattern in a schema": (

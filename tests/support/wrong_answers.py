@@ -17,15 +17,18 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.sglang_plugin.cpu import draft_chain, locations
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
+from kimi_w4a8_eagle3.sglang_plugin.tool_calls import KimiToolCalls
 
 from .moe_faults import FAULTS
 
 ALL_DRAFTS, BONUS, STALE_KV = "every draft accepted", "bonus token from the draft", "KV of a rejected token kept"
 POSITION, HIDDEN = "position off by one after a partial acceptance", "hidden state of the wrong token"
 PAGE, LATE = "wrong page in a radix node", "stop string cut late"
+FORGETFUL = "text behind a marker forgotten"  # in a piece of a stream
 
 _verify, _build = draft_chain.verify_tree_greedy_cpu, draft_chain.build_tree_kernel_efficient_cpu
 _locations, _moe = locations.assign_extend_cache_locs_cpu, ReferenceBackend.forward
+_read = KimiToolCalls.parse_streaming_increment
 _step: tuple[list[int], list[int]] = ([], [])  # rows of the request pool and lengths at the step under way
 _rejected: dict[int, int] = {}  # by row, the length at which a draft was rejected last
 
@@ -91,8 +94,14 @@ def moe(backend: Any, *args: Any) -> torch.Tensor:
     return fault(lambda *given: _moe(backend, *given), *args) if fault else _moe(backend, *args)
 
 
+def read(reader: KimiToolCalls, text: str, tools: list[Any]) -> Any:
+    marker = reader._marker.search(text) if planted() == FORGETFUL else None
+    return _read(reader, text[: marker.end()] if marker else text, tools)
+
+
 if __name__ == "__main__":
     ReferenceBackend.forward = moe  # type: ignore[method-assign]
+    KimiToolCalls.parse_streaming_increment = read  # type: ignore[method-assign]
     # SGLang took them by `from sgl_kernel import`; the scheduler is a fork of this process.
     for right, wrong in ((_verify, verify), (_build, build_tree), (_locations, verified_locations)):
         for module in list(sys.modules.values()):
