@@ -243,6 +243,7 @@ TABLE: tuple[Gate, ...] = (
     ),
     Gate("TRITON_MAX_CACHE_SIZE", "int", None, "ROCm's Triton", "bytes of compiled kernels to keep", minimum=0),
     Gate("SGLANG_USE_AITER", "bool", False, "sglang", "take AITER's kernels on ROCm"),
+    Gate("SGLANG_ROCM_USE_MULTI_STREAM", "bool", False, "sglang", "decode: the shared expert beside the routed ones"),
     Gate("SGLANG_DISABLE_CUDNN_CHECK", "bool", False, "sglang", "skip a check of the CUDA installation"),
     Gate("SGLANG_NUMA_BIND_V2", "bool", True, "sglang", "bind each rank to its NUMA node with --numa-node"),
     Gate("SGLANG_WARMUP_TIMEOUT", "float", None, "sglang", "seconds for its first request; 600 by itself", minimum=1),

@@ -113,21 +113,28 @@ class Floors:
 
     weights_us: float  # every distinct expert's weights read once from memory
     mfma_us: float  # rows as they are
-    padded_mfma_us: float  # rows padded to whole blocks
+    padded_mfma_us: float  # rows padded to what the code multiplies
     simd_us: float  # the code's own vector and matrix instructions, spread evenly over all SIMDs
 
 
-def floors(gpu: Gpu, shape: MoeShape, tokens: int, stage: int, tile: tuple[int, int], wave: Figures) -> Floors:
-    """Floors of stage 1 or 2 with (tile_m, tile_n); `wave` holds the figures of its kernel."""
+def floors(
+    gpu: Gpu, shape: MoeShape, tokens: int, stage: int, tile: tuple[int, int], wave: Figures, padded_to: int = 0
+) -> Floors:
+    """Floors of stage 1 or 2 with (tile_m, tile_n); `wave` holds the figures of its kernel for a full block.
+
+    padded_to: rows of a block are multiplied in multiples of so many, if not all.
+    """
     tile_m, tile_n = tile
     weights = shape.hidden * shape.inter * (3 - stage)  # one expert's: gate and up, or down
-    experts, blocks = expected_blocks(shape, tokens, tile_m)
+    experts, _ = expected_blocks(shape, tokens, tile_m)
+    padded_to = padded_to or tile_m
+    padded = expected_blocks(shape, tokens, padded_to)[1] * padded_to
     peak = INT8_TOPS_PER_CU * gpu.compute_units * 1e12
-    workgroups = blocks * ((shape.inter if stage == 1 else shape.hidden) / tile_n)
+    workgroups = padded / tile_m * ((shape.inter if stage == 1 else shape.hidden) / tile_n)
     simd_seconds = workgroups * wave["waves"] * wave["simd_clocks"] / (gpu.compute_units * SIMDS_PER_CU)
     return Floors(
         weights_us=experts * weights / 2 / (gpu.hbm_tb_s * 1e12) * 1e6,
         mfma_us=2 * tokens * shape.top_k * weights / peak * 1e6,
-        padded_mfma_us=2 * blocks * tile_m * weights / peak * 1e6,
+        padded_mfma_us=2 * padded * weights / peak * 1e6,
         simd_us=simd_seconds / (CLOCK_GHZ * 1e9) * 1e6,
     )

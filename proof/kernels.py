@@ -42,7 +42,7 @@ COLUMNS = (
     ("waves_per_simd", "waves/SIMD"),
 )
 
-KERNELS = ("route", "stage1", "quantize2", "stage2", "reduce")
+KERNELS = ("route", "stage1", "stage2", "reduce")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -120,7 +120,7 @@ def _print_floors(
             if isinstance(config, ByTokenConfig):  # has no blocks of rows
                 continue
             wave = found[_name(f"tp{size}", f"stage{stage}", config)]
-            least = floors(card, shape, batch, stage, (config.tile_m, config.tile_n), wave)
+            least = floors(card, shape, batch, stage, (config.tile_m, config.tile_n), wave, config.padded_to)
             cells = (least.weights_us, least.mfma_us, least.padded_mfma_us, least.simd_us)
             table.add_row(f"tp{size} stage {stage}", str(batch), *(f"{cell:.1f}" for cell in cells))
     console.print(table)

@@ -27,8 +27,10 @@ def l2_fill(gpu: Gpu, shape: MoeShape, tokens: int, config: Stage1Config | Stage
         for start in range(0, len(works), at_a_time):
             running = works[start : start + at_a_time]
             weights = {(experts[block], column) for block, column in running}
-            read = np.unique(np.concatenate([rows[block] for block in {block for block, _ in running}]))
-            total += len(weights) * weight_bytes + len(read) * row_bytes
+            total += len(weights) * weight_bytes
+            for size in (1, 4):  # stage 2 takes its rows for the first columns as float32, and quantizes them
+                blocks = {block for block, column in running if size == (1 if stage1 or column else 4)}
+                total += len(np.unique(np.concatenate([rows[block] for block in blocks] or [[]]))) * row_bytes * size
     return total
 
 

@@ -236,7 +236,10 @@ def _levers(
         "FP8 KV cache": (of(step, lambda name: "KV cache" in name) / 2, 0.0),
         "all-reduce, residual and norm in one kernel": (2 * s.layers * small, 2 * s.layers * small),
         "prefill all-reduces in INT8": (0.0, of(prompt, lambda name: name == "all-reduces") / 2),
-        "shared expert inside the routed launches": (s.moe_layers * SHARED_KERNELS * small,) * 2,
+        "shared expert on a second stream, SGLANG_ROCM_USE_MULTI_STREAM": (
+            s.moe_layers * (SHARED_KERNELS - 1) * small,  # all but the addition
+            0.0,  # in decode's graphs only
+        ),
     }
     saved = {name: pair for name, pair in saved.items() if any(pair)}
     before = step_ms, prefill_ms

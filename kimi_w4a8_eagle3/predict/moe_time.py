@@ -3,7 +3,7 @@
 Calibration: published AITER timings of Kimi's MoE on an MI355X are 11.3 us + bytes / 5.2 TB/s for stage 1 and 8.3 us +
 bytes / 4.8 TB/s for stage 2, with 4.4 and 4.0 TB/s what tuned kernels reach on an MI325X. A launch takes 2.5 us, a
 small kernel 3 to 9 us with it: here 7.1 us and its bytes at 4.0 TB/s. What the last-level cache holds moves at 10 TB/s,
-an assumption (its peak is 17.2). A stage takes at least its MFMA time, rows padded to whole blocks.
+an assumption (its peak is 17.2). A stage takes at least its MFMA time, rows padded to what its kernel multiplies.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def ours(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
 
     kernels: Any = FlydslBackend().configs(shape, tokens)
     slots, columns = tokens * shape.top_k, columns_at_once(kernels, tokens * shape.top_k)
-    chunks, rows = -(-shape.hidden // columns), kernels["stage1"].tile_m
+    chunks, rows = -(-shape.hidden // columns), kernels["stage1"].padded_to
     written = slots * shape.hidden * 2
+    kept = 0 if kernels["stage1"].decode else slots * shape.inter * 5  # rows that the first chunk quantizes and writes
     by_token = "reduce" not in kernels
     parts = [
         _small("route", tokens * shape.hidden * 3),
         _stage(gpu, shape, tokens, rows, 1),
-        _small("quantize2", slots * shape.inter * 5),
-        _stage(gpu, shape, tokens, rows, 2, chunks, 0 if by_token else written, slots if by_token else None),
+        _stage(gpu, shape, tokens, rows, 2, chunks, 0 if by_token else written + kept, slots if by_token else None),
         _small("reduce", tokens * shape.hidden * 2, chunks, written),
     ]
     return [part for part in parts if part.name in kernels]
@@ -73,12 +73,13 @@ def _stage(
     rows: int,
     number: int,
     launches: int = 1,
-    written: int = 0,
+    cached: int = 0,
     reads: float | None = None,
 ) -> Part:
-    """Stage 1 or 2 with blocks of so many rows.
+    """Stage 1 or 2 with an expert's rows padded to so many.
 
-    written: bytes of slots, to the last-level cache. reads: how many experts' weights it reads, if not each once.
+    cached: bytes of slots to the last-level cache, and of rows that are quantized from there and back. reads: how many
+    experts' weights it reads, if not each once.
     """
     experts, blocks = expected_blocks(shape, tokens, rows)
     experts, rows = experts if reads is None else reads, max(rows, 16)  # the matrix unit pads to 16
@@ -87,7 +88,7 @@ def _stage(
     bounds = {
         f"{experts * weights / 2e6:.0f} MB / {STAGE_TB_S[number]} TB/s": experts * weights / 2e6 / STAGE_TB_S[number],
         f"{blocks * rows:.0f} rows by MFMA": 2 * blocks * rows * weights / peak,
-        f"{written / 1e6:.0f} MB into the cache": written / 1e6 / CACHE_TB_S,
+        f"{cached / 1e6:.0f} MB through the cache": cached / 1e6 / CACHE_TB_S,
     }
     bound = max(bounds, key=lambda name: bounds[name])
     fixed = f"{launches} x {STAGE_US[number]} us" if launches > 1 else f"{STAGE_US[number]} us"

@@ -59,19 +59,25 @@ class InFlight:
     exposed_waits: int
 
 
-def renamed(region: list[Instruction]) -> list[Instruction]:
-    """The same with resources told apart that take turns in the same scalar registers."""
-    defined: Counter[int] = Counter()
+def renamed(code: list[Instruction]) -> list[Instruction]:
+    """The same with one name for each resource: copies have that of the first, others in its registers another."""
+    values: dict[int, object] = {}
+    names: dict[tuple[object, ...], str] = {}
     result = []
-    for instruction in region:
+    for number, instruction in enumerate(code):
+        operands = instruction.operands
         if is_vector_load(instruction):
-            turns = {
-                o: sum(defined[r] for r in scalar_registers(o)) for o in instruction.operands if o.startswith("s[")
-            }
-            operands = tuple(f"{o}#{turns[o]}" if turns.get(o) else o for o in instruction.operands)
+            for operand in (o for o in operands if o.startswith("s[")):
+                value = tuple(values.get(r, r) for r in sorted(scalar_registers(operand)))
+                name = names.setdefault(value, f"{operand}#{number}" if operand in names.values() else operand)
+                operands = tuple(name if o == operand else o for o in operands)
             instruction = replace(instruction, operands=operands)
-        elif instruction.operands and instruction.opcode.startswith(("s_", "v_readfirstlane", "v_readlane")):
-            defined.update(scalar_registers(instruction.operands[0]))
+        elif operands and re.match("s_(?!cmp|bitcmp)|v_readfirstlane|v_readlane", instruction.opcode):
+            targets = sorted(scalar_registers(operands[0]))
+            copied = sorted(scalar_registers(operands[1])) if instruction.opcode.startswith("s_mov_b") else []
+            copies = [values.get(r, r) for r in copied]  # before any of them changes
+            for n, register in enumerate(targets):
+                values[register] = copies[n] if len(copies) == len(targets) else (number, n)
         result.append(instruction)
     return result
 

@@ -161,7 +161,7 @@ def analyse(kernel: Kernel, trips: int = 1, weights: str | None = None, lds_byte
     """Count `kernel`; `weights` names the weights' resource (like "s[12:15]"), `lds_bytes` is dynamic LDS."""
     code = kernel.instructions
     first, last, loop = _hot_region(kernel)
-    block = renamed(code[first:last])
+    block = renamed(code)[first:last]
     flow = weight_flow(block, loop, weights)
     region = block if loop else _trim(block, flow.group)
     threads = _threads(kernel)

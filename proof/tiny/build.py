@@ -21,7 +21,9 @@ from rich.progress import Progress
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.quark.by_shard import quantize_by_shard
 from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
+from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
 from kimi_w4a8_eagle3.tiny import DRAFT, METRICS, TARGET, TARGET_BF16, WEIGHTS
 
 from .acceptance import acceptance
@@ -64,7 +66,7 @@ def build(
         tower = train_tower(model.embed_tokens.weight.detach().bfloat16(), tokenizer, tower_training, show)
     save_target(model, tower, tokenizer, new / TARGET_BF16)
     with _clock(seconds, "quantize"):
-        quantize_w4a8(new / TARGET_BF16, new / TARGET)
+        _quantize(new)
 
     served = load_target(new / TARGET)
     with _clock(seconds, "replies"), _counter(progress, "target's replies", draft_training.dialogues) as advance:
@@ -97,7 +99,7 @@ def renew_tower(work: Path, progress: Progress) -> None:
     with _stage(progress, "train the tower", settings.steps) as show:
         tower = train_tower(target.embed_tokens.weight.detach(), tokenizer, settings, show)
     save_target(target, tower, tokenizer, new / TARGET_BF16)
-    quantize_w4a8(new / TARGET_BF16, new / TARGET)
+    _quantize(new)
     shutil.copytree(tiny.draft_path(), new / DRAFT)
     _install(new)
 
@@ -127,6 +129,11 @@ def train_mla_draft(
             least = mha.length - MAX_LOSS_BY_MLA
             found[f"{name}: accept length"] = f"{mla.length:.2f}", f">= {least:.2f}", mla.length >= least
     return found
+
+
+def _quantize(new: Path) -> None:
+    """As `kimi-w4a8 quantize` does, so that a user gets the same files, the index included."""
+    quantize_by_shard(read_checkpoint(new / TARGET_BF16), new / TARGET, quantize_w4a8, {}, lambda size: None)
 
 
 def _install(new: Path) -> None:

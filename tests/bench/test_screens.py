@@ -106,7 +106,7 @@ def look(pages: dict[str, Path], folder: Path) -> list[dict[str, Any]]:
     PICTURE.parent.mkdir(exist_ok=True)
     size = f"{sum(WIDTHS) + 60},{(HEIGHT + 20) * len(pages)}"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files"]
-    options += [f"--user-data-dir={folder / 'profile'}", f"--window-size={size}"]
+    options += ["--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}", f"--window-size={size}"]
     wanted = [f"--screenshot={PICTURE}", "--dump-dom", album.as_uri()]
     done = subprocess.run([str(BROWSER), *options, *wanted], capture_output=True, text=True, timeout=120)
     text = re.search(r"<pre[^>]*>(.+?)</pre>", done.stdout, re.DOTALL)

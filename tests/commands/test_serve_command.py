@@ -91,7 +91,7 @@ def test_a_machine_without_the_gpus_is_refused_before_the_start() -> None:
     result = serve("-r", "eagle3")
     assert isinstance(result.exception, KimiError)
     assert "this machine has 0 AMD GPUs, the recipe needs 8" in result.exception.what
-    assert "--recipe tiny" in result.exception.remedy
+    assert "kimi-w4a8 serve tiny" in result.exception.remedy
 
 
 @pytest.mark.parametrize(

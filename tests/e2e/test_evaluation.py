@@ -22,6 +22,7 @@ from kimi_w4a8_eagle3.tiny.tools import declaration
 
 pytestmark = pytest.mark.server
 SILENT = Console(quiet=True)
+FLOORS = smoke.Floors(problems=12, accept_length=2.7)  # the built-in draft reaches 3.4, on the wrong hidden states 2.0
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +108,8 @@ def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_leng
     named.write_text("hidden state of the wrong token")
     with Probe(server.base_url) as probe:
         assert not exact.differences(asked, answers, [ask(probe, each) for each in asked], "EAGLE3", 1)
-    _, state, checks = smoke.run(Choice(base_url=server.base_url), smoke.Floors(problems=12), SILENT, tmp_path)
-    assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"]
+    _, state, checks = smoke.run(Choice(base_url=server.base_url), FLOORS, SILENT, tmp_path)
+    assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"], checks
 
 
 def test_a_stream_whose_reader_forgets_what_follows_a_marker_is_found(faulty):
@@ -148,5 +149,5 @@ def test_tiny_math_reaches_the_recorded_accuracy(eagle3, tmp_path):
 
 
 def test_smoke_passes_with_eagle3(eagle3, tmp_path):
-    _, state, checks = smoke.run(Choice(base_url=eagle3.base_url), smoke.Floors(problems=12), SILENT, tmp_path)
+    _, state, checks = smoke.run(Choice(base_url=eagle3.base_url), FLOORS, SILENT, tmp_path)
     assert state == "pass", checks

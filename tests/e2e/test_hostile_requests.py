@@ -215,8 +215,10 @@ def test_a_stream_runs_on_while_another_client_misbehaves(eagle3: EngineServer, 
     whole: dict[str, Any] = {"separate_reasoning": False, "ignore_eos": True}
     expected = client.chat(QUESTION[0]["content"], 120, **whole).text
     pieces = []
-    for number, piece in enumerate(client.stream_chat(QUESTION[0]["content"], 120, **whole)):
-        pieces.append(piece)
+    for number, piece in enumerate(
+        client.stream({"messages": QUESTION, "max_tokens": 120, "temperature": 0.0, **whole})
+    ):
+        pieces += [choice["delta"].get("content") or "" for choice in piece["choices"]]
         if number % 5 == 0:
             path, body = list(HOSTILE.values())[number % len(HOSTILE)]
             assert 400 <= httpx.post(eagle3.base_url + path, json=body, timeout=60).status_code < 500

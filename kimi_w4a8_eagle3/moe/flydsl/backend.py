@@ -1,10 +1,10 @@
 """The FlyDSL backend for gfx942: tile choice and the order of launches of the code objects that `warm` compiled.
 
 Route and quantize (one launch), stage 1, stage 2 (one row a slot), reduce. Up to 64 tokens stage 1 does the first of
-them, up to 16 stage 2 the last. A prefill quantizes stage 1's rows in a launch of its own, and runs the last two by
-chunks of columns. FLYDSL_W4A16_HYBRID runs the BF16 baseline instead:
-route, stage 1, stage 2, reduce. Grids follow from shapes alone and nothing waits for the device, so a call can be
-captured in a graph; `prepare` loads every kernel that a layer may launch.
+them, up to 16 stage 2 the last. A prefill runs the last two by chunks of columns; its first stage 2 quantizes the rows
+for the others. FLYDSL_W4A16_HYBRID runs the BF16 baseline instead: route, stage 1, stage 2, reduce. Grids follow from
+shapes alone and nothing waits for the device, so a call can be captured in a graph; `prepare` loads every kernel that a
+layer may launch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from .configs import (
     ByTokenConfig,
     FlydslTiles,
     KernelConfig,
-    QuantizeConfig,
     ReduceConfig,
     RouteConfig,
     Stage1Config,
@@ -121,7 +120,10 @@ class FlydslBackend:
         tiles = FlydslTiles.from_row(row["tiles"])
         if tiles.tile_m == OWN_ROWS and not fits_small(shape, tiles, row["max_tokens"]):
             tiles = FlydslTiles(16, (32, 256), tiles.stage2)
-        return self._gated(replace(tiles, stage2=fitted(shape, *tiles.stage2)))
+        tiles = replace(tiles, stage2=fitted(shape, *tiles.stage2))
+        if tiles.tile_m >= PREFILL_ROWS and _stage2(shape, tiles).problem():  # its rows do not fit LDS
+            tiles = FlydslTiles(32, (64, 256), fitted(shape, 256, 256))
+        return self._gated(tiles)
 
     def _asked(self) -> dict[tuple[int, str], int | None]:
         """What the gates fix, by stage and axis."""
@@ -166,20 +168,9 @@ class FlydslBackend:
         kernels: Kernels = {
             "route": RouteConfig(shape.num_experts, shape.top_k, tiles.tile_m, shape.hidden),
             "stage1": Stage1Config(*size, tiles.tile_m, *tiles.stage1, pinned=pinned[0], by_xcd=by_xcd),
-            "quantize2": QuantizeConfig(shape.inter, bf16=False, experts=shape.num_experts, hidden=shape.hidden),
-            "stage2": Stage2Config(
-                *size,
-                max(tiles.tile_m, 16),
-                *tiles.stage2,
-                pinned=pinned[1],
-                by_xcd=by_xcd,
-                quantize=not prefill,
-                short=tiles.tile_m == OWN_ROWS and shape.inter % 256 == 0,
-            ),
+            "stage2": replace(_stage2(shape, tiles), pinned=pinned[1], by_xcd=by_xcd),
             "reduce": ReduceConfig(shape.hidden, shape.top_k, shape.num_experts),
         }
-        if not prefill:
-            del kernels["quantize2"]
         if tiles.tile_m == OWN_ROWS:
             del kernels["route"]
             kernels["stage1"] = _own_stage1(shape, tiles, pinned[0])
@@ -235,6 +226,12 @@ class FlydslBackend:
 def _own_stage1(shape: MoeShape, tiles: FlydslTiles, pinned: bool) -> Stage1Config:
     size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
     return Stage1Config(*size, *tiles.stage1, pinned=pinned, experts=shape.num_experts)
+
+
+def _stage2(shape: MoeShape, tiles: FlydslTiles) -> Stage2Config:
+    size = (shape.hidden, shape.inter, shape.top_k, max(tiles.tile_m, 16))
+    short = tiles.tile_m == OWN_ROWS and shape.inter % 256 == 0
+    return Stage2Config(*size, *tiles.stage2, quantize=True, short=short)
 
 
 def _by_token(shape: MoeShape) -> ByTokenConfig:
@@ -299,7 +296,7 @@ class FlydslCall:
         a8, info, tables = self.route()
         if self.baseline:
             return self._run_w4a16(tables)
-        return self.down(*self.stage1(a8, info, tables), tables)
+        return self.down(self.stage1(a8, info, tables), tables)
 
     def route(self) -> tuple[torch.Tensor, torch.Tensor, Tables]:
         """(int8 [T, H], its row info, the blocks of rows): see `sort_slots.py`; the first two empty in the baseline.
@@ -314,28 +311,24 @@ class FlydslCall:
         self._launch("route", self.tokens, self.x, self.ids, a8, info, *tables, self.tokens, self.blocks)
         return a8, info, tables
 
-    def stage1(self, a8: torch.Tensor, info: torch.Tensor, tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gate, up and SiLU: (float32 [S, I] by slot, room for its row info), in prefill int8 and its row info."""
+    def stage1(self, a8: torch.Tensor, info: torch.Tensor, tables: Tables) -> torch.Tensor:
+        """Gate, up and SiLU: float32 [S, I] by slot."""
         moe, h = self.moe, self._new((self.slots, self.moe.shape.inter), torch.float32)
         self._launch("stage1", self.blocks, a8, info, moe.w13, moe.s13, *tables, h, self.tokens)
-        if "quantize2" not in self.kernels:
-            return h, self._new((self.slots, 2), torch.int32)
-        h8, info = self._quantized(h)
-        self._launch("quantize2", self.slots, h, self.weights, self.ids, moe.s2, h8, info, self.slots)
-        return h8, info
+        return h
 
-    def down(self, h: torch.Tensor, info: torch.Tensor, tables: Tables) -> torch.Tensor:
+    def down(self, h: torch.Tensor, tables: Tables) -> torch.Tensor:
         """Stage 2 and the sum over a token's slots, by chunks of columns: bfloat16 [T, H]."""
         moe, hidden = self.moe, self.moe.shape.hidden
         out, step = torch.empty_like(self.x), columns_at_once(self.kernels, self.slots)
         if "reduce" not in self.kernels:
             self._launch("stage2", self.tokens, h, moe.w2, moe.s2, self.weights, self.ids, out)
             return out
-        partial = self._new((self.slots * step,), torch.float16)
+        partial, (kept, info) = self._new((self.slots * step,), torch.float16), self._quantized(h)
         for column in range(0, hidden, step):
             width = min(step, hidden - column)
             chunk = self.tokens, column, width
-            given = h, info, moe.w2, moe.s2, *tables, self.weights, partial, *chunk
+            given = h, info, moe.w2, moe.s2, *tables, self.weights, partial, kept, *chunk
             self._launch("stage2", (self.blocks, width), *given)
             self._launch("reduce", (self.tokens, width), partial, info, self.ids, out, *chunk)
         return out

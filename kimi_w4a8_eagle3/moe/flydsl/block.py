@@ -9,7 +9,7 @@ import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
 
 from . import ops as ops
-from .configs import XCDS
+from .configs import TOGETHER, XCDS
 
 
 @dataclass
@@ -70,6 +70,11 @@ class RowBlock:
     def open(self) -> None:
         """Only where it exists."""
         self._order = ops.buffer(self._routing.order, self.rows * 4, fx.Int64(self._first) * 4)
+
+    def together(self, first: Any, tiles: int) -> list[tuple[range, Any]]:
+        """A wave's row tiles from row `first` on, TOGETHER at a time, and whether there are such (None: always)."""
+        groups = [range(m, min(m + TOGETHER, tiles)) for m in range(0, tiles, TOGETHER)]
+        return [(g, (first + 16 * g.start < self.rows).ir_value() if g.start else None) for g in groups]
 
     def slot(self, row: Any) -> fx.Int32:
         """The slot of row `row` (0 .. tile_m - 1) of this block."""

@@ -10,7 +10,6 @@ from .code_object import describe
 from .configs import (
     ByTokenConfig,
     KernelConfig,
-    QuantizeConfig,
     ReduceConfig,
     RouteConfig,
     Stage1Config,
@@ -29,7 +28,6 @@ def launcher_of(config: KernelConfig) -> Any:
         Stage1Config: stage1.build,
         Stage2Config: stage2.build,
         ByTokenConfig: stage2_token.build,
-        QuantizeConfig: rows.build_quantize,
         ReduceConfig: rows.build_reduce,
         RouteConfig: sort_slots.build,
         W4A16Config: w4a16.build,

@@ -14,12 +14,15 @@ from .layout import CHUNK_K, LOW_K_BIT, PAIR, TILE_N
 
 WAVES = 4
 ROW_REGISTER_BYTES = 16 * 1024  # of one wave's activations in stage 2: 64 vector registers
+QUANTIZED_BYTES = 20 * 1024  # of LDS for the rows that stage 2 quantizes: three workgroups have room
 W4A16_TILES = 2  # 16-channel tiles of a wave
 REDUCED = 512  # columns that a wave of the sum takes
 XCDS = 8  # dies of an MI300X and MI325X, each with an L2 cache; workgroups go round them by their number
 SORTERS = 8  # workgroups that sort the slots
 OWN_ROWS, OWN_SLOTS = 4, 512  # of stage 1 where it sorts: rows of a workgroup, most slots of a batch
 OWN_TILES = ((OWN_ROWS, 16, 256), (OWN_ROWS, 32, 256))
+TOGETHER = 2  # 16-row tiles of prefill that are multiplied or, where a block has no such rows, left out together
+LDS_BYTES = 65536
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class KernelConfig(Protocol):
         ...
 
 
+def padded_to(tile_m: int) -> int:
+    """What a block's rows are padded to: in prefill less than the block."""
+    return 16 * TOGETHER if tile_m >= PREFILL_ROWS else tile_m
+
+
 @dataclass(frozen=True)
 class Stage1Config:
     """Compile-time parameters of stage 1.
@@ -96,8 +104,13 @@ class Stage1Config:
         return self.tile_m < PREFILL_ROWS
 
     @property
+    def padded_to(self) -> int:
+        """The rows of a block are multiplied in multiples of so many."""
+        return padded_to(self.tile_m)
+
+    @property
     def mfma_per_wave(self) -> int:
-        """Matrix instructions that one wave executes."""
+        """Matrix instructions that one wave executes for a full block."""
         of_workgroup = self.row_tiles * (2 * self.tile_n // 16) * (self.hidden // 32)
         return of_workgroup // WAVES
 
@@ -132,8 +145,9 @@ class Stage2Config:
     tile_m: rows a workgroup; tile_n: output channels a workgroup; tile_k: k of one slot of the weight ring;
     pinned: keep the written order of loads (else the compiler's);
     by_xcd: in prefill, neighbours in the list of blocks run on one XCD (`block.work_of`);
-    quantize: rows are stage 1's float32 (decode): each workgroup quantizes its block's, and the first of them writes
-        the row info that the sum takes;
+    quantize: rows are stage 1's float32: each workgroup quantizes its block's, and the first of them writes the row
+        info that the sum takes, in prefill the rows too, for the launches of other columns; without: rows and info
+        are given (tests);
     short: blocks have up to OWN_ROWS rows, as stage 1 lists them for few tokens;
     accumulators: write the exact sums, float32, in the place of scaled float16 [T * top_k, columns] (tests).
     """
@@ -154,6 +168,32 @@ class Stage2Config:
     def row_tiles(self) -> int:
         """16-row tiles that a wave holds."""
         return min(self.tile_m // 16, ROW_REGISTER_BYTES // (16 * self.inter))
+
+    @property
+    def padded_to(self) -> int:
+        """As in stage 1."""
+        return padded_to(self.tile_m)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the launch for column 0 quantizes for the others."""
+        return self.quantize and self.tile_m >= PREFILL_ROWS
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a quantized row in LDS, its low sum behind it; rows that follow each other start in different banks."""
+        return self.inter + 16
+
+    @property
+    def quantized_tiles(self) -> int:
+        """Row tiles of each of `waves_m` waves that are in LDS at a time: more would take waves off the SIMD."""
+        at_once = QUANTIZED_BYTES // (16 * self.waves_m * self.row_bytes)
+        return next(n for n in (self.row_tiles, 2, 1) if n <= max(at_once, 1) and self.row_tiles % n == 0)
+
+    @property
+    def lds_bytes(self) -> int:
+        """Of the rows that are quantized at a time."""
+        return (OWN_ROWS if self.short else 16 * self.waves_m * self.quantized_tiles) * self.row_bytes
 
     @property
     def waves_m(self) -> int:
@@ -183,6 +223,8 @@ class Stage2Config:
             return f"intermediate size {self.inter}: stage 2 takes multiples of {CHUNK_K} up to 1024"
         if self.tile_m not in STAGE2_TILES["M"] or self.tile_m // 16 % self.row_tiles or self.waves_m > WAVES:
             return f"stage 2 tile_m {self.tile_m} does not fit an intermediate size of {self.inter}"
+        if self.lds_bytes > LDS_BYTES:
+            return f"stage 2 tile_m {self.tile_m}: so many rows of {self.inter} do not fit LDS"
         if self.hidden % (TILE_N * PAIR):
             return f"hidden size {self.hidden} is not a multiple of {TILE_N * PAIR} (stage 2)"
         for axis, tile, size in (("K", self.tile_k, self.inter), ("N", self.tile_n, self.hidden)):
@@ -231,16 +273,10 @@ class ByTokenConfig:
 
 @dataclass(frozen=True)
 class QuantizeConfig:
-    """Quantize rows of `columns` bfloat16 or float32 values.
-
-    experts: 0, or rows are the slots of so many experts: a row whose expert id is none of theirs is skipped, and the
-    stored scale is multiplied by the slot's router weight and its expert's unit (`layout.slot_scales` of `hidden`).
-    """
+    """Quantize rows of `columns` bfloat16 or float32 values, inside other kernels."""
 
     columns: int
     bf16: bool
-    experts: int = 0
-    hidden: int = 0
     together: bool = False
 
     @property

@@ -281,6 +281,14 @@ def _as_i64(value: Any, i64: Any) -> Any:
     return element(vector.bitcast(vec_type(1, i64), value), 0)
 
 
+def multiply(weights: list[tuple[Any, Any]], rows: list[list[tuple[Any, Any]]], sums: list[Any]) -> list[Any]:
+    """The high and the low sums of some row tiles, each plus a tile of weights times its rows."""
+    for k, both in enumerate(weights):
+        for n, total in enumerate(sums):
+            sums[n] = mfma_i8(both[n % 2], rows[n // 2][k][n % 2], total)
+    return sums
+
+
 def mfma_bf16(weights: Any, rows: Any, acc: Any) -> Any:
     """acc f32x4 += A x B with A, B vector<4xi16> holding bfloat16; 16x16x16."""
     return mfma_f32_16x16x16bf16_1k(acc.type, [weights, rows, acc])
@@ -346,6 +354,22 @@ def lds_add(base: Any, offset: Value) -> Any:
 def when(condition: Value) -> Any:
     """`with when(cond):` executes the block only in the lanes where cond holds."""
     return _region(scf.IfOp(raw(condition)))
+
+
+def changed(here: Value | None, values: Sequence[Any], change: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+    """change(values) where a uniform i1 holds (None: everywhere), else the values: the others branch around it."""
+    if here is None:
+        return list(change(list(values)))
+    return choose(here, [raw(v).type for v in values], lambda: change(list(values)), lambda: values)
+
+
+def choose(here: Value, types: Sequence[Any], one: Callable[[], Sequence[Any]], other: Callable[[], Any]) -> list[Any]:
+    """one() where a uniform i1 holds, else other(), values of these types; only that one is executed."""
+    op = scf.IfOp(raw(here), list(types), has_else=True)
+    for block, body in ((op.then_block, one), (op.else_block, other)):
+        with ir.InsertionPoint(block):
+            scf.YieldOp([raw(v) for v in body()])
+    return list(op.results)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from flydsl._mlir.dialects import arith, math
 
 from . import ops as ops
 from .configs import REDUCED, WAVES, QuantizeConfig, ReduceConfig
-from .layout import LOW_K_BIT, SCALES_PAD
+from .layout import LOW_K_BIT
 
 INF_BITS = 0x7F800000
 ROUND_BIAS = 12582912.0  # 1.5 * 2**23: adding it rounds a float to an integer in its low bits, half to even
@@ -128,55 +127,17 @@ class Quantize:
         return value
 
 
-def quantize_row(
-    cfg: QuantizeConfig, group: Any, x: Any, out: Any, info: Any, rows: Any, lds: Any, routed: Sequence[Any] = ()
-) -> None:
-    """Write the INT8 row, its scale and its low sum; group: number of the workgroup.
-
-    routed: router weights, expert ids and scales of stage 2, for slots.
-    """
+def quantize_row(cfg: QuantizeConfig, group: Any, x: Any, out: Any, info: Any, rows: Any, lds: Any) -> None:
+    """Write the INT8 row, its scale and its low sum; group: number of the workgroup."""
     row = group if cfg.waves_per_row > 1 else group * WAVES + ops.uniform(fx.thread_idx.x >> 6)
     with ops.when(row < rows):
-        if not routed:
-            _store_row(cfg, row, x, out, info, lds, [])
-            return
-        weights, ids, scales = routed
-        expert = ops.scalar_load(ids, row)
-        with ops.when(is_expert(expert, cfg.experts)):
-            unit = expert * (cfg.hidden + SCALES_PAD) + cfg.hidden
-            _store_row(cfg, row, x, out, info, lds, [ops.scalar_load(weights, row), ops.scalar_load(scales, unit)])
-
-
-def _store_row(cfg: QuantizeConfig, row: Any, x: Any, out: Any, info: Any, lds: Any, factors: list[Any]) -> None:
-    lanes = Quantize(cfg, row, x, lds)
-    words, scale, total = lanes.quantize(lanes.load())
-    target = ops.buffer(out, fx.Int32(cfg.columns), fx.Int64(row) * cfg.columns)
-    for word, at in zip(words, lanes.column_offsets(1), strict=True):
-        ops.store(target, word, at)
-    low_sum = lanes.low_sum(total)
-    for factor in factors:
-        scale = arith.mulf(scale, ops.bitcast(factor, ops.f32_type()))
-    to = ops.buffer(info, fx.Int32(8), fx.Int64(row) * 8)
-    ops.store(to, ops.pack([ops.bitcast(scale, ops.i32_type()), low_sum]), lanes.first * 8)  # lane 0 alone fits
-
-
-def build_quantize(cfg: QuantizeConfig) -> Any:
-    """Kernel: (x, router weights, expert ids, scales of stage 2, out int8, info [rows, 2], rows)."""
-
-    @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
-    def moe_quantize(
-        x: fx.Int64,
-        weights: fx.Int64,
-        ids: fx.Int64,
-        scales: fx.Int64,
-        out: fx.Int64,
-        info: fx.Int64,
-        rows: fx.Int32,
-    ) -> None:
-        routed = (weights, ids, scales) if cfg.experts else ()
-        quantize_row(cfg, fx.block_idx.x, x, out, info, rows, ops.lds_alloc(EXCHANGE), routed)
-
-    return ops.launcher(moe_quantize)
+        lanes = Quantize(cfg, row, x, lds)
+        words, scale, total = lanes.quantize(lanes.load())
+        target = ops.buffer(out, fx.Int32(cfg.columns), fx.Int64(row) * cfg.columns)
+        for word, at in zip(words, lanes.column_offsets(1), strict=True):
+            ops.store(target, word, at)
+        pair = ops.pack([ops.bitcast(scale, ops.i32_type()), lanes.low_sum(total)])
+        ops.store(ops.buffer(info, fx.Int32(8), fx.Int64(row) * 8), pair, lanes.first * 8)  # lane 0 alone fits
 
 
 class _Reduce:

@@ -1,14 +1,15 @@
 """Stage 1 for prefill: 64 or 128 routed rows a workgroup, bound by the matrix unit.
 
-A wave computes 64 rows x (16 or 32 gate and as many up channels). Rows go through LDS, 128 k at a time and double
-buffered, in exactly the order in which lanes read MFMA operands, so that neither side has bank conflicts; weights go
-straight to registers. The LDS tile that a step writes was last read before the previous step's barrier: one barrier
-a step is enough.
+A wave computes 64 rows x (16 or 32 gate and as many up channels); it branches around products with 32 rows that do not
+exist. Rows go through LDS, 128 k at a time and double buffered, in exactly the order in which lanes read MFMA operands,
+so that neither side has bank conflicts; weights go straight to registers. The LDS tile that a step writes was last read
+before the previous step's barrier: one barrier a step is enough.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import flydsl.expr as fx
@@ -80,6 +81,8 @@ class Stage1Prefill:
         ]
         self.rows = ops.buffer(args.rows, args.tokens * cfg.hidden)
         self.lds = ops.lds_alloc(2 * cfg.tile_m * CHUNK_K)
+        first_row = self.wave % self.waves_m * (16 * ROW_TILES)
+        self.groups = self.block.together(first_row, ROW_TILES)
 
     def slots_of(self, first_row: Any, tiles: int) -> list[fx.Int32]:
         """The slot of each lane's row, for `tiles` 16-row tiles."""
@@ -146,12 +149,10 @@ class Stage1Prefill:
             self.pin()
             if refill:
                 loaded.append(self.load_weight(chunk + self.ring, tile))
-            for half, (high, low) in enumerate(operands):
-                for m in range(ROW_TILES):
-                    at = 2 * (tile * ROW_TILES + m)
-                    row_high, row_low = rows[m][half]
-                    sums[at] = ops.mfma_i8(high, row_high, sums[at])
-                    sums[at + 1] = ops.mfma_i8(low, row_low, sums[at + 1])
+            for group, here in self.groups:
+                first, last = (2 * (tile * ROW_TILES + m) for m in (group.start, group.stop))
+                multiply = partial(ops.multiply, operands, rows[group.start : group.stop])
+                sums[first:last] = ops.changed(here, sums[first:last], multiply)
         if more:
             self.stage_rows(fetched, chunk + 1)
             ops.barrier()

@@ -1,8 +1,10 @@
 """Stage 2: the down projection of the routed rows, one float16 row a slot; `rows.build_reduce` sums a token's slots.
 
 K is short (256 at TP 8, 512 at TP 4), so a wave keeps its rows in registers for its whole life and streams weight
-tiles past them. A ring of weight registers keeps RING_BYTES of loads in flight. In decode a workgroup quantizes its
-rows itself, 16 lanes a row, while the first weights are on their way; LDS hands them to the waves, behind one barrier.
+tiles past them. A ring of weight registers keeps RING_BYTES of loads in flight. A workgroup quantizes its rows itself,
+16 lanes a row, while the first weights are on their way; LDS hands them to the waves. Of a prefill's launches the one
+for the first columns does so, and writes the quantized rows, which the others load. Rows that a block lacks cost
+nothing there, 32 at a time.
 
 A slot's row is acc * (weight scale / its expert's largest): it fits float16 whatever the scales are, and what depends
 on the slot multiplies in float32 in the sum. One launch computes `columns` of the channels: a prefill's slots are
@@ -16,6 +18,8 @@ their final bits *are* the float 1.5 * 2**23 + sum, exact while |sum| < 2**22 (K
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -58,8 +62,8 @@ def exact_sum(high: Any, low: Any, k: int) -> Any:
 class _Workgroup:
     """`tile_m` sorted rows x `tile_n` of the channels `column` .. `column + columns - 1`."""
 
-    def __init__(self, cfg: Stage2Config, args: Arguments, router: Any, column: Any, columns: Any) -> None:
-        self.cfg, self.args, self.router = cfg, args, router
+    def __init__(self, cfg: Stage2Config, args: Arguments, router: Any, kept: Any, column: Any, columns: Any) -> None:
+        self.cfg, self.args, self.router, self.kept = cfg, args, router, kept
         self.columns = columns
         tid = fx.thread_idx.x
         self.lane = tid & 63
@@ -77,7 +81,7 @@ class _Workgroup:
         self.first_row = self.wave % cfg.waves_m * (16 * self.row_tiles)
         self.out_channel = part * cfg.tile_n + self.wave // cfg.waves_m * (cfg.tiles * TILE_N)
         self.first_channel = column + self.out_channel
-        self.writes_info = (column + part == 0).ir_value()
+        self.writes_info, self.later_columns = (column + part == 0).ir_value(), (column > 0).ir_value()
         self.v4i = ops.vec_type(4, ops.i32_type())
         self.v4f = ops.vec_type(4, ops.f32_type())
 
@@ -86,7 +90,8 @@ class _Workgroup:
         with ops.when(self.block.exists()):
             self.open_buffers()
             self.load_rows()
-            self.stream()
+            with ops.when(self.first_row < self.block.rows) if self.cfg.waves_m > 1 else nullcontext():
+                self.stream()
 
     def open_buffers(self) -> None:
         """The block's tables and buffers."""
@@ -97,8 +102,10 @@ class _Workgroup:
         self.weights = ops.buffer(args.weights, fx.Int32(expert_bytes), expert * expert_bytes)
         self.scales = ops.buffer(args.w_scale, fx.Int32(scale_bytes), expert * scale_bytes)
         slots = args.tokens * cfg.top_k
-        self.rows = ops.buffer(args.rows, slots * (cfg.inter * (4 if cfg.quantize else 1)))
+        self.rows = ops.buffer(args.rows, slots * (cfg.inter * 4))
         self.info = ops.buffer(args.row_info, slots * 8)
+        self.kept_rows = ops.buffer(self.kept, slots * cfg.inter)
+        self.groups = self.block.together(self.first_row, self.row_tiles)
         self.size = 4 if cfg.accumulators else 2  # bytes of a result
         self.out = ops.buffer(args.out, slots * (self.columns * self.size))
 
@@ -127,27 +134,54 @@ class _Workgroup:
         row = self.first_row + (self.lane & 15)
         self.slot = [self.block.slot(row + 16 * m) for m in range(self.row_tiles)]
         # The row that this lane's neighbours quantize: sixteen of them, or a whole wave where there are but four.
-        self.share, rounds = (ops.WAVE, 1) if cfg.short else (16, cfg.tile_m // 16 if cfg.quantize else 0)
-        own = self.wave if cfg.short else self.wave * 4 + (self.lane >> 4)
-        quantizes = [self.block.slot(own + 16 * m) for m in range(rounds)]
-        loaded = self.load_own(quantizes) if cfg.short else []  # before the weights: loads return in order
+        self.share = ops.WAVE if cfg.short else 16
+        self.own = self.wave if cfg.short else self.wave * 4 + (self.lane >> 4)
+        slots = self.quantized_slots(0) if cfg.quantize and not cfg.keeps else []
+        loaded = self.load_own(slots) if cfg.short else []  # before the weights: loads return in order
         self.held = [self.load_unit(fx.Int32(0), *divmod(u, self.steps)) for u in range(self.ring)]
         ops.pin_schedule()
-        corner = (self.lane >> 4) * 16
-        if cfg.quantize:
-            self.quantize_rows(own, quantizes, loaded or self.load_own(quantizes))
-            places = [row & (OWN_ROWS - 1) if cfg.short else row + 16 * m for m in range(self.row_tiles)]
-            ends = [p * self.row_bytes + corner for p in places]
-            parts = [[ops.lds_load(self.lds, self.v4i, at + 64 * j) for j in range(cfg.inter // 64)] for at in ends]
-            low = [ops.lds_load(self.lds, ops.i32_type(), p * self.row_bytes + cfg.inter, alignment=4) for p in places]
+        parts = cfg.inter // 64
+        kinds = ([self.v4i] * parts + [ops.i32_type()]) * self.row_tiles
+        if cfg.keeps:
+            found = ops.choose(self.later_columns, kinds, self.kept_before, lambda: self.quantized_rows([], []))
         else:
-            ends = [slot * cfg.inter + corner for slot in self.slot]
-            parts = [[ops.load(self.rows, self.v4i, at + 64 * j) for j in range(cfg.inter // 64)] for at in ends]
-            v2i = ops.vec_type(2, ops.i32_type())
-            low = [ops.element(ops.load(self.info, v2i, slot * 8), 1) for slot in self.slot]
-        self.operands = [[ops.split_rows(p) for p in row_parts] for row_parts in parts]
-        self.low_start = [ops.splat(low_start(x, cfg.inter), 4) for x in low]
+            found = self.quantized_rows(slots, loaded) if cfg.quantize else self.kept_before()
+        rows = [found[m : m + parts + 1] for m in range(0, len(found), parts + 1)]
+        self.operands = [[ops.split_rows(part) for part in row[:-1]] for row in rows]
+        self.low_start = [ops.splat(low_start(row[-1], cfg.inter), 4) for row in rows]
         self.zero = ops.splat(ops.const_i32(high_start(cfg.inter)), 4)
+
+    def kept_before(self) -> list[Any]:
+        """Of each row of this lane the parts that it multiplies, and its low sum, as an earlier launch wrote them."""
+        found, v2i = [], ops.vec_type(2, ops.i32_type())
+        for slot in self.slot:
+            at = slot * self.cfg.inter + (self.lane >> 4) * 16
+            found += [ops.load(self.kept_rows, self.v4i, at + 64 * j) for j in range(self.cfg.inter // 64)]
+            found.append(ops.element(ops.load(self.info, v2i, slot * 8), 1))
+        return found
+
+    def quantized_slots(self, start: int) -> list[Any]:
+        """Of the rows that this lane's neighbours quantize: for each wave, row tiles from `start` on."""
+        cfg = self.cfg
+        tiles = [w * self.row_tiles + start + i for w in range(cfg.waves_m) for i in range(cfg.quantized_tiles)]
+        return [self.block.slot(self.own + 16 * tile) for tile in tiles]
+
+    def quantized_rows(self, slots: list[Any], loaded: list[Any]) -> list[Any]:
+        """The same of rows that are quantized here, through LDS, as many row tiles at a time as it has room for."""
+        cfg, at_once = self.cfg, self.cfg.quantized_tiles
+        self.lds = ops.lds_alloc(cfg.lds_bytes)
+        place, found = self.lane & (OWN_ROWS - 1 if cfg.short else 15), []
+        for start in range(0, self.row_tiles, at_once):
+            here = slots or self.quantized_slots(start)
+            if start:
+                ops.barrier()  # the tiles before have been read
+            self.quantize_rows(here, loaded or self.load_own(here))
+            for i in range(at_once):
+                at = (self.wave % cfg.waves_m * (16 * at_once) + 16 * i + place) * cfg.row_bytes
+                ends = [at + (self.lane >> 4) * 16 + 64 * j for j in range(cfg.inter // 64)]
+                found += [ops.lds_load(self.lds, self.v4i, end) for end in ends]
+                found.append(ops.lds_load(self.lds, ops.i32_type(), at + cfg.inter, alignment=4))
+        return found
 
     def load_own(self, slots: list[Any]) -> list[tuple[list[Any], Any, Any]]:
         """Start to load what quantizing these slots takes: values, router weight, the expert's unit."""
@@ -161,11 +195,9 @@ class _Workgroup:
             found.append((values, ops.load(router, ops.f32_type(), slot * 4), unit))
         return found
 
-    def quantize_rows(self, row: Any, slots: list[Any], loaded: list[tuple[list[Any], Any, Any]]) -> None:
-        """Bring the block's rows to LDS as INT8, each with its low sum behind it; slots: of row, row + 16 and so on."""
+    def quantize_rows(self, slots: list[Any], loaded: list[tuple[list[Any], Any, Any]]) -> None:
+        """Bring rows to LDS as INT8, each with its low sum behind it; to places own, own + 16 and so on."""
         cfg, part = self.cfg, self.lane & (self.share - 1)
-        self.row_bytes = cfg.inter + 16  # rows that follow each other start in different banks
-        self.lds = ops.lds_alloc((OWN_ROWS if cfg.short else cfg.tile_m) * self.row_bytes)
 
         def over_row(value: Any, combine: Any) -> Any:
             distance = self.share // 2
@@ -176,9 +208,13 @@ class _Workgroup:
         for m, (slot, (values, weight, unit)) in enumerate(zip(slots, loaded, strict=True)):
             scale, inverse, (grow, shrink) = row_scale(values, over_row)
             words, total = quantized(values, scale, inverse, grow)
-            at = (row + 16 * m) * self.row_bytes
+            at = (self.own + 16 * m) * cfg.row_bytes
+            kept_at = arith.select(self.writes_info, ops.raw(slot * cfg.inter), ops.const_i32(ops.NOWHERE))
             for j, word in enumerate(words):
-                ops.lds_store(self.lds, word, at + part * 4 + self.share * 4 * j, alignment=4)
+                in_row = part * 4 + self.share * 4 * j
+                ops.lds_store(self.lds, word, at + in_row, alignment=4)
+                if cfg.keeps:
+                    ops.store(self.kept_rows, word, fx.Int32(kept_at) + in_row)
             in_low = ((part & (LOW_K_BIT // 4)) != 0).ir_value()
             low = over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi)
             ops.lds_store(self.lds, low, at + cfg.inter, alignment=4)  # all neighbours the same
@@ -222,7 +258,7 @@ class _Workgroup:
 
         tiles_left: tiles up to the last, when known; ends the loading ahead.
         """
-        acc = [[self.zero, self.low_start[m]] for m in range(self.row_tiles)]
+        acc = [start for m in range(self.row_tiles) for start in (self.zero, self.low_start[m])]
         scale = held[0][-1] if self.rolled else None
         for step in range(self.steps):
             chunks = self.cfg.tile_k // CHUNK_K
@@ -234,12 +270,12 @@ class _Workgroup:
                 more = tiles_left is None or step + self.ring < tiles_left * self.steps
                 if more and c == chunks - 1:
                     held = [*held, self.load_ahead(base, tile, step)]
-                first = 2 * (step * chunks + c)
-                for m in range(self.row_tiles):
-                    rows = self.operands[m][first : first + 2]
-                    for (high, low), (row_high, row_low) in zip(operands, rows, strict=True):
-                        acc[m][0] = ops.mfma_i8(high, row_high, acc[m][0])
-                        acc[m][1] = ops.mfma_i8(low, row_low, acc[m][1])
+                part = 2 * (step * chunks + c)
+                for group, here in self.groups:
+                    rows = [self.operands[m][part : part + 2] for m in group]
+                    multiply = partial(ops.multiply, operands, rows)
+                    first, last = 2 * group.start, 2 * group.stop
+                    acc[first:last] = ops.changed(here, acc[first:last], multiply)
         return held, acc, scale
 
     def load_scale(self, base: Any, tile: int) -> Any:
@@ -254,7 +290,7 @@ class _Workgroup:
         at = (self.out_channel + (base + (tile - half)) * TILE_N) * self.size
         row_bytes, lane_at = self.columns * self.size, (self.lane >> 4) * (PAIR * 4 * self.size)
         out_at = [slot * row_bytes + lane_at for slot in self.slot]
-        exact = [exact_sum(high, low, self.cfg.inter) for high, low in sums]
+        exact = [exact_sum(high, low, self.cfg.inter) for high, low in zip(sums[::2], sums[1::2], strict=True)]
         if self.cfg.accumulators:
             for m in range(self.row_tiles):
                 ops.store(self.out, exact[m], out_at[m] + half * 16, at)
@@ -268,9 +304,10 @@ class _Workgroup:
 
 
 def build(cfg: Stage2Config) -> Any:
-    """The kernel of one configuration, for `toolchain.compiled`: (eight addresses, tokens, first column, columns).
+    """The kernel of one configuration, for `toolchain.compiled`: (nine addresses, tokens, first column, columns).
 
-    router: float32 [T, top_k], read by who quantizes. row_info then is written, else read.
+    rows: float32, and router float32 [T, top_k], for who quantizes: row_info is written, in prefill also kept, INT8.
+    Else those two are read.
     """
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
@@ -283,6 +320,7 @@ def build(cfg: Stage2Config) -> Any:
         blocks: fx.Int64,
         router: fx.Int64,
         out: fx.Int64,
+        kept: fx.Int64,
         tokens: fx.Int32,
         column: fx.Int32,
         columns: fx.Int32,
@@ -290,6 +328,6 @@ def build(cfg: Stage2Config) -> Any:
         ops.keep(rows, row_info, weights, w_scale, order, blocks, router, out, tokens, column, columns)
         routing = RoutingAddresses(order, blocks)
         args = Arguments(rows, row_info, weights, w_scale, routing, out, tokens)
-        _Workgroup(cfg, args, router, column, columns).run()
+        _Workgroup(cfg, args, router, kept, column, columns).run()
 
     return ops.launcher(moe_stage2)

@@ -81,18 +81,10 @@ def flydsl_measure(shape: MoeShape, backend: FlydslBackend, device: torch.device
         x, weights, ids = random_batch(shape, tokens, device)
         call = FlydslCall(backend, backend.configs_of(shape, tiles), x, moe, weights, ids)
         tables = call.route()[2]
-        kind = torch.int8 if "quantize2" in call.kernels else torch.float32
-        h, info2 = torch.zeros(call.slots, shape.inter, dtype=kind, device=device), _ones(call.slots, device)
+        h = torch.zeros(call.slots, shape.inter, device=device)
         return (
             timer(lambda: call.stage1(*call.route())),
-            timer(lambda: call.down(h, info2, tables)),
+            timer(lambda: call.down(h, tables)),
         )
 
     return measure
-
-
-def _ones(rows: int, device: torch.device) -> torch.Tensor:
-    """Row info with scale 1 and low sum 0."""
-    info = torch.zeros(rows, 2, dtype=torch.int32, device=device)
-    info[:, 0] = torch.ones((), dtype=torch.float32).view(torch.int32)
-    return info

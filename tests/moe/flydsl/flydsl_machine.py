@@ -14,13 +14,11 @@ from support.flydsl_layout import low_sums
 from kimi_w4a8_eagle3.moe.flydsl.configs import (
     OWN_ROWS,
     ByTokenConfig,
-    QuantizeConfig,
     ReduceConfig,
     RouteConfig,
     Stage1Config,
     Stage2Config,
 )
-from kimi_w4a8_eagle3.moe.flydsl.layout import SCALES_PAD
 from kimi_w4a8_eagle3.moe.routing import Routing, max_blocks, route
 from proof.assembly import assembly
 from proof.gfx942 import Buffer, Kernel, Machine, Memory, parse_kernel
@@ -39,6 +37,7 @@ class Device:
 
     def __post_init__(self) -> None:
         self.memory = Memory()
+        self.kept = self.info = torch.empty(0)  # int8 rows and row info that stage 2 wrote
 
     def put(self, tensor: torch.Tensor) -> Buffer:
         if tensor.dtype == torch.bfloat16:
@@ -49,8 +48,8 @@ class Device:
         values = torch.from_numpy(self.memory.read(buffer, unwritten))
         return values.view(dtype) if dtype == torch.bfloat16 else values
 
-    def launch(self, config: Any, grid: tuple[int, ...], *args: Any) -> Any:
-        return Machine(self.memory).launch(compiled(config), grid, (256, 1, 1), args, order=self.order)
+    def launch(self, config: Any, grid: tuple[int, ...], *args: Any) -> None:
+        self.ran = Machine(self.memory).launch(compiled(config), grid, (256, 1, 1), args, order=self.order)
 
     def routing(self, routing: Routing) -> list[Buffer]:
         return [self.put(table) for table in tables_of(routing)]
@@ -105,36 +104,26 @@ class Device:
     def stage2(
         self, cfg: Stage2Config, a8: torch.Tensor, info: torch.Tensor, moe: Any, routed: Routing, column: int = 0
     ) -> torch.Tensor:
-        """Channels from `column` on. With `quantize` a8 is float32, and info router weights that become row info."""
-        slots, columns = a8.shape[0], cfg.hidden - column
+        """Channels from `column` on.
+
+        With `quantize` a8 is float32, and info router weights that become scales; not where a prefill is past column 0.
+        """
+        slots, columns, quantizes = a8.shape[0], cfg.hidden - column, cfg.quantize and not (cfg.keeps and column)
+        kept = self.memory.empty((slots, cfg.inter), np.int8) if quantizes else self.put(a8)
         out = self.memory.empty((slots, columns), np.float32 if cfg.accumulators else np.float16)
-        written, router = self.memory.empty((slots, 2), np.int32) if cfg.quantize else self.put(info), self.put(info)
+        written, router = self.memory.empty((slots, 2), np.int32) if quantizes else self.put(info), self.put(info)
         tables = [self.put(a8), written, self.put(moe.w2), self.put(moe.s2), *self.routing(routed)]
         chunk = slots // cfg.top_k, column, columns
-        self.launch(cfg, cfg.grid((routed.max_blocks, columns)), *tables, router, out, *chunk)
-        if cfg.quantize:
+        self.launch(cfg, cfg.grid((routed.max_blocks, columns)), *tables, router, out, kept, *chunk)
+        if quantizes:
+            self.kept, self.info = self.get(kept, torch.int8, unwritten=0), self.get(written, torch.int32, unwritten=0)
             info.view(torch.int32).copy_(self.get(written, torch.int32, unwritten=0)[:, 0].view_as(info))
         return self.get(out, torch.float32, unwritten=0)
 
-    def quantize(
-        self,
-        x: torch.Tensor,
-        weights: torch.Tensor | None = None,
-        ids: torch.Tensor | None = None,
-        scales: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(a8, scale, low_sum)"""
-        if x.dtype == torch.bfloat16:
-            a8, pairs = self.route(x, torch.zeros(len(x), 1, dtype=torch.int32), 1, 16)[2:]
-            return a8, pairs[:, 0].contiguous().view(torch.float32), pairs[:, 1]
-        experts = {} if scales is None else {"experts": scales.shape[0], "hidden": scales.shape[1] - SCALES_PAD}
-        cfg = QuantizeConfig(x.shape[1], False, **experts)
-        out = self.memory.empty(tuple(x.shape), np.int8)
-        info = self.memory.empty((x.shape[0], 2), np.int32)
-        extra = [self.put(t) if t is not None else 0 for t in (weights, ids, scales)]
-        self.launch(cfg, cfg.grid(x.shape[0]), self.put(x), *extra, out, info, x.shape[0])
-        pairs = self.get(info, torch.int32, unwritten=0)
-        return self.get(out, torch.int8, unwritten=0), pairs[:, 0].contiguous().view(torch.float32), pairs[:, 1]
+    def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(a8, scale, low_sum) of tokens."""
+        a8, pairs = self.route(x, torch.zeros(len(x), 1, dtype=torch.int32), 1, 16)[2:]
+        return a8, pairs[:, 0].contiguous().view(torch.float32), pairs[:, 1]
 
     def reduce(self, slots: torch.Tensor, info: torch.Tensor, ids: torch.Tensor, experts: int = 5) -> torch.Tensor:
         """In two chunks of columns."""

@@ -140,7 +140,7 @@ def test_forward_is_the_reference(
     launches = serving.gpu.launches
     sorts = tokens > 64 or gates not in ("decode", "unpinned", "unpinned, k 128")
     by_token = tokens <= 16 and gates in ("decode", "unpinned")
-    stages = [*["moe_route_0"] * sorts, "moe_stage1_0", *["moe_quantize_0"] * ("prefill" in gates)]
+    stages = [*["moe_route_0"] * sorts, "moe_stage1_0"]
     down = ["moe_stage2_token_0"] if by_token else ["moe_stage2_0", "moe_reduce_0"] * chunks
     assert [launch.kernel for launch in launches] == [*stages, *down]
     assert {launch.stream for launch in launches} == {STREAM}

@@ -105,7 +105,7 @@ def test_each_stage_is_timed_with_its_own_launches() -> None:
     measure(FlydslTiles(64, (128, 128), (1024, 256)), 5)
     names = [[type(config).__name__ for config in call] for call in backend.timed]
     assert names[:2] == [["RouteConfig", "Stage1Config"], ["Stage2Config", "ReduceConfig"]]
-    assert names[2:4] == [["RouteConfig", "Stage1Config", "QuantizeConfig"], ["Stage2Config", "ReduceConfig"]]
+    assert names[2:4] == [["RouteConfig", "Stage1Config"], ["Stage2Config", "ReduceConfig"]]
     measure = flydsl_measure(replace(SMALL, top_k=4), backend, CPU, backend.timer)
     measure(FlydslTiles(4, (32, 256), (256, 256), by_token=True), 5)
     assert [[type(config).__name__ for config in call] for call in backend.timed[4:]] == [
