@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
-from hypothesis import Phase, settings
 
 PACKAGE = "kimi_w4a8_eagle3"
 TESTS = {
@@ -125,8 +124,6 @@ def passes(module: str, tree: ast.Module, limit_s: float) -> bool:
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # theirs cost three times what collecting ours does
         path, original = f"{PACKAGE}/{module}.py", SourceFileLoader.get_code
         code = {path[:-3].replace("/", "."): compile(ast.fix_missing_locations(tree), path, "exec")}
-        register = settings.register_profile  # one example that fails is enough, and need not be the smallest
-        settings.register_profile = partial(register, phases=(Phase.explicit, Phase.generate))  # type: ignore
         SourceFileLoader.get_code = lambda self, name: code.get(name) or original(self, name)  # type: ignore
         tests = [f"tests/{name}" for name in TESTS[module]]
         options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", f"not {_SLOW}")

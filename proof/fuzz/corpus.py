@@ -33,6 +33,7 @@ _PICTURES = {
         "CAAIAIH/AAAAAAAAAAAAAAAIDwABCBxIsKDBgwgTKkwYEAA7"
     ),
     "another server's": "http://169.254.169.254/latest/meta-data",
+    "a right one, and no tower": f"{_PNG}AAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==",
 }
 _LETTERS = {"type": "regex", "pattern": "(a|b)*"}
 _REPEATS = {"type": "repeat", "min": 16, "max": 16, "content": {"type": "star", "content": _LETTERS}}

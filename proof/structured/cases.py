@@ -57,8 +57,8 @@ class Answer:
         return self.finish_reason != "length"
 
 
-@lru_cache(maxsize=1)
-def _towards_an_end() -> dict[str, float]:
+@lru_cache(maxsize=2)
+def _towards_an_end(thinking: bool) -> dict[str, float]:
     """Biases against blanks, which a grammar lets run for ever, and for what ends a string, an id, a list, a thought.
 
     The built-in model knows none of these schemas: without, greedy, it filled 15 of 16 limits with blanks or zeros. Of
@@ -68,12 +68,14 @@ def _towards_an_end() -> dict[str, float]:
     bias = {}
     for token in range(tokenizer.get_vocab_size()):
         text = tokenizer.decode([token], skip_special_tokens=False)
-        if text in (THINK_END, CALL_ARGUMENTS):
-            bias[str(token)] = 12.0 if text == THINK_END else 8.0
+        if text == THINK_END and thinking:
+            bias[str(token)] = 10.0
+        elif text == CALL_ARGUMENTS:
+            bias[str(token)] = 8.0 if thinking else 20.0
         elif text == CALLS_END or text.strip()[:1] in ('"', "}", "]"):
-            bias[str(token)] = 6.0
+            bias[str(token)] = 6.0 if thinking else 12.0
         elif text.isspace():
-            bias[str(token)] = -10.0
+            bias[str(token)] = -10.0 if thinking else -100.0
     return bias
 
 
@@ -146,7 +148,7 @@ def _body(model: str, question: str, thinking: bool) -> dict[str, Any]:
         "return_token_ids": True,
         "logprobs": True,
         "top_logprobs": 5,
-        "logit_bias": _towards_an_end(),
+        "logit_bias": _towards_an_end(thinking),
         **_thinking(thinking),
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.pictures import noise, picture
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.server
 MODEL = "kimi-k2.5-tiny"
 QUESTION = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples?"}]
 CHAT = {"model": MODEL, "messages": QUESTION, "max_tokens": 4}
+PICTURE = picture(noise(56, 56))
 COMPLETION = {"model": MODEL, "prompt": "Tom has", "max_tokens": 4}
 GENERATE = {"text": "Tom has", "sampling_params": {"max_new_tokens": 4}}
 
@@ -95,14 +97,9 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "unknown model": ("/v1/chat/completions", {**CHAT, "model": "another"}),
     "negative temperature": ("/v1/chat/completions", {**CHAT, "temperature": -1}),
     "a prompt of 100,000 words": ("/v1/completions", {**COMPLETION, "prompt": "word " * 100_000}),
-    "an image on loopback": (
+    "agents: a picture, where the model has no tower": (
         "/v1/chat/completions",
-        {
-            **CHAT,
-            "messages": [
-                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}]}
-            ],
-        },
+        {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}]}]},
     ),
     "logprobs as text": ("/v1/completions", {**COMPLETION, "logprobs": "1000000000"}),
     "top_logprobs as text": ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": "5000"}),
