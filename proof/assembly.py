@@ -1,4 +1,4 @@
-"""The gfx942 code of the backend's kernels, for the interpreter and for counting; kept on disk."""
+"""The final gfx942 assembly of the backend's kernels, for the interpreter and for counting; kept on disk."""
 
 from __future__ import annotations
 
@@ -17,42 +17,30 @@ from kimi_w4a8_eagle3.moe.flydsl.objects import cache_dir, source_hash
 
 
 def assembly(config: Any) -> str:
-    """The final gfx942 assembly of a kernel.
+    """The final gfx942 assembly of a kernel; from the cache if it is there.
 
     Raises KimiError when FlyDSL or a linker is missing, or when the configuration has a `problem()`.
     """
-    return _stored(config).with_suffix(".s").read_text()
-
-
-def code_object(config: Any) -> bytes:
-    """What FlyDSL linked from it; raises as `assembly` does."""
-    return _stored(config).with_suffix(".co").read_bytes()
-
-
-def _stored(config: Any) -> Path:
-    """Both files without their suffix; compiled when they are not there."""
     problem = toolchain.flydsl_problem() or config.problem()
     if problem:
         raise KimiError(problem, where="compiling FlyDSL kernels", expected="a supported FlyDSL and configuration")
     key = f"{toolchain.metadata.version('flydsl')} {source_hash()} {config!r}"
-    stored = cache_dir() / "assembly" / f"{type(config).__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    kept = {suffix: stored.with_suffix(suffix) for suffix in (".s", ".co")}
-    if not all(path.exists() for path in kept.values()):
+    stored = cache_dir() / "assembly" / f"{type(config).__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.s"
+    if not stored.exists():
+        text = _compile(config)
         stored.parent.mkdir(parents=True, exist_ok=True)
-        text, image = _compile(config)
-        write_atomic(kept[".s"], text)
-        write_atomic(kept[".co"], image)
-    return stored
+        write_atomic(stored, text)
+    return stored.read_text()
 
 
-def _compile(config: Any) -> tuple[str, bytes]:
+def _compile(config: Any) -> str:
     with tempfile.TemporaryDirectory(prefix="flydsl-") as dump:
         with (
             toolchain.environment(FLYDSL_DEBUG_DUMP_ASM="1", FLYDSL_DUMP_DIR=dump),
             redirect_stdout(io.StringIO()),
         ):
-            image = toolchain.compiled(launcher_of(config))
+            toolchain.compiled(launcher_of(config))
         found = list(Path(dump).glob("*/*_final_isa.s"))
         if len(found) != 1:
             raise KimiError("FlyDSL compiled a kernel but left no assembly", where=dump)
-        return found[0].read_text(), image
+        return found[0].read_text()

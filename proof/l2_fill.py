@@ -30,7 +30,8 @@ def l2_fill(gpu: Gpu, shape: MoeShape, tokens: int, config: Stage1Config | Stage
             total += len(weights) * weight_bytes
             for size in (1, 4):  # stage 2 takes its rows for the first columns as float32, and quantizes them
                 blocks = {block for block, column in running if size == (1 if stage1 or column else 4)}
-                total += len(np.unique(np.concatenate([rows[block] for block in blocks] or [[]]))) * row_bytes * size
+                read = np.concatenate([np.empty(0), *(rows[block] for block in blocks)])
+                total += len(np.unique(read)) * row_bytes * size
     return total
 
 

@@ -81,8 +81,7 @@ class Stage1Prefill:
         ]
         self.rows = ops.buffer(args.rows, args.tokens * cfg.hidden)
         self.lds = ops.lds_alloc(2 * cfg.tile_m * CHUNK_K)
-        first_row = self.wave % self.waves_m * (16 * ROW_TILES)
-        self.groups = self.block.together(first_row, ROW_TILES)
+        self.groups = self.block.together(self.wave % self.waves_m * (16 * ROW_TILES), ROW_TILES)
 
     def slots_of(self, first_row: Any, tiles: int) -> list[fx.Int32]:
         """The slot of each lane's row, for `tiles` 16-row tiles."""
