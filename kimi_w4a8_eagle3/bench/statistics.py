@@ -120,11 +120,21 @@ def _draws(repetitions: Sequence[Repetition], metric: Metric, rng: np.random.Gen
     details = [repetition.details for repetition in repetitions if repetition.details is not None]
     if len(details) < len(repetitions) or not details:
         return None
+    if metric.kind == "itl" and not all(map(_between_tokens, repetitions)):
+        return None
     inside = np.stack([_draws_inside(each, metric, rng) for each in details])
     count, draws = inside.shape
     chosen = rng.integers(0, count, (draws, count))
     over_repetitions: Values = np.median(inside[chosen, np.arange(draws)[:, None]], axis=1)
     return over_repetitions
+
+
+def _between_tokens(repetition: Repetition) -> bool:
+    """Whether the gaps that were kept are those of the generator's figure. Of a chat with drafts they are between pieces
+    of several tokens, and the figure is not."""
+    assert repetition.details is not None
+    gaps = [gap * 1000 for each in repetition.details.itls for gap in each]
+    return bool(gaps) and bool(np.isclose(np.median(gaps), repetition.load.median_itl_ms, rtol=0.01))
 
 
 def _draws_inside(details: LoadDetails, metric: Metric, rng: np.random.Generator) -> Values:

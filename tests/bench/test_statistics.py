@@ -44,6 +44,15 @@ def test_what_is_drawn_are_requests_with_all_their_gaps(kind: str, means: set[fl
     assert len(drawn) == statistics.DRAWS and set(drawn.round(9)) == means
 
 
+def test_gaps_between_pieces_give_a_figure_between_tokens_no_interval() -> None:
+    """SGLang's generator divides a chat's gaps by the tokens of their pieces, and keeps them as they were."""
+    found = repetition([4.0, 4.0])
+    for figure, has_interval in ((4.0, True), (1.4, False)):
+        load = found.load.model_copy(update={"median_itl_ms": figure})
+        interval = estimate([Repetition(load, found.details)] * 2, METRICS["itl_median_ms"])
+        assert interval.value == figure and (interval.low is not None) is has_interval
+
+
 def test_the_ends_of_an_interval_belong_to_it() -> None:
     interval = Interval(1.0, 0.5, 2.0)
     assert [interval.covers(value) for value in (0.49, 0.5, 2.0, 2.01)] == [False, True, True, False]
