@@ -63,8 +63,8 @@ class LoadResult(BaseModel):
 class LoadDetails(BaseModel):
     """Per request, in the order sent: lengths in tokens, times in seconds (`--output-details`).
 
-    `itls[i]` holds the gaps between the tokens of request i; a gap that brought several tokens is divided by them, but of
-    a chat it is whole.
+    `itls[i]` holds the gaps between the tokens of request i; a gap that brought several tokens is divided by them,
+    but that of a chat is whole.
     cached_tokens: of conversations, found in the prefix cache; their requests stand user by user, turn by turn.
     """
 

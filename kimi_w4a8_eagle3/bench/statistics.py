@@ -130,8 +130,10 @@ def _draws(repetitions: Sequence[Repetition], metric: Metric, rng: np.random.Gen
 
 
 def _between_tokens(repetition: Repetition) -> bool:
-    """Whether the gaps that were kept are those of the generator's figure. Of a chat with drafts they are between pieces
-    of several tokens, and the figure is not."""
+    """Whether the gaps that were kept are those of the generator's figure.
+
+    Of a chat with drafts they are between pieces of several tokens, and the figure is not.
+    """
     assert repetition.details is not None
     gaps = [gap * 1000 for each in repetition.details.itls for gap in each]
     return bool(gaps) and bool(np.isclose(np.median(gaps), repetition.load.median_itl_ms, rtol=0.01))
