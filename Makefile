@@ -13,7 +13,7 @@ demo: $(STAMP)
 	$(BIN)/python -m proof.demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --no-loadscope-reorder
 
 # Compiles the gfx942 kernels, counts their machine code against the saved figures and executes it.
 kernels: $(STAMP)

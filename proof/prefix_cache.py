@@ -35,7 +35,7 @@ SETTINGS = ("disable-radix-cache=false", f"max-total-tokens={POOL}", "schedule-c
 EVICTED, RETRACTED = "sglang:evicted_tokens_total", "sglang:num_retracted_requests_total"
 _SYSTEM = "You are a careful teacher of maths. Be brief."
 _TURNS = 2
-_CROWD = 6  # of each request at once
+_CROWD = 8  # of each request at once
 _CLEAR = 8  # tokens of an answer that are compared, at least on average
 _READY_S = 600.0
 
