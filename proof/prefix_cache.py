@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ class Prover:
 
         def crowd() -> None:
             with ThreadPoolExecutor(_CROWD * len(requests)) as pool:
-                together.extend(pool.map(self._ask, _CROWD * requests))
+                endless = partial(self._ask, ignore_eos=True)  # they fill the pool whatever they say
+                together.extend(pool.map(endless, _CROWD * requests))
 
         self._until_grown(RETRACTED, 1, crowd)
         same = [together[at :: len(requests)] for at in range(len(requests))]
