@@ -91,7 +91,6 @@ def test_a_table_can_be_had_as_json(name: str) -> None:
         ["fetch"],
         ["fetch", "agent"],
         ["doctor", "tiny", "--recipe", "tiny"],
-        ["warm", "w4a8", "--moe-backend", "none"],
         ["bench", "con2"],
         ["bench", "con3", "--base-url", "http://127.0.0.1:1"],
         ["bench", "ab", "--a", "tiny", "--b", "tiny"],

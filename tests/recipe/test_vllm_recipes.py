@@ -229,8 +229,3 @@ def test_an_mi355x_meets_the_recipe_and_an_mi325x_does_not() -> None:
     assert not any("GPU" in note for note in render(load_recipe(FP8), machine=mi355x).notes)
     notes = render(load_recipe(FP8), machine=mi325x).notes
     assert "warning: the GPUs are gfx942, the recipe is made for gfx950" in notes
-
-
-def test_there_are_no_kernels_of_ours_to_warm_for_vllm() -> None:
-    refused = CliRunner().invoke(app, ["warm", "-r", FP8])
-    assert "serves with vllm, which uses none of these kernels" in str(refused.exception)
