@@ -31,7 +31,6 @@ _SUMS: dict[str, tuple[str, dict[str, str]]] = {
     "total_s": ("sglang:e2e_request_latency_seconds", {}),
 }
 _RETRACTED = "sglang:num_retracted_requests_total"
-FORWARD_SECONDS = "sglang:forward_execution_seconds_total"
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class ServerSummary:
     """One window. Times are seconds a request, as the server measured them; None where it does not report them.
 
     kv_usage_peak: largest share of the KV pool in use. samples: readings of the gauges (SGLang refreshes them every
-    40 decode steps by default, so short runs see few values). forward_s: seconds of forward passes by their mode, which
-    only GPU servers started with ENABLE_METRICS_DEVICE_TIMER report. draft_steps: mean of those in use.
+    40 decode steps by default, so short runs see few values). draft_steps: mean of those in use.
     """
 
     samples: int
@@ -52,7 +50,6 @@ class ServerSummary:
     queue_s: float | None
     prefill_s: float | None
     decode_s: float | None
-    forward_s: dict[str, float]
     draft_steps: float | None = None
 
 
@@ -118,9 +115,6 @@ def summarize(first: Reading, last: Reading, readings: Sequence[Mapping[str, flo
         queue_s=a_request("queue_s"),
         prefill_s=a_request("prefill_s"),
         decode_s=None if total is None or first_token is None else total - first_token,
-        forward_s={
-            mode: added(FORWARD_SECONDS, category=mode) for mode in sorted(last.by(FORWARD_SECONDS, "category"))
-        },
         draft_steps=sum(steps) / len(steps) if steps else None,
     )
 

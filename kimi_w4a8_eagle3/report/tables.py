@@ -67,10 +67,9 @@ def print_comparison(analysis: Analysis) -> None:
         )
     for key, group in groupby(analysis.changes, key=lambda row: (row.workload, row.concurrency, row.a, row.b)):
         name, concurrency, a, b = key
-        members = list(group)
-        title = f"{name}, concurrency {concurrency}: {b} over {a}" + (" (env-only delta)" * members[0].env_only)
+        title = f"{name}, concurrency {concurrency}: {b} over {a}"
         table = Table("figure", a, b, "ratio [95% interval]", "verdict", title=title, title_style="bold")
-        for row in members:
+        for row in group:
             table.add_row(
                 row.metric.title,
                 number(row.value_a.value, row.metric),
