@@ -37,14 +37,20 @@ OWN_SERVERS = (
     "tests/e2e/test_failing_requests.py",
     "tests/e2e/test_faults.py",
     "tests/e2e/test_fork_server.py",
-    "tests/e2e/test_fp8_draft.py",
     "tests/e2e/test_fuzzing.py",
     "tests/e2e/test_monitoring.py",
     "tests/e2e/test_serve_processes.py",
 )
-# Many run in forks of both releases, which are imported once.
-PROGRAMS = "tests/sglang_plugin"
-PROGRAMS_TOO = ("tests/e2e/test_newest_release.py", "tests/recipe/test_recipes_parsed_by_sglang.py")
+# One worker each, because an import of theirs takes seconds: both releases of SGLang, and Quark.
+TOGETHER = {
+    "SGLang": (
+        "tests/sglang_plugin/",
+        "tests/commands/test_rules.py",
+        "tests/e2e/test_newest_release.py",
+        "tests/recipe/test_recipes_parsed_by_sglang.py",
+    ),
+    "Quark": ("tests/quantize/", "tests/quark/", "tests/e2e/test_fp8_draft.py"),
+}
 _NEEDS = "the extra `kernels`: FlyDSL and a linker"
 _SLOWEST = 10
 
@@ -53,14 +59,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones begin first: those that one worker must run after each other, then those with a real server."""
 
     def order(item: pytest.Item) -> tuple[bool, bool]:
-        module = item.nodeid.partition("::")[0]
-        return not _runs_programs(module), item.get_closest_marker("server") is None
+        return _together(item.nodeid) != "SGLang", item.get_closest_marker("server") is None
 
     items.sort(key=order)
 
 
-def _runs_programs(module: str) -> bool:
-    return module.startswith(f"{PROGRAMS}/") or module in PROGRAMS_TOO
+def _together(nodeid: str) -> str | None:
+    return next((name for name, modules in TOGETHER.items() if nodeid.startswith(modules)), None)
 
 
 def pytest_collection_finish() -> None:
@@ -78,8 +83,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             module = nodeid.partition("::")[0]
             folder = module.rpartition("/")[0]
-            if _runs_programs(module):
-                return PROGRAMS
+            if together := _together(nodeid):
+                return together
             shares = (config.rootpath / folder / "conftest.py").is_file() and module not in OWN_SERVERS
             return folder if shares else module
 

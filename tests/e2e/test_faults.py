@@ -51,7 +51,8 @@ def fleet(tmp_path_factory):
     key.write_text(f"{KEY}\n")
     key.chmod(0o600)
     native = "env.KIMI_DOOR_NATIVE=open"  # the benchmark sends ready-made prompts to /generate
-    arguments = ["--api-key-file", str(key), "--set", native]
+    soon = "decode-log-interval=4"  # what runs is on /metrics after a few steps, not after 40
+    arguments = ["--api-key-file", str(key), "--set", native, "--set", soon]
     with ForkedFleet(folder, arguments=arguments, program=[supervisor.KIMI]) as served:
         served.wait_whole()
         yield served
@@ -182,7 +183,7 @@ def test_another_model_is_refused_at_registration(fleet, tmp_path):
 
 def test_sigterm_answers_what_runs_and_leaves_nothing(fleet, questions):
     """The last test of the fleet; replica 0 may still be starting."""
-    question = endless_question(questions[0].model, 600)  # long enough to be seen running by a machine that is busy
+    question = endless_question(questions[0].model, 250)
     with Load(fleet.base_url, [question], 3, total=3, hang_s=120.0, api_key=KEY) as load:
         until(lambda: sum(running(fleet)) == 3)
         code = fleet.stop(signal.SIGTERM)

@@ -52,6 +52,10 @@ def fleet(eagle3: EngineServer, router: RouterEndpoint) -> HandmadeFleet:
     return HandmadeFleet([state], router_url=router.base_url, router_metrics_url=router.metrics_url)
 
 
+def stream(client: EngineClient, question: str) -> None:
+    list(client.stream({"messages": [{"role": "user", "content": question}], "max_tokens": 48}))
+
+
 @pytest.fixture(scope="module")
 def served(
     fleet: HandmadeFleet, router: RouterEndpoint, tmp_path_factory: pytest.TempPathFactory
@@ -64,11 +68,11 @@ def served(
         prometheus(ops.base_url, tmp_path_factory.mktemp("prometheus")) as found,
     ):
         client.chat_all(questions[:2], 48, 2)
-        list(client.stream_chat(questions[2], 48))
+        stream(client, questions[2])
         assert found.wait_for(lambda: bool(found.query("smg_router_requests_total")))
         client.chat_all(questions[3:6], 48, 2)
         for question in questions[6:]:
-            list(client.stream_chat(question, 48))
+            stream(client, question)
         assert found.wait_for(lambda: bool(found.query("kimi:accept_length:rate5m")))
         yield found
 

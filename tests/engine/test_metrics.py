@@ -12,7 +12,13 @@ from support.loopback import served
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine import metrics
-from kimi_w4a8_eagle3.engine.metrics import Counters, acceptance_from_counters, acceptance_from_histograms, scrape
+from kimi_w4a8_eagle3.engine.metrics import (
+    Counters,
+    acceptance_from_counters,
+    acceptance_from_histograms,
+    scrape,
+    sum_histograms,
+)
 
 EXPOSITION = """\
 # TYPE sglang:generation_tokens counter
@@ -56,10 +62,14 @@ def test_histograms_agree_with_counting_steps(histograms):
     if not steps:
         assert found is None
         return
-    assert found is not None
+    assert found is not None and found.steps == len(steps)
     assert found.length == pytest.approx(sum(k + 1 for k in steps) / len(steps))
     assert found.rate == pytest.approx(sum(steps) / (3 * len(steps)))
     assert found.per_position == pytest.approx([sum(k >= i for k in steps) / len(steps) for i in (1, 2, 3)])
+
+
+def test_histograms_are_added_and_end_with_the_last_draft_token():
+    assert sum_histograms([[2, 1], [0, 0, 0, 4, 1]], 3) == [2, 1, 0, 5]
 
 
 @contextmanager

@@ -44,6 +44,16 @@ def test_a_small_gap_is_a_tie_and_a_large_one_a_bug():
         assert one(tokens(7, 5, 9, top=TOP), tokens(7, 6, 9), tie_gap).judgement == "bug"
 
 
+def test_it_names_its_prompt_and_keeps_the_two_best_of_all_candidates():
+    top = (((-3.0, 7), (-0.1, 8), (-2.5, 9)),)
+    same, parted = tokens(4), tokens(7, top=top)
+    [found] = divergences(prompts(2), [same, parted], [same, tokens(8)], 40, 0.25)
+    assert (found.prompt, found.kind, found.concurrency) == (1, prompts(2)[1].kind, 40)
+    assert found.top2 == ((-0.1, 8), (-2.5, 9))
+    with pytest.raises(ValueError, match="zip"):
+        divergences(prompts(2), [same, parted], [same], 40, 0.25)
+
+
 def test_a_token_that_the_reference_never_considered_is_a_bug():
     bug = one(tokens(7, 5, 9, top=TOP), tokens(7, 99, 9))
     assert bug.judgement == "bug" and bug.gap is None and "none of its best candidates" in str(bug)

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.quantizing import quantized, write_card_draft, write_packed_target
+from support.quantizing import import_quark, quantized, write_card_draft, write_packed_target
 
 from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.base import torchvision_ops
 
 
 @pytest.fixture(scope="session", autouse=True)
 def imported() -> None:
-    """Quark, without the ten seconds in which it parses every model of transformers for a decorator that few name."""
-    torchvision_ops.declare_missing()  # it imports transformers, which imports torchvision
-    parse = ast.parse
-
-    def parse_if_named(source: Any, *more: Any, **options: Any) -> ast.AST:
-        scan = sys._getframe(1).f_code.co_name == "_find_decorated_experts_classes"
-        return parse("" if scan and "use_experts_implementation" not in source else source, *more, **options)
-
-    with pytest.MonkeyPatch.context() as patch, suppress(ImportError):
-        patch.setattr(ast, "parse", parse_if_named)
-        import quark.torch  # noqa: F401 - optional: amd-quark
+    import_quark()
 
 
 @pytest.fixture(scope="session")

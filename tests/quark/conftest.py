@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.kimi_checkpoint import DRAFT, HIDDEN, MLA, MLA_DRAFT, write_bf16
+from support.quantizing import import_quark
 
 from kimi_w4a8_eagle3.base import torchvision_ops
 
@@ -31,6 +32,7 @@ def bf16_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def quark_target(bf16_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Written by AMD Quark during this test run; tests that change it take a copy."""
+    import_quark()
     from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
 
     directory = tmp_path_factory.mktemp("w4a8") / "target"

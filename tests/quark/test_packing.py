@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.packing import pack_reorder, slice_packed_columns, slice_rows
+from support.quantizing import import_quark
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark import packing
@@ -49,6 +50,7 @@ def test_pack_and_unpack_are_inverse(shape: tuple[int, ...], seed: int) -> None:
 @given(rows=st.integers(1, 12), words=st.integers(1, 20), seed=st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None)
 def test_agrees_with_quark_packer(rows: int, words: int, seed: int) -> None:
+    import_quark()
     from quark.torch.utils.pack import Pack_4_bits
 
     theirs = Pack_4_bits(qscheme="per_channel", dtype="int4")
