@@ -93,10 +93,6 @@ def _sections(analysis: Analysis, folder: Path) -> Iterator[Section]:
     if others:
         text = f"On {_machine(analysis.runs[0])}. Workloads that are not published points. Thin lines: 95% intervals."
         yield panels("measured", "Measured here", text, others)
-    examined = [each for run in analysis.runs for each in run.usable]
-    text = "How many draft tokens a verify step accepted, from a few requests repeated one at a time after the load."
-    alt = "share of verify steps by the number of accepted draft tokens"
-    yield one("acceptance", "Accepted draft tokens", text, alt, plots.acceptance_histogram(examined))
     bars = plots.published_bars()
     for key, more in reproduced.items():
         bars.setdefault(key, []).extend(more)

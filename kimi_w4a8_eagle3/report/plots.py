@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..bench import published
-from ..bench.measure import Measurement
 from ..bench.runs import Groups
 from ..bench.statistics import METRICS, Interval
 from .speedup import Speedup
@@ -157,30 +156,6 @@ def _panel(axis: Axes, bars: Sequence[Bar], sides: Sequence[str], log: bool) -> 
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.6, len(groups) - 0.4)
     axis.grid(axis="y", color="#e5e5e5")
-
-
-def acceptance_histogram(measurements: Sequence[Measurement]) -> Figure:
-    """Share of verify steps by accepted draft tokens: a group of bars for each measurement, and the published one."""
-    rows = {}
-    for each in measurements:
-        if steps := sum(each.accepted_histogram):
-            rows[f"{each.workload.name}, {each.side}"] = [count / steps for count in each.accepted_histogram]
-    reference = published.load("acceptance")["accepted_share_by_count"]
-    label = f"published: {reference['source'].split(',', 1)[-1].strip()}"
-    bars = [*zip(rows, rows.values(), COLOURS * len(rows), strict=False), (label, reference["shares"], "#bbbbbb")]
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(7.5, 3.6))
-        depth = max(len(shares) for _, shares, _ in bars)
-        width = 0.8 / len(bars)
-        for i, (label, shares, shade) in enumerate(bars):
-            x = np.arange(len(shares)) + (i - (len(bars) - 1) / 2) * width
-            axis.bar(x, np.asarray(shares) * 100, width * 0.92, color=shade, label=label)
-        axis.set_xticks(range(depth), [str(k) for k in range(depth)])
-        axis.set_xlabel("draft tokens accepted in a verify step")
-        axis.set_ylabel("share of steps, %")
-        axis.grid(axis="y", color="#e5e5e5")
-        axis.legend(frameon=False, fontsize=8)
-        return figure
 
 
 def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float]) -> Figure:

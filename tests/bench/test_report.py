@@ -35,7 +35,7 @@ def test_the_page_stands_alone_and_shows_both_kinds_of_figures(copies: Copies, t
         assert text in page
     names = {path.name for path in (tmp_path / "out").iterdir()}
     kinds = Counter(name.removesuffix(".svg").partition("-")[0] for name in names)
-    assert kinds == {"report.html": 1, "measured": 6, "published": 5, "speedup": 1, "acceptance": 1}
+    assert kinds == {"report.html": 1, "measured": 6, "published": 5, "speedup": 1}
     assert page.count("data:image/svg+xml;base64,") == len(names) - 1
 
 
@@ -54,7 +54,7 @@ def test_the_page_opens_with_the_verdict_and_shuts_what_was_not_measured(copies:
     shut = page[page.index("not what was measured here") :]
     assert "Published, for reference" in shut
     alts = re.findall(r'<img [^>]*alt="([^"]*)"', page)
-    assert len(alts) == 13 and all(alts) and any("tiny:plain" in alt and "TPOT median (ms)" in alt for alt in alts)
+    assert len(alts) == 12 and all(alts) and any("tiny:plain" in alt and "TPOT median (ms)" in alt for alt in alts)
 
 
 def test_tables_and_page_read_one_analysis(copies: Copies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
