@@ -31,12 +31,18 @@ from huggingface_hub import constants
 from ..engine.fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent
 from . import orphans
 
-# What an engine of the built-in model has imported once it serves; SGLang imports some of it in functions.
+# What an engine of the built-in model has imported once it serves; SGLang imports some of it in functions. Our operator
+# is first: to tell where it was registered, torch looks through all modules that there are.
 _MODULES = (
+    "kimi_w4a8_eagle3.moe.op",
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.models.registry",
+    "sglang.srt.speculative.eagle_worker_v2",
+    "sglang.srt.layers.attention.intel_amx_backend",
+    "sglang.srt.constrained.xgrammar_backend",
+    "kimi_w4a8_eagle3.sglang_plugin.w4a8_moe",
 )
 # transformers imports it for one kind of assisted generation: 1.5 s with pandas and pyarrow, which starts a thread.
 _UNUSED = "sklearn"
@@ -45,27 +51,27 @@ _UNUSED = "sklearn"
 class Holders:
     """Which modules hold what, so that hooks are applied in one walk through all modules instead of one a hook.
 
-    SGLang's own way is a second of each engine's start.
+    SGLang's own way is a second of each engine's start. What engines inherit, the fork server has walked through.
     """
 
     def __init__(self) -> None:
-        self._modules = 0
+        self._walked: set[str] = set()
         self._of: dict[int, list[tuple[ModuleType, str]]] = {}
 
     def replace(self, original: object, wrapped: object, source: object) -> int:
         """`hook_registry._propagate_patch`: `wrapped` wherever a module but `source` holds `original`; how often."""
-        if self._modules != len(sys.modules):
-            self._walk()
+        self.walk()
         holders = self._of.get(id(original), ())
         found = [(each, name) for each, name in holders if each is not source and vars(each).get(name) is original]
         for module, name in found:
             setattr(module, name, wrapped)
         return len(found)
 
-    def _walk(self) -> None:
-        self._modules = len(sys.modules)
-        self._of.clear()
-        for module in [each for each in sys.modules.values() if isinstance(each, ModuleType)]:
+    def walk(self) -> None:
+        """Through the modules that were imported since the last walk."""
+        new = sys.modules.keys() - self._walked
+        self._walked |= new
+        for module in [each for name in new if isinstance(each := sys.modules[name], ModuleType)]:
             for name, value in vars(module).items():
                 if callable(value):
                     self._of.setdefault(id(value), []).append((module, name))
@@ -80,7 +86,9 @@ def serve(control: socket.socket) -> list[str]:
         for name in _MODULES:
             importlib.import_module(name)
         _require_one_thread()
-    vars(importlib.import_module("sglang.srt.plugins.hook_registry"))["_propagate_patch"] = Holders().replace
+    holders = Holders()
+    holders.walk()
+    vars(importlib.import_module("sglang.srt.plugins.hook_registry"))["_propagate_patch"] = holders.replace
     gc.freeze()  # what no collection touches stays in pages that all engines share
     gc.enable()
     _write_to(os.open(os.devnull, os.O_WRONLY))

@@ -8,12 +8,15 @@ in float32 over blocks of keys that begin at the sequence's first, in products w
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 
 from .batch_invariant import padded
 
-# Upper bound on the elements of one padded score block [requests, heads, queries, keys] (float32: 256 MB).
-_MAX_SCORES = 64 * 1024 * 1024
+# Upper bound on the elements of a block of scores [requests, heads, queries, keys] with more than one request
+# (float32: 2 MB).
+_MAX_SCORES = 512 * 1024
 # Keys in one sum of products: up to here BLAS adds them one after the other.
 _BLOCK = 128
 # Queries at once: those of a long prompt see few of its keys at first, and their scores stay near the processor.
@@ -66,18 +69,14 @@ def decode_attention_cpu(
     sinks: torch.Tensor | None,
 ) -> None:
     """Store this step's key and value, then attend: query [B, H, Dk] -> output [B, H, Dv]."""
-    _require_plain(logit_cap, is_cross_attn, sliding_window, sinks, None)
+    _require_plain(logit_cap, is_cross_attn, sliding_window, sinks)
     if key is not None and value is not None:
         k_cache[loc] = key.view(-1, *k_cache.shape[1:]).to(k_cache.dtype)
         # An MLA value is a view that begins where its key begins; an MHA pool may hold both in one allocation.
         if v_cache.data_ptr() != k_cache.data_ptr():
             v_cache[loc] = value.view(-1, *v_cache.shape[1:]).to(v_cache.dtype)
-    lengths = seq_lens.long()
-    if not len(lengths):
-        return
-    slots = _slots(req_to_token, req_pool_indices, lengths)
-    out = _attend(query.unsqueeze(1), k_cache[slots], v_cache[slots], (lengths - 1).unsqueeze(1), sm_scale)
-    output.copy_(out.squeeze(1))
+    new = [1] * len(seq_lens)
+    _attend(query, k_cache, v_cache, output, req_to_token, req_pool_indices, seq_lens.tolist(), new, sm_scale)
 
 
 def extend_attention_cpu(
@@ -108,74 +107,91 @@ def extend_attention_cpu(
 
     The new keys are in the cache already, and are read from there as later requests read them.
     """
-    _require_plain(logit_cap, is_cross_attn, sliding_window, sinks, tree_mask)
+    _require_plain(logit_cap, is_cross_attn, sliding_window, sinks, tree_mask, is_causal)
     if k_extend is not None and k_extend.shape[1:] != k_buffer.shape[1:]:
         raise RuntimeError("MHA prefill reached the CPU attention, whose cache holds latents: `absorbed` is not in use")
-    lengths, new = seq_lens.long(), extend_seq_lens.long()
-    first = torch.cumsum(new, 0) - new
-    for rows in _buckets(new, lengths, q_extend.shape[1]):
-        queries = int(new[rows].max())
-        if queries == 0:
-            continue
-        step = torch.arange(queries)
-        valid = step < new[rows].unsqueeze(1)
-        token = torch.where(valid, first[rows].unsqueeze(1) + step, 0)
-        slots = _slots(req_to_token, req_pool_indices[rows], lengths[rows])
-        position = (lengths - new)[rows].unsqueeze(1) + step
-        if not is_causal:
-            position = (lengths[rows] - 1).unsqueeze(1).expand_as(position)
-        k, v = k_buffer[slots], v_buffer[slots]
-        for part in torch.arange(queries).split(_QUERIES):
-            seen = (int(position[:, part].max()) // _BLOCK + 1) * _BLOCK
-            at, real = token[:, part], valid[:, part]
-            out = _attend(q_extend[at], k[:, :seen], v[:, :seen], position[:, part], sm_scale)
-            o_extend[at[real]] = out[real].to(o_extend.dtype)
+    lengths, new = seq_lens.tolist(), extend_seq_lens.tolist()
+    _attend(q_extend, k_buffer, v_buffer, o_extend, req_to_token, req_pool_indices, lengths, new, sm_scale)
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, scale: float) -> torch.Tensor:
-    """Masked grouped-query attention: q [B, M, H, Dk], k [B, L, G, Dk], v [B, L, G, Dv] -> [B, M, H, Dv] float32.
+def _attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    output: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    lengths: list[int],
+    new: list[int],
+    scale: float,
+) -> None:
+    """The last `new` tokens of each sequence, packed: q [T, H, Dk] -> output [T, H, Dv]."""
+    first = list(accumulate(new, initial=0))
+    for bucket in _buckets(new, lengths, q.shape[1]):
+        rows, count = torch.tensor(bucket), new[bucket[0]]
+        start = torch.tensor([first[row] for row in bucket]).unsqueeze(1)
+        end = torch.tensor([lengths[row] for row in bucket]).unsqueeze(1)
+        most = max(lengths[row] for row in bucket)
+        # Beyond its length a request's last key again, never another's: a weight of zero does not hide a NaN.
+        seen = torch.minimum(torch.arange(_blocks(most) * _BLOCK), end - 1)
+        slots = req_to_token[:, :most].index_select(0, req_pool_indices.index_select(0, rows)).gather(1, seen)
+        k = _gather(k_cache, slots)
+        # An MLA value is a view that begins where its key begins.
+        v = k[..., : v_cache.shape[-1]] if v_cache.data_ptr() == k_cache.data_ptr() else _gather(v_cache, slots)
+        v = torch.nn.functional.pad(v, (0, 1), value=1.0)  # the last column adds up the weights
+        for step in torch.arange(count).split(_QUERIES):
+            token = (start + step).flatten()
+            keys = _blocks(most - count + int(step[-1]) + 1) * _BLOCK
+            asked = q.index_select(0, token).view(len(bucket), len(step), *q.shape[1:])
+            out = _masked(asked, k[:, :keys], v[:, :keys], end - count + step, scale)
+            output[token] = out.flatten(0, 1).to(output.dtype)
+
+
+def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, scale: float) -> torch.Tensor:
+    """Masked grouped-query attention: q [B, M, H, Dk], k [B*G, L, Dk], v [B*G, L, Dv + 1] -> [B, M, H, Dv] float32.
 
     A query at `position` [B, M] sees the keys 0..position of its request. L is a multiple of _BLOCK.
     """
     batch, m, heads, dim = q.shape
-    length, groups = k.shape[1:3]
+    length, groups = k.shape[1], len(k) // batch
     rows = m * heads // groups
     # One product per key head: its query heads share the keys.
     q = q.float().view(batch, m, groups, -1, dim).transpose(1, 2).reshape(batch * groups, rows, dim)
-    k, v = (each.float().transpose(1, 2).reshape(batch * groups, length, -1) for each in (k, v))
-    v = torch.nn.functional.pad(v, (0, 1), value=1.0)  # the last column adds up the weights
-    last = position.repeat_interleave(rows // m, 1).repeat_interleave(groups, 0).unsqueeze(-1)
     scores = torch.baddbmm(q.new_empty(1, 1, 1), padded(q * scale), k.transpose(1, 2), beta=0)
-    scores[:, :rows].masked_fill_(torch.arange(length) > last, float("-inf"))
+    unseen = torch.arange(length) > position.view(batch, 1, m, 1, 1)
+    scores[:, :rows].view(batch, groups, m, -1, length).masked_fill_(unseen, float("-inf"))
     weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
     out = weights.new_zeros(*weights.shape[:2], v.shape[-1])
     for block in range(0, length, _BLOCK):
-        out = torch.baddbmm(out, weights[..., block : block + _BLOCK], v[:, block : block + _BLOCK])
+        out.baddbmm_(weights[..., block : block + _BLOCK], v[:, block : block + _BLOCK])
     out = (out[..., :-1] / out[..., -1:])[:, :rows]
     return out.view(batch, groups, m, -1, v.shape[-1] - 1).transpose(1, 2).reshape(batch, m, heads, -1)
 
 
-def _slots(req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """KV slots [B, L] of the requests, L a multiple of _BLOCK; beyond its length a request's first one again.
-
-    Never another request's: a weight of zero does not hide a NaN.
-    """
-    step = torch.arange(-(-int(lengths.max()) // _BLOCK) * _BLOCK)
-    position = torch.where(step < lengths.unsqueeze(1), step, 0)
-    return req_to_token[req_pool_indices.long().unsqueeze(1), position].long()
+def _gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The rows `slots` [B, L] of a cache [S, G, D] as float32 [B*G, L, D]; indexing by [] takes six times as long."""
+    groups, dim = cache.shape[1:]
+    if groups > 1:
+        slots = slots.unsqueeze(1) * groups + torch.arange(groups).unsqueeze(1)
+    return cache.view(-1, dim).index_select(0, slots.flatten()).float().view(-1, slots.shape[-1], dim)
 
 
-def _buckets(new: torch.Tensor, lengths: torch.Tensor, heads: int) -> list[torch.Tensor]:
-    """Split the batch into groups of similar size, so that padding stays small and a score block fits memory."""
-    size = torch.ceil(torch.log2(new.clamp_min(1).double())) * 64 + torch.ceil(
-        torch.log2(lengths.clamp_min(1).double())
-    )
-    groups: list[torch.Tensor] = []
-    for value in torch.unique(size):
-        rows = torch.nonzero(size == value).squeeze(1)
-        per_request = heads * int(new[rows].max()) * int(lengths[rows].max())
-        groups.extend(rows.split(max(1, _MAX_SCORES // max(1, per_request))))
-    return groups
+def _blocks(keys: int) -> int:
+    return -(-keys // _BLOCK)
+
+
+def _buckets(new: list[int], lengths: list[int], heads: int) -> list[list[int]]:
+    """Split the batch: rows of as many new tokens and of similar length, whose scores stay near the processor."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for row, (count, length) in enumerate(zip(new, lengths, strict=True)):
+        if count:
+            groups.setdefault((count, (_blocks(length) - 1).bit_length()), []).append(row)
+    buckets: list[list[int]] = []
+    for (count, _), rows in groups.items():
+        longest = max(lengths[row] for row in rows)
+        size = max(1, _MAX_SCORES // (heads * min(count, _QUERIES) * longest))
+        buckets.extend(rows[at : at + size] for at in range(0, len(rows), size))
+    return buckets
 
 
 def _require_plain(
@@ -183,7 +199,8 @@ def _require_plain(
     is_cross_attn: bool,
     sliding_window: int,
     sinks: torch.Tensor | None,
-    tree_mask: torch.Tensor | None,
+    tree_mask: torch.Tensor | None = None,
+    is_causal: bool = True,
 ) -> None:
     """Refuse what this package's models do not use instead of computing something else."""
     unsupported = {
@@ -192,6 +209,7 @@ def _require_plain(
         "sliding window": sliding_window > 0,
         "attention sinks": sinks is not None,
         "draft trees": tree_mask is not None,
+        "an encoder": not is_causal,
     }
     names = [name for name, used in unsupported.items() if used]
     if names:

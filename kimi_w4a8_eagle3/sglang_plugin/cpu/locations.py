@@ -84,7 +84,7 @@ def build_draft_decode_metadata_cpu(
     """Token table of the draft's decode steps: one row per candidate, prefix and draft slots. Chain drafts only."""
     require_chain(topk)
     width = int(seq_lens.max()) + num_steps if len(seq_lens) else 0
-    return req_to_token[req_pool_indices.long(), : min(width, pool_len)]
+    return req_to_token[:, : min(width, pool_len)].index_select(0, req_pool_indices)
 
 
 def fill_bonus_tokens_cpu(
