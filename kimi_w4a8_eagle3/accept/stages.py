@@ -30,9 +30,8 @@ from ..eval.harness import Protocol
 from ..fetch.session import Session, recipe_targets
 from ..gates import BY_NAME, read_gates
 from ..machine.hardware import Machine
-from ..moe.contract import MoeShape
 from ..moe.tiles import TABLE, read_rows
-from ..predict.machine_model import PRECISIONS, Cluster, kimi
+from ..predict.machine_model import PRECISIONS, Cluster, kimi, moe_shape
 from ..predict.predict import Load, calibrate, predict
 from ..recipe.launch import load_recipe, unmet_requirements
 from ..recipe.schema import Recipe
@@ -142,7 +141,7 @@ class Trial:
         return f"{', '.join(each.repo for each in wanted)}: whole", []
 
     def _kernels(self, backend: str, gates: Mapping[str, str], tp: int, label: str) -> Found:
-        found = check_kernels(backend, _shape(tp), gates, self.folder / f"kernels-{label}.json")
+        found = check_kernels(backend, moe_shape(kimi(), Cluster(tp=tp)), gates, self.folder / f"kernels-{label}.json")
         figures = [figure.model_copy(update={"name": f"{label} {figure.name}"}) for figure in found]
         return "known answers bit for bit, eagerly and from a graph; random ones beside the reference", figures
 
@@ -238,11 +237,6 @@ def _variants(recipes: Sequence[Recipe]) -> Iterator[tuple[str, str, dict[str, s
         if gates and _GATE_OF_ANOTHER_ARITHMETIC not in gates:
             yield f"flydsl as {recipe.name}", "flydsl", gates
     yield "triton", "triton", {}
-
-
-def _shape(tp: int) -> MoeShape:
-    model = kimi()
-    return MoeShape(model.experts, model.hidden, model.expert_inner // tp, model.top_k)
 
 
 def predicted(recipe: Recipe, workload: Workload, length: float | None, key: str) -> float | None:

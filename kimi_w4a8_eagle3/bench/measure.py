@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from .generator import (
     LoadResult,
     drive,
     generator_command,
-    last_json_line,
     read_details,
     read_result,
     start_program,
@@ -53,8 +53,8 @@ class Turn(BaseModel):
 class Measurement(BaseModel):
     """What one run of the generator gave. `problems` is empty for a run that may be compared with others.
 
-    accepted_histogram[k]: verify steps that accepted k draft tokens, from `probes` requests repeated after the load;
-    the run's accept length itself comes from the server's counters over exactly the measured requests.
+    acceptance: by position from `probes` requests repeated after the load, all else from the server's counters over
+    exactly the measured requests.
     """
 
     model_config = ConfigDict(extra="ignore")  # earlier versions wrote more
@@ -70,7 +70,6 @@ class Measurement(BaseModel):
     command: list[str]
     load: LoadResult
     acceptance: Acceptance | None = None
-    accepted_histogram: list[int] = []
     probes: int = 0
     server: ServerSummary | None = None
     text: Repetition | None = None
@@ -136,16 +135,14 @@ def examine_text(subject: Subject, point: Point, dataset: Path, folder: Path, fo
     prompts = _prompts(subject, point, dataset, folder)
     outputs = read_details(folder / found.raw).generated_texts
     answers = _probe(subject, point, prompts) if subject.num_draft_tokens else []
-    depth = (subject.num_draft_tokens or 1) - 1
-    histogram = metrics.sum_histograms([answer.accepted_histogram for answer in answers], depth)
     acceptance = found.acceptance
-    if acceptance is not None and (detail := metrics.acceptance_from_histograms([histogram], depth + 1)):
-        acceptance = Acceptance(acceptance.length, acceptance.rate, acceptance.steps, detail.per_position)
+    histograms = [answer.accepted_histogram for answer in answers]
+    if acceptance and (detail := metrics.acceptance_from_histograms(histograms, subject.num_draft_tokens or 1)):
+        acceptance = replace(acceptance, per_position=detail.per_position)
     return found.model_copy(
         update={
             "text": repetition.measure(prompts, outputs),
             "acceptance": acceptance,
-            "accepted_histogram": histogram if answers else [],
             "probes": len(answers),
         }
     )
@@ -225,9 +222,3 @@ def _probe(subject: Subject, point: Point, prompts: Sequence[str]) -> list[Gener
     with EngineClient(subject.base_url, subject.api_key) as client:
         ask = client.chat if work.backend == CHAT_BACKEND else client.generate
         return [ask(prompt, work.output_len, **extra) for prompt in prompts[:_PROBES]]
-
-
-def server_info(raw: Path) -> dict[str, Any]:
-    """The server's own arguments and state, as the generator embeds them in its result; {} when it did not."""
-    found = json.loads(last_json_line(raw)).get("server_info")
-    return found if isinstance(found, dict) else {}

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from ..base.resources import operator_dir
 
 MAIN, _EARLIER = "mi325x-eagle3", "mi325x-w4a16-w4a8-w8a8"
-PER_GPU = "mi355x-vllm-eagle3"
 BASELINE = "w4a8"
 
 Points = Mapping[str, Mapping[str, Mapping[str, float]]]

@@ -23,36 +23,22 @@ GAUGES = {
     "accept_length": "sglang:spec_accept_length",
     "draft_steps": "sglang:spec_num_steps",
 }
-# Sums over the requests finished in the window; the first token of a request ends its prefill.
-_SUMS: dict[str, tuple[str, dict[str, str]]] = {
-    "queue_s": ("sglang:queue_time_seconds", {}),
-    "prefill_s": ("sglang:per_stage_req_latency_seconds", {"stage": "prefill_forward"}),
-    "first_token_s": ("sglang:time_to_first_token_seconds", {}),
-    "total_s": ("sglang:e2e_request_latency_seconds", {}),
-}
 _RETRACTED = "sglang:num_retracted_requests_total"
-FORWARD_SECONDS = "sglang:forward_execution_seconds_total"
 
 
 @dataclass(frozen=True)
 class ServerSummary:
-    """One window. Times are seconds a request, as the server measured them; None where it does not report them.
+    """One window.
 
     kv_usage_peak: largest share of the KV pool in use. samples: readings of the gauges (SGLang refreshes them every
-    40 decode steps by default, so short runs see few values). forward_s: seconds of forward passes by their mode, which
-    only GPU servers started with ENABLE_METRICS_DEVICE_TIMER report. draft_steps: mean of those in use.
+    40 decode steps by default, so short runs see few values). draft_steps: mean of those in use.
     """
 
     samples: int
     kv_usage_peak: float
     running_peak: float
     queued_peak: float
-    queued_mean: float
     retracted: float
-    queue_s: float | None
-    prefill_s: float | None
-    decode_s: float | None
-    forward_s: dict[str, float]
     draft_steps: float | None = None
 
 
@@ -97,30 +83,13 @@ class Sampler:
 
 def summarize(first: Reading, last: Reading, readings: Sequence[Mapping[str, float]]) -> ServerSummary:
     """The window between two readings, and the gauges read inside it."""
-
-    def added(name: str, **labels: str) -> float:
-        return (last.total(name, **labels) or 0.0) - (first.total(name, **labels) or 0.0)
-
-    def a_request(key: str) -> float | None:
-        name, labels = _SUMS[key]
-        count = added(f"{name}_count", **labels)
-        return added(f"{name}_sum", **labels) / count if count > 0 else None
-
-    queued, steps = ([each[name] for each in readings if name in each] for name in ("queued", "draft_steps"))
-    total, first_token = a_request("total_s"), a_request("first_token_s")
+    steps = [each["draft_steps"] for each in readings if "draft_steps" in each]
     return ServerSummary(
         samples=len(readings),
         kv_usage_peak=_peak(readings, "kv_usage"),
         running_peak=_peak(readings, "running"),
-        queued_peak=max(queued, default=0.0),
-        queued_mean=sum(queued) / len(queued) if queued else 0.0,
-        retracted=added(_RETRACTED),
-        queue_s=a_request("queue_s"),
-        prefill_s=a_request("prefill_s"),
-        decode_s=None if total is None or first_token is None else total - first_token,
-        forward_s={
-            mode: added(FORWARD_SECONDS, category=mode) for mode in sorted(last.by(FORWARD_SECONDS, "category"))
-        },
+        queued_peak=_peak(readings, "queued"),
+        retracted=(last.total(_RETRACTED) or 0.0) - (first.total(_RETRACTED) or 0.0),
         draft_steps=sum(steps) / len(steps) if steps else None,
     )
 

@@ -67,11 +67,6 @@ class Workload(BaseModel):
         return None if self.input_len is None else self.input_len + self.output_len
 
     @property
-    def of_sweep(self) -> bool:
-        """Whether `at_input_lengths` made it."""
-        return "@" in self.name
-
-    @property
     def backend(self) -> str:
         """The generator's client: only `conversations` can apply a chat template by themselves."""
         chat = self.dataset == "agent" or (self.dataset == "random" and self.chat_template)
@@ -133,17 +128,6 @@ class Point:
         if work.backend == CHAT_BACKEND:
             words += ["--extra-request-body", '{"stream_options": {"include_usage": true}}']
         return words if work.ignore_eos else [*words, "--disable-ignore-eos"]
-
-
-def at_input_lengths(workload: Workload, lengths: Sequence[int]) -> list[Workload]:
-    """The workload once for each input length, named `con2@8192`; itself when no length is given."""
-    return [
-        _validate(
-            {**workload.model_dump(), "name": f"{workload.name}@{length}", "input_len": length, "reference": None},
-            "--input-len",
-        )
-        for length in lengths
-    ] or [workload]
 
 
 def workload_names() -> list[str]:

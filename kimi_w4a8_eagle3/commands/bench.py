@@ -17,7 +17,7 @@ from ..base.errors import UsageError
 from ..bench import ab as machinery
 from ..bench.runs import read_run
 from ..bench.side import Side, Texts, bench
-from ..bench.workloads import Workload, at_input_lengths, load_workload, with_changes, workload_names
+from ..bench.workloads import Workload, load_workload, with_changes, workload_names
 from ..door.settings import client_key
 from ..predict.explain import explain
 from ..predict.machine_model import Cluster
@@ -60,10 +60,15 @@ class Changes:
     concurrency: list[int] = typer.Option([], "--concurrency", "-c", help="Instead of the workload's; may be repeated.")
     seed: list[int] = typer.Option([], "--seed", help="Instead of the workload's; may be repeated.")
     num_prompts: int | None = typer.Option(None, "--num-prompts", "-n", help="Instead of the workload's.")
+    input_len: int | None = typer.Option(
+        None, "--input-len", help="Tokens of a `random` prompt, instead of the workload's."
+    )
+    output_len: int | None = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's.")
 
-    def workload(self, name: str, input_len: int | None = None, output_len: int | None = None) -> Workload:
+    def workload(self, name: str) -> Workload:
         """The workload of that name with the changes."""
-        return with_changes(load_workload(name), self.concurrency, self.seed, self.num_prompts, input_len, output_len)
+        lengths = self.input_len, self.output_len
+        return with_changes(load_workload(name), self.concurrency, self.seed, self.num_prompts, *lengths)
 
     def texts(self) -> Texts:
         """Where text comes from."""
@@ -101,17 +106,13 @@ def run(
     ),
     *,
     load: Changes,
-    input_len: int | None = typer.Option(
-        None, "--input-len", help="Tokens of a `random` prompt, instead of the workload's."
-    ),
-    output_len: int | None = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's."),
     settings: list[str] = SETTINGS,
     ops_url: str | None = OPS_URL,
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
     """Run one workload against a server and compare with the published figures."""
-    work = load.workload(workload, input_len, output_len)
+    work = load.workload(workload)
     if not base_url and not recipe:
         raise UsageError(
             "no server to measure",
@@ -145,14 +146,12 @@ def ab(
     rounds: int = typer.Option(2, "--rounds", min=1, help="Times each side gets its turn; 2 is A B B A."),
     *,
     load: Changes,
-    input_len: list[int] = typer.Option([], "--input-len", help="Sweep: each workload at each of these lengths."),
     settings: list[str] = SETTINGS,
     runs: Path = RUNS,
     report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
 ) -> None:
     """Start the sides in turn, measure all alike, and say what differs."""
-    named = [load.workload(name) for name in dict.fromkeys(workload)]
-    works = [each for work in named for each in at_input_lengths(work, input_len)]
+    works = [load.workload(name) for name in dict.fromkeys(workload)]
     plan = machinery.Plan([Side.parse(each) for each in (a, *b)], works, repeats, rounds)
     with signals(runs):
         folder = machinery.ab(plan, load.texts(), runs, typer.echo, settings, client_key(None, os.environ))
@@ -191,7 +190,6 @@ def predict(
     account: bool = typer.Option(False, "--explain", help="Where the time goes, and what would help."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     adaptive: bool = typer.Option(False, "--adaptive", help="Print the table of draft steps by batch size instead."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Draw predicted against published figures (PNG)."),
 ) -> None:
     """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps.
 
@@ -216,8 +214,3 @@ def predict(
     else:
         print_model(fit, points)
         print_choices(load, found)
-    if output is not None:
-        from ..report.model_plot import save_model_plot  # optional: matplotlib
-
-        save_model_plot(points, output)
-        typer.echo(f"kimi-w4a8: plot: {output}")

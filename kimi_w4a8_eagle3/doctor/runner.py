@@ -28,7 +28,6 @@ CHECKS: tuple[Check, ...] = (
     software.python,
     software.sglang,
     software.known_faults,
-    software.vllm,
     software.plugin,
     software.torch,
     software.kernels,

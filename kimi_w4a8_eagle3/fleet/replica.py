@@ -57,7 +57,8 @@ class Replica:
     ) -> None:
         self.launch = launch
         self.log_path = log_path
-        self.state = ReplicaState(name, launch.base_url, launch.progress_timeout_s, launch.num_draft_tokens)
+        patience = launch.recipe.options.progress_timeout_s
+        self.state = ReplicaState(name, launch.base_url, patience, launch.num_draft_tokens)
         self.label = label or f"replica-{name}"
         self._announce = announce
         self._drain_timeout_s = drain_timeout_s
@@ -120,7 +121,7 @@ class Replica:
     def _check(self) -> None:
         """The door that was asked for, then the canary prompts: an accept length at its floor ends this life."""
         state = self.state
-        if self.launch.engine == "sglang" and {**os.environ, **self.launch.env}.get("KIMI_DOOR") != "off":
+        if {**os.environ, **self.launch.env}.get("KIMI_DOOR") != "off":
             require_door(state.base_url, key_expected=self._client_key is not None)
         if self.launch.draft is None or state.num_draft_tokens is None:
             return
@@ -169,7 +170,7 @@ class Replica:
     def _follow(self, silence_s: float) -> None:
         """Not ready while a scheduler is silent, ready again when it is not; whether it is beyond help, the watchdog
         decides."""
-        state, limit = self.state, self.launch.unready_after_s
+        state, limit = self.state, self.launch.recipe.options.unready_after_s
         if state.ready and silence_s >= limit:
             self._enter(Phase.STALLED, f"its scheduler has answered nobody for {limit:.0f} s")
             self._silent_since = state.since
@@ -192,12 +193,12 @@ def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineSer
         host=launch.host,
         port=launch.port,
         log_path=log_path,
-        name=name or f"{launch.engine} ({launch.name})",
+        name=name or f"sglang ({launch.name})",
     )
 
 
 def with_weight_version(launch: Launch, weights: str | None) -> Launch:
     """`launch` whose engine names its weights in every answer; unchanged where they are unknown or named already."""
-    if weights is None or launch.engine != "sglang" or "weight-version" in launch.args:
+    if weights is None or "weight-version" in launch.args:
         return launch
     return launch.with_args(weight_version=weights)

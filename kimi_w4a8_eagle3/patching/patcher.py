@@ -14,7 +14,6 @@ from pathlib import Path
 from ..base.errors import KimiError
 from . import ledger
 from .edit_state import State
-from .ledger import Record, digest
 from .locate import find_root, find_version, first_file
 from .patches import TRIED, Patch, PatchedFile
 
@@ -98,11 +97,13 @@ def revert(patch: Patch, root: Path | None = None) -> list[Path]:
     if base is None:
         return []
     with _locked(base):
-        patched = list(_recorded(patch, base))
-        for path, record in patched:
-            ledger.check_restorable(path, record)
-        for path, record in patched:
-            ledger.restore(path, record)
+        found = ((first_file(base, spec.any_of), spec.make_edit()) for spec in patch.file)
+        patched = [(path, edit) for path, edit in found if path and ledger.is_patched(path)]
+        for path, edit in patched:
+            if problem := ledger.objection(path, edit):
+                raise problem
+        for path, _ in patched:
+            ledger.restore(path)
     return [path for path, _ in patched]
 
 
@@ -124,12 +125,10 @@ def _inspect_file(spec: PatchedFile, root: Path) -> FileReport:
     path = first_file(root, spec.any_of)
     if path is None:
         return FileReport(None, None, f"no {spec.any_of[0]} below {root}")
-    source = path.read_bytes()
-    record = Record.load(path)
-    if record is not None and digest(source) not in (record.before, record.after):
-        return FileReport(path, None, "changed after it was patched", modified=True)
-    state, detail = spec.make_edit().inspect(source)
-    return FileReport(path, state, detail)
+    edit = spec.make_edit()
+    if problem := ledger.objection(path, edit):
+        return FileReport(path, None, problem.what, modified=True)
+    return FileReport(path, *edit.inspect(path.read_bytes()))
 
 
 def _summary(patch: Patch, root: Path | None, version: str | None, files: tuple[FileReport, ...]) -> tuple[Status, str]:
@@ -155,7 +154,7 @@ def _summary(patch: Patch, root: Path | None, version: str | None, files: tuple[
 
 def _stale_builds(patch: Patch, root: Path, files: tuple[FileReport, ...]) -> list[Path]:
     """Compiled modules older than a source that we patched; sources patched by others are taken as built."""
-    times = [file.path.stat().st_mtime for file in files if file.path and Record.load(file.path)]
+    times = [file.path.stat().st_mtime for file in files if file.path and ledger.is_patched(file.path)]
     built = [path for pattern in patch.built for path in root.glob(pattern)]
     return sorted(path for path in built if times and path.stat().st_mtime < max(times))
 
@@ -174,27 +173,15 @@ def _write(patch: Patch, plan: list[tuple[Path, bytes, bytes]]) -> None:
     try:
         for path, original, edited in plan:
             done.append(path)
-            ledger.replace(path, patch.id, original, edited)
+            ledger.replace(path, original, edited)
     except OSError as error:
-        for path in done:
-            record = Record.load(path)
-            if record is not None:
-                ledger.restore(path, record)
-            else:
-                ledger.backup_path(path).unlink(missing_ok=True)
+        for path in filter(ledger.is_patched, done):
+            ledger.restore(path)
         raise KimiError(
             f"patch {patch.id} could not be written; nothing is changed",
             where=str(error),
             remedy="run as the owner of the installation, for example in the image build",
         ) from error
-
-
-def _recorded(patch: Patch, root: Path) -> Iterator[tuple[Path, Record]]:
-    for spec in patch.file:
-        path = first_file(root, spec.any_of)
-        record = Record.load(path) if path else None
-        if path and record and record.patch == patch.id:
-            yield path, record
 
 
 def refusal(report: PatchReport) -> KimiError:

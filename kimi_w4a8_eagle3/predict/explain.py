@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..bench import published
-from ..moe.contract import MoeShape
 from . import moe_time
-from .machine_model import BF16_BYTES, Cluster, Shapes, draft_step, fixed_weights, kimi
+from .machine_model import BF16_BYTES, Cluster, Shapes, draft_step, fixed_weights, kimi, moe_shape
 from .predict import Fit, Load, choices, predict, terms
 
 # Kernels of a layer beside routed experts and all-reduces, counted in SGLang's DeepSeek model on AITER. Two norms (with
@@ -178,11 +177,6 @@ def _moe_rows(cluster: Cluster, s: Shapes, tokens: int) -> list[Row]:
         )
         for part in moe_time.aiter(cluster.gpu, moe_shape(s, cluster), tokens)
     ]
-
-
-def moe_shape(s: Shapes, cluster: Cluster) -> MoeShape:
-    """One MoE layer on one GPU."""
-    return MoeShape(s.experts, s.hidden, s.expert_inner // cluster.tp, s.top_k)
 
 
 def _small(launches: int, name: str) -> Row:

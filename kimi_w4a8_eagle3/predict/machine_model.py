@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..base.resources import operator_dir
 from ..machine.hardware import GPUS, Gpu
+from ..moe.contract import MoeShape
 
 Terms = NDArray[np.float64]  # seconds per unit of (layer_s, decode_cost, prefill_cost); layer_s itself counts layers
 
@@ -114,6 +115,11 @@ class Cluster:
     def bandwidth(self) -> float:
         """HBM bytes a second of one GPU."""
         return self.gpu.hbm_tb_s * 1e12
+
+
+def moe_shape(shapes: Shapes, cluster: Cluster) -> MoeShape:
+    """One MoE layer on one GPU."""
+    return MoeShape(shapes.experts, shapes.hidden, shapes.expert_inner // cluster.tp, shapes.top_k)
 
 
 def experts_touched(tokens: int, shapes: Shapes) -> float:

@@ -21,11 +21,6 @@ from .router_settings import RouterSettings
 ArgValue = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, bool | int | float | str]
 MAX_EXTENDS = 8
 _ENV = "env."
-# How SGLang fixes the accept length: drafts of the real draft model, accepted to match the length on average.
-FIXED_ACCEPTANCE = {
-    "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
-    "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
-}
 
 
 class _Strict(BaseModel):
@@ -62,10 +57,11 @@ class Options(_Strict):
 
     sampling: Literal["greedy", "target"] = "greedy"
     speculation: Literal["fixed", "adaptive"] = "fixed"
+    # Without a token, while requests run, after which an engine counts as hung.
     progress_timeout_s: float = Field(default=900, gt=0)
-    # A scheduler goes round its loop once a forward pass, and the longest pass is one chunk of a prefill.
+    # In which the scheduler answers nobody, after which the engine takes no new requests. It goes round its loop once a
+    # forward pass, and the longest pass is one chunk of a prefill.
     unready_after_s: float = Field(default=20, gt=0)
-    golden_acceptance: float | None = Field(default=None, ge=1, description="a fixed accept length, benchmarks only")
     memory_ceiling: float = Field(default=0.90, gt=0, lt=1, description="most of a GPU for weights and KV together")
     accept_faults: list[str] = Field(default=[], description="known faults that this launch runs with all the same")
 
@@ -94,8 +90,6 @@ class Recipe(_Strict):
 
     name: str
     summary: str
-    engine: Literal["sglang", "vllm"]
-    image: str | None = Field(default=None, description="container image that the published figures come from")
     model: Checkpoint
     draft: Checkpoint | None = None
     args: dict[str, ArgValue] = {}
@@ -108,10 +102,8 @@ class Recipe(_Strict):
     @property
     def environment(self) -> dict[str, str]:
         """Variables that the engine starts with."""
-        golden = self.options.golden_acceptance
-        fixed = {} if golden is None else {"SGLANG_SIMULATE_ACC_LEN": f"{golden:g}", **FIXED_ACCEPTANCE}
         improved = {name[len(_ENV) :]: str(each.value) for name, each in self.improve.items() if name.startswith(_ENV)}
-        return {name: value for name, value in self.env.items() if value is not False} | improved | fixed
+        return {name: value for name, value in self.env.items() if value is not False} | improved
 
     @property
     def improved_args(self) -> dict[str, Improvement]:

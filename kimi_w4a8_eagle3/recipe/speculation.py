@@ -1,4 +1,4 @@
-"""How far drafts go: an accept length fixed for benchmarks, or steps by batch size (`--speculative-adaptive`)."""
+"""How far drafts go: steps by batch size (`--speculative-adaptive`)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,6 @@ from .memory_plan import number
 from .schema import Recipe
 
 
-def check_golden(recipe: Recipe, notes: list[str]) -> None:
-    """Raise KimiError when `options.golden_acceptance` does not fit the recipe."""
-    golden, most = recipe.options.golden_acceptance, recipe.args.get("speculative-num-draft-tokens")
-    if golden is None:
-        return
-    if recipe.engine != "sglang" or not isinstance(most, int) or golden > most:
-        raise KimiError(
-            f"options.golden_acceptance = {golden:g} does not fit the recipe {recipe.name!r}",
-            expected="a recipe for SGLang with speculation, and at most its draft tokens",
-        )
-    notes.append(f"warning: the accept length is fixed at {golden:g}, the texts are not the model's: benchmarks only")
-
-
 def adapt_steps(args: Args, recipe: Recipe, notes: list[str]) -> None:
     """Turn `options.speculation = "adaptive"` into SGLang's arguments, with a table of steps by batch size.
 
@@ -33,10 +20,10 @@ def adapt_steps(args: Args, recipe: Recipe, notes: list[str]) -> None:
     """
     if recipe.options.speculation == "fixed":
         return
-    if recipe.engine != "sglang" or "speculative-algorithm" not in args:
+    if "speculative-algorithm" not in args:
         raise KimiError(
             f"options.speculation = 'adaptive' does not fit the recipe {recipe.name!r}",
-            expected="a recipe for SGLang with a draft",
+            expected="a recipe with a draft",
         )
     packaged = operator_dir("launch/adaptive") / ("mi325x.json" if recipe.hardware.gpus else "cpu.json")
     table = Path(str(args.setdefault("speculative-adaptive-config", str(packaged))))

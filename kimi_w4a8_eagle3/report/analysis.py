@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..bench.runs import Groups, Run, grouped
-from . import against_published, long_input, speedup
+from . import against_published, speedup
 from .against_published import Comparison
 from .changes import Row, Verdict, compare_sides, verdicts
-from .long_input import LongInput
 from .speedup import Speedup
 
 
@@ -50,8 +49,3 @@ class Analysis:
     def speedups(self) -> list[Speedup]:
         """Measured and published."""
         return [*self.measured_speedups.values(), *speedup.from_published()]
-
-    @cached_property
-    def long_inputs(self) -> list[LongInput]:
-        """The cost of a token by input length, where several were measured."""
-        return long_input.rows(self.groups, self.measured_speedups)

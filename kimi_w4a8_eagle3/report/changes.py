@@ -11,8 +11,6 @@ from ..base.errors import KimiError
 from ..bench.runs import Cell, Groups
 from ..bench.statistics import METRICS, Interval, Metric, ratio
 
-# What the article calls the env-only delta: the two kernel gates, and nothing else, between these recipes.
-ENV_ONLY = ("eagle3", "eagle3-opt")
 _LOST_TO_DRAFTS = 2  # tokens of a prompt, see `require_hits`
 
 
@@ -37,11 +35,6 @@ class Row:
         if self.change.covers(1.0):
             return "no difference can be told"
         return "better" if (self.change.value > 1) == self.metric.higher_is_better else "worse"
-
-    @property
-    def env_only(self) -> bool:
-        """True for the published env-only comparison, eagle3 against eagle3-opt."""
-        return (self.a, self.b) == ENV_ONLY
 
 
 @dataclass(frozen=True)
@@ -71,22 +64,16 @@ def verdicts(rows: Sequence[Row], groups: Groups) -> list[Verdict]:
 
 
 def compare_sides(groups: Groups, base: str | None = None) -> list[Row]:
-    """Every workload measured on several sides: each other side against the first (or `base`).
-
-    eagle3 and eagle3-opt are also compared with each other when a third side is the base.
-    """
+    """Every workload measured on several sides: each other side against the first (or `base`)."""
     rows = []
     for (workload, concurrency), sides in groups.items():
         names = list(sides)
         first = base if base is not None and base in sides else names[0]
-        pairs = [(first, name) for name in names if name != first]
-        if set(ENV_ONLY) <= set(names) and ENV_ONLY not in pairs:
-            pairs.append(ENV_ONLY)
-        for a, b in pairs:
+        for name in (name for name in names if name != first):
             for key, metric in METRICS.items():
-                values = sides[a].figures[key], sides[b].figures[key]
-                change = ratio(sides[a].repetitions, sides[b].repetitions, metric)
-                rows.append(Row(workload, concurrency, a, b, metric, *values, change))
+                values = sides[first].figures[key], sides[name].figures[key]
+                change = ratio(sides[first].repetitions, sides[name].repetitions, metric)
+                rows.append(Row(workload, concurrency, first, name, metric, *values, change))
     return rows
 
 

@@ -16,8 +16,6 @@ from ..bench import published
 from ..bench.measure import Measurement
 from ..bench.runs import Run
 from ..bench.statistics import METRICS
-from ..predict import predict
-from ..predict.machine_model import Cluster
 from .analysis import Analysis
 from .speedup import Speedup
 from .tables import interval, number
@@ -71,15 +69,14 @@ def write_report(analysis: Analysis, folder: Path) -> Path:
 def _sections(analysis: Analysis, folder: Path) -> Iterator[Section]:
     """The page's figures in its order, each saved as a file, too."""
     from . import plots  # optional: matplotlib
-    from .model_plot import model_plot
 
     def panels(name: str, title: str, text: str, bars: plots.Bars, aside: bool = False) -> Section:
         shown = [_save(folder, f"{name}-{key}", alt, figure) for key, alt, figure in plots.panels(bars)]
         sides = plots.ordered_sides(bars)
         return Section(title, text, shown, [(side, plots.colour(side, sides)) for side in sides], aside)
 
-    def one(name: str, title: str, text: str, alt: str, figure: Figure, aside: bool = False) -> Section:
-        return Section(title, text, [_save(folder, name, alt, figure)], [], aside)
+    def one(name: str, title: str, text: str, alt: str, figure: Figure) -> Section:
+        return Section(title, text, [_save(folder, name, alt, figure)])
 
     reproduced = plots.measured_bars(analysis.groups, reproducing=True)
     others = plots.measured_bars(analysis.groups, reproducing=False)
@@ -96,20 +93,6 @@ def _sections(analysis: Analysis, folder: Path) -> Iterator[Section]:
     if others:
         text = f"On {_machine(analysis.runs[0])}. Workloads that are not published points. Thin lines: 95% intervals."
         yield panels("measured", "Measured here", text, others)
-    examined = [each for run in analysis.runs for each in run.usable]
-    text = "How many draft tokens a verify step accepted, from a few requests repeated one at a time after the load."
-    alt = "share of verify steps by the number of accepted draft tokens"
-    yield one("acceptance", "Accepted draft tokens", text, alt, plots.acceptance_histogram(examined))
-    if analysis.long_inputs:
-        verify = published.load(published.PER_GPU)["long_input"]["verify_ms_per_accepted_token"]
-        text = (
-            "Time of one output token without the waiting for other requests' prefill. A verify step is divided by the "
-            "server's forward-pass times, which need ENABLE_METRICS_DEVICE_TIMER=1 and a GPU; elsewhere it is one bar. "
-            f"Published (MI355X): verification of an accepted token takes {verify['1k']:.2f} ms at 1K and "
-            f"{verify['8k']:.2f} ms at 8K input."
-        )
-        alt = "; ".join(f"{row.gain:.2f}x at {row.input_len:,} input tokens" for row in analysis.long_inputs)
-        yield one("long-input", "Long inputs", text, alt, plots.long_inputs(analysis.long_inputs))
     bars = plots.published_bars()
     for key, more in reproduced.items():
         bars.setdefault(key, []).extend(more)
@@ -117,13 +100,6 @@ def _sections(analysis: Analysis, folder: Path) -> Iterator[Section]:
     article = published.load(published.MAIN)
     text = f"Kimi-K2.5 W4A8 on 8x MI325X: {article['source']}; {article['workload']}. Hatched, or a ring: published."
     yield panels("published", heading, text, bars, aside=not reproduced)
-    points = predict.check(predict.calibrate(Cluster()), Cluster())
-    text = (
-        "Time of a step of Kimi-K2.5 on 8x MI325X, counted from the model's shapes and the GPU's peaks, with three "
-        "fitted numbers: time a layer, and the shares of the peaks that decode and prefill reach. See `bench predict`."
-    )
-    alt = f"error of the model at {len(points)} published figures, {predict.mean_error(points):.0%} in the mean"
-    yield one("model", "What the machine should do", text, alt, model_plot(points), aside=not reproduced)
 
 
 def _machine(run: Run) -> str:

@@ -15,10 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..bench import published
-from ..bench.measure import Measurement
 from ..bench.runs import Groups
 from ..bench.statistics import METRICS, Interval
-from .long_input import LongInput
 from .speedup import Speedup
 
 # Grey, blue and green for the three configurations of the article; further sides take the next colours.
@@ -160,30 +158,6 @@ def _panel(axis: Axes, bars: Sequence[Bar], sides: Sequence[str], log: bool) -> 
     axis.grid(axis="y", color="#e5e5e5")
 
 
-def acceptance_histogram(measurements: Sequence[Measurement]) -> Figure:
-    """Share of verify steps by accepted draft tokens: a group of bars for each measurement, and the published one."""
-    rows = {}
-    for each in measurements:
-        if steps := sum(each.accepted_histogram):
-            rows[f"{each.workload.name}, {each.side}"] = [count / steps for count in each.accepted_histogram]
-    reference = published.load("acceptance")["accepted_share_by_count"]
-    label = f"published: {reference['source'].split(',', 1)[-1].strip()}"
-    bars = [*zip(rows, rows.values(), COLOURS * len(rows), strict=False), (label, reference["shares"], "#bbbbbb")]
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(7.5, 3.6))
-        depth = max(len(shares) for _, shares, _ in bars)
-        width = 0.8 / len(bars)
-        for i, (label, shares, shade) in enumerate(bars):
-            x = np.arange(len(shares)) + (i - (len(bars) - 1) / 2) * width
-            axis.bar(x, np.asarray(shares) * 100, width * 0.92, color=shade, label=label)
-        axis.set_xticks(range(depth), [str(k) for k in range(depth)])
-        axis.set_xlabel("draft tokens accepted in a verify step")
-        axis.set_ylabel("share of steps, %")
-        axis.grid(axis="y", color="#e5e5e5")
-        axis.legend(frameon=False, fontsize=8)
-        return figure
-
-
 def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float]) -> Figure:
     """TPOT speed-up over the accept length, with what was measured, the break-even line and known texts."""
     with plt.rc_context(STYLE):
@@ -207,38 +181,6 @@ def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float]) -> Fig
         axis.set_xlabel("accept length (tokens committed by a verify step)")
         axis.set_ylabel("TPOT speed-up over no speculation")
         axis.legend(frameon=False, fontsize=8, loc="upper left")
-        return figure
-
-
-def long_inputs(rows: Sequence[LongInput]) -> Figure:
-    """Left: ms of an output token over the input length, plain and speculating; right: what speculation gains."""
-    with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), width_ratios=(3, 2))
-        parts = list(dict.fromkeys(part for row in rows for part in row.parts_ms))
-        for x, row in enumerate(rows):
-            left.bar(x - 0.2, row.plain_ms, 0.36, color="#8c8c8c", label="plain step" if x == 0 else None)
-            bottom = 0.0
-            for part, value in row.parts_ms.items():
-                shade = COLOURS[parts.index(part)]
-                left.bar(x + 0.2, value, 0.36, bottom=bottom, color=shade, label=part if x == 0 else None)
-                bottom += value
-        ticks = [f"{row.input_len:,}\nc={row.concurrency}" for row in rows]
-        left.set_xticks(range(len(rows)), ticks)
-        left.set_ylabel("ms an output token")
-        left.set_title("Cost of a token", loc="left")
-        left.legend(frameon=False, fontsize=8)
-        right.bar(range(len(rows)), [row.gain for row in rows], 0.5, color=COLOURS[3])
-        for x, row in enumerate(rows):
-            right.annotate(
-                f"{row.gain:.2f}", (x, row.gain), (0, 2), textcoords="offset points", ha="center", fontsize=8
-            )
-        right.axhline(1, color="#444444", linewidth=0.8)
-        right.set_ylim(0, 1.15 * max(1.0, *(row.gain for row in rows)))
-        right.set_xticks(range(len(rows)), ticks)
-        right.set_title("TPOT speed-up", loc="left")
-        for axis in (left, right):
-            axis.set_xlabel("input tokens")
-            axis.grid(axis="y", color="#e5e5e5")
         return figure
 
 

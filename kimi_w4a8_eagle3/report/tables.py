@@ -67,10 +67,9 @@ def print_comparison(analysis: Analysis) -> None:
         )
     for key, group in groupby(analysis.changes, key=lambda row: (row.workload, row.concurrency, row.a, row.b)):
         name, concurrency, a, b = key
-        members = list(group)
-        title = f"{name}, concurrency {concurrency}: {b} over {a}" + (" (env-only delta)" * members[0].env_only)
+        title = f"{name}, concurrency {concurrency}: {b} over {a}"
         table = Table("figure", a, b, "ratio [95% interval]", "verdict", title=title, title_style="bold")
-        for row in members:
+        for row in group:
             table.add_row(
                 row.metric.title,
                 number(row.value_a.value, row.metric),
@@ -193,14 +192,9 @@ def _facts(found: Measurement, console: Console) -> None:
         steps = "" if server.draft_steps is None else f"; {server.draft_steps:.1f} draft steps"
         console.print(
             f"server: KV use up to {server.kv_usage_peak:.1%}, queue up to {server.queued_peak:.0f}, "
-            f"{cached}retracted {server.retracted:.0f}; a request: {_seconds('queue', server.queue_s)}, "
-            f"{_seconds('prefill', server.prefill_s)}, {_seconds('decode', server.decode_s)}{steps}"
+            f"{cached}retracted {server.retracted:.0f}{steps}"
         )
     if found.text is not None and found.text.warning:
         console.print(f"[yellow]warning:[/] {found.text.warning}")
     for note in found.notes:
         console.print(f"[yellow]note:[/] {note}")
-
-
-def _seconds(name: str, value: float | None) -> str:
-    return f"{name} not reported" if value is None else f"{name} {value:.3f} s"

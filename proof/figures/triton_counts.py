@@ -15,9 +15,9 @@ from pathlib import Path
 import triton
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.moe.triton.compile import Compiled, compile_moe
 from proof.gfx942 import parse_kernel
 from proof.gfx942.stats import analyse
+from proof.triton_compile import Compiled, compile_moe
 
 TOKENS = (2, 8, 160, 600, 10240)  # one batch for each row of the table
 NVIDIA_TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"

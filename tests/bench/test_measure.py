@@ -42,9 +42,7 @@ def test_accept_length_counts_the_measured_requests_and_not_the_warm_up(null_run
 
 def test_positions_come_from_the_probes(null_run: Run) -> None:
     found = null_run.result.measurements[0]
-    expected = [sum(step == k + 1 for step in STEPS) * found.probes for k in range(4)]
-    assert found.accepted_histogram == expected
-    assert found.acceptance is not None
+    assert found.acceptance is not None and found.probes
     assert found.acceptance.per_position == pytest.approx([sum(s > k for s in STEPS) / len(STEPS) for k in (1, 2, 3)])
 
 

@@ -35,7 +35,7 @@ def test_the_page_stands_alone_and_shows_both_kinds_of_figures(copies: Copies, t
         assert text in page
     names = {path.name for path in (tmp_path / "out").iterdir()}
     kinds = Counter(name.removesuffix(".svg").partition("-")[0] for name in names)
-    assert kinds == {"report.html": 1, "measured": 6, "published": 5, "speedup": 1, "model": 1, "acceptance": 1}
+    assert kinds == {"report.html": 1, "measured": 6, "published": 5, "speedup": 1}
     assert page.count("data:image/svg+xml;base64,") == len(names) - 1
 
 
@@ -52,9 +52,9 @@ def test_the_page_opens_with_the_verdict_and_shuts_what_was_not_measured(copies:
     first = page.index(verdict.text)
     assert first < page.index('class="card"') < page.index("Side against side") < page.index("<img")
     shut = page[page.index("not what was measured here") :]
-    assert "Published, for reference" in shut and "What the machine should do" in shut
+    assert "Published, for reference" in shut
     alts = re.findall(r'<img [^>]*alt="([^"]*)"', page)
-    assert len(alts) == 14 and all(alts) and any("tiny:plain" in alt and "TPOT median (ms)" in alt for alt in alts)
+    assert len(alts) == 12 and all(alts) and any("tiny:plain" in alt and "TPOT median (ms)" in alt for alt in alts)
 
 
 def test_tables_and_page_read_one_analysis(copies: Copies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,36 +143,13 @@ def test_bad_plans_are_refused() -> None:
         Plan((Side.parse("tiny"), Side.parse("tiny")), [], 1, 1)
 
 
-def test_the_command_line_compares_and_predicts(copies: Copies, tmp_path: Path) -> None:
+def test_the_command_line_compares_and_predicts(copies: Copies) -> None:
     folders = [str(copies("a", "w4a8", 2.0).folder), str(copies("b", "eagle3").folder)]
     shown = CliRunner().invoke(app, ["bench", "compare", *folders]).output
     assert "eagle3 over w4a8" in shown and "TPOT median" in shown
-    plot = tmp_path / "model.png"
-    shown = CliRunner().invoke(app, ["bench", "predict", "-c", "2", "--output", str(plot)]).output
-    assert "best" in shown and plot.stat().st_size > 10_000
+    assert "best" in CliRunner().invoke(app, ["bench", "predict", "-c", "2"]).output
 
 
 def test_a_workload_name_is_short_for_run() -> None:
     result = CliRunner().invoke(app, ["bench", "con2"])
     assert isinstance(result.exception, KimiError) and "no server to measure" in str(result.exception)
-
-
-def test_long_inputs_are_split_by_the_servers_forward_times(copies: Copies, null_run: Run, tmp_path: Path) -> None:
-    source = null_run.result.measurements[0]
-    assert source.server is not None and source.acceptance is not None
-    steps, length = source.acceptance.steps, source.acceptance.length
-    runs = []
-    for number, (input_len, verify_s) in enumerate([(1024, 0.001), (8192, 0.002)]):
-        work = source.workload.model_copy(update={"name": f"x@{input_len}", "input_len": input_len})
-        timed = replace(source.server, forward_s={"target_verify": verify_s, "decode": 0.0005, "extend": 9.0})
-        runs.append(copies(f"a{number}", "w4a8", 900.0, workload=work, acceptance=None))
-        runs.append(copies(f"b{number}", "eagle3", 300.0, workload=work, server=timed))
-    short, long = Analysis(runs).long_inputs
-    assert (short.input_len, long.input_len) == (1024, 8192)
-    assert short.gain == pytest.approx(3.0)
-    assert short.parts_ms["verify"] == pytest.approx(0.001 * 1000 * source.concurrency / steps / length)
-    assert long.parts_ms["verify"] == pytest.approx(2 * short.parts_ms["verify"])
-    assert short.parts_ms["draft"] == pytest.approx(short.parts_ms["verify"] / 2)
-    assert "Long inputs" in write_report(Analysis(runs), tmp_path / "out").read_text()
-    assert (tmp_path / "out" / "long-input.svg").is_file()
-    assert Analysis(runs[:2]).long_inputs == []

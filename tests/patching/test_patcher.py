@@ -47,7 +47,7 @@ def test_all_files_of_a_patch_or_none(three_files: Path, monkeypatch: pytest.Mon
 
     def disk_full(path: Path, data: bytes, like: Path | None = None) -> None:
         calls.append(path)
-        if len(calls) == 5:  # three writes a file: in the middle of the second of three
+        if len(calls) == 4:  # two writes a file: in the middle of the second of three
             raise OSError(28, "No space left on device", str(path))
         write(path, data, like)
 

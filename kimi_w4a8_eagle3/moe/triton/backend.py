@@ -72,7 +72,7 @@ class TritonTiles:
 
 
 def run_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """The ordinary launcher; `kimi-w4a8 warm` and the tests pass one that only compiles."""
+    """The ordinary launcher; proofs pass one that only compiles."""
     kernel[grid](*arguments, **constants)
 
 

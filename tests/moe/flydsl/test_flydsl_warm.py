@@ -1,4 +1,4 @@
-"""`kimi-w4a8 warm --recipe R` against what the server started by that recipe launches; nothing is compiled here.
+"""`kimi-w4a8 warm` against what the servers of the recipes launch; nothing is compiled here.
 
 Forwards run the backend's own launch code on meta tensors, with the launches recorded instead of made.
 """
@@ -6,9 +6,10 @@ Forwards run the backend's own launch code on meta tensors, with the launches re
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ if SKIP is None:
     from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
     from kimi_w4a8_eagle3.moe.flydsl.layout import LAYOUT
-    from kimi_w4a8_eagle3.moe.flydsl.objects import CodeObject, Manifest, source_hash
+    from kimi_w4a8_eagle3.moe.flydsl.objects import Manifest, source_hash
 
 KIMI = MoeShape(384, 7168, 256, 8)
 SERVED = (1, 8, 160, 10240)
@@ -44,6 +45,10 @@ ENVIRONMENTS = {
     "w4a8, prefill tiles": {"AITER_FLYDSL_STAGE2_TILE_M": "128", "AITER_FLYDSL_STAGE2_TILE_K": "128"},
     "w4a8, schedule": {"FLYDSL_MOE_STAGE2_SCHED": "0"},
 }
+
+
+def gates_of(recipe: str, more: Mapping[str, str] = MappingProxyType({})) -> Any:
+    return read_gates({**os.environ, **more, **load_recipe(recipe).environment})
 
 
 def launched(gates: Any, batches: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> set[Any]:
@@ -64,49 +69,41 @@ def meta_batch(tokens: int) -> tuple[torch.Tensor, PreparedMoe, torch.Tensor, to
     return x, moe, meta(tokens, KIMI.top_k), meta(tokens, KIMI.top_k, dtype=torch.int32)
 
 
-def warmed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[Any], str]:
+def warmed(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], str]:
     """(what would be compiled, in order; what the command says)."""
     found: list[Any] = []
-    entry = CodeObject.model_construct(symbol="a", vgprs=1, agprs=0, sgprs=1, spills=0, lds_bytes=0)
 
     def record(configs: Iterable[Any], folder: Path, jobs: int, watch: Any) -> tuple[Any, int]:
         found.extend(dict.fromkeys(configs))
-        kernels = {repr(config): entry for config in found}
-        return Manifest.model_construct(arch="gfx942", sources=source_hash(), kernels=kernels), len(found)
+        return Manifest.model_construct(arch="gfx942", sources=source_hash(), kernels={}), len(found)
 
     monkeypatch.setattr(flydsl_warm, "warm", record)
-    result = CliRunner().invoke(app, ["warm", *arguments], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["warm"], catch_exceptions=False)
     assert result.exit_code == 0
     return found, result.output
 
 
 @pytest.mark.parametrize("case", ENVIRONMENTS)
 def test_warm_compiles_what_the_server_launches(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = case.split(",")[0]
-    for name, value in ENVIRONMENTS[case].items():
-        monkeypatch.setenv(name, value)
-    gates = read_gates({**os.environ, **load_recipe(recipe).environment})
-    found, output = warmed(monkeypatch, "--recipe", recipe)
-    everything, _ = warmed(monkeypatch)
-    assert launched(gates, SERVED, monkeypatch) <= set(found) <= set(everything)
-    assert launched(gates, ALL, monkeypatch) == set(found)  # and nothing that no batch asks for
-    assert f"flydsl: {len(found)} kernels" in output
+    gates = gates_of(case.split(",")[0], ENVIRONMENTS[case])
+    wanted, (everything, output) = FlydslBackend(gates).wanted(KIMI), warmed(monkeypatch)
+    assert launched(gates, SERVED, monkeypatch) <= set(wanted) <= set(everything)
+    assert launched(gates, ALL, monkeypatch) == set(wanted)  # and nothing that no batch asks for
+    assert f"flydsl: {len(everything)} kernels" in output
 
 
-def test_without_a_recipe_what_serves_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_serves_without_gates_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = warmed(monkeypatch)
     serves = [FlydslBackend().wanted(replace(KIMI, inter=inter)) for inter in (256, 512)]
     first = list(dict.fromkeys([*serves[0], *serves[1]]))
     assert found[: len(first)] == first and len(found) > 150
 
 
-def test_recipes_differ_in_what_they_warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, opt, bf16 = (set(warmed(monkeypatch, "--recipe", name)[0]) for name in ("w4a8", "eagle3-opt", "w4a16"))
+def test_recipes_differ_in_what_they_launch() -> None:
+    usual, opt, bf16 = (set(FlydslBackend(gates_of(name)).wanted(KIMI)) for name in ("w4a8", "eagle3-opt", "w4a16"))
     unpinned = {c.tile_m for c in opt - usual}
     assert unpinned == {4, 16, 32} and all(not c.pinned for c in opt - usual)
     assert {type(c).__name__ for c in bf16} == {"W4A16Config", "ReduceConfig", "RouteConfig"}
-    chosen, _ = warmed(monkeypatch, "--recipe", "w4a8", "--set", "env.FLYDSL_MOE_STAGE1_SCHED=0")
-    assert unpinned == {c.tile_m for c in set(chosen) - usual}
 
 
 def test_a_batch_beyond_the_buffers_is_refused() -> None:
@@ -114,11 +111,6 @@ def test_a_batch_beyond_the_buffers_is_refused() -> None:
         FlydslBackend().forward(*meta_batch(1 << 18))
 
 
-def test_warm_refuses_tiles_that_no_kernel_has_and_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AITER_FLYDSL_STAGE1_TILE_N", "256")
+def test_tiles_that_no_kernel_has_are_refused() -> None:
     with pytest.raises(KimiError, match="no kernel for tile"):
-        warmed(monkeypatch, "--recipe", "w4a8")
-    with pytest.raises(KimiError, match="gfx942, not sm_90"):
-        warmed(monkeypatch, "--recipe", "w4a8", "--arch", "sm_90", "--moe-backend", "flydsl")
-    with pytest.raises(KimiError, match="without a recipe"):
-        warmed(monkeypatch, "--arch", "sm_90")
+        FlydslBackend(gates_of("w4a8", {"AITER_FLYDSL_STAGE1_TILE_N": "256"})).wanted(KIMI)

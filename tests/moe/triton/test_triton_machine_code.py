@@ -12,9 +12,9 @@ import torch
 from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.triton.backend import StageTile, TritonBackend, TritonTiles
-from kimi_w4a8_eagle3.moe.triton.compile import offline_driver, target_of
 from kimi_w4a8_eagle3.moe.tune import random_batch, random_layer
 from proof.gfx942 import DataRace, Machine, Memory, parse_kernel
+from proof.triton_compile import offline_driver, target_of
 
 pytestmark = pytest.mark.kernels
 

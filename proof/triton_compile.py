@@ -1,8 +1,7 @@
 """Compile the Triton backend's kernels for a GPU that need not be there.
 
 The backend's own launch code runs on `meta` tensors with a launcher that compiles instead of launching, so that the
-specialisation is the one that serving asks for, and Triton's cache on disk (keyed by kernel source, compiler version,
-target and options) has it.
+specialisation is the one that serving asks for.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from ...base.errors import KimiError
-from ..contract import MoeShape, PreparedMoe
-from ..routing import ROUTE_IN_KERNEL
-from ..tiles import read_rows
-from . import kernels as triton_kernels
-from .backend import LAYOUT, TritonBackend, TritonTiles
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
+from kimi_w4a8_eagle3.moe.triton import kernels as triton_kernels
+from kimi_w4a8_eagle3.moe.triton.backend import LAYOUT, TritonBackend
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,7 @@ def target_of(arch: str) -> GPUTarget:
     raise KimiError(f"unknown GPU architecture {arch!r}", expected="gfx942, gfx950, sm_80, sm_90, ...")
 
 
-def compile_moe(
-    shape: MoeShape, arch: str, tokens: list[int], tiles: TritonTiles | None = None, device: str = "meta"
-) -> list[Compiled]:
+def compile_moe(shape: MoeShape, arch: str, tokens: list[int]) -> list[Compiled]:
     """Compile every kernel that a forward of these token counts launches on `arch`; each once."""
     found: dict[str, Compiled] = {}
 
@@ -54,10 +49,10 @@ def compile_moe(
         compiled = kernel.warmup(*arguments, grid=grid, **constants)
         found.setdefault(compiled.hash, Compiled(kernel.__name__, constants, compiled))
 
-    backend = TritonBackend(tiles=tiles, arch=arch, launch=compile_only)
+    backend = TritonBackend(arch=arch, launch=compile_only)
     with offline_driver(target_of(arch)):
         for count in tokens:
-            backend.forward(*_arguments(shape, count, device))
+            backend.forward(*_arguments(shape, count))
     return list(found.values())
 
 
@@ -95,25 +90,9 @@ def offline_driver(target: GPUTarget) -> Iterator[None]:
             function.device_caches.update(cache)
 
 
-def warm_tokens(backend: str, arch: str, shape: MoeShape) -> list[int]:
-    """Batch sizes that between them need every kernel that serving can ask for.
-
-    Kernels depend on the batch through its row of the tile table and through the power of two that one program sorts.
-    """
-    bounds = {
-        row["max_tokens"] or 1 << 15
-        for row in read_rows()
-        if row["backend"] == backend and row["arch"] in (arch, "any")
-    }
-    sorted_in_kernel = {max(2**power // shape.top_k, 1) for power in range(5, ROUTE_IN_KERNEL.bit_length())}
-    return sorted(bounds | {bound + 1 for bound in bounds} | sorted_in_kernel)
-
-
-def _arguments(
-    shape: MoeShape, tokens: int, device: str
-) -> tuple[torch.Tensor, PreparedMoe, torch.Tensor, torch.Tensor]:
+def _arguments(shape: MoeShape, tokens: int) -> tuple[torch.Tensor, PreparedMoe, torch.Tensor, torch.Tensor]:
     def tensor(*size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(size, dtype=dtype, device=device)
+        return torch.zeros(size, dtype=dtype, device="meta")
 
     experts, hidden, inter = shape.num_experts, shape.hidden, shape.inter
     moe = PreparedMoe(
