@@ -242,6 +242,18 @@ TABLE: tuple[Gate, ...] = (
     Gate("SGLANG_WARMUP_TIMEOUT", "float", None, "sglang", "seconds for its first request; 600 by itself", minimum=1),
     Gate("HIP_FORCE_DEV_KERNARG", "bool", False, "HIP", "keep the arguments of kernels in GPU memory"),
     Gate("HSA_ENABLE_IPC_MODE_LEGACY", "bool", None, "ROCm", "share GPU buffers between processes without dmabuf"),
+    # Defaults and values as in vLLM 0.19.0.
+    Gate("VLLM_ROCM_USE_AITER", "bool", False, "vllm", "take AITER's kernels on ROCm"),
+    Gate("VLLM_ROCM_USE_AITER_FP4_ASM_GEMM", "bool", False, "vllm", "MXFP4 GEMMs in assembly (gfx950)"),
+    Gate("VLLM_ROCM_USE_AITER_RMSNORM", "bool", True, "vllm", "AITER's RMSNorm; the article turns it off below TP 8"),
+    Gate(
+        "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION",
+        "choice",
+        "NONE",
+        "vllm",
+        "width of the all-reduce between GPUs; other than NONE and FP it rounds",
+        ("FP", "INT8", "INT6", "INT4", "NONE"),
+    ),
 )
 BY_NAME: dict[str, Gate] = {gate.name: gate for gate in TABLE}
 
