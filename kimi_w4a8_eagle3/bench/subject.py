@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
-
-import httpx
 
 from ..base.errors import KimiError
 from ..engine import metrics
 from ..engine.behind_router import behind_router
-from ..engine.client import EngineClient, bearer
+from ..engine.client import EngineClient
 from ..recipe.launch import Launch
 from .workloads import Workload
 
@@ -63,10 +60,10 @@ def inspect(
     base_url = base_url.rstrip("/")
     with EngineClient(base_url, api_key) as client:
         model = client.model_name()
-    if behind := behind_router(base_url, ops_url, api_key):
-        engine = inspect(behind.replica_url, label, expected, api_key)  # all are the same service
-        return replace(engine, base_url=base_url, ops_url=behind.ops_url)
-    info = _get_json(f"{base_url}/server_info")
+        if behind := behind_router(base_url, ops_url, api_key):
+            engine = inspect(behind.replica_url, label, expected, api_key)  # all are the same service
+            return replace(engine, base_url=base_url, ops_url=behind.ops_url)
+        info = client.server_info()
     model_path = str(info.get("model_path", model))
     require_model(model_path, base_url, expected)
     speculative = info.get("speculative_algorithm")
@@ -111,28 +108,3 @@ def _context_len(base_url: str) -> int | None:
     """From the metrics, which name the length that the running engine settled on."""
     found = metrics.read(base_url, timeout_s=30.0).largest("sglang:context_len")
     return None if found is None else int(found)
-
-
-def _get_json(url: str) -> dict[str, Any]:
-    response = get_response(url)
-    try:
-        content = response.json()
-    except ValueError:
-        content = None
-    if response.status_code != 200 or not isinstance(content, dict):
-        raise KimiError(
-            f"HTTP {response.status_code} without server facts",
-            where=url,
-            expected="an SGLang server",
-        )
-    return content
-
-
-def get_response(url: str, api_key: str | None = None) -> httpx.Response:
-    """GET `url`, whatever its status; raises KimiError when nothing answers."""
-    try:
-        return httpx.get(url, timeout=30.0, follow_redirects=True, headers=bearer(api_key))
-    except httpx.HTTPError as error:
-        raise KimiError(
-            f"the server does not answer: {error or type(error).__name__}", where=url, remedy="is it running?"
-        ) from None

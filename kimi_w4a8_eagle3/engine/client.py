@@ -63,6 +63,10 @@ class EngineClient:
         """Where the engine found its tokenizer: a folder of its machine, or a repository; None if it does not tell."""
         return self._call("GET", "/model_info").get("tokenizer_path")
 
+    def server_info(self) -> dict[str, Any]:
+        """The engine's own arguments and state."""
+        return self._call("GET", "/server_info")
+
     def generate(self, prompt: str, max_new_tokens: int, **sampling: Any) -> Generation:
         """Complete a ready-made prompt (no chat template); greedy unless `temperature` is given."""
         params = {"temperature": 0.0, "max_new_tokens": max_new_tokens, **sampling}

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from .. import tiny
 from ..base.errors import KimiError, UsageError
-from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from . import tasks
-from .choice import Choice, Target, reached
+from .choice import Choice, Target, reached, record_of
 from .earlier_run import load_run, require_same_protocol, resumable
 from .harness import Protocol, command, run_lm_eval
 from .outcomes import PROBLEMS, load_outcomes, newest, read_outcomes, write_outcomes
@@ -152,12 +152,9 @@ def _recorded_tiny() -> list[Reference]:
 
 
 def _record(target: Target, choice: Choice, protocol: Protocol, options: Options) -> dict[str, Any]:
-    launch = target.launch
-    return record(
+    return record_of(
         KIND,
-        {target.name: launch.described() if launch else {"base_url": target.base_url}},
-        launch.env if launch else {},
-        model=target.model,
+        target,
         choice=asdict(replace(choice, api_key=None)),
         protocol=describe(protocol),
         data_dir=str(options.data_dir.resolve()) if options.data_dir else None,

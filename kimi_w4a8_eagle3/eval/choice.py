@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from ..base.errors import KimiError, UsageError
+from ..base.run_dir import record
 from ..engine.behind_router import behind_router
 from ..engine.client import EngineClient
 from ..engine.process import free_port
@@ -79,6 +81,13 @@ class Target:
     launch: Launch | None = None
     api_key: str | None = field(default=None, repr=False)
     ops_url: str | None = None
+
+
+def record_of(kind: str, *targets: Target, **facts: Any) -> dict[str, Any]:
+    """A run's record: its servers, how those that were started here were, the last one's variables and model."""
+    last = targets[-1]
+    servers = {each.name: each.launch.described() if each.launch else {"base_url": each.base_url} for each in targets}
+    return record(kind, servers, last.launch.env if last.launch else {}, model=last.model, **facts)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 
 from ..base.errors import KimiError
-from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from . import sampling_match
-from .choice import Choice, Target, reached
+from .choice import Choice, Target, reached, record_of
 from .greedy_match import Divergence, divergences
 from .prompts import Prompt, prompts
 from .sampling_match import Samples, SamplingMatch
@@ -101,7 +101,7 @@ def run(reference: Choice, target: Choice, plan: Plan, console: Console) -> tupl
     with reached(target, folder, console, "speculated") as server:
         found = _ask(server, asked, plan, expected, console)
     report = compare(asked, expected, found, plan)
-    write_json(folder / RECORD, _record(expected, found, plan))
+    write_json(folder / RECORD, record_of(KIND, expected.target, found.target, plan=asdict(plan)))
     write_json(folder / "result.json", _result(asked, expected, found, report, plan))
     write_page(folder)
     return folder, report
@@ -231,15 +231,6 @@ def _judge_sampling(report: Report, match: SamplingMatch, found: Answers, plan: 
 
 def _both(plan: Plan) -> str:
     return " and ".join(map(str, plan.concurrencies))
-
-
-def _record(expected: Answers, found: Answers, plan: Plan) -> dict[str, Any]:
-    servers = {}
-    for answers in (expected, found):
-        launch = answers.target.launch
-        servers[answers.target.name] = launch.described() if launch else {"base_url": answers.target.base_url}
-    env = found.target.launch.env if found.target.launch else {}
-    return record(KIND, servers, env, plan=asdict(plan), model=found.target.model)
 
 
 def _result(asked: list[Prompt], expected: Answers, found: Answers, report: Report, plan: Plan) -> dict[str, Any]:

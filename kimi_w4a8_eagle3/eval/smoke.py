@@ -12,10 +12,10 @@ from rich.console import Console
 
 from .. import tiny
 from ..base.errors import KimiError
-from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..engine.client import EngineClient, Generation
 from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
-from .choice import Choice, reached
+from .choice import Choice, reached, record_of
 from .section import write_page
 from .verdict import State
 
@@ -67,9 +67,7 @@ def run(choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_R
     counted = acceptance_from_counters(added, _DRAFT_TOKENS) if added else None
     checks = check(problems, answers, floors, counted)
     state: State = "pass" if all(each.passed for each in checks) else "fail"
-    launch = server.launch
-    servers = {server.name: launch.described() if launch else {"base_url": server.base_url}}
-    write_json(folder / RECORD, record(KIND, servers, launch.env if launch else {}, model=server.model))
+    write_json(folder / RECORD, record_of(KIND, server))
     shown = [
         {"question": p.question, "answer": p.answer, "reply": asdict(a) if isinstance(a, Generation) else str(a)}
         for p, a in zip(problems, answers, strict=True)

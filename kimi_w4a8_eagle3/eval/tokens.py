@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..base.errors import KimiError
 from ..engine.client import EngineClient
 
 TOP = 10
@@ -67,13 +66,6 @@ class Probe(EngineClient):
         body = {"input_ids": list(ids), "sampling_params": {**_params(temperature, max_tokens), "n": n}}
         found = self._post("/generate", body)
         return [_tokens(each).ids for each in (found if isinstance(found, list) else [found])]
-
-    def server_info(self) -> dict[str, Any]:
-        """The engine's own arguments and state; nothing where it does not tell."""
-        try:
-            return self._call("GET", "/server_info")
-        except KimiError:
-            return {}
 
     def all(self, call: Callable[[_In], _Out], inputs: Sequence[_In], concurrency: int) -> list[_Out]:
         """`call` for every input, `concurrency` at a time, results in the order of the inputs.

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from ..base.errors import KimiError
 from ..base.files import lines, write_atomic
-from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..engine.client import EngineClient
 from . import tool_requests, tool_scores, vendor_checks
-from .choice import Choice, Target, reached
+from .choice import Choice, Target, reached, record_of
 from .earlier_run import resumable
 from .recorder import ENDPOINTS, REQUESTS, Answer, Patience, Recorder, read_answers, request_key
 from .section import write_page
@@ -80,7 +80,8 @@ def run(choice: Choice, plan: Plan, judging: Judging, console: Console, resume: 
     folder = resume or new_run_dir(KIND, judging.runs)
     with reached(choice, folder, console) as target:
         if resume is None:
-            write_json(folder / RECORD, _record(target, choice, plan))
+            asked_as = asdict(replace(choice, api_key=None))
+            write_json(folder / RECORD, record_of(KIND, target, choice=asked_as, plan=asdict(plan)))
         count = count or _own_counter(target)
         probes = vendor_checks.probes(target.model, plan.max_tokens)
         bodies = [_body(request.body, target.model, plan) for request in requests]
@@ -191,10 +192,3 @@ def _conclude(
     write_json(folder / "result.json", result)
     write_page(folder)
     return folder
-
-
-def _record(target: Target, choice: Choice, plan: Plan) -> dict[str, Any]:
-    launch = target.launch
-    servers = {target.name: launch.described() if launch else {"base_url": target.base_url}}
-    facts = {"model": target.model, "choice": asdict(replace(choice, api_key=None)), "plan": asdict(plan)}
-    return record(KIND, servers, launch.env if launch else {}, **facts)

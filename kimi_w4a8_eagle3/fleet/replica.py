@@ -57,7 +57,8 @@ class Replica:
     ) -> None:
         self.launch = launch
         self.log_path = log_path
-        self.state = ReplicaState(name, launch.base_url, launch.progress_timeout_s, launch.num_draft_tokens)
+        patience = launch.recipe.options.progress_timeout_s
+        self.state = ReplicaState(name, launch.base_url, patience, launch.num_draft_tokens)
         self.label = label or f"replica-{name}"
         self._announce = announce
         self._drain_timeout_s = drain_timeout_s
@@ -169,7 +170,7 @@ class Replica:
     def _follow(self, silence_s: float) -> None:
         """Not ready while a scheduler is silent, ready again when it is not; whether it is beyond help, the watchdog
         decides."""
-        state, limit = self.state, self.launch.unready_after_s
+        state, limit = self.state, self.launch.recipe.options.unready_after_s
         if state.ready and silence_s >= limit:
             self._enter(Phase.STALLED, f"its scheduler has answered nobody for {limit:.0f} s")
             self._silent_since = state.since

@@ -91,16 +91,6 @@ class Launch:
         return int(number(self.args, "speculative-num-draft-tokens", 1))
 
     @property
-    def progress_timeout_s(self) -> float:
-        """Seconds without a token, while requests run, after which the engine counts as hung."""
-        return self.recipe.options.progress_timeout_s
-
-    @property
-    def unready_after_s(self) -> float:
-        """Seconds in which the scheduler answers nobody, after which the engine takes no new requests."""
-        return self.recipe.options.unready_after_s
-
-    @property
     def argv(self) -> list[str]:
         """SGLang's launcher; on a CPU behind the module that provides the operators SGLang needs there."""
         on_cpu = ["kimi_w4a8_eagle3.sglang_plugin.run_module"] if self.args.get("device") == "cpu" else []

@@ -38,17 +38,12 @@ ACTIVATION_BYTES, ACTIVATION_BYTES_PER_RANK = 1 << 29, 1 << 27
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model's config and the width of its stored weights.
-
-    bits: the width of single kinds of weights (as `target_weights` and `draft_weights` name them), where it is not
-    `other_bits`.
-    """
+    """A model's config and the width of its stored weights."""
 
     name: str
     config: dict[str, Any]
     routed_expert_bits: float
     other_bits: float
-    bits: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def packaged(cls, name: str) -> ModelCard:
@@ -58,7 +53,7 @@ class ModelCard:
         if name not in names:
             raise KimiError(f"unknown model card {name!r}{nearest(name, names)}", expected=", ".join(names))
         table = json.loads((folder / f"{name}.json").read_text())
-        return cls(name, table["config"], table["routed_expert_bits"], table["other_bits"], table.get("bits", {}))
+        return cls(name, table["config"], table["routed_expert_bits"], table["other_bits"])
 
     @classmethod
     def of(cls, path: str, revision: str, name: str) -> ModelCard:
@@ -93,7 +88,7 @@ def target_weights(card: ModelCard, tp: int) -> dict[str, int]:
     except KeyError as error:
         raise KimiError(f"config.json lacks {error}", where=card.name, expected="a MoE model like Kimi-K2.5") from None
     width = card.other_bits / 8
-    weights = {kind: math.ceil(count * card.bits.get(kind, card.other_bits) / 8) for kind, count in parts.items()}
+    weights = {kind: math.ceil(count * width) for kind, count in parts.items()}
     moe_layers = text["num_hidden_layers"] - text["first_k_dense_replace"]
     experts = moe_layers * text["n_routed_experts"]
     inter = math.ceil(text["moe_intermediate_size"] / tp)
@@ -117,8 +112,7 @@ def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
         attention = 2 * hidden * (heads / tp + 2 * kv_heads) * head + heads / tp * head * hidden
     layer = attention + 3 * hidden * (d.intermediate_size or 0) / tp
     lm_head = (d.draft_vocab_size or d.vocab_size) * hidden / tp
-    layers = layer * d.num_hidden_layers * card.bits.get("draft layer", card.other_bits)
-    return {"draft": math.ceil((layers + (fc + lm_head) * card.other_bits) / 8)}
+    return {"draft": math.ceil((layer * d.num_hidden_layers + fc + lm_head) * card.other_bits / 8)}
 
 
 @dataclass(frozen=True)

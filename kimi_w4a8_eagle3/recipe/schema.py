@@ -57,8 +57,10 @@ class Options(_Strict):
 
     sampling: Literal["greedy", "target"] = "greedy"
     speculation: Literal["fixed", "adaptive"] = "fixed"
+    # Without a token, while requests run, after which an engine counts as hung.
     progress_timeout_s: float = Field(default=900, gt=0)
-    # A scheduler goes round its loop once a forward pass, and the longest pass is one chunk of a prefill.
+    # In which the scheduler answers nobody, after which the engine takes no new requests. It goes round its loop once a
+    # forward pass, and the longest pass is one chunk of a prefill.
     unready_after_s: float = Field(default=20, gt=0)
     memory_ceiling: float = Field(default=0.90, gt=0, lt=1, description="most of a GPU for weights and KV together")
     accept_faults: list[str] = Field(default=[], description="known faults that this launch runs with all the same")

@@ -16,7 +16,7 @@ from ..gates import read_gates
 from ..moe.contract import MoeShape, QuarkMoeWeights
 from ..moe.dispatch import select_backend
 from ..moe.op import MoeLayer
-from ..quark.packing import NIBBLES_PER_WORD
+from ..quark.packing import NIBBLES_PER_WORD, fold_scales
 
 
 class QuarkInt4Int8MoE(QuarkMoEScheme):
@@ -117,12 +117,12 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         return StandardCombineInput(hidden_states=out)
 
     def _loaded(self, layer: Any) -> QuarkMoeWeights:
-        """What the loader left in the layer, with `weight_scale * weight_scale_2` folded per output channel."""
+        """What the loader left in the layer, with its scales folded per output channel."""
         experts, rows, _ = layer.w13_weight.shape
-        s13 = layer.w13_weight_scale_2.view(experts, 2, rows // 2) * layer.w13_weight_scale.unsqueeze(-1)
-        s2 = layer.w2_weight_scale_2 * layer.w2_weight_scale.unsqueeze(-1)
+        s13 = fold_scales(layer.w13_weight_scale, layer.w13_weight_scale_2)
+        s2 = fold_scales(layer.w2_weight_scale, layer.w2_weight_scale_2)
         for name, scale in (("w13 (gate_proj, up_proj)", s13), ("w2 (down_proj)", s2)):
-            bad = ~torch.isfinite(scale).reshape(experts, -1).all(dim=1)
+            bad = ~torch.isfinite(scale).all(dim=1)
             if bool(bad.any()):
                 raise KimiError(
                     f"{self.layer_name}: {int(bad.sum())} of {experts} experts have a missing or NaN scale in {name}, "
@@ -140,6 +140,6 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
             shape=shape,
             w13=layer.w13_weight.data,
             w2=layer.w2_weight.data,
-            s13=s13.view(experts, rows).contiguous(),
-            s2=s2.contiguous(),
+            s13=s13,
+            s2=s2,
         )

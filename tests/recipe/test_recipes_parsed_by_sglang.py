@@ -111,5 +111,5 @@ def test_every_limit_outlasts_a_cold_kernel_build(parsed: dict[str, dict]) -> No
     for name in SERVED:
         assert float(parsed[name]["values"]["watchdog_timeout"]) > cold_build_s
         launch = render(load_recipe(name), machine=Machine())
-        assert launch.progress_timeout_s > cold_build_s  # also how long the canary waits for an answer
+        assert launch.recipe.options.progress_timeout_s > cold_build_s  # also how long the canary waits for an answer
         assert float(launch.env["SGLANG_WARMUP_TIMEOUT"]) > cold_build_s
