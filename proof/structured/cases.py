@@ -57,8 +57,8 @@ class Answer:
         return self.finish_reason != "length"
 
 
-@lru_cache(maxsize=2)
-def _towards_an_end(thinking: bool) -> dict[str, float]:
+@lru_cache(maxsize=4)
+def _towards_an_end(thinking: bool, calls: bool) -> dict[str, float]:
     """Biases against blanks, which a grammar lets run for ever, and for what ends a string, an id, a list, a thought.
 
     The built-in model knows none of these schemas: without, greedy, it filled 15 of 16 limits with blanks or zeros. Of
@@ -70,9 +70,9 @@ def _towards_an_end(thinking: bool) -> dict[str, float]:
         text = tokenizer.decode([token], skip_special_tokens=False)
         if text == THINK_END and thinking:
             bias[str(token)] = 10.0
-        elif text == CALL_ARGUMENTS:
+        elif calls and text == CALL_ARGUMENTS:
             bias[str(token)] = 8.0 if thinking else 20.0
-        elif text == CALLS_END or text.strip()[:1] in ('"', "}", "]"):
+        elif (calls and text == CALLS_END) or text.strip()[:1] in ('"', "}", "]"):
             bias[str(token)] = 6.0 if thinking else 12.0
         elif text.isspace():
             bias[str(token)] = -10.0 if thinking else -100.0
@@ -86,10 +86,10 @@ def cases(count: int, seed: int, model: str) -> list[Case]:
     return [_case(index, question, random, model) for index, question in enumerate(questions)]
 
 
-def schema_body(model: str, question: str, schema: Schema) -> dict[str, Any]:
+def schema_body(model: str, question: str, schema: Schema, thinking: bool = False) -> dict[str, Any]:
     """A request for an answer of this schema."""
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-    return {**_body(model, question, False), "response_format": wanted}
+    return {**_body(model, question, thinking, calls=False), "response_format": wanted}
 
 
 def tool_body(model: str, question: str, schema: Schema, choice: Any = "required") -> dict[str, Any]:
@@ -129,8 +129,7 @@ def _case(index: int, question: str, random: Random, model: str) -> Case:
     form, thinking = FORMS[index % len(FORMS)], index // len(FORMS) % 2 == 1
     if form == "response_format":
         schema = draw(random)
-        body = schema_body(model, question, schema)
-        return Case(index, form, thinking, {**body, **_thinking(thinking)}, {"": schema})
+        return Case(index, form, thinking, schema_body(model, question, schema, thinking), {"": schema})
     schemas = {f"tool_{number}": draw(random) for number in range(random.randint(1, 2))}
     choice = {"type": "function", "function": {"name": random.choice(list(schemas))}} if form == "named" else form
     tools = [_tool(name, schema) for name, schema in schemas.items()]
@@ -139,7 +138,7 @@ def _case(index: int, question: str, random: Random, model: str) -> Case:
     )
 
 
-def _body(model: str, question: str, thinking: bool) -> dict[str, Any]:
+def _body(model: str, question: str, thinking: bool, calls: bool = True) -> dict[str, Any]:
     return {
         "model": model,
         "messages": [{"role": "user", "content": question}],
@@ -148,13 +147,9 @@ def _body(model: str, question: str, thinking: bool) -> dict[str, Any]:
         "return_token_ids": True,
         "logprobs": True,
         "top_logprobs": 5,
-        "logit_bias": _towards_an_end(thinking),
-        **_thinking(thinking),
+        "logit_bias": _towards_an_end(thinking, calls),
+        "chat_template_kwargs": {"thinking": thinking},
     }
-
-
-def _thinking(on: bool) -> dict[str, Any]:
-    return {"chat_template_kwargs": {"thinking": on}}
 
 
 def _tool(name: str, schema: Schema) -> dict[str, Any]:
