@@ -19,6 +19,7 @@ from types import TracebackType
 import httpx
 import psutil
 
+from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
 from .aiter_jit import jit_environment
 from .fork_server import ForkedProcess, can_fork, die_with_parent, fork, prepare
@@ -52,9 +53,8 @@ class EngineServer:
 
     @property
     def base_url(self) -> str:
-        """Where the server answers; a wildcard host is reached over loopback."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"http://{host}:{self.port}"
+        """Where the server answers."""
+        return http_url(self.host, self.port)
 
     @property
     def pid(self) -> int:

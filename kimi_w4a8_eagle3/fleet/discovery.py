@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
+from ..base.address import http_url
 from ..base.errors import UsageError
 
 Discover = Callable[[], frozenset[str]]
@@ -40,14 +41,10 @@ def dns(address: str) -> Discover:
             return last
         hosts = {str(entry[4][0]) for entry in found}
         four = {host for host in hosts if ":" not in host}  # a pod with both kinds of address is one replica
-        last = frozenset(_url(host, int(port)) for host in four or hosts)
+        last = frozenset(http_url(host, int(port)) for host in four or hosts)
         return last
 
     return discover
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _checked(url: str) -> str:

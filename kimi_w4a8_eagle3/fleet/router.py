@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from ..base.address import http_url
 from ..base.errors import KimiError
 from ..engine.process import EngineServer, free_port
 from ..recipe.router_settings import RouterSettings
@@ -47,8 +48,7 @@ class RouterEndpoint:
     @property
     def base_url(self) -> str:
         """Where a client on this machine reaches the router."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"http://{host}:{self.port}"
+        return http_url(self.host, self.port)
 
     @property
     def metrics_url(self) -> str:

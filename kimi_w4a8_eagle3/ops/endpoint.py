@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..base.address import http_url
 from ..base.errors import KimiError
 from ..engine.metrics import Acceptance
 from ..engine.process import require_free_port
@@ -71,9 +72,8 @@ class OpsServer:
 
     @property
     def base_url(self) -> str:
-        """Where it answers; a wildcard host is reached over loopback."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        """Where it answers."""
+        return http_url(self.host, self.port)
 
     def acceptance(self, replica: str) -> Acceptance | None:
         """Acceptance of a replica over the last minute; None when no verify step fell in it."""

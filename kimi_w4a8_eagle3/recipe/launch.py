@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import tiny
+from ..base.address import http_url
 from ..base.errors import KimiError
 from ..gates import OUR_BACKENDS, ignored_gates, read_gates
 from ..machine.aiter_regime import Regime
@@ -111,8 +112,7 @@ class Launch:
     @property
     def base_url(self) -> str:
         """Where a client on this machine reaches the server."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"http://{host}:{self.port}"
+        return http_url(self.host, self.port)
 
     def shell(self) -> str:
         """The launch as lines that a shell runs: exports, then the command."""

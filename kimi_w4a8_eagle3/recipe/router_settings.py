@@ -1,6 +1,6 @@
 """The settings of the router that a recipe may change: its table `[router]`.
 
-Defaults suit one replica per 8-GPU node; names are those of sglang-router, except that times are in seconds everywhere.
+Defaults suit one replica per 8-GPU node; names and units are those of sglang-router.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class RouterSettings(BaseModel):
     max_payload_size: int = Field(default=32 << 20, gt=0, description="bytes of a request's body")
     max_concurrent_requests: int = Field(default=-1, ge=-1, description="over all replicas; -1: the doors decide")
     queue_size: int = Field(default=100, ge=0)
-    queue_timeout_s: int = Field(default=60, gt=0)
-    request_timeout_s: int = Field(default=1800, gt=0)
+    queue_timeout_secs: int = Field(default=60, gt=0)
+    request_timeout_secs: int = Field(default=1800, gt=0)
     # Together about 5 s, longer than a replica that died stays in the router's list: until it is out, the cache-aware
     # policy sends every attempt to it again.
-    retries: int = Field(default=6, ge=1, description="attempts of a request that has not begun to answer")
-    retry_backoff_s: float = Field(default=0.2, gt=0, description="before the second attempt; doubled each time")
-    retry_max_backoff_s: float = Field(default=2.0, gt=0)
+    retry_max_retries: int = Field(default=6, ge=1, description="attempts of a request that has not begun to answer")
+    retry_initial_backoff_ms: int = Field(default=200, gt=0, description="before the second attempt; doubled each time")
+    retry_max_backoff_ms: int = Field(default=2000, gt=0)
     # SGLang's /health generates a token and gives up after 20 s; a long prefill may hold it up that long.
-    health_check_interval_s: int = Field(default=10, gt=0)
-    health_check_timeout_s: int = Field(default=25, gt=0)
-    health_failures: int = Field(default=2, ge=1)
-    health_successes: int = Field(default=1, ge=1)
+    health_check_interval_secs: int = Field(default=10, gt=0)
+    health_check_timeout_secs: int = Field(default=25, gt=0)
+    health_failure_threshold: int = Field(default=2, ge=1)
+    health_success_threshold: int = Field(default=1, ge=1)
     cors_allowed_origins: list[str] = []
     log_level: Literal["debug", "info", "warn", "error"] = "warn"
 
@@ -53,31 +53,8 @@ class RouterSettings(BaseModel):
 
     def router_arguments(self) -> dict[str, Any]:
         """The same as fields of `sglang_router.router_args.RouterArgs` (0.3.2)."""
-        same = self.model_dump(
-            exclude_none=True,
-            include={
-                "policy",
-                "cache_threshold",
-                "balance_abs_threshold",
-                "balance_rel_threshold",
-                "max_payload_size",
-                "max_concurrent_requests",
-                "queue_size",
-                "cors_allowed_origins",
-                "log_level",
-            },
-        )
-        return same | {
-            "queue_timeout_secs": self.queue_timeout_s,
-            "request_timeout_secs": self.request_timeout_s,
-            "retry_max_retries": self.retries,
-            "retry_initial_backoff_ms": round(1000 * self.retry_backoff_s),
+        return self.model_dump(exclude_none=True) | {
             "retry_backoff_multiplier": 2.0,
-            "retry_max_backoff_ms": round(1000 * self.retry_max_backoff_s),
-            "health_check_interval_secs": self.health_check_interval_s,
-            "health_check_timeout_secs": self.health_check_timeout_s,
-            "health_failure_threshold": self.health_failures,
-            "health_success_threshold": self.health_successes,
             # The router's circuit breaker counts 4xx answers as failures of the replica (measured, 0.3.2): one client
             # with a wrong key would close the service for everybody. The registrar takes ill replicas out instead.
             "disable_circuit_breaker": True,

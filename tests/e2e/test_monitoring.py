@@ -33,7 +33,7 @@ NEEDS_THE_GUARD = {"Page-guard head-room"}  # it acts where attention is AITER's
 @pytest.fixture(scope="module")
 def router(eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterEndpoint]:
     endpoint = router_endpoint("127.0.0.1", free_port())
-    settings = RouterSettings(health_check_interval_s=2, health_check_timeout_s=5)
+    settings = RouterSettings(health_check_interval_secs=2, health_check_timeout_secs=5)
     log = tmp_path_factory.mktemp("router") / "router.log"
     with router_process(endpoint, settings, log) as process, RouterControl(endpoint) as control:
         process.wait_ready(60)

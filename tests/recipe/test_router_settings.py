@@ -30,7 +30,10 @@ def test_what_an_operator_sets_stays():
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
-    [("router.polcy", "random", "did you mean 'policy'"), ("router.retries", "0", "greater than or equal to 1")],
+    [
+        ("router.polcy", "random", "did you mean 'policy'"),
+        ("router.retry_max_retries", "0", "greater than or equal to 1"),
+    ],
     ids=["unknown", "absurd"],
 )
 def test_a_mistake_is_named(key, value, message):
