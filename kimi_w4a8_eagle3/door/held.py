@@ -20,6 +20,7 @@ _DROPPED = names(
 )
 _STRINGS = names("pattern minLength maxLength format")
 _NUMBERS = names("minimum maximum exclusiveMinimum exclusiveMaximum")
+_UPPER = names("maximum exclusiveMaximum")
 _OBJECTS = names("properties patternProperties required additionalProperties minProperties maxProperties")
 _ARRAYS = names("items prefixItems minItems maxItems")
 # One of these decides alone, the first that is there, and so do enum and const, whose values the client knows.
@@ -67,6 +68,9 @@ def _not_held(schema: Mapping[str, Any]) -> str | None:
         return "pattern, format and a length cannot be enforced together"
     if "type" not in schema and (loose := sorted((_STRINGS | _NUMBERS) & schema.keys())):
         return f"{', '.join(loose)} without a type would be ignored"
+    lows = [schema.get(key) for key in ("minimum", "exclusiveMinimum")]
+    if any(isinstance(low, int | float) and low < 0 for low in lows) and not _UPPER & schema.keys():
+        return "a minimum below zero needs a maximum beside it; alone it would allow a minus sign without a number"
     required, described = schema.get("required"), schema.get("properties") or {}
     for each in required if isinstance(required, list) else ():
         if isinstance(each, str) and each not in described:

@@ -48,6 +48,7 @@ NOT_HELD: dict[str, Schema] = {
     "if": {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}},
     "uniqueItems": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True},
     "multipleOf": {"type": "integer", "multipleOf": 7},
+    "a minimum below zero alone": {"type": "integer", "minimum": -5},
     "contains": {"type": "array", "contains": {"const": 3}},
     "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
     "allOf": {"allOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]},

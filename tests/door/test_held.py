@@ -44,6 +44,15 @@ def test_every_drawn_schema_passes() -> None:
         check_held(draw(Random(seed)), "x")
 
 
+@pytest.mark.parametrize("low", ["minimum", "exclusiveMinimum"])
+def test_a_minimum_below_zero_needs_a_maximum(low: str) -> None:
+    """xgrammar 0.2.1 takes `-` alone for a number that has only a minimum below zero, and no negative number."""
+    with pytest.raises(Refusal, match="at #/properties/a cannot be enforced: a minimum below zero needs a maximum"):
+        check_held({"type": "object", "properties": {"a": {"type": ["number", "null"], low: -0.5}}}, "x")
+    for schema in ({low: -5, "maximum": 5}, {low: -5, "exclusiveMaximum": 5}, {low: 0}, {"maximum": -1}):
+        check_held({"type": "integer", **schema}, "x")
+
+
 def test_values_and_names_are_no_keywords() -> None:
     check_held({"type": "object", "properties": {"not": {"type": "null"}, "if": {"enum": [{"not": 1}]}}}, "x")
     check_held({"const": {"uniqueItems": True}, "default": {"multipleOf": 1}, "description": "allOf"}, "x")
