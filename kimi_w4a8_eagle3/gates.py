@@ -133,13 +133,6 @@ TABLE: tuple[Gate, ...] = (
         "largest page offset that counts as safe; smaller only to try the guard out",
         minimum=1,
     ),
-    Gate(
-        "KIMI_CHECK_MODEL_NAME",
-        "bool",
-        False,
-        PACKAGE,
-        "answer 404 to requests for a model that the server does not serve; SGLang answers any name",
-    ),
     Gate("AITER_USE_FLYDSL_MOE", "bool", True, SEED_AITER, "MoE through FlyDSL kernels", backends=(), always=True),
     Gate("AITER_USE_FLYDSL_MOE_STAGE1", "bool", True, SEED_AITER, "the same for gate/up", backends=(), always=True),
     Gate("AITER_USE_FLYDSL_MOE_STAGE2", "bool", True, SEED_AITER, "the same for down", backends=(), always=True),
@@ -249,6 +242,18 @@ TABLE: tuple[Gate, ...] = (
     Gate("SGLANG_WARMUP_TIMEOUT", "float", None, "sglang", "seconds for its first request; 600 by itself", minimum=1),
     Gate("HIP_FORCE_DEV_KERNARG", "bool", False, "HIP", "keep the arguments of kernels in GPU memory"),
     Gate("HSA_ENABLE_IPC_MODE_LEGACY", "bool", None, "ROCm", "share GPU buffers between processes without dmabuf"),
+    # Defaults and values as in vLLM 0.19.0.
+    Gate("VLLM_ROCM_USE_AITER", "bool", False, "vllm", "take AITER's kernels on ROCm"),
+    Gate("VLLM_ROCM_USE_AITER_FP4_ASM_GEMM", "bool", False, "vllm", "MXFP4 GEMMs in assembly (gfx950)"),
+    Gate("VLLM_ROCM_USE_AITER_RMSNORM", "bool", True, "vllm", "AITER's RMSNorm; the article turns it off below TP 8"),
+    Gate(
+        "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION",
+        "choice",
+        "NONE",
+        "vllm",
+        "width of the all-reduce between GPUs; other than NONE and FP it rounds",
+        ("FP", "INT8", "INT6", "INT4", "NONE"),
+    ),
 )
 BY_NAME: dict[str, Gate] = {gate.name: gate for gate in TABLE}
 
@@ -283,7 +288,6 @@ class Gates:
     """The gates of one environment, checked and typed: `get` for a backend's, fields for this package's own."""
 
     moe_backend: str
-    check_model_name: bool
     page_guard: str
     page_guard_int_max: int
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -305,7 +309,6 @@ def read_gates(environ: Mapping[str, str]) -> Gates:
 
     return Gates(
         moe_backend=value("KIMI_MOE_BACKEND"),
-        check_model_name=value("KIMI_CHECK_MODEL_NAME"),
         page_guard=value("KIMI_PAGE_GUARD"),
         page_guard_int_max=value("KIMI_PAGE_GUARD_INT_MAX"),
         given=given,

@@ -40,6 +40,7 @@ CLAIMS = (
     Claim("`kimi-w4a8 bench`, `kimi-w4a8 report`", "con2 and con40 on 8 GPUs", ("speed",)),
     Claim("`kimi-w4a8 eval`", "GSM8K on Kimi-K2.5", ("gsm8k",)),
     Claim("`kimi-w4a8 quantize`, FP8 draft", "`--device cuda`, full size", (), "needs the BF16 checkpoint, and hours"),
+    Claim("MI355X recipes (vLLM)", "everything else", (), "needs eight MI355X"),
     Claim("patches", "their effect on a GPU", (), "needs the unpatched kernels beside them"),
     Claim("replicas behind SGLang's router", "several nodes", (), "needs a second node"),
     Claim("a request that raises inside the engine", "the overlap schedule of GPUs", (), "plants no fault here"),

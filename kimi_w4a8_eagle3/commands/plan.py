@@ -82,7 +82,7 @@ def plan(
 def as_dict(plan: MemoryPlan) -> dict[str, Any]:
     """The plan as plain data; sizes in bytes."""
     verdict = plan.verdict
-    return {
+    content: dict[str, Any] = {
         "recipe": plan.recipe,
         "gpu": plan.gpu.name,
         "tp": plan.tp,
@@ -92,6 +92,10 @@ def as_dict(plan: MemoryPlan) -> dict[str, Any]:
         "kv_bytes_per_token": plan.budget.cell_bytes,
         "kv_tokens": plan.tokens,
         "requests": {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "count": plan.requests(INPUT_LEN, OUTPUT_LEN)},
+    }
+    if plan.engine != "sglang":
+        return content  # the guard and SGLang's own sizing are not vLLM's
+    content |= {
         "guard": {
             "aiter": verdict.regime.value,
             "kernels": [
@@ -115,6 +119,7 @@ def as_dict(plan: MemoryPlan) -> dict[str, Any]:
             for fraction in FRACTIONS
         ],
     }
+    return content
 
 
 def _compare(plans: list[MemoryPlan], archs: list[str]) -> None:
@@ -151,6 +156,9 @@ def _print(plan: MemoryPlan) -> None:
         f"KV cache: {plan.budget.cell_bytes:,} bytes a token, {plan.tokens:,} tokens = "
         f"{plan.requests(INPUT_LEN, OUTPUT_LEN)} requests of {INPUT_LEN:,}+{OUTPUT_LEN}"
     )
+    if plan.engine != "sglang":
+        console.print(f"{plan.engine} measures and sizes its own cache; the page-offset guard is SGLang's")
+        return
     for kernel in plan.kernels:
         limit = kernel.max_tokens(plan.budget.page_size)
         reach = "no limit" if limit is None else f"{limit:,} tokens"

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from ..fetch.progress import show
-from ..quark import sources
+from ..quark import exclude, sources
 from ..quark.by_shard import quantize_by_shard
 from ..quark.fp8_draft import DRAFT_EXCLUDE, quantize_fp8
 from ..quark.quantize import KIMI_EXCLUDE, quantize_w4a8
@@ -66,6 +66,7 @@ def w4a8_target(
 def fp8_draft(
     source: Path = SOURCE,
     destination: Path = DESTINATION,
+    vllm_exclude: bool = typer.Option(False, "--vllm-exclude", help="Write the exclude list as vLLM reads it."),
     *,
     job: Job,
 ) -> None:
@@ -76,9 +77,18 @@ def fp8_draft(
 
     def quantize(folder: Path, result: Path) -> None:
         quantize_fp8(folder, result, device=job.device, verbose=job.verbose)
+        if vllm_exclude:
+            exclude.fix_exclude(result)
 
     settings = {"format": "ptpc_fp8", "exclude": list(DRAFT_EXCLUDE), "quark": version, "device": job.device}
-    _run(checkpoint, destination, quantize, settings)
+    _run(checkpoint, destination, quantize, settings | {"vllm": vllm_exclude})
+
+
+@app.command("fix-exclude")
+def fix_exclude(directory: Path = typer.Argument(..., metavar="DIR", help="Folder of an FP8 draft.")) -> None:
+    """Rewrite a draft's exclude list (fc, lm_head) as the patterns that vLLM needs; doing it twice is harmless."""
+    changed = exclude.fix_exclude(directory)
+    typer.echo(f"{directory / 'config.json'}: {'rewritten' if changed else 'already as vLLM reads it'}")
 
 
 def _run(

@@ -37,6 +37,7 @@ def serve(
     gpu: str = typer.Option("", "--gpu", help="Compute memory for this GPU (mi325x, ...) instead of this machine's."),
     model: Path | None = typer.Option(None, "--model", help="Serve this directory instead of the recipe's model."),
     draft: Path | None = typer.Option(None, "--draft", help="Draft directory instead of the recipe's draft."),
+    docker: bool = typer.Option(False, "--docker", help="With --dry-run: print the command that runs it in its image."),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print JSON."),
     any_hardware: bool = typer.Option(False, "--any-hardware", help="Start although the machine is not the recipe's."),
     replicas: int = typer.Option(1, "--replicas", min=1, help="Engines on this machine, behind SGLang's router."),
@@ -68,10 +69,16 @@ def serve(
         note = "override: --no-preflight: nobody looked whether the files of these checkpoints can be served"
         launch = replace(launch, notes=[*launch.notes, note])
     read_gates({**os.environ, **launch.env})  # a misspelt gate is an error before anything is loaded
+    if docker and launch.image is None:
+        raise UsageError(
+            f"the recipe {chosen.name!r} names no image",
+            where="--docker",
+            remedy="docker build with this package's Dockerfile, then launch/docker-run.sh serve",
+        )
     if dry_run:
         if set(resolved.args) - set(resolve(chosen).args):  # names that no test of the recipe has seen
             _parsed_by_engine(launch)
-        _show(launch, as_json)
+        _show(launch, as_json, docker)
         return
     if not any_hardware and (unmet := unmet_requirements(chosen, machine)):
         raise KimiError(
@@ -80,10 +87,17 @@ def serve(
         )
 
     keys, client_key = _keys(api_key_file)
+    if client_key is not None and launch.engine != "sglang":
+        raise KimiError(
+            f"{launch.engine} has no door that would ask for this key",
+            where="--api-key-file" if api_key_file else "environment",
+            expected="a recipe for SGLang",
+            remedy="unset the key and put a proxy that asks for one in front",
+        )
     options = ServeOptions(
         ops_host, _ops_port(ops_port, launch.port), drain_timeout, keys, client_key, runs, preflight=not no_preflight
     )
-    _show(launch, as_json=False)
+    _show(launch, as_json=False, docker=False)
     if client_key is None and not is_loopback(launch.host):
         Console(stderr=True).print(f"# warning: open to the network at {launch.host} without a key", style="yellow")
     if replicas == 1:
@@ -99,7 +113,7 @@ def serve(
 
 def _parsed_by_engine(launch: Launch) -> None:
     """UsageError for an argument that the installed SGLang does not know; a start would say so much later."""
-    if importlib.util.find_spec("sglang") is None:
+    if launch.engine != "sglang" or importlib.util.find_spec("sglang") is None:
         return
     words = launch.argv[launch.argv.index("sglang.launch_server") + 1 :]
     modules = ["kimi_w4a8_eagle3.sglang_plugin.run_module", "kimi_w4a8_eagle3.sglang_plugin.check_arguments"]
@@ -119,12 +133,18 @@ def _ops_port(asked: int | None, port: int) -> int | None:
     return port + 1 if asked is None else asked or None
 
 
-def _show(launch: Launch, as_json: bool) -> None:
+def _show(launch: Launch, as_json: bool, docker: bool) -> None:
+    container = launch.docker()
     if as_json:
-        typer.echo(json.dumps(launch.described(), indent=2))
+        typer.echo(json.dumps(launch.described() | {"docker": container}, indent=2))
         return
-    typer.echo(launch.shell())
+    typer.echo(container if docker else launch.shell())
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if container is not None and not docker:
+        console.print(
+            "# in the image of the published figures (--docker prints this alone):", style="dim", markup=False
+        )
+        console.print(container, markup=False)
     for note in launch.notes:
         style = "yellow" if note.startswith("warning:") else "cyan" if note.startswith("override:") else "dim"
         console.print(f"# {note}", style=style, markup=False)

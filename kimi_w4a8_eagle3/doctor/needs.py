@@ -28,6 +28,7 @@ class Needs:
     environment: dict[str, str]
     args: dict[str, ArgValue]
     accepted_faults: tuple[str, ...]
+    engine: str = "sglang"
 
     @property
     def on_gpu(self) -> bool:
@@ -51,9 +52,10 @@ class Needs:
             hbm=recipe.hardware.hbm_gib * GIB,
             checkpoints=tuple(c for c in (recipe.model, recipe.draft) if c is not None),
             host=str(args.get("host", "127.0.0.1")),
-            port=int(str(args.get("port", 30000))),
+            port=int(str(args.get("port", 8000 if recipe.engine == "vllm" else 30000))),
             numa=[int(node) for node in numa] if isinstance(numa, list) else None,
             environment=recipe.environment,
             args=args,
             accepted_faults=tuple(recipe.options.accept_faults),
+            engine=recipe.engine,
         )

@@ -28,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
     software.python,
     software.sglang,
     software.known_faults,
+    software.vllm,
     software.plugin,
     software.torch,
     software.kernels,

@@ -14,6 +14,7 @@ from .result import Result, fail, ok, skip, warn
 PYTHON_MINIMUM = Version("3.10")
 SGLANG_PINNED = "0.5.20"  # requirements/constraints.txt and the Dockerfile say the same; a test compares
 SGLANG_NEWEST = "0.5.23"  # the second supported release; the plugin's tests run on both
+VLLM_READ = "0.19.0"
 ROUTER_READ = "0.3.2"
 PLUGIN = "kimi_w4a8_eagle3"
 
@@ -28,6 +29,8 @@ def python(facts: Facts) -> Result:
 
 def sglang(facts: Facts) -> Result:
     """SGLang; what is wrong with a release, `known_faults` says."""
+    if facts.needs.engine != "sglang":
+        return skip("sglang", f"the recipe serves with {facts.needs.engine}")
     version = facts.probe.package("sglang")
     if version is None:
         return fail("sglang", "not installed", f"use the image, or `make venv`; the pinned release is {SGLANG_PINNED}")
@@ -47,6 +50,17 @@ def known_faults(facts: Facts) -> list[Result]:
     return results or [ok("known_faults", "none concerns this machine and recipe")]
 
 
+def vllm(facts: Facts) -> Result:
+    """vLLM; which build, the recipe's image says."""
+    if facts.needs.engine != "vllm":
+        return skip("vllm", f"the recipe serves with {facts.needs.engine}")
+    version = facts.probe.package("vllm")
+    if version is None:
+        command = f"kimi-w4a8 serve --recipe {facts.needs.recipe} --dry-run --docker"
+        return fail("vllm", "not installed", f"run it in the recipe's image: `{command}`")
+    return ok("vllm", f"{version} (options were checked with {VLLM_READ})")
+
+
 def torch(facts: Facts) -> Result:
     """Built for what the recipe runs on."""
     version, build = facts.probe.package("torch"), facts.probe.torch_build()
@@ -59,7 +73,9 @@ def torch(facts: Facts) -> Result:
 
 
 def kernels(facts: Facts) -> list[Result]:
-    """AITER and our code objects, which the GPU recipes take their kernels from."""
+    """AITER and our code objects, which the GPU recipes of SGLang take their kernels from."""
+    if facts.needs.engine != "sglang":
+        return [skip("aiter", "comes with vLLM's image"), skip("kernels", "vLLM does not use them")]
     if not facts.needs.on_gpu:
         return [skip("aiter", "not needed on a CPU"), skip("kernels", "not needed on a CPU")]
     aiter = facts.probe.package("amd-aiter", "aiter")
@@ -78,6 +94,8 @@ def kernels(facts: Facts) -> list[Result]:
 
 def plugin(facts: Facts) -> Result:
     """SGLang finds our plugin by its entry point."""
+    if facts.needs.engine != "sglang":
+        return skip("plugin", "it extends SGLang")
     if PLUGIN in facts.probe.plugins():
         return ok("plugin", f"{PLUGIN} is registered with SGLang")
     return fail("plugin", "SGLang's plugin list lacks this package", "install the package with pip, not by PYTHONPATH")
@@ -97,6 +115,8 @@ def router(facts: Facts) -> Result:
 
 def patches(facts: Facts) -> list[Result]:
     """The state of every patch."""
+    if facts.needs.engine != "sglang":
+        return [skip("patches", "they concern SGLang's kernels")]
     if not facts.needs.on_gpu:
         return [skip("patches", "they concern GPU kernels")]
 

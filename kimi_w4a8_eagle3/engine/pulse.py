@@ -24,7 +24,7 @@ class Pulse:
         self._seen: dict[str, tuple[int, float]] = {}  # by file: its modification time, and when that was new
 
     def silence(self, now: float) -> float:
-        """Seconds since the scheduler that is silent longest left a sign; 0 where none ever did (an old SGLang).
+        """Seconds since the scheduler that is silent longest left a sign; 0 where none ever did (vLLM, an old SGLang).
 
         It is as exact as this is called often.
         """

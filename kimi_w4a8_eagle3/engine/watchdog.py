@@ -1,7 +1,7 @@
 """Watches an engine for progress in tokens, not for an open port: ranks that wait for each other still answer /health.
 
 Progress is a token counter that moved (`/metrics`), or, when none did, a generated health-check token
-(SGLang's `/health_generate`: an idle server answers, a deadlocked one does not).
+(SGLang's `/health_generate`, a completion of one token with vLLM: an idle server answers, a deadlocked one does not).
 Without either for `timeout_s` all engine processes are asked for their stacks and `on_stall` is called once.
 """
 
@@ -29,9 +29,11 @@ TOKEN_COUNTERS = (
     "sglang:realtime_tokens_total",
     "sglang:generation_tokens_total",
     "sglang:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
 )
-RUNNING = ("sglang:num_running_reqs",)
-QUEUED = ("sglang:num_queue_reqs",)
+RUNNING = ("sglang:num_running_reqs", "vllm:num_requests_running")
+QUEUED = ("sglang:num_queue_reqs", "vllm:num_requests_waiting")
 PROBE_TIMEOUT_S = 30.0  # SGLang itself gives up a health check after 20 s
 
 
@@ -177,9 +179,16 @@ def _read_metrics(client: httpx.Client) -> Sample | None:
 
 def _answers_health_check(client: httpx.Client) -> bool:
     try:
-        return client.get("/health_generate").status_code == 200
-    except httpx.HTTPError:
+        status = client.get("/health_generate").status_code
+        return _completes_a_token(client) if status == 404 else status == 200
+    except (httpx.HTTPError, ValueError, LookupError):
         return False
+
+
+def _completes_a_token(client: httpx.Client) -> bool:
+    """The same question to vLLM, whose /health does not generate."""
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    return client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 1}).status_code == 200
 
 
 def _describe(progress: Progress) -> str:

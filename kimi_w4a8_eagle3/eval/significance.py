@@ -6,6 +6,7 @@ scipy comes with lm-eval; it is imported where it is used, so that `kimi-w4a8 --
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,33 @@ def paired_interval(only_new: int, only_base: int, n: int, confidence: float = 0
         return inner
 
     return Interval(value, limit(-1.0, z), limit(1.0, z))
+
+
+def noninferiority_power(n: int, discordance: float, margin: float, alpha: float = ALPHA) -> float:
+    """Chance to prove non-inferiority when both sides are equally good, by enumeration of all outcomes.
+
+    n: problems answered by both. discordance: share of problems that exactly one side solves.
+    """
+    from scipy.stats import binom  # optional: scipy
+
+    critical = _NORMAL.inv_cdf(1 - alpha)
+    first, last = binom.interval(1 - 1e-9, n, discordance)
+    differ = range(int(first), int(last) + 1)
+    # The statistic grows with the number of problems that only the new side solves: where it passes, or beyond all.
+    least = [bisect_left(range(d + 1), critical, key=lambda new: paired_z(new, d - new, n, -margin)) for d in differ]
+    return float(binom.pmf(differ, n, discordance) @ binom.sf(least, differ, 0.5, loc=1))
+
+
+def problems_needed(discordance: float, margin: float, power: float = 0.8) -> int:
+    """About how many problems prove non-inferiority with this power when both sides are equally good."""
+
+    def reached(n: int) -> float:
+        return noninferiority_power(n, discordance, margin)
+
+    enough = 1
+    while reached(enough) < power:
+        enough *= 2
+    return bisect_left(range(enough), power, lo=enough // 2 + 1, key=reached)
 
 
 def two_shares_p(correct_a: int, n_a: int, correct_b: int, n_b: int) -> float:

@@ -65,6 +65,8 @@ class Paired:
     difference: significance.Interval
     mcnemar_p: float
     margin: float
+    power: float
+    needed: int
 
     @property
     def state(self) -> State:
@@ -206,7 +208,8 @@ def _judge_baseline(verdict: Verdict, outcomes: Sequence[Outcome], baseline: Seq
         verdict.conclude(
             paired.state,
             f"{metric}: {paired.difference.value:+.2%} [{paired.difference.low:+.2%}, {paired.difference.high:+.2%}] "
-            f"against the baseline, margin {margin:.1%}, {paired.n} problems: {words}",
+            f"against the baseline, margin {margin:.1%}: {words} "
+            f"(power {paired.power:.0%} with {paired.n} problems; 80% takes about {paired.needed})",
         )
     verdict.differing = [_difference(new, base) for new, base in pairs if new.correct != base.correct]
 
@@ -214,6 +217,8 @@ def _judge_baseline(verdict: Verdict, outcomes: Sequence[Outcome], baseline: Seq
 def _compare(pairs: Sequence[tuple[Outcome, Outcome]], metric: str, margin: float) -> Paired:
     table = [(new.correct[metric], base.correct[metric]) for new, base in pairs]
     only_new, only_base, n = table.count((True, False)), table.count((False, True)), len(table)
+    # One pair is added to what was seen, so that identical runs do not promise certainty.
+    discordance = (only_new + only_base + 1) / (n + 1)
     return Paired(
         metric=metric,
         n=n,
@@ -224,6 +229,8 @@ def _compare(pairs: Sequence[tuple[Outcome, Outcome]], metric: str, margin: floa
         difference=significance.paired_interval(only_new, only_base, n),
         mcnemar_p=significance.mcnemar_p(only_new, only_base),
         margin=margin,
+        power=significance.noninferiority_power(n, discordance, margin),
+        needed=significance.problems_needed(discordance, margin),
     )
 
 

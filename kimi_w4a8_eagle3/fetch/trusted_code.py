@@ -36,7 +36,7 @@ _MAPS = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-_TOKENIZER = "tokenizer-path"
+_TOKENIZER_ARGUMENT = {"sglang": "tokenizer-path", "vllm": "tokenizer"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -219,7 +219,8 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     model = locate(launch.model, str(arguments.get("revision", "main")), cache)
     draft_revision = str(arguments.get("speculative-draft-model-revision", "main"))
     draft = locate(launch.draft, draft_revision, cache) if launch.draft else None
-    named = arguments.get(_TOKENIZER)
+    tokenizer_argument = _TOKENIZER_ARGUMENT[launch.engine]
+    named = arguments.get(tokenizer_argument)
     tokenizer = locate(str(named), "main", cache) if named is not None else None
     sources = [source for source in (model, draft, tokenizer) if source is not None]
     code = {source: code_of(source, cache) for source in sources}
@@ -231,9 +232,11 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     unaccepted = [source.name for source, found in code.items() if not all(map(record.trusts, found))]
     if problem := untrusted(files, record, unaccepted):
         raise problem
-    pins = {"revision": model.commit, "speculative-draft-model-revision": draft.commit if draft else None}
+    pins: dict[str, str | None] = {"revision": model.commit}
+    if launch.engine == "sglang":
+        pins["speculative-draft-model-revision"] = draft.commit if draft else None
     if tokenizer is not None and tokenizer.commit:
-        pins[_TOKENIZER] = str(tokenizer.folder)
+        pins[tokenizer_argument] = str(tokenizer.folder)
     args = arguments | {name: value for name, value in pins.items() if value}
     note = (
         f"--{OPTION}: {len(files)} files with the hashes recorded in {record.path}; revisions are pinned to what was "

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..base.errors import KimiError
+from ..base.errors import KimiError, UsageError
 from ..door.settings import is_loopback
 from ..engine.process import free_port
 from ..machine.hardware import Machine
@@ -22,6 +22,12 @@ def replica_launches(
     place: the recipe on a part of the machine, with some engine arguments replaced. Raises KimiError when GPUs are
     missing.
     """
+    if front.engine != "sglang":
+        raise UsageError(
+            f"the recipe {front.name!r} serves with {front.engine}",
+            where="--replicas",
+            expected="a recipe for SGLang, whose router stands in front",
+        )
     gpus = front.tensor_parallel if machine.devices else 0
     if gpus * count > len(machine.devices):
         raise KimiError(

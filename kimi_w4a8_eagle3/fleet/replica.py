@@ -121,7 +121,7 @@ class Replica:
     def _check(self) -> None:
         """The door that was asked for, then the canary prompts: an accept length at its floor ends this life."""
         state = self.state
-        if {**os.environ, **self.launch.env}.get("KIMI_DOOR") != "off":
+        if self.launch.engine == "sglang" and {**os.environ, **self.launch.env}.get("KIMI_DOOR") != "off":
             require_door(state.base_url, key_expected=self._client_key is not None)
         if self.launch.draft is None or state.num_draft_tokens is None:
             return
@@ -193,12 +193,12 @@ def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineSer
         host=launch.host,
         port=launch.port,
         log_path=log_path,
-        name=name or f"sglang ({launch.name})",
+        name=name or f"{launch.engine} ({launch.name})",
     )
 
 
 def with_weight_version(launch: Launch, weights: str | None) -> Launch:
     """`launch` whose engine names its weights in every answer; unchanged where they are unknown or named already."""
-    if weights is None or "weight-version" in launch.args:
+    if weights is None or launch.engine != "sglang" or "weight-version" in launch.args:
         return launch
     return launch.with_args(weight_version=weights)

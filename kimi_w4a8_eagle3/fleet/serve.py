@@ -92,6 +92,8 @@ def _allowed(launch: Launch) -> Launch:
 
 def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
     """The fingerprint of the launch's checkpoints, which must be whole; None where they are not on this disk yet."""
+    if launch.engine != "sglang":
+        return None
     from ..quark import preflight as checks  # start-up: torch, for checkpoints on this disk alone
 
     model = _folder(launch, launch.model, "revision")

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-Package = Literal["aiter", "rocm", "sglang", "torch"]
+Package = Literal["aiter", "rocm", "sglang", "torch", "vllm"]
 _DISTRIBUTIONS: dict[Package, tuple[str, ...]] = {
     "aiter": ("amd-aiter", "aiter"),
     "sglang": ("sglang",),
     "torch": ("torch",),
+    "vllm": ("vllm",),
 }
 ROCM = "opt/rocm/.info/version"
 

@@ -95,7 +95,7 @@ def is_glob(entry: str) -> bool:
 class ExcludeRules:
     """Which modules a Quark `exclude` list leaves unquantized.
 
-    An entry is a module name, a `re:` pattern (matched from the start of the name, as SGLang does) or a glob
+    An entry is a module name, a `re:` pattern (matched from the start of the name, as SGLang and vLLM do) or a glob
     (as Quark itself matches). A multimodal wrapper's prefix `language_model.` may be present or absent on both sides.
     """
 

@@ -12,37 +12,41 @@ from .schema import ArgValue
 
 Args = dict[str, ArgValue]
 
-# Other spellings that SGLang's parser accepts for the arguments that this package reads or replaces.
-ALIASES = {
-    "model": "model-path",
-    "tp": "tp-size",
-    "tensor-parallel-size": "tp-size",
-    "speculative-draft-model": "speculative-draft-model-path",
+# Other spellings that an engine's parser accepts for the arguments that this package reads or replaces.
+ALIASES: dict[str, dict[str, str]] = {
+    "sglang": {
+        "model": "model-path",
+        "tp": "tp-size",
+        "tensor-parallel-size": "tp-size",
+        "speculative-draft-model": "speculative-draft-model-path",
+    },
+    "vllm": {"tp": "tensor-parallel-size", "tp-size": "tensor-parallel-size"},
 }
+SHORT = {"-tp": "--tensor-parallel-size"}  # vLLM's parser knows it
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
+def parse_setting(text: str, engine: str = "sglang") -> tuple[str, Any]:
     """`port=8000` -> ("args.port", 8000); `options.sampling=target` -> ("options.sampling", "target")."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"cannot read the setting {text!r}", where="--set", expected="KEY=VALUE")
-    key = key.strip() if "." in key else f"args.{canonical(key.strip())}"
+    key = key.strip() if "." in key else f"args.{canonical(key.strip(), engine)}"
     return key, _parse_value(value.strip())
 
 
-def parse_arguments(words: Sequence[str]) -> Args:
+def parse_arguments(words: Sequence[str], engine: str = "sglang") -> Args:
     """Engine arguments as typed (`--port 8000 --flag --list 1 2 --x=3`) -> {"port": "8000", "flag": True, ...}."""
     args: Args = {}
     name: str | None = None
     values: list[str] = []
-    for word in [*words, "--"]:
+    for word in [*(SHORT.get(word, word) for word in words), "--"]:
         if not word.startswith("--"):
             if name is None:
                 raise UsageError(f"unexpected {word!r}", where="after --", expected="engine arguments: --name value")
             values.append(word)
             continue
         if name is not None:
-            args[canonical(name)] = values if len(values) > 1 else values[0] if values else True
+            args[canonical(name, engine)] = values if len(values) > 1 else values[0] if values else True
         name, equals, value = word[2:].partition("=")
         values = [value] if equals else []
     return args
@@ -64,10 +68,10 @@ def command_words(args: Mapping[str, ArgValue]) -> list[str]:
     return words
 
 
-def canonical(name: str) -> str:
-    """The spelling of an argument that recipes use: dashes, and one name where SGLang knows several."""
+def canonical(name: str, engine: str = "sglang") -> str:
+    """The spelling of an argument that recipes use: dashes, and one name where an engine knows several."""
     name = name.replace("_", "-")
-    return ALIASES.get(name, name)
+    return ALIASES[engine].get(name, name)
 
 
 def show(name: str, value: Any) -> str:

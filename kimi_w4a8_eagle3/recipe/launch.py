@@ -18,6 +18,7 @@ from ..base.errors import KimiError
 from ..gates import OUR_BACKENDS, ignored_gates, read_gates
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
+from . import vllm as vllm_serve
 from .arguments import Args, argument_groups, command_words, parse_arguments, parse_setting, show
 from .known_faults import Fault, concerning, heed
 from .memory_plan import MemoryPlan, make_plan, number
@@ -59,43 +60,54 @@ class Launch:
         return self.recipe.name
 
     @property
+    def engine(self) -> str:
+        """`sglang` or `vllm`."""
+        return self.recipe.engine
+
+    @property
+    def image(self) -> str | None:
+        """The container image of the published figures, where the recipe names one."""
+        return self.recipe.image
+
+    @property
     def model(self) -> str:
         """What the engine is given as model: a Hub id or a directory."""
-        return str(self.args["model-path"])
+        return str(self.args["model" if self.engine == "vllm" else "model-path"])
 
     @property
     def draft(self) -> str | None:
         """The draft model likewise; None without speculation."""
+        if self.engine == "vllm":
+            return vllm_serve.speculation(self.args).get("model")
         draft = self.args.get("speculative-draft-model-path")
         return None if draft is None else str(draft)
 
     @property
     def host(self) -> str:
         """Where the engine listens, by its own default where nothing says so."""
-        return str(self.args.get("host", "127.0.0.1"))
+        return str(self.args.get("host", "0.0.0.0" if self.engine == "vllm" else "127.0.0.1"))
 
     @property
     def port(self) -> int:
         """The engine's port, by its own default where nothing says so."""
-        return int(number(self.args, "port", 30000))
+        return int(number(self.args, "port", vllm_serve.DEFAULT_PORT if self.engine == "vllm" else 30000))
 
     @property
     def tensor_parallel(self) -> int:
         """GPUs that one engine takes."""
-        return int(number(self.args, "tp-size", 1))
+        return int(number(self.args, "tensor-parallel-size" if self.engine == "vllm" else "tp-size", 1))
 
     @property
     def num_draft_tokens(self) -> int | None:
-        """Tokens that one verification reads; None without speculation."""
+        """Tokens that one verification reads; None without speculation, and for vLLM, which counts its own way."""
         if "speculative-algorithm" not in self.args:
             return None
         return int(number(self.args, "speculative-num-draft-tokens", 1))
 
     @property
     def argv(self) -> list[str]:
-        """SGLang's launcher; on a CPU behind the module that provides the operators SGLang needs there."""
-        on_cpu = ["kimi_w4a8_eagle3.sglang_plugin.run_module"] if self.args.get("device") == "cpu" else []
-        return [sys.executable, "-m", *on_cpu, "sglang.launch_server", *command_words(self.args)]
+        """The command line."""
+        return vllm_serve.command(self.args) if self.engine == "vllm" else _sglang_command(self.args)
 
     @property
     def base_url(self) -> str:
@@ -109,9 +121,13 @@ class Launch:
         groups = argument_groups(words)
         return "\n".join([*exports, " \\\n    ".join(groups)])
 
+    def docker(self) -> str | None:
+        """The same in the recipe's own image as one shell command; None where a recipe names no image."""
+        return None if self.image is None else vllm_serve.docker_run(self.image, self.argv, self.env)
+
     def described(self) -> dict[str, Any]:
         """What a person or a record of a run reads of it, as JSON types."""
-        names = ("argv", "env", "model", "draft", "base_url", "notes", "overrides")
+        names = ("engine", "image", "argv", "env", "model", "draft", "base_url", "notes", "overrides")
         return {"recipe": self.name} | {name: getattr(self, name) for name in names}
 
     def with_args(self, **changes: ArgValue) -> Launch:
@@ -139,10 +155,14 @@ class Resolved:
     def on(self, machine: Machine, gpu: Gpu | None = None, regime: Regime = Regime.UNKNOWN) -> Launch:
         """The launch on `machine`; `render` explains gpu and regime."""
         recipe, args, notes = self.recipe, dict(self.args), list(self.notes)
-        _derive_numa(args, self.published, machine, notes)
-        known_gpu = gpu or machine.gpu or _reference(recipe, notes)
-        _guard_memory(args, recipe, self.published, known_gpu, regime, notes)
-        _warn(args, recipe, machine, notes)
+        if recipe.engine == "vllm":  # sizes its own cache, so nothing is derived from the machine
+            _warn_unpinned(args, recipe, notes)
+            notes += [f"warning: {text}" for text in unmet_requirements(recipe, machine)]
+        else:
+            _derive_numa(args, self.published, machine, notes)
+            known_gpu = gpu or machine.gpu or _reference(recipe, notes)
+            _guard_memory(args, recipe, self.published, known_gpu, regime, notes)
+            _warn(args, recipe, machine, notes)
         refused = heed(self.faults(machine, gpu), args, recipe.options.accept_faults, notes)
         notes += [f"override: {text}" for text in self.overrides]
         return Launch(recipe, args, recipe.environment, notes, list(self.overrides), refused)
@@ -160,13 +180,13 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
 
     Raises KimiError for a setting that no recipe has.
     """
-    published, notes = recipe.args, list[str]()
-    typed = {f"args.{name}": value for name, value in parse_arguments(extra).items()}
-    recipe = with_settings(recipe, dict(map(parse_setting, settings)) | typed)
-    args = _assemble(recipe, notes)
+    published, engine, notes = recipe.args, recipe.engine, list[str]()
+    typed = {f"args.{name}": value for name, value in parse_arguments(extra, engine).items()}
+    recipe = with_settings(recipe, dict(parse_setting(text, engine) for text in settings) | typed)
+    args = vllm_serve.assemble(recipe, notes) if engine == "vllm" else _assemble(recipe, notes)
     _improve(args, recipe, notes)
     adapt_steps(args, recipe, notes)
-    return Resolved(recipe, args, published, notes, _overrides(settings, extra))
+    return Resolved(recipe, args, published, notes, _overrides(engine, settings, extra))
 
 
 def render(
@@ -189,6 +209,12 @@ def render(
 
 def _changed(args: Args, changes: Mapping[str, ArgValue]) -> Args:
     return {**args, **{name.replace("_", "-"): value for name, value in changes.items()}}
+
+
+def _sglang_command(args: Mapping[str, ArgValue]) -> list[str]:
+    """SGLang's launcher; on a CPU behind the module that provides the operators SGLang needs there."""
+    on_cpu = ["kimi_w4a8_eagle3.sglang_plugin.run_module"] if args.get("device") == "cpu" else []
+    return [sys.executable, "-m", *on_cpu, "sglang.launch_server", *command_words(args)]
 
 
 def _assemble(recipe: Recipe, notes: list[str]) -> Args:
@@ -217,9 +243,10 @@ def _improve(args: Args, recipe: Recipe, notes: list[str]) -> None:
             notes.append(f"{show(name, improvement.value)} ({was}): {improvement.why}")
 
 
-def _overrides(settings: Sequence[str], extra: Sequence[str]) -> list[str]:
-    shown = [show(key.removeprefix("args."), value) for key, value in map(parse_setting, settings)]
-    return shown + [show(name, value) for name, value in parse_arguments(extra).items()]
+def _overrides(engine: str, settings: Sequence[str], extra: Sequence[str]) -> list[str]:
+    parsed = [parse_setting(text, engine) for text in settings]
+    shown = [show(key.removeprefix("args."), value) for key, value in parsed]
+    return shown + [show(name, value) for name, value in parse_arguments(extra, engine).items()]
 
 
 def _derive_numa(args: Args, published_args: Args, machine: Machine, notes: list[str]) -> None:
@@ -299,7 +326,7 @@ def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> Non
 
 
 def _warn_unpinned(args: Args, recipe: Recipe, notes: list[str]) -> None:
-    served = {*map(str, args.values())}
+    served = {*map(str, args.values()), str(vllm_serve.speculation(args).get("model"))}
     for checkpoint in (recipe.model, recipe.draft):
         # One that the command line replaced is not served.
         if checkpoint is not None and checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:

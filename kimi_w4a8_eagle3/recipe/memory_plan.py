@@ -38,12 +38,17 @@ ACTIVATION_BYTES, ACTIVATION_BYTES_PER_RANK = 1 << 29, 1 << 27
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model's config and the width of its stored weights."""
+    """A model's config and the width of its stored weights.
+
+    bits: the width of single kinds of weights (as `target_weights` and `draft_weights` name them), where it is not
+    `other_bits`.
+    """
 
     name: str
     config: dict[str, Any]
     routed_expert_bits: float
     other_bits: float
+    bits: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def packaged(cls, name: str) -> ModelCard:
@@ -53,7 +58,7 @@ class ModelCard:
         if name not in names:
             raise KimiError(f"unknown model card {name!r}{nearest(name, names)}", expected=", ".join(names))
         table = json.loads((folder / f"{name}.json").read_text())
-        return cls(name, table["config"], table["routed_expert_bits"], table["other_bits"])
+        return cls(name, table["config"], table["routed_expert_bits"], table["other_bits"], table.get("bits", {}))
 
     @classmethod
     def of(cls, path: str, revision: str, name: str) -> ModelCard:
@@ -81,14 +86,16 @@ class ModelCard:
 
 
 def target_weights(card: ModelCard, tp: int) -> dict[str, int]:
-    """Bytes per rank of a MoE model with latent attention, by kind."""
-    text = card.config.get("text_config", card.config)
+    """Bytes per rank of a MoE model with latent (Kimi-K2.5) or grouped-query attention (MiniMax-M2.5), by kind."""
+    text = _moe_names(card.config.get("text_config", card.config))
     try:
         parts = _target_elements(text, tp)
     except KeyError as error:
-        raise KimiError(f"config.json lacks {error}", where=card.name, expected="a MoE model like Kimi-K2.5") from None
+        raise KimiError(
+            f"config.json lacks {error}", where=card.name, expected="a MoE model like Kimi-K2.5 or MiniMax-M2.5"
+        ) from None
     width = card.other_bits / 8
-    weights = {kind: math.ceil(count * width) for kind, count in parts.items()}
+    weights = {kind: math.ceil(count * card.bits.get(kind, card.other_bits) / 8) for kind, count in parts.items()}
     moe_layers = text["num_hidden_layers"] - text["first_k_dense_replace"]
     experts = moe_layers * text["n_routed_experts"]
     inter = math.ceil(text["moe_intermediate_size"] / tp)
@@ -112,7 +119,8 @@ def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
         attention = 2 * hidden * (heads / tp + 2 * kv_heads) * head + heads / tp * head * hidden
     layer = attention + 3 * hidden * (d.intermediate_size or 0) / tp
     lm_head = (d.draft_vocab_size or d.vocab_size) * hidden / tp
-    return {"draft": math.ceil((layer * d.num_hidden_layers + fc + lm_head) * card.other_bits / 8)}
+    layers = layer * d.num_hidden_layers * card.bits.get("draft layer", card.other_bits)
+    return {"draft": math.ceil((layers + (fc + lm_head) * card.other_bits) / 8)}
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,7 @@ class MemoryPlan:
     budget: Budget
     kernels: list[PagedKernel]
     verdict: Verdict
+    engine: str = "sglang"
     working: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -181,23 +190,27 @@ def make_plan(
     if target is None and recipe.model.card is None:
         raise KimiError(f"recipe {recipe.name!r} names no model card", expected="model.card, or a model directory")
     if target is None:
-        path = str(args.get("model-path", recipe.model.repo))
+        path = str(args.get("model-path", args.get("model", recipe.model.repo)))
         target = ModelCard.of(path, recipe.model.revision, str(recipe.model.card))
     if draft is None and recipe.draft is not None and recipe.draft.card is not None:
         path = str(args.get("speculative-draft-model-path", recipe.draft.repo))
         draft = ModelCard.of(path, recipe.draft.revision, recipe.draft.card)
+    args = _names_of_sglang(args)
     tp = int(number(args, "tp-size", 1))
     page_size = int(number(args, "page-size", 1))
     weights = target_weights(target, tp) | (draft_weights(draft, tp) if draft else {})
     target_kv = kv_shape(target.config, tp, _kv_dtype_bytes(args, "kv-cache-dtype"))
     draft_kv = kv_shape(draft.config, tp, _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")) if draft else None
     shapes = [shape for shape in (target_kv, draft_kv) if shape is not None]
-    kernels = paged_kernels(shapes, regime, arch=gpu.arch)
+    # The guard reads the kernels that SGLang takes; those of other engines are not known to it.
+    kernels = paged_kernels(shapes, regime, arch=gpu.arch) if recipe.engine == "sglang" else []
     budget = Budget(gpu.hbm_bytes, sum(weights.values()), sum(shape.bytes_per_token for shape in shapes), page_size)
-    working = _working(args, tp)
+    working = _working(args, tp) if recipe.engine == "sglang" else {}
     most = min(recipe.options.memory_ceiling, int((1 - sum(working.values()) / gpu.hbm_bytes) * 1000) / 1000)
     verdict = decide(budget, kernels, regime, _ceiling(args, most))
-    return MemoryPlan(recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, kernels, verdict, working)
+    return MemoryPlan(
+        recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, kernels, verdict, recipe.engine, working
+    )
 
 
 def _working(args: Mapping[str, ArgValue], tp: int) -> dict[str, int]:
@@ -210,6 +223,12 @@ def _working(args: Mapping[str, ArgValue], tp: int) -> dict[str, int]:
         fixed = ACTIVATION_BYTES + tp * ACTIVATION_BYTES_PER_RANK
         working["activations"] = chunk * ACTIVATION_BYTES_PER_TOKEN + fixed
     return working
+
+
+def _names_of_sglang(args: Mapping[str, ArgValue]) -> Mapping[str, ArgValue]:
+    """vLLM's names for what a plan reads, by SGLang's names."""
+    same = {"tensor-parallel-size": "tp-size", "gpu-memory-utilization": "mem-fraction-static"}
+    return {same.get(name, name): value for name, value in args.items()}
 
 
 def number(args: Mapping[str, ArgValue], name: str, default: float, most: float | None = None) -> float:
@@ -243,9 +262,10 @@ def _target_elements(c: Mapping[str, Any], tp: int) -> dict[str, float]:
     """Elements per rank of everything that is stored in 16 bits."""
     hidden, layers = c["hidden_size"], c["num_hidden_layers"]
     moe_layers = layers - c["first_k_dense_replace"]
+    attention = layers * (_latent_attention(c, tp, hidden) if c.get("kv_lora_rank") else _grouped_attention(c, tp))
     embeddings = c["vocab_size"] * hidden / tp
     return {
-        "attention": layers * (_latent_attention(c, tp, hidden) + 2 * hidden),
+        "attention": attention + layers * 2 * hidden,
         "dense MLP": c["first_k_dense_replace"] * 3 * hidden * c["intermediate_size"] / tp,
         "shared experts": moe_layers * c["n_shared_experts"] * 3 * hidden * c["moe_intermediate_size"] / tp,
         "router": moe_layers * c["n_routed_experts"] * hidden,
@@ -264,6 +284,21 @@ def _latent_attention(c: Mapping[str, Any], tp: int, hidden: int, inputs: int = 
     kv_b = c["kv_lora_rank"] * heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
     out = heads * c["v_head_dim"] * hidden
     return latents + (q + 2 * kv_b + out) / tp
+
+
+def _grouped_attention(c: Mapping[str, Any], tp: int) -> float:
+    """Elements per rank of one layer of grouped-query attention; KV heads are repeated when TP exceeds them."""
+    heads, head = c["num_attention_heads"] / tp, c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    kv_heads = max((c.get("num_key_value_heads") or c["num_attention_heads"]) / tp, 1)
+    return 2 * c["hidden_size"] * (heads + kv_heads) * head
+
+
+def _moe_names(text: Mapping[str, Any]) -> dict[str, Any]:
+    """MiniMax's names for the sizes of a mixture of experts, by DeepSeek's: every layer is one, none is shared."""
+    if "num_local_experts" not in text:
+        return dict(text)
+    same = {"n_routed_experts": text["num_local_experts"], "moe_intermediate_size": text["intermediate_size"]}
+    return {"first_k_dense_replace": 0, "n_shared_experts": 0, **same, **text}
 
 
 def _expert_bits(config: Mapping[str, Any]) -> float:

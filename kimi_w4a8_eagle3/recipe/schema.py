@@ -90,6 +90,8 @@ class Recipe(_Strict):
 
     name: str
     summary: str
+    engine: Literal["sglang", "vllm"]
+    image: str | None = Field(default=None, description="container image that the published figures come from")
     model: Checkpoint
     draft: Checkpoint | None = None
     args: dict[str, ArgValue] = {}

@@ -20,10 +20,10 @@ def adapt_steps(args: Args, recipe: Recipe, notes: list[str]) -> None:
     """
     if recipe.options.speculation == "fixed":
         return
-    if "speculative-algorithm" not in args:
+    if recipe.engine != "sglang" or "speculative-algorithm" not in args:
         raise KimiError(
             f"options.speculation = 'adaptive' does not fit the recipe {recipe.name!r}",
-            expected="a recipe with a draft",
+            expected="a recipe for SGLang with a draft",
         )
     packaged = operator_dir("launch/adaptive") / ("mi325x.json" if recipe.hardware.gpus else "cpu.json")
     table = Path(str(args.setdefault("speculative-adaptive-config", str(packaged))))

@@ -74,9 +74,8 @@ def saved(requests: int, bits: int) -> tuple[float, float]:
     """Bytes that 3 draft steps save with projections of `bits` bits, and what they and the verify step read."""
     shapes, cluster, steps, context = kimi(), Cluster(), 3, 10240 + 256
     draft = ModelCard.packaged("kimi-k2.5-eagle3")
-    deeper = replace(draft, config=draft.config | {"num_hidden_layers": 2})
-    layer = draft_weights(deeper, cluster.tp)["draft"] - draft_weights(draft, cluster.tp)["draft"]
-    less = steps * layer * (1 - bits / draft.other_bits)
+    narrow = replace(draft, bits={"draft layer": bits})
+    less = steps * (draft_weights(draft, cluster.tp)["draft"] - draft_weights(narrow, cluster.tp)["draft"])
     whole = decode_bytes(requests, steps + 1, context, PRECISIONS["w4a8"], cluster, shapes)
     return less, whole + steps * draft_bytes(requests, context, cluster, shapes)
 

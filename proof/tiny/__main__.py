@@ -39,12 +39,12 @@ def build(
 def mla_draft(
     folder: Path = typer.Option(Path("runs/tiny/mla-draft"), "--to", help="Where the new draft goes."),
     first: Path | None = typer.Option(None, "--from", help="Start from this MLA draft instead of from nothing."),
-    dialogues: int = typer.Option(1000, "--dialogues", min=24, help="Replies of the target to train on."),
-    epochs: int = typer.Option(4, "--epochs", min=1, help="Passes over them."),
+    dialogues: int = typer.Option(4000, "--dialogues", min=12, help="Conversations to train on."),
+    epochs: int = typer.Option(3, "--epochs", min=1, help="Passes over them."),
     problems: int = typer.Option(100, "--problems", min=1, help="Number of held-out problems, in every form."),
     seed: int = typer.Option(30360, "--seed"),
 ) -> None:
-    """Train a draft with latent attention for the package's target as it is. The package itself has none yet.
+    """Train a draft with latent attention for the package's target as it is.
 
     Exit status 1 when a check fails; the draft is there all the same, to be trained on with --from.
     """

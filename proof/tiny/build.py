@@ -35,7 +35,7 @@ from .evaluate import Evaluation, evaluate
 from .generate import converse
 from .tokenizer import load_tokenizer, train_tokenizer
 from .tower import TowerTraining, train_tower
-from .train_draft import DraftTraining, draft_steps, on_policy, train_draft
+from .train_draft import DraftTraining, conversations, draft_steps, train_draft
 from .train_target import TargetTraining, train_target
 
 CORPUS_DOCUMENTS, CORPUS_SEED = 20_000, 0
@@ -69,10 +69,8 @@ def build(
         _quantize(new)
 
     served = load_target(new / TARGET)
-    with _clock(seconds, "replies"), _counter(progress, "target's replies", draft_training.dialogues) as advance:
-        dialogues = on_policy(served, tokenizer, draft_training.dialogues, draft_training.seed, advance)
     with _clock(seconds, "draft"), _stage(progress, "train the draft", draft_steps(draft_training)) as show:
-        draft = train_draft(served, dialogues, draft_training, show)
+        draft = train_draft(served, conversations(tokenizer, draft_training), draft_training, show)
     save_draft(draft, config, DraftConfig(), new / DRAFT)
 
     with _clock(seconds, "evaluate"), _counter(progress, "held-out problems", 8 * EVALUATED_PROBLEMS) as advance:
@@ -114,10 +112,8 @@ def train_mla_draft(
     """
     target, tokenizer = load_target(tiny.target_path()), load_tokenizer(tiny.target_path())
     begin = load_draft(first, target) if first else None
-    with _counter(progress, "target's replies", training.dialogues) as advance:
-        dialogues = on_policy(target, tokenizer, training.dialogues, training.seed, advance)
     with _stage(progress, "train the MLA draft", draft_steps(training)) as show:
-        draft = train_draft(target, dialogues, training, show, MlaDraftConfig(), begin)
+        draft = train_draft(target, conversations(tokenizer, training), training, show, MlaDraftConfig(), begin)
     save_draft(draft, target.config, MlaDraftConfig(), folder)
     found = {}
     with _counter(progress, "held-out problems", len(FORMS) * n) as advance:

@@ -117,11 +117,9 @@ def load_target(folder: Path, config: TargetConfig | None = None) -> Target:
 
 
 def save_draft(model: Draft, target: TargetConfig, config: DraftConfig | MlaDraftConfig, folder: Path) -> None:
-    """Write a BF16 draft; nothing that the server hands it of the target: the embedding, and an MLA draft's lm_head."""
+    """Write a BF16 draft, without the embedding: the server hands it the target's."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: weight.bfloat16().contiguous() for name, weight in model.named_parameters() if weight.requires_grad
-    }
+    tensors = {name: weight.bfloat16().contiguous() for name, weight in model.state_dict().items()}
     _save_tensors(tensors, folder / "model.safetensors")
     _write_json(folder / "config.json", draft_config_json(target, config))
 
@@ -129,11 +127,9 @@ def save_draft(model: Draft, target: TargetConfig, config: DraftConfig | MlaDraf
 def load_draft(folder: Path, target: Target) -> Draft:
     """Read a draft of either kind back, BF16, in evaluation mode."""
     tensors = load_file(folder / "model.safetensors")
-    shared = "lm_head.weight" not in tensors
-    model = Draft(target.config, MlaDraftConfig() if shared else DraftConfig()).bfloat16()
-    if shared:
-        model.share_head(target.lm_head.weight)
-    model.load_state_dict({"lm_head.weight": target.lm_head.weight, **tensors})
+    mla = any("kv_b_proj" in name for name in tensors)
+    model = Draft(target.config, MlaDraftConfig() if mla else DraftConfig()).bfloat16()
+    model.load_state_dict(tensors)
     return model.eval()
 
 

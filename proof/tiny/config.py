@@ -89,7 +89,7 @@ class DraftConfig:
 
 @dataclass(frozen=True)
 class MlaDraftConfig:
-    """One layer with the target's own attention; it guesses with the target's lm_head."""
+    """One layer with the target's own attention."""
 
     inter: int = 256
     captured: tuple[int, ...] = (2, 3, 4)
@@ -207,12 +207,13 @@ def generation_config_json() -> dict[str, Any]:
 
 
 def draft_config_json(target: TargetConfig, draft: DraftConfig | MlaDraftConfig) -> dict[str, Any]:
-    """config.json of an EAGLE3 draft. It takes the target's embedding when served, and an MLA draft its lm_head."""
+    """config.json of an EAGLE3 draft. Its lm_head is its own, its embedding the target's."""
     own = _mla_draft_json(target) if isinstance(draft, MlaDraftConfig) else _mha_draft_json(target, draft)
     return {
         **own,
         "dtype": "bfloat16",
         "vocab_size": target.vocab,
+        "draft_vocab_size": target.vocab,
         "hidden_size": target.hidden,
         "target_hidden_size": target.hidden,
         "num_hidden_layers": 1,
@@ -238,7 +239,6 @@ def _mha_draft_json(target: TargetConfig, draft: DraftConfig) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "draft_vocab_size": target.vocab,
         "num_attention_heads": draft.heads,
         "num_key_value_heads": draft.kv_heads,
         "head_dim": draft.head_dim,

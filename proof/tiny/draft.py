@@ -106,7 +106,7 @@ class DraftLayer(nn.Module):
 
 
 class Draft(nn.Module):
-    """EAGLE3 draft; the embedding is the target's and is handed in. lm_head: its own, or the target's as well (MLA)."""
+    """EAGLE3 draft with its own lm_head; the embedding is the target's and is handed in."""
 
     def __init__(self, target: TargetConfig, config: DraftConfig | MlaDraftConfig) -> None:
         super().__init__()
@@ -134,10 +134,6 @@ class Draft(nn.Module):
             hidden = self.midlayer(shifted, hidden[:, :length], torch.arange(k, k + length), past)
             out.append(hidden)
         return out
-
-    def share_head(self, head: Tensor) -> None:
-        """Guess with the target's lm_head, as SGLang does for a draft whose config has no `draft_vocab_size`."""
-        self.lm_head.weight = nn.Parameter(head.detach(), requires_grad=False)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., vocab]."""

@@ -1,6 +1,7 @@
-"""Train the EAGLE3 draft on the served target's own greedy replies, with the training-time test.
+"""Train an EAGLE3 draft on conversations and the served target's states in them, with the training-time test.
 
-The replies and the captured states come from the W4A8 target, because that is what the draft meets when served.
+The states are the W4A8 target's, because those are what the draft meets when served. The turns are the right ones: the
+target has learned to write just these, so that its own greedy replies would differ in one token of a thousand.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kimi_w4a8_eagle3.tiny.problems import problem_stream
 from .config import DraftConfig, MlaDraftConfig
 from .dialogues import drawn
 from .draft import Draft
-from .generate import Exchange, greedy, pad_right
+from .generate import pad_right
 from .model import Target, initialise
 from .optim import optimizers, schedule, set_learning_rate
 
@@ -28,17 +29,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-_PROMPT_TOKENS = 40_000  # of the prompts that are answered at once
-
-
 @dataclass(frozen=True)
 class DraftTraining:
     """How the draft is trained. `unroll` draft steps are trained at once, as many as are served."""
 
     seed: int = 30360
-    dialogues: int = 2000
+    dialogues: int = 4000
+    longest: int = 640  # tokens of a conversation
     epochs: int = 3
-    batch: int = 24
+    batch: int = 12
     unroll: int = 3
     step_weight: float = 0.8  # step k counts step_weight ** k in the loss
     lr: float = 1.6e-2
@@ -46,23 +45,27 @@ class DraftTraining:
     decay: float = 0.5
 
 
-def on_policy(
-    target: Target, tokenizer: Tokenizer, n: int, seed: int, advance: Callable[[int], None] = lambda n: None
-) -> list[Exchange]:
-    """The target's own greedy replies in `n` training dialogues, one turn of each."""
-    rng, stream = random.Random(seed), problem_stream("train", seed)
-    prompts = []
-    for _ in range(n):
-        dialogue = drawn(stream, rng)
-        prompts.append(tokenizer.encode(dialogue.prompt(rng.choice(dialogue.turns()))).ids)
-    prompts.sort(key=len)
-    out: list[Exchange] = []
-    while prompts:
-        part = prompts[-max(1, _PROMPT_TOKENS // len(prompts[-1])) :]  # few of the longest, many of the shortest
-        del prompts[-len(part) :]
-        out += [Exchange(p + r, len(p)) for p, r in zip(part, greedy(target, part), strict=True)]
-        advance(len(part))
-    return out
+@dataclass(frozen=True)
+class Row:
+    """A whole conversation: token ids, and which of them a draft guesses (a turn's first comes with its prompt)."""
+
+    tokens: list[int]
+    guessed: list[bool]
+
+
+def conversations(tokenizer: Tokenizer, settings: DraftTraining) -> list[Row]:
+    """Fresh training conversations with the right turns, those that are not too long."""
+    rng, stream = random.Random(settings.seed), problem_stream("train", settings.seed)
+    rows: list[Row] = []
+    while len(rows) < settings.dialogues:
+        row = Row([], [])
+        for part in drawn(stream, rng).parts():
+            given, written = (tokenizer.encode(text).ids for text in part)
+            row.tokens.extend(given + written)
+            row.guessed.extend([False] * (len(given) + 1) + [True] * (len(written) - 1))
+        if len(row.tokens) <= settings.longest:
+            rows.append(row)
+    return rows
 
 
 @torch.no_grad()
@@ -74,13 +77,13 @@ def captured_states(target: Target, tokens: Tensor, layers: Sequence[int]) -> Te
 
 def train_draft(
     target: Target,
-    dialogues: Sequence[Exchange],
+    rows: Sequence[Row],
     settings: DraftTraining,
     report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
     config: DraftConfig | MlaDraftConfig | None = None,
     first: Draft | None = None,
 ) -> Draft:
-    """Train an MHA draft, or one of `config`, from nothing or from `first`, for `epochs` passes over `dialogues`.
+    """Train an MHA draft, or one of `config`, from nothing or from `first`, for `epochs` passes over `rows`.
 
     Calls `report(step, {loss, first, last})` after each step.
     """
@@ -90,15 +93,14 @@ def train_draft(
     initialise(draft, settings.seed)
     if first is not None:
         draft.load_state_dict(first.state_dict())
-    if isinstance(config, MlaDraftConfig):
-        draft.share_head(target.lm_head.weight.float())
     opts = optimizers(draft, settings.lr, weight_decay=0.0)
     embedding = target.embed_tokens.weight.detach()
     total = draft_steps(settings)
     draft.train()
-    known: dict[int, Tensor] = {}  # captured states of each dialogue, after the first pass
-    for step, chosen in enumerate(_batches(dialogues, settings)):
-        tokens, in_reply = _rows(chosen)
+    known: dict[int, Tensor] = {}  # captured states of each row, after the first pass
+    for step, chosen in enumerate(_batches(rows, settings)):
+        tokens = pad_right([row.tokens for row in chosen])
+        to_guess = pad_right([row.guessed for row in chosen]).bool()
         if not all(id(each) in known for each in chosen):
             states = captured_states(target, tokens, config.captured)
             known |= {id(each): row[: len(each.tokens)].clone() for each, row in zip(chosen, states, strict=True)}
@@ -106,7 +108,7 @@ def train_draft(
         losses = []
         with torch.autocast("cpu", torch.bfloat16):
             for k, hidden in enumerate(draft(tokens, captured, embedding, settings.unroll)):
-                guessed, wanted = in_reply[:, k + 2 :], tokens[:, k + 2 :]
+                guessed, wanted = to_guess[:, k + 2 :], tokens[:, k + 2 :]
                 losses.append(F.cross_entropy(draft.logits(hidden[guessed]).float(), wanted[guessed]))
         loss = torch.stack([settings.step_weight**k * value for k, value in enumerate(losses)]).sum()
         set_learning_rate(opts, schedule(step, total, settings.lr, settings.warmup, settings.decay))
@@ -123,20 +125,11 @@ def draft_steps(settings: DraftTraining) -> int:
     return settings.epochs * (settings.dialogues // settings.batch)
 
 
-def _rows(dialogues: Sequence[Exchange]) -> tuple[Tensor, Tensor]:
-    """Tokens [B, T], and which of them a draft has to guess: the reply's, except its first, bool [B, T]."""
-    tokens = pad_right([d.tokens for d in dialogues])
-    columns = torch.arange(tokens.shape[1])
-    first = torch.tensor([d.prompt + 1 for d in dialogues]).unsqueeze(1)
-    end = torch.tensor([len(d.tokens) for d in dialogues]).unsqueeze(1)
-    return tokens, (columns >= first) & (columns < end)
-
-
-def _batches(dialogues: Sequence[Exchange], settings: DraftTraining) -> Iterator[Sequence[Exchange]]:
+def _batches(rows: Sequence[Row], settings: DraftTraining) -> Iterator[Sequence[Row]]:
     """Rows of a length together, because some are ten times as long as others; such batches in any order."""
     rng = random.Random(settings.seed)
     for _ in range(settings.epochs):
-        drawn = sorted(rng.sample(dialogues, len(dialogues)), key=lambda each: len(each.tokens))
+        drawn = sorted(rng.sample(rows, len(rows)), key=lambda each: len(each.tokens))
         begins = range(0, len(drawn) - settings.batch + 1, settings.batch)
         for begin in rng.sample(begins, len(begins)):
             yield drawn[begin : begin + settings.batch]

@@ -97,7 +97,7 @@ def test_the_page_has_every_row_and_the_bundle_everything(tmp_path: Path) -> Non
     page = write_page(here, Journal(identity={"sglang": "1.2"}, outcomes=outcomes), folder).read_text()
     for claim in CLAIMS:
         assert claim.left_open.replace("'", "&#39;").replace("`", "") in page
-    for text in ("proved", "failed", "not run", "27.41", "&lt;b&gt;a GPU", "needs a second node", "sglang 1.2"):
+    for text in ("proved", "failed", "not run", "27.41", "&lt;b&gt;a GPU", "needs eight MI355X", "sglang 1.2"):
         assert text in page, text
     assert "<b>a GPU" not in page and "http" not in page
     with tarfile.open(write_bundle(folder)) as archive:

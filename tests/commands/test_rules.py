@@ -81,6 +81,7 @@ def test_a_table_can_be_had_as_json(name: str) -> None:
         ["serve", "tiny", "--recipe", "tiny"],
         ["serve", "no-such-recipe", "--dry-run"],
         ["serve", "tiny", "--dry-run", "--set", "port"],
+        ["serve", "tiny", "--dry-run", "--docker"],
         ["serve", "tiny", "--dry-run", "--set", "optons.sampling=target"],
         ["plan", "tiny"],
         ["plan", "eagle3", "--gpu", "mi99"],

@@ -25,7 +25,7 @@ QUANTIZED = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}  # all but fc an
 @pytest.fixture(scope="module")
 def fp8(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     folder = tmp_path_factory.mktemp("fp8")
-    draft = quantized("fp8-draft", tiny.draft_path(), folder / "draft")
+    draft = quantized("fp8-draft", tiny.draft_path(), folder / "draft", "--vllm-exclude")
     yield from started(tiny_launch(settings=(f"draft.repo={draft}", CACHE)), folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -40,6 +41,7 @@ class Engine:
     generating: bool = False  # each scrape finds more tokens
     healthy: bool = True
     metrics: bool = True
+    vllm: bool = False  # no /health_generate: a completion is asked for instead
     asked: list[str] = field(default_factory=list)
     port: int = 0
 
@@ -53,9 +55,20 @@ def engine() -> Iterator[Engine]:
     state = Engine()
 
     class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            state.asked.append(self.path)
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            generates = state.healthy and body["model"] == "some-model" and body["max_tokens"] == 1
+            self.answer(200 if generates and self.path == "/v1/completions" else 503, b"{}")
+
         def do_GET(self) -> None:
             state.asked.append(self.path)
             status, body = 404, b""
+            if state.vllm:
+                if self.path == "/v1/models":
+                    status, body = 200, b'{"data": [{"id": "some-model"}]}'
+                self.answer(status, body)
+                return
             if self.path == "/metrics" and state.metrics:
                 state.decode += 5 if state.generating else 0
                 status, body = 200, METRICS.format(decode=state.decode).encode()
@@ -87,6 +100,21 @@ def engine() -> Iterator[Engine]:
 def test_metrics_of_all_ranks_and_modes_are_summed() -> None:
     assert Sample.parse(METRICS.format(decode=7.0)) == Sample(tokens=107.0, running=2.0, queued=1.0)
     assert Sample.parse("") == Sample(0.0, 0.0, 0.0)
+
+
+def test_vllms_metrics_are_read_too() -> None:
+    text = 'vllm:generation_tokens_total{engine="0"} 9\nvllm:num_requests_running{engine="0"} 3\n'
+    assert Sample.parse(text + "vllm:prompt_tokens_total 1\nvllm:num_requests_waiting 4\n") == Sample(10, 3, 4)
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_an_idle_vllm_is_asked_for_a_token(engine: Engine, healthy: bool, caplog: pytest.LogCaptureFixture) -> None:
+    engine.vllm, engine.healthy = True, healthy
+    stalled = threading.Event()
+    with Watchdog(engine.url, 0.6, stalled.set, poll_s=0.05):
+        assert stalled.wait(2.0) != healthy
+    assert "/v1/completions" in engine.asked
+    assert ("/metrics did not answer" in caplog.text) != healthy
 
 
 def test_progress_is_a_counter_that_moved() -> None:

@@ -88,6 +88,32 @@ def test_noninferiority_rarely_accepts_a_loss_of_exactly_the_margin():
     assert 0.02 < passed < 0.065
 
 
+@pytest.mark.parametrize(("n", "discordance", "margin"), [(40, 0.1, 0.1), (60, 0.2, 0.05), (90, 0.02, 0.05)])
+def test_power_adds_up_the_chances_of_all_outcomes_that_pass(n, discordance, margin):
+    critical = scipy.stats.norm.ppf(0.95)
+    outcomes = [(new, base) for new in range(n + 1) for base in range(n + 1 - new)]
+    shares = [discordance / 2, discordance / 2, 1 - discordance]
+    chance = scipy.stats.multinomial(n, shares).pmf([(new, base, n - new - base) for new, base in outcomes])
+    passes = [significance.paired_z(new, base, n, -margin) >= critical for new, base in outcomes]
+    assert significance.noninferiority_power(n, discordance, margin) == pytest.approx(chance @ passes, abs=1e-8)
+
+
+def test_a_statistic_on_the_critical_value_is_a_proof():
+    """With alpha 0.5 the critical value is 0, which the statistic meets exactly where b - c = -2: 2 % of 100."""
+    n, discordance = 100, 0.06
+    counts = np.arange(n + 1)
+    reached = scipy.stats.binom.sf(np.ceil((counts - 2) / 2) - 1, counts, 0.5)
+    expected = float(scipy.stats.binom.pmf(counts, n, discordance) @ reached)
+    assert significance.noninferiority_power(n, discordance, 0.02, alpha=0.5) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("discordance", "margin"), [(0.03, 0.01), (1 / 301, 0.02), (0.2, 0.01), (0.02, 0.001)])
+def test_the_problems_needed_give_the_power_asked_for(discordance, margin):
+    needed = significance.problems_needed(discordance, margin)
+    few, enough = (significance.noninferiority_power(n, discordance, margin) for n in (needed - 1, needed))
+    assert few < 0.8 <= enough
+
+
 def test_two_shares():
     table = [[1240, 79], [1200, 119]]
     chi2 = scipy.stats.chi2_contingency(table, correction=False)

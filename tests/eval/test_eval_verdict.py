@@ -72,6 +72,7 @@ def test_equal_runs_are_not_inferior_on_the_full_set_and_inconclusive_on_forty_p
     assert full.state == "pass" and full.differing == []
     few = judge(run(n=40), baseline=run(n=40))
     assert few.state == "inconclusive" and few.exit_code == 5
+    assert few.paired[0].needed > 40 and few.paired[0].power < 0.8
 
 
 def test_a_worse_run_fails_and_lists_what_only_the_baseline_solves():
@@ -86,13 +87,16 @@ def test_a_worse_run_fails_and_lists_what_only_the_baseline_solves():
     assert listed[5].solved_by == dict.fromkeys(METRICS, "baseline") and listed[5].question == "question 5"
 
 
-def test_each_metric_is_compared_on_its_own():
+def test_each_metric_is_compared_on_its_own_and_its_power_is_of_what_was_seen():
     new, base = run(wrong={7, 8}, p9={"strict": False}), run(wrong={0, 1, 2}, p3={"strict": False})
     loose, strict = judge(new, baseline=base).paired
     assert (loose.only_new, loose.only_base, loose.both, loose.neither) == (3, 2, N - 5, 0)
     assert (strict.only_new, strict.only_base, strict.both, strict.neither) == (4, 3, N - 7, 0)
     for paired in (loose, strict):
         assert paired.difference.value == pytest.approx(1 / N)
+        seen = (paired.only_new + paired.only_base + 1) / (N + 1)
+        assert paired.power == significance.noninferiority_power(N, seen, 0.01)
+        assert paired.needed == significance.problems_needed(seen, 0.01)
 
 
 def test_a_better_run_passes_and_the_worse_of_two_metrics_decides():
@@ -156,7 +160,7 @@ def test_what_was_compared_is_not_called_a_mere_measurement():
 )
 def test_the_ends_of_the_interval_decide(low, high, state):
     interval = significance.Interval(-0.001, low, high)
-    assert Paired(METRICS[0], 9, 0, 0, 0, 0, interval, 1.0, 0.01).state == state
+    assert Paired(METRICS[0], 9, 0, 0, 0, 0, interval, 1.0, 0.01, 0.5, 9).state == state
 
 
 def test_a_p_of_exactly_the_level_is_noise():

@@ -1,5 +1,7 @@
 """Which GPUs, port and host each replica of one machine gets, and what cannot be placed."""
 
+from dataclasses import replace
+
 import pytest
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -53,3 +55,8 @@ def test_only_the_router_has_business_with_a_replica():
 def test_more_replicas_than_gpus_are_refused(count, gpus):
     with pytest.raises(KimiError, match=f"{count} replicas of 8 GPUs need {8 * count}, this machine has {gpus}"):
         place("eagle3-opt", count, Machine(GPUS[:gpus]))
+
+
+def test_an_engine_without_the_router_is_refused():
+    with pytest.raises(KimiError, match="serves with vllm"):
+        place("mi355x-kimi-mxfp4-eagle3-bf16", 2, Machine(tuple(replace(gpu, arch="gfx950") for gpu in GPUS)))

@@ -17,7 +17,7 @@ def test_the_table_covers_every_variable_of_the_recipes() -> None:
     large = [name for name in recipe_names() if name != "tiny"]  # which sets switches of the CPU engine and of torch
     used = {name for recipe in large for name in load_recipe(recipe).environment}
     assert used <= set(BY_NAME)
-    assert len(used) == 21
+    assert len(used) == 25
 
 
 def test_names_are_unique_and_rows_complete() -> None:
@@ -30,7 +30,7 @@ def test_names_are_unique_and_rows_complete() -> None:
 
 def test_nothing_set_gives_the_defaults() -> None:
     gates = read_gates({"PATH": "/bin"})
-    assert (gates.moe_backend, gates.check_model_name, gates.page_guard) == ("auto", False, "auto")
+    assert (gates.moe_backend, gates.page_guard) == ("auto", "auto")
     assert gates.page_guard_int_max == 2**31 - 1
     assert gates.get("KIMI_MOE_BACKEND") is None
 
@@ -39,9 +39,8 @@ def test_values_are_typed() -> None:
     gates = read_gates(load_recipe("eagle3-opt").environment)
     assert gates.get("FLYDSL_MOE_STAGE1_SCHED") is False and gates.get("AITER_FLYDSL_STAGE2_TILE_K") == 256
     own = {"KIMI_MOE_BACKEND": "triton", "KIMI_PAGE_GUARD": "off", "KIMI_PAGE_GUARD_INT_MAX": "7"}
-    gates = read_gates({**own, "KIMI_CHECK_MODEL_NAME": "1"})
+    gates = read_gates(own)
     assert (gates.moe_backend, gates.page_guard, gates.page_guard_int_max) == ("triton", "off", 7)
-    assert gates.check_model_name is True
 
 
 @pytest.mark.parametrize("text", [*TRUE, *FALSE])

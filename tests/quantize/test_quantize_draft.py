@@ -1,17 +1,23 @@
-"""FP8 drafts: the card's dtype table, Quark's configuration."""
+"""FP8 drafts: the card's dtype table, Quark's configuration, the exclude list that vLLM needs."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from support.quantizing import quantize, quantized
 
 from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.quark.exclude import fix_exclude
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
+
+VLLM = ["re:.*fc.*", "re:.*lm_head.*"]
 
 
 def exclude_of(directory: Path) -> list[str]:
@@ -56,9 +62,51 @@ def test_weights_are_scaled_by_row(card_draft: Path, fp8: Path) -> None:
 
 
 def test_the_built_in_draft(tmp_path: Path) -> None:
-    result = quantize("fp8-draft", tiny.draft_path(), tmp_path / "fp8")
+    result = quantize("fp8-draft", tiny.draft_path(), tmp_path / "fp8", "--vllm-exclude")
     assert result.exit_code == 0, result.exception
-    assert exclude_of(tmp_path / "fp8") == ["fc", "lm_head"]
+    assert exclude_of(tmp_path / "fp8") == VLLM
+
+
+@pytest.fixture
+def copy(fp8: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(fp8, tmp_path / "copy"))
+
+
+def test_fix_exclude_rewrites_once_and_touches_nothing_else(copy: Path) -> None:
+    before = json.loads((copy / "config.json").read_text())
+    first, text = quantize("fix-exclude", copy), (copy / "config.json").read_text()
+    second = quantize("fix-exclude", copy)
+    assert "rewritten" in first.stdout and "already" in second.stdout
+    assert (copy / "config.json").read_text() == text and exclude_of(copy) == VLLM
+    after = json.loads(text)
+    before["quantization_config"]["exclude"] = after["quantization_config"]["exclude"] = None
+    assert after == before
+    assert sorted(f.name for f in copy.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_fix_exclude_keeps_other_entries(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"]["exclude"] = ["model.fc", "re:.*lm_head.*", "lm_head", "midlayer.self_attn.o_proj"]
+    (copy / "config.json").write_text(json.dumps(config))
+    assert fix_exclude(copy)
+    assert exclude_of(copy) == [*VLLM, "midlayer.self_attn.o_proj"]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        (None, "was not quantized by AMD Quark"),
+        ({"quant_method": "fp8"}, "was not quantized by AMD Quark"),
+        ({"quant_method": "quark", "exclude": ["lm_head"]}, "does not name fc"),
+    ],
+)
+def test_fix_exclude_refuses_what_is_no_fp8_draft(copy: Path, quantization: object, message: str) -> None:
+    config = json.loads((copy / "config.json").read_text()) | {"quantization_config": quantization}
+    (copy / "config.json").write_text(json.dumps(config))
+    text = (copy / "config.json").read_text()
+    with pytest.raises(KimiError, match=message):
+        fix_exclude(copy)
+    assert (copy / "config.json").read_text() == text
 
 
 def test_the_built_in_draft_twice_gives_the_same_bytes(fp8: Path, card_draft: Path, tmp_path: Path) -> None:

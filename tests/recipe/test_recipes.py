@@ -20,6 +20,13 @@ NO_GPU = Machine()
 NUMA = [0, 0, 1, 1, 2, 2, 3, 3]
 MI325X = Machine(tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", node, 256 * GIB) for i, node in enumerate(NUMA)))
 SERVED = ["agent", "eagle3", "eagle3-mi300x", "eagle3-mla", "eagle3-opt", "w4a16", "w4a8"]
+VLLM = [
+    "mi355x-kimi-mxfp4",
+    "mi355x-kimi-mxfp4-eagle3-bf16",
+    "mi355x-kimi-mxfp4-eagle3-fp8",
+    "mi355x-minimax-m2.5",
+    "mi355x-minimax-m2.5-eagle3-bf16",
+]
 
 
 def write(folder: Path, text: str, name: str = "mine") -> Path:
@@ -33,10 +40,10 @@ def value_of(argv: list[str], name: str) -> str:
 
 
 def test_all_recipes_of_the_issue_are_there() -> None:
-    assert recipe_names() == sorted([*SERVED, "tiny"])
+    assert recipe_names() == sorted([*SERVED, *VLLM, "tiny"])
 
 
-@pytest.mark.parametrize("name", [*SERVED, "tiny"])
+@pytest.mark.parametrize("name", [*SERVED, *VLLM, "tiny"])
 def test_a_packaged_recipe_is_valid_and_its_gates_too(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name and recipe.summary
@@ -74,6 +81,7 @@ def test_published_figures_are_not_inherited() -> None:
         ("[hardware]\ngpus = -1", "hardware.gpus"),
         ("[env]\nX = true", "env.X"),
         ("[improve.port]\nvalue = 1\nwhy = ''", "improve.port.why"),
+        ("engine = 'vlm'", "engine"),
         ("summary = ", "not valid TOML"),
     ],
 )
@@ -88,7 +96,7 @@ def test_a_mistake_is_one_sentence_with_the_file(tmp_path: Path, text: str, mess
 
 def test_a_recipe_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="the key 'model' is missing"):
-        load_recipe(write(tmp_path, 'summary = "s"'))
+        load_recipe(write(tmp_path, 'summary = "s"\nengine = "sglang"'))
 
 
 def test_an_unknown_recipe_names_the_nearest() -> None:
@@ -140,6 +148,7 @@ def test_other_spellings_of_an_argument_replace_it() -> None:
         (["port"], "cannot read the setting 'port'"),
         (["options.samplin=x"], "unknown key 'options.samplin'; did you mean 'sampling'?"),
         (["hardwar.gpus=1"], "unknown key 'hardwar'; did you mean 'hardware'?"),
+        (["engine.x=1"], "engine"),
     ],
 )
 def test_a_wrong_setting_is_refused(settings: list[str], message: str) -> None:
@@ -311,6 +320,7 @@ def test_adaptive_steps_come_with_a_table_that_fits_the_recipe(tmp_path: Path) -
     ("recipe", "settings", "table", "message"),
     [
         ("w4a8", [], None, "does not fit the recipe 'w4a8'"),
+        ("mi355x-kimi-mxfp4-eagle3-bf16", [], None, "does not fit the recipe"),
         ("eagle3", ["speculative-num-steps=2"], None, "up to 3 draft steps, the recipe to 2"),
         ("eagle3", [], '{"1": {"candidate_steps": [3, 7]}}', "up to 7 draft steps, the recipe to 3"),
         ("agent", [], '{"1": {"candidate_steps": [0, 3]}}', "0 draft steps cannot be sampled"),

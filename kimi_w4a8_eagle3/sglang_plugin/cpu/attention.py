@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import torch
 
-from .batch_invariant import padded
+from .batch_invariant import batched_rows, padded
 
 # Upper bound on the elements of a block of scores [requests, heads, queries, keys] with more than one request
 # (float32: 2 MB).
@@ -139,9 +139,10 @@ def _attend(
         # An MLA value is a view that begins where its key begins.
         v = k[..., : v_cache.shape[-1]] if v_cache.data_ptr() == k_cache.data_ptr() else _gather(v_cache, slots)
         v = torch.nn.functional.pad(v, (0, 1), value=1.0)  # the last column adds up the weights
-        for step in torch.arange(count).split(_QUERIES):
+        for at in range(0, count, _QUERIES):
+            step = torch.arange(at, min(at + _QUERIES, count))
+            keys = _blocks(most - count + at + len(step)) * _BLOCK
             token = (start + step).flatten()
-            keys = _blocks(most - count + int(step[-1]) + 1) * _BLOCK
             asked = q.index_select(0, token).view(len(bucket), len(step), *q.shape[1:])
             out = _masked(asked, k[:, :keys], v[:, :keys], end - count + step, scale)
             output[token] = out.flatten(0, 1).to(output.dtype)
@@ -157,10 +158,10 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.T
     rows = m * heads // groups
     # One product per key head: its query heads share the keys.
     q = q.float().view(batch, m, groups, -1, dim).transpose(1, 2).reshape(batch * groups, rows, dim)
-    scores = torch.baddbmm(q.new_empty(1, 1, 1), padded(q * scale), k.transpose(1, 2), beta=0)
+    scores = torch.baddbmm(q.new_empty(1, 1, 1), padded(q * scale, batched_rows()), k.transpose(1, 2), beta=0)[:, :rows]
     unseen = torch.arange(length) > position.view(batch, 1, m, 1, 1)
-    scores[:, :rows].view(batch, groups, m, -1, length).masked_fill_(unseen, float("-inf"))
-    weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    scores.view(batch, groups, m, -1, length).masked_fill_(unseen, float("-inf"))
+    weights = padded(scores.sub_(scores.amax(-1, keepdim=True)).exp_(), batched_rows())
     out = weights.new_zeros(*weights.shape[:2], v.shape[-1])
     for block in range(0, length, _BLOCK):
         out.baddbmm_(weights[..., block : block + _BLOCK], v[:, block : block + _BLOCK])

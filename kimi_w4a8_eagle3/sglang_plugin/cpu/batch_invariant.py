@@ -72,6 +72,23 @@ def bf16_keeps_order() -> bool:
     return all(torch.equal(unreplaced(x[:n], w), whole[:n]) for n in (1, 2, 4, 8, 17))
 
 
+@cache
+def batched_rows() -> int:
+    """From how many rows on, `ROWS` at most, a batched float32 product keeps its order on this CPU.
+
+    For attention, which has few rows a request: a decode step of the built-in model has 4, and its draft's 2.
+    """
+    seed = torch.Generator().manual_seed(0)
+    needed = 1
+    for k, n in ((48, 256), (64, 65)):  # the built-in model's scores, and its sums over a block of keys
+        x, w = torch.randn(2, 3 * ROWS, k, generator=seed), torch.randn(2, k, n, generator=seed)
+        x, w = torch.cat([x, -x], -1), torch.cat([w, w], 1)
+        whole = unreplaced(x, w)
+        alike = [torch.equal(unreplaced(x[:, :rows], w), whole[:, :rows]) for rows in range(1, ROWS)]
+        needed = max([needed, *(rows + 1 for rows, same in enumerate(alike, 1) if not same)])
+    return needed
+
+
 def unreplaced(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The product by torch's own kernel: `mm.out` and `baddbmm` keep theirs. beta=0 never reads its first argument."""
     if a.dim() == 2:
