@@ -133,6 +133,13 @@ TABLE: tuple[Gate, ...] = (
         "largest page offset that counts as safe; smaller only to try the guard out",
         minimum=1,
     ),
+    Gate(
+        "KIMI_CHECK_MODEL_NAME",
+        "bool",
+        False,
+        PACKAGE,
+        "answer 404 to requests for a model that the server does not serve; SGLang answers any name",
+    ),
     Gate("AITER_USE_FLYDSL_MOE", "bool", True, SEED_AITER, "MoE through FlyDSL kernels", backends=(), always=True),
     Gate("AITER_USE_FLYDSL_MOE_STAGE1", "bool", True, SEED_AITER, "the same for gate/up", backends=(), always=True),
     Gate("AITER_USE_FLYDSL_MOE_STAGE2", "bool", True, SEED_AITER, "the same for down", backends=(), always=True),
@@ -288,6 +295,7 @@ class Gates:
     """The gates of one environment, checked and typed: `get` for a backend's, fields for this package's own."""
 
     moe_backend: str
+    check_model_name: bool
     page_guard: str
     page_guard_int_max: int
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -309,6 +317,7 @@ def read_gates(environ: Mapping[str, str]) -> Gates:
 
     return Gates(
         moe_backend=value("KIMI_MOE_BACKEND"),
+        check_model_name=value("KIMI_CHECK_MODEL_NAME"),
         page_guard=value("KIMI_PAGE_GUARD"),
         page_guard_int_max=value("KIMI_PAGE_GUARD_INT_MAX"),
         given=given,

@@ -39,6 +39,7 @@ def _register() -> None:
         full_disk,
         grammar_cache,
         metrics_hook,
+        model_name_hook,
         orphans,
         page_guard_hook,
         pulse_hook,
@@ -46,7 +47,6 @@ def _register() -> None:
         shared_memory,
     )
 
-    read_gates(os.environ)  # a misspelt gate ends the process before anything is loaded
     orphans.end_with_parent()
     full_disk.install()
     HookRegistry.register(adaptive_hook.TARGET, adaptive_hook.refuse, HookType.AFTER)
@@ -59,6 +59,8 @@ def _register() -> None:
     HookRegistry.register(grammar_cache.COMPILER, grammar_cache.bound_compiler, HookType.BEFORE)
     HookRegistry.register(pulse_hook.TARGET, pulse_hook.beat, HookType.BEFORE)
     HookRegistry.register(shared_memory.TARGET, shared_memory.write_down, HookType.AFTER)
+    if read_gates(os.environ).check_model_name:
+        HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         from ..tiny import processor  # start-up: transformers, and the built-in model is served on a CPU
 

@@ -30,7 +30,7 @@ def test_names_are_unique_and_rows_complete() -> None:
 
 def test_nothing_set_gives_the_defaults() -> None:
     gates = read_gates({"PATH": "/bin"})
-    assert (gates.moe_backend, gates.page_guard) == ("auto", "auto")
+    assert (gates.moe_backend, gates.check_model_name, gates.page_guard) == ("auto", False, "auto")
     assert gates.page_guard_int_max == 2**31 - 1
     assert gates.get("KIMI_MOE_BACKEND") is None
 
@@ -39,8 +39,9 @@ def test_values_are_typed() -> None:
     gates = read_gates(load_recipe("eagle3-opt").environment)
     assert gates.get("FLYDSL_MOE_STAGE1_SCHED") is False and gates.get("AITER_FLYDSL_STAGE2_TILE_K") == 256
     own = {"KIMI_MOE_BACKEND": "triton", "KIMI_PAGE_GUARD": "off", "KIMI_PAGE_GUARD_INT_MAX": "7"}
-    gates = read_gates(own)
+    gates = read_gates({**own, "KIMI_CHECK_MODEL_NAME": "1"})
     assert (gates.moe_backend, gates.page_guard, gates.page_guard_int_max) == ("triton", "off", 7)
+    assert gates.check_model_name is True
 
 
 @pytest.mark.parametrize("text", [*TRUE, *FALSE])
