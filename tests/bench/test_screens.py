@@ -49,7 +49,7 @@ def pages(copies: Callable[..., Run], tmp_path: Path) -> dict[str, Path]:
     interval = {"value": 0.974, "low": 0.956, "high": 0.985}
     accuracy = {"metric": "strict-match", "correct": 487, "answered": 500, "interval": interval}
     paired = {"metric": "strict-match", "both": 480, "only_new": 7, "only_base": 6, "neither": 7, "margin": 0.01}
-    paired |= {"difference": {"value": 0.002, "low": -0.008, "high": 0.012}, "mcnemar_p": 1.0}
+    paired |= {"difference": {"value": 0.002, "low": -0.008, "high": 0.012}, "mcnemar_p": 1.0, "power": 0.66}
     differing = {
         "id": 3,
         "question": LONG,

@@ -92,7 +92,7 @@ def test_every_panel_has_data_but_those_that_need_an_event(served: Prometheus) -
 
 
 def test_the_rules_compute_the_accept_length_that_the_samples_give(served: Prometheus) -> None:
-    """rate() adds up to half the time between two samples before the first, less where a counter would be below zero."""
+    """rate() adds up to half the time between two samples at the start, less where a counter would be below zero."""
     samples = served.query("kimi_spec_steps_total[5m]")
     steps = {int(s["metric"]["accepted"]): float(s["values"][-1][1]) - float(s["values"][0][1]) for s in samples}
     assert set(steps) == {0, 1, 2, 3} and sum(steps.values()) > 20

@@ -128,7 +128,8 @@ def answer(text: str, stream: bool) -> Response:
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
-    config = uvicorn.Config(app, port=free_port(), log_level="critical", lifespan="off")
+    # Kept as long as the slowest worker may pause: no client meets a connection that is just being closed.
+    config = uvicorn.Config(app, port=free_port(), log_level="critical", lifespan="off", timeout_keep_alive=60)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
