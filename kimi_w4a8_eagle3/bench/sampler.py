@@ -31,7 +31,7 @@ class ServerSummary:
     """One window.
 
     kv_usage_peak: largest share of the KV pool in use. samples: readings of the gauges (SGLang refreshes them every
-    40 decode steps by default, so short runs see few values). draft_steps: mean of those in use.
+    40 decode steps by default, so short runs see few values). draft_steps: mean of those in use while requests ran.
     """
 
     samples: int
@@ -83,7 +83,7 @@ class Sampler:
 
 def summarize(first: Reading, last: Reading, readings: Sequence[Mapping[str, float]]) -> ServerSummary:
     """The window between two readings, and the gauges read inside it."""
-    steps = [each["draft_steps"] for each in readings if "draft_steps" in each]
+    steps = [each["draft_steps"] for each in readings if "draft_steps" in each and each.get("running")]
     return ServerSummary(
         samples=len(readings),
         kv_usage_peak=_peak(readings, "kv_usage"),

@@ -11,9 +11,11 @@ from rich.console import Console
 from support.bench_null import KEY, NUM_PROMPTS, serve
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.bench import generator
 from kimi_w4a8_eagle3.bench.generator import read_details, read_result
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
+from kimi_w4a8_eagle3.bench.sampler import summarize
 from kimi_w4a8_eagle3.bench.side import Texts, bench
 from kimi_w4a8_eagle3.bench.subject import inspect
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
@@ -71,6 +73,15 @@ def test_failed_requests_mark_the_measurement(failed_run: tuple[Run, KimiError])
     assert "2 of 6 requests failed" in str(error)
     assert str(run.folder) in str(error)
     assert run.usable == [] and "2 of 6 requests failed" in run.refused[0][1]
+
+
+def test_draft_steps_are_those_of_the_time_in_which_requests_ran() -> None:
+    readings = [{"running": 0.0, "draft_steps": 0.0}, {"running": 40.0, "draft_steps": 0.0, "kv_usage": 0.5}]
+    readings += [{"running": 2.0, "draft_steps": 3.0}, {"draft_steps": 9.0}]
+    nothing = Reading.parse("")
+    found = summarize(nothing, nothing, readings)
+    assert (found.draft_steps, found.running_peak, found.kv_usage_peak, found.samples) == (1.5, 40.0, 0.5, 4)
+    assert summarize(nothing, nothing, readings[:1]).draft_steps is None
 
 
 def test_a_wrong_output_length_is_a_problem(null_run: Run) -> None:

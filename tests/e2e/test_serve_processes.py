@@ -28,8 +28,9 @@ class Kimi:
 
     def __init__(self, folder: Path, arguments: tuple[str, ...], forked: bool) -> None:
         self.output = folder / "kimi.out"
-        self.port = free_port()
-        words = [supervisor.KIMI, "serve", "--recipe", "tiny", "--set", f"port={self.port}", *arguments]
+        self.port, self.ops_port = free_port(), free_port()
+        ports = ["--set", f"port={self.port}", "--ops-port", str(self.ops_port)]
+        words = [supervisor.KIMI, "serve", "--recipe", "tiny", *ports, *arguments]
         self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.output.open("wb") as file:
             if forked:
@@ -52,7 +53,7 @@ class Kimi:
     def ops_until(self, path: str, status: int, timeout_s: float = 25.0) -> dict[str, Any]:
         """What the ops endpoint says once it answers with this status."""
         end = time.monotonic() + timeout_s
-        while (answer := httpx.get(f"http://127.0.0.1:{self.port + 1}/{path}")).status_code != status:
+        while (answer := httpx.get(f"http://127.0.0.1:{self.ops_port}/{path}")).status_code != status:
             assert time.monotonic() < end, answer.text
             time.sleep(0.2)
         return answer.json()
@@ -99,7 +100,7 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     answers = {name: httpx.post(url, json=body, headers=headers, timeout=60) for name, headers in sent.items()}
     assert {name: answer.status_code for name, answer in answers.items()} == {"none": 401, "wrong": 401, "right": 200}
     assert "needs a key" in answers["none"].json()["error"]["message"]
-    assert httpx.get(f"http://127.0.0.1:{kimi.port + 1}/ready", timeout=60).status_code == 200
+    assert httpx.get(f"http://127.0.0.1:{kimi.ops_port}/ready", timeout=60).status_code == 200
     shown = [*(" ".join(process.cmdline()) for process in family), kimi.text]
     shown += [path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert not [text for text in shown if key in text]

@@ -64,6 +64,8 @@ def test_children_of_a_crashed_engine_are_ended(tmp_path):
     running.poll()
     os.kill(running.pid, signal.SIGKILL)
     assert gone(running.pid)
+    while running.poll() is None:  # a zombie has an exit code once its last thread has ended
+        time.sleep(0.01)
     assert running.poll() == -signal.SIGKILL
     running.stop()
     assert gone(child)
