@@ -317,10 +317,11 @@ def _ops(options: ServeOptions, view: FleetView) -> Iterator[None]:
         return
     from ..ops.endpoint import OpsServer  # its web server is not installed everywhere
 
-    patience = max(state.progress_timeout_s for state in view.replicas())
+    # A router alone knows no replica yet, and never their patience: the client's own then.
+    patience = max((state.progress_timeout_s for state in view.replicas()), default=0.0)
 
     def connect(base_url: str) -> EngineClient:
-        return EngineClient(base_url, options.client_key, patience)
+        return EngineClient(base_url, options.client_key, **({"timeout_s": patience} if patience else {}))
 
     with OpsServer(options.ops_host, options.ops_port, view) as ops, CanaryWatch(view, ops.acceptance, connect):
         yield

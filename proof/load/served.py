@@ -297,9 +297,9 @@ class ServedFleet:
         ours = {process.pid for process in family}
         orphans = [process for process in self._family.values() if process.pid not in ours and is_alive(process)]
         used = shared_memory_of(ours)
-        sockets = [path for process in family for path in _sockets(process)]  # each engine has some in its folder
+        used_paths = [path for process in family for path in (*_sockets(process), _temporary(process))]
         folders = sorted(self.temporary.glob("kimi-*"))
-        surplus = [path.name for path in folders if not any(s.startswith(f"{path}/") for s in sockets)]
+        surplus = [path.name for path in folders if not any(each.startswith(f"{path}/") for each in used_paths)]
         return Leftovers(
             processes=tuple(f"{process.pid} {_name(process)}" for process in orphans),
             ports=(),  # every port belongs to a process
@@ -364,8 +364,16 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
+def _temporary(process: psutil.Process) -> str:
+    """The folder for temporary files that it was started with: a router's has no sockets; a fork's is not seen here."""
+    try:
+        return f"{process.environ().get('TMPDIR')}/"
+    except psutil.Error:
+        return ""
+
+
 def _sockets(process: psutil.Process) -> list[str]:
-    """Paths of its Unix sockets."""
+    """Paths of its Unix sockets: each engine has some in its folder."""
     try:
         return [str(connection.laddr) for connection in process.net_connections("unix")]
     except psutil.Error:

@@ -157,7 +157,8 @@ def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_
 
 def test_another_model_is_refused_at_registration(fleet, tmp_path):
     port = free_port()
-    words = ["route", "--recipe", "tiny", "--set", "served-model-name=other", "--port", str(port), "--ops-port", "0"]
+    words = ["route", "--recipe", "tiny", "--set", "served-model-name=other", "--port", str(port)]
+    words += ["--ops-port", str(free_port())]
     words += ["--worker", fleet.replica_url(1)]
     output = tmp_path / "route.out"
     with output.open("wb") as file:
