@@ -23,6 +23,7 @@ from ..ops.canary import CanaryWatch
 from ..ops.replica_state import FleetView, Phase, ReplicaState
 from ..recipe.launch import Launch
 from ..recipe.router_settings import RouterSettings
+from ..recipe.schema import Options
 from .events import EventLog
 from .identity import fingerprint
 from .registrar import Registrar
@@ -317,11 +318,11 @@ def _ops(options: ServeOptions, view: FleetView) -> Iterator[None]:
         return
     from ..ops.endpoint import OpsServer  # its web server is not installed everywhere
 
-    # A router alone knows no replica yet, and never their patience: the client's own then.
-    patience = max((state.progress_timeout_s for state in view.replicas()), default=0.0)
+    # A router alone knows no replica yet, and never a recipe.
+    patience = max((state.progress_timeout_s for state in view.replicas()), default=Options().progress_timeout_s)
 
     def connect(base_url: str) -> EngineClient:
-        return EngineClient(base_url, options.client_key, **({"timeout_s": patience} if patience else {}))
+        return EngineClient(base_url, options.client_key, patience)
 
     with OpsServer(options.ops_host, options.ops_port, view) as ops, CanaryWatch(view, ops.acceptance, connect):
         yield
