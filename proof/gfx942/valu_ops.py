@@ -104,7 +104,7 @@ def perm_b32(high: Array, low: Array, selector: Array) -> Array:
 
 
 def _bytes_picked(high: Array, low: Array, picks: int) -> Array:
-    result = u32(0)
+    result, byte = np.zeros((), u32), np.zeros((), u32)
     for lane in range(4):
         pick = (picks >> 8 * lane) & 0xFF
         if pick < 8:
@@ -112,7 +112,7 @@ def _bytes_picked(high: Array, low: Array, picks: int) -> Array:
         elif pick < 12:  # bit 15 or 31 of a word
             byte = (((high if pick & 2 else low) >> u32(31 if pick & 1 else 15)) & u32(1)) * u32(0xFF)
         else:
-            byte = u32(0xFF if pick > 12 else 0)
+            byte = np.array(0xFF if pick > 12 else 0, u32)
         result = result | (byte << u32(8 * lane))
     return result
 
