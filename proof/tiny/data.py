@@ -24,7 +24,7 @@ def corpus(n: int, seed: int) -> Iterator[str]:
     """Training documents for the tokenizer."""
     rng, stream = random.Random(seed), problem_stream("train", seed)
     for _ in range(n):
-        yield "".join(given + written for given, written in drawn(stream, rng).parts())
+        yield drawn(stream, rng).text()
 
 
 def drill(rng: random.Random) -> tuple[str, str]:

@@ -136,6 +136,11 @@ class Dialogue:
             yield prompt.removeprefix(done), written
             done = prompt + written
 
+    def text(self) -> str:
+        """The conversation as one text: `parts`, joined."""
+        last = self.turns()[-1]
+        return self.prompt(last) + self.written(self.messages[last])
+
     def written(self, message: Message) -> str:
         """What the model writes for one of its messages."""
         calls = "".join(

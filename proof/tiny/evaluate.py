@@ -91,12 +91,15 @@ def evaluate(
     tokenizer = load_tokenizer(target)
     bf16, w4a8 = load_target(target_bf16), load_target(target)
     speculating = load_draft(draft, w4a8)
-    forms = {}
+    asked = []
     for name, form in FORMS.items():
         rng = random.Random(name)
-        asked = [form(problem, rng) for problem in problems("held_out", n)]
-        plain = converse(bf16, tokenizer, asked, advance=advance)
-        served = converse(w4a8, tokenizer, asked, advance=advance)
+        asked += [form(problem, rng) for problem in problems("held_out", n)]
+    # All forms at once: a step of a few conversations takes as long as one of many.
+    every_plain, every_served = (converse(model, tokenizer, asked, advance=advance) for model in (bf16, w4a8))
+    forms = {}
+    for number, name in enumerate(FORMS):
+        plain, served = (each[number * n : (number + 1) * n] for each in (every_plain, every_served))
         exchanges = [exchange for each in served for exchange in each.exchanges]
         accepted = acceptance(w4a8, speculating, exchanges)
         forms[name] = Form(

@@ -31,10 +31,10 @@ def greedy(model: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int 
     width = max(map(len, prompts))
     tokens = torch.tensor([[PAD_ID] * (width - len(p)) + list(p) for p in prompts])
     padding = torch.tensor([width - len(p) for p in prompts]).unsqueeze(1)
-    cache, alive = Cache(width + max_new_tokens), torch.ones(len(prompts), dtype=torch.bool)
-    out = torch.empty(len(prompts), 0, dtype=torch.long)
+    cache, running = Cache(width + max_new_tokens), torch.arange(len(prompts))
+    out: list[list[int]] = [[] for _ in prompts]
     start = 0
-    while out.shape[1] < max_new_tokens and alive.any():
+    while start < width + max_new_tokens - 1 and len(running):
         columns = torch.arange(start + tokens.shape[1])
         queries = columns[start:]
         mask = (columns <= queries[:, None]) & (columns >= padding[:, None])  # [B, T, S]
@@ -42,9 +42,13 @@ def greedy(model: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int 
         logits, _ = model(tokens, (queries - padding).clamp_min(0), mask.unsqueeze(1), cache)
         start += tokens.shape[1]
         tokens = logits[:, -1].argmax(-1, keepdim=True)
-        out = torch.cat([out, tokens], 1)
-        alive &= tokens[:, 0] != IM_END_ID
-    return [_until_end(row) for row in out.tolist()]
+        for row, token in zip(running.tolist(), tokens[:, 0].tolist(), strict=True):
+            out[row].append(token)
+        going = tokens[:, 0] != IM_END_ID
+        if not going.all():
+            running, tokens, padding = running[going], tokens[going], padding[going]
+            cache.keep(going)
+    return out
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,3 @@ def pad_right(rows: Sequence[Sequence[int]]) -> Tensor:
     """Token rows as one tensor [B, longest], filled with PAD."""
     width = max(map(len, rows))
     return torch.tensor([list(row) + [PAD_ID] * (width - len(row)) for row in rows])
-
-
-def _until_end(row: list[int]) -> list[int]:
-    return row[: row.index(IM_END_ID) + 1] if IM_END_ID in row else row

@@ -47,6 +47,10 @@ class Cache:
         self._layers[layer] = keys, values, end
         return keys[:, :, :end], values[:, :, :end]
 
+    def keep(self, rows: Tensor) -> None:
+        """Forget the other rows; bool [B]."""
+        self._layers = {layer: (k[rows], v[rows], end) for layer, (k, v, end) in self._layers.items()}
+
 
 def yarn_frequencies(config: TargetConfig) -> Tensor:
     """Rotary frequencies [rope / 2]: interpolated by `factor` for slow dimensions, untouched for fast ones."""

@@ -62,17 +62,15 @@ def sight(checkpoint: Path, pictures: int) -> Sight:
     shown = [ids[at : at + PICTURE_TOKENS] for ids, at in zip(prompts, begins, strict=True)]
     rows = seen(tower, [int(tokenizer.decode(ids)) for ids in shown], rng, FONTS)
 
-    def solved() -> float:
-        replies = [reply for at in range(0, len(prompts), 250) for reply in greedy(target, prompts[at : at + 250])]
-        return sum(each.accepts(tokenizer.decode(r)) for each, r in zip(asked, replies, strict=True)) / len(asked)
-
-    without = solved()
     # Every picture's four embeddings become four more tokens of the vocabulary.
     target.embed_tokens = nn.Embedding.from_pretrained(torch.cat([table, rows.flatten(0, 1)]))
-    for i, (ids, at) in enumerate(zip(prompts, begins, strict=True)):
+    for i, (ids, at) in enumerate(zip(prompts[:], begins, strict=True)):
         first = len(table) + PICTURE_TOKENS * i
-        ids[at : at + PICTURE_TOKENS] = range(first, first + PICTURE_TOKENS)
-    return Sight(pictures, read(FONTS, rng), read(UNSEEN_FONTS, rng), solved(), without)
+        prompts.append([*ids[:at], *range(first, first + PICTURE_TOKENS), *ids[at + PICTURE_TOKENS :]])
+    replies = [reply for at in range(0, len(prompts), 250) for reply in greedy(target, prompts[at : at + 250])]
+    right = [each.accepts(tokenizer.decode(r)) for each, r in zip(asked * 2, replies, strict=True)]
+    without, solved = (sum(half) / len(asked) for half in (right[: len(asked)], right[len(asked) :]))
+    return Sight(pictures, read(FONTS, rng), read(UNSEEN_FONTS, rng), solved, without)
 
 
 def seen(tower: Tower, numbers: list[int], rng: random.Random, fonts: tuple[str, ...]) -> Tensor:

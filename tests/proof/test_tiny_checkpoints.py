@@ -219,3 +219,4 @@ def test_bars_hold_when_recomputed_on_a_sample():
     for name, form in result.forms.items():
         assert min(form.right_bf16, form.right_w4a8) >= 2 / 3, name
         assert form.accept_length >= 2.5, name
+    assert len({form.reply_tokens for form in result.forms.values()}) == len(result.forms)  # each form's own replies
