@@ -100,6 +100,10 @@ class InterpretedGpu(TorchDispatchMode):
         self._queue = Lock()  # one launch after another; who waits has its arguments read later
         self._callback = _Callback(self._launch)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler, for seconds, to keep it away from here
+
     def knows(self, text: str, kernel: Kernel) -> None:
         """Run code objects with the machine code of this assembly as `kernel`, which was parsed from it."""
         self._kernels[_assembled(text)] = kernel

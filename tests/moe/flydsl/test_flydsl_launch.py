@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from inspect import signature
@@ -19,7 +20,7 @@ import torch
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.agreement import agreements
-from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl import backend as flydsl_backend
 from kimi_w4a8_eagle3.moe.flydsl import objects as flydsl_objects
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
@@ -89,19 +90,36 @@ def layer(tp: int) -> QuarkMoeWeights:
     return random_layer(SHAPES[tp], CPU)
 
 
+@cache
+def prepared(tp: int) -> PreparedMoe:
+    return FlydslBackend().prepare(layer(tp))
+
+
+@cache
+def expected(tp: int, tokens: int) -> torch.Tensor:
+    """The reference backend's result."""
+    reference, (x, router, ids) = ReferenceBackend(), given(tp, tokens)
+    return reference.forward(x, reference.prepare(layer(tp)), router, ids)
+
+
+def given(tp: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, router, ids = random_batch(SHAPES[tp], tokens, CPU)
+    ids[tokens // 2 :: 7, 3] = -1
+    ids[1:2] = -1  # a token with no expert on this rank
+    ids[32:, 2:] = -1  # still several blocks an expert in large batches
+    return x, router, ids
+
+
 class Serving:
     """A backend, its GPU, and a folder with the code objects that a batch of `tokens` needs."""
 
     def __init__(self, folder: Path, tp: int, tokens: int, gates: dict[str, Any]) -> None:
         load_library()
-        self.folder, self.shape, self.weights = folder, SHAPES[tp], layer(tp)
+        self.folder, self.shape, self.case = folder, SHAPES[tp], (tp, tokens)
         self.gpu, self.backend = InterpretedGpu(), FlydslBackend({**gates, flydsl_objects.GATE: str(folder)})
         self.configs = [*self.backend.configs(self.shape, tokens).values()]
         self.write({config: config for config in self.configs})
-        self.x, self.router, self.ids = random_batch(self.shape, tokens, CPU)
-        self.ids[tokens // 2 :: 7, 3] = -1
-        self.ids[1:2] = -1  # a token with no expert on this rank
-        self.ids[32:, 2:] = -1  # still several blocks an expert in large batches
+        self.x, self.router, self.ids = given(tp, tokens)
 
     def write(self, compiled_as: dict[KernelConfig, KernelConfig]) -> None:
         """Fill the folder: under the name of the first configuration the object of the second."""
@@ -115,16 +133,14 @@ class Serving:
         (self.folder / flydsl_objects.MANIFEST).write_text(manifest.model_dump_json())
 
     def forward(self) -> torch.Tensor:
-        moe = self.backend.prepare(self.weights)
+        moe = deepcopy(prepared(self.case[0]))  # a planted fault may write to it
         self.gpu.put(self.x, self.router, self.ids, moe.w13, moe.w2, moe.s13, moe.s2)
         with self.gpu:
             return self.backend.forward(self.x, moe, self.router, self.ids)
 
     def error(self) -> float:
         """Relative to the reference backend's result."""
-        reference = ReferenceBackend()
-        expected = reference.forward(self.x, reference.prepare(self.weights), self.router, self.ids)
-        return relative(self.forward(), expected)
+        return relative(self.forward(), expected(*self.case))
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -192,8 +208,9 @@ def test_a_broken_token_is_nan_and_its_neighbours_are_not(tmp_path: Path) -> Non
 def test_the_w4a16_baseline(tile_m: int | None, tmp_path: Path) -> None:
     """No quantized activations: plain matrix products, with the three roundings to bfloat16 that the baseline has."""
     serving = Serving(tmp_path, 8, 5, {"FLYDSL_W4A16_HYBRID": "w2_bf16", "AITER_FLYDSL_STAGE1_TILE_M": tile_m})
-    w13 = unpack_reorder(serving.weights.w13).double() * serving.weights.s13[..., None]
-    w2 = unpack_reorder(serving.weights.w2).double() * serving.weights.s2[..., None]
+    weights = layer(8)
+    w13 = unpack_reorder(weights.w13).double() * weights.s13[..., None]
+    w2 = unpack_reorder(weights.w2).double() * weights.s2[..., None]
     expected = torch.zeros(5, serving.shape.hidden, dtype=torch.double)
     for t, s in (serving.ids >= 0).nonzero().tolist():
         gate, up = (w13[serving.ids[t, s]] @ serving.x[t].double()).chunk(2)
