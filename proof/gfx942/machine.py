@@ -40,7 +40,7 @@ class LaunchResult:
 class Machine:
     """One device with `memory`. `lockstep_rows` bounds how many waves run as one batch."""
 
-    def __init__(self, memory: Memory, lockstep_rows: int = 256) -> None:
+    def __init__(self, memory: Memory, lockstep_rows: int = 512) -> None:
         self.memory = memory
         self.lockstep_rows = lockstep_rows
 
