@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import sys
 from contextlib import suppress
@@ -52,8 +53,9 @@ def import_quark() -> None:
 
 
 def quantize(*arguments: object) -> Result:
-    import_quark()
-    return CliRunner().invoke(app, ["quantize", *map(str, arguments)])
+    with patch.dict(os.environ):  # engines whose variables Quark has changed would need a fork server of their own
+        import_quark()
+        return CliRunner().invoke(app, ["quantize", *map(str, arguments)])
 
 
 def quantized(*arguments: object) -> Path:

@@ -23,6 +23,8 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 VERSIONS = (SGLANG_PINNED, SGLANG_NEWEST)
 BOTH = pytest.mark.parametrize("newest", [False, True], ids=VERSIONS)
+# What tests import later sets variables, and with others an engine needs a fork server of its own.
+_ENVIRON = dict(os.environ)
 NEWEST = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_NEWEST}"
 
 
@@ -36,10 +38,10 @@ def argv(program: str, folder: Path, *arguments: str) -> list[str]:
 def environment(newest: bool = False, **environ: str) -> dict[str, str]:
     """The variables of an engine of the built-in model, and more."""
     if not newest:
-        return {**os.environ, **load_recipe("tiny").env, **environ}
+        return {**_ENVIRON, **load_recipe("tiny").env, **environ}
     if not NEWEST.is_dir():
         pytest.fail(f"SGLang {SGLANG_NEWEST} is not installed in {NEWEST}: `make venv` puts it there")
-    path = os.pathsep.join([os.environ["PYTHONPATH"], str(NEWEST)])
+    path = os.pathsep.join([_ENVIRON["PYTHONPATH"], str(NEWEST)])
     return {**environment(), "PYTHONPATH": path, **environ}
 
 
