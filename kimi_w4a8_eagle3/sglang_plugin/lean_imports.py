@@ -1,4 +1,4 @@
-"""What a fork server leaves out while it imports SGLang: a third of the seconds, for what its engines never use.
+"""What fork servers and load generators leave out of SGLang's imports: a third of the seconds, for what they never use.
 
 Whatever needs something of it later gets the real thing, imported then.
 """
@@ -33,7 +33,7 @@ _LATER = "sglang.srt.layers.model_parallel"
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Inside the block, nothing is imported that the built-in model's engines do without."""
+    """Inside the block, nothing is imported that the built-in model's engines and load generators do without."""
     distributions, others = importlib.metadata.packages_distributions, os.environ.get(_OTHERS)
     importlib.metadata.packages_distributions = _OwnNames
     sys.modules.update(dict.fromkeys(_UNUSED))  # type: ignore[arg-type]  # how Python spells "not installed"
@@ -54,9 +54,10 @@ def lean_imports() -> Iterator[None]:
         del os.environ[_OTHERS]
         if others is not None:
             os.environ[_OTHERS] = others
-    registry: Any = importlib.import_module(f"{_MODELS}.registry")
-    registry.import_model_classes.cache_clear()
-    registry.ModelRegistry.models = _Models(registry.ModelRegistry.models)
+    registry: Any = sys.modules.get(f"{_MODELS}.registry")
+    if registry is not None:
+        registry.import_model_classes.cache_clear()
+        registry.ModelRegistry.models = _Models(registry.ModelRegistry.models)
 
 
 class _OwnNames(dict[str, list[str]]):
@@ -114,7 +115,7 @@ def _undecorated(fn: Any = None, *_: Any, model: Any = None, **__: Any) -> Any:
 
 
 def _end_standing_in() -> None:
-    for name in [name for name, module in sys.modules.items() if isinstance(module, _StandIn)]:
+    for name in [name for name, module in list(sys.modules.items()) if isinstance(module, _StandIn)]:
         del sys.modules[name]
 
 
