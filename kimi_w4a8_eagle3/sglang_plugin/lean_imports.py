@@ -56,7 +56,6 @@ def lean_imports() -> Iterator[None]:
             os.environ[_OTHERS] = others
     registry: Any = sys.modules.get(f"{_MODELS}.registry")
     if registry is not None:
-        registry.import_model_classes.cache_clear()
         registry.ModelRegistry.models = _Models(registry.ModelRegistry.models)
 
 
