@@ -136,8 +136,8 @@ def start_program(
     command: Sequence[str], key: Mapping[str, str], log: BinaryIO
 ) -> subprocess.Popen[bytes] | ForkedProcess:
     """Begin a program that measures engines: where this process forks them, one of SGLang's imports nothing anew."""
-    # Offline: a tokenizer's code was checked on this disk (`require_trusted_tokenizer`).
-    changes = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **key}
+    # Offline: a tokenizer's code was checked on this disk (`require_trusted_tokenizer`). And it compiles nothing.
+    changes = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", **key}
     return fork_beside(command, changes, log.fileno()) or subprocess.Popen(
         command,
         env={**os.environ, **changes},

@@ -16,11 +16,13 @@ from .recorder import Recorder
 from .tasks import Task
 
 _GRACE_S = 5.0
-# lm-eval's command line without its index of the thousands of tasks that it brings, of which none is asked for here:
-# that index is half of the seconds before the first question.
+# lm-eval's command line without its index of the thousands of tasks that it brings, of which none is asked for here,
+# and without torch and transformers, which it imports to seed and to describe what a server's answers do not depend on:
+# these are most of its seconds.
 _PROGRAM = """
 from functools import partial
-from lm_eval import tasks
+from lm_eval import tasks, utils
+utils.is_torch_available = utils.is_transformers_available = lambda: False
 tasks.TaskManager = partial(tasks.TaskManager, include_defaults=False)
 from lm_eval.__main__ import cli_evaluate
 cli_evaluate()

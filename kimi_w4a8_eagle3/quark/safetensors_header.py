@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from ..base.errors import KimiError
 from .config import read_json
 
@@ -149,6 +147,8 @@ def find_non_finite(tensors: Iterable[TensorInfo]) -> list[tuple[TensorInfo, int
 
 def _non_finite_in_group(tensors: list[TensorInfo]) -> list[tuple[TensorInfo, int]]:
     """The same for tensors of one file and one dtype: NaN and Inf are the values whose exponent bits are all ones."""
+    import numpy as np  # a fifth of a command's start, and most read headers only
+
     integer, exponent = EXPONENT_BITS[tensors[0].dtype]
     size = np.dtype(integer).itemsize
     bad = []

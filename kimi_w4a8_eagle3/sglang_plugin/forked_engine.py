@@ -18,8 +18,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
 from types import ModuleType
@@ -30,22 +29,30 @@ from huggingface_hub import constants
 
 from ..engine.fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent
 from . import orphans
+from .lean_imports import lean_imports
 
 # What an engine of the built-in model has imported once it serves; SGLang imports some of it in functions. Our operator
 # is first: to tell where it was registered, torch looks through all modules that there are.
 _MODULES = (
     "kimi_w4a8_eagle3.moe.op",
     "sglang.srt.entrypoints.http_server",
+    "sglang.srt.entrypoints.openai.serving_responses",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.model_executor.model_runner",
     "sglang.srt.models.registry",
     "sglang.srt.speculative.eagle_worker_v2",
     "sglang.srt.layers.attention.intel_amx_backend",
     "sglang.srt.constrained.xgrammar_backend",
+    "kimi_w4a8_eagle3.moe.flydsl.backend",
+    "kimi_w4a8_eagle3.moe.triton.backend",
+    "kimi_w4a8_eagle3.sglang_plugin.door",
+    "kimi_w4a8_eagle3.sglang_plugin.failing_requests",
+    "kimi_w4a8_eagle3.sglang_plugin.metrics_hook",
+    "kimi_w4a8_eagle3.sglang_plugin.quark_hook",
     "kimi_w4a8_eagle3.sglang_plugin.w4a8_moe",
+    "kimi_w4a8_eagle3.tiny.processor",
 )
-# transformers imports it for one kind of assisted generation: 1.5 s with pandas and pyarrow, which starts a thread.
-_UNUSED = "sklearn"
 
 
 class Holders:
@@ -81,11 +88,11 @@ def serve(control: socket.socket) -> list[str]:
     """Fork an engine for each request until the other side closes; returns in each engine, with its arguments."""
     supervisor = os.getppid()
     gc.disable()  # nothing that is imported is garbage: looking for some is a quarter of the seconds
-    with _hidden(_UNUSED):
-        _require_one_thread()  # torch has been imported, and its libraries are those that may start some
+    _require_one_thread()  # torch has been imported, and its libraries are those that may start some
+    with lean_imports():
         for name in _MODULES:
             importlib.import_module(name)
-        _require_one_thread()
+    _require_one_thread()
     holders = Holders()
     holders.walk()
     vars(importlib.import_module("sglang.srt.plugins.hook_registry"))["_propagate_patch"] = holders.replace
@@ -163,16 +170,6 @@ def _write_to(log: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-
-
-@contextmanager
-def _hidden(name: str) -> Iterator[None]:
-    """Inside the block `name` is not installed."""
-    sys.modules[name] = None  # type: ignore[assignment]  # how Python spells it
-    try:
-        yield
-    finally:
-        del sys.modules[name]
 
 
 def _require_one_thread() -> None:

@@ -17,6 +17,8 @@ orphans.end_with_parent(spawning=__name__ == "__mp_main__")
 full_disk.install()
 cpu.install()
 
+_CLIENTS = ("sglang.benchmark.", "kimi_w4a8_eagle3.sglang_plugin.bench_")  # they measure engines, and hold no model
+
 
 def run(words: list[str]) -> None:
     """The program `words[0]` with the arguments after it, as this process's own."""
@@ -38,4 +40,11 @@ if __name__ == "__main__":
         from kimi_w4a8_eagle3.sglang_plugin import forked_engine
 
         words = forked_engine.serve(socket.socket(fileno=int(words[1])))
-    run(words)
+        run(words)
+    elif words[0].startswith(_CLIENTS):
+        from kimi_w4a8_eagle3.sglang_plugin.lean_imports import lean_imports
+
+        with lean_imports():
+            run(words)
+    else:
+        run(words)

@@ -1,11 +1,44 @@
-"""Hooks reach every module that holds what is hooked, found in one walk; the rest: tests/e2e/test_fork_server.py."""
+"""Hooks reach every module that holds what is hooked, and what was left out is there once it is asked for.
+
+The rest: tests/e2e/test_fork_server.py.
+"""
 
 import sys
 from types import ModuleType
 
 import pytest
+from support.sglang_program import BOTH, found
 
 from kimi_w4a8_eagle3.sglang_plugin.forked_engine import Holders
+
+LEFT_OUT = """
+import importlib, json, sys
+import torch
+from sglang.srt.model_executor import model_runner
+from sglang.srt.models.registry import ModelRegistry
+from transformers import masking_utils
+
+ASKED = "scipy", "sklearn", "mistral_common", "chardet", "torch._dynamo", "torch._inductor", "sglang.srt.models.mixtral"
+loaded = [name for name in ASKED if name in sys.modules]
+compiled = [torch.compile(print), torch.compile(model=print), torch.compile(dynamic=True)(print)]
+kimi = ModelRegistry.resolve_model_cls("KimiK25ForConditionalGeneration")[0].__module__
+early = "sglang.srt.models.mixtral" in sys.modules
+other = ModelRegistry.resolve_model_cls(["MixtralForCausalLM"])[0].__module__
+with masking_utils.TransformGetItemToIndex() as mode:
+    mode = type(mode).__module__
+print(json.dumps({
+    "loaded": loaded,
+    "same": all(each is print for each in compiled),
+    "models": [kimi, early, other, ModelRegistry.resolve_model_cls(["NoSuch"])[1]],
+    "real": [
+        model_runner.model_parallel.apply_torch_tp.__module__,
+        sys.modules["torchvision.ops.roi_align"].is_compile_supported("cpu"),
+        mode,
+        torch._dynamo.__file__ is not None,
+        importlib.import_module("scipy").__name__,
+    ],
+}))
+"""
 
 
 @pytest.fixture
@@ -28,3 +61,13 @@ def test_every_holder_but_the_source_gets_the_wrapped_one(module) -> None:
     later = module("later", first=first)  # imported while hooks are applied
     assert holders.replace(first, second, source) == 1 and later.first is second
     assert holders.replace(first, second, source) == 0  # nobody holds it any more
+
+
+@BOTH
+def test_what_no_engine_of_ours_uses_is_left_out_and_there_when_asked_for(newest: bool) -> None:
+    facts = found(LEFT_OUT, newest)
+    assert facts["loaded"] == [] and facts["same"]
+    models = "sglang.srt.models"
+    assert facts["models"] == [f"{models}.kimi_k25", False, f"{models}.mixtral", "TransformersForCausalLM"]
+    leaf = "torch._dynamo._trace_wrapped_higher_order_op"
+    assert facts["real"] == ["sglang.srt.layers.model_parallel", True, leaf, True, "scipy"]

@@ -1,0 +1,127 @@
+"""What fork servers and load generators leave out of SGLang's imports: a third of the seconds, for what they never use.
+
+Whatever needs something of it later gets the real thing, imported then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+# Used where installed: by transformers for losses and for one kind of assisted generation (with pandas and pyarrow,
+# which starts a thread), by others for Mistral's formats and for guessing encodings.
+_UNUSED = ("sklearn", "scipy", "mistral_common", "chardet")
+_COMPILER = "torch._dynamo"
+_MODELS = "sglang.srt.models"
+_OURS = frozenset(("kimi_k25", "kimi_k25_eagle3", "deepseek_v2", "llama_eagle3"))
+_OTHERS = "SGLANG_DISABLED_MODEL_ARCHS"
+# torch's tensor parallelism, with sympy, which no model of ours has.
+_LATER = "sglang.srt.layers.model_parallel"
+
+
+@contextmanager
+def lean_imports() -> Iterator[None]:
+    """Inside the block, nothing is imported that the built-in model's engines and load generators do without."""
+    distributions, others = importlib.metadata.packages_distributions, os.environ.get(_OTHERS)
+    importlib.metadata.packages_distributions = _OwnNames
+    sys.modules.update(dict.fromkeys(_UNUSED))  # type: ignore[arg-type]  # how Python spells "not installed"
+    sys.modules[_LATER] = _StandIn(_LATER)
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        _leave_compiler_out()
+    found = importlib.util.find_spec(_MODELS)
+    assert found is not None and found.submodule_search_locations is not None
+    names = {each.name for each in pkgutil.iter_modules(found.submodule_search_locations)}
+    os.environ[_OTHERS] = ",".join([*(names - _OURS), others or ""])
+    try:
+        yield
+    finally:
+        importlib.metadata.packages_distributions = distributions
+        for name in _UNUSED:
+            del sys.modules[name]
+        _end_standing_in()
+        del os.environ[_OTHERS]
+        if others is not None:
+            os.environ[_OTHERS] = others
+    registry: Any = sys.modules.get(f"{_MODELS}.registry")
+    if registry is not None:
+        registry.ModelRegistry.models = _Models(registry.ModelRegistry.models)
+
+
+class _OwnNames(dict[str, list[str]]):
+    """Which wheels a package is from: those of its name, instead of reading what each wheel installed."""
+
+    def __missing__(self, package: str) -> list[str]:
+        return [package]
+
+
+class _Models(dict[str, Any]):
+    """SGLang's classes by architecture; the first that is missing has it import those of all makers."""
+
+    complete = False
+
+    def __contains__(self, architecture: object) -> bool:
+        if not self.complete and not super().__contains__(architecture):
+            self.complete = True
+            registry: Any = sys.modules[f"{_MODELS}.registry"]
+            self.update({**registry.import_model_classes(_MODELS), **self})
+        return super().__contains__(architecture)
+
+    def keys(self) -> Any:
+        """Among them, too, SGLang 0.5.20 looks for one."""
+        return self
+
+
+class _StandIn(ModuleType):
+    """A module that others import and use in functions only; the real one where they ask for more."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _real(self.__name__, name)
+
+
+def _leave_compiler_out() -> None:
+    """Let `torch.compile` do what it does where TORCHDYNAMO_DISABLE=1, nothing, without a compiler of 1,000 modules."""
+    torch.compile = torch._disable_dynamo = _undecorated  # type: ignore[assignment]
+    package = _StandIn(_COMPILER)
+    package.__path__ = [str(Path(torch.__file__).with_name("_dynamo"))]
+    for name in ("allow_in_graph", "assume_constant_result", "disable"):
+        setattr(package, name, _undecorated)
+    sys.modules[_COMPILER] = package
+    for leaf, name in (
+        ("utils", "is_compile_supported"),
+        ("_trace_wrapped_higher_order_op", "TransformGetItemToIndex"),
+    ):
+        module = sys.modules[f"{_COMPILER}.{leaf}"] = _StandIn(f"{_COMPILER}.{leaf}")
+        setattr(module, name, partial(_call, module.__name__, name))
+
+
+def _undecorated(fn: Any = None, *_: Any, model: Any = None, **__: Any) -> Any:
+    given = model if fn is None else fn
+    return _undecorated if given is None else given
+
+
+def _end_standing_in() -> None:
+    for name in [name for name, module in list(sys.modules.items()) if isinstance(module, _StandIn)]:
+        del sys.modules[name]
+
+
+def _call(module: str, name: str, *arguments: Any) -> Any:
+    return _real(module, name)(*arguments)
+
+
+def _real(module: str, name: str) -> Any:
+    _end_standing_in()
+    return getattr(importlib.import_module(module), name)
