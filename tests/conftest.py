@@ -2,9 +2,11 @@
 
 import gc
 import os
+import ssl
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 
 sys.dont_write_bytecode = False  # of this process
+ssl.create_default_context = cache(ssl.create_default_context)  # httpx reads certificates for 30 ms, over HTTP too
 gc.disable()  # until all is collected: modules are no garbage, and each worker imports all of them
 
 # Speed is measured in benchmarks: a slow machine must not fail a property.

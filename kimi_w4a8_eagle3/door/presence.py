@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 
 from ..base.errors import KimiError
+from ..base.tls import trusted
 
 _QUESTIONS: tuple[tuple[str, dict[str, str], tuple[int, ...]], ...] = (
     # What a web page may never do: answered by an engine without a door, whatever keys the operator gave it.
@@ -30,6 +31,6 @@ def require_door(base_url: str, *, key_expected: bool) -> None:
 
 def _status(url: str, headers: dict[str, str]) -> int:
     try:
-        return httpx.get(url, headers=headers, timeout=30.0).status_code
+        return httpx.get(url, headers=headers, timeout=30.0, verify=trusted()).status_code
     except httpx.HTTPError as error:
         raise KimiError(f"the engine does not answer: {error}", where=url, remedy="read the end of its log") from error

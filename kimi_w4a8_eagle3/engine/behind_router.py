@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from ..base.errors import KimiError
+from ..base.tls import trusted
 from .client import bearer
 
 _TIMEOUT_S = 30.0
@@ -54,7 +55,7 @@ def behind_router(base_url: str, ops_url: str | None = None, api_key: str | None
 def _json(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
     """The JSON object at `url`; empty where there is none."""
     try:
-        found = httpx.get(url, headers=headers, timeout=_TIMEOUT_S).json()
+        found = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, verify=trusted()).json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

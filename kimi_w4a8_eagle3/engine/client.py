@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from ..base.errors import KimiError
+from ..base.tls import trusted
 from .reply import events
 
 _TIMEOUT_S = 300.0
@@ -46,7 +47,9 @@ class EngineClient:
     def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = _TIMEOUT_S) -> None:
         self.base_url = base_url
         timeout, limits = httpx.Timeout(timeout_s, connect=10.0), httpx.Limits(max_connections=256)
-        self._http = httpx.Client(base_url=base_url, timeout=timeout, limits=limits, headers=bearer(api_key))
+        self._http = httpx.Client(
+            base_url=base_url, timeout=timeout, limits=limits, headers=bearer(api_key), verify=trusted()
+        )
         self._model: str | None = None
 
     def __enter__(self) -> EngineClient:

@@ -14,6 +14,7 @@ import httpx
 
 from ..base.errors import KimiError
 from ..base.prometheus import Reading
+from ..base.tls import trusted
 
 GENERATION_TOKENS = "sglang:generation_tokens_total"
 PROMPT_TOKENS = "sglang:prompt_tokens_total"
@@ -100,7 +101,7 @@ def look(base_url: str, timeout_s: float = _TIMEOUT_S) -> Reading:
     """What stands at /metrics now; raises KimiError when that is no exposition."""
     url = f"{base_url}/metrics"
     try:
-        response = httpx.get(url, timeout=timeout_s, follow_redirects=True)
+        response = httpx.get(url, timeout=timeout_s, follow_redirects=True, verify=trusted())
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise KimiError(
             f"no metrics: {str(error) or type(error).__name__}", where=url, remedy="is the server running?"

@@ -21,6 +21,7 @@ import psutil
 
 from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
+from ..base.tls import trusted
 from .aiter_jit import jit_environment
 from .fork_server import ForkedProcess, can_fork, die_with_parent, fork, prepare
 from .leftovers import Belongings, remove_orphans
@@ -115,7 +116,7 @@ class EngineServer:
         on_wait(seconds, last log line) is called about four times a second. Raises KimiError when the process ends
         or does not answer within `timeout_s` of `start`; the process is stopped before.
         """
-        with httpx.Client(timeout=5.0) as client:
+        with httpx.Client(timeout=5.0, verify=trusted()) as client:
             while True:
                 elapsed = time.monotonic() - self._began
                 if self.poll() is not None:

@@ -21,6 +21,7 @@ import httpx
 import psutil
 
 from ..base.prometheus import Reading
+from ..base.tls import trusted
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,8 @@ class Watchdog:
     def _run(self) -> None:
         progress = Progress(self._timeout_s, time.monotonic())
         probe_after = self._timeout_s / 2  # an idle server is asked for a token no oftener than that
-        with httpx.Client(base_url=self._base_url, timeout=min(PROBE_TIMEOUT_S, max(self._timeout_s, 1.0))) as client:
+        timeout_s = min(PROBE_TIMEOUT_S, max(self._timeout_s, 1.0))
+        with httpx.Client(base_url=self._base_url, timeout=timeout_s, verify=trusted()) as client:
             while not self._end.wait(self._poll_s):
                 if progress.advanced(_read_metrics(client), time.monotonic()):
                     self._tell(progress)

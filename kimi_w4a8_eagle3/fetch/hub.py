@@ -23,6 +23,7 @@ import httpx
 from huggingface_hub import constants, get_token
 
 from ..base.errors import KimiError
+from ..base.tls import trusted
 from .model import MAX_FILES, Listing, RemoteFile, human
 from .names import Commit, Digest, RepoName, RepoPath, Revision
 
@@ -137,7 +138,8 @@ class Hub:
         caller tries again. None is kept, because `get` knows those that it saw made."""
         timeout = httpx.Timeout(15.0, read=self.limits.silence)
         limits = httpx.Limits(max_keepalive_connections=0)
-        return httpx.Client(headers={"accept-encoding": "identity"}, timeout=timeout, limits=limits)
+        headers = {"accept-encoding": "identity"}
+        return httpx.Client(headers=headers, timeout=timeout, limits=limits, verify=trusted())
 
     @contextmanager
     def get(self, client: httpx.Client, url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:

@@ -15,6 +15,7 @@ from types import TracebackType
 import httpx
 
 from ..base.errors import KimiError
+from ..base.tls import trusted
 from .events import EventLog
 from .identity import Identity, ask_identity
 from .router import RouterControl, RouterEndpoint, Worker
@@ -45,9 +46,8 @@ class Registrar:
         events: EventLog,
         model: str | None = None,
     ) -> None:
-        # Both are kept: making a client loads certificates, which costs more than everything else in a pass.
         self._control = RouterControl(endpoint)
-        self._engines = httpx.Client(timeout=_IDENTITY_TIMEOUT_S)
+        self._engines = httpx.Client(timeout=_IDENTITY_TIMEOUT_S, verify=trusted())
         self._wanted = wanted
         self._events = events
         self._model = model

@@ -15,6 +15,7 @@ import httpx
 
 from ..base.address import http_url
 from ..base.errors import KimiError
+from ..base.tls import trusted
 from ..engine.process import EngineServer, free_port
 from ..recipe.router_settings import RouterSettings
 from .run_router import ARGUMENTS
@@ -100,6 +101,7 @@ class RouterControl:
             base_url=endpoint.base_url,
             timeout=_TIMEOUT_S,
             headers={"Authorization": f"Bearer {endpoint.control_key}"},
+            verify=trusted(),
         )
 
     def workers(self) -> list[Worker]:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from ..base.prometheus import Reading, parse
+from ..base.tls import trusted
 from ..engine.metrics import Acceptance
 from .fleet_metrics import fleet_families
 from .replica_state import FleetView, ReplicaState
@@ -30,7 +31,7 @@ Families = tuple[Metric, ...]
 
 def new_client() -> httpx.AsyncClient:
     """A client for engines and router: they are near, so no proxy of the environment is asked."""
-    return httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None)  # noqa: S113 - `scrape` bounds all of it
+    return httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None, verify=trusted())  # noqa: S113 - `scrape` bounds all of it
 
 
 async def scrape(client: httpx.AsyncClient, url: str | None, timeout_s: float) -> Families | None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from ..base.console import table_console
 from ..base.errors import KimiError
 from ..base.prometheus import Reading
+from ..base.tls import trusted
 from ..engine.metrics import look
 
 _TOKENS = "sglang:realtime_tokens_total"
@@ -41,7 +42,7 @@ class Look:
     def at_url(cls, url: str) -> Look:
         """Raises KimiError when no ops endpoint answers at `url`."""
         try:
-            states = httpx.get(f"{url}/status", timeout=10.0).json()["replicas"]
+            states = httpx.get(f"{url}/status", timeout=10.0, verify=trusted()).json()["replicas"]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             raise KimiError(
                 f"no ops endpoint answers: {error or type(error).__name__}",

@@ -67,8 +67,10 @@ def _register() -> None:
 
         processor.register()
     if cpu.installed():
-        from .cpu import batch_invariant, fp8_kv, fp8_linear, mla_draft  # start-up: torch, and needed on a CPU alone
+        # Start-up: torch, and needed on a CPU alone.
+        from .cpu import batch_invariant, fp8_kv, fp8_linear, gloo_thread, mla_draft
 
+        gloo_thread.install()
         batch_invariant.register()
         HookRegistry.register(batch_invariant.TARGET, batch_invariant.get_handler, HookType.AROUND)
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)

@@ -6,6 +6,7 @@ Group 3, a hostile Hub, is no request to an engine: tests/fetch has it.
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 from .requests import JSON, OUTSIDER, Case, Request, wire_request
@@ -98,8 +99,9 @@ def _opens_the_door(model: str, port: int, keyed: bool) -> list[Case]:
     return [*forged, Case("2 claimed address", f"{_CHAT} without a key", (chat,), refused=keyed), *ajar]
 
 
-def _stops_everybody(model: str) -> list[Case]:
-    """4, 5 and 7: little to send, much to do."""
+@cache
+def _stops_everybody(model: str) -> tuple[Case, ...]:
+    """4, 5 and 7: little to send, much to do. Made once: it is 20 MB of JSON."""
     generate = {"text": "Tom", "sampling_params": {"max_new_tokens": 64, "stop_regex": _SLOW_PATTERN}}
     completion = {"model": model, "prompt": "Tom ", "max_tokens": 8}
     data = "data:" + "Tom has 3 apples. " * 450_000
@@ -108,7 +110,7 @@ def _stops_everybody(model: str) -> list[Case]:
     some = {f"p{number}": {"type": "integer"} for number in range(600)}
     schema = {"type": "object", "properties": some, "minProperties": 500}
     long = "Tom has 3 apples. " * 1600
-    return [
+    return (
         _case(4, "slow stop pattern", _CHAT, question(model, max_tokens=64, stop_regex=_SLOW_PATTERN)),
         _case(4, "slow stop pattern", "/generate", generate),
         _case(
@@ -137,7 +139,7 @@ def _stops_everybody(model: str) -> list[Case]:
             _CHAT,
             _schema(model, schema),
         ),
-    ]
+    )
 
 
 def _breaks_an_answer(model: str) -> list[Case]:

@@ -47,26 +47,33 @@ def _buffer_address(
 
     def address(w: Waves, lanes: ActiveLanes, size: int) -> tuple[Array, Array | None]:
         w.check_scalar(resource.register, 4)
-        w0, w1, records, w3 = (w.s32[resource.register + n].astype(np.int64)[lanes.rows] for n in range(4))
+        w0, w1, records, w3 = (_per_lane(w.s32[resource.register + n], lanes) for n in range(4))
         if (w1 >> 31).any() or ((w3 >> 23) & 1).any():
             raise UnknownInstruction("a swizzled or thread-id buffer resource is not modelled")
         base, stride = w0 | ((w1 & 0xFFFF) << 32), (w1 >> 16) & 0x3FFF
-        extra = np.broadcast_to(np.asarray(read_scalar(w)), w.count).astype(np.int64)[lanes.rows]
+        extra = _per_lane(np.broadcast_to(np.asarray(read_scalar(w)), w.count), lanes)
         at = np.full(lanes.count, offset, np.int64)
         if read_offset:
             at = at + lanes.pick(read_offset(w)).astype(np.int64)
-        steps = np.arange(max(1, size // 4))[:, None] * 4
-        last = at + steps + min(size, 4) - 1
-        index = lanes.pick(read_index(w)).astype(np.int64) if read_index else np.zeros(lanes.count, np.int64)
+        first = at + np.arange(max(1, size // 4))[:, None] * 4
+        last = first + (min(size, 4) - 1)
+        index = lanes.pick(read_index(w)).astype(np.int64) if read_index else np.int64(0)
         # Structured (stride != 0): the index is checked; raw: the byte offset, each word by itself.
-        raw = stride == 0
-        inside = np.where(raw, last < records, (index < records) & ((last < stride) | (not index_on)))
-        _reject_ambiguous(raw, at + steps, last, records, extra)
+        raw, inside = stride == 0, last < records
+        if not raw.all():
+            inside = np.where(raw, inside, (index < records) & ((last < stride) | (not index_on)))
+        _reject_ambiguous(raw, first, last, records, extra)
         if not inside.all():
             context.tallies[f"out_of_range_{action}s"] += int((~inside).any(axis=0).sum())
         return (base + extra + index * stride + at).astype(np.uint64), None if inside.all() else inside
 
     return address
+
+
+def _per_lane(value: Array, lanes: ActiveLanes) -> Array:
+    """A scalar register [rows] for each active lane, [n]; [1] where all waves have the same."""
+    wide = value.astype(np.int64)
+    return wide[:1] if (wide == wide[0]).all() else wide[lanes.rows]
 
 
 def _reject_ambiguous(raw: Array, first: Array, last: Array, records: Array, extra: Array) -> None:

@@ -41,14 +41,14 @@ class ByteStore:
     def all_written(self, index: Index) -> bool:
         """Whether every byte of every access was written."""
         if index.aligned:
-            return bool((self.written.view(np.uint32)[index.at] == 0x01010101).all())
-        return bool(self.written[index.at].all())
+            return bool((self.written.view(np.uint32).take(index.at) == 0x01010101).all())
+        return bool(self.written.take(index.at).all())
 
     def gather(self, index: Index) -> Array:
         """The accessed bytes as uint32 [words, ...]; an access of 1 or 2 bytes gives one zero-extended word."""
         if index.aligned:
-            return self.data.view(np.uint32)[index.at]
-        return join_bytes(self.data[index.at])
+            return self.data.view(np.uint32).take(index.at)
+        return join_bytes(self.data.take(index.at))
 
     def differs(self, index: Index, words: Array) -> Array:
         """Where (like index.at) storing words [words, ...] would change a value."""
@@ -62,7 +62,7 @@ class ByteStore:
             store = self.data.view(np.uint32)
             store[index.at] = words
             self.written.view(np.uint32)[index.at] = 0x01010101
-            return bool((store[index.at] == words).all())
+            return bool((store.take(index.at) == words).all())
         split = split_bytes(words, len(index.at))
         self.data[index.at] = split
         self.written[index.at] = 1

@@ -28,7 +28,10 @@ class Context:
 
     def active(self, w: Waves) -> ActiveLanes:
         """The active lanes of a batch, flattened."""
-        return ActiveLanes(self, w)
+        if w.active is None:
+            w.active = ActiveLanes(self, w)
+        found: ActiveLanes = w.active
+        return found
 
 
 class ActiveLanes:

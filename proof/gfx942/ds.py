@@ -158,12 +158,13 @@ def _permute(instruction: Instruction, operands: list[Operand]) -> Step:
             value = np.zeros((w.count, LANES), np.uint32)
             value[np.broadcast_to(rows, lane.shape)[w.exec], lane[w.exec]] = w.u32[source][w.exec]
         else:
-            valid = w.exec[rows, lane]  # an inactive source lane gives 0
+            at = lane + rows * LANES
+            valid = w.exec.take(at)  # an inactive source lane gives 0
             if w.vector_state[source] == 2:
                 w.check_vector(source)
-            if w.vector_state[source] and not (w.vector_written[source][rows, lane] | ~valid)[w.exec].all():
+            if w.vector_state[source] and not (w.vector_written[source].take(at) | ~valid)[w.exec].all():
                 raise UndefinedRead(f"{instruction.opcode} reads a lane of vector register {source} that nobody wrote")
-            value = np.where(valid, w.u32[source][rows, lane], np.uint32(0))
+            value = np.where(valid, w.u32[source].take(at), np.uint32(0))
         w.vector_load_issued(target, 1)
         np.copyto(w.u32[target], value, where=w.exec)
         w.queues.lgkm.append(Outstanding("lds", vector=range(target, target + 1)))

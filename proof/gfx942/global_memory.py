@@ -19,6 +19,7 @@ from .state import Array
 
 BASE = 0x20_0000_0000
 _ALIGN, _GUARD = 256, 4096
+_CAPACITY = 1 << 26  # bytes before the store grows; what nobody touches takes no memory
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class Memory:
         self._shared: dict[Buffer, npt.NDArray[np.uint8]] = {}
         self._by_address: list[Buffer] = []  # during a launch
         self._end = _GUARD
-        self._store = ByteStore(1 << 16)
-        self._allocated = np.zeros(1 << 16, np.uint8)
+        self._whole: set[Buffer] = set()  # of which every byte was written
+        self._store = ByteStore(_CAPACITY)
+        self._allocated = np.zeros(_CAPACITY, np.uint8)
         self._stored_by: npt.NDArray[np.int32] | None = None
         self._stored_range = (0, 0)
         self.report: Callable[[str], None] = _raise_race
@@ -72,8 +74,9 @@ class Memory:
         return buffer
 
     def host_wrote(self, buffer: Buffer) -> None:
-        """The process has written all of a shared buffer."""
+        """The process has written all of a buffer."""
         self._store.written[self._bytes(buffer)] = 1
+        self._whole.add(buffer)
 
     def _reserve(
         self, dims: tuple[int, ...], kind: np.dtype[np.generic], name: str, address: int | None = None
@@ -105,7 +108,7 @@ class Memory:
 
     def _put(self, buffer: Buffer, values: npt.NDArray[np.generic]) -> None:
         self._store.data[self._bytes(buffer)] = values.reshape(-1).view(np.uint8)
-        self._store.written[self._bytes(buffer)] = 1
+        self.host_wrote(buffer)
 
     @staticmethod
     def _bytes(buffer: Buffer) -> slice:
@@ -115,6 +118,7 @@ class Memory:
         """Unregister the last buffer; its addresses become invalid."""
         self._allocated[self._bytes(buffer)] = 0
         self._store.written[self._bytes(buffer)] = 0
+        self._whole.discard(buffer)
         self.buffers.remove(buffer)
         self._end = max([_GUARD, *(b.start + b.nbytes + _GUARD for b in self.buffers)])
 
@@ -136,52 +140,55 @@ class Memory:
         self._by_address = sorted(self.buffers, key=lambda b: b.address)
         self.report = report
         self._redundant_writes = redundant_writes
-        self._stored_by = np.zeros(len(self._allocated), np.int32)
+        self._stored_by = np.zeros(-(-self._end // 4) * 4, np.int32)
         self._stored_range = (len(self._allocated), 0)
 
     def end_launch(self) -> None:
         """Give the shared bytes back."""
         for buffer, array in self._shared.items():
             array[...] = self._store.data[self._bytes(buffer)]
+        self._by_address = []
 
     def load(self, address: Array, size: int, group: Array) -> Array:
         """Load `size` bytes at each address [n] for workgroups [n]: uint32 [words, n]."""
-        offset = self.offset(address)
-        index = self._index(address, offset, size, "load")
-        if not self._store.all_written(index):
+        offset, buffer = self._offset(address, size)
+        index = self._index(address, offset, size, buffer, "load")
+        if buffer not in self._whole and not self._store.all_written(index):
             bad = self._first(address, offset, size, self._store.written)
             raise UndefinedRead(f"a load of {size} bytes at {self.where(bad)} reads bytes that nobody wrote")
         low, high = self._stored_range
         if self._stored_by is not None and len(offset) and offset.max() + size > low and offset.min() < high:
-            owner = self._stored_by[offset]
+            owner = self._stored_by.take(offset)
             if ((owner != 0) & (owner != group + 1)).any():
                 self.report("a workgroup loads what another workgroup of the same launch stored")
         return self._store.gather(index)
 
     def store(self, address: Array, words: Array, size: int, group: Array) -> None:
         """Store words [words, n] at each address [n]."""
-        offset = self.offset(address)
-        index = self._index(address, offset, size, "store")
-        at = offset[None] + np.arange(size)[:, None]
-        before = self._store.data[at] if self._redundant_writes else None
+        offset, buffer = self._offset(address, size)
+        index = self._index(address, offset, size, buffer, "store")
+        unit = 4 if index.aligned else 1  # bytes to an index: what follows is [places, n, unit]
+        data = self._store.data.reshape(-1, unit)
+        before = data[index.at] if self._redundant_writes else None
         if not self._store.scatter(index, words):
             self.report("two lanes of one store write different values to the same address")
         if self._stored_by is None or not len(address):
             return
         low, high = self._stored_range
-        self._stored_range = (min(low, int(at.min())), max(high, int(at.max()) + 1))
-        owner = self._stored_by[at]
-        self._stored_by[at] = group + 1
-        earlier = (owner != 0) & (owner != group + 1)
-        together = self._stored_by[at] != group + 1  # in the same instruction of this batch
-        conflict = earlier | together if before is None else earlier & (before != self._store.data[at])
+        self._stored_range = (min(low, int(offset.min())), max(high, int(offset.max()) + size))
+        owners, mine = self._stored_by.reshape(-1, unit), (group + 1).astype(np.int32)[:, None]
+        owner = owners[index.at]
+        owners[index.at] = mine
+        earlier = (owner != 0) & (owner != mine)
+        together = owners[index.at] != mine  # in the same instruction of this batch
+        conflict = earlier | together if before is None else earlier & (before != data[index.at])
         if conflict.any():
             self.report("two workgroups store to the same bytes")
 
     def update(self, address: Array, size: int) -> Array:
         """Check the targets of an atomic; the byte offsets into `raw`."""
-        offset = self.offset(address)
-        index = self._index(address, offset, size, "atomic")
+        offset, buffer = self._offset(address, size)
+        index = self._index(address, offset, size, buffer, "atomic")
         if not self._store.all_written(index):
             bad = self._first(address, offset, size, self._store.written)
             raise UndefinedRead(f"an atomic at {self.where(bad)} updates bytes that nobody wrote")
@@ -192,23 +199,28 @@ class Memory:
         """All bytes, for atomics."""
         return self._store.data
 
-    def offset(self, address: Array) -> Array:
-        """Where in the store the byte at each address is; negative or past its end where there is none."""
+    def _offset(self, address: Array, size: int) -> tuple[Array, Buffer | None]:
+        """Where in the store the byte at each address is; negative or past its end where there is none.
+
+        And the buffer that all of these accesses lie within, if one is.
+        """
         at = address.astype(np.int64)
-        if not self._shared or not len(at):
-            return at - BASE
-        low, high = int(at.min()), int(at.max())
-        number = bisect_right(self._by_address, low, key=lambda b: b.address) - 1
-        buffer = self._by_address[max(number, 0)]
-        if buffer.address <= low and high < buffer.address + buffer.nbytes:
-            return at - (buffer.address - buffer.start)
+        if len(at) and self._by_address:
+            low, high = int(at.min()), int(at.max())
+            buffer = self._by_address[max(0, bisect_right(self._by_address, low, key=lambda b: b.address) - 1)]
+            if buffer.address <= low and high + size <= buffer.address + buffer.nbytes:
+                return at - (buffer.address - buffer.start), buffer
+        if not self._shared:
+            return at - BASE, None
         offset = np.full(len(at), -1)
         for buffer in self._by_address:
             inside = (at >= buffer.address) & (at < buffer.address + buffer.nbytes)
             offset[inside] = at[inside] - (buffer.address - buffer.start)
-        return offset
+        return offset, None
 
-    def _index(self, address: Array, offset: Array, size: int, what: str) -> Index:
+    def _index(self, address: Array, offset: Array, size: int, buffer: Buffer | None, what: str) -> Index:
+        if buffer is not None:
+            return Index.of(offset, size)
         inside = (offset >= 0) & (offset <= len(self._allocated) - size)
         if not inside.all():
             raise OutOfBounds(f"a {what} of {size} bytes at {self.where(int(address[~inside][0]))}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ class Access:
         at = self.index.at[:, keep]
         return Access(Index(self.index.aligned, at), new_row[self.rows[keep]], self.wave[keep], self.write, self.dma)
 
+    @cached_property
     def mine(self) -> Array:
         """The mask of each access's wave, for every byte of it."""
         bit = np.uint64(1) << self.wave.astype(np.uint64)
@@ -61,18 +63,17 @@ class WaveMasks:
     def mark(self, access: Access) -> None:
         """Add the access's waves."""
         self._used = True
-        masks, mine = (self._words if access.index.aligned else self._bytes), access.mine()
-        if len(mine) and (mine == mine[0]).all():
-            masks[access.index.at] |= mine
-        else:
-            np.bitwise_or.at(masks, access.index.at, np.broadcast_to(mine, access.index.at.shape))
+        masks, mine, at = self._words if access.index.aligned else self._bytes, access.mine, access.index.at
+        for wave in np.flatnonzero(np.bincount(access.wave)):  # two of them may touch the same byte
+            chosen = access.wave == wave
+            masks[at[:, chosen]] |= mine[chosen]
 
     def others(self, access: Access) -> Array | None:
         """Where (like access.index.at) waves other than the access's own are in the sets; None if nowhere."""
         if not self._used:
             return None
-        masks = (self._words if access.index.aligned else self._bytes)[access.index.at]
-        other = (masks & ~access.mine()) != 0
+        masks = (self._words if access.index.aligned else self._bytes).take(access.index.at)
+        other = (masks & ~access.mine) != 0
         return other if other.any() else None
 
     def without_mine(self, access: Access) -> Array:
@@ -167,9 +168,8 @@ class Lds:
     # -- checks -------------------------------------------------------------------------------------------------------
     def _index(self, address: Array, size: int, group: Array) -> Index:
         offset = address.astype(np.int64)
-        bad = (offset < 0) | (offset + size > self.size)
-        if bad.any():
-            where = int(offset[bad][0])
+        if len(offset) and (offset.min() < 0 or offset.max() + size > self.size):
+            where = int(offset[(offset < 0) | (offset + size > self.size)][0])
             raise OutOfBounds(f"LDS access of {size} bytes at offset {where}, the workgroup has {self.size} bytes")
         return Index.of(offset + group * self.stride, size)
 

@@ -74,9 +74,8 @@ def _matrix(operand: Operand, size: int, depth: int, form: str) -> Callable[[Wav
     def read(w: Waves) -> Array:
         if any(w.vector_state[first:last]):
             w.check_vector(first, registers, all_lanes=True)
-        words = np.ascontiguousarray(w.vector[first:last].transpose(1, 2, 0))  # [rows, lane, register]
-        values = convert(words).reshape(w.count, groups, size, per_lane)
-        return values.transpose(0, 2, 1, 3).reshape(w.count, size, depth)
+        words = w.vector[first:last].reshape(registers, w.count, groups, size).transpose(1, 3, 2, 0)
+        return convert(np.ascontiguousarray(words)).reshape(w.count, size, depth)
 
     return read
 

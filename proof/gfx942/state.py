@@ -96,6 +96,7 @@ class Waves:
     def exec_changed(self) -> None:
         """Refresh the lane mask after a write to EXEC."""
         low, high = self.s32[EXEC], self.s32[EXEC + 1]
+        self.active: Any = None  # context.ActiveLanes, once a memory instruction has asked
         self.exec_full = bool((low == _FULL).all() and (high == _FULL).all())
         self.exec = self.lane_mask(EXEC)
 

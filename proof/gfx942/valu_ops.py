@@ -97,15 +97,23 @@ _op("v_ffbl_b32", "u>u", lambda a: np.where(a == 0, u32(0xFFFFFFFF), u32(31) - _
 
 def perm_b32(high: Array, low: Array, selector: Array) -> Array:
     """V_PERM_B32: each selector byte picks one of the 8 bytes {high, low}, a sign fill, 0x00 or 0xff."""
-    both = (high.astype(u64) << u64(32)) | low
     result = np.zeros(np.broadcast_shapes(high.shape, low.shape, selector.shape), u32)
+    for picks in np.unique(selector):  # nearly always one
+        result = np.where(selector == picks, _bytes_picked(high, low, int(picks)), result)
+    return result
+
+
+def _bytes_picked(high: Array, low: Array, picks: int) -> Array:
+    result, byte = np.zeros((), u32), np.zeros((), u32)
     for lane in range(4):
-        pick = (selector >> u32(8 * lane)) & u32(0xFF)
-        byte = (both >> ((pick & u32(7)).astype(u64) * u64(8))).astype(u32) & u32(0xFF)
-        sign = (both >> (((pick & u32(3)).astype(u64) * u64(2) + u64(1)) * u64(8) + u64(7))).astype(u32) & u32(1)
-        byte = np.where(pick >= 8, sign * u32(0xFF), byte)
-        byte = np.where(pick == 12, u32(0), np.where(pick > 12, u32(0xFF), byte))
-        result |= byte << u32(8 * lane)
+        pick = (picks >> 8 * lane) & 0xFF
+        if pick < 8:
+            byte = ((high if pick & 4 else low) >> u32(8 * (pick & 3))) & u32(0xFF)
+        elif pick < 12:  # bit 15 or 31 of a word
+            byte = (((high if pick & 2 else low) >> u32(31 if pick & 1 else 15)) & u32(1)) * u32(0xFF)
+        else:
+            byte = np.array(0xFF if pick > 12 else 0, u32)
+        result = result | (byte << u32(8 * lane))
     return result
 
 

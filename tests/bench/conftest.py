@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from support import sglang_program
@@ -32,14 +31,13 @@ def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
-def failed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, KimiError]:
-    """The same against a server that refuses every third request (the warm-up is the first), by a new process."""
+def failed_run(null_run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, KimiError]:
+    """The same against a server that refuses every third request (the warm-up is the first)."""
     server = serve(fail_every=3)
     runs = tmp_path_factory.mktemp("runs")
     try:
         workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
-        new = patch("kimi_w4a8_eagle3.bench.generator.fork_beside", return_value=None)
-        with new, pytest.raises(KimiError) as caught:
+        with pytest.raises(KimiError) as caught:
             bench(workload, Texts(), runs, lambda _: None, base_url=server.base_url)
     finally:
         server.shutdown()

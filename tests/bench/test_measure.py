@@ -146,12 +146,15 @@ def test_a_cut_line_is_one_message(null_run: Run, tmp_path: Path) -> None:
 
 
 def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    suicide = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"]
+    """It is no program of SGLang's, so it is a new process, which has the variables that a forked one has."""
+    given = f"os.environ['OPENAI_API_KEY'] == {KEY!r} and os.environ['HF_HUB_OFFLINE'] == '1'"
+    suicide = [sys.executable, "-c", f"import os; {given} and os.kill(os.getpid(), {int(signal.SIGKILL)})"]
     monkeypatch.setattr(generator, "generator_command", lambda *_: suicide)
-    server = serve()
+    server = serve(api_key=KEY)
     try:
         with pytest.raises(KimiError, match="signal 9") as caught:
-            bench(load_workload("tiny-con2"), Texts(), tmp_path, lambda _: None, base_url=server.base_url)
+            texts, url = Texts(), server.base_url
+            bench(load_workload("tiny-con2"), texts, tmp_path, lambda _: None, base_url=url, api_key=KEY)
     finally:
         server.shutdown()
     run = read_run(next(tmp_path.iterdir()))

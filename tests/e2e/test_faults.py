@@ -60,7 +60,7 @@ def fleet(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def questions(fleet):
-    return known_questions(fleet.base_url, 4, KEY)
+    return known_questions(fleet.base_url, 2, KEY)
 
 
 def ask(fleet, question, manner=Manner.STREAM):
@@ -140,7 +140,7 @@ def test_a_client_that_leaves_ends_its_request(fleet, questions):
 
 
 def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_goes_on(fleet, questions):
-    streams = [endless_question(questions[0].model, 500)]  # they run on while one of them is looked for and killed
+    streams = [endless_question(questions[0].model, 250)]  # they run on while one of them is looked for and killed
     with Load(fleet.base_url, streams, 4, mix={Manner.STREAM: 1}, total=4, hang_s=120.0, api_key=KEY) as load:
         until(lambda: min(running(fleet)) >= 1)
         time.sleep(0.5)  # their first piece has been sent
@@ -184,7 +184,7 @@ def test_another_model_is_refused_at_registration(fleet, tmp_path):
 
 def test_sigterm_answers_what_runs_and_leaves_nothing(fleet, questions):
     """The last test of the fleet; replica 0 may still be starting."""
-    question = endless_question(questions[0].model, 400)
+    question = endless_question(questions[0].model, 200)
     with Load(fleet.base_url, [question], 3, total=3, hang_s=120.0, api_key=KEY) as load:
         until(lambda: sum(running(fleet)) == 3)
         code = fleet.stop(signal.SIGTERM)

@@ -1,9 +1,11 @@
-"""The stacks of a hanging engine, asked for as the watchdog does."""
+"""The threads of an engine: their stacks, asked for as the watchdog does, and few that wake while it idles."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
@@ -28,3 +30,10 @@ def test_every_process_of_the_engine_prints_its_stacks_and_goes_on(eagle3: Engin
         time.sleep(0.1)
     assert printed() == asked
     assert client.generate("Tom has 3 apples", max_new_tokens=4).text
+
+
+def test_a_rank_has_one_thread_that_waits_for_others(eagle3: EngineServer) -> None:
+    family = psutil.Process(eagle3.pid).children(recursive=True)
+    (scheduler,) = (each.pid for each in family if "sglang::scheduler" in each.cmdline()[0])
+    names = [name.read_text() for name in Path(f"/proc/{scheduler}/task").glob("*/comm")]
+    assert names.count("gloo_tcp_loop\n") == 1

@@ -79,7 +79,7 @@ class Engine:
             return refusal("not a JSON object")
         if (other := self.planted(request.url.path, body)) is not None:
             return other
-        if not harmless(body) or await request.body() in refused_bodies():
+        if not harmless(body, await request.body()):
             return refusal("no")
         return answer("7", body.get("stream") is True)
 
@@ -99,11 +99,13 @@ def _described() -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 
-def harmless(body: dict[str, Any]) -> bool:
+def harmless(body: dict[str, Any], sent: bytes) -> bool:
+    if len(sent) > 1e5 or sent in refused_bodies():
+        return False
     numbers = all(isinstance(body.get(name), int | None) for name in ("logprobs", "top_logprobs"))
     text = json.dumps(body)
     costly = any(f'"{word}"' in text for word in ("regex", "pattern", "structural_tag", "logit_bias"))
-    return numbers and (body.get("logprobs") or 0) < 100 and not costly and len(text) < 1e5
+    return numbers and (body.get("logprobs") or 0) < 100 and not costly
 
 
 @cache
