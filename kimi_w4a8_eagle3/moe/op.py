@@ -1,6 +1,7 @@
 """One prepared layer, and `kimi::w4a8_moe`: the custom operator that torch.compile sees in the place of its kernels.
 
-An operator's schema has tensors and numbers but no objects, so it takes a layer by its handle.
+An operator's schema has tensors and numbers but no objects, so it takes a layer by its handle. Where nothing is traced
+a layer does without it: its dispatch takes as long as three of torch's small operators.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ class MoeLayer:
         _layers[self.handle] = self
 
     def __call__(self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
-        """Both stages through the operator; see MoeBackend.forward for shapes."""
-        return w4a8_moe(x, topk_weights, topk_ids, self.handle)
+        """Both stages; see MoeBackend.forward for shapes."""
+        if torch.compiler.is_compiling():
+            return w4a8_moe(x, topk_weights, topk_ids, self.handle)
+        return self.backend.forward(x, self.prepared, topk_weights, topk_ids)
 
 
 @torch.library.custom_op("kimi::w4a8_moe", mutates_args=())

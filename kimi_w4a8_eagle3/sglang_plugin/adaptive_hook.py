@@ -1,12 +1,19 @@
-"""Adaptive draft steps that SGLang cannot run are refused with its own reason; it would serve fixed ones and warn."""
+"""Adaptive draft steps: refused where SGLang cannot run them, and without a draft's prefill while there are none.
+
+Refused with SGLang's own reason; it would serve fixed ones and warn. SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND=1 keeps
+the draft out of decoding at 0 steps, but SGLang lets it read every prompt all the same.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from ..base.errors import KimiError, or_end
 
 TARGET = "sglang.srt.speculative.adaptive_spec_params.adaptive_unsupported_reason"
+PREFILL = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill"
 
 
 def refuse(reason: str | None, *_: Any, **__: Any) -> None:
@@ -18,3 +25,20 @@ def refuse(reason: str | None, *_: Any, **__: Any) -> None:
                 where="--speculative-adaptive",
                 remedy="serve with options.speculation = 'fixed', or without that argument",
             )
+
+
+def skip_prefill(
+    original: Callable[..., Any], draft: Any, batch: Any, hidden: Any, next_token_ids: Any, *args: Any, **named: Any
+) -> Any:
+    """AROUND hook of the draft's prefill: what SGLang puts in its place while decoding, at 0 steps."""
+    # SGLang's import order: hooks load before what they change
+    from sglang.srt.environ import envs
+    from sglang.srt.speculative.eagle_info import EagleDraftInput
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+    if draft.speculative_num_steps or not envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get():
+        return original(draft, batch, hidden, next_token_ids, *args, **named)
+    stub = EagleDraftInput(bonus_tokens=next_token_ids, num_tokens_per_req=1, num_tokens_for_logprob_per_req=1)
+    worker = SimpleNamespace(device=draft.device, topk=draft.topk, draft_worker=draft)
+    EAGLEWorkerV2._stub_skipped_draft_extend(worker, batch, SimpleNamespace(next_draft_input=stub))
+    return stub

@@ -28,6 +28,8 @@ def install() -> bool:
     if installed():
         return True
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    # What torch notes of each tensor for gradients that nobody asks for is a tenth of a step.
+    os.environ.setdefault("SGLANG_ENABLE_TORCH_INFERENCE_MODE", "1")
     from ...base import torchvision_ops  # start-up: torch, which `installed` does without
 
     torchvision_ops.declare_missing()

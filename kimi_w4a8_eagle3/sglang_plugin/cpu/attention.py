@@ -9,6 +9,7 @@ in float32 over blocks of keys that begin at the sequence's first, in products w
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -126,26 +127,55 @@ def _attend(
     scale: float,
 ) -> None:
     """The last `new` tokens of each sequence, packed: q [T, H, Dk] -> output [T, H, Dv]."""
+    for part in _plan(req_to_token, req_pool_indices, lengths, new, q.shape[1]):
+        k = _gather(k_cache, part.slots)
+        # An MLA value is a view that begins where its key begins.
+        v = k[..., : v_cache.shape[-1]] if v_cache.data_ptr() == k_cache.data_ptr() else _gather(v_cache, part.slots)
+        v = torch.nn.functional.pad(v, (0, 1), value=1.0)  # the last column adds up the weights
+        for token, position, keys in part.queries:
+            asked = q.index_select(0, token).view(*position.shape, *q.shape[1:])
+            out = _masked(asked, k[:, :keys], v[:, :keys], position, scale)
+            output[token] = out.flatten(0, 1).to(output.dtype)
+
+
+class _Part(NamedTuple):
+    """Requests that are computed at once."""
+
+    slots: torch.Tensor  # [B, L], L a multiple of _BLOCK
+    queries: list[tuple[torch.Tensor, torch.Tensor, int]]  # rows of q [B*M], positions [B, M], keys that they see
+
+
+def _plan(table: torch.Tensor, pool: torch.Tensor, lengths: list[int], new: list[int], heads: int) -> list[_Part]:
+    """What `_attend` computes at once, and where the keys are: the same in every layer of a forward pass."""
+    global _planned
+    if table.is_inference():  # a draft's, which has one layer; and whether it was written to, torch does not count
+        return _parts(table, pool, lengths, new, heads)
+    key = table._version, heads, pool.tolist(), lengths, new
+    if _planned is None or _planned[0] is not table or _planned[1] != key:
+        _planned = table, key, _parts(table, pool, lengths, new, heads)
+    return _planned[2]
+
+
+_planned: tuple[torch.Tensor, tuple[int, int, list[int], list[int], list[int]], list[_Part]] | None = None
+
+
+def _parts(table: torch.Tensor, pool: torch.Tensor, lengths: list[int], new: list[int], heads: int) -> list[_Part]:
     first = list(accumulate(new, initial=0))
-    for bucket in _buckets(new, lengths, q.shape[1]):
+    parts = []
+    for bucket in _buckets(new, lengths, heads):
         rows, count = torch.tensor(bucket), new[bucket[0]]
         start = torch.tensor([first[row] for row in bucket]).unsqueeze(1)
         end = torch.tensor([lengths[row] for row in bucket]).unsqueeze(1)
         most = max(lengths[row] for row in bucket)
         # Beyond its length a request's last key again, never another's: a weight of zero does not hide a NaN.
         seen = torch.minimum(torch.arange(_blocks(most) * _BLOCK), end - 1)
-        slots = req_to_token[:, :most].index_select(0, req_pool_indices.index_select(0, rows)).gather(1, seen)
-        k = _gather(k_cache, slots)
-        # An MLA value is a view that begins where its key begins.
-        v = k[..., : v_cache.shape[-1]] if v_cache.data_ptr() == k_cache.data_ptr() else _gather(v_cache, slots)
-        v = torch.nn.functional.pad(v, (0, 1), value=1.0)  # the last column adds up the weights
+        part = _Part(table[:, :most].index_select(0, pool.index_select(0, rows)).gather(1, seen), [])
         for at in range(0, count, _QUERIES):
             step = torch.arange(at, min(at + _QUERIES, count))
             keys = _blocks(most - count + at + len(step)) * _BLOCK
-            token = (start + step).flatten()
-            asked = q.index_select(0, token).view(len(bucket), len(step), *q.shape[1:])
-            out = _masked(asked, k[:, :keys], v[:, :keys], end - count + step, scale)
-            output[token] = out.flatten(0, 1).to(output.dtype)
+            part.queries.append(((start + step).flatten(), end - count + step, keys))
+        parts.append(part)
+    return parts
 
 
 def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor, scale: float) -> torch.Tensor:
