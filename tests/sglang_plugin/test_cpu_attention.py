@@ -94,6 +94,31 @@ def test_extend_is_causal_over_prefix_and_new_tokens(lengths, new, max_scores, q
             row += 1
 
 
+def test_where_the_keys_are_is_looked_up_once_a_pass_and_again_when_a_request_moves(monkeypatch):
+    """Every layer of a pass asks with the same table; between passes of the same lengths it may have been written."""
+    k, v, table, pool = paged(2, [9, 20], 2, 8, 8, latent=False)
+    q, seq_lens, new = torch.randn(2, 4, 8), torch.tensor([9, 20]), torch.tensor([1, 1])
+    looked: list[int] = []
+    parts = attention._parts
+    monkeypatch.setattr(attention, "_parts", lambda *args: looked.append(1) or parts(*args))
+
+    def attends_to_its_keys() -> int:
+        out = torch.empty(2, 4, 8)
+        extend(q, torch.empty(2, 2, 8), torch.empty(2, 2, 8), k, v, table, pool, seq_lens, new, out)
+        for b, length in enumerate([9, 20]):
+            slots = table[pool[b], :length].long()
+            torch.testing.assert_close(out[b], naive(q[b], k[slots], v[slots], 0.3), rtol=1e-4, atol=1e-5)
+        return len(looked)
+
+    with torch.inference_mode():
+        assert [attends_to_its_keys(), attends_to_its_keys()] == [1, 1]
+        table[pool[0], 3] = POOL_SLOTS - 1
+        assert attends_to_its_keys() == 2
+        pool.copy_(pool.flip(0))
+        table[pool[0], :9], table[pool[1], :20] = torch.arange(9), torch.arange(20)
+        assert attends_to_its_keys() == 3
+
+
 def test_plain_keys_are_an_error_where_the_cache_holds_latents():
     k, v, table, pool = paged(1, [6], 1, 12, 8, latent=True)
     q, kv, out = torch.randn(2, 4, 6), torch.randn(2, 4, 6), torch.empty(2, 4, 6)
