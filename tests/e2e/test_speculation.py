@@ -1,6 +1,11 @@
 """EAGLE3 changes speed, not answers: the same greedy tokens with and without, and drafts that are accepted."""
 
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
+from support.tiny_servers import started, tiny_launch
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine import startup_check
@@ -49,3 +54,22 @@ def test_the_start_up_check_sees_acceptance_and_its_absence(eagle3, plain, clien
     assert startup_check.require_acceptance(client, 4, "draft").length > 1.5
     with EngineClient(plain.base_url) as unspeculated, pytest.raises(Exception, match="does not speculate"):
         startup_check.require_acceptance(unspeculated, 4, "draft")
+
+
+def test_adaptive_steps_follow_the_batch_and_change_no_answer(plain, tmp_path: Path) -> None:
+    """Prompts arrive at 3 steps and at 0, where the draft does not read them; the last ones alone run at 3 again."""
+    table = tmp_path / "steps.json"
+    table.write_text(json.dumps({"1": {"candidate_steps": [3]}, "4": {"candidate_steps": [0]}}))
+    settings = ("options.speculation=adaptive", f"speculative-adaptive-config={table}")
+    questions = [p.question for p in tiny.problems("held_out", 12, seed=3)]
+    expected = tokens(plain.base_url, questions, 8, 48)
+    with contextmanager(started)(tiny_launch(settings=settings), tmp_path) as server:
+        begin = scrape(server.base_url)
+        assert tokens(server.base_url, questions, 8, 48) == expected
+        crowd = scrape(server.base_url)
+        alone = tiny.problems("held_out", 1, seed=4)[0].question
+        assert tokens(server.base_url, [alone], 1, 48) == tokens(plain.base_url, [alone], 1, 48)
+        end = scrape(server.base_url)
+    among, by_itself = (acceptance_from_counters(each, 4) for each in (crowd.since(begin), end.since(crowd)))
+    assert among is not None and by_itself is not None
+    assert by_itself.length > 2.5 > 2.0 > among.length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -255,7 +256,7 @@ def test_keys_show_nowhere() -> None:
 
 def test_an_engine_without_a_door_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def serve(app: Any) -> None:
-        def get(url: str, headers: dict[str, str], timeout: float) -> httpx.Response:
+        def get(url: str, headers: dict[str, str], timeout: float, verify: ssl.SSLContext) -> httpx.Response:
             return ask(app, "GET", url.removeprefix("http://engine"), headers=headers)
 
         monkeypatch.setattr(httpx, "get", get)
