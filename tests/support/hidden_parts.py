@@ -30,13 +30,19 @@ sys.path[:0] = [str(ROOT), str(TESTS)]  # `proof` is the package there, not the 
 # Imported once for all forks: what no part is behind.
 import httpx  # noqa: E402, F401
 import hypothesis.strategies  # noqa: E402, F401
+import jsonschema  # noqa: E402, F401
+import libcst  # noqa: E402, F401
+import openai  # noqa: E402, F401
 import pydantic  # noqa: E402, F401
 import pytest  # noqa: E402
+import pytest_timeout  # noqa: E402
 import torch  # noqa: E402, F401
 import typer.testing  # noqa: E402, F401
+import xdist.plugin  # noqa: E402
 from support.optional_parts import PARTS, PROGRAMS  # noqa: E402
 
-PLUGINS = ("-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "xdist")
+# As modules: pytest looks for one that is named by `-p` in the metadata of every distribution.
+PLUGINS = (pytest_timeout, xdist.plugin)
 OWNERS = metadata.packages_distributions()  # once for all forks: it reads every distribution's files
 ASKING = {"which", "find_spec", "importorskip", "version"}
 
@@ -124,7 +130,7 @@ def collect(part: str, modules: list[str]) -> dict[str, Any]:
         hide(part)
         output = io.StringIO()
         with redirect_stdout(output):
-            status = pytest.main(["--collect-only", "-qq", *PLUGINS, *modules])
+            status = pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *modules], PLUGINS)
         with os.fdopen(writer, "w") as pipe:
             json.dump({"modules": len(modules), "status": int(status), "output": output.getvalue()}, pipe)
         os._exit(0)
