@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from triton.runtime import interpreter
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -18,6 +19,28 @@ from kimi_w4a8_eagle3.moe.routing import empty_routing, route
 from kimi_w4a8_eagle3.moe.triton import kernels as kernels
 from kimi_w4a8_eagle3.moe.triton.backend import MoeCall, StageTile, TritonBackend, TritonTiles
 from kimi_w4a8_eagle3.quark.packing import unpack_reorder
+
+# Triton makes both anew for each operation of each program, with a table of all kinds: a third of the time here.
+NUMPY_TYPES: dict[str, Any] = {}
+BLOCK_TYPES: dict[tuple[Any, ...], tl.block_type] = {}
+_numpy_type = interpreter._get_np_dtype
+
+
+def numpy_type(kind: Any) -> Any:
+    if (name := kind.scalar.name) not in NUMPY_TYPES:
+        NUMPY_TYPES[name] = _numpy_type(kind)
+    return NUMPY_TYPES[name]
+
+
+def block_type(element: tl.dtype, shape: tuple[int, ...]) -> tl.block_type:
+    if (key := (element.name, *shape)) not in BLOCK_TYPES:
+        BLOCK_TYPES[key] = tl.block_type(element, shape)
+    return BLOCK_TYPES[key]
+
+
+interpreter._get_np_dtype = numpy_type
+interpreter.InterpreterBuilder.get_block_ty = lambda self, element, shape: block_type(element, shape)
+tl.block_type.with_element_ty = lambda self, element: block_type(element, self.shape)
 
 # For which functions' globals the language is replaced while a kernel runs. Triton looks through the whole language
 # again whenever a kernel calls a function, which is a third of the time here.
