@@ -34,8 +34,13 @@ mha_varlen_fwd = mha_batch_prefill
 
 
 def import_little(package: Path) -> None:
-    """AITER without its other operators, as newer releases import with AITER_AOT_IMPORT=1: they take seconds."""
+    """AITER without its other operators, as newer releases import with AITER_AOT_IMPORT=1: they take seconds.
+
+    Its program that writes sources finds no torch, which it can do without, for seconds more.
+    """
     (package / "__init__.py").write_text("from .jit import core\n")
+    program = package.with_name("aiter_meta") / "csrc/cpp_itfs/mha_fwd_generate.py"
+    program.write_text(f"import sys\n\nsys.modules['torch'] = None\n{program.read_text()}")
 
 
 def write_rocm(folder: Path) -> None:
