@@ -1,5 +1,6 @@
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -169,7 +170,9 @@ def transformers_target(tmp_path_factory):
     from kimi_w4a8_eagle3.base import torchvision_ops
 
     torchvision_ops.declare_missing()
-    from transformers import DeepseekV3ForCausalLM
+    with pytest.MonkeyPatch.context() as patch:  # sklearn and pandas, for a kind of assisted generation: a second
+        patch.setitem(sys.modules, "sklearn", None)
+        from transformers import DeepseekV3ForCausalLM
 
     folder = tmp_path_factory.mktemp("text-model")
     tensors = read_tensors(tiny.target_bf16_path()).items()
