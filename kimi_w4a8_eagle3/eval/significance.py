@@ -42,10 +42,12 @@ def wilson(correct: int, n: int) -> Interval:
 
 def mcnemar_p(only_first: int, only_second: int) -> float:
     """Exact two-sided McNemar test: are the problems that only one side solves split evenly?"""
-    from scipy.stats import binomtest  # optional: scipy
-
     discordant = only_first + only_second
-    return 1.0 if discordant == 0 else float(binomtest(only_first, discordant).pvalue)
+    if discordant == 0:
+        return 1.0
+    from scipy.stats import binomtest  # optional: scipy, a second
+
+    return float(binomtest(only_first, discordant).pvalue)
 
 
 def paired_z(only_new: int, only_base: int, n: int, difference: float) -> float:
@@ -112,11 +114,11 @@ def problems_needed(discordance: float, margin: float, power: float = 0.8) -> in
 
 def two_shares_p(correct_a: int, n_a: int, correct_b: int, n_b: int) -> float:
     """Two-sided test that two independent runs have the same accuracy (pooled z; exact for small counts)."""
-    from scipy.stats import fisher_exact  # optional: scipy
-
     wrong_a, wrong_b = n_a - correct_a, n_b - correct_b
     pooled = (correct_a + correct_b) / (n_a + n_b)
     if min(n_a, n_b) * min(pooled, 1 - pooled) < 5:
+        from scipy.stats import fisher_exact  # optional: scipy, a second
+
         return float(fisher_exact([[correct_a, wrong_a], [correct_b, wrong_b]])[1])
     z = (correct_a / n_a - correct_b / n_b) / math.sqrt(pooled * (1 - pooled) * (1 / n_a + 1 / n_b))
     return 2 * (1 - _NORMAL.cdf(abs(z)))
@@ -124,8 +126,6 @@ def two_shares_p(correct_a: int, n_a: int, correct_b: int, n_b: int) -> float:
 
 def same_distribution_p(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
     """Chi-squared two-sample test over categories; rare ones are pooled. None: one category only, nothing to test."""
-    from scipy.stats import chi2_contingency  # optional: scipy
-
     a, b = Counter(first), Counter(second)
     share = min(len(first), len(second)) / (len(first) + len(second))
     cells: list[tuple[int, int]] = []
@@ -139,6 +139,8 @@ def same_distribution_p(first: Sequence[Hashable], second: Sequence[Hashable]) -
         cells.append((rest[0], rest[1]))
     if len(cells) < 2:
         return None
+    from scipy.stats import chi2_contingency  # optional: scipy, a second
+
     return float(chi2_contingency(cells, correction=False).pvalue)
 
 

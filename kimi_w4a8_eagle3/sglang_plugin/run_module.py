@@ -17,7 +17,8 @@ orphans.end_with_parent(spawning=__name__ == "__mp_main__")
 full_disk.install()
 cpu.install()
 
-_CLIENTS = ("sglang.benchmark.", "kimi_w4a8_eagle3.sglang_plugin.bench_")  # they measure engines, and hold no model
+_OURS = "kimi_w4a8_eagle3.sglang_plugin."
+_WITHOUT_MODEL = ("sglang.benchmark.", f"{_OURS}bench_", f"{_OURS}check_arguments")
 
 
 def run(words: list[str]) -> None:
@@ -41,7 +42,7 @@ if __name__ == "__main__":
 
         words = forked_engine.serve(socket.socket(fileno=int(words[1])))
         run(words)
-    elif words[0].startswith(_CLIENTS):
+    elif words[0].startswith(_WITHOUT_MODEL):
         from kimi_w4a8_eagle3.sglang_plugin.lean_imports import lean_imports
 
         with lean_imports():
