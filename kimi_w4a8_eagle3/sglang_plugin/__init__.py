@@ -50,6 +50,7 @@ def _register() -> None:
     orphans.end_with_parent()
     full_disk.install()
     HookRegistry.register(adaptive_hook.TARGET, adaptive_hook.refuse, HookType.AFTER)
+    HookRegistry.register(adaptive_hook.FORWARD, adaptive_hook.choose_steps, HookType.BEFORE)
     HookRegistry.register(adaptive_hook.PREFILL, adaptive_hook.skip_prefill, HookType.AROUND)
     HookRegistry.register(quark_hook.TARGET, quark_hook.from_config, HookType.AROUND)
     page_guard_hook.install(HookRegistry)

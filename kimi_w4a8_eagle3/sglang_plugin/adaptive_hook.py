@@ -13,6 +13,7 @@ from typing import Any
 from ..base.errors import KimiError, or_end
 
 TARGET = "sglang.srt.speculative.adaptive_spec_params.adaptive_unsupported_reason"
+FORWARD = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation"
 PREFILL = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill"
 
 
@@ -25,6 +26,16 @@ def refuse(reason: str | None, *_: Any, **__: Any) -> None:
                 where="--speculative-adaptive",
                 remedy="serve with options.speculation = 'fixed', or without that argument",
             )
+
+
+def choose_steps(worker: Any, batch: Any, *_: Any, **__: Any) -> None:
+    """BEFORE hook of a pass: prompts get the steps of all requests there are, not of the last ones that decoded."""
+    # SGLang's import order: hooks load before what they change
+    from sglang.srt.environ import envs
+
+    if batch.forward_mode.is_extend() and envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get():
+        rows = worker.target_worker.model_runner.req_to_token_pool  # a row for each request that runs or begins
+        worker.activate_step_by_batch(rows.size - rows.available_size())
 
 
 def skip_prefill(
