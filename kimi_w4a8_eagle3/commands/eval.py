@@ -181,9 +181,6 @@ def lossless(
     max_tokens: int = typer.Option(128, "--max-tokens", min=2, help="Tokens compared per prompt."),
     tie_gap: float = typer.Option(0.25, "--tie-gap", min=0.0, help="Nats below which two tokens are a numerical tie."),
     samples: int = typer.Option(400, "--samples", min=0, help="Sampled continuations per prefix; 0: greedy only."),
-    require_sampling: bool = typer.Option(
-        False, "--require-sampling", help="Fail also an engine that is known to verify greedily at any temperature."
-    ),
     exact: bool = typer.Option(
         False, "--exact", help="The same bits, logprobs included, with no rule for ties: the built-in model on a CPU."
     ),
@@ -198,12 +195,10 @@ def lossless(
 
     if (base_url is None) != (reference_url is None):
         raise UsageError("--base-url and --reference-url go together", expected="two servers, or one --recipe")
-    if exact and require_sampling:
-        raise UsageError("--exact compares greedy answers only", remedy="ask for --require-sampling without it")
     key = client_key(api_key_file, os.environ)
     target = Choice(base_url, recipe, model, True, tuple(settings), key)
     reference = Choice(reference_url, recipe, model, False, tuple(settings), key)
-    plan = machinery.Plan(prompts, max_tokens, tie_gap, samples, require_sampling=require_sampling, runs=runs)
+    plan = machinery.Plan(prompts, max_tokens, tie_gap, samples, runs=runs)
     console = table_console()
     report: machinery.Report | bits.Report
     with signals(runs):

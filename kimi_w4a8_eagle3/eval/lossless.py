@@ -37,7 +37,7 @@ class Plan:
 
     The default is two steps of a bfloat16 logit between 16 and 32; a reference that parts from itself at larger gaps
     between the concurrencies raises it to that noise. samples: continuations per prefix and server, 0 for
-    greedy only. require_sampling: a server that declares to verify greedily fails as well.
+    greedy only.
     """
 
     prompts: int = 48
@@ -46,7 +46,6 @@ class Plan:
     samples: int = 400
     prefixes: int = 4
     temperature: float = 1.0
-    require_sampling: bool = False
     concurrencies: tuple[int, ...] = CONCURRENCIES
     runs: Path = DEFAULT_ROOT
 
@@ -68,11 +67,6 @@ class Answers:
         answers = [answer for each in self.greedy.values() for answer in each]
         steps = sum(answer.verify_steps for answer in answers)
         return sum(len(answer.ids) - 1 for answer in answers) / steps if steps else None
-
-    @property
-    def verifies_greedily(self) -> bool:
-        """Whether the engine says itself that it does not sample when it verifies drafts (see docs/eval.md)."""
-        return not self.info.get("speculative_use_rejection_sampling", False)
 
 
 @dataclass
@@ -135,7 +129,7 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) 
     )
     _judge_greedy(report, expected, found, plan)
     if report.sampling is not None:
-        _judge_sampling(report, report.sampling, found, plan)
+        _judge_sampling(report, report.sampling)
     return report
 
 
@@ -211,7 +205,7 @@ def _judge_greedy(report: Report, expected: Answers, found: Answers, plan: Plan)
         )
 
 
-def _judge_sampling(report: Report, match: SamplingMatch, found: Answers, plan: Plan) -> None:
+def _judge_sampling(report: Report, match: SamplingMatch) -> None:
     smallest = min((test.adjusted_p for test in match.tests), default=1.0)
     head = f"sampling at temperature {match.temperature:g}, {match.samples} continuations a prefix: "
     if not match.conclusive:
@@ -220,13 +214,9 @@ def _judge_sampling(report: Report, match: SamplingMatch, found: Answers, plan: 
         report.reasons.append(head + f"the same distribution ({len(match.tests)} tests, smallest p {smallest:.2g})")
     else:
         what = "temperature is ignored after the first token" if match.ignores_temperature else "another distribution"
-        declared = found.verifies_greedily and not plan.require_sampling
-        text = head + f"{what} (smallest p {smallest:.2g})"
-        if declared:
-            text += "; known: this engine verifies drafts greedily (options.sampling = 'greedy')"
-        elif report.state == "pass":
+        report.reasons.append(head + f"{what} (smallest p {smallest:.2g})")
+        if report.state == "pass":
             report.state = "fail"
-        report.reasons.append(text)
 
 
 def _both(plan: Plan) -> str:

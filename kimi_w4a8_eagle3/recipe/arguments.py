@@ -26,7 +26,7 @@ SHORT = {"-tp": "--tensor-parallel-size"}  # vLLM's parser knows it
 
 
 def parse_setting(text: str, engine: str = "sglang") -> tuple[str, Any]:
-    """`port=8000` -> ("args.port", 8000); `options.sampling=target` -> ("options.sampling", "target")."""
+    """`port=8000` -> ("args.port", 8000); `options.speculation=adaptive` -> ("options.speculation", "adaptive")."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"cannot read the setting {text!r}", where="--set", expected="KEY=VALUE")

@@ -227,9 +227,10 @@ def _assemble(recipe: Recipe, notes: list[str]) -> Args:
         args.setdefault("speculative-draft-model-path", _path(recipe.draft))
         if recipe.draft.on_hub and recipe.draft.revision != "main":
             args.setdefault("speculative-draft-model-revision", recipe.draft.revision)
-    if recipe.options.sampling == "target":
-        args["speculative-use-rejection-sampling"] = True
-        notes.append("--speculative-use-rejection-sampling: options.sampling is 'target', so temperature is honoured")
+    if "speculative-algorithm" in args:
+        notes.append(
+            "temperature, seeds and penalties: the plugin keeps a draft only while it is the target's own draw"
+        )
     return args
 
 

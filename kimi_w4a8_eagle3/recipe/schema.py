@@ -55,7 +55,6 @@ class Improvement(_Strict):
 class Options(_Strict):
     """Choices that become engine arguments, named after what they mean."""
 
-    sampling: Literal["greedy", "target"] = "greedy"
     speculation: Literal["fixed", "adaptive"] = "fixed"
     # Without a token, while requests run, after which an engine counts as hung.
     progress_timeout_s: float = Field(default=900, gt=0)
@@ -151,7 +150,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 
 
 def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
-    """A copy of `recipe` with dotted keys replaced, for example `{"options.sampling": "target", "args.port": 8000}`.
+    """Return `recipe` with dotted keys replaced, such as `{"options.speculation": "adaptive", "args.port": 8000}`.
 
     An argument or variable given here replaces an improvement of the same name, too. Raises KimiError as `load_recipe`.
     """

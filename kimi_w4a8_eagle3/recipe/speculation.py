@@ -34,12 +34,6 @@ def adapt_steps(args: Args, recipe: Recipe, notes: list[str]) -> None:
             where=f"{table}, speculative-num-steps",
             expected="the same: KV slots, logits and known faults are those of the recipe's draft tokens",
         )
-    if 0 in steps and recipe.options.sampling == "target":
-        raise KimiError(
-            "0 draft steps cannot be sampled: SGLang's rejection sampling ends the engine without draft probabilities",
-            where=f"{table}, options.sampling",
-            expected="at least 1 step at every batch size, or options.sampling = 'greedy'",
-        )
     args["speculative-adaptive"] = True
     if args.get("device") == "cpu":
         args["disable-cuda-graph"] = True  # SGLang would capture a GPU's for each number of steps

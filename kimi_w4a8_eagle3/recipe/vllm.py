@@ -28,8 +28,6 @@ def assemble(recipe: Recipe, notes: list[str]) -> Args:
     args.update(recipe.args)
     if recipe.draft is not None and SPECULATIVE in args:
         args[SPECULATIVE] = _with_draft(speculation(args), recipe)
-    if recipe.options.sampling == "target":
-        notes.append("options.sampling changes nothing: vLLM's verification honours temperature by itself")
     return args
 
 

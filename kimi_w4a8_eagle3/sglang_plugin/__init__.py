@@ -14,6 +14,7 @@ import signal
 
 from ..base.errors import or_end
 from ..gates import read_gates
+from .applied import require_applied
 
 
 def register() -> None:
@@ -35,6 +36,7 @@ def _register() -> None:
         adaptive_hook,
         cpu,
         door,
+        exact_sampling,
         failing_requests,
         full_disk,
         grammar_cache,
@@ -56,6 +58,7 @@ def _register() -> None:
     page_guard_hook.install(HookRegistry)
     metrics_hook.install(HookRegistry)
     failing_requests.install(HookRegistry)
+    exact_sampling.install(HookRegistry)
     HookRegistry.register(grammar_cache.TARGET, grammar_cache.forget_oldest, HookType.AFTER)
     HookRegistry.register(grammar_cache.BACKEND, grammar_cache.compile_few, HookType.AFTER)
     HookRegistry.register(grammar_cache.COMPILER, grammar_cache.bound_compiler, HookType.BEFORE)
@@ -85,5 +88,6 @@ def _register() -> None:
         tool_calls.install()
         HookRegistry.register(door.TARGET, orphans.end_with_supervisor, HookType.BEFORE)
         door.install(HookRegistry)  # imports what it stands in front of, so after everything that SGLang reads then
+    require_applied(HookRegistry)
     # A process that hangs prints its stacks into the server's log when the watchdog asks.
     faulthandler.register(signal.SIGUSR1, file=2)

@@ -142,7 +142,7 @@ def test_every_command_line_of_a_page_can_be_meant(page: Path) -> None:
         "```sh\nopenssl rand -hex 32 > key && kimi-w4a8 trust --yess\n```\n",
         "```\n$ kimi-w4a8 bench con3 --base-url URL\n```\n",
         "    kimi-w4a8 bench ab --a w4a8\n",
-        "    kimi-w4a8 serve tiny \\\n      --set optons.sampling=target\n",
+        "    kimi-w4a8 serve tiny \\\n      --set optons.speculation=adaptive\n",
         "A word on `kimi-w4a8 eval lossles`.",
         "Or `kimi-w4a8 plan agent\n--gpuu mi325x`.",
         "`make dem`",

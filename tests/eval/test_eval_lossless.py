@@ -130,21 +130,12 @@ def test_verdicts():
     assert report(other).state == "invalid"
 
 
-@pytest.mark.parametrize(
-    ("rejection_sampling", "required", "state"),
-    [(False, False, "pass"), (False, True, "fail"), (True, False, "fail")],
-)
-def test_ignored_temperature_is_tolerated_only_where_the_engine_declares_it(rejection_sampling, required, state):
+def test_an_engine_that_ignores_temperature_fails():
     rng = np.random.default_rng(2)
     weights = [0.5, 0.3, 0.2]
     expected = answers("plain", tokens(7, 5, 9, top=TOP), sampled=[draw(rng, weights, 200)])
-    found = answers(
-        "eagle3",
-        tokens(7, 5, 9, steps=1),
-        {"speculative_use_rejection_sampling": rejection_sampling},
-        [draw(rng, weights, 200, greedy_after_first=True)],
-    )
-    assert report(found, Plan(samples=200, require_sampling=required), expected).state == state
+    found = answers("eagle3", tokens(7, 5, 9, steps=1), sampled=[draw(rng, weights, 200, greedy_after_first=True)])
+    assert report(found, Plan(samples=200), expected).state == "fail"
 
 
 def test_a_reference_that_parts_from_itself_raises_the_threshold_to_its_own_noise():

@@ -115,14 +115,11 @@ def test_an_fp8_cache_is_warned_of_until_it_is_measured() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["agent", "w4a16", "w4a8", "eagle3", "eagle3-mla", "eagle3-opt"])
-def test_the_recipes_have_no_fault_but_greedy_verification(recipe: str) -> None:
+def test_the_recipes_have_no_fault_but_the_published_all_reduce(recipe: str) -> None:
     installed = {"sglang": SGLANG_PINNED, "rocm": "7.2.4", "aiter": "0.1.20", "torch": "2.11.0"}
     found = launch(recipe, **installed)
     concerned = ids(args=found.args, env=found.env, installed=installed)
-    assert set(concerned) <= {"greedy-verify", "greedy-verify-0-5-20", "custom-all-reduce-race"}
-    assert ("greedy-verify-0-5-20" in concerned) == (recipe == "agent")  # it asks for sampling, 0.5.20 does not
-    assert ("greedy-verify" in concerned) == recipe.startswith("eagle3")
-    assert ("custom-all-reduce-race" in concerned) == (recipe in ("w4a16", "w4a8"))  # published, and no known hang
+    assert concerned == (["custom-all-reduce-race"] if recipe in ("w4a16", "w4a8") else [])  # published, no known hang
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,9 @@ def test_published_figures_are_not_inherited() -> None:
     ("text", "message"),
     [
         ("sumary = 'x'", "unknown key 'sumary'; did you mean 'summary'?"),
-        ("[options]\nsamplng = 'greedy'", "unknown key 'options.samplng'; did you mean 'sampling'?"),
+        ("[options]\nspeculaton = 'fixed'", "unknown key 'options.speculaton'; did you mean 'speculation'?"),
         ("[draft]\nrepo = 'a/b'\nrevison = 'main'", "unknown key 'draft.revison'; did you mean 'revision'?"),
-        ("[options]\nsampling = 'hot'", "options.sampling: Input should be 'greedy' or 'target'"),
+        ("[options]\nspeculation = 'hot'", "options.speculation: Input should be"),
         ("[hardware]\ngpus = -1", "hardware.gpus"),
         ("[env]\nX = true", "env.X"),
         ("[improve.port]\nvalue = 1\nwhy = ''", "improve.port.why"),
@@ -146,7 +146,7 @@ def test_other_spellings_of_an_argument_replace_it() -> None:
     ("settings", "message"),
     [
         (["port"], "cannot read the setting 'port'"),
-        (["options.samplin=x"], "unknown key 'options.samplin'; did you mean 'sampling'?"),
+        (["options.speculatio=x"], "unknown key 'options.speculatio'; did you mean 'speculation'?"),
         (["hardwar.gpus=1"], "unknown key 'hardwar'; did you mean 'hardware'?"),
         (["engine.x=1"], "engine"),
     ],
@@ -208,11 +208,11 @@ def test_numa_list_is_left_out_when_it_cannot_be_right() -> None:
     assert any(note.startswith("--numa-node left out") for note in launch.notes)
 
 
-def test_greedy_verification_is_warned_about_unless_sampling_is_on() -> None:
-    assert any("greedily" in note for note in render(load_recipe("eagle3"), machine=NO_GPU).notes)
-    on = render(load_recipe("eagle3"), ["options.sampling=target"], machine=NO_GPU)
-    assert not any("greedily" in note for note in on.notes)
-    assert not any("greedily" in note for note in render(load_recipe("w4a8"), machine=NO_GPU).notes)
+def test_recipes_with_drafts_say_what_happens_to_temperature() -> None:
+    for name, told in (("eagle3", 1), ("agent", 1), ("w4a8", 0)):
+        launch = render(load_recipe(name), machine=NO_GPU)
+        assert sum("temperature" in note for note in launch.notes) == told
+        assert "--speculative-use-rejection-sampling" not in launch.argv
 
 
 def test_a_moving_revision_is_warned_about_and_a_pinned_one_passed() -> None:
@@ -323,7 +323,6 @@ def test_adaptive_steps_come_with_a_table_that_fits_the_recipe(tmp_path: Path) -
         ("mi355x-kimi-mxfp4-eagle3-bf16", [], None, "does not fit the recipe"),
         ("eagle3", ["speculative-num-steps=2"], None, "up to 3 draft steps, the recipe to 2"),
         ("eagle3", [], '{"1": {"candidate_steps": [3, 7]}}', "up to 7 draft steps, the recipe to 3"),
-        ("agent", [], '{"1": {"candidate_steps": [0, 3]}}', "0 draft steps cannot be sampled"),
         ("eagle3", [], "{}", "not a table of draft steps"),
         ("eagle3", [], '{"1": [3]}', "not a table of draft steps"),
         ("eagle3", ["speculative-adaptive-config=/nowhere.json"], None, "No such file"),

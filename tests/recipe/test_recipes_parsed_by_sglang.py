@@ -29,7 +29,6 @@ FLYDSL_MOE_STAGE1_SCHED=0 AITER_FLYDSL_STAGE2_TILE_K=256
 """
 SERVED = [name for name in recipe_names() if name != "tiny" and load_recipe(name).engine == "sglang"]
 OPTIONS = {
-    "target": ("eagle3-opt", ["options.sampling=target"]),
     "adaptive": ("eagle3", ["options.speculation=adaptive"]),
     "published all-reduce": ("eagle3-opt", ["disable-custom-all-reduce=false"]),
     "FP8 cache": ("eagle3-mla", ["kv-cache-dtype=fp8_e4m3"]),
@@ -98,8 +97,6 @@ def test_eagle3_opt_has_the_published_environment_and_explains_what_it_adds() ->
 
 
 def test_options_reach_the_engine(parsed: dict[str, dict]) -> None:
-    assert parsed["target"]["values"]["speculative_use_rejection_sampling"] == "True"
-    assert parsed["eagle3-opt"]["values"]["speculative_use_rejection_sampling"] == "False"
     assert parsed["eagle3-opt"]["values"]["disable_custom_all_reduce"] == "True"
     assert parsed["published all-reduce"]["values"]["disable_custom_all_reduce"] == "False"
     assert parsed["pinned"]["values"]["revision"] == repr("a" * 40)

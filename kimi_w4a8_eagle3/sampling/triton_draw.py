@@ -1,0 +1,99 @@
+"""The draw of `draw.py` as one Triton kernel, a program per row: no sort, no copy of the probabilities.
+
+A program reads its row once for the largest probability, once for each bit of the filters' threshold where a filter is
+set, and once for the race. Rows of Kimi's vocabulary (640 KB) stay in the GPU's last-level cache between the passes.
+docs/perf/sampling.md has the operation counts.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from .draw import Filters
+
+BLOCK = 2048
+WARPS = 8
+
+
+@triton.jit
+def _exponential(word):
+    """-log(1 - w) for w = (word + 0.5) / 2^32; the quotient corrects the rounding of 1 - w (Kahan's log1p)."""
+    w = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    rest = 1.0 - w
+    return tl.where(rest == 1.0, w, tl.where(rest > 0.0, -tl.log(rest) * w / (1.0 - rest), float("inf")))
+
+
+@triton.jit
+def _above(row, size, threshold, BLOCK: tl.constexpr):
+    """(how many probabilities of the row exceed the threshold, their sum)."""
+    count = tl.zeros((BLOCK,), tl.int32)
+    mass = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, size, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        p = tl.load(row + at, mask=at < size, other=0.0)
+        count += (p > threshold).to(tl.int32)
+        mass += tl.where(p > threshold, p, 0.0)
+    return tl.sum(count), tl.sum(mass)
+
+
+@triton.jit
+def draw_kernel(
+    probs, top_k, top_p, min_p, seeds, positions, tokens, size, stride, FILTER: tl.constexpr, BLOCK: tl.constexpr
+):
+    """tokens[r] = the draw from row r of probs, float32 [R, size] with `stride` elements from row to row."""
+    r = tl.program_id(0)
+    row = probs + r.to(tl.int64) * stride
+    peak, first = tl.full((), -1.0, tl.float32), 0
+    for start in range(0, size, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        best, place = tl.max(tl.load(row + at, mask=at < size, other=-1.0), axis=0, return_indices=True)
+        first = tl.where(best > peak, start + place, first)
+        peak = tl.maximum(peak, best)
+    k = tl.load(top_k + r)
+    threshold = 0.0
+    if FILTER:
+        limit = tl.load(top_p + r)
+        limit = tl.where(limit >= 1.0, float("inf"), limit)
+        low, high = 0, peak.to(tl.int32, bitcast=True)  # positive floats are ordered as their bits
+        for _ in range(31):
+            middle = low + (high - low) // 2
+            count, mass = _above(row, size, middle.to(tl.float32, bitcast=True), BLOCK)
+            keeps = (count < k) & (mass <= limit)
+            high = tl.where(keeps, middle, high)
+            low = tl.where(keeps, low, tl.minimum(middle + 1, high))
+        threshold = tl.maximum(high.to(tl.float32, bitcast=True), peak * tl.load(min_p + r))
+    winner, least = first, float("inf")
+    seed, position = tl.load(seeds + r), tl.load(positions + r).to(tl.uint32)
+    quarter = tl.cdiv(size, 4)
+    zero = tl.zeros((BLOCK,), tl.uint32)
+    for start in range(0, quarter, BLOCK):
+        counter = start + tl.arange(0, BLOCK)
+        words = tl.philox(seed, counter.to(tl.uint32), zero + position, zero, zero)
+        for word in tl.static_range(4):
+            at = word * quarter + counter
+            inside = (counter < quarter) & (at < size)
+            p = tl.load(row + at, mask=inside, other=0.0)
+            race = tl.where((p >= threshold) & (p > 0.0), _exponential(words[word]) / p, float("inf"))
+            best, place = tl.min(race, axis=0, return_indices=True)
+            token = word * quarter + start + place
+            wins = (best < least) | ((best == least) & (token < winner))
+            winner = tl.where(wins, token, winner)
+            least = tl.where(wins, best, least)
+    tl.store(tokens + r, tl.where(k == 1, first, winner))
+
+
+def launch(probs: torch.Tensor, filters: Filters, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the token drawn from each row, int32 [R]; `draw.draw` says what the arguments are."""
+    rows, size = probs.shape
+    tokens = torch.empty(rows, dtype=torch.int32, device=probs.device)
+    draw_kernel[(rows,)](
+        probs, filters.top_k, filters.top_p, filters.min_p, seeds, positions, tokens, size, probs.stride(0),
+        FILTER=filters.active, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+    return tokens

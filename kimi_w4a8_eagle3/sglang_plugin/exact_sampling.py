@@ -1,0 +1,273 @@
+"""Sampling, penalties and verification that give a request the same tokens with and without EAGLE3.
+
+SGLang verifies by argmax on ROCm and CPUs, takes no seeds, and feeds one token per verify step to its penalizers. Here
+the target draws its own token at every verified position (`sampling/draw.py`), with the noise and the penalties of
+that position, and a draft is kept while it equals the draw. That is exact for any draft and needs no draft
+probabilities. Plain decoding and prefill draw with the same function, so both give the same answer to the same seed.
+
+Remove when SGLang verifies so by itself: sglang#31214 (temperature on ROCm), sglang#33643 (penalties).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+from hashlib import blake2b
+from inspect import signature
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..base.errors import KimiError, or_end
+from ..sampling.draw import Filters, draw
+from ..sampling.penalties import Penalized, Penalties
+
+_SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+_PENALIZERS = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator"
+_WORKER = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2"
+_VERIFY = "sglang.srt.speculative.eagle_utils.eagle_sample"
+_VERIFY_TAKES = ("verify_input", "batch", "logits_output", "grammar_mask")
+
+_tables: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()  # by the pool whose rows requests occupy
+
+
+def install(registry: Any) -> None:
+    """Register the hooks with SGLang's HookRegistry."""
+    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
+
+    registry.register(f"{_WORKER}.__init__", require_known_verification, HookType.BEFORE)
+    registry.register(f"{_SAMPLING_INFO}.from_schedule_batch", set_seeds, HookType.AFTER)
+    registry.register(f"{_PENALIZERS}.__init__", without_penalizers, HookType.AROUND)
+    registry.register(
+        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", keep_penalties, HookType.AFTER
+    )
+    registry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.AROUND)
+    registry.register("sglang.srt.layers.sampler.Sampler._sample_from_probs", sample_from_probs, HookType.AROUND)
+    registry.register(_VERIFY, verify, HookType.AROUND)
+    registry.register(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request", seed_each_choice, HookType.BEFORE
+    )
+
+
+def require_known_verification(*_: Any, **__: Any) -> None:
+    """BEFORE hook of EAGLE's worker: no speculation on a release whose verification takes other arguments."""
+    # SGLang's import order: hooks load before what they change
+    from sglang.srt.runtime_context import get_spec
+    from sglang.srt.speculative import eagle_utils
+
+    taken = tuple(signature(eagle_utils.eagle_sample).parameters)
+    with or_end("speculation cannot be verified"):
+        if (topk := get_spec().speculative_eagle_topk) != 1:
+            raise KimiError(
+                f"drafts are verified as a chain, and --speculative-eagle-topk {topk} makes a tree of them",
+                where="--speculative-eagle-topk",
+                expected="1",
+                remedy="serve without this argument: every recipe has topk 1",
+            )
+        if taken[: len(_VERIFY_TAKES)] != _VERIFY_TAKES or not hasattr(eagle_utils, "verify_tree_greedy_func"):
+            raise KimiError(
+                f"this SGLang release verifies drafts in a way that the plugin does not know: {', '.join(taken)}",
+                where=_VERIFY,
+                expected=", ".join(_VERIFY_TAKES),
+                remedy="serve with options.speculation = 'off', or with a release that `kimi-w4a8 doctor` names",
+            )
+
+
+def set_seeds(info: Any, _: type, batch: Any, *__: Any, **___: Any) -> None:
+    """AFTER hook of `from_schedule_batch`: one seed per request, which SGLang filters and merges with the batch.
+
+    A request without a seed gets one from its id, which is random and the same on every rank. Deterministic inference
+    has seeds already.
+    """
+    if info.sampling_seed is None:
+        seeds = [_seed(req) for req in batch.reqs]
+        info.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=info.device)
+
+
+def _seed(req: Any) -> int:
+    seed = req.sampling_params.sampling_seed
+    if seed is None:
+        seed = int.from_bytes(blake2b(req.rid.encode(), digest_size=8).digest(), "little")
+    return (seed + 2**63) % 2**64 - 2**63  # any integer to int64
+
+
+def seed_each_choice(_: Any, tokenized: Any) -> None:
+    """BEFORE hook of `_send_one_request`: with n > 1, choice i gets the request's seed plus i, as in vLLM.
+
+    SGLang sends n copies of a request, in order, that share one SamplingParams; the request with max_new_tokens 0 that
+    it sends before them only fills the prefix cache.
+    """
+    params = getattr(tokenized, "sampling_params", None)
+    if params is not None and params.n > 1 and params.sampling_seed is not None and params.max_new_tokens:
+        tokenized.sampling_params = copy(params)
+        params.sampling_seed += 1
+
+
+def without_penalizers(
+    original: Callable[..., None], owner: Any, vocab_size: int, batch: Any, penalizers: Any = ()
+) -> None:
+    """AROUND hook: SGLang's own penalizers never run, because `Penalties` replaces them."""
+    original(owner, vocab_size, batch, set())
+
+
+def keep_penalties(forward_batch: Any, _: type, batch: Any, model_runner: Any, **__: Any) -> None:
+    """AFTER hook of `ForwardBatch.init_new`: a pass that draws by `ModelRunner.sample` gets its batch's penalties."""
+    mode = batch.forward_mode
+    draws = mode.is_decode() or (mode.is_extend() and not mode.is_target_verify())
+    forward_batch.kimi_penalties = None
+    if draws and not model_runner.is_draft_worker:
+        forward_batch.kimi_penalties = penalties_of(batch, model_runner.model_config.vocab_size)
+
+
+def penalties_of(batch: Any, vocab_size: int) -> Penalties | None:
+    """The penalties of a ScheduleBatch; None where no request has any."""
+    requests = [_penalized(req, row, batch) for row, req in enumerate(batch.reqs) if _is_penalized(req.sampling_params)]
+    if not requests:
+        return None
+    pool = batch.req_to_token_pool
+    if pool not in _tables:
+        slots = pool.req_to_token.shape[0]
+        _tables[pool] = torch.zeros((slots, vocab_size), dtype=torch.int32, device=pool.req_to_token.device)
+    return Penalties(_tables[pool], batch.req_pool_indices, requests)
+
+
+def _is_penalized(params: Any) -> bool:
+    neutral = (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
+    return not neutral or params.min_new_tokens > 0
+
+
+def _penalized(req: Any, row: int, batch: Any) -> Penalized:
+    params, tokenizer = req.sampling_params, req.tokenizer
+    stops = {*(params.stop_token_ids or ()), *(req.eos_token_ids or ())}
+    if tokenizer is not None:
+        stops |= {*(tokenizer.additional_stop_token_ids or ()), tokenizer.eos_token_id}
+    # A prefill makes the state anew: its request is new, was retracted, or is read in chunks, whose draws are dropped.
+    restored = batch.forward_mode.is_extend() and not batch.forward_mode.is_target_verify()
+    return Penalized(
+        row=row,
+        frequency=params.frequency_penalty,
+        presence=params.presence_penalty,
+        repetition=params.repetition_penalty,
+        min_new=params.min_new_tokens,
+        prompt=len(req.origin_input_ids),
+        stops=sorted(stops - {None}),
+        produced=list(req.output_ids) if restored and req not in (batch.decoding_reqs or ()) else None,
+    )
+
+
+def sample(original: Callable[..., torch.Tensor], runner: Any, logits_output: Any, forward_batch: Any) -> torch.Tensor:
+    """AROUND hook of `ModelRunner.sample`, the draw of plain decoding and of every prefill."""
+    penalties: Penalties | None = forward_batch.kimi_penalties
+    if penalties is None:
+        return original(runner, logits_output, forward_batch)
+    decodes = forward_batch.forward_mode.is_decode()
+    positions = forward_batch.positions if decodes else forward_batch.seq_lens - 1
+    penalties.apply(logits_output.next_token_logits, positions)
+    tokens = original(runner, logits_output, forward_batch)
+    penalties.count(tokens)
+    return tokens
+
+
+def sample_from_probs(
+    original: Callable[..., Any], sampler: Any, probs: torch.Tensor, info: Any, positions: torch.Tensor, simple: bool
+) -> Any:
+    """AROUND hook of `Sampler._sample_from_probs`; SGLang itself draws where the sampling mask is asked for."""
+    if info.sampling_mask_batch_indices is not None:
+        return original(sampler, probs, info, positions, simple)
+    return draw(probs, _filters(info), info.sampling_seed, positions.long()), None
+
+
+def _filters(info: Any) -> Filters:
+    active = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
+    return Filters(info.top_ks, info.top_ps, info.min_ps, active)
+
+
+def verify(
+    original: Callable[..., Any],
+    verify_input: Any,
+    batch: Any,
+    logits_output: Any,
+    grammar_mask: Any = None,
+    **named: Any,
+) -> Any:
+    """AROUND hook of `eagle_sample`: returns predict, accept lengths and accept indices as SGLang does.
+
+    SGLang itself verifies what is greedy without penalties, and benchmarks with a simulated accept length.
+    """
+    from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN  # SGLang's import order: hooks load first
+
+    info = batch.sampling_info
+    if batch.forward_mode.is_idle() or SIMULATE_ACC_LEN > 0:
+        return original(verify_input, batch, logits_output, grammar_mask, **named)
+    penalties = penalties_of(batch, info.vocab_size)
+    if info.is_all_greedy and penalties is None:
+        return original(verify_input, batch, logits_output, grammar_mask, **named)
+    logits, n = logits_output.next_token_logits, verify_input.draft_token_num
+    chains = verify_input.draft_token.view(-1, n)
+    _transform(logits, info, grammar_mask, penalties, verify_input.positions, chains)
+    drawn = logits.argmax(dim=-1) if info.is_all_greedy else _draw_all(logits, info, verify_input.positions, n)
+    predict, lengths, index = _accept(verify_input, drawn.view(-1, n), chains)
+    if penalties is not None:
+        tokens = torch.where(index >= 0, predict[index.long().clamp(min=0)], -1)
+        penalties.count(tokens)
+    return predict, lengths, index
+
+
+def _transform(
+    logits: torch.Tensor,
+    info: Any,
+    grammar_mask: Any,
+    penalties: Penalties | None,
+    positions: torch.Tensor,
+    chains: torch.Tensor,
+) -> None:
+    """Change the logits in place as plain decoding does, in its order; compute_spec_logprobs reads them afterwards."""
+    from sglang.srt.utils.async_probe import sanitize_nan_logits  # SGLang's import order: hooks load first
+
+    if penalties is not None:
+        penalties.apply(logits, positions, chains)
+    if grammar_mask is not None:
+        grammar_mask.apply(logits)
+    if info.logit_bias is not None:
+        logits.add_(info.logit_bias.repeat_interleave(chains.shape[1], dim=0))
+    sanitize_nan_logits(logits, "verify: target model logits")
+
+
+def _draw_all(logits: torch.Tensor, info: Any, positions: torch.Tensor, n: int) -> torch.Tensor:
+    """Draw at each of the n positions of each request, from probabilities made as SGLang's sampler makes them."""
+    # SGLang's import order: hooks load before what they change
+    from sglang.srt.layers import sampler
+    from sglang.srt.runtime_context import get_exec
+
+    scaled = logits / info.temperatures.repeat_interleave(n, dim=0)
+    softmax = getattr(sampler, "sampler_softmax", None)  # of 0.5.23
+    if softmax is None or get_exec().deterministic.enable_deterministic_inference:
+        softmax = partial(torch.softmax, dim=-1)
+    probs = softmax(scaled)
+    return draw(probs, _filters(info).repeated(n), info.sampling_seed.repeat_interleave(n), positions.long())
+
+
+def _accept(verify_input: Any, drawn: torch.Tensor, chains: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Keep each chain while it equals the draws, by SGLang's own greedy operator; every rank takes rank 0's result."""
+    from sglang.srt.distributed import get_tp_group  # SGLang's import order: hooks load before what they change
+    from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
+
+    batch, device = len(chains), chains.device
+    predict, index, correct = verify_tree_greedy_func(
+        predicts=torch.zeros(chains.numel(), dtype=torch.int32, device=device),
+        accept_index=torch.full((batch, verify_input.max_tree_depth), -1, dtype=torch.int32, device=device),
+        accept_token_num=torch.empty(batch, dtype=torch.int32, device=device),
+        candidates=chains,
+        retrieve_index=verify_input.retrieve_index,
+        retrieve_next_token=verify_input.retrieve_next_token,
+        retrieve_next_sibling=verify_input.retrieve_next_sibling,
+        target_predict=drawn,
+        topk=verify_input.tree_topk,
+    )
+    group = get_tp_group()
+    if group.world_size > 1:  # ranks whose logits differ in the last bit would accept different numbers of drafts
+        for tensor in (predict, index, correct):
+            group.broadcast(tensor, src=0)
+    return predict, correct + 1, index

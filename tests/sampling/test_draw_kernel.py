@@ -1,0 +1,43 @@
+"""The Triton kernel of the draw: equal to its definition in the interpreter, compiled for gfx942 without spills."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kimi_w4a8_eagle3.sampling import triton_draw
+from proof.triton_compile import offline_driver, target_of
+
+CASES = Path(__file__).with_name("draw_interpreted.py")
+KIMI_VOCABULARY = 163_840
+
+pytestmark = pytest.mark.kernels
+
+
+def test_the_kernel_equals_its_definition_in_the_interpreter() -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert run.returncode == 0 and "2 passed" in run.stdout, run.stdout[-6000:] + run.stderr[-2000:]
+
+
+@pytest.mark.parametrize("filters", [False, True], ids=["plain", "filters"])
+def test_it_compiles_for_gfx942_without_spills(filters: bool) -> None:
+    meta = torch.device("meta")
+    floats, ints = torch.empty(160, device=meta), torch.empty(160, dtype=torch.int64, device=meta)
+    with offline_driver(target_of("gfx942")):
+        compiled = triton_draw.draw_kernel.warmup(
+            torch.empty(160, KIMI_VOCABULARY, device=meta), ints.int(), floats, floats, ints, ints, ints.int(),
+            KIMI_VOCABULARY, KIMI_VOCABULARY, FILTER=filters, BLOCK=triton_draw.BLOCK, num_warps=triton_draw.WARPS,
+            grid=(160,),
+        )  # fmt: skip
+    code = compiled.asm["amdgcn"]
+    assert set(re.findall(r"(?:vgpr|sgpr)_spill_count:\s+(\d+)", code)) == {"0"}
+    assert re.findall(r"ScratchSize: (\d+)", code) == ["0"]
+    assert "buffer_load_dwordx4" in code  # four probabilities a lane and load
