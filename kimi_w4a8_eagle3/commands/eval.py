@@ -184,6 +184,7 @@ def lossless(
     exact: bool = typer.Option(
         False, "--exact", help="The same bits, logprobs included, with no rule for ties: the built-in model on a CPU."
     ),
+    ask: str = typer.Option("mixed", "--ask", help="With --exact: greedy, seeded, penalized or mixed requests."),
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
@@ -193,6 +194,8 @@ def lossless(
     from ..eval import show
     from ..eval.verdict import EXIT_CODES
 
+    if ask not in bits.ASKS:
+        raise UsageError(f"--ask {ask} is not known", expected=", ".join(bits.ASKS))
     if (base_url is None) != (reference_url is None):
         raise UsageError("--base-url and --reference-url go together", expected="two servers, or one --recipe")
     key = client_key(api_key_file, os.environ)
@@ -210,7 +213,7 @@ def lossless(
                     lambda draft, words: replace(target, speculate=draft, settings=(*words, *settings))
                 )
             )
-            folder, report = bits.run(sides, bits.Plan(prompts, max_tokens, runs=runs), console)
+            folder, report = bits.run(sides, bits.Plan(prompts, max_tokens, ask, runs=runs), console)
         else:
             folder, report = machinery.run(reference, target, plan, console)
     show.conclude(report.state, report.reasons, folder, console)

@@ -2,8 +2,9 @@
 
 Every request has one answer: the tokens and the logprobs that the server without speculation and without prefix cache
 gives when it answers one request after the other. Everything else must give the same: with EAGLE3, with the prefix
-cache, with many requests at once in another order, some of which go away, some of which are retracted. This holds where
-a token's logits do not depend on its batch: on SGLang's CPU engine with this package's operators.
+cache, with many requests at once in another order, some of which go away, some of which are retracted. Requests are
+greedy, sampled with seeds, or penalized. This holds where a token's logits do not depend on its batch: on SGLang's CPU
+engine with this package's operators.
 """
 
 from __future__ import annotations
@@ -46,6 +47,27 @@ _LEAVERS, _LEFT = 3, 1000  # clients that go away in the middle of an answer, an
 # SGLang retracts a running request at every so many forward passes, as a full KV pool makes it do.
 _SETTINGS = ("env.SGLANG_TEST_RETRACT=1", "env.SGLANG_TEST_RETRACT_INTERVAL=25")
 _LISTED = 8
+# What requests ask for in turn, by the word of --ask; the seed of a request is its number.
+_SEEDED = {"temperature": 1.0}
+_PENALIZED = {"frequency_penalty": 0.8, "presence_penalty": 0.4, "repetition_penalty": 1.2, "min_new_tokens": 12}
+ASKS: dict[str, tuple[dict[str, Any], ...]] = {
+    "greedy": ({"temperature": 0.0},),
+    "seeded": (
+        _SEEDED,
+        _SEEDED | {"top_p": 0.95},
+        {"temperature": 0.6, "top_k": 20},
+        {"temperature": 1.5, "min_p": 0.05},
+    ),
+    "penalized": (
+        {"temperature": 0.0, **_PENALIZED},
+        _SEEDED | _PENALIZED,
+        {"temperature": 0.0, "frequency_penalty": 2.0},
+        {"temperature": 0.0, "min_new_tokens": 14},
+    ),
+}
+ASKS["mixed"] = tuple(
+    params for kinds in zip(ASKS["greedy"] * 4, ASKS["seeded"], ASKS["penalized"], strict=True) for params in kinds
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +76,7 @@ class Plan:
 
     prompts: int = 72
     max_tokens: int = 64
+    ask: str = "mixed"
     concurrencies: tuple[int, ...] = CONCURRENCIES
     runs: Path = DEFAULT_ROOT
 
@@ -64,8 +87,7 @@ class Request:
 
     kind: str
     ids: tuple[int, ...]
-    max_tokens: int
-    stop: str | None = None
+    params: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -186,13 +208,13 @@ def _first(want: Tokens, got: Tokens) -> tuple[int | None, str]:
 def _expectation(probe: Probe, model: str, plan: Plan) -> tuple[list[Request], list[Tokens]]:
     """The requests and their answers, one after the other; a stop string is a piece of an answer's middle."""
     asked = _requests(probe, model, plan)
-    expected = [_ask(probe, request) for request in asked]
+    expected = [ask(probe, request) for request in asked]
     cut = [
-        replace(request, kind="stop string", stop=answer.text[len(answer.text) // 2 :][:3])
+        _with(request, "stop string", stop=answer.text[len(answer.text) // 2 :][:3])
         for request, answer in list(zip(asked, expected, strict=True))[2::3]  # none of the long prompts
-        if len(answer.text) > 3
+        if len(answer.text) > 3 and "\ufffd" not in answer.text
     ]
-    return asked + cut, expected + [_ask(probe, request) for request in cut]
+    return asked + cut, expected + [ask(probe, request) for request in cut]
 
 
 def _requests(probe: Probe, model: str, plan: Plan) -> list[Request]:
@@ -207,12 +229,24 @@ def _requests(probe: Probe, model: str, plan: Plan) -> list[Request]:
             text = " ".join(p.question for p in tiny.problems("held_out", _VERY_LONG_QUESTIONS, seed=500 + number))
         elif number % 12 == 4:
             kind, most = "one token", 1
-        out.append(Request(kind, probe.chat_ids(text, model, tools), most))
-    return [*out, Request("one token", out[0].ids[:1], plan.max_tokens)]
+        out.append(Request(kind, probe.chat_ids(text, model, tools), _params(plan, number, most)))
+    return [*out, Request("one token", out[0].ids[:1], _params(plan, len(out), plan.max_tokens))]
 
 
-def _ask(probe: Probe, request: Request) -> Tokens:
-    return probe.greedy(request.ids, request.max_tokens, with_top=True, stop=request.stop)
+def _params(plan: Plan, number: int, most: int) -> dict[str, Any]:
+    """Sampling parameters of request `number`, which may produce `most` tokens."""
+    kinds = ASKS[plan.ask]
+    params = {"sampling_seed": number, **kinds[number % len(kinds)], "max_new_tokens": most}
+    return params | {"min_new_tokens": min(params.get("min_new_tokens", 0), most)}
+
+
+def _with(request: Request, kind: str, **params: Any) -> Request:
+    return replace(request, kind=kind, params=request.params | params)
+
+
+def ask(probe: Probe, request: Request) -> Tokens:
+    """The server's answer to a request, with the logprobs of its best candidates."""
+    return probe.answer(request.ids, request.params, with_top=True)
 
 
 def _in_another_order(probe: Probe, asked: list[Request], concurrency: int, seed: str) -> list[Tokens]:
@@ -220,7 +254,7 @@ def _in_another_order(probe: Probe, asked: list[Request], concurrency: int, seed
     order = list(range(len(asked)))
     random.Random(seed).shuffle(order)
     with _leavers(probe, asked, seed if concurrency > 1 else None):
-        found = probe.all(lambda number: _ask(probe, asked[number]), order, concurrency)
+        found = probe.all(lambda number: ask(probe, asked[number]), order, concurrency)
     return [answer for _, answer in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
 
@@ -273,7 +307,7 @@ def _judge(report: Report, sides: Sequence[Side], asked: list[Request], plan: Pl
         missing.append(f"the longest prompt has {longest} tokens, not over {_VERY_LONG}")
     report.state = "fail" if report.differences else "invalid" if missing else "pass"
     report.reasons = [
-        f"{report.compared - len(report.differences)} of {report.compared} greedy answers ({report.tokens} tokens) "
+        f"{report.compared - len(report.differences)} of {report.compared} {plan.ask} answers ({report.tokens} tokens) "
         f"have the expected tokens and logprobs, bit for bit; no rule for ties",
         f"{len(asked)} requests ({', '.join(f'{n} {kind}' for kind, n in kinds.items())}; up to {longest} prompt "
         f"tokens) to {len(sides)} servers at concurrency {', '.join(map(str, plan.concurrencies))}",

@@ -46,7 +46,11 @@ class Probe(EngineClient):
 
     def greedy(self, ids: Sequence[int], max_tokens: int, with_top: bool, stop: str | None = None) -> Tokens:
         """The greedy continuation of `ids`, to the stop string at most."""
-        body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": _params(0.0, max_tokens) | {"stop": stop}}
+        return self.answer(ids, {"max_new_tokens": max_tokens, "temperature": 0.0, "stop": stop}, with_top)
+
+    def answer(self, ids: Sequence[int], params: dict[str, Any], with_top: bool) -> Tokens:
+        """The continuation of `ids` under SGLang's sampling parameters `params`."""
+        body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": params}
         if with_top:
             body |= {"return_logprob": True, "top_logprobs_num": TOP}
         return _tokens(self._post("/generate", body))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..bench import published
 from . import moe_time
+from .draw_time import draw_ms
 from .machine_model import BF16_BYTES, Cluster, Shapes, draft_step, fixed_weights, kimi, moe_shape
 from .predict import Fit, Load, choices, predict, terms
 
@@ -245,6 +246,9 @@ def _levers(
         ratio /= float(terms(load, "itl_median_ms", cluster) @ fit.vector)
         name = f"{best.steps} draft steps instead of {load.steps} (fitted model)"
         found += [_lever(name, load, step_ms * ratio, prefill_ms)] if best.steps != load.steps else []  # other steps
+    found.append(
+        _lever("requests sampled with top-p, not greedy", load, step_ms + draw_ms(tokens, s.vocab), prefill_ms, before)
+    )
     found.sort(key=lambda lever: -lever.throughput_tok_s)
     # KV read once and in FP8 save from the same bytes.
     a, b = (sum(pair[i] for pair in saved.values()) for i in (0, 1))

@@ -17,8 +17,8 @@ import triton.language as tl
 if TYPE_CHECKING:
     from .draw import Filters
 
-BLOCK = 2048
-WARPS = 8
+BLOCK, RACE_BLOCK = 16_384, 2048  # elements of a row, and counters of four elements, that are loaded at once
+WARPS = 16
 
 
 @triton.jit
@@ -44,7 +44,18 @@ def _above(row, size, threshold, BLOCK: tl.constexpr):
 
 @triton.jit
 def draw_kernel(
-    probs, top_k, top_p, min_p, seeds, positions, tokens, size, stride, FILTER: tl.constexpr, BLOCK: tl.constexpr
+    probs,
+    top_k,
+    top_p,
+    min_p,
+    seeds,
+    positions,
+    tokens,
+    size,
+    stride,
+    FILTER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RACE_BLOCK: tl.constexpr,
 ):
     """tokens[r] = the draw from row r of probs, float32 [R, size] with `stride` elements from row to row."""
     r = tl.program_id(0)
@@ -71,9 +82,9 @@ def draw_kernel(
     winner, least = first, float("inf")
     seed, position = tl.load(seeds + r), tl.load(positions + r).to(tl.uint32)
     quarter = tl.cdiv(size, 4)
-    zero = tl.zeros((BLOCK,), tl.uint32)
-    for start in range(0, quarter, BLOCK):
-        counter = start + tl.arange(0, BLOCK)
+    zero = tl.zeros((RACE_BLOCK,), tl.uint32)
+    for start in range(0, quarter, RACE_BLOCK):
+        counter = start + tl.arange(0, RACE_BLOCK)
         words = tl.philox(seed, counter.to(tl.uint32), zero + position, zero, zero)
         for word in tl.static_range(4):
             at = word * quarter + counter
@@ -94,6 +105,6 @@ def launch(probs: torch.Tensor, filters: Filters, seeds: torch.Tensor, positions
     tokens = torch.empty(rows, dtype=torch.int32, device=probs.device)
     draw_kernel[(rows,)](
         probs, filters.top_k, filters.top_p, filters.min_p, seeds, positions, tokens, size, probs.stride(0),
-        FILTER=filters.active, BLOCK=BLOCK, num_warps=WARPS,
+        FILTER=filters.active, BLOCK=BLOCK, RACE_BLOCK=RACE_BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return tokens

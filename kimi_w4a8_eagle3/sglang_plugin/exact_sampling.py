@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from functools import partial
 from hashlib import blake2b
 from inspect import signature
 from typing import Any
@@ -44,6 +43,7 @@ def install(registry: Any) -> None:
         "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", keep_penalties, HookType.AFTER
     )
     registry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.AROUND)
+    registry.register("sglang.srt.layers.sampler.Sampler.__init__", round_as_verification, HookType.AFTER)
     registry.register("sglang.srt.layers.sampler.Sampler._sample_from_probs", sample_from_probs, HookType.AROUND)
     registry.register(_VERIFY, verify, HookType.AROUND)
     registry.register(
@@ -170,6 +170,14 @@ def sample(original: Callable[..., torch.Tensor], runner: Any, logits_output: An
     return tokens
 
 
+def round_as_verification(_: None, sampler: Any, *__: Any, **___: Any) -> None:
+    """AFTER hook of `Sampler.__init__`: torch's softmax and log_softmax, which verification uses too.
+
+    SGLang does so for deterministic inference; otherwise plain logprobs are the logarithm of rounded probabilities.
+    """
+    sampler.enable_deterministic = True
+
+
 def sample_from_probs(
     original: Callable[..., Any], sampler: Any, probs: torch.Tensor, info: Any, positions: torch.Tensor, simple: bool
 ) -> Any:
@@ -236,16 +244,8 @@ def _transform(
 
 
 def _draw_all(logits: torch.Tensor, info: Any, positions: torch.Tensor, n: int) -> torch.Tensor:
-    """Draw at each of the n positions of each request, from probabilities made as SGLang's sampler makes them."""
-    # SGLang's import order: hooks load before what they change
-    from sglang.srt.layers import sampler
-    from sglang.srt.runtime_context import get_exec
-
-    scaled = logits / info.temperatures.repeat_interleave(n, dim=0)
-    softmax = getattr(sampler, "sampler_softmax", None)  # of 0.5.23
-    if softmax is None or get_exec().deterministic.enable_deterministic_inference:
-        softmax = partial(torch.softmax, dim=-1)
-    probs = softmax(scaled)
+    """Draw at each of the n positions of each request, from probabilities made as the sampler makes them."""
+    probs = torch.softmax(logits / info.temperatures.repeat_interleave(n, dim=0), dim=-1)
     return draw(probs, _filters(info).repeated(n), info.sampling_seed.repeat_interleave(n), positions.long())
 
 

@@ -9,7 +9,7 @@ from kimi_w4a8_eagle3.eval import exact
 from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.tokens import Tokens
 
-ASKED = [exact.Request("chat", (1, 2), 8)]
+ASKED = [exact.Request("chat", (1, 2), {})]
 ANSWER = Tokens((7, 5, 9), "abc", "stop", (((-0.1, 7), (-2.4, 8)), ((-0.69, 5), (-0.75, 6)), ((-0.01, 9), (-5.0, 4))))
 
 
@@ -51,7 +51,7 @@ def judged(differences=(), kinds=("chat",), longest=2, **seen: float) -> exact.R
         **seen,
     }
     report = exact.Report("pass", [], 1, 3, list(differences), {"EAGLE3": counted})
-    asked = [exact.Request(kind, tuple(range(longest)), 8) for kind in kinds]
+    asked = [exact.Request(kind, tuple(range(longest)), {}) for kind in kinds]
     side = exact.Side(Choice(recipe="tiny"), "EAGLE3", speculates=True, caches=True, retracts=True)
     exact._judge(report, [side], asked, exact.Plan())
     return report

@@ -15,6 +15,7 @@ ALL = 1 << 30
 def test_the_kernel_draws_what_the_definition_draws(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows: plain, greedy, top-k, top-p, min-p, all filters. Four words of a counter reach four quarters of a row."""
     monkeypatch.setattr(triton_draw, "BLOCK", 256)
+    monkeypatch.setattr(triton_draw, "RACE_BLOCK", 64)
     logits = torch.randn(6, size, generator=torch.Generator().manual_seed(size)) * 3
     probs = torch.softmax(logits, -1)
     filters = Filters(

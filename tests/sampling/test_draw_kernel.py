@@ -34,8 +34,8 @@ def test_it_compiles_for_gfx942_without_spills(filters: bool) -> None:
     with offline_driver(target_of("gfx942")):
         compiled = triton_draw.draw_kernel.warmup(
             torch.empty(160, KIMI_VOCABULARY, device=meta), ints.int(), floats, floats, ints, ints, ints.int(),
-            KIMI_VOCABULARY, KIMI_VOCABULARY, FILTER=filters, BLOCK=triton_draw.BLOCK, num_warps=triton_draw.WARPS,
-            grid=(160,),
+            KIMI_VOCABULARY, KIMI_VOCABULARY, FILTER=filters, BLOCK=triton_draw.BLOCK,
+            RACE_BLOCK=triton_draw.RACE_BLOCK, num_warps=triton_draw.WARPS, grid=(160,),
         )  # fmt: skip
     code = compiled.asm["amdgcn"]
     assert set(re.findall(r"(?:vgpr|sgpr)_spill_count:\s+(\d+)", code)) == {"0"}

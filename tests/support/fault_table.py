@@ -63,21 +63,21 @@ def main(faults: list[str]) -> None:
 def requests(server: EngineServer) -> tuple[list[exact.Request], list[Tokens]]:
     """Two prompts of each kind, each with 48 tokens and again with a stop string of its own answer."""
     with Probe(server.base_url) as probe:
-        asked = [exact.Request("chat", probe.chat_ids(p.text, "kimi-k2.5-tiny"), 48) for p in prompts(12)]
-        texts = [answered(probe, each).text for each in asked]
+        greedy = {"temperature": 0.0, "max_new_tokens": 48}
+        asked = [exact.Request("chat", probe.chat_ids(p.text, "kimi-k2.5-tiny"), greedy) for p in prompts(12)]
+        texts = [exact.ask(probe, request).text for request in asked]
         stops = [text[len(text) // 2 :][:3] for text in texts]
-        asked += [exact.Request("stop", each.ids, 48, stop) for each, stop in zip(asked, stops, strict=True)]
-        return asked, [answered(probe, each) for each in asked]
-
-
-def answered(probe: Probe, request: exact.Request) -> Tokens:
-    return probe.greedy(request.ids, request.max_tokens, with_top=True, stop=request.stop)
+        asked += [
+            exact.Request("stop", request.ids, greedy | {"stop": stop})
+            for request, stop in zip(asked, stops, strict=True)
+        ]
+        return asked, [exact.ask(probe, request) for request in asked]
 
 
 def same(server: EngineServer, asked: list[exact.Request], answers: list[Tokens]) -> str:
     """Asked twice: what was answered first is in the prefix cache then."""
     with Probe(server.base_url) as probe:
-        found = [answer for _ in range(2) for answer in probe.all(lambda each: answered(probe, each), asked, 8)]
+        found = [answer for _ in range(2) for answer in probe.all(lambda request: exact.ask(probe, request), asked, 8)]
     differ = exact.differences(asked * 2, answers * 2, found, "EAGLE3", 8)
     return f"{len(differ)} of {len(found)} differ"
 

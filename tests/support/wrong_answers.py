@@ -15,6 +15,8 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+from kimi_w4a8_eagle3.sampling.penalties import Penalties
+from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
 from kimi_w4a8_eagle3.sglang_plugin.cpu import draft_chain, locations
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 from kimi_w4a8_eagle3.sglang_plugin.tool_calls import KimiToolCalls
@@ -24,10 +26,13 @@ from .moe_faults import FAULTS
 ALL_DRAFTS, BONUS, STALE_KV = "every draft accepted", "bonus token from the draft", "KV of a rejected token kept"
 POSITION, HIDDEN = "position off by one after a partial acceptance", "hidden state of the wrong token"
 PAGE, LATE = "wrong page in a radix node", "stop string cut late"
+SHARED, REUSED = "one draw for all requests", "noise of the position before"
+EARLIER, UNEQUAL = "penalties of the step before", "draft accepted without equality"
 FORGETFUL = "text behind a marker forgotten"  # in a piece of a stream
 
 _verify, _build = draft_chain.verify_tree_greedy_cpu, draft_chain.build_tree_kernel_efficient_cpu
 _locations, _moe = locations.assign_extend_cache_locs_cpu, ReferenceBackend.forward
+_draw, _accept, _penalize = exact_sampling.draw, exact_sampling._accept, Penalties.apply
 _read = KimiToolCalls.parse_streaming_increment
 _step: tuple[list[int], list[int]] = ([], [])  # rows of the request pool and lengths at the step under way
 _rejected: dict[int, int] = {}  # by row, the length at which a draft was rejected last
@@ -89,6 +94,32 @@ def stop_string(original: Callable[..., bool], req: Any, *args: Any) -> bool:
     return found
 
 
+def draw(probs: torch.Tensor, filters: Any, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    if planted() == SHARED:
+        seeds = seeds[:1].expand_as(seeds)
+    if planted() == REUSED:  # two positions share their noise
+        positions = positions // 2 * 2
+    return _draw(probs, filters, seeds, positions)
+
+
+def accept(verify_input: Any, drawn: torch.Tensor, chains: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if planted() == UNEQUAL:
+        drawn = torch.cat([chains[:, 1:2].to(drawn.dtype), drawn[:, 1:]], 1)
+    return _accept(verify_input, drawn, chains)
+
+
+def penalize(
+    penalties: Penalties, logits: torch.Tensor, positions: torch.Tensor, chains: torch.Tensor | None = None
+) -> None:
+    """All positions of a step with the state before it."""
+    if chains is None or planted() != EARLIER:
+        _penalize(penalties, logits, positions, chains)
+        return
+    rows = logits.view(*chains.shape, -1)
+    for place in range(chains.shape[1]):
+        _penalize(penalties, rows[:, place], positions.view(chains.shape)[:, place])
+
+
 def moe(backend: Any, *args: Any) -> torch.Tensor:
     fault = FAULTS.get(planted())
     return fault(lambda *given: _moe(backend, *given), *args) if fault else _moe(backend, *args)
@@ -102,6 +133,8 @@ def read(reader: KimiToolCalls, text: str, tools: list[Any]) -> Any:
 if __name__ == "__main__":
     ReferenceBackend.forward = moe  # type: ignore[method-assign]
     KimiToolCalls.parse_streaming_increment = read  # type: ignore[method-assign]
+    exact_sampling.draw, exact_sampling._accept = draw, accept
+    Penalties.apply = penalize  # type: ignore[method-assign]
     # SGLang took them by `from sgl_kernel import`; the scheduler is a fork of this process.
     for right, wrong in ((_verify, verify), (_build, build_tree), (_locations, verified_locations)):
         for module in list(sys.modules.values()):
