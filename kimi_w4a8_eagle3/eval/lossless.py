@@ -173,7 +173,8 @@ def _prefixes(answers: Answers, plan: Plan) -> list[tuple[int, ...]]:
 
 def _sample(probe: Probe, prefix: tuple[int, ...], plan: Plan) -> Samples:
     sizes = [min(_SAMPLES_PER_REQUEST, plan.samples - i) for i in range(0, plan.samples, _SAMPLES_PER_REQUEST)]
-    batches = probe.all(lambda n: probe.samples(prefix, sampling_match.LENGTH, plan.temperature, n), sizes, 2)
+    params = {"max_new_tokens": sampling_match.LENGTH, "temperature": plan.temperature}
+    batches = probe.all(lambda n: probe.samples(prefix, params, n), sizes, 2)
     return [each for batch in batches for each in batch]
 
 

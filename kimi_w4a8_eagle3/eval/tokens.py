@@ -11,6 +11,7 @@ from ..engine.client import EngineClient
 
 TOP = 10
 _TIMEOUT_S = 1800.0
+_NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}  # whatever a model's generation_config.json prefers
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -50,14 +51,14 @@ class Probe(EngineClient):
 
     def answer(self, ids: Sequence[int], params: dict[str, Any], with_top: bool) -> Tokens:
         """The continuation of `ids` under SGLang's sampling parameters `params`."""
-        body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": params}
+        body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": _NEUTRAL | params}
         if with_top:
             body |= {"return_logprob": True, "top_logprobs_num": TOP}
         return _tokens(self._post("/generate", body))
 
     def leave(self, ids: Sequence[int], pieces: int) -> None:
         """Ask for a long continuation and hang up after a few pieces of it."""
-        params = _params(0.0, 512) | {"ignore_eos": True}
+        params = {**_NEUTRAL, "temperature": 0.0, "max_new_tokens": 512, "ignore_eos": True}
         with self._http.stream(
             "POST", "/generate", json={"input_ids": list(ids), "sampling_params": params, "stream": True}
         ) as answer:
@@ -65,9 +66,9 @@ class Probe(EngineClient):
                 if number >= pieces:
                     return
 
-    def samples(self, ids: Sequence[int], max_tokens: int, temperature: float, n: int) -> list[tuple[int, ...]]:
-        """`n` independent continuations of `ids`, each cut to `max_tokens` ids (shorter where an answer ended)."""
-        body = {"input_ids": list(ids), "sampling_params": {**_params(temperature, max_tokens), "n": n}}
+    def samples(self, ids: Sequence[int], params: dict[str, Any], n: int) -> list[tuple[int, ...]]:
+        """`n` independent continuations of `ids` under `params`, shorter where an answer ended."""
+        body = {"input_ids": list(ids), "sampling_params": {**_NEUTRAL, **params, "n": n}}
         found = self._post("/generate", body)
         return [_tokens(each).ids for each in (found if isinstance(found, list) else [found])]
 
@@ -85,10 +86,6 @@ class Probe(EngineClient):
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         return self._call("POST", path, body)
-
-
-def _params(temperature: float, max_tokens: int) -> dict[str, Any]:
-    return {"temperature": temperature, "max_new_tokens": max_tokens, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 
 def _tokens(body: dict[str, Any]) -> Tokens:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import httpx
 import psutil
 import pytest
+from support.sampled import BODIES, answers
 from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3 import tiny
@@ -83,6 +84,12 @@ def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:
     assert solved >= 6
     assert sum(sum(a.accepted_histogram[1:]) for a in answers) > 0  # both ranks agree on accepted drafts
     assert counted == expected  # each step once, not once a rank
+
+
+def test_two_ranks_draw_the_same_token(faulty: EngineServer) -> None:
+    """Ranks that drew for themselves would part; a seed has one answer, alone and among others."""
+    bodies = BODIES[::4]
+    assert answers(faulty.base_url, bodies, 1) == answers(faulty.base_url, bodies, 8)
 
 
 @pytest.mark.parametrize("place", ["TAKE-IN", "BUILDING", "PREFILL", "STOP-CHECK", "OUTPUT", "ANSWER"])

@@ -8,6 +8,7 @@ import openai
 import pytest
 from support.kimi_checkpoint import seeing
 from support.pictures import asking_about
+from support.sampled import BODIES, answers
 from support.sglang_program import VERSIONS, environment
 from support.tiny_servers import tiny_launch, with_faults
 
@@ -55,6 +56,12 @@ def test_both_releases_give_the_same_tokens_and_drafts_are_accepted(newest: Engi
     assert answers[0] == answers[1]
     accepted = acceptance_from_counters(scrape(newest.base_url).since(before), 4)
     assert accepted is not None and accepted.length >= 2.5
+
+
+def test_both_releases_sample_and_penalize_alike(newest: EngineServer, eagle3: EngineServer) -> None:
+    """The pinned release has plain decoding's tokens (test_exact_sampling.py)."""
+    bodies = [body for body in BODIES[::2] if "response_format" not in body]  # grammars: another xgrammar
+    assert answers(newest.base_url, bodies, 4) == answers(eagle3.base_url, bodies, 4)
 
 
 def test_a_stock_client_shows_pictures_and_the_prefix_cache_knows_them_apart(newest: EngineServer) -> None:
