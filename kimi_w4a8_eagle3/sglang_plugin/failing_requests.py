@@ -269,7 +269,8 @@ def _is_simple(scheduler: Any, batch: Any) -> bool:
 def _require_pool_adds_up(scheduler: Any, error: Exception) -> None:
     """SGLang's own equation of its strict mode: free, cached and owned tokens are the whole pool."""
     checker = scheduler.invariant_checker
-    owned, _ = checker._get_total_uncached_sizes()
+    # SGLang's count reads the last batch, and there is none when the engine was idle before this one.
+    owned = 0 if scheduler.last_batch is None else checker._get_total_uncached_sizes()[0]
     leak, message = checker._check_full_pool(scheduler.pool_stats_observer.get_pool_stats(), uncached=owned)
     if leak:
         logger.error("the KV pool does not add up after a failed batch: %s", message)

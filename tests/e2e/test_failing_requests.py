@@ -111,6 +111,14 @@ def test_a_request_that_raises_ends_alone(faulty: EngineServer, right: str, plac
     require_idle_and_whole(faulty)
 
 
+@pytest.mark.parametrize("place", ["PREFILL", "DECODE"])
+def test_a_request_that_raises_alone_in_an_idle_engine_ends_alone(faulty: EngineServer, right: str, place: str) -> None:
+    require_idle_and_whole(faulty)
+    assert ask(faulty, stop=[place]).status_code == 500
+    assert ask(faulty).json()["choices"][0]["message"]["content"] == right
+    require_idle_and_whole(faulty)
+
+
 @pytest.mark.parametrize("place", ["DECODE", "READING"])
 def test_where_the_guilty_one_is_unknown_its_batch_ends_and_the_next_is_right(
     faulty: EngineServer, right: str, place: str
