@@ -79,7 +79,9 @@ def main(words: list[str]) -> None:
 
 def _bandwidths(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device) -> Iterator[Figure]:
     """Weight bytes a second of both stages beside the roofline."""
-    from ..moe.tune import random_batch, stopwatch  # start-up: torch
+    # start-up: torch
+    from ..moe.stopwatch import stopwatch
+    from ..moe.tune import random_batch
 
     watch, gpu = stopwatch(backend, shape, arch, device), Machine.detect().gpu or GPUS["mi325x"]
     for tokens in TIMED:

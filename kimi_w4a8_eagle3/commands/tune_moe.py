@@ -52,7 +52,9 @@ def tune_moe(
     table = output or TABLE
     rows = read_rows(table if table.exists() else TABLE)  # a table that cannot be read fails before the measuring
 
-    from ..moe.tune import BATCHES, merged, search, stopwatch, table_rows  # start-up: torch
+    # start-up: torch
+    from ..moe.stopwatch import stopwatch
+    from ..moe.tune import BATCHES, merged, search, table_rows
 
     gates, console = read_gates(os.environ), table_console()
     shape = MoeShape(experts, hidden, inter // tp, top_k)

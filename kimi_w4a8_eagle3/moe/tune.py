@@ -8,13 +8,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from ..base.errors import KimiError
-from .contract import MoeBackend, MoeShape, QuarkMoeWeights
+from .contract import MoeShape, QuarkMoeWeights
 from .tiles import Row
 
 BATCHES = (2, 8, 40, 160, 512, 2048, 10240)
@@ -59,34 +58,6 @@ class Best:
     tiles: Tiles
     stage1_us: float
     stage2_us: float
-
-
-@dataclass(frozen=True)
-class Stopwatch:
-    """What times a backend's stages for one shape. chosen: the tiles that serve a batch."""
-
-    space: Space
-    measure: Measure
-    chosen: Callable[[int], Any]
-
-
-def stopwatch(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device) -> Stopwatch:
-    """Of a backend with tiles; raises KimiError for one without."""
-    if backend.name == "triton":
-        from .triton.backend import TritonBackend  # optional: triton
-        from .triton.tune import triton_measure, triton_space
-
-        assert isinstance(backend, TritonBackend)
-        measure = triton_measure(shape, arch, device, gpu_timer)
-        return Stopwatch(triton_space(shape), measure, partial(backend.tiles_for, shape, arch=arch))
-    if backend.name == "flydsl":
-        from .flydsl.backend import FlydslBackend  # optional: flydsl
-        from .flydsl.tune import flydsl_measure, flydsl_space
-
-        assert isinstance(backend, FlydslBackend)
-        measure = flydsl_measure(shape, backend, device, gpu_timer)
-        return Stopwatch(flydsl_space(shape), measure, partial(backend.tiles_for, shape))
-    raise KimiError(f"the {backend.name} backend has no tiles to measure", where="the dispatcher's choice")
 
 
 def search(shape: MoeShape, batches: Iterable[int], space: Space, measure: Measure) -> Iterator[Best]:

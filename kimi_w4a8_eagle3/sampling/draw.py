@@ -43,19 +43,12 @@ def draw(probs: torch.Tensor, filters: Filters, seeds: torch.Tensor, positions: 
     probs: float32 [R, V], softmax of the logits over the temperature. seeds: int64 [R]. positions: int64 [R], the index
     of the row's last input token in its sequence.
     """
+    tensors = probs, filters.top_k, filters.top_p, filters.min_p, seeds, positions
     if probs.device.type != "cpu":
         from .triton_draw import launch  # start-up: Triton, which a CPU does without
 
-        return launch(probs, filters, seeds, positions)
-    tokens = draw_rows(
-        probs.numpy(),
-        filters.top_k.numpy(),
-        filters.top_p.numpy(),
-        filters.min_p.numpy(),
-        seeds.numpy(),
-        positions.numpy(),
-    )
-    return torch.from_numpy(tokens.astype(np.int32))
+        return launch(*tensors, filtered=filters.active)
+    return torch.from_numpy(draw_rows(*(tensor.numpy() for tensor in tensors)).astype(np.int32))
 
 
 def draw_rows(

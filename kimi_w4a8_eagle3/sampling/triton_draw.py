@@ -8,14 +8,9 @@ docs/perf/sampling.md has the operation counts.
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
-
-if TYPE_CHECKING:
-    from .draw import Filters
 
 BLOCK, RACE_BLOCK = 16_384, 2048  # elements of a row, and counters of four elements, that are loaded at once
 WARPS = 16
@@ -99,12 +94,20 @@ def draw_kernel(
     tl.store(tokens + r, tl.where(k == 1, first, winner))
 
 
-def launch(probs: torch.Tensor, filters: Filters, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def launch(
+    probs: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    filtered: bool,
+) -> torch.Tensor:
     """Return the token drawn from each row, int32 [R]; `draw.draw` says what the arguments are."""
     rows, size = probs.shape
     tokens = torch.empty(rows, dtype=torch.int32, device=probs.device)
     draw_kernel[(rows,)](
-        probs, filters.top_k, filters.top_p, filters.min_p, seeds, positions, tokens, size, probs.stride(0),
-        FILTER=filters.active, BLOCK=BLOCK, RACE_BLOCK=RACE_BLOCK, num_warps=WARPS,
+        probs, top_k, top_p, min_p, seeds, positions, tokens, size, probs.stride(0),
+        FILTER=filtered, BLOCK=BLOCK, RACE_BLOCK=RACE_BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return tokens

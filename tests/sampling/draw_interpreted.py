@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kimi_w4a8_eagle3.sampling import triton_draw
-from kimi_w4a8_eagle3.sampling.draw import Filters, draw_rows
+from kimi_w4a8_eagle3.sampling.draw import draw_rows
 
 ALL = 1 << 30
 
@@ -18,16 +18,14 @@ def test_the_kernel_draws_what_the_definition_draws(size: int, monkeypatch: pyte
     monkeypatch.setattr(triton_draw, "RACE_BLOCK", 64)
     logits = torch.randn(6, size, generator=torch.Generator().manual_seed(size)) * 3
     probs = torch.softmax(logits, -1)
-    filters = Filters(
+    filters = (
         torch.tensor([ALL, 1, 20, ALL, ALL, 15], dtype=torch.int32),
         torch.tensor([1.0, 1.0, 1.0, 0.9, 1.0, 0.95]),
         torch.tensor([0.0, 0.0, 0.0, 0.0, 0.05, 0.02]),
     )
+    none = torch.full((6,), ALL, dtype=torch.int32), torch.ones(6), torch.zeros(6)
     seeds, positions = torch.arange(6) * 2**58 - 2**60, torch.arange(6) * 70_000
-    tensors = (probs, filters.top_k, filters.top_p, filters.min_p, seeds, positions)
-    wanted = draw_rows(*(tensor.numpy() for tensor in tensors))
-    assert triton_draw.launch(probs, filters, seeds, positions).tolist() == wanted.tolist()
-    unfiltered = Filters(torch.full((6,), ALL, dtype=torch.int32), torch.ones(6), torch.zeros(6), active=False)
-    arrays = (unfiltered.top_k.numpy(), unfiltered.top_p.numpy(), unfiltered.min_p.numpy())
-    wanted = draw_rows(probs.numpy(), *arrays, seeds.numpy(), positions.numpy())
-    assert triton_draw.launch(probs, unfiltered, seeds, positions).tolist() == wanted.tolist()
+    for chosen, filtered in ((filters, True), (none, False)):
+        tensors = (probs, *chosen, seeds, positions)
+        wanted = draw_rows(*(tensor.numpy() for tensor in tensors))
+        assert triton_draw.launch(*tensors, filtered=filtered).tolist() == wanted.tolist()

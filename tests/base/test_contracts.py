@@ -1,0 +1,74 @@
+"""Only sglang_plugin imports sglang, only moe/flydsl imports flydsl, and no files import each other in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NAME = "kimi_w4a8_eagle3"
+SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path.read_text() for path in (ROOT / NAME).rglob("*.py")}
+# What a package is imported by: all other modules may not.
+ALLOWED = {"sglang": f"{NAME}/sglang_plugin/", "flydsl": f"{NAME}/moe/flydsl/", "proof": "proof/"}
+
+
+def imports(module: str, source: str) -> Iterator[str]:
+    """Dotted names that a module imports, relative ones made absolute; also those inside of functions."""
+    package = module.split("/")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*start, *filter(None, [node.module])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def forbidden(module: str, source: str) -> set[str]:
+    """The packages that this module imports and may not."""
+    tops = {name.split(".")[0] for name in imports(module, source)}
+    return {package for package, folder in ALLOWED.items() if package in tops and not module.startswith(folder)}
+
+
+def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """By file, the files that it imports."""
+    known = {name.removesuffix("/__init__") for name in sources}
+    out: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        names = (name.replace(".", "/") for name in imports(module, source))
+        found = {name if name in known else name.rpartition("/")[0] for name in names}
+        out[module.removesuffix("/__init__")] = (found & known) - {module.removesuffix("/__init__")}
+    return out
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """Files that import each other in a circle; a package's __init__ does not count as part of its modules."""
+    packages = {name.removesuffix("/__init__") for name in sources if name.endswith("/__init__")}
+    links = {name: found - packages for name, found in graph(sources).items() if name not in packages}
+    try:
+        list(TopologicalSorter(links).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_imports_what_it_may_not() -> None:
+    assert {module: found for module, source in SOURCES.items() if (found := forbidden(module, source))} == {}
+
+
+def test_a_planted_import_is_found_in_every_module() -> None:
+    for package, folder in ALLOWED.items():
+        for line in (f"import {package}.x", f"def late():\n    from {package} import x"):
+            for module in SOURCES:
+                assert forbidden(module, line) == (set() if module.startswith(folder) else {package}), module
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circle(SOURCES) == []
+
+
+def test_a_planted_circle_is_found() -> None:
+    planted = {**SOURCES, f"{NAME}/base/files": SOURCES[f"{NAME}/base/files"] + "\nfrom .run_dir import RECORD\n"}
+    assert {f"{NAME}/base/files", f"{NAME}/base/run_dir"} <= set(circle(planted))
