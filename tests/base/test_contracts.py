@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -14,9 +15,13 @@ SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path.read_text() f
 ALLOWED = {"sglang": f"{NAME}/sglang_plugin/", "flydsl": f"{NAME}/moe/flydsl/", "proof": "proof/"}
 
 
-def imports(module: str, source: str) -> Iterator[str]:
+@cache
+def imports(module: str, source: str) -> tuple[str, ...]:
     """Dotted names that a module imports, relative ones made absolute; also those inside of functions."""
-    package = module.split("/")[:-1]
+    return tuple(_imports(module.split("/")[:-1], source))
+
+
+def _imports(package: list[str], source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
