@@ -38,7 +38,9 @@ class Image:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.jit = folder, folder / "site/aiter/jit"
-        shutil.copytree(AITER / "aiter", folder / "site/aiter", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        # AITER merges `model_configs` into files in /tmp, which belong to the user who was first.
+        left_out = shutil.ignore_patterns("*.so", "__pycache__", "model_configs")
+        shutil.copytree(AITER / "aiter", folder / "site/aiter", ignore=left_out)
         shutil.copytree(AITER / "aiter_meta/csrc", folder / "site/aiter_meta/csrc")
         import_little(folder / "site/aiter")
         (folder / "site/pybind11").symlink_to(AITER / "pybind11")

@@ -86,11 +86,18 @@ def test_keys_come_as_files() -> None:
     assert "KIMI_API_KEY_FILE" not in docker_run("--print", "serve").stdout
 
 
-def test_groups_are_those_of_the_device_nodes() -> None:
+def own_groups() -> set[int]:
+    return {os.getgid(), os.getegid(), *os.getgroups()}
+
+
+def test_groups_are_those_of_the_device_nodes_and_of_an_ordinary_caller() -> None:
     words = shlex.split(docker_run("--print", "doctor").stdout)
-    groups = [after for word, after in itertools.pairwise(words) if word == "--group-add"]
-    nodes = [Path(name) for name in ("/dev/kfd", "/dev/dri/renderD128")]
-    assert groups == [str(node.stat().st_gid) for node in nodes if node.exists()]
+    groups = [int(after) for word, after in itertools.pairwise(words) if word == "--group-add"]
+    nodes = [Path("/dev/kfd"), *Path("/dev/dri").glob("renderD*")]
+    expected = {node.stat().st_gid for node in nodes if node.exists()}
+    if os.geteuid() != 0:  # root's container runs as the image's user
+        expected |= own_groups()
+    assert groups == sorted(expected)
 
 
 def test_the_token_is_passed_by_name_only() -> None:
@@ -145,7 +152,7 @@ def ordinary() -> Iterator[Ordinary]:
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are for their owner only
         folder = Path(name)
         folder.chmod(0o755)
-        user = Ordinary(folder, 4242 if root else os.geteuid(), [4242, 4343] if root else sorted(os.getgroups()))
+        user = Ordinary(folder, 4242 if root else os.geteuid(), [4242, 4343] if root else sorted(own_groups()))
         shutil.copy(RUN, folder)
         for path in (folder / "dev/dri", folder / "bin", folder / "home/.cache/huggingface"):
             path.mkdir(parents=True)

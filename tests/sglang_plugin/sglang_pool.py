@@ -23,10 +23,10 @@ REQUESTED = 50_000_000_000
 
 def configurator(target: str, draft: str) -> KVCacheConfigurator:
     """The object that sizes the target's pool, with everything that sizing reads and no model behind it."""
-    words = f"--model-path {target} --speculative-draft-model-path {draft} --device cpu --attention-backend intel_amx"
+    words = "--device cpu --attention-backend intel_amx"
     words += " --trust-remote-code --mem-fraction-static 0.3 --speculative-algorithm EAGLE3 --speculative-num-steps 3"
     words += " --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
-    args = prepare_server_args(words.split())
+    args = prepare_server_args(["--model-path", target, "--speculative-draft-model-path", draft, *words.split()])
     set_global_server_args_for_scheduler(args)
     owner = object.__new__(KVCacheConfigurator)
     owner.server_args, owner.page_size, owner.is_draft_worker = args, 1, False

@@ -50,8 +50,8 @@ from sglang.srt.server_args import prepare_server_args, set_global_server_args_f
 from kimi_w4a8_eagle3 import tiny
 from proof.tiny.checkpoint import PREFIX, load_tower, read_tensors
 
-words = f"--model-path {tiny.target_path()} --device cpu --attention-backend intel_amx --mem-fraction-static 0.3"
-args = prepare_server_args(words.split())
+words = "--device cpu --attention-backend intel_amx --mem-fraction-static 0.3"
+args = prepare_server_args(["--model-path", str(tiny.target_path()), *words.split()])
 set_global_server_args_for_scheduler(args)
 model_config = ModelConfig.from_server_args(args)
 with tempfile.NamedTemporaryFile() as rendezvous:
