@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,26 +46,38 @@ def quantize_w4a8(
 
 def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], device: str, verbose: bool) -> None:
     """Quark's file-to-file quantization with what `config` returns; called once quark can be imported."""
-    from ..base import torchvision_ops  # start-up: torch
+    import_quark()
+    from quark.common.utils.log import ScreenLogger  # optional: amd-quark
+    from quark.torch import ModelQuantizer  # optional: amd-quark
 
-    torchvision_ops.declare_missing()  # Quark imports transformers, which imports torchvision
-    try:
-        from quark.common.utils.log import ScreenLogger  # optional: amd-quark
-
-        ScreenLogger.set_shared_level(logging.INFO if verbose else logging.WARNING)
-        from quark.torch import ModelQuantizer  # optional: amd-quark
-    except (ImportError, RuntimeError) as error:  # RuntimeError: it compiles an extension when first imported
-        raise KimiError(
-            f"AMD Quark cannot be imported: {error}",
-            expected="amd-quark 0.13, and a C++ compiler for the extension that it builds at its first import",
-            remedy="pip install amd-quark==0.13; apt-get install g++",
-        ) from error
-
+    ScreenLogger.set_shared_level(logging.INFO if verbose else logging.WARNING)
     ModelQuantizer(config()).direct_quantize_checkpoint(
         pretrained_model_path=str(source), save_path=str(destination), device=device
     )
     for shard in destination.glob("*.safetensors"):
         shard.chmod(0o644)  # Quark writes its shards readable for the owner only
+
+
+def import_quark() -> None:
+    """Import Quark, which compiles an extension the first time. Raises KimiError where that fails."""
+    from torch.utils import cpp_extension  # start-up: torch
+
+    from ..base import torchvision_ops  # start-up: torch
+
+    torchvision_ops.declare_missing()  # Quark imports transformers, which imports torchvision
+    library = str(Path(cpp_extension.__file__).parents[1] / "lib")
+    cpp_extension.TORCH_LIB_PATH = shlex.quote(library)  # torch's link command breaks at a space in it
+    try:
+        from quark.common.utils.log import ScreenLogger  # optional: amd-quark
+
+        ScreenLogger.set_shared_level(logging.WARNING)
+        import quark.torch  # noqa: F401  # optional: amd-quark
+    except (ImportError, RuntimeError) as error:  # RuntimeError: the extension
+        raise KimiError(
+            f"AMD Quark cannot be imported: {error}",
+            expected="amd-quark 0.13, and a C++ compiler for the extension that it builds at its first import",
+            remedy="pip install amd-quark==0.13; apt-get install g++",
+        ) from error
 
 
 def _config(exclude: Sequence[str]) -> QConfig:

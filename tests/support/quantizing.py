@@ -18,8 +18,9 @@ from click.testing import Result
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.base import torchvision_ops
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.quark import quantize as quantize_module
 from kimi_w4a8_eagle3.quark.safetensors_header import INDEX_NAME
 
 GROUP = 32
@@ -41,15 +42,14 @@ PACKED_CONFIG = {
 @cache
 def import_quark() -> None:
     """Quark, without the ten seconds in which it parses every model of transformers for a decorator that few name."""
-    torchvision_ops.declare_missing()  # it imports transformers, which imports torchvision
     parse = ast.parse
 
     def parse_if_named(source: Any, *more: Any, **options: Any) -> ast.AST:
         scan = sys._getframe(1).f_code.co_name == "_find_decorated_experts_classes"
         return parse("" if scan and "use_experts_implementation" not in source else source, *more, **options)
 
-    with patch.object(ast, "parse", parse_if_named), suppress(ImportError):
-        import quark.torch  # noqa: F401 - optional: amd-quark
+    with patch.object(ast, "parse", parse_if_named), suppress(KimiError):  # `quantize` says what is missing
+        quantize_module.import_quark()
 
 
 def quantize(*arguments: object) -> Result:
