@@ -7,7 +7,8 @@ serving text calls none of these operators, so declaring their schemas is enough
 
 from __future__ import annotations
 
-import importlib
+import importlib.machinery
+import importlib.util
 import sys
 
 import torch
@@ -33,9 +34,9 @@ _library: torch.library.Library | None = None
 
 
 def declare_missing() -> None:
-    """Declare the operators unless torchvision's own library can be loaded or torchvision is absent."""
+    """Declare the operators unless torchvision's own library declares them or torchvision is absent."""
     global _library
-    if _library is not None or _torchvision_works():
+    if _library is not None or "torchvision" in sys.modules or _load_own_library():
         return
     _library = torch.library.Library("torchvision", "DEF")
     for schema in _SCHEMAS:
@@ -44,14 +45,19 @@ def declare_missing() -> None:
         _library.define(f"_{name}_backward(Tensor grad) -> Tensor")
 
 
-def _torchvision_works() -> bool:
-    """Try the import once; a failed import leaves half-initialised modules, which are removed."""
-    try:
-        importlib.import_module("torchvision")
-    except (RuntimeError, OSError):
-        for name in [m for m in sys.modules if m == "torchvision" or m.startswith("torchvision.")]:
-            del sys.modules[name]
+def _load_own_library() -> bool:
+    """Load torchvision's library as its import would do; True also where torchvision is not installed.
+
+    The import itself takes a second and imports torch's compiler, which engines of the built-in model do without.
+    """
+    package = importlib.util.find_spec("torchvision")
+    if package is None:
+        return True
+    library = importlib.machinery.PathFinder.find_spec("_C", package.submodule_search_locations)
+    if library is None or library.origin is None:
         return False
-    except ImportError:
-        return True  # not installed: nothing to declare
+    try:
+        torch.ops.load_library(library.origin)
+    except OSError:  # built against another torch
+        return False
     return True
