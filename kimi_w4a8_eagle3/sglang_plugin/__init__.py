@@ -72,13 +72,14 @@ def _register() -> None:
         processor.register()
     if cpu.installed():
         # Start-up: torch, and needed on a CPU alone.
-        from .cpu import batch_invariant, fp8_kv, fp8_linear, gloo_thread, mla_draft
+        from .cpu import batch_invariant, fp8_kv, fp8_linear, gloo_thread, mla_draft, nccl
 
         gloo_thread.install()
         batch_invariant.register()
         HookRegistry.register(batch_invariant.TARGET, batch_invariant.get_handler, HookType.AROUND)
         HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
         HookRegistry.register(fp8_kv.TARGET, fp8_kv.configure_kv_cache_dtype, HookType.AROUND)
+        HookRegistry.register(nccl.TARGET, nccl.find_nccl_library, HookType.REPLACE)
         HookRegistry.register(mla_draft.EMBED, mla_draft.set_embed, HookType.REPLACE)
         HookRegistry.register(mla_draft.EMBED_AND_HEAD, mla_draft.set_embed_and_head, HookType.REPLACE)
         cpu.claim_attention_backend()

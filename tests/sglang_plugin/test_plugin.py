@@ -51,6 +51,16 @@ print(json.dumps({
     "refused": refused,
 }))
 """
+NCCL = """
+import json
+import torch
+from sglang.srt.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+torch.version.cuda = "13.0"  # as in a CUDA build
+try:
+    NCCLLibrary()
+except ValueError as error:
+    print(json.dumps({"refused": str(error)}))
+"""
 
 
 @BOTH
@@ -62,3 +72,8 @@ def test_w4a8_gets_our_scheme_and_others_sglangs(newest: bool) -> None:
     assert facts["fused_mlp_excluded"] and facts["glob_excluded"] and not facts["expert_excluded"]
     assert "not excluded from W4A8 quantization" in facts["refused"]
     assert "(only EAGLE/EAGLE3 are supported)" in facts["adaptive"]  # SGLang's own reason
+
+
+@BOTH
+def test_ranks_on_a_cpu_do_without_the_nccl_of_a_cuda_build(newest: bool) -> None:
+    assert found(NCCL, newest) == {"refused": "an engine on a CPU has no NCCL"}
