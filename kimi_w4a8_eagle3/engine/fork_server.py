@@ -35,6 +35,7 @@ _LATE = frozenset(("TMPDIR", "PYTEST_CURRENT_TEST", "SGLANG_CPU_OMP_THREADS_BIND
 _IMPORT_S = 600.0  # ten seconds on an idle machine
 _FORK_S = 60.0  # milliseconds
 _UNKNOWN = 255
+_NEVER_INHERITED = (signal.SIGPIPE, signal.SIGXFSZ)  # `subprocess` resets them, and Python ignores them when it starts
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
@@ -127,7 +128,8 @@ class ForkServer:
 
     def fork(self, arguments: Sequence[str], late: Mapping[str, str], log: int) -> ForkedProcess:
         """An engine with these arguments, of `late` variables and a log; OSError when the fork server has ended."""
-        message = json.dumps({"arguments": list(arguments), "late": dict(late)}).encode()
+        request = {"arguments": list(arguments), "late": dict(late), "ignored": ignored_signals()}
+        message = json.dumps(request).encode()
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reply.settimeout(_FORK_S)
         with reply, _adopting():
@@ -245,6 +247,12 @@ def setting(python: str, environ: Mapping[str, str]) -> Setting:
 def reads_late(name: str) -> bool:
     """Whether no module reads this variable while it is imported: engines of one fork server may differ in it."""
     return name in _LATE or name.startswith("KIMI_")
+
+
+def ignored_signals() -> list[int]:
+    """Signals that a new process of this one would ignore, such as SIGINT in a script's background job."""
+    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
+    return [int(number) for number in ignored if number not in _NEVER_INHERITED]
 
 
 def die_with_parent() -> None:

@@ -6,6 +6,7 @@ inherit is put right in `_become_engine`. The other side is `kimi_w4a8_eagle3/en
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -17,17 +18,19 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import setproctitle
 from huggingface_hub import constants
 
-from ..engine.fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent
+from ..engine.fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent, ignored_signals
 from . import orphans
 from .lean_imports import lean_imports
 
@@ -120,6 +123,30 @@ def serve(control: socket.socket) -> list[str]:
         return _become_engine(json.loads(message), log, socket.socket(fileno=reply), supervisor)
 
 
+def run_to_end(program: Callable[[], None]) -> NoReturn:
+    """Run `program` and end this process as Python would, but without freeing its objects.
+
+    Python would look through every page that engines share, and nanobind would report all that Triton has frozen here
+    as leaked.
+    """
+    code: Any = 0
+    try:
+        program()
+    except SystemExit as end:
+        code = end.code or 0
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as Python does first
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supervisor: int) -> list[str]:
     """Make this process what a new one would be; returns when the supervisor knows it."""
     die_with_parent()
@@ -127,6 +154,7 @@ def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supe
         os._exit(1)
     os.setsid()
     _write_to(log)
+    _ignore_signals(set(request["ignored"]))
     os.environ.update(request["late"])
     tempfile.tempdir = None  # it was looked up while something was imported
     if os.environ.get("PYTHONUNBUFFERED"):
@@ -141,6 +169,15 @@ def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supe
     setproctitle.setproctitle(" ".join((sys.executable, *PROGRAM, *arguments)))
     _fork_children()
     return arguments
+
+
+def _ignore_signals(wanted: set[int]) -> None:
+    """Ignore these signals and no others; the fork server was perhaps started when the supervisor ignored others."""
+    ignored = set(ignored_signals())
+    for number in wanted - ignored:
+        signal.signal(number, signal.SIG_IGN)
+    for number in ignored - wanted:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _fork_children() -> None:

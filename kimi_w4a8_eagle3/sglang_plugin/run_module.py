@@ -31,6 +31,7 @@ def run(words: list[str]) -> None:
 
 if __name__ == "__main__":
     import socket
+    from functools import partial
 
     from kimi_w4a8_eagle3.engine.fork_server import OPTION
 
@@ -41,7 +42,7 @@ if __name__ == "__main__":
         from kimi_w4a8_eagle3.sglang_plugin import forked_engine
 
         words = forked_engine.serve(socket.socket(fileno=int(words[1])))
-        run(words)
+        forked_engine.run_to_end(partial(run, words))
     elif words[0].startswith(_WITHOUT_MODEL):
         from kimi_w4a8_eagle3.sglang_plugin.lean_imports import lean_imports
 

@@ -101,6 +101,23 @@ def test_a_fork_is_what_a_new_process_would_be(portraits: Portraits) -> None:
     assert {name: forked["environ"].get(name) for name in given} == given
 
 
+@pytest.mark.parametrize(
+    ("handler", "ignored", "caught"), [(signal.SIG_IGN, True, False), (signal.default_int_handler, False, True)]
+)
+def test_a_fork_ignores_sigint_where_its_supervisor_does(
+    portraits: Portraits, handler: object, ignored: bool, caught: bool
+) -> None:
+    """Whatever the supervisor did when the fork server began; the background jobs of a script ignore it."""
+    before = signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
+    try:
+        portraits.fork("end", "0").wait(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    _, ignores, catches = portraits.read()["portrait"]["signals"]  # type: ignore[misc]
+    bit = 1 << (signal.SIGINT - 1)
+    assert (bool(int(ignores, 16) & bit), bool(catches & bit)) == (ignored, caught)
+
+
 def test_a_late_variable_of_one_engine_does_not_reach_the_next(portraits: Portraits) -> None:
     portraits.fork("end", "0", KIMI_MAX_SEQUENCES="7").wait(60)
     assert portraits.read()["environ"]["KIMI_MAX_SEQUENCES"] == "7"

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 
 import pytest
-from support.sglang_program import BOTH, found
+from support.sglang_program import BOTH, found, run
 
 from kimi_w4a8_eagle3.sglang_plugin.forked_engine import Holders
 
@@ -71,3 +71,24 @@ def test_what_no_engine_of_ours_uses_is_left_out_and_there_when_asked_for(newest
     assert facts["models"] == [f"{models}.kimi_k25", False, f"{models}.mixtral", "TransformersForCausalLM"]
     leaf = "torch._dynamo._trace_wrapped_higher_order_op"
     assert facts["real"] == ["sglang.srt.layers.model_parallel", True, leaf, True, "scipy"]
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "printed"),
+    [
+        ("import sys; sys.exit('no model')", 1, "no model"),
+        ("raise ValueError('odd')", 1, "ValueError: odd"),
+        ("import sys; sys.exit(7)", 7, ""),
+        ("import atexit, sys; atexit.register(print, 'at exit', file=sys.stderr)", 0, "at exit"),
+        (
+            "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), 1 / 0)).start()",
+            0,
+            "ZeroDivision",
+        ),
+    ],
+    ids=["message", "exception", "code", "atexit", "thread"],
+)
+def test_an_engine_ends_as_a_new_process_would(program: str, code: int, printed: str) -> None:
+    done = run(program)
+    assert done.returncode == code and printed in done.stderr
+    assert "nanobind" not in done.stderr  # Triton's objects are frozen, not leaked
