@@ -1,15 +1,17 @@
-# `make demo` and `make test` are the only commands a fresh machine needs; both set up .venv (requirements/install.sh).
+# `make demo` and `make test` are the only commands a fresh machine needs. Both set up .venv (requirements/install.sh): the
+# first installs what an engine on a CPU needs, the second and all other targets add the rest.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
 
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint kernels venv audit tiny bench eval scale-demo faults soak fuzz mutants clean
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/python -m proof.demo
 
 test: $(STAMP)
@@ -33,12 +35,16 @@ audit: $(STAMP)
 tiny: $(STAMP)
 	$(BIN)/python -m proof.tiny build
 
-$(STAMP): pyproject.toml requirements/install.sh requirements/serve-cpu.txt requirements/constraints.txt
-	@PYTHON="$(PYTHON)" requirements/install.sh $(VENV)
+$(DEMO): pyproject.toml requirements/install.sh requirements/serve-cpu.txt requirements/constraints.txt
+	@PYTHON="$(PYTHON)" requirements/install.sh demo $(VENV)
+	@touch $@
+
+$(STAMP): $(DEMO)
+	@PYTHON="$(PYTHON)" requirements/install.sh test $(VENV)
 	@touch $@
 
 # Two replicas behind SGLang's router under load; one is killed, both are restarted one after the other (four minutes).
-scale-demo: $(STAMP)
+scale-demo: $(DEMO)
 	$(BIN)/python -m proof.scale_demo
 
 # Every fault of docs/reliability.md with real processes; writes its table anew.

@@ -1,26 +1,28 @@
 #!/usr/bin/env bash
-# Sets up the virtual environment of the Makefile; one that was stopped goes on where it was.
+# Sets up the virtual environment of the Makefile in two stages. An interrupted installation goes on where it stopped.
 #
-#   requirements/install.sh [FOLDER]      default .venv; PYTHON names the interpreter it is made with
+#   requirements/install.sh demo|test [FOLDER]      default .venv
 #
-# uv installs, with downloads in parallel. PyTorch comes first and alone: its CPU build from PyTorch's own index, or, where
-# that cannot be reached, whatever pip is configured to find. Nothing after it can replace it (constraints.txt).
+# `demo` installs what `make demo` and `serve tiny` need; `test` adds the compilers, extras and second releases of the tests.
+# PYTHON names the interpreter, by default python3. If it is not 3.11, 3.12 or 3.13, uv looks for 3.12 or downloads it.
+# TORCH_BACKEND=cuda accepts PyTorch's CUDA build where no CPU build can be found.
+# Exit code 3: this machine can get no suitable Python, or no CPU build of PyTorch for it. 1: anything else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=${1:-.venv}
+stage=${1:-}
+venv=${2:-.venv}
 python=${PYTHON:-python3}
-needed_gb=7  # 5 installed, and what uv unpacks on the way
+backend=${TORCH_BACKEND:-cpu}
+uv_release=uv==0.13.9
 newest=(sglang==0.5.23 transformers==5.19.0 tokenizers==0.23.2 xgrammar==0.2.7 openai==2.8.0)  # as its own metadata pins them
 aiter=(amd-aiter==0.1.7.post2.dev18 pybind11)  # compiled nowhere; the image's own is newer
 
-die() { # WHAT REMEDY
+die() { # WHAT REMEDY [CODE]
   echo "install: $1: $2" >&2
-  exit 1
+  exit "${3:-1}"
 }
 
-free_gb() { df -Pk "$(dirname "$venv")" | awk 'NR == 2 { print int($4 / 1024 / 1024) }'; }
-
-# One line a step; its output is shown only when it fails, after the reason in one line where that can be told.
+# One line a step. Its output is shown only when it fails, before one line with the reason where the output tells it.
 step() { # TEXT COMMAND...
   local text=$1 log started=$SECONDS
   log=$(mktemp)
@@ -31,58 +33,136 @@ step() { # TEXT COMMAND...
     why=$(cat "$log")
     rm -f "$log"
     if grep -qiE 'no space left|os error 28|disk quota' <<< "$why"; then
-      die "the disk is full" "make room (about $needed_gb GB in all), then \`make venv\` goes on"
+      die "the disk is full" "make room (about $needed_gb GB in all), then the same command goes on"
     elif grep -qiE 'dns error|name or service|name resolution|error sending request|connection|timed out' <<< "$why"; then
-      die "the package index cannot be reached" "with a network (or a proxy, or an index in pip's configuration) \`make venv\` goes on"
+      die "the package index cannot be reached" "with a network (or a proxy, or an index in pip's configuration) the same command goes on"
     fi
-    die "$text failed" "the lines above say why; \`make venv\` goes on"
+    die "$text failed" "the lines above say why; the same command goes on"
   fi
   rm -f "$log"
   echo "install: $text ($((SECONDS - started)) s)"
 }
 
-[[ $(uname -sm) == "Linux x86_64" && ! -e /lib/ld-musl-x86_64.so.1 ]] ||
-  die "this is $(uname -sm), or without glibc" "Linux x86-64 with glibc is needed: docker build -f launch/docker/cpu.Dockerfile ."
-if [[ ! -x $venv/bin/uv ]]; then
-  "$python" -c '' 2> /dev/null || die "no $python here" "apt-get install python3 python3-venv"
-  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-  # 3.11 is tried, for 3.12 all packages are there; Triton 3.9 has none for 3.10, outlines-core 0.1.26 none for 3.13.
-  [[ $version =~ ^3\.1[12]$ ]] || die "$python is Python $version" "3.11 or 3.12 is needed: make PYTHON=python3.11"
-  "$python" -c 'import ensurepip, venv' 2> /dev/null || die "$python has no module venv" "apt-get install python$version-venv"
+check_machine() {
+  [[ $(uname -sm) == "Linux x86_64" && ! -e /lib/ld-musl-x86_64.so.1 ]] ||
+    die "this is $(uname -sm), or without glibc" "Linux x86-64 with glibc is needed: docker build -f launch/docker/cpu.Dockerfile ."
   command -v g++ > /dev/null || die "no C++ compiler (g++)" "apt-get install g++"
-  (($(free_gb) >= needed_gb)) || die "$(free_gb) GB are free here" "make room: $needed_gb GB are needed"
-  "$python" -m venv "$venv"
-  step "installer" "$venv/bin/pip" install --retries 1 uv==0.13.9
-fi
+  local free_gb installed_gb=0
+  free_gb=$(df -Pk "$(dirname "$venv")" | awk 'NR == 2 { print int($4 / 1024 / 1024) }')
+  [[ ! -d $venv ]] || installed_gb=$(du -sk "$venv" | awk '{ print int($1 / 1024 / 1024) }')
+  ((free_gb + installed_gb >= needed_gb)) || die "$free_gb GB are free here" "make room: $((needed_gb - installed_gb)) GB are needed"
+}
+
+make_environment() {
+  local version base=3.12 found=$python uv
+  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) || found=python3
+  # Triton 3.9 has no wheel for 3.10, and SGLang 0.5.20's own requirements have none for 3.14.
+  if [[ $version =~ ^3\.1[123]$ ]]; then base=$python; elif [[ $python =~ ^3\.1[123]$ ]]; then base=$python; fi
+
+  # uv is a package: it is installed into a temporary environment of any Python first, and then into the one that it makes.
+  if "$found" -c 'import ensurepip, venv' 2> /dev/null; then
+    "$found" -m venv "$temporary/uv"
+    step "installer" "$temporary/uv/bin/pip" install --retries 1 "$uv_release"
+    uv=$temporary/uv/bin/uv
+  elif ! uv=$(command -v uv); then
+    "$found" -c '' 2> /dev/null || die "no $python here" "apt-get install python3 python3-venv"
+    die "$found has no module venv" "apt-get install python3-venv"
+  fi
+  if ! UV_HTTP_RETRIES=0 "$uv" venv --quiet --allow-existing --seed --python "$base" "$venv" 2> "$temporary/log"; then
+    tail -n 3 "$temporary/log" >&2
+    die "$python is ${version:+Python }${version:-missing}, and uv cannot get Python $base" "install Python 3.11, 3.12 or 3.13 and name it: make PYTHON=python3.12" 3
+  fi
+  step "environment with $("$venv/bin/python" -V)" "$uv" pip install --python "$venv/bin/python" "$uv_release"
+}
+
+pip_setting() { # NAME: from pip's variables or its configuration files
+  local variable=PIP_${1^^}
+  variable=${variable//-/_}
+  echo "${!variable:-$("$venv/bin/pip" config get "global.$1" 2> /dev/null || true)}"
+}
+
+# uv reads no configuration of pip's: a mirror or a folder of wheels that pip is told to use is uv's, too.
+use_pip_settings() {
+  local index links
+  index=$(pip_setting index-url)
+  links=$(pip_setting find-links)
+  [[ -z $index ]] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
+  [[ -z $links ]] || export UV_FIND_LINKS=${UV_FIND_LINKS:-${links// /,}}
+}
+
+# PyTorch comes before everything else: its CPU build from PyTorch's own index or, where that cannot be reached, the build
+# that pip is configured to find. Nothing after it can replace it (constraints.txt).
+install_torch() {
+  local torch options=(--index-strategy unsafe-best-match) plan url  # the best version of all indexes, as pip takes it
+  mapfile -t torch < <(grep -E '^torch(vision)?==' requirements/constraints.txt)
+  if uv_pip --offline --dry-run --no-deps "${torch[@]}" 2>&1 | grep -q 'Would make no changes'; then return; fi
+  if [[ $backend == cpu ]] && UV_HTTP_RETRIES=0 UV_HTTP_CONNECT_TIMEOUT=5 uv_pip --dry-run --torch-backend=cpu "${torch[@]}" 2> /dev/null; then
+    options+=(--torch-backend=cpu)
+  else
+    for url in $(pip_setting extra-index-url); do options+=(--index "$url"); done
+    plan=$(uv_pip "${options[@]}" --dry-run "${torch[@]}" 2>&1) || true  # the step below says what is wrong
+    if [[ $backend != cuda ]] && grep -qE '^ \+ (cuda|nvidia)-' <<< "$plan"; then ask_for_cuda; fi
+  fi
+  step "PyTorch" uv_pip --no-deps "${options[@]}" "${torch[@]}"
+  echo "install: torch $("$venv/bin/python" -c 'import importlib.metadata as m; print(m.version("torch"))')"
+}
+
+ask_for_cuda() {
+  local answer=n what
+  what="only PyTorch's CUDA build can be had here for $("$venv/bin/python" -V): $cuda_gb GB more on the disk, useless without a GPU"
+  [[ ! -t 0 || ! -t 1 ]] || read -rp "install: $what. Install it? [y/N] " answer
+  [[ $answer == [yY]* ]] && return
+  rm -rf "$venv"  # it holds nothing but uv, and the next command may name another Python
+  die "$what" "TORCH_BACKEND=cuda accepts it; with another Python (PYTHON=python3.11) pip may find a CPU build" 3
+}
+
+# Static libraries, torch's own tests and Triton's profiler for NVIDIA are a fifth of the demo's installation.
+remove_unused() {
+  local site
+  site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  find "$site/torch" "$site/triton" "$site/xgrammar" -name '*.a' -delete
+  rm -rf "$site/torch/test" "$site"/torch/bin/test_* "$site"/triton/backends/nvidia/lib/cupti*
+}
+
+uv_pip() { "$uv" pip install "$@"; }
+
+packages() { # EXTRAS...: what SGLang and this package need
+  # SGLang's own metadata pins GPU-only packages, so it comes without dependencies beside the part of them that a CPU needs.
+  # The CUDA build of torch pins a Triton of its own, which nothing here uses.
+  grep '^triton==' requirements/serve-cpu.txt > "$temporary/overrides.txt"
+  uv_pip -c requirements/constraints.txt --overrides "$temporary/overrides.txt" \
+    -r requirements/serve-cpu.txt -r pyproject.toml "$@" 'setuptools>=77'
+}
+
+case $stage in
+  demo) needed_gb=3 ;;
+  test) needed_gb=6 ;;
+  *) die "no stage ${stage:-named}" "requirements/install.sh demo|test [FOLDER]" ;;
+esac
+cuda_gb=4
+[[ $backend =~ ^(cpu|cuda)$ ]] || die "TORCH_BACKEND is $backend" "cpu or cuda was expected"
+[[ $backend == cpu ]] || needed_gb=$((needed_gb + cuda_gb))
+temporary=$(mktemp -d)
+trap 'rm -rf "$temporary"' EXIT
+check_machine
+[[ -x $venv/bin/uv ]] || make_environment
 export VIRTUAL_ENV=$PWD/$venv
 [[ $venv != /* ]] || VIRTUAL_ENV=$venv
 uv=$venv/bin/uv
-# A mirror that pip is told to use is uv's, too.
-mirror=${PIP_INDEX_URL:-$("$venv/bin/pip" config get global.index-url 2> /dev/null || true)}
-[[ -z $mirror ]] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$mirror}
+use_pip_settings
+install_torch
 
-mapfile -t torch < <(grep -E '^torch(vision)?==' requirements/constraints.txt)
-sglang=$(grep '^sglang==' requirements/constraints.txt)
-if ! "$uv" pip install --offline --dry-run --no-deps "${torch[@]}" 2>&1 | grep -q 'Would make no changes'; then
-  if UV_HTTP_RETRIES=0 UV_HTTP_CONNECT_TIMEOUT=5 "$uv" pip install --quiet --dry-run --torch-backend=cpu "${torch[@]}" 2> /dev/null; then
-    step "PyTorch's CPU build" "$uv" pip install --torch-backend=cpu "${torch[@]}"
-  else
-    echo "install: PyTorch's CPU index cannot be reached; taking the build that pip is configured to find"
-    step "PyTorch" "$venv/bin/pip" install --retries 1 "${torch[@]}"
-  fi
+if [[ $stage == demo ]]; then
+  sglang=$(grep '^sglang==' requirements/constraints.txt)
+  step "what SGLang needs" packages --extra serve
+  step "SGLang ${sglang#*==}" uv_pip --no-deps "$sglang"
+  step "this package" uv_pip --no-deps --no-build-isolation --editable .
+  step "without static libraries and profilers" remove_unused
+  # Once for all that import it at the same time later: compiling is two thirds of a first import.
+  step "what an engine imports, compiled" env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 "$venv/bin/python" -c \
+    'import os, sys; from kimi_w4a8_eagle3.engine.fork_server import ForkServer as F; F.start(sys.executable, os.environ, 2).close()'
+else
+  step "what the tests need" packages --all-extras
+  step "SGLang ${newest[0]#*==} beside it" uv_pip --no-deps --target "$venv/compat/${newest[0]/==/-}" "${newest[@]}"
+  step "AITER's files" uv_pip --no-deps --target "$venv/compat/amd-aiter" "${aiter[@]}"
 fi
-folder=$("$venv/bin/python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')
-echo "install: torch $(sed -n "s/^__version__ = '\(.*\)'/\1/p" "$folder/version.py"), $(du -sh "$folder" | cut -f1)"
-
-# SGLang's own metadata pins GPU-only packages, so it comes without dependencies beside the part of them that a CPU needs.
-# The CUDA build of torch pins a Triton of its own, which nothing here uses.
-step "what SGLang and the extras need" "$uv" pip install -c requirements/constraints.txt -r requirements/serve-cpu.txt \
-  --overrides <(grep '^triton==' requirements/serve-cpu.txt) -r pyproject.toml --all-extras 'setuptools>=77'
-step "SGLang ${sglang#*==}" "$uv" pip install --no-deps "$sglang"
-step "SGLang ${newest[0]#*==} beside it, for its tests" "$uv" pip install --no-deps \
-  --target "$venv/compat/${newest[0]/==/-}" "${newest[@]}"
-step "AITER's files, for theirs" "$uv" pip install --no-deps --target "$venv/compat/amd-aiter" "${aiter[@]}"
-step "this package" "$uv" pip install --no-deps --no-build-isolation --editable .
-# Once for all that import it at the same time later: compiling is two thirds of a first import.
-step "what an engine imports, compiled" env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 "$venv/bin/python" -c \
-  'import os, sys; from kimi_w4a8_eagle3.engine.fork_server import ForkServer as F; F.start(sys.executable, os.environ, 2).close()'

@@ -29,6 +29,9 @@ _OURS = frozenset(("kimi_k25", "kimi_k25_eagle3", "deepseek_v2", "llama_eagle3")
 _OTHERS = "SGLANG_DISABLED_MODEL_ARCHS"
 # torch's tensor parallelism, with sympy, which no model of ours has.
 _LATER = "sglang.srt.layers.model_parallel"
+# A data set of pictures that imports `datasets`, with pandas and pyarrow. No workload reads it (`Workload.dataset`). It
+# stays out for good, because a load generator imports the other data sets after its fork.
+_PICTURES = "sglang.benchmark.datasets.mmmu"
 
 
 @contextmanager
@@ -38,6 +41,8 @@ def lean_imports() -> Iterator[None]:
     importlib.metadata.packages_distributions = _OwnNames
     sys.modules.update(dict.fromkeys(_UNUSED))  # type: ignore[arg-type]  # how Python spells "not installed"
     sys.modules[_LATER] = _StandIn(_LATER)
+    sys.modules[_PICTURES] = ModuleType(_PICTURES)
+    sys.modules[_PICTURES].MMMUDataset = None  # type: ignore[attr-defined]
     if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
         _leave_compiler_out()
     found = importlib.util.find_spec(_MODELS)

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -82,8 +81,7 @@ def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path
     tracked = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     checkout = sources(tmp_path, [name for name in tracked.split() if not name.endswith(".safetensors")])
     packed = build(checkout, "build_sdist", tmp_path / "dist")
-    with tarfile.open(packed) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+    shutil.unpack_archive(packed, tmp_path / "unpacked")
     (source,) = (tmp_path / "unpacked").iterdir()
     rebuilt = build(source, "build_wheel", tmp_path / "wheel")
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(rebuilt) as two:
