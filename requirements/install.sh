@@ -68,8 +68,7 @@ make_environment() {
     "$found" -c '' 2> /dev/null || die "no $python here" "apt-get install python3 python3-venv"
     die "$found has no module venv" "apt-get install python3-venv"
   fi
-  if ! UV_HTTP_RETRIES=0 "$uv" venv --quiet --allow-existing --seed --python "$base" "$venv" 2> "$temporary/log"; then
-    tail -n 3 "$temporary/log" >&2
+  if ! UV_HTTP_RETRIES=0 "$uv" venv --quiet --allow-existing --seed --python "$base" "$venv" 2> /dev/null; then
     die "$python is ${version:+Python }${version:-missing}, and uv cannot get Python $base" "install Python 3.11, 3.12 or 3.13 and name it: make PYTHON=python3.12" 3
   fi
   step "environment with $("$venv/bin/python" -V)" "$uv" pip install --python "$venv/bin/python" "$uv_release"

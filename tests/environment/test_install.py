@@ -1,0 +1,165 @@
+"""requirements/install.sh on machines that lack something, in a clean environment: one line with the remedy."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kimi_w4a8_eagle3.base.toml import tomllib
+
+ROOT = Path(__file__).parents[2]
+INSTALL = ROOT / "requirements/install.sh"
+AWAY = "http://127.0.0.1:9/simple"  # the port of `discard`: no service of today listens there
+TOOLS = ("awk", "bash", "cat", "df", "dirname", "du", "env", "g++", "grep", "mktemp", "rm", "sed", "tail", "uname")
+
+
+class Machine:
+    """A folder of programs as PATH, and what the installation says there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.programs, self.venv = folder / "bin", folder / "a space" / "venv"
+        self.programs.mkdir()
+        self.venv.parent.mkdir()
+        for tool in TOOLS:
+            self.link(tool)
+        (self.programs / "python3").symlink_to(sys.executable)
+
+    def link(self, tool: str) -> None:
+        found = shutil.which(tool)
+        assert found, tool
+        (self.programs / tool).symlink_to(found)
+
+    def script(self, name: str, text: str) -> None:
+        (self.programs / name).unlink(missing_ok=True)
+        (self.programs / name).write_text(f"#!{self.programs}/bash\n{text}\n")
+        (self.programs / name).chmod(0o755)
+
+    def install(self, stage: str = "demo", **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {"HOME": str(self.venv.parent), "PATH": str(self.programs), "LANG": "C.UTF-8", **variables}
+        return subprocess.run(
+            [INSTALL, *filter(None, [stage]), str(self.venv)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def refusal(self, code: int = 1, **variables: str) -> str:
+        """The one line with which it ends before anything is installed."""
+        done = self.install(**variables)
+        assert (done.returncode, self.venv.exists()) == (code, False), done.stdout + done.stderr
+        (line,) = done.stderr.splitlines()
+        return line
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_no_compiler(machine: Machine) -> None:
+    (machine.programs / "g++").unlink()
+    assert machine.refusal() == "install: no C++ compiler (g++): apt-get install g++"
+
+
+def test_no_python(machine: Machine) -> None:
+    (machine.programs / "python3").unlink()
+    assert machine.refusal() == "install: no python3 here: apt-get install python3 python3-venv"
+
+
+def test_no_module_venv(machine: Machine) -> None:
+    machine.script("python3", f'[[ $2 != *venv* ]] || exit 1\nexec "{sys.executable}" "$@"')
+    assert machine.refusal() == "install: python3 has no module venv: apt-get install python3-venv"
+
+
+def test_no_room(machine: Machine) -> None:
+    machine.script("df", 'echo header\necho "disk 100 98 2000000 98% /"')
+    assert re.fullmatch(r"install: 1 GB are free here: make room: \d GB are needed", machine.refusal())
+
+
+def test_another_system(machine: Machine) -> None:
+    machine.script("uname", "echo Darwin arm64")
+    assert machine.refusal().startswith("install: this is Darwin arm64, or without glibc: Linux x86-64")
+
+
+@pytest.mark.parametrize("stage", ["", "everything"])
+def test_a_stage_must_be_named(machine: Machine, stage: str) -> None:
+    done = machine.install(stage)
+    assert done.returncode == 1 and "requirements/install.sh demo|test" in done.stderr
+
+
+def test_an_unknown_build_of_torch(machine: Machine) -> None:
+    assert machine.refusal(TORCH_BACKEND="rocm") == "install: TORCH_BACKEND is rocm: cpu or cuda was expected"
+
+
+def test_no_network(machine: Machine) -> None:
+    done = machine.install(PIP_INDEX_URL=AWAY, PIP_RETRIES="0")
+    assert done.returncode == 1 and not machine.venv.exists()
+    assert "install: the package index cannot be reached: with a network" in done.stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def with_uv(machine: Machine) -> Iterator[Callable[[str], None]]:
+    """A machine whose Python has no module venv but that has uv, so nothing is downloaded for the first steps."""
+
+    def says(version: str) -> None:
+        report = f"[[ $2 != *version_info* ]] || {{ echo {version}; exit; }}\n[[ $2 != *venv* ]] || exit 1"
+        machine.script("python3", f'{report}\nexec "{sys.executable}" "$@"')
+        (machine.programs / "uv").symlink_to(Path(sys.prefix) / "bin/uv")
+
+    yield says
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.14"])
+def test_an_unfit_python_and_no_download_of_another(
+    machine: Machine, with_uv: Callable[[str], None], version: str
+) -> None:
+    with_uv(version)
+    line = machine.refusal(3, UV_PYTHON_DOWNLOADS="never", UV_PYTHON_PREFERENCE="only-managed")
+    assert line == (
+        f"install: python3 is Python {version}, and uv cannot get Python 3.12: "
+        "install Python 3.11, 3.12 or 3.13 and name it: make PYTHON=python3.12"
+    )
+
+
+def test_the_places_that_name_the_versions_of_python_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
+    assert project["requires-python"] == f">={named[0]}"
+    text = INSTALL.read_text()
+    (accepted,) = set(re.findall(r"=~ \^3\\\.1\[(\d+)\]\$", text))
+    assert [f"3.1{digit}" for digit in accepted] == named[
+        1:
+    ]  # the image's Python is 3.10, and Triton 3.9 has no wheel for it
+    listed = f"{', '.join(named[1:-1])} or {named[-1]}"
+    for name in ("README.md", "docs/quickstart.md", "requirements/install.sh"):
+        assert f"Python {listed}" in (ROOT / name).read_text(), name
+
+
+def test_ci_takes_nothing_along() -> None:
+    """Python's, OpenMP's and the terminal's variables stay outside."""
+    script = (ROOT / ".ci/run").read_text()
+    function = script[script.index("kept=(") : script.index("\ndone\n") + 6]
+    variables = {"PYTHONPATH": "x", "OMP_NUM_THREADS": "1", "TERM": "xterm", "PIP_INDEX_URL": "a b", "HTTPS_PROXY": "p"}
+    done = subprocess.run(
+        ["bash", "-c", f'work=/w\n{function}printf "%s\\n" "${{kept[@]}}"'],
+        env={"PATH": os.environ["PATH"], **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split("\n")[:-1] == [
+        "PATH=/w/bin",
+        "LANG=C.UTF-8",
+        "CI=true",
+        "HTTPS_PROXY=p",
+        "PIP_INDEX_URL=a b",
+    ]
