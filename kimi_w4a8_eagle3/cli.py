@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import __version__
 from .base.errors import KimiError
+from .base.extras import failed_import
 
 PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client
 
@@ -102,9 +103,12 @@ def main() -> None:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Call a program; a KimiError is printed without a traceback and sets the exit code."""
+    """Call a program. Print a KimiError or a missing optional package without a traceback and exit with its code."""
     try:
-        command()
+        try:
+            command()
+        except ModuleNotFoundError as error:
+            raise failed_import(error) or error from error
     except KimiError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]{PROGRAM}:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import UsageError
+from ..base.extras import require
 from ..base.run_dir import new_run_dir
 from .runs import RunWriter
 from .side import Say, Side, Texts, measure_points, recorded, require_usable, running
@@ -57,6 +58,7 @@ def ab(plan: Plan, texts: Texts, runs: Path, say: Say, settings: list[str], api_
 
     api_key: what this environment makes the servers ask for.
     """
+    require("sglang")
     names = [side.name for side in plan.sides]
     launches = {side.name: side.launch(settings) for side in plan.sides}
     folder = new_run_dir("ab-" + "-".join(names).replace(":", "-"), runs)

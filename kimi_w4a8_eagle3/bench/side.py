@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import KimiError, UsageError
+from ..base.extras import require
 from ..base.run_dir import RECORD, new_run_dir, record, write_json
 from ..engine.client import EngineClient
 from ..engine.process import free_port
@@ -76,6 +77,7 @@ def bench(
     With both, the server must serve the recipe's model. api_key, ops_url: of the server. Raises KimiError; what was
     measured before stays, marked incomplete.
     """
+    require("sglang")  # whose load generator measures a running server too
     launch = side.launch(settings or []) if side else None
     name = side.name if side else "unknown"
     if base_url is not None:

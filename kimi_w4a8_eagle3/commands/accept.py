@@ -15,7 +15,7 @@ from ..base.run_dir import RECORD, record, write_json
 from ..bench.side import Texts
 from ..door.settings import client_key
 from ..machine.hardware import Machine
-from .eval import requirements
+from .eval import require_packages
 from .options import RUNS, signals
 
 _STYLES = {"passed": "green", "failed": "bold red", "not run": "dim"}
@@ -35,7 +35,7 @@ def accept(
 
     It stops at the first stage that fails, with the remedy; the same command goes on there.
     """
-    requirements()
+    require_packages()
     from ..accept import claims, journal, stages  # optional: aiohttp
 
     machine = Machine.detect()

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from ..base.console import table_console
 from ..base.errors import UsageError
+from ..base.extras import require
 from ..bench import ab as machinery
 from ..bench.runs import read_run
 from ..bench.side import Side, Texts, bench
@@ -24,7 +25,7 @@ from ..predict.machine_model import Cluster
 from ..predict.predict import Load, adaptive_table, calibrate, check, choices, published_accept_length
 from ..report.analysis import Analysis
 from ..report.changes import require_hits
-from ..report.page import write_report
+from ..report.page import PACKAGES, write_report
 from ..report.tables import print_account, print_choices, print_comparison, print_figures, print_model
 from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
@@ -111,7 +112,10 @@ def run(
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
-    """Run one workload against a server and compare with the published figures."""
+    """Run one workload against a server and compare with the published figures.
+
+    Needs SGLang on this machine, for its load generator. No extra installs SGLang: use its image, or `make venv`.
+    """
     work = load.workload(workload)
     if not base_url and not recipe:
         raise UsageError(
@@ -150,7 +154,12 @@ def ab(
     runs: Path = RUNS,
     report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
 ) -> None:
-    """Start the sides in turn, measure all alike, and say what differs."""
+    """Start the sides in turn, measure all alike, and say what differs.
+
+    Needs SGLang, which no extra installs: use its image, or `make venv`.
+    """
+    if report:
+        require(*PACKAGES)  # before the hours of measuring
     works = [load.workload(name) for name in dict.fromkeys(workload)]
     plan = machinery.Plan([Side.parse(each) for each in (a, *b)], works, repeats, rounds)
     with signals(runs):

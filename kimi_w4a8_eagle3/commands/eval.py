@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from dataclasses import dataclass, replace
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..base.console import table_console
-from ..base.errors import KimiError, UsageError
+from ..base.errors import UsageError
+from ..base.extras import require
 from ..door.settings import client_key
 from ..eval.choice import Choice
 from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
@@ -63,20 +63,9 @@ class Verdict(Kept):
     margin: float = typer.Option(0.01, min=0.0001, max=1.0, help="Loss of accuracy that still counts as none.")
 
 
-@app.callback()
-def requirements() -> None:
-    """Accuracy with a verdict, and proof that speculation changes no answer."""
-    missing = [
-        name
-        for name in ("lm_eval", "aiohttp", "scipy", "jinja2", "jsonschema")
-        if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise KimiError(
-            f"`kimi-w4a8 eval` needs {', '.join(missing)}",
-            expected="the extra `eval`",
-            remedy="in a checkout of this package: pip install '.[eval]'",
-        )
+def require_packages() -> None:
+    """Raise KimiError at once for a package that an evaluation would miss at its end."""
+    require("lm_eval", "aiohttp", "scipy", "jinja2", "jsonschema")
 
 
 @app.command("gsm8k")
@@ -95,6 +84,7 @@ def gsm8k(
     verdict: Verdict,
 ) -> None:
     """GSM8K, 10-shot, 1,319 problems, by lm-eval: accuracy with intervals and a verdict."""
+    require_packages()
     from ..eval import accuracy, tasks  # optional: aiohttp
     from ..eval.harness import Protocol
 
@@ -114,6 +104,7 @@ def tiny_math(
     verdict: Verdict,
 ) -> None:
     """The built-in model's own task through the same chain; judged against the accuracy recorded for the model."""
+    require_packages()
     from ..eval import accuracy, tasks  # optional: aiohttp
     from ..eval.harness import Protocol
 
@@ -144,6 +135,7 @@ def tools(
     kept: Kept,
 ) -> None:
     """Tool calls as the vendor's verifiers measure them: triggers, schemas, parameters, prompt token counts."""
+    require_packages()
     from ..eval import show, tool_run  # optional: aiohttp
     from ..eval.earlier_run import load_run
 
@@ -189,6 +181,7 @@ def lossless(
     runs: Path = RUNS,
 ) -> None:
     """The same tokens with and without speculation, at concurrency 1 and 40; the same distribution when sampling."""
+    require_packages()
     from ..eval import exact as bits  # optional: aiohttp
     from ..eval import lossless as machinery
     from ..eval import show
@@ -234,6 +227,7 @@ def smoke(
     runs: Path = RUNS,
 ) -> None:
     """A quick gate for a rollout: no failures, sane answers, accepted drafts."""
+    require_packages()
     from ..eval import show  # optional: aiohttp
     from ..eval import smoke as machinery
     from ..eval.verdict import EXIT_CODES

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import typer
 
 from ..base.console import table_console
 from ..base.errors import KimiError, UsageError
+from ..base.extras import require
 from ..gates import read_gates
 from ..moe.contract import MoeShape
 from ..moe.dispatch import AUTO, gpu_arch, select_backend
@@ -47,8 +47,7 @@ def tune_moe(
             expected="a GPU that torch sees (torch.cuda.is_available())",
             remedy="run `kimi-w4a8 tune-moe` on the machine that will serve",
         )
-    if not find_spec("triton"):
-        raise KimiError("Triton's benchmark routine is not installed", remedy="pip install triton")
+    require("triton")  # whose benchmark routine measures both backends
     table = output or TABLE
     rows = read_rows(table if table.exists() else TABLE)  # a table that cannot be read fails before the measuring
 

@@ -12,6 +12,7 @@ import typer
 from rich.progress import track
 
 from ..base.console import table_console
+from ..base.extras import require
 from ..gates import read_gates
 from ..predict.machine_model import Cluster, kimi, moe_shape
 
@@ -25,6 +26,7 @@ def warm(
     The code objects of Kimi-K2.5 for TP 8 and 4, whatever the gates and the tiles, those of `kimi-w4a8 tune-moe`
     included; what serves without any gate comes first. What the folder has is not compiled again.
     """
+    require("flydsl", "torch")
     from ..moe.flydsl.backend import FlydslBackend  # start-up: torch, which --help does without
     from ..moe.flydsl.objects import objects_folder
     from ..moe.flydsl.tune import every_kernel

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
-
-from markupsafe import escape
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic

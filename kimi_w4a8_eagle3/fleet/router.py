@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import secrets
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 import httpx
 
 from ..base.address import http_url
-from ..base.errors import KimiError
 from ..base.tls import trusted
 from ..engine.process import EngineServer, free_port
 from ..recipe.router_settings import RouterSettings
@@ -65,16 +63,7 @@ def router_endpoint(host: str, port: int) -> RouterEndpoint:
 def router_process(
     endpoint: RouterEndpoint, settings: RouterSettings, log_path: Path, drain_timeout_s: float = 0.0
 ) -> EngineServer:
-    """The router's process, not started; at SIGTERM it finishes what it passes on, for `drain_timeout_s`.
-
-    Raises KimiError when sglang-router is not installed.
-    """
-    if importlib.util.find_spec("sglang_router") is None:
-        raise KimiError(
-            "sglang-router is not installed",
-            where="the router in front of the replicas",
-            remedy="in a checkout of this package: pip install '.[scale]'",
-        )
+    """The router's process, not started; at SIGTERM it finishes what it passes on, for `drain_timeout_s`."""
     arguments = settings.router_arguments() | {
         "host": endpoint.host,
         "port": endpoint.port,

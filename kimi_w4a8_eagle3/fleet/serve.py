@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from ..base.errors import KimiError
+from ..base.extras import require
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from ..base.signals import Terminated, signals_raise
 from ..engine.client import EngineClient
@@ -81,7 +82,9 @@ def checked(launch: Launch, preflight: bool = True) -> Launch:
 
 
 def _allowed(launch: Launch) -> Launch:
-    """The launch, unless a known fault refuses it or code of its checkpoints is not trusted: KimiError."""
+    """Return the launch; KimiError without SGLang, for a known fault and for code that is not trusted."""
+    if launch.engine == "sglang":
+        require("sglang")
     for fault in launch.refused:
         raise KimiError(
             fault.sentence,
@@ -141,6 +144,7 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
     """
     console = Console(stderr=True, highlight=False)
     launches = [_allowed(launch) for launch in launches]
+    require("sglang_router")
     weights = checked_weights(launches[0], options.preflight)  # they are the same in all
     launches = [with_weight_version(launch, weights) for launch in launches]
     require_free_port(front.host, front.port)
@@ -220,6 +224,7 @@ def route_foreground(
 ) -> int:
     """Route to replicas that run elsewhere until a signal comes; returns the exit code of `kimi-w4a8 route`."""
     console = Console(stderr=True, highlight=False)
+    require("sglang_router")
     require_free_port(host, port)
     _require_ops_port(options)
     folder = new_run_dir("route", options.runs)
@@ -304,6 +309,7 @@ def _new_run(kind: str, front: Launch, launches: Sequence[Launch], runs: Path) -
 def _require_ops_port(options: ServeOptions) -> None:
     if options.ops_port is None:
         return
+    require("starlette", "uvicorn")
     try:
         require_free_port(options.ops_host, options.ops_port)
     except KimiError as error:

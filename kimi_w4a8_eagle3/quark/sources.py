@@ -11,6 +11,7 @@ from typing import Any
 from packaging.version import Version
 
 from ..base.errors import KimiError
+from ..base.extras import not_installed
 from .config import MHA_DRAFT, MLA_DRAFT, read_json
 from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 
@@ -27,9 +28,7 @@ def require_quark() -> str:
     try:
         version = metadata.version("amd-quark")
     except metadata.PackageNotFoundError:
-        raise KimiError(
-            "AMD Quark is not installed", expected=f"amd-quark {QUARK_MINIMUM}", remedy=INSTALL_QUARK
-        ) from None
+        raise not_installed(["quark"]) from None
     if Version(version) < Version(QUARK_MINIMUM):
         raise KimiError(f"AMD Quark {version} is too old", expected=f"{QUARK_MINIMUM} or later", remedy=INSTALL_QUARK)
     return version

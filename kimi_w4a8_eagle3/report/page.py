@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..base.errors import KimiError
+from ..base.extras import require
 from ..base.files import write_atomic
 from ..bench import published
 from ..bench.measure import Measurement
@@ -23,6 +24,7 @@ from .tables import interval, number
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PACKAGES = ("jinja2", "matplotlib")  # of the extra `bench`
 _TEMPLATE = "page.html.jinja"
 _HEADLINE = ("tpot_median_ms", "output_throughput_tok_s")  # what a reader wants first
 
@@ -54,6 +56,7 @@ def write_report(analysis: Analysis, folder: Path) -> Path:
             where=", ".join(str(run.folder) for run in analysis.runs),
             remedy="each result.json names the problem; measure again",
         )
+    require(*PACKAGES)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sections = list(_sections(analysis, folder))

@@ -18,7 +18,7 @@ from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark import by_shard
 from kimi_w4a8_eagle3.quark.by_shard import quantize_by_shard
-from kimi_w4a8_eagle3.quark.quantize import name_torch_without_spaces, quantize_w4a8
+from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
 from kimi_w4a8_eagle3.quark.safetensors_header import INDEX_NAME, read_checkpoint
 
 JOB = {"format": "w4a8"}
@@ -193,21 +193,5 @@ def test_quark_missing_or_too_old(
 
     monkeypatch.setattr(metadata, "version", version)
     result = quantize("fp8-draft", tiny.draft_path(), tmp_path / "out")
-    assert message in str(result.exception) and "pip install amd-quark" in str(result.exception)
+    assert message in str(result.exception) and "pip install" in str(result.exception)
     assert not list(tmp_path.iterdir())
-
-
-def test_quark_links_with_torch_in_a_path_with_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flags are those that torch gives the linker. `.ci/run` really links, in such a path."""
-
-    def flags() -> list[str]:
-        off = dict.fromkeys(("with_cuda", "with_sycl", "verbose", "is_standalone"), False)
-        return cpp_extension._prepare_ldflags([], **off)
-
-    folder = tmp_path / "a space"
-    folder.mkdir()
-    monkeypatch.setattr(cpp_extension, "TORCH_LIB_PATH", str(folder))
-    assert f"-L{folder}" in flags()
-    name_torch_without_spaces()
-    (place,) = [flag.removeprefix("-L") for flag in flags() if flag.startswith("-L")]
-    assert " " not in place and Path(place).samefile(folder)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.machinery
 import io
 import json
 import os
@@ -39,6 +38,7 @@ import pytest_timeout  # noqa: E402
 import torch  # noqa: E402, F401
 import typer.testing  # noqa: E402, F401
 import xdist.plugin  # noqa: E402
+from support.hiding import hide_packages  # noqa: E402
 from support.optional_parts import PARTS, PROGRAMS  # noqa: E402
 
 # As modules: pytest looks for one that is named by `-p` in the metadata of every distribution.
@@ -102,24 +102,11 @@ def reached(name: str) -> set[str]:
 
 def hide(part: str) -> None:
     """From here on this process finds neither module, distribution nor program of that name."""
-    finder = importlib.machinery.PathFinder
     owners = OWNERS.get(part, [])
     which = shutil.which
-
-    class WithoutPart:
-        @staticmethod
-        def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-            return None if name == part else finder.find_spec(name, path, target)
-
-        @staticmethod
-        def find_distributions(context: Any) -> Any:
-            return (each for each in finder.find_distributions(context) if each.name not in owners)
-
-        invalidate_caches = finder.invalidate_caches
-
     loaded = [name for name in sys.modules if name.partition(".")[0] == part]
     assert not loaded, f"{part} is imported before it could be hidden"
-    sys.meta_path[sys.meta_path.index(finder)] = WithoutPart  # type: ignore[call-overload]
+    hide_packages(lambda spec: spec.name == part, lambda name: name in owners)
     shutil.which = lambda cmd, *args, **kwargs: None if cmd == part else which(cmd, *args, **kwargs)
 
 
