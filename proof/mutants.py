@@ -34,7 +34,7 @@ TESTS = {
     "quark/config": ("quark/test_quark_config.py", "quark/test_preflight_target.py", "quark/test_preflight_draft.py"),
     "quark/preflight": ("quark/test_preflight_target.py", "quark/test_preflight_draft.py"),
     "machine/page_guard": ("machine/test_page_guard.py",),
-    "eval/verdict": ("eval/test_eval_verdict.py",),
+    "eval/judge": ("eval/test_eval_judge.py",),
     "eval/significance": ("eval/test_eval_stats.py",),
     "eval/greedy_match": ("eval/test_eval_lossless.py",),
     "bench/statistics": ("bench/test_statistics.py",),

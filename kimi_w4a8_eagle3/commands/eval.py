@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from ..eval.accuracy import Options
     from ..eval.harness import Protocol
 
-app = typer.Typer(no_args_is_help=True, help="Accuracy with a verdict, and proof that speculation changes no answer.")
+_HELP = """Accuracy with a verdict, and proof that speculation changes no answer.
+
+Exit codes: 0 pass; 3 fail; 4 invalid: too many requests failed or nothing was tested; 5 inconclusive: too few problems
+to tell; 6 measured, not judged: there was nothing to compare with.
+"""
+app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 _BASE_URL = typer.Option(None, "--base-url", help="A running server, e.g. http://127.0.0.1:9527.")
 _RECIPE = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for the time of the run.")
@@ -57,10 +62,10 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Verdict(Kept):
+class Judged(Kept):
     """How an accuracy run is judged, and where it is kept."""
 
-    margin: float = typer.Option(0.01, min=0.0001, max=1.0, help="Loss of accuracy that still counts as none.")
+    margin: float = typer.Option(0.01, min=0.0001, max=1.0, help="Loss against --baseline that counts as none.")
 
 
 def require_packages() -> None:
@@ -81,7 +86,7 @@ def gsm8k(
     concurrency: int = typer.Option(256, "--concurrency", "-c", min=1, help="Requests in flight."),
     baseline: Path | None = _BASELINE,
     published: str | None = typer.Option(None, "--published", help="Judge against this published configuration."),
-    verdict: Verdict,
+    judged: Judged,
 ) -> None:
     """GSM8K, 10-shot, 1,319 problems, by lm-eval: accuracy with intervals and a verdict."""
     require_packages()
@@ -89,8 +94,8 @@ def gsm8k(
     from ..eval.harness import Protocol
 
     protocol = Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency)
-    options = accuracy.Options(data_dir, baseline, published, verdict.margin, verdict.max_unusable, verdict.runs)
-    _accuracy(server, verdict, protocol, options)
+    options = accuracy.Options(data_dir, baseline, published, judged.margin, judged.max_unusable, judged.runs)
+    _accuracy(server, judged, protocol, options)
 
 
 @app.command("tiny-math")
@@ -101,7 +106,7 @@ def tiny_math(
     limit: int = typer.Option(300, "--limit", min=1, help="Held-out problems to ask."),
     concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
     baseline: Path | None = _BASELINE,
-    verdict: Verdict,
+    judged: Judged,
 ) -> None:
     """The built-in model's own task through the same chain; judged against the accuracy recorded for the model."""
     require_packages()
@@ -109,8 +114,8 @@ def tiny_math(
     from ..eval.harness import Protocol
 
     protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit, concurrency)
-    options = accuracy.Options(None, baseline, None, verdict.margin, verdict.max_unusable, verdict.runs)
-    _accuracy(server, verdict, protocol, options)
+    options = accuracy.Options(None, baseline, None, judged.margin, judged.max_unusable, judged.runs)
+    _accuracy(server, judged, protocol, options)
 
 
 @app.command("tools")
@@ -185,7 +190,6 @@ def lossless(
     from ..eval import exact as bits  # optional: aiohttp
     from ..eval import lossless as machinery
     from ..eval import show
-    from ..eval.verdict import EXIT_CODES
 
     if ask not in bits.ASKS:
         raise UsageError(f"--ask {ask} is not known", expected=", ".join(bits.ASKS))
@@ -209,8 +213,7 @@ def lossless(
             folder, report = bits.run(sides, bits.Plan(prompts, max_tokens, ask, runs=runs), console)
         else:
             folder, report = machinery.run(reference, target, plan, console)
-    show.conclude(report.state, report.reasons, folder, console)
-    raise typer.Exit(EXIT_CODES[report.state])
+    raise typer.Exit(show.conclude(report.state, report.reasons, folder, console))
 
 
 @app.command("smoke")
@@ -230,7 +233,6 @@ def smoke(
     require_packages()
     from ..eval import show  # optional: aiohttp
     from ..eval import smoke as machinery
-    from ..eval.verdict import EXIT_CODES
 
     console = table_console()
     floors = machinery.Floors(
@@ -240,31 +242,30 @@ def smoke(
         choice = replace(server.choice(api_key_file), ops_url=ops_url)
         folder, state, checks = machinery.run(choice, floors, console, runs)
     lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
-    show.conclude(state, lines, folder, console)
-    raise typer.Exit(EXIT_CODES[state])
+    raise typer.Exit(show.conclude(state, lines, folder, console))
 
 
-def _resumed(server: Server, verdict: Kept, earlier: dict[str, Any]) -> Choice:
+def _resumed(server: Server, kept: Kept, earlier: dict[str, Any]) -> Choice:
     """The server of a resumed run: its own, unless another is named."""
     model = server.model or earlier["model"]  # a resumed run mixes its answers: they must come from one model
     if server.base_url is None and server.recipe is None:
-        key = client_key(verdict.api_key_file, os.environ)
+        key = client_key(kept.api_key_file, os.environ)
         return Choice(**{**earlier["choice"], "model": model, "api_key": key})
-    return replace(server, model=model).choice(verdict.api_key_file)
+    return replace(server, model=model).choice(kept.api_key_file)
 
 
-def _accuracy(server: Server, verdict: Verdict, protocol: Protocol, options: Options) -> None:
+def _accuracy(server: Server, kept: Kept, protocol: Protocol, options: Options) -> None:
     from ..eval import accuracy, show  # optional: aiohttp
     from ..eval.earlier_run import load_run, protocol_of
 
-    if verdict.resume is None:
-        choice = server.choice(verdict.api_key_file)
+    if kept.resume is None:
+        choice = server.choice(kept.api_key_file)
     else:
-        earlier = load_run(verdict.resume)
-        choice, protocol = _resumed(server, verdict, earlier), protocol_of(earlier)
+        earlier = load_run(kept.resume)
+        choice, protocol = _resumed(server, kept, earlier), protocol_of(earlier)
         if options.data_dir is None and earlier["data_dir"]:
             options = replace(options, data_dir=Path(earlier["data_dir"]))
     console = table_console()
-    with signals(verdict.runs):
-        folder = accuracy.run(choice, protocol, options, console, verdict.resume)
+    with signals(kept.runs):
+        folder = accuracy.run(choice, protocol, options, console, kept.resume)
     raise typer.Exit(show.run(folder, console))

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 
-class Verdict(str, Enum):
+class Severity(str, Enum):
     """`warn` serves, but slower or less safely; `fail` does not serve; `skip` does not apply to the recipe."""
 
     OK = "ok"
@@ -21,7 +21,7 @@ class Result:
     """One line: what was found, and for `warn` and `fail` what to do about it."""
 
     name: str
-    verdict: Verdict
+    verdict: Severity
     found: str
     remedy: str = ""
 
@@ -37,11 +37,11 @@ class Report:
     @property
     def failed(self) -> bool:
         """Whether anything keeps the recipe from being served."""
-        return any(result.verdict is Verdict.FAIL for result in self.results)
+        return any(result.verdict is Severity.FAIL for result in self.results)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; `verdict` is `fail` or `ok`, and the counts are by verdict."""
-        counts = {verdict.value: sum(r.verdict is verdict for r in self.results) for verdict in Verdict}
+        counts = {verdict.value: sum(r.verdict is verdict for r in self.results) for verdict in Severity}
         checks = [asdict(result) | {"verdict": result.verdict.value} for result in self.results]
         verdict = "fail" if self.failed else "ok"
         head = {"recipe": self.recipe, "verdict": verdict, "counts": counts, "numa_node": self.numa_nodes}
@@ -50,19 +50,19 @@ class Report:
 
 def ok(name: str, found: str) -> Result:
     """Nothing to do."""
-    return Result(name, Verdict.OK, found)
+    return Result(name, Severity.OK, found)
 
 
 def warn(name: str, found: str, remedy: str) -> Result:
     """It serves, but not as it should."""
-    return Result(name, Verdict.WARN, found, remedy)
+    return Result(name, Severity.WARN, found, remedy)
 
 
 def fail(name: str, found: str, remedy: str) -> Result:
     """It does not serve."""
-    return Result(name, Verdict.FAIL, found, remedy)
+    return Result(name, Severity.FAIL, found, remedy)
 
 
 def skip(name: str, why: str) -> Result:
     """The check does not apply."""
-    return Result(name, Verdict.SKIP, why)
+    return Result(name, Severity.SKIP, why)

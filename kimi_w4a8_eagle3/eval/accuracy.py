@@ -17,11 +17,11 @@ from . import tasks
 from .choice import Choice, Target, reached, record_of
 from .earlier_run import load_run, require_same_protocol, resumable
 from .harness import Protocol, command, run_lm_eval
+from .judge import Reference, judge, load_references
 from .outcomes import PROBLEMS, load_outcomes, newest, read_outcomes, write_outcomes
 from .recorder import REQUESTS, Patience, Recorder
 from .section import write_page
 from .show import progress
-from .verdict import Reference, judge, load_references
 
 RESULT = "result.json"
 KIND = "eval-accuracy"

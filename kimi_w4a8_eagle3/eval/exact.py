@@ -22,6 +22,7 @@ from rich.console import Console
 
 from .. import tiny
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from ..base.verdict import Verdict
 from ..engine.metrics import read
 from .choice import Choice, reached
 from .greedy_match import first_difference
@@ -29,7 +30,6 @@ from .lossless import KIND
 from .prompts import prompts
 from .section import write_page
 from .tokens import Probe, Tokens
-from .verdict import State
 
 RETRACTED = "sglang:num_retracted_requests_total"
 CONCURRENCIES = (1, 8, 40)
@@ -123,7 +123,7 @@ class Difference:
 class Report:
     """What was compared, what differed, and what happened meanwhile."""
 
-    state: State
+    state: Verdict
     reasons: list[str]
     compared: int
     tokens: int
@@ -147,7 +147,7 @@ def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Repo
     for side in sides:
         side.choice.check()
     folder = new_run_dir("eval-lossless", plan.runs)
-    report = Report("pass", [], 0, 0, [], {})
+    report = Report(Verdict.PASS, [], 0, 0, [], {})
     asked: list[Request] = []
     expected: list[Tokens] = []
     model = ""
@@ -305,7 +305,7 @@ def _judge(report: Report, sides: Sequence[Side], asked: list[Request], plan: Pl
     longest = max(len(request.ids) for request in asked)
     if kinds["very long"] and longest <= _VERY_LONG:
         missing.append(f"the longest prompt has {longest} tokens, not over {_VERY_LONG}")
-    report.state = "fail" if report.differences else "invalid" if missing else "pass"
+    report.state = Verdict.FAIL if report.differences else Verdict.INVALID if missing else Verdict.PASS
     report.reasons = [
         f"{report.compared - len(report.differences)} of {report.compared} {plan.ask} answers ({report.tokens} tokens) "
         f"have the expected tokens and logprobs, bit for bit; no rule for ties",

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ..base.errors import KimiError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
+from ..base.verdict import Verdict
 from . import sampling_match
 from .choice import Choice, Target, reached, record_of
 from .greedy_match import Divergence, divergences
@@ -21,7 +22,6 @@ from .prompts import Prompt, prompts
 from .sampling_match import Samples, SamplingMatch
 from .section import write_page
 from .tokens import Probe, Tokens
-from .verdict import State
 
 KIND = "eval-lossless"
 CONCURRENCIES = (1, 40)
@@ -73,7 +73,7 @@ class Answers:
 class Report:
     """The comparison of two servers and what it means."""
 
-    state: State
+    state: Verdict
     reasons: list[str]
     divergences: list[Divergence]
     self_differences: int
@@ -117,7 +117,7 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) 
         for each in divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency, tie_gap)
     ]
     report = Report(
-        state="pass",
+        state=Verdict.PASS,
         reasons=[],
         divergences=parted,
         self_differences=len({each.prompt for each in own}),
@@ -183,13 +183,13 @@ def _judge_greedy(report: Report, expected: Answers, found: Answers, plan: Plan)
     ties = len(report.divergences) - len(bugs)
     total = report.prompts * len(plan.concurrencies)
     if expected.prompt_ids != found.prompt_ids:
-        report.state = "invalid"
+        report.state = Verdict.INVALID
         report.reasons.append("the two servers tokenize the prompts differently: they do not serve the same model")
     elif found.accept_length is None:
-        report.state = "invalid"
+        report.state = Verdict.INVALID
         report.reasons.append(f"{found.target.name} does not speculate: nothing was tested")
     elif bugs:
-        report.state = "fail"
+        report.state = Verdict.FAIL
         report.reasons.append(f"{len(bugs)} of {total} greedy answers differ beyond a numerical tie")
         report.reasons += [str(each) for each in bugs[:_MAX_LISTED]]
     else:
@@ -216,8 +216,8 @@ def _judge_sampling(report: Report, match: SamplingMatch) -> None:
     else:
         what = "temperature is ignored after the first token" if match.ignores_temperature else "another distribution"
         report.reasons.append(head + f"{what} (smallest p {smallest:.2g})")
-        if report.state == "pass":
-            report.state = "fail"
+        if report.state == Verdict.PASS:
+            report.state = Verdict.FAIL
 
 
 def _both(plan: Plan) -> str:

@@ -11,7 +11,9 @@ from typing import Any
 from ..base.errors import KimiError
 from ..base.files import write_atomic
 from ..base.run_dir import RECORD
+from ..base.verdict import Verdict
 from . import significance
+from .judge import REPORTED_MARGIN
 
 PAGE = "report.html"
 _TITLES = {
@@ -51,11 +53,16 @@ def section(folder: Path) -> str:
     if not is_evaluation(folder):
         raise KimiError("not the folder of a finished evaluation", str(folder), "a run of `eval` with result.json")
     result = json.loads((folder / "result.json").read_text())
+    content = _content(result)
     environment = Environment(
         loader=PackageLoader("kimi_w4a8_eagle3.eval", "."), autoescape=True, undefined=StrictUndefined
     )
     return environment.get_template("section.html.jinja").render(
-        run=folder.name, rule=_rule(result), versions=_versions(folder), **_content(result)
+        run=folder.name,
+        rule=_rule(result),
+        headline=Verdict(content["state"]).headline,
+        versions=_versions(folder),
+        **content,
     )
 
 
@@ -107,7 +114,7 @@ def _content(result: dict[str, Any]) -> dict[str, Any]:
 def _summary(folder: Path) -> str:
     """What stands on the browser's tab: PASS, what was evaluated, and of what."""
     content = _content(json.loads((folder / "result.json").read_text()))
-    return f"{content['state'].upper()}: {content['title']}, {content['configuration']}"
+    return f"{Verdict(content['state']).headline}: {content['title']}, {content['configuration']}"
 
 
 def _rule(result: dict[str, Any]) -> str:
@@ -125,7 +132,9 @@ def _rule(result: dict[str, Any]) -> str:
     margins = {f"{each['margin'] * 100:g}" for each in result["verdict"]["paired"]}
     if margins:
         return f"not worse: the 90% interval of the difference to the baseline lies above -{', '.join(margins)} points"
-    return "not below what was reported, beyond noise" if result["verdict"]["references"] else ""
+    if result["judged_against"]:
+        return f"the 90% interval of the difference to what was reported lies above -{REPORTED_MARGIN * 100:g} points"
+    return ""
 
 
 def _versions(folder: Path) -> str:
@@ -142,4 +151,4 @@ def _versions(folder: Path) -> str:
 def _with_interval(found: dict[str, Any]) -> dict[str, Any]:
     reference = found["reference"]
     interval = significance.wilson(round(reference["accuracy"] * reference["n"]), reference["n"])
-    return {**found, "low": interval.low, "high": interval.high, "within_noise": found["p"] >= significance.ALPHA}
+    return {**found, "low": interval.low, "high": interval.high}

@@ -14,11 +14,10 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..base.verdict import Verdict
 from .recorder import Recorder
-from .significance import ALPHA
-from .verdict import EXIT_CODES
 
-_COLOURS = {"pass": "green", "inconclusive": "yellow", "fail": "red", "invalid": "red"}
+_COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INVALID: "red"}
 _LISTED = 5
 
 
@@ -47,7 +46,7 @@ def progress(title: str, total: int | None, console: Console) -> Iterator[Callab
 
 
 def run(folder: Path, console: Console) -> int:
-    """Print the result of a run of accuracy or tool calls; 0 pass, 3 fail, 4 invalid, 5 inconclusive."""
+    """Print the result of a run of accuracy or tool calls; returns the exit code."""
     result = json.loads((folder / "result.json").read_text())
     verdict, requests = result["verdict"], result["requests"]
     console.print(_accuracies(result))
@@ -75,14 +74,14 @@ def run(folder: Path, console: Console) -> int:
         f"{verdict['problems']} requests: {verdict['failed']} failed, {ended}; {requests['asked']} asked, "
         f"{requests['reused']} taken from the interrupted run, {requests['retries']} retries"
     )
-    conclude(verdict["state"], verdict["reasons"], folder, console)
-    return EXIT_CODES[verdict["state"]]
+    return conclude(Verdict(verdict["state"]), verdict["reasons"], folder, console)
 
 
-def conclude(state: str, reasons: list[str], folder: Path, console: Console) -> None:
-    """The verdict as a panel."""
-    text = "\n".join([f"[bold]{state.upper()}[/]", *map(escape, reasons), f"[dim]{folder}[/]"])
-    console.print(Panel.fit(text, border_style=_COLOURS[state]))
+def conclude(state: Verdict, reasons: list[str], folder: Path, console: Console) -> int:
+    """Print the verdict as a panel; returns its exit code."""
+    text = "\n".join([f"[bold]{state.headline}[/]", *map(escape, reasons), f"[dim]{folder}[/]"])
+    console.print(Panel.fit(text, border_style=_COLOURS.get(state, "yellow")))
+    return state.exit_code
 
 
 def _accuracies(result: dict[str, Any]) -> Table:
@@ -98,14 +97,13 @@ def _accuracies(result: dict[str, Any]) -> Table:
 
 def _references(found: list[dict[str, Any]]) -> Table:
     table = Table(title="reported elsewhere", title_style="bold")
-    for column in ("configuration", "metric", "accuracy", "ours", "p"):
+    for column in ("configuration", "metric", "accuracy", "ours", "90 % interval"):
         table.add_column(column)
     for item in found:
         reference = item["reference"]
-        noise = "within noise" if item["p"] >= ALPHA else "not noise"
-        accuracy = f"{reference['accuracy']:.2%} of {reference['n']}"
-        ours = f"{item['difference']:+.2%}, {noise}"
-        table.add_row(reference["configuration"], reference["metric"], accuracy, ours, f"{item['p']:.2g}")
+        accuracy, difference = f"{reference['accuracy']:.2%} of {reference['n']}", item["difference"]
+        limits = f"{difference['low']:+.2%} to {difference['high']:+.2%}"
+        table.add_row(reference["configuration"], reference["metric"], accuracy, f"{difference['value']:+.2%}", limits)
     return table
 
 

@@ -25,15 +25,18 @@ class Interval:
     low: float
     high: float
 
+    def __format__(self, sign: str) -> str:
+        return f"{self.value:{sign}.2%} [{self.low:{sign}.2%}, {self.high:{sign}.2%}]"
+
     def __str__(self) -> str:
-        return f"{self.value:.2%} [{self.low:.2%}, {self.high:.2%}]"
+        return format(self, "")
 
 
-def wilson(correct: int, n: int) -> Interval:
-    """95 % Wilson score interval of `correct` out of `n`; unlike the normal one it is right near 0 and 1."""
+def wilson(correct: int, n: int, confidence: float = 0.95) -> Interval:
+    """Wilson score interval of `correct` out of `n`; unlike the normal one it is right near 0 and 1."""
     if not 0 <= correct <= n or n == 0:
         raise ValueError(f"{correct} of {n} is not a share")
-    z = _NORMAL.inv_cdf(0.975)
+    z = _NORMAL.inv_cdf(0.5 + confidence / 2)
     p = correct / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -85,6 +88,18 @@ def paired_interval(only_new: int, only_base: int, n: int, confidence: float = 0
     return Interval(value, limit(-1.0, z), limit(1.0, z))
 
 
+def share_difference(correct: int, n: int, other: int, other_n: int, confidence: float = 0.90) -> Interval:
+    """Interval of the difference of two independent shares, first minus second (Newcombe 1998, from Wilson's limits).
+
+    Its lower limit at 90 % is the 5 % test of non-inferiority.
+    """
+    first, second = wilson(correct, n, confidence), wilson(other, other_n, confidence)
+    value = first.value - second.value
+    below = math.hypot(first.value - first.low, second.high - second.value)
+    above = math.hypot(first.high - first.value, second.value - second.low)
+    return Interval(value, value - below, value + above)
+
+
 def noninferiority_power(n: int, discordance: float, margin: float, alpha: float = ALPHA) -> float:
     """Chance to prove non-inferiority when both sides are equally good, by enumeration of all outcomes.
 
@@ -110,18 +125,6 @@ def problems_needed(discordance: float, margin: float, power: float = 0.8) -> in
     while reached(enough) < power:
         enough *= 2
     return bisect_left(range(enough), power, lo=enough // 2 + 1, key=reached)
-
-
-def two_shares_p(correct_a: int, n_a: int, correct_b: int, n_b: int) -> float:
-    """Two-sided test that two independent runs have the same accuracy (pooled z; exact for small counts)."""
-    wrong_a, wrong_b = n_a - correct_a, n_b - correct_b
-    pooled = (correct_a + correct_b) / (n_a + n_b)
-    if min(n_a, n_b) * min(pooled, 1 - pooled) < 5:
-        from scipy.stats import fisher_exact  # optional: scipy, a second
-
-        return float(fisher_exact([[correct_a, wrong_a], [correct_b, wrong_b]])[1])
-    z = (correct_a / n_a - correct_b / n_b) / math.sqrt(pooled * (1 - pooled) * (1 / n_a + 1 / n_b))
-    return 2 * (1 - _NORMAL.cdf(abs(z)))
 
 
 def same_distribution_p(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:

@@ -13,11 +13,11 @@ from rich.console import Console
 from .. import tiny
 from ..base.errors import KimiError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
+from ..base.verdict import Verdict
 from ..engine.client import EngineClient, Generation
 from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
 from .choice import Choice, reached, record_of
 from .section import write_page
-from .verdict import State
 
 KIND = "eval-smoke"
 _NUMBER = re.compile(r"-?\d[\d,]*")
@@ -47,7 +47,9 @@ class Check:
     passed: bool
 
 
-def run(choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_ROOT) -> tuple[Path, State, list[Check]]:
+def run(
+    choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_ROOT
+) -> tuple[Path, Verdict, list[Check]]:
     """Ask easy problems and check the answers; returns the run directory, pass or fail, and the checks."""
     choice.check()
     folder = new_run_dir("eval-smoke", runs)
@@ -66,7 +68,7 @@ def run(choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_R
         added = scrape(server.ops_url).since(before) if server.ops_url and before else None
     counted = acceptance_from_counters(added, _DRAFT_TOKENS) if added else None
     checks = check(problems, answers, floors, counted)
-    state: State = "pass" if all(each.passed for each in checks) else "fail"
+    state = Verdict.PASS if all(check.passed for check in checks) else Verdict.FAIL
     write_json(folder / RECORD, record_of(KIND, server))
     shown = [
         {"question": p.question, "answer": p.answer, "reply": asdict(a) if isinstance(a, Generation) else str(a)}

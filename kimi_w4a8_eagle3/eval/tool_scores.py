@@ -18,11 +18,12 @@ from referencing.exceptions import Unresolvable
 
 from ..base.errors import UsageError
 from ..base.resources import operator_dir
+from ..base.verdict import Verdict
+from .judge import Accuracy, Conclusion, Reference, judge_references, judge_validity
 from .recorder import Answer
 from .significance import Interval, wilson
 from .smoke import Check
 from .tool_requests import ToolRequest
-from .verdict import Accuracy, Reference, State, Verdict, judge_references, judge_validity
 
 CALLS = "tool_calls"
 SCHEMA_ACCURACY = "schema accuracy"
@@ -147,53 +148,54 @@ def judge(
     judged: str | None = None,
     baseline: Mapping[str, ToolOutcome] | None = None,
     max_unusable: float = 0.01,
-) -> Verdict:
-    """The verdict of one run.
+) -> Conclusion:
+    """The conclusion from one run.
 
     judged: the configuration among the table's whose schema accuracy decides. baseline: an earlier run's outcomes by
     identity: their calling is the reference in place of the data's own, and their schema accuracy decides, too.
     """
-    verdict = Verdict(
+    concluded = Conclusion(
         problems=len(outcomes),
         failed=sum(each.status == "failed" for each in outcomes),
         truncated=sum(each.status == "truncated" for each in outcomes),
     )
-    judge_validity(verdict, max_unusable)
+    judge_validity(concluded, max_unusable)
     answered = [each for each in outcomes if each.status != "failed"]
     found = schema_accuracy(answered)
-    verdict.accuracies.append(found)
+    concluded.accuracies.append(found)
     earlier = schema_accuracy(baseline.values()) if baseline else None
     if found.interval and earlier and earlier.interval:
         known = Reference(_BASELINE, SCHEMA_ACCURACY, earlier.interval.value, earlier.answered, "an earlier run")
-        judge_references(verdict, [known], _BASELINE)
+        judge_references(concluded, [known], _BASELINE)
     if found.interval:
-        judge_references(verdict, table.references, judged)
-    _judge_similarity(verdict, answered, baseline, table.min_similarity)
+        judge_references(concluded, table.references, judged)
+    if not (judged or earlier):
+        concluded.reasons.append("schema accuracy is not judged: name a --published table or a --baseline run")
+    _judge_similarity(concluded, answered, baseline, table.min_similarity)
     for check in checks:
         if not check.passed:
-            verdict.conclude("fail", f"{check.name}: {check.found} (wanted {check.wanted})")
-    return verdict
+            concluded.conclude(Verdict.FAIL, f"{check.name}: {check.found} (wanted {check.wanted})")
+    return concluded
 
 
 def _judge_similarity(
-    verdict: Verdict, answered: Sequence[ToolOutcome], baseline: Mapping[str, ToolOutcome] | None, least: float
+    concluded: Conclusion, answered: Sequence[ToolOutcome], baseline: Mapping[str, ToolOutcome] | None, least: float
 ) -> None:
     reference = {each.identity: each.expected for each in answered}
     if baseline is not None:
         reference = {name: each.finish_reason for name, each in baseline.items()}
     pairs = [(each.called, reference[each.identity] == CALLS) for each in answered if reference.get(each.identity)]
     if not pairs:
-        verdict.reasons.append("how the reference's answers ended is not known: name a --baseline run")
+        concluded.reasons.append("how the reference's answers ended is not known: name a --baseline run")
         return
     found = similarity(pairs)
-    verdict.accuracies.append(found)
+    concluded.accuracies.append(found)
     if found.interval is None:
-        verdict.conclude("inconclusive", f"neither calls a tool in any of {len(pairs)} requests")
+        concluded.conclude(Verdict.INCONCLUSIVE, f"neither calls a tool in any of {len(pairs)} requests")
         return
-    state: State = "inconclusive"
+    state, words = Verdict.INCONCLUSIVE, "too few requests to tell"
     if found.interval.low >= least:
-        state = "pass"
+        state, words = Verdict.PASS, "as the reference"
     elif found.interval.high < least:
-        state = "fail"
-    words = {"pass": "as the reference", "fail": "unlike the reference", "inconclusive": "too few requests to tell"}
-    verdict.conclude(state, f"{SIMILARITY} {found.interval} of {len(pairs)}, wanted {least:.0%}: {words[state]}")
+        state, words = Verdict.FAIL, "unlike the reference"
+    concluded.conclude(state, f"{SIMILARITY} {found.interval} of {len(pairs)}, wanted {least:.0%}: {words}")

@@ -124,7 +124,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PoolDecision:
     """What the guard decides for one machine and recipe.
 
     limit: tokens that every kernel can index, None without a limit. fraction and max_total_tokens: what to start with.
@@ -148,7 +148,7 @@ def token_limit(kernels: Iterable[PagedKernel], page_size: int) -> tuple[int | N
     return min(limited, key=lambda pair: pair[0]) if limited else (None, None)
 
 
-def decide(budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceiling: float = 0.90) -> Verdict:
+def decide(budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceiling: float = 0.90) -> PoolDecision:
     """The largest pool that fits `ceiling` of the memory and overflows no kernel.
 
     The fraction is rounded down to three decimals, so that it is safe even if the token cap is lost; the cap is exact.
@@ -165,9 +165,9 @@ def decide(budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceili
             remedy="use more GPUs (--set tp-size=N) or GPUs with more memory",
         )
     if limit is None or fits <= limit:
-        return Verdict(limit, ceiling, tokens, None, regime)
+        return PoolDecision(limit, ceiling, tokens, None, regime)
     fraction = int(budget.fraction_for(tokens) * FRACTION_STEPS) / FRACTION_STEPS
-    return Verdict(limit, fraction, tokens, kernel, regime)
+    return PoolDecision(limit, fraction, tokens, kernel, regime)
 
 
 def cap_tokens(requested: int, kernels: Iterable[PagedKernel], page_size: int) -> tuple[int, str]:

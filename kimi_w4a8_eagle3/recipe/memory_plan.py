@@ -20,7 +20,7 @@ from ..base.nearest import nearest
 from ..base.resources import operator_dir
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import Gpu
-from ..machine.page_guard import Budget, KvShape, PagedKernel, Verdict, decide, kv_shape, paged_kernels
+from ..machine.page_guard import Budget, KvShape, PagedKernel, PoolDecision, decide, kv_shape, paged_kernels
 from ..quark.config import draft_shape
 from ..quark.sources import is_packed_int4, quantization_of
 from .schema import ArgValue, Recipe
@@ -138,7 +138,7 @@ class MemoryPlan:
     draft_kv: KvShape | None
     budget: Budget
     kernels: list[PagedKernel]
-    verdict: Verdict
+    verdict: PoolDecision
     engine: str = "sglang"
     working: dict[str, int] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from ..bench.runs import Groups, Run, grouped
 from . import against_published, speedup
 from .against_published import Comparison
-from .changes import Row, Verdict, compare_sides, verdicts
+from .changes import Row, Summary, compare_sides, verdicts
 from .speedup import Speedup
 
 
@@ -31,7 +31,7 @@ class Analysis:
         return compare_sides(self.groups, self.base)
 
     @cached_property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[Summary]:
         """What the sides say about each other, in sentences."""
         return verdicts(self.changes, self.groups)
 

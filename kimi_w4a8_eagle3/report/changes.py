@@ -38,14 +38,14 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Summary:
     """What a workload says about two sides in one sentence; `direction` is better, worse or empty."""
 
     text: str
     direction: str
 
 
-def verdicts(rows: Sequence[Row], groups: Groups) -> list[Verdict]:
+def verdicts(rows: Sequence[Row], groups: Groups) -> list[Summary]:
     """One for each workload, concurrency and pair of sides: by TPOT, with the accept length that explains it."""
     found = []
     for row in (row for row in rows if row.metric.key == "tpot_median_ms"):
@@ -59,7 +59,7 @@ def verdicts(rows: Sequence[Row], groups: Groups) -> list[Verdict]:
         text = f"{who} is {change}" if known else f"{who}: {row.verdict} {where}"
         tokens = "" if length is None else f", {length:.2f} tokens a verify step"
         unit = f"TPOT {row.value_a.value:.1f} to {row.value_b.value:.1f} ms"
-        found.append(Verdict(f"{text} ({unit}{tokens}).", row.verdict if known else ""))
+        found.append(Summary(f"{text} ({unit}{tokens}).", row.verdict if known else ""))
     return found
 
 

@@ -149,7 +149,7 @@ def test_tiny_math_reaches_the_recorded_accuracy(eagle3, tmp_path):
     outcomes = load_outcomes(folder)
     assert len(outcomes) == 50 and sum(o.correct["strict-match"] for o in outcomes) >= 46
     result = (folder / accuracy.RESULT).read_text()
-    assert '"judged_against": "recorded"' in result and "within noise" in result
+    assert '"judged_against": "recorded"' in result and "against recorded's 99.60%, margin 3.0%" in result
 
 
 def test_smoke_passes_with_eagle3(eagle3, tmp_path):

@@ -12,7 +12,7 @@ from rich.console import Console
 from support.openai_server import OpenAIServer, Reply, openai_server
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.commands.eval import Server, Verdict, _resumed
+from kimi_w4a8_eagle3.commands.eval import Judged, Server, _resumed
 from kimi_w4a8_eagle3.eval import accuracy, tasks
 from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.earlier_run import load_run
@@ -161,10 +161,10 @@ def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
-    verdict, earlier = Verdict(0.01, resumed.folder, None, Path()), load_run(resumed.folder)
+    kept, earlier = Judged(0.01, resumed.folder, None, Path()), load_run(resumed.folder)
     other = Server("http://127.0.0.1:1", None, None, False, [])
-    assert _resumed(other, verdict, earlier).model == "test-model"
-    assert _resumed(replace(other, base_url=None), verdict, earlier).base_url == earlier["choice"]["base_url"]
+    assert _resumed(other, kept, earlier).model == "test-model"
+    assert _resumed(replace(other, base_url=None), kept, earlier).base_url == earlier["choice"]["base_url"]
 
 
 def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):

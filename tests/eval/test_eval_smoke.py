@@ -73,11 +73,17 @@ def test_html_escapes_what_a_model_says_and_needs_nothing_from_outside(tmp_path)
         "state": "fail",
         "reasons": ["worse"],
         "accuracies": [{"metric": "strict-match", "correct": 9, "answered": 10, "interval": interval}],
-        "references": [{"reference": reference, "difference": -0.03, "p": 0.2}],
+        "references": [{"reference": reference, "difference": {"value": -0.03, "low": -0.05, "high": 0.01}}],
         "paired": [],
         "differing": [differing | {"new": nasty, "base": ""}],
     }
-    result = {"kind": "eval-accuracy", "task": "GSM8K", "configuration": "eagle3", "verdict": verdict}
+    result = {
+        "kind": "eval-accuracy",
+        "task": "GSM8K",
+        "configuration": "eagle3",
+        "verdict": verdict,
+        "judged_against": "w4a8",
+    }
     (tmp_path / "result.json").write_text(json.dumps(result))
     record = {"started": "2026-11-22T12:00:00", "versions": {"sglang": "0.5.23"}, "git_commit": "0123456789abcdef"}
     (tmp_path / "run.json").write_text(json.dumps(record))
@@ -85,7 +91,7 @@ def test_html_escapes_what_a_model_says_and_needs_nothing_from_outside(tmp_path)
     assert "<title>FAIL: Accuracy: GSM8K, eagle3</title>" in page and 'name="viewport"' in page
     assert "2026-11-22T12:00:00, sglang 0.5.23, commit 0123456789ab</span>" in page
     assert "<script" not in page and "&lt;script&gt;" in page and "http" not in page
-    assert "90.00%" in page and "85.00 to 95.00%" in page and "within noise" in page
+    assert "90.00%" in page and "85.00 to 95.00%" in page and "-3.00 [-5.00, +1.00] points" in page
     assert "FAIL" in page
 
 

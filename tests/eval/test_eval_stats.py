@@ -114,20 +114,19 @@ def test_the_problems_needed_give_the_power_asked_for(discordance, margin):
     assert few < 0.8 <= enough
 
 
-def test_two_shares():
-    table = [[1240, 79], [1200, 119]]
-    chi2 = scipy.stats.chi2_contingency(table, correction=False)
-    assert significance.two_shares_p(1240, 1319, 1200, 1319) == pytest.approx(chi2.pvalue, rel=1e-9)
-    assert significance.two_shares_p(1235, 1319, 1235, 1319) == 1.0
-    chi2 = scipy.stats.chi2_contingency([[4, 96], [6, 94]], correction=False)  # 5 expected of each are no few
-    assert significance.two_shares_p(4, 100, 6, 100) == pytest.approx(chi2.pvalue, rel=1e-9)
-
-
-@pytest.mark.parametrize("counts", [(0, 40, 1, 40), (40, 40, 37, 40), (2, 10, 60, 1000)])
-def test_two_shares_of_few_are_fishers(counts):
-    (a, n, b, m) = counts
-    exact = scipy.stats.fisher_exact([[a, n - a], [b, m - b]]).pvalue
-    assert significance.two_shares_p(*counts) == significance.two_shares_p(b, m, a, n) == pytest.approx(exact, rel=1e-9)
+def test_the_difference_of_two_shares_has_newcombes_interval():
+    """The examples of Newcombe (1998), Statistics in Medicine 17, table II: method 10, 95 %."""
+    for counts, low, high in (
+        ((56, 70, 48, 80), 0.0524, 0.3339),
+        ((9, 10, 3, 10), 0.1705, 0.8090),
+        ((6, 7, 2, 7), 0.0582, 0.8062),
+        ((5, 56, 0, 29), -0.0381, 0.1926),
+        ((0, 10, 0, 10), -0.2775, 0.2775),
+        ((10, 10, 0, 10), 0.6075, 1.0),
+    ):
+        found = significance.share_difference(*counts, confidence=0.95)
+        assert (found.low, found.high) == pytest.approx((low, high), abs=6e-5)
+        assert found.value == counts[0] / counts[1] - counts[2] / counts[3]
 
 
 def test_same_distribution_is_scipys_chi_squared_and_pools_what_is_rare():

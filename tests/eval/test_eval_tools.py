@@ -146,15 +146,18 @@ def test_the_scores_are_exact(data, tmp_path, finished, stream):
 def test_a_reference_run_judges_calling_and_schemas(data, tmp_path, finished):
     earlier = tool_run.load_outcomes(finished[0])
     table = tool_scores.Published(0.6, [])
-    same = tool_scores.judge(list(earlier.values()), [], table, None, earlier, 0.2)
-    assert same.state == "pass" and same.accuracies[1].interval.value == 1
+    few = tool_scores.judge(list(earlier.values()), [], table, None, earlier, 0.2)
+    assert few.state == "inconclusive" and few.accuracies[1].interval.value == 1  # 3 of 7 against 3 of 7
+    good = next(outcome for outcome in earlier.values() if outcome.called and not outcome.problem)
+    many = {str(n): replace(good, identity=str(n)) for n in range(120)}
+    assert tool_scores.judge(list(many.values()), [], table, None, many, 0.2).state == "pass"
     server = Server()
     server.spoilt = lambda body: said(body, content="no") if body["messages"][0]["content"][:4] == "case" else None
     _, never = run(server, data, tmp_path, baseline=finished[0], min_similarity=0.6)
     assert never["verdict"]["state"] == "fail" and "unlike the reference" in never["verdict"]["reasons"][-1]
     worse = [replace(outcome, problem="bad") for outcome in earlier.values()]
     found = tool_scores.judge(worse * 3, [], table, None, {n: replace(o, problem="") for n, o in earlier.items()}, 0.2)
-    assert found.state == "fail" and "from the baseline's 100.00%" in found.reasons[0]
+    assert found.state == "fail" and "against the baseline's 100.00%" in found.reasons[0]
 
 
 def test_the_published_table_judges_schema_accuracy(data, tmp_path, finished):
@@ -188,7 +191,29 @@ def test_each_fault_is_found_by_the_check_that_looks_for_it(data, tmp_path):
     for check, count in zip(result["checks"], counts, strict=True):
         assert check["found"].startswith(count)
     assert [check["passed"] for check in result["checks"]] == [False, False, False, True, False, False, True]
-    assert result["verdict"]["state"] == "fail" and len(result["verdict"]["reasons"]) == 1 + 5
+    assert result["verdict"]["state"] == "fail" and len(result["verdict"]["reasons"]) == 2 + 5
+
+
+@pytest.mark.parametrize(("cut", "passed"), [(2, True), (14, True), (15, False)])
+def test_a_forced_call_that_is_cut_is_counted_and_most_of_them_fail_the_group(cut, passed):
+    """A grammar cannot make a model end; a server whose calls never end has a fault."""
+    probes = [p for p in vendor_checks.probes("m", 64) if p.ends and p.group.endswith("whole")] * 2
+    message = {"tool_calls": [{"function": {"name": "submit", "arguments": '{"a'}}]}
+    answers = [
+        replace(_ANSWER, finish_reason="length", response={"choices": [{"message": message}]})
+        if n < cut
+        else replace(_ANSWER, response={"choices": [{"message": called(probe)}]})
+        for n, probe in enumerate(probes)
+    ]
+    [check] = vendor_checks.check_probes(list(zip(probes, answers, strict=True)))
+    assert check.passed == passed and check.found == f"{28 - cut} of {28 - cut}, and {cut} cut at the token limit"
+
+
+def called(probe):
+    """The message of a call that fits the probe's schema."""
+    schema = probe.body["tools"][0]["function"]["parameters"]
+    index = [json.loads(line) for line in lines(operator_dir("eval") / "tool_schemas.jsonl")].index(schema)
+    return {"tool_calls": [{"function": {"name": "submit", "arguments": json.dumps(VALID[index])}}]}
 
 
 def test_an_interrupted_run_asks_nothing_twice(data, tmp_path, finished):

@@ -1,20 +1,25 @@
-"""From the outcomes of one run, and perhaps of a baseline, to a verdict."""
+"""Judge the outcomes of one run by themselves, against reported accuracies and against a baseline run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from ..base.resources import operator_dir
+from ..base.verdict import Verdict
 from . import significance
 from .outcomes import Outcome
 from .tasks import METRICS
 
-State = Literal["pass", "inconclusive", "fail", "invalid"]
-_ORDER: tuple[State, ...] = ("pass", "inconclusive", "fail", "invalid")
-EXIT_CODES: dict[State, int] = {"pass": 0, "fail": 3, "invalid": 4, "inconclusive": 5}
+# Loss against a reported accuracy that still counts as none. On 1,319 problems at 93.6 %, where both accuracies are
+# samples, an equal server passes with 97 % and one that lost 3 points with 2 %.
+REPORTED_MARGIN = 0.03
+_WORDS = {
+    Verdict.PASS: "not worse",
+    Verdict.FAIL: "worse",
+    Verdict.INCONCLUSIVE: "too few problems to tell",
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Reference:
-    """An accuracy that somebody else reports, of `n` problems."""
+    """An accuracy that is reported elsewhere, measured on `n` problems."""
 
     configuration: str
     metric: str
@@ -40,16 +45,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class AgainstReference:
-    """difference: ours minus theirs. p: chance of one as large between equal systems, as independent samples."""
+    """Our accuracy minus a reported one, with its 90 % interval: both are independent samples."""
 
     reference: Reference
-    difference: float
-    p: float
-
-    @property
-    def within_noise(self) -> bool:
-        """True when the difference may be chance."""
-        return self.p >= significance.ALPHA
+    difference: significance.Interval
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,9 @@ class Paired:
     needed: int
 
     @property
-    def state(self) -> State:
-        """Not worse by the margin (pass), worse (fail), or too few problems to say."""
-        if self.difference.low > -self.margin:
-            return "pass"
-        return "fail" if self.difference.high < 0 else "inconclusive"
+    def verdict(self) -> Verdict:
+        """PASS, FAIL or INCONCLUSIVE at the margin."""
+        return not_worse(self.difference, self.margin)
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,13 @@ class Difference:
 
 
 @dataclass
-class Verdict:
-    """Everything that is concluded from a run; `reasons` says in sentences what decided `state`."""
+class Conclusion:
+    """Everything that is concluded from a run; `reasons` says in sentences what decided `state`.
 
-    state: State = "pass"
+    It is MEASURED until a finding judges it.
+    """
+
+    state: Verdict = Verdict.MEASURED
     reasons: list[str] = field(default_factory=list)
     problems: int = 0
     failed: int = 0
@@ -104,15 +105,17 @@ class Verdict:
     paired: list[Paired] = field(default_factory=list)
     differing: list[Difference] = field(default_factory=list)
 
-    def conclude(self, state: State, reason: str) -> None:
+    def conclude(self, state: Verdict, reason: str) -> None:
         """Add a finding; the worst one decides."""
-        self.state = max(self.state, state, key=_ORDER.index)
+        self.state = max(self.state, state, key=lambda verdict: verdict.rank)
         self.reasons.append(reason)
 
-    @property
-    def exit_code(self) -> int:
-        """0 pass, 3 fail, 4 invalid, 5 inconclusive."""
-        return EXIT_CODES[self.state]
+
+def not_worse(difference: significance.Interval, margin: float) -> Verdict:
+    """Non-inferiority: PASS when the 90 % interval lies above -margin, else FAIL when it lies below zero."""
+    if difference.low > -margin:
+        return Verdict.PASS
+    return Verdict.FAIL if difference.high < 0 else Verdict.INCONCLUSIVE
 
 
 def judge(
@@ -122,32 +125,33 @@ def judge(
     baseline: Sequence[Outcome] | None = None,
     margin: float = 0.01,
     max_unusable: float = 0.01,
-) -> Verdict:
-    """The verdict of one run.
+) -> Conclusion:
+    """The conclusion from one run.
 
-    references: reported accuracies to show; the one whose configuration is `judged` also decides. margin: loss that
-    is still "not worse". max_unusable: share of failed and truncated requests above which the run is invalid.
+    references: reported accuracies to show; the one whose configuration is `judged` also decides. margin: loss against
+    the baseline that is still "not worse". max_unusable: share of failed and truncated requests above which the run is
+    invalid.
     """
-    verdict = Verdict(
+    found = Conclusion(
         problems=len(outcomes),
         failed=sum(o.status == "failed" for o in outcomes),
         truncated=sum(o.status == "truncated" for o in outcomes),
         without_marker=sum(o.status != "failed" and not o.has_marker for o in outcomes),
         empty=sum(o.status != "failed" and not o.text.strip() for o in outcomes),
     )
-    judge_validity(verdict, max_unusable)
+    judge_validity(found, max_unusable)
     answered = [o for o in outcomes if o.status != "failed"]
     for metric in METRICS:
         correct = sum(o.correct[metric] for o in answered)
         interval = significance.wilson(correct, len(answered)) if answered else None
-        verdict.accuracies.append(Accuracy(metric, correct, len(answered), interval))
+        found.accuracies.append(Accuracy(metric, correct, len(answered), interval))
     if answered:
-        judge_references(verdict, references, judged)
+        judge_references(found, references, judged)
     if baseline is not None:
-        _judge_baseline(verdict, outcomes, baseline, margin)
-    if verdict.state == "pass" and not (baseline or judged):
-        verdict.reasons.append("measured; name a --baseline run or --published values for a comparison")
-    return verdict
+        _judge_baseline(found, outcomes, baseline, margin)
+    if found.state is Verdict.MEASURED:
+        found.reasons.append("nothing to compare with: name a --baseline run or --published values")
+    return found
 
 
 def load_references() -> list[Reference]:
@@ -161,57 +165,53 @@ def load_references() -> list[Reference]:
     ]
 
 
-def judge_validity(verdict: Verdict, max_unusable: float) -> None:
+def judge_validity(found: Conclusion, max_unusable: float) -> None:
     """Conclude that a run is invalid when more than this share of its requests has no whole answer."""
-    unusable = verdict.failed + verdict.truncated
-    if unusable > max_unusable * verdict.problems:
-        verdict.conclude(
-            "invalid",
-            f"{verdict.failed} requests failed and {verdict.truncated} answers were cut at the token limit: "
-            f"{unusable / verdict.problems:.1%} of {verdict.problems}, more than {max_unusable:.1%}",
+    unusable = found.failed + found.truncated
+    if unusable > max_unusable * found.problems:
+        found.conclude(
+            Verdict.INVALID,
+            f"{found.failed} requests failed and {found.truncated} answers were cut at the token limit: "
+            f"{unusable / found.problems:.1%} of {found.problems}, more than {max_unusable:.1%}",
         )
-    if verdict.empty > max_unusable * verdict.problems:
-        verdict.reasons.append(
-            f"{verdict.empty} of {verdict.problems} answers are empty (scored as wrong): does this model want --chat?"
+    if found.empty > max_unusable * found.problems:
+        found.reasons.append(
+            f"{found.empty} of {found.problems} answers are empty (scored as wrong): does this model want --chat?"
         )
 
 
-def judge_references(verdict: Verdict, references: Sequence[Reference], judged: str | None) -> None:
+def judge_references(found: Conclusion, references: Sequence[Reference], judged: str | None) -> None:
     """Compare the verdict's accuracies with reported ones of the same metric; those of `judged` decide."""
-    ours = {a.metric: a for a in verdict.accuracies}
+    ours = {a.metric: a for a in found.accuracies}
     for reference in references:
         mine = ours[reference.metric]
         theirs = round(reference.accuracy * reference.n)
-        p = significance.two_shares_p(mine.correct, mine.answered, theirs, reference.n)
-        found = AgainstReference(reference, mine.correct / mine.answered - reference.accuracy, p)
-        verdict.references.append(found)
-        if reference.configuration != judged:
-            continue
-        text = f"{reference.metric} is {found.difference:+.2%} from {judged}'s {reference.accuracy:.2%} (p = {p:.2g}): "
-        if found.within_noise:
-            verdict.conclude("pass", text + "within noise")
-        else:
-            higher = found.difference > 0
-            verdict.conclude("pass" if higher else "fail", text + ("higher" if higher else "lower") + ", not noise")
+        difference = significance.share_difference(mine.correct, mine.answered, theirs, reference.n)
+        compared = AgainstReference(reference, difference, not_worse(difference, REPORTED_MARGIN))
+        found.references.append(compared)
+        if reference.configuration == judged:
+            found.conclude(
+                compared.verdict,
+                f"{reference.metric}: {difference:+} against {judged}'s {reference.accuracy:.2%}, "
+                f"margin {REPORTED_MARGIN:.1%}: {_WORDS[compared.verdict]}",
+            )
 
 
-def _judge_baseline(verdict: Verdict, outcomes: Sequence[Outcome], baseline: Sequence[Outcome], margin: float) -> None:
+def _judge_baseline(found: Conclusion, outcomes: Sequence[Outcome], baseline: Sequence[Outcome], margin: float) -> None:
     earlier = {o.question: o for o in baseline if o.status != "failed"}
     pairs = [(o, earlier[o.question]) for o in outcomes if o.status != "failed" and o.question in earlier]
     if not pairs:
-        verdict.conclude("invalid", "no problem was answered in both runs")
+        found.conclude(Verdict.INVALID, "no problem was answered in both runs")
         return
     for metric in METRICS:
         paired = _compare(pairs, metric, margin)
-        verdict.paired.append(paired)
-        words = {"pass": "not worse", "fail": "worse", "inconclusive": "too few problems to tell"}[paired.state]
-        verdict.conclude(
-            paired.state,
-            f"{metric}: {paired.difference.value:+.2%} [{paired.difference.low:+.2%}, {paired.difference.high:+.2%}] "
-            f"against the baseline, margin {margin:.1%}: {words} "
+        found.paired.append(paired)
+        found.conclude(
+            paired.verdict,
+            f"{metric}: {paired.difference:+} against the baseline, margin {margin:.1%}: {_WORDS[paired.verdict]} "
             f"(power {paired.power:.0%} with {paired.n} problems; 80% takes about {paired.needed})",
         )
-    verdict.differing = [_difference(new, base) for new, base in pairs if new.correct != base.correct]
+    found.differing = [_difference(new, base) for new, base in pairs if new.correct != base.correct]
 
 
 def _compare(pairs: Sequence[tuple[Outcome, Outcome]], metric: str, margin: float) -> Paired:
