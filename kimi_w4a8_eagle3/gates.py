@@ -140,6 +140,13 @@ TABLE: tuple[Gate, ...] = (
         PACKAGE,
         "answer 404 to requests for a model that the server does not serve; SGLang answers any name",
     ),
+    Gate(
+        "KIMI_LOAD_CHECK",
+        "bool",
+        True,
+        PACKAGE,
+        "compare every MoE layer with the checkpoint and with the reference backend while it loads",
+    ),
     Gate("AITER_USE_FLYDSL_MOE", "bool", True, SEED_AITER, "MoE through FlyDSL kernels", backends=(), always=True),
     Gate("AITER_USE_FLYDSL_MOE_STAGE1", "bool", True, SEED_AITER, "the same for gate/up", backends=(), always=True),
     Gate("AITER_USE_FLYDSL_MOE_STAGE2", "bool", True, SEED_AITER, "the same for down", backends=(), always=True),
@@ -296,6 +303,7 @@ class Gates:
 
     moe_backend: str
     check_model_name: bool
+    load_check: bool
     page_guard: str
     page_guard_int_max: int
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -318,6 +326,7 @@ def read_gates(environ: Mapping[str, str]) -> Gates:
     return Gates(
         moe_backend=value("KIMI_MOE_BACKEND"),
         check_model_name=value("KIMI_CHECK_MODEL_NAME"),
+        load_check=value("KIMI_LOAD_CHECK"),
         page_guard=value("KIMI_PAGE_GUARD"),
         page_guard_int_max=value("KIMI_PAGE_GUARD_INT_MAX"),
         given=given,

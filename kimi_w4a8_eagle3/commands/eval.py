@@ -176,7 +176,6 @@ def lossless(
     settings: list[str] = _SETTINGS,
     prompts: int = typer.Option(48, "--num-prompts", min=6, help="Chat, maths, code, long, short, non-ASCII in turn."),
     max_tokens: int = typer.Option(128, "--max-tokens", min=2, help="Tokens compared per prompt."),
-    tie_gap: float = typer.Option(0.25, "--tie-gap", min=0.0, help="Nats below which two tokens are a numerical tie."),
     samples: int = typer.Option(400, "--samples", min=0, help="Sampled continuations per prefix; 0: greedy only."),
     exact: bool = typer.Option(
         False, "--exact", help="The same bits, logprobs included, with no rule for ties: the built-in model on a CPU."
@@ -185,7 +184,7 @@ def lossless(
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
-    """The same tokens with and without speculation, at concurrency 1 and 40; the same distribution when sampling."""
+    """Speculation changes no answer: greedy tokens and logprobs against a prefill, and the distribution of samples."""
     require_packages()
     from ..eval import exact as bits  # optional: aiohttp
     from ..eval import lossless as machinery
@@ -198,7 +197,7 @@ def lossless(
     key = client_key(api_key_file, os.environ)
     target = Choice(base_url, recipe, model, True, tuple(settings), key)
     reference = Choice(reference_url, recipe, model, False, tuple(settings), key)
-    plan = machinery.Plan(prompts, max_tokens, tie_gap, samples, runs=runs)
+    plan = machinery.Plan(prompts, max_tokens, samples, runs=runs)
     console = table_console()
     report: machinery.Report | bits.Report
     with signals(runs):

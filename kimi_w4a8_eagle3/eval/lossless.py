@@ -1,7 +1,7 @@
 """`kimi-w4a8 eval lossless`: does EAGLE3 change speed and nothing else? The unspeculated server is the reference.
 
-The two servers need not run at the same time (on eight GPUs they cannot): the reference keeps the logprobs of its best
-candidates at every position, so that a later difference can be judged without asking it again.
+The two servers need not run at the same time (on eight GPUs they cannot): the reference comes last, and prefills what
+both have answered.
 """
 
 from __future__ import annotations
@@ -15,34 +15,29 @@ from rich.console import Console
 from ..base.errors import KimiError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..base.verdict import Verdict
-from . import sampling_match
+from . import prefill_match, sampling_match
 from .choice import Choice, Target, reached, record_of
 from .greedy_match import Divergence, divergences
+from .prefill_match import PrefillMatch
 from .prompts import Prompt, prompts
 from .sampling_match import Samples, SamplingMatch
 from .section import write_page
-from .tokens import Probe, Tokens
+from .tokens import Prefill, Probe, Tokens
 
 KIND = "eval-lossless"
 CONCURRENCIES = (1, 40)
 _PREFIX_TOKENS = 3
 _SAMPLES_PER_REQUEST = 25
 _MAX_LISTED = 5
-_LEAST_GAP = 1e-6
+_STOPPED = 12  # answers that are asked for again with a stop string; rounding may change one, a fault most
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is compared. tie_gap: nats below which two tokens count as equally good for the reference.
-
-    The default is two steps of a bfloat16 logit between 16 and 32; a reference that parts from itself at larger gaps
-    between the concurrencies raises it to that noise. samples: continuations per prefix and server, 0 for
-    greedy only.
-    """
+    """How much is compared. samples: continuations per prefix and server, 0 for greedy only."""
 
     prompts: int = 48
     max_tokens: int = 128
-    tie_gap: float = 0.25
     samples: int = 400
     prefixes: int = 4
     temperature: float = 1.0
@@ -52,7 +47,11 @@ class Plan:
 
 @dataclass
 class Answers:
-    """What one server said. greedy: by concurrency, one per prompt. sampled: one list per prefix."""
+    """What one server said. greedy: by concurrency, one per prompt. sampled: one list per prefix.
+
+    prefills: of the reference, by the ids of prompt and answer, for the greedy answers of both servers. late: of some
+    answers with a stop string, whether they went on behind it.
+    """
 
     target: Target
     prompt_ids: list[tuple[int, ...]]
@@ -60,6 +59,13 @@ class Answers:
     prefixes: list[tuple[int, ...]] = field(default_factory=list)
     sampled: list[Samples] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
+    prefills: dict[tuple[int, ...], Prefill] = field(default_factory=dict)
+    late: list[bool] = field(default_factory=list)
+
+    @property
+    def texts(self) -> list[tuple[tuple[int, ...], Tokens]]:
+        """Prompt ids and answer of all greedy answers."""
+        return [pair for answers in self.greedy.values() for pair in zip(self.prompt_ids, answers, strict=True)]
 
     @property
     def accept_length(self) -> float | None:
@@ -78,9 +84,9 @@ class Report:
     divergences: list[Divergence]
     self_differences: int
     self_gap: float
-    tie_gap: float
     prompts: int
     accept_length: float | None
+    prefill: PrefillMatch
     sampling: SamplingMatch | None
 
 
@@ -90,10 +96,10 @@ def run(reference: Choice, target: Choice, plan: Plan, console: Console) -> tupl
     target.check()
     folder = new_run_dir("eval-lossless", plan.runs)
     asked = prompts(plan.prompts)
-    with reached(reference, folder, console, "reference") as server:
-        expected = _ask(server, asked, plan, None, console)
     with reached(target, folder, console, "speculated") as server:
-        found = _ask(server, asked, plan, expected, console)
+        found = _ask(server, asked, plan, None, console)
+    with reached(reference, folder, console, "reference") as server:
+        expected = _ask(server, asked, plan, found, console)
     report = compare(asked, expected, found, plan)
     write_json(folder / RECORD, record_of(KIND, expected.target, found.target, plan=asdict(plan)))
     write_json(folder / "result.json", _result(asked, expected, found, report, plan))
@@ -107,24 +113,22 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) 
     own = [
         each
         for concurrency in plan.concurrencies[1:]
-        for each in divergences(asked, first, expected.greedy[concurrency], concurrency, plan.tie_gap)
+        for each in divergences(asked, first, expected.greedy[concurrency], concurrency)
     ]
-    noise = max((each.gap for each in own if each.gap is not None), default=0.0)
-    tie_gap = max(plan.tie_gap, noise + _LEAST_GAP)
     parted = [
         each
         for concurrency in plan.concurrencies
-        for each in divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency, tie_gap)
+        for each in divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency)
     ]
     report = Report(
         state=Verdict.PASS,
         reasons=[],
         divergences=parted,
         self_differences=len({each.prompt for each in own}),
-        self_gap=noise,
-        tie_gap=tie_gap,
+        self_gap=max((each.gap for each in own if each.gap is not None), default=0.0),
         prompts=len(asked),
         accept_length=found.accept_length,
+        prefill=prefill_match.compare(expected.texts, found.texts, expected.prefills),
         sampling=sampling_match.compare(expected.sampled, found.sampled, plan.temperature) if plan.samples else None,
     )
     _judge_greedy(report, expected, found, plan)
@@ -134,8 +138,7 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) 
 
 
 def _ask(server: Target, asked: list[Prompt], plan: Plan, earlier: Answers | None, console: Console) -> Answers:
-    """One server's answers; the prefixes for sampling come from the reference (`earlier`): both continue the same."""
-    is_reference = earlier is None
+    """Ask one server; the second one also prefills all greedy answers and continues the prefixes of the `earlier`."""
     if server.ops_url is not None:
         raise KimiError(
             "a router has no endpoint that gives token ids of a prompt",
@@ -149,8 +152,17 @@ def _ask(server: Target, asked: list[Prompt], plan: Plan, earlier: Answers | Non
         for concurrency in plan.concurrencies:
             with console.status(f"{server.name}: {len(asked)} greedy answers at concurrency {concurrency}"):
                 answers.greedy[concurrency] = probe.all(
-                    lambda prompt: probe.greedy(prompt, plan.max_tokens, with_top=is_reference), ids, concurrency
+                    lambda prompt: probe.greedy(prompt, plan.max_tokens, with_top=True), ids, concurrency
                 )
+        if earlier is None:
+            answers.late = [
+                _late(probe, *pair)
+                for pair in list(zip(ids, answers.greedy[plan.concurrencies[0]], strict=True))[:_STOPPED]
+            ]
+        else:
+            with console.status(f"{server.name}: prefills of all answers"):
+                for prompt, answer in dict.fromkeys((p, a.ids) for p, a in answers.texts + earlier.texts):
+                    answers.prefills[prompt + answer] = probe.prefill(prompt, answer)
         answers.prefixes = _prefixes(answers, plan) if earlier is None else earlier.prefixes
         if plan.samples:
             with console.status(f"{server.name}: {plan.samples} samples after each of {plan.prefixes} prefixes"):
@@ -160,7 +172,7 @@ def _ask(server: Target, asked: list[Prompt], plan: Plan, earlier: Answers | Non
 
 
 def _prefixes(answers: Answers, plan: Plan) -> list[tuple[int, ...]]:
-    """The prompts after whose first tokens the reference is least certain: there is a distribution to compare."""
+    """The prompts after whose first tokens the model is least certain: there is a distribution to compare."""
 
     def certainty(number: int) -> float:
         places = answers.greedy[plan.concurrencies[0]][number].top[_PREFIX_TOKENS : _PREFIX_TOKENS + 4]
@@ -169,6 +181,13 @@ def _prefixes(answers: Answers, plan: Plan) -> list[tuple[int, ...]]:
     numbers = sorted(range(len(answers.prompt_ids)), key=certainty)[: plan.prefixes]
     first = answers.greedy[plan.concurrencies[0]]
     return [(*answers.prompt_ids[n], *first[n].ids[:_PREFIX_TOKENS]) for n in sorted(numbers)]
+
+
+def _late(probe: Probe, ids: tuple[int, ...], answer: Tokens) -> bool:
+    """True if an answer with a stop string has a token too many: without its last one it has the string already."""
+    stop = answer.text[len(answer.text) // 2 :][:3]
+    tokens = len(probe.greedy(ids, len(answer.ids), with_top=False, stop=stop).ids) if stop else 0
+    return tokens > 1 and stop in probe.greedy(ids, tokens - 1, with_top=False).text
 
 
 def _sample(probe: Probe, prefix: tuple[int, ...], plan: Plan) -> Samples:
@@ -180,7 +199,6 @@ def _sample(probe: Probe, prefix: tuple[int, ...], plan: Plan) -> Samples:
 
 def _judge_greedy(report: Report, expected: Answers, found: Answers, plan: Plan) -> None:
     bugs = [each for each in report.divergences if each.judgement == "bug"]
-    ties = len(report.divergences) - len(bugs)
     total = report.prompts * len(plan.concurrencies)
     if expected.prompt_ids != found.prompt_ids:
         report.state = Verdict.INVALID
@@ -188,22 +206,32 @@ def _judge_greedy(report: Report, expected: Answers, found: Answers, plan: Plan)
     elif found.accept_length is None:
         report.state = Verdict.INVALID
         report.reasons.append(f"{found.target.name} does not speculate: nothing was tested")
-    elif bugs:
+    elif problems := _problems(report, bugs, found):
         report.state = Verdict.FAIL
-        report.reasons.append(f"{len(bugs)} of {total} greedy answers differ beyond a numerical tie")
-        report.reasons += [str(each) for each in bugs[:_MAX_LISTED]]
+        report.reasons += problems
     else:
         report.reasons.append(
-            f"{total - ties} of {total} greedy answers have the same tokens (concurrency {_both(plan)}), "
-            f"{ties} part at a numerical tie (gap below {report.tie_gap:.2f} nats); "
-            f"accept length {found.accept_length:.2f}"
+            f"{total - len(report.divergences)} of {total} greedy answers have the same tokens (concurrency "
+            f"{_both(plan)}); every token is the best of the logits that it was verified with; accept length "
+            f"{found.accept_length:.2f}"
         )
+        report.reasons += map(str, report.prefill.measures)
     if report.divergences:
-        report.reasons += [str(each) for each in report.divergences if each.judgement == "tie"][:_MAX_LISTED]
+        report.reasons += [str(each) for each in report.divergences if each.judgement != "bug"][:_MAX_LISTED]
         report.reasons.append(
             f"for comparison: {report.self_differences} of {report.prompts} answers of the reference itself depend on "
             f"the concurrency, with gaps up to {report.self_gap:.2f}"
         )
+
+
+def _problems(report: Report, bugs: list[Divergence], found: Answers) -> list[str]:
+    """What shows that greedy answers are not the model's; empty without a fault."""
+    problems, late = report.prefill.problems, sum(found.late)
+    if 2 * late > len(found.late):
+        problems.append(f"{late} of {len(found.late)} answers go on behind their stop string")
+    if bugs:
+        problems.append(f"{len(bugs)} greedy answers have a token that is no candidate of the reference")
+    return problems + [str(bug) for bug in bugs[:_MAX_LISTED]]
 
 
 def _judge_sampling(report: Report, match: SamplingMatch) -> None:

@@ -12,6 +12,7 @@ from ..engine.client import EngineClient
 TOP = 10
 _TIMEOUT_S = 1800.0
 _NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}  # whatever a model's generation_config.json prefers
+_FIRST = {"temperature": 0.0, "max_new_tokens": 1}
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -19,8 +20,8 @@ _Out = TypeVar("_Out")
 @dataclass(frozen=True)
 class Tokens:
     """One generation. ids include the token that ended it, when one did. top[i]: (logprob, id) of the best candidates
-    at position i, empty unless asked for. verify_steps: 0 without speculation. cached: prompt tokens that the prefix
-    cache had.
+    at position i and chosen[i] the logprob of the token itself, empty unless asked for. verify_steps: 0 without
+    speculation. cached: prompt tokens that the prefix cache had.
     """
 
     ids: tuple[int, ...]
@@ -29,6 +30,15 @@ class Tokens:
     top: tuple[tuple[tuple[float, int], ...], ...] = ()
     verify_steps: int = 0
     cached: int = 0
+    chosen: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Logprobs of an answer's tokens in a prefill, and of the best candidate at each position."""
+
+    chosen: tuple[float, ...]
+    best: tuple[float, ...]
 
 
 class Probe(EngineClient):
@@ -55,6 +65,15 @@ class Probe(EngineClient):
         if with_top:
             body |= {"return_logprob": True, "top_logprobs_num": TOP}
         return _tokens(self._post("/generate", body))
+
+    def prefill(self, prompt: Sequence[int], answer: Sequence[int]) -> Prefill:
+        """Logprobs of `answer` after `prompt` from a prefill of both that takes nothing from the prefix cache."""
+        body = {"input_ids": [*prompt, *answer], "sampling_params": _NEUTRAL | _FIRST, "return_logprob": True}
+        # Only tokens before logprob_start_len may come from the cache.
+        meta = self._post("/generate", {**body, "logprob_start_len": 0, "top_logprobs_num": 1})["meta_info"]
+        places = zip(meta["input_token_logprobs"], meta["input_top_logprobs"], strict=True)
+        rows = [(own[0], max(own[0], top[0][0])) for own, top in list(places)[len(prompt) :]]
+        return Prefill(tuple(own for own, _ in rows), tuple(best for _, best in rows))
 
     def leave(self, ids: Sequence[int], pieces: int) -> None:
         """Ask for a long continuation and hang up after a few pieces of it."""
@@ -95,5 +114,6 @@ def _tokens(body: dict[str, Any]) -> Tokens:
     if isinstance(ended_by, int) and (not ids or ids[-1] != ended_by):
         ids = (*ids, ended_by)
     top = tuple(tuple((entry[0], entry[1]) for entry in place or ()) for place in meta.get("output_top_logprobs") or ())
+    chosen = tuple(entry[0] for entry in meta.get("output_token_logprobs") or ())
     reason, steps = meta["finish_reason"]["type"], meta.get("spec_verify_ct") or 0
-    return Tokens(ids, body["text"], reason, top, steps, meta.get("cached_tokens") or 0)
+    return Tokens(ids, body["text"], reason, top, steps, meta.get("cached_tokens") or 0, chosen)

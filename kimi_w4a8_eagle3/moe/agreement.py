@@ -8,7 +8,7 @@ one unit more or less in one accumulator of either stage shows. And random numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +23,7 @@ from .tune import random_batch, random_layer
 # 8 bits each time.
 TOLERANCE = 2**-8
 _FIXED = (1, 8, 160, 256, 257, 10240)  # decode, verify, both sides of the sorting kernel's limit, a prefill chunk
+_EXPERTS = 32  # at a time in the reference, whose weights take eight times the memory
 _SMALL = 15  # of the values that reach the output: eight slots of them, halved, fit bfloat16's 8 bits
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -131,6 +132,33 @@ def agreements(
             token = int(away.nan_to_num(torch.inf).argmax())
             raise _differs(f"T={count}: token {token} is {worst:.2%} of its norm away from the reference", TOLERANCE)
         yield Agreement(count, worst)
+
+
+def require_layer(name: str, backend: MoeBackend, moe: PreparedMoe, weights: QuarkMoeWeights) -> None:
+    """Try every expert of a layer with one token of its own; raises KimiError for one that is not the reference's.
+
+    A token that one expert answers shows that expert's scales: beside seven others an error of 1 % would drown.
+    """
+    shape, device, reference = weights.shape, weights.w13.device, ReferenceBackend()
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn(shape.num_experts, shape.hidden, device=device, generator=generator)
+    x *= torch.linspace(0.5, 2.0, shape.num_experts, device=device)[:, None]  # a neighbour's row scale shows
+    expert = torch.arange(shape.num_experts, device=device)
+    ids = torch.full((shape.num_experts, shape.top_k), -1, dtype=torch.int32, device=device)
+    ids[expert, expert % shape.top_k] = expert.int()
+    x, router = x.bfloat16(), torch.ones_like(ids, dtype=torch.float32)
+    found = backend.forward(x, moe, router, ids).float()
+    for some in expert.split(_EXPERTS):
+        first, last = int(some[0]), int(some[-1]) + 1
+        part = (t[first:last] for t in (weights.w13, weights.w2, weights.s13, weights.s2))
+        prepared = reference.prepare(QuarkMoeWeights(replace(shape, num_experts=len(some)), *part))
+        own = torch.where(ids[some] < 0, -1, ids[some] - first)
+        expected = reference.forward(x[some], prepared, router[some], own).float()
+        away = (found[some] - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+        if not float(away.max()) <= TOLERANCE:  # NaN is not
+            worst = int(away.nan_to_num(torch.inf).argmax())
+            what = f"{name}, expert {first + worst} on {backend.name}: {float(away[worst]):.2%} away from the reference"
+            raise _differs(what, TOLERANCE)
 
 
 def _captured(backend: MoeBackend, moe: PreparedMoe, *inputs: torch.Tensor) -> Forward:

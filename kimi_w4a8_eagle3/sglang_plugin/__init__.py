@@ -40,6 +40,7 @@ def _register() -> None:
         failing_requests,
         full_disk,
         grammar_cache,
+        load_check,
         metrics_hook,
         model_name_hook,
         orphans,
@@ -55,6 +56,7 @@ def _register() -> None:
     HookRegistry.register(adaptive_hook.FORWARD, adaptive_hook.choose_steps, HookType.BEFORE)
     HookRegistry.register(adaptive_hook.PREFILL, adaptive_hook.skip_prefill, HookType.AROUND)
     HookRegistry.register(quark_hook.TARGET, quark_hook.from_config, HookType.AROUND)
+    HookRegistry.register(load_check.TARGET, load_check.note_folder, HookType.AFTER)
     page_guard_hook.install(HookRegistry)
     metrics_hook.install(HookRegistry)
     failing_requests.install(HookRegistry)

@@ -13,10 +13,12 @@ from sglang.srt.utils import set_weight_attrs
 
 from ..base.errors import KimiError
 from ..gates import read_gates
+from ..moe.agreement import require_layer
 from ..moe.contract import MoeShape, QuarkMoeWeights
 from ..moe.dispatch import select_backend
 from ..moe.op import MoeLayer
 from ..quark.packing import NIBBLES_PER_WORD, fold_scales
+from . import load_check
 
 
 class QuarkInt4Int8MoE(QuarkMoEScheme):
@@ -93,9 +95,14 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         """Fold the scales and repack the weights for the backend: one layer of extra memory, no loop over experts."""
         if self.moe is not None:
             return
+        gates = read_gates(os.environ)
+        if gates.load_check:
+            load_check.require_as_stored(self.layer_name, layer)
         weights = self._loaded(layer)
-        backend = select_backend(weights.shape, weights.w13.device, read_gates(os.environ))
+        backend = select_backend(weights.shape, weights.w13.device, gates)
         self.moe = MoeLayer(backend, weights)
+        if gates.load_check:
+            require_layer(self.layer_name, backend, self.moe.prepared, weights)
         prepared = self.moe.prepared
         for name in ("w13_weight_scale_2", "w2_weight_scale_2"):
             delattr(layer, name)

@@ -11,10 +11,11 @@ from support.moe_faults import FAULTS
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe import reference
-from kimi_w4a8_eagle3.moe.agreement import TOLERANCE, agreements, batches
+from kimi_w4a8_eagle3.moe.agreement import TOLERANCE, agreements, batches, require_layer
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import bucket_of, buckets
+from kimi_w4a8_eagle3.moe.tune import random_layer
 
 SHAPE = MoeShape(num_experts=6, hidden=208, inter=80, top_k=3)
 CPU = torch.device("cpu")
@@ -65,6 +66,19 @@ class Planted(ReferenceBackend):
 
     def forward(self, x, moe, router, ids):
         return self.change(super().forward, x, moe, router, ids)
+
+
+@pytest.mark.parametrize("experts", [6, 33])  # 33: more than the reference takes at a time
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_layer_is_tried_expert_by_expert_when_it_is_loaded(fault: str | None, experts: int) -> None:
+    shape = replace(SHAPE, num_experts=experts)
+    weights, backend = random_layer(shape, CPU), Planted(FAULTS[fault]) if fault else ReferenceBackend()
+    prepared = backend.prepare(weights)
+    if fault is None:
+        require_layer("layer 7", backend, prepared, weights)
+        return
+    with pytest.raises(KimiError, match=r"layer 7, expert \d+ on reference: .*% away from the reference"):
+        require_layer("layer 7", backend, prepared, weights)
 
 
 def flipped_nibble(forward, x, moe, router, ids):

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 from safetensors.torch import load_file, save_file
 from support.quantizing import quantize
-from torch.utils import cpp_extension
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, read_shards
 from support.packing import slice_packed_columns, slice_rows
 
+from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.packing import fold_scales
 
 LAYER = "language_model.model.layers.1.mlp.experts"
@@ -65,14 +67,7 @@ def test_every_rank_loads_its_slice(
 
     for rank in range(tp):
         layer = rank_layer(fused_moe, rank, tp, padded_loading)
-        for projection, shard_id in SHARD_IDS.items():
-            for suffix in ("", "_scale", "_scale_2"):
-                name = f"{'w2' if shard_id == 'w2' else 'w13'}_weight{suffix}"
-                for expert in range(EXPERTS):
-                    tensor = tensors[f"{LAYER}.{expert}.{projection}.weight{suffix}"]
-                    tensor = tensor.reshape(scale_shape) if suffix == "_scale" else tensor
-                    layer._weight_loader_impl(getattr(layer, name), tensor, f"experts.{name}", shard_id, expert)
-
+        load(layer, tensors, scale_shape)
         gate_up = torch.cat([slice_rows(stacked(p, ""), rank, tp) for p in ("gate_proj", "up_proj")], dim=1)
         assert torch.equal(layer.w13_weight, gate_up)
         assert torch.equal(layer.w2_weight, slice_packed_columns(stacked("down_proj", ""), rank, tp))
@@ -83,6 +78,74 @@ def test_every_rank_loads_its_slice(
         weights = scheme_weights(layer)
         assert torch.equal(weights.s13, torch.cat(scales, dim=1))
         assert torch.equal(weights.s2, fold_scales(stacked("down_proj", "_scale"), stacked("down_proj", "_scale_2")))
+
+
+def load(layer: Any, tensors: dict[str, torch.Tensor], scale_shape: tuple[int, ...] = ()) -> None:
+    """Hand every tensor of the layer to SGLang's loader."""
+    for projection, shard_id in SHARD_IDS.items():
+        for suffix in ("", "_scale", "_scale_2"):
+            name = f"{'w2' if shard_id == 'w2' else 'w13'}_weight{suffix}"
+            for expert in range(EXPERTS):
+                tensor = tensors[f"{LAYER}.{expert}.{projection}.weight{suffix}"]
+                tensor = tensor.reshape(scale_shape) if suffix == "_scale" else tensor
+                layer._weight_loader_impl(getattr(layer, name), tensor, f"experts.{name}", shard_id, expert)
+
+
+def scale_off_by_a_percent(layer: Any) -> None:
+    layer.w2_weight_scale_2[3] *= 1.01
+
+
+def experts_exchanged(layer: Any) -> None:
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.roll(1, 0)
+
+
+def gate_and_up_exchanged(layer: Any) -> None:
+    for name in ("w13_weight", "w13_weight_scale_2"):
+        getattr(layer, name).data = getattr(layer, name).data.roll(INTER // layer.moe_tp_size, 1)
+
+
+def first_stage_scale_of_up_for_gate(layer: Any) -> None:
+    layer.w13_weight_scale.data = layer.w13_weight_scale.data.flip(1)
+
+
+def a_nibble_flipped(layer: Any) -> None:
+    layer.w2_weight[1, 5, 0] ^= 1  # of one of the experts whose words are compared
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (None, ""),
+        (scale_off_by_a_percent, "expert 3 did not load as it is stored: w2_weight_scale_2"),
+        (experts_exchanged, "expert 0 did not load as it is stored: w13_weight_scale"),
+        (gate_and_up_exchanged, "expert 0 did not load as it is stored: w13_weight_scale_2"),
+        (first_stage_scale_of_up_for_gate, "expert 0 did not load as it is stored: w13_weight_scale"),
+        (a_nibble_flipped, "expert 1 did not load as it is stored: w2_weight"),
+    ],
+)
+def test_the_load_check_finds_what_is_not_in_the_files(
+    fused_moe: type[torch.nn.Module], quark_target: Path, tp: int, fault: Callable[[Any], None] | None, found: str
+) -> None:
+    from kimi_w4a8_eagle3.sglang_plugin import load_check
+
+    tensors = {name: t for shard in read_shards(quark_target).values() for name, t in shard.items()}
+    load_check.note_folder((str(quark_target), [], True))
+    try:
+        for rank in range(tp):
+            layer = rank_layer(fused_moe, rank, tp, padded_loading=True)
+            load(layer, tensors)
+            if fault is None:
+                load_check.require_as_stored("model.layers.1.mlp.experts", layer)
+                continue
+            fault(layer)
+            with pytest.raises(KimiError) as caught:
+                load_check.require_as_stored("model.layers.1.mlp.experts", layer)
+            assert caught.value.what == found and f"rank {rank} of {tp}" in str(caught.value.where)
+    finally:
+        load_check.note_folder(("", [], False))
+    load_check.require_as_stored("model.layers.1.mlp.experts", layer)  # weights from no file: nothing to compare
 
 
 def scheme_weights(layer: Any) -> Any:

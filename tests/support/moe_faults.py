@@ -42,9 +42,16 @@ def a_neighbours_row_scale(forward: Fault, x: Any, moe: Any, router: Any, ids: A
         reference.quantize_rows = right
 
 
+def a_scale_one_percent_off(forward: Fault, x: Any, moe: Any, router: Any, ids: Any) -> torch.Tensor:
+    s2 = moe.s2.clone()
+    s2[0] *= 1.01
+    return forward(x, replace(moe, s2=s2), router, ids)
+
+
 FAULTS: dict[str, Fault] = {
     "last tile of K dropped": last_tile_of_k,
     "gate and up exchanged": gate_and_up_exchanged,
     "scale of another expert": another_experts_scale,
     "row scale of a neighbour": a_neighbours_row_scale,
+    "an expert's scale off by 1 %": a_scale_one_percent_off,
 }

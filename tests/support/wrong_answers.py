@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.speculative import eagle_utils
 
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.sampling.penalties import Penalties
@@ -29,17 +30,33 @@ PAGE, LATE = "wrong page in a radix node", "stop string cut late"
 SHARED, REUSED = "one draw for all requests", "noise of the position before"
 EARLIER, UNEQUAL = "penalties of the step before", "draft accepted without equality"
 FORGETFUL = "text behind a marker forgotten"  # in a piece of a stream
+ALMOST = {"draft accepted within 0.2 nat": 0.2, "draft accepted within 1.0 nat": 1.0}  # of the model's best token
+ROUNDING = " and rounding"  # after a fault, or alone: every MoE output is off by up to a bfloat16 step, at random
 
 _verify, _build = draft_chain.verify_tree_greedy_cpu, draft_chain.build_tree_kernel_efficient_cpu
 _locations, _moe = locations.assign_extend_cache_locs_cpu, ReferenceBackend.forward
 _draw, _accept, _penalize = exact_sampling.draw, exact_sampling._accept, Penalties.apply
-_read = KimiToolCalls.parse_streaming_increment
+_read, _sample = KimiToolCalls.parse_streaming_increment, eagle_utils.eagle_sample
 _step: tuple[list[int], list[int]] = ([], [])  # rows of the request pool and lengths at the step under way
 _rejected: dict[int, int] = {}  # by row, the length at which a draft was rejected last
+_logits: list[torch.Tensor] = []  # of the verify step under way
 
 
 def planted() -> str:
-    return Path(os.environ["KIMI_PLANTED"]).read_text()
+    return Path(os.environ["KIMI_PLANTED"]).read_text().removesuffix(ROUNDING)
+
+
+def sample(verify_input: Any, batch: Any, logits_output: Any, *args: Any, **named: Any) -> Any:
+    _logits[:] = [logits_output.next_token_logits]
+    return _sample(verify_input, batch, logits_output, *args, **named)
+
+
+def almost(candidates: torch.Tensor, chosen: torch.Tensor, nats: float) -> torch.Tensor:
+    """What the target chose, or the draft where it is nearly as good."""
+    logits = _logits[0].float().view(*chosen.shape, -1)
+    drafted = logits[:, :-1].gather(2, candidates[:, 1:, None].long())[..., 0]
+    near = drafted >= logits[:, :-1].amax(2) - nats
+    return torch.cat([torch.where(near, candidates[:, 1:].to(chosen.dtype), chosen[:, :-1]), chosen[:, -1:]], 1)
 
 
 def verify(**call: torch.Tensor) -> None:
@@ -47,6 +64,8 @@ def verify(**call: torch.Tensor) -> None:
     fault, candidates = planted(), call["candidates"]
     if fault == ALL_DRAFTS:  # told that the target would have chosen exactly what the draft proposed
         call["target_predict"] = torch.cat([candidates[:, 1:], call["target_predict"][:, -1:]], 1)
+    if fault in ALMOST:
+        call["target_predict"] = almost(candidates, call["target_predict"], ALMOST[fault])
     _verify(**call)
     for row, (slot, length, accepted) in enumerate(zip(*_step, call["accept_token_num"].tolist(), strict=True)):
         _rejected.pop(slot, None)
@@ -122,7 +141,10 @@ def penalize(
 
 def moe(backend: Any, *args: Any) -> torch.Tensor:
     fault = FAULTS.get(planted())
-    return fault(lambda *given: _moe(backend, *given), *args) if fault else _moe(backend, *args)
+    out = fault(lambda *given: _moe(backend, *given), *args) if fault else _moe(backend, *args)
+    if Path(os.environ["KIMI_PLANTED"]).read_text().endswith(ROUNDING):
+        out = out * (1 + (torch.rand(out.shape) - 0.5) * 2**-7).to(out.dtype)
+    return out
 
 
 def read(reader: KimiToolCalls, text: str, tools: list[Any]) -> Any:
@@ -136,7 +158,7 @@ if __name__ == "__main__":
     exact_sampling.draw, exact_sampling._accept = draw, accept
     Penalties.apply = penalize  # type: ignore[method-assign]
     # SGLang took them by `from sgl_kernel import`; the scheduler is a fork of this process.
-    for right, wrong in ((_verify, verify), (_build, build_tree), (_locations, verified_locations)):
+    for right, wrong in ((_verify, verify), (_build, build_tree), (_locations, verified_locations), (_sample, sample)):
         for module in list(sys.modules.values()):
             for name in [name for name, held in getattr(module, "__dict__", {}).items() if held is right]:
                 setattr(module, name, wrong)
