@@ -8,6 +8,7 @@ the reference backend.
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import cache
 from pathlib import Path
@@ -20,8 +21,10 @@ from ..base.errors import KimiError
 from ..quark.expert_checks import text_prefix
 from ..quark.safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 
+logger = logging.getLogger(__name__)
+
 TARGET = "sglang.srt.model_loader.loader.DefaultModelLoader._prepare_weights"
-_SAMPLE = 2  # experts a layer whose words are compared: 0.4 GB of Kimi-K2.5's 67 GB a rank
+_SAMPLE = 2  # experts a layer whose words are compared: 1.1 GB of Kimi-K2.5's 67 GB a rank
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I32": torch.int32}
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _folder: list[Path] = []  # what SGLang's loader reads; empty for weights from elsewhere
@@ -51,6 +54,7 @@ def require_as_stored(layer_name: str, layer: Any) -> None:
 @cache
 def read_once(folder: Path) -> Checkpoint:
     """Headers of the checkpoint's shards."""
+    logger.info("MoE layers are compared with %s while they load", folder)
     return read_checkpoint(folder)
 
 
@@ -86,18 +90,20 @@ class _Stored:
         info = self.checkpoint.tensors.get(f"{self.prefix}{self.first + expert}.{part}.{kind}")
         if info is None:
             raise KimiError(f"the checkpoint has no {part}.{kind} of expert {self.first + expert}", where=self.prefix)
-        whole = read_tensor(info)
         if kind == "weight_scale":
-            return whole.float().reshape(1)
+            return read_rows(info).float().reshape(1)
         if part != "down_proj":
-            return whole.chunk(self.ranks)[self.rank]
+            return read_rows(info, self.rank, self.ranks)
+        whole = read_rows(info)
         return whole.chunk(self.ranks, dim=1)[self.rank] if kind == "weight" else whole
 
 
-def read_tensor(info: TensorInfo) -> torch.Tensor:
-    """One tensor of a safetensors file."""
-    data = np.array(_mapped(info.file)[info.start : info.start + info.nbytes])
-    return torch.from_numpy(data).view(_DTYPES[info.dtype]).view(info.shape)
+def read_rows(info: TensorInfo, part: int = 0, parts: int = 1) -> torch.Tensor:
+    """One of several equal parts of a tensor of a safetensors file, cut along its rows."""
+    size = info.nbytes // parts
+    data = np.array(_mapped(info.file)[info.start + part * size : info.start + (part + 1) * size])
+    shape = (info.shape[0] // parts, *info.shape[1:]) if info.shape else ()
+    return torch.from_numpy(data).view(_DTYPES[info.dtype]).view(shape)
 
 
 @cache

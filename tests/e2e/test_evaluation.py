@@ -51,6 +51,10 @@ def healthy(plain: EngineServer, eagle3: EngineServer, tmp_path_factory: pytest.
     return compared(plain, eagle3, runs, prompts=6, max_tokens=24, samples=30, prefixes=2)
 
 
+def test_an_engine_compares_its_experts_with_the_files(eagle3):
+    assert "MoE layers are compared with" in eagle3.log_path.read_text()
+
+
 def test_eagle3_changes_no_greedy_token_at_concurrency_1_and_40(healthy):
     assert healthy.state == "pass", healthy.reasons
     assert healthy.accept_length > 1.5
