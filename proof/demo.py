@@ -109,10 +109,7 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
 
 def _launch(speculate: bool) -> Launch:
     """The tiny recipe on a free port; without speculation its draft arguments are switched off."""
-    recipe = load_recipe("tiny")
-    if not speculate:
-        recipe = recipe.without_speculation()
-    launch = render(recipe, [f"port={free_port()}"])
+    launch = render(load_recipe("tiny" if speculate else "tiny:plain"), [f"port={free_port()}"])
     return replace(launch, env={**launch.env, **without_keys()})
 
 

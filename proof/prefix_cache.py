@@ -172,7 +172,7 @@ def main() -> int:
     table = Table("server", "state", "requests", "prompt tokens from the cache")
     found: list[str] = []
     for drafts in (True, False):
-        recipe = load_recipe("tiny") if drafts else load_recipe("tiny").without_speculation()
+        recipe = load_recipe("tiny" if drafts else "tiny:plain")
         with tempfile.TemporaryDirectory() as folder:
             launch = render(recipe, [f"port={free_port()}", *SETTINGS])
             with serve.engine(launch, Path(folder) / "server.log") as server:

@@ -23,29 +23,20 @@ from .subject import Subject, inspect, is_local, require_room
 from .texts import prepare
 from .workloads import CHAT_BACKEND, Point, Workload
 
-VARIANTS = {"plain": Recipe.without_speculation, "adaptive": Recipe.with_adaptive_speculation}
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Side:
-    """A recipe under a name: `eagle3-opt`; `tiny:plain` has no speculation, `tiny:adaptive` adaptive steps."""
+    """A recipe under the name that was given: `eagle3-opt`, `tiny:plain`, a TOML file."""
 
     name: str
     recipe: Recipe
 
     @classmethod
     def parse(cls, text: str) -> Side:
-        """Read `RECIPE`, `RECIPE:plain` or `RECIPE:adaptive`."""
-        name, colon, suffix = text.partition(":")
-        if colon and suffix not in VARIANTS:
-            raise UsageError(
-                f"unknown suffix {suffix!r} of the recipe {name!r}",
-                where=text,
-                expected="RECIPE, RECIPE:plain for it without speculation, or RECIPE:adaptive",
-            )
-        recipe = load_recipe(name)
-        return cls(text, VARIANTS[suffix](recipe) if colon else recipe)
+        """Read the recipe that `text` names."""
+        return cls(text, load_recipe(text))
 
     def launch(self, settings: list[str]) -> Launch:
         """The command, on a free port of this machine."""

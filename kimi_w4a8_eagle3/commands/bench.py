@@ -103,7 +103,7 @@ def run(
         "",
         "--recipe",
         "-r",
-        help="Start this recipe (RECIPE:plain: without speculation); with --base-url: what it serves.",
+        help="Start this recipe (RECIPE:plain: without its draft); with --base-url: what it serves.",
     ),
     *,
     load: Changes,

@@ -17,7 +17,9 @@ from ..base.signals import Terminated, signals_raise
 from ..recipe.schema import recipe_names
 
 RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
-RECIPE_NAME = typer.Argument(None, metavar="RECIPE", help="Name of a packaged recipe, or a TOML file.")
+RECIPE_NAME = typer.Argument(
+    None, metavar="RECIPE", help="A packaged recipe (agent; agent:plain without its draft) or a TOML file."
+)
 RECIPE = typer.Option(None, "--recipe", "-r", help="The same as an option.")
 KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as for `kimi-w4a8 serve`.")
 OPS_URL = typer.Option(None, "--ops-url", help="Of a router: its ops endpoint; default: the port after its own.")

@@ -17,7 +17,7 @@ from ..engine.client import EngineClient
 from ..engine.process import free_port
 from ..fleet import serve as serving
 from ..machine.hardware import Machine
-from ..recipe.launch import Launch, load_recipe, render, unmet_requirements
+from ..recipe.launch import Launch, load_recipe, render, unmet_requirements, with_settings
 
 _READY_TIMEOUT_S = serving.READY_TIMEOUT_S
 
@@ -50,7 +50,7 @@ class Choice:
             return None
         recipe = load_recipe(self.recipe)
         if not self.speculate:
-            recipe = recipe.without_speculation()
+            recipe = with_settings(recipe, {"options.speculation": "off"})
         if unmet := unmet_requirements(recipe, Machine.detect()):
             raise KimiError(
                 f"this machine cannot serve the recipe {recipe.name!r}: {unmet[0]}",

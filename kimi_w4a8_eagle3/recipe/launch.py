@@ -23,7 +23,7 @@ from .arguments import Args, argument_groups, command_words, parse_arguments, pa
 from .known_faults import Fault, concerning, heed
 from .memory_plan import MemoryPlan, make_plan, number
 from .schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
-from .speculation import adapt_steps
+from .speculation import apply_speculation
 
 __all__ = [
     "Launch",
@@ -185,7 +185,7 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
     recipe = with_settings(recipe, dict(parse_setting(text, engine) for text in settings) | typed)
     args = vllm_serve.assemble(recipe, notes) if engine == "vllm" else _assemble(recipe, notes)
     _improve(args, recipe, notes)
-    adapt_steps(args, recipe, notes)
+    apply_speculation(args, recipe, notes)
     return Resolved(recipe, args, published, notes, _overrides(engine, settings, extra))
 
 

@@ -20,6 +20,7 @@ from .router_settings import RouterSettings
 
 ArgValue = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, bool | int | float | str]
 MAX_EXTENDS = 8
+VARIANTS = {"plain": "off", "adaptive": "adaptive"}  # ending of a recipe's name: what it makes of options.speculation
 _ENV = "env."
 
 
@@ -55,7 +56,7 @@ class Improvement(_Strict):
 class Options(_Strict):
     """Choices that become engine arguments, named after what they mean."""
 
-    speculation: Literal["fixed", "adaptive"] = "fixed"
+    speculation: Literal["off", "fixed", "adaptive"] = "fixed"
     # Without a token, while requests run, after which an engine counts as hung.
     progress_timeout_s: float = Field(default=900, gt=0)
     # In which the scheduler answers nobody, after which the engine takes no new requests. It goes round its loop once a
@@ -116,20 +117,6 @@ class Recipe(_Strict):
         """Whether engines keep the KV of prefixes, which is what a cache-aware router goes by."""
         return self.args.get("disable-radix-cache") is not True
 
-    def without_speculation(self) -> Recipe:
-        """The same recipe without its draft and the engine's `speculative-*` arguments: the other side of an A/B."""
-
-        def kept(table: dict[str, Any]) -> dict[str, Any]:
-            return {name: value for name, value in table.items() if not name.startswith("speculative-")}
-
-        options = self.options.model_copy(update={"speculation": "fixed"})
-        tables = {"args": kept(self.args), "improve": kept(self.improve)}
-        return self.model_copy(update={"draft": None, "options": options, **tables})
-
-    def with_adaptive_speculation(self) -> Recipe:
-        """The same recipe with draft steps by batch size and acceptance."""
-        return self.model_copy(update={"options": self.options.model_copy(update={"speculation": "adaptive"})})
-
 
 def recipe_names() -> list[str]:
     """Names of the recipes that come with the package."""
@@ -137,16 +124,23 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
-    """Read a recipe by name (`eagle3-opt`) or from a TOML file.
+    """Read a recipe by name (`agent`) or from a TOML file; `agent:plain` is `agent` with options.speculation = "off".
 
     Raises KimiError for an unknown name, a TOML mistake, an unknown key (with the nearest valid one) or a bad value.
     """
-    path = _find(str(name_or_path))
-    table = _resolve(path, depth=0)
-    try:
-        return Recipe.model_validate({"name": path.stem, **table})
-    except ValidationError as error:
-        raise _explain(error, str(path)) from None
+    name, colon, variant = str(name_or_path).rpartition(":")
+    if not colon or "/" in variant:
+        path = _find(str(name_or_path))
+        return _validated(path.stem, _resolve(path, depth=0), str(path))
+    recipe = load_recipe(name)
+    if variant not in VARIANTS:
+        raise UsageError(
+            f"unknown ending {variant!r} of the recipe {name!r}",
+            where=str(name_or_path),
+            expected=f"{name}, {name}:plain for it without its draft, or {name}:adaptive",
+        )
+    recipe = with_settings(recipe, {"options.speculation": VARIANTS[variant]})
+    return recipe.model_copy(update={"name": f"{recipe.name}:{variant}"})
 
 
 def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
@@ -171,10 +165,22 @@ def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
             table["env"][rest] = value
         else:
             table = _merge(table, _nested(key.split("."), value))
+    return _validated(recipe.name, table, "--set", UsageError)
+
+
+def _validated(name: str, table: dict[str, Any], where: str, kind: type[KimiError] = KimiError) -> Recipe:
     try:
-        return Recipe.model_validate({"name": recipe.name, **table})
+        recipe = Recipe.model_validate({"name": name, **table})
     except ValidationError as error:
-        raise _explain(error, "--set", UsageError) from None
+        raise _explain(error, where, kind) from None
+    return _without_draft(recipe) if recipe.options.speculation == "off" else recipe
+
+
+def _without_draft(recipe: Recipe) -> Recipe:
+    def kept(table: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in table.items() if not name.startswith("speculative-")}
+
+    return recipe.model_copy(update={"draft": None, "args": kept(recipe.args), "improve": kept(recipe.improve)})
 
 
 def _find(name: str) -> Path:
@@ -228,7 +234,7 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _explain(error: ValidationError, where: str, kind: type[KimiError] = KimiError) -> KimiError:
+def _explain(error: ValidationError, where: str, kind: type[KimiError]) -> KimiError:
     """The first mistake of a pydantic report as one sentence."""
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]

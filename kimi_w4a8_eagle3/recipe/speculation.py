@@ -1,4 +1,4 @@
-"""How far drafts go: steps by batch size (`--speculative-adaptive`)."""
+"""Whether there are drafts, and how far they go: steps by batch size (`--speculative-adaptive`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from .memory_plan import number
 from .schema import Recipe
 
 
-def adapt_steps(args: Args, recipe: Recipe, notes: list[str]) -> None:
-    """Turn `options.speculation = "adaptive"` into SGLang's arguments, with a table of steps by batch size.
+def apply_speculation(args: Args, recipe: Recipe, notes: list[str]) -> None:
+    """Turn `options.speculation` into SGLang's arguments: "adaptive" adds a table of steps by batch size.
 
     What SGLang itself cannot run with adaptive steps it says when it starts (`sglang_plugin/adaptive_hook.py`). Raises
-    KimiError for a recipe without drafts, a file that is no table, and one that does not fit the recipe.
+    KimiError for "adaptive" without a draft, a file that is no table, and one that does not fit the recipe.
     """
-    if recipe.options.speculation == "fixed":
+    if recipe.options.speculation == "off":
+        notes.append("options.speculation is 'off': no draft and none of the recipe's --speculative-*")
+    if recipe.options.speculation != "adaptive":
         return
     if recipe.engine != "sglang" or "speculative-algorithm" not in args:
         raise KimiError(

@@ -79,8 +79,7 @@ def _side(
 
 @contextmanager
 def _engine(folder: Path, speculate: bool) -> Iterator[EngineServer]:
-    recipe = load_recipe("tiny")
-    launch = render(recipe if speculate else recipe.without_speculation(), [f"port={free_port()}", *PARSERS])
+    launch = render(load_recipe("tiny" if speculate else "tiny:plain"), [f"port={free_port()}", *PARSERS])
     name = "eagle3" if speculate else "plain"
     with EngineServer(launch.argv, launch.env, launch.host, launch.port, folder / f"{name}.log", name) as server:
         server.wait_ready(_READY_S)

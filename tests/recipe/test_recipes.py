@@ -104,6 +104,29 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         load_recipe("eagle3-opts")
 
 
+def test_plain_takes_the_draft_away_and_nothing_else(tmp_path: Path) -> None:
+    drafts, plain = (render(load_recipe(name), machine=MI325X) for name in ("agent", "agent:plain"))
+    gone = {name for name in drafts.args if name.startswith("speculative-")} | {"max-total-tokens"}
+    kept = {name: value for name, value in drafts.args.items() if name not in gone}
+    pool = plain.args["max-total-tokens"]
+    assert kept | {"max-total-tokens": pool} == plain.args and len(gone) > 5
+    assert pool > drafts.args["max-total-tokens"]  # where the draft's weights and KV were
+    assert plain.args["tool-call-parser"] == "kimi_k2" and plain.args["context-length"] == 131072
+    assert plain.args["disable-radix-cache"] is False and plain.env == drafts.env
+    assert (plain.name, plain.draft, plain.recipe.draft) == ("agent:plain", None, None)
+    assert any("options.speculation is 'off': no draft" in note for note in plain.notes)
+    assert render(load_recipe("agent"), ["options.speculation=off"], machine=MI325X).args == plain.args
+    path = write(tmp_path, 'extends = "agent"\nsummary = "s"\n[options]\nspeculation = "off"')
+    assert render(load_recipe(path), machine=MI325X).args == plain.args
+    assert load_recipe(f"{path}:plain").name == "mine:plain"
+
+
+def test_an_unknown_ending_of_a_name_is_refused() -> None:
+    with pytest.raises(KimiError, match="unknown ending 'fast' of the recipe 'tiny'") as caught:
+        load_recipe("tiny:fast")
+    assert "tiny:plain" in (caught.value.expected or "")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="no recipe file"):
         load_recipe(tmp_path / "none.toml")

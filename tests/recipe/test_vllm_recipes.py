@@ -81,7 +81,7 @@ def test_the_bf16_recipe_differs_in_draft_image_and_length() -> None:
 @pytest.mark.parametrize("name", ["mi355x-kimi-mxfp4", "mi355x-minimax-m2.5"])
 def test_the_base_recipes_do_not_speculate(name: str) -> None:
     assert "speculative-config" not in options(launch_of(name).argv) and launch_of(name).draft is None
-    speculating = load_recipe(f"{name}-eagle3-bf16").without_speculation()
+    speculating = load_recipe(f"{name}-eagle3-bf16:plain")
     assert options(render(speculating, machine=Machine()).argv) == options(launch_of(name).argv)
 
 

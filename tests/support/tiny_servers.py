@@ -14,10 +14,7 @@ READY_S = 280.0
 
 def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launch:
     """The tiny recipe on a free port, with or without its draft."""
-    recipe = load_recipe("tiny")
-    if not speculate:
-        recipe = recipe.without_speculation()
-    return render(recipe, [f"port={free_port()}", *settings])
+    return render(load_recipe("tiny" if speculate else "tiny:plain"), [f"port={free_port()}", *settings])
 
 
 def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
