@@ -33,6 +33,14 @@ class Generation:
     accepted_histogram: tuple[int, ...]
 
 
+@dataclass
+class Refused(KimiError):
+    """An answer of another status than 200; `message` is the server's own."""
+
+    status: int = 0
+    message: str = ""
+
+
 def bearer(api_key: str | None) -> dict[str, str]:
     """The header that carries a key; none without one."""
     return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -162,14 +170,16 @@ class EngineClient:
         )
 
 
-def _refused(response: httpx.Response) -> KimiError:
+def _refused(response: httpx.Response) -> Refused:
     try:
         body = response.json()
         message = body.get("error", body).get("message", response.text)  # the door's form and SGLang's flat one
     except (ValueError, AttributeError):
         message = response.text
-    return KimiError(
+    return Refused(
         f"the server refused: HTTP {response.status_code}: {message}",
         where=str(response.request.url),
         remedy="--api-key-file FILE, or KIMI_API_KEY_FILE" if response.status_code in (401, 403) else "",
+        status=response.status_code,
+        message=str(message),
     )

@@ -23,6 +23,7 @@ from rich.console import Console
 from .. import tiny
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from ..base.verdict import Verdict
+from ..engine.client import Refused
 from ..engine.metrics import read
 from .choice import Choice, reached
 from .greedy_match import first_difference
@@ -32,6 +33,7 @@ from .section import write_page
 from .tokens import Probe, Tokens
 
 RETRACTED = "sglang:num_retracted_requests_total"
+REFUSED = "HTTP 400"  # in place of the reason for which an answer ended
 CONCURRENCIES = (1, 8, 40)
 _TOOL = {
     "type": "function",
@@ -191,6 +193,8 @@ def differences(
 
 def _first(want: Tokens, got: Tokens) -> tuple[int | None, str]:
     """Where two answers part and how; no words when they are the same."""
+    if REFUSED in (want.finish_reason, got.finish_reason) and want != got:
+        return None, f"{want.text[:80]!r} ({want.finish_reason}), found {got.text[:80]!r} ({got.finish_reason})"
     token = first_difference(want.ids, got.ids)
     place = first_difference(want.top, got.top)
     if place is not None and (token is None or place <= token):
@@ -212,7 +216,7 @@ def _expectation(probe: Probe, model: str, plan: Plan) -> tuple[list[Request], l
     cut = [
         _with(request, "stop string", stop=answer.text[len(answer.text) // 2 :][:3])
         for request, answer in list(zip(asked, expected, strict=True))[2::3]  # none of the long prompts
-        if len(answer.text) > 3 and "\ufffd" not in answer.text
+        if answer.finish_reason != REFUSED and len(answer.text) > 3 and "\ufffd" not in answer.text
     ]
     return asked + cut, expected + [ask(probe, request) for request in cut]
 
@@ -245,8 +249,13 @@ def _with(request: Request, kind: str, **params: Any) -> Request:
 
 
 def ask(probe: Probe, request: Request) -> Tokens:
-    """The server's answer to a request, with the logprobs of its best candidates."""
-    return probe.answer(request.ids, request.params, with_top=True)
+    """The server's answer, with the logprobs of its best candidates; a 400 counts as one, to be the same everywhere."""
+    try:
+        return probe.answer(request.ids, request.params, with_top=True)
+    except Refused as refused:
+        if refused.status != 400:
+            raise
+        return Tokens((), refused.message, REFUSED)
 
 
 def _in_another_order(probe: Probe, asked: list[Request], concurrency: int, seed: str) -> list[Tokens]:
@@ -286,6 +295,7 @@ def _count(seen: dict[str, float], found: Sequence[Tokens]) -> None:
         ("verify steps", steps),
         ("tokens of verify steps", sum(len(answer.ids) - 1 for answer in found) if steps else 0),
         ("prompt tokens from the cache", sum(answer.cached for answer in found)),
+        ("refused with 400", sum(answer.finish_reason == REFUSED for answer in found)),
     ):
         seen[name] = seen.get(name, 0) + value
 

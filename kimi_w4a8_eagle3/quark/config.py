@@ -163,7 +163,8 @@ class DraftShape(BaseModel):
     """Sizes of an EAGLE3 draft, by the names of its config.json.
 
     mla: of a draft whose KV cache holds latents, as the target's does; None where it holds keys and values of heads.
-    fc_norm: each captured state has a norm of its own before `fc`.
+    fc_norm: each captured state has a norm of its own before `fc`. draft_vocab_size: rows of its output head, None for
+    the target's head. names_vocabulary: config.json has that field, be it null.
     """
 
     architectures: list[str] = Field(default_factory=list)
@@ -177,6 +178,7 @@ class DraftShape(BaseModel):
     mla: LatentShape | None = None
     fc_norm: bool = Field(default=False, validation_alias=AliasChoices("fc_norm", "use_aux_norm"))
     draft_vocab_size: PositiveInt | None = None
+    names_vocabulary: bool = True
     target_hidden_size: PositiveInt | None = None
     tie_word_embeddings: bool = False
     eagle_config: EagleConfig = Field(default_factory=EagleConfig)
@@ -233,7 +235,9 @@ def read_draft_config(draft_dir: Path) -> DraftShape:
 
 def draft_shape(config: Mapping[str, Any], where: Path) -> DraftShape:
     """A draft's sizes from its config.json, which was read from `where`; a null means absent."""
-    content = {key: value for key, value in config.get("text_config", config).items() if value is not None}
+    fields = config.get("text_config", config)
+    content = {key: value for key, value in fields.items() if value is not None}
+    content["names_vocabulary"] = "draft_vocab_size" in fields
     if MLA_DRAFT in content.get("architectures", ()):
         content["mla"] = content
     return _validate(DraftShape, content, where)

@@ -47,6 +47,7 @@ def check_draft(
     layers = captured_layers(draft, target)
     _check_captured(layers, target, config, findings)
     _check_sizes(draft, target, tp, config, findings)
+    _check_vocabulary(draft, target, config, findings)
     _check_tensors(draft, checkpoint, target, len(layers), findings)
     _check_vocabulary_map(draft, checkpoint, target, findings)
     return findings.problems()
@@ -71,9 +72,6 @@ def _check_sizes(draft: DraftShape, target: TextShape, tp: int, config: Path, fi
     if draft.vocab_size != target.vocab_size:
         expected = f"the target's {target.vocab_size}"
         findings.add(f"draft vocab_size is {draft.vocab_size}", config, expected, _OTHER_DRAFT)
-    if draft.draft_vocab_size and draft.draft_vocab_size > target.vocab_size:
-        expected = f"at most the target's {target.vocab_size}"
-        findings.add(f"draft_vocab_size is {draft.draft_vocab_size}", config, expected, _OTHER_DRAFT)
     kv_heads = tp if draft.mla else draft.num_key_value_heads or draft.num_attention_heads  # latents are not split
     if draft.num_attention_heads % tp or (kv_heads % tp and tp % kv_heads):
         findings.add(
@@ -82,6 +80,31 @@ def _check_sizes(draft: DraftShape, target: TextShape, tp: int, config: Path, fi
             "a tensor-parallel size that divides both",
             "choose another --tp",
         )
+
+
+def _check_vocabulary(draft: DraftShape, target: TextShape, config: Path, findings: Findings) -> None:
+    """What the config alone says of the tokens that a draft proposes."""
+    size = draft.draft_vocab_size
+    if not draft.mla and not draft.names_vocabulary:
+        expected = "the rows of its lm_head, or null for the target's lm_head: SGLang reads the field"
+        findings.add("draft has no draft_vocab_size", config, expected, "add it to the draft's config.json")
+    if size is not None and size > target.vocab_size:
+        expected = f"at most the target's {target.vocab_size}"
+        findings.add(f"draft_vocab_size is {size}", config, expected, _OTHER_DRAFT)
+    elif size is not None and size < target.vocab_size and draft.tie_word_embeddings:
+        found = f"draft proposes {size} tokens with tie_word_embeddings: its head would be the target's embedding"
+        findings.add(found, config, f"an lm_head of its own with {size} rows: none would be accepted", _OTHER_DRAFT)
+
+
+def vocabulary_note(draft: DraftShape, target: TextShape) -> list[str]:
+    """One sentence about a draft that cannot propose every token of the target."""
+    size = draft.draft_vocab_size
+    if size is None or size >= target.vocab_size:
+        return []
+    return [
+        f"the draft proposes {size:,} of the target's {target.vocab_size:,} tokens: text of other tokens gains no "
+        "speed, and with --speculative-use-rejection-sampling SGLang ends after loading"
+    ]
 
 
 def _check_tensors(
@@ -108,6 +131,10 @@ def _check_tensors(
         # The embedding may be absent: SGLang shares the target's.
         if tensor is None and name != "embed_tokens.weight" and checkpoint.tensors and not checkpoint.unread:
             findings.add(f"draft has no {name}", checkpoint.directory, f"shape {list(shape)}", _OTHER_DRAFT)
+    head = _find(checkpoint, "lm_head.weight")
+    if head is not None and not draft.draft_vocab_size and draft.names_vocabulary and not draft.mla:
+        found = "draft has an lm_head, which SGLang replaces by the target's: its draft_vocab_size is null"
+        findings.add(found, head.file, f'"draft_vocab_size": {head.shape[0]}', "correct its config.json", head.name)
     if draft.mla:
         _check_mla_names(draft, checkpoint, set(shapes), findings)
 

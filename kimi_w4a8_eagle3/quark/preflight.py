@@ -10,7 +10,7 @@ from typing import Any
 from ..base.errors import KimiError
 from . import expert_checks
 from .config import ModelConfig, read_draft_config, read_model_config
-from .draft_checks import check_draft, installed_sglang
+from .draft_checks import check_draft, installed_sglang, vocabulary_note
 from .findings import Problem
 from .safetensors_header import Checkpoint, read_checkpoint
 from .tower_checks import check_tower
@@ -134,6 +134,7 @@ def _check_draft(draft_dir: Path, target: ModelConfig, report: Report) -> None:
         report.problems.append(Problem.of("draft", error))
         return
     report.problems += check_draft(draft, checkpoint, target.text, report.tp, installed_sglang())
+    report.notes += vocabulary_note(draft, target.text)
 
 
 def _read_files(directory: Path, check: str, report: Report) -> Checkpoint:

@@ -53,6 +53,9 @@ def validate_one_request(
     original: Callable[..., None], manager: Any, obj: Any, input_ids: Sequence[int] | None
 ) -> None:
     """AROUND hook of `TARGET`: SGLang's own checks, and these first; ValueError is what SGLang answers 400 to."""
+    # With EAGLE SGLang counts the draft tokens of a step as tokens of the prompt. A row of req_to_token, the rope cache
+    # and AITER's index buffers have room for them beyond the context, so the same requests are admitted as without.
+    manager.num_reserved_tokens = 0
     vocabulary = manager.model_config.vocab_size
     if input_ids is not None:
         check_prompt(input_ids, vocabulary, _max_prompt_tokens())

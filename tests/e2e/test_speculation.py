@@ -4,13 +4,18 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
+from support.reduced_draft import write_reduced_draft
 from support.tiny_servers import started, tiny_launch
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, acceptance_from_histograms, scrape
+from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, acceptance_from_histograms, read, scrape
+from kimi_w4a8_eagle3.eval import exact
+from kimi_w4a8_eagle3.eval.tokens import Probe
+from kimi_w4a8_eagle3.quark.preflight import preflight
 
 pytestmark = pytest.mark.server
 
@@ -21,6 +26,13 @@ MIXED = ["7", "Hello!", "Wie viele Äpfel hat Zoë? 三个苹果 🍎", LONG, "C
 def tokens(base_url: str, contents: list[str], concurrency: int, max_tokens: int) -> list[tuple[int, ...]]:
     with EngineClient(base_url) as client:
         return [answer.token_ids for answer in client.chat_all(contents, max_tokens, concurrency)]
+
+
+def written(base_url: str, ids: tuple[int, ...], most: int) -> list[int]:
+    """As many tokens as the server gives, whatever they are."""
+    params = {"temperature": 0, "max_new_tokens": most, "ignore_eos": True}
+    answer = httpx.post(f"{base_url}/generate", json={"input_ids": ids, "sampling_params": params}, timeout=300)
+    return answer.raise_for_status().json()["output_ids"]
 
 
 def test_twenty_problems_give_identical_tokens(eagle3, plain):
@@ -54,6 +66,42 @@ def test_the_start_up_check_sees_acceptance_and_its_absence(eagle3, plain, clien
     assert startup_check.require_acceptance(client, 4, "draft").length > 1.5
     with EngineClient(plain.base_url) as unspeculated, pytest.raises(Exception, match="does not speculate"):
         startup_check.require_acceptance(unspeculated, 4, "draft")
+
+
+def test_drafts_take_nothing_from_the_context(eagle3, plain):
+    """SGLang alone would refuse with drafts what it answers without: it counts a step's draft tokens as prompt."""
+    found = []
+    for server in (plain, eagle3):
+        context = int(read(server.base_url).largest("sglang:context_len"))
+        with Probe(server.base_url) as probe:
+            ids = probe.chat_ids("What is 7 + 8?", probe.model_name())
+            params = [{"temperature": 0.0, "max_new_tokens": context - len(ids) + more} for more in (0, 1)]
+            asked = [exact.Request("edge", ids, each) for each in params]
+            found.append([exact.ask(probe, request) for request in asked])
+    assert exact.differences(asked, *found, "EAGLE3", 1) == []
+    assert found[1][0].verify_steps and f"{context + 1} tokens" in found[1][1].text
+
+
+def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_context(plain, tmp_path: Path) -> None:
+    draft = write_reduced_draft(tmp_path / "draft")
+    report = preflight(tiny.target_path(), draft)
+    assert report.ok and any("proposes 560 of the target's 640 tokens" in note for note in report.notes)
+    questions = [p.question for p in tiny.problems("held_out", 12, seed=3)]
+    expected = tokens(plain.base_url, questions, 8, 48)
+    with contextmanager(started)(
+        tiny_launch(settings=(f"draft.repo={draft}", "context-length=256")), tmp_path
+    ) as server:
+        begin = scrape(server.base_url)
+        assert tokens(server.base_url, questions, 8, 48) == expected
+        found = acceptance_from_counters(scrape(server.base_url).since(begin), 4)
+        with Probe(
+            server.base_url
+        ) as probe:  # the last steps have slots beyond the context, whose end SGLang keeps free
+            prompt = probe.chat_ids(LONG, probe.model_name())[:232]
+            last = written(server.base_url, prompt, 24)
+            assert last == written(plain.base_url, prompt, 22) and len(last) == 22
+        assert tokens(server.base_url, questions[:1], 1, 48) == expected[:1]
+    assert found is not None and found.length > 2.5
 
 
 def test_adaptive_steps_follow_the_batch_and_change_no_answer(plain, tmp_path: Path) -> None:

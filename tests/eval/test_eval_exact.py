@@ -42,6 +42,14 @@ def test_a_stop_string_that_cuts_late_is_a_difference():
     assert only(replace(ANSWER, finish_reason="length")).position is None
 
 
+def test_a_refused_request_is_compared_like_an_answer():
+    refused = Tokens((), "the prompt is too long", exact.REFUSED)
+    assert exact.differences(ASKED, [refused], [refused], "EAGLE3", 8) == []
+    assert "too long" in only(refused).what and exact.REFUSED in only(refused).what
+    (other,) = exact.differences(ASKED, [refused], [replace(refused, text="the prompt is empty")], "EAGLE3", 8)
+    assert "too long" in other.what and "empty" in other.what
+
+
 def judged(differences=(), kinds=("chat",), longest=2, **seen: float) -> exact.Report:
     counted = {
         "verify steps": 4,

@@ -104,6 +104,38 @@ def test_full_vocabulary_needs_no_map(quark_target: Path, draft: Path) -> None:
     assert messages(quark_target, draft) == []
 
 
+def test_a_reduced_vocabulary_is_a_note(quark_target: Path, draft: Path) -> None:
+    report = preflight(quark_target, draft)
+    (note,) = [note for note in report.notes if "proposes" in note]
+    assert report.ok and f"40 of the target's {VOCAB} tokens" in note and "rejection-sampling" in note
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("draft_vocab_size"), "draft has no draft_vocab_size"),
+        (lambda c: c.update(tie_word_embeddings=True), "draft proposes 40 tokens with tie_word_embeddings"),
+        (lambda c: c.update(draft_vocab_size=VOCAB + 1), f"draft_vocab_size is {VOCAB + 1}"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_served_is_seen_in_the_config_alone(
+    quark_target: Path, draft: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    (draft / "model.safetensors").unlink()
+    edit_json(draft / "config.json", change)
+    found = [each for each in messages(quark_target, draft) if "vocab" in each or "tokens" in each]
+    assert [each[: len(message)] for each in found] == [message]
+
+
+def test_a_draft_without_a_head_shares_the_targets(quark_target: Path, draft: Path) -> None:
+    edit_json(draft / "config.json", lambda c: c.update(draft_vocab_size=None))
+    change_weights(draft, lambda tensors: tensors.pop("d2t"))
+    (found,) = messages(quark_target, draft)
+    assert "draft has an lm_head, which SGLang replaces" in found
+    change_weights(draft, lambda tensors: tensors.pop("lm_head.weight"))
+    assert messages(quark_target, draft) == []
+
+
 @pytest.mark.parametrize(
     ("d2t", "message"),
     [
