@@ -6,10 +6,12 @@ not fit is the row "unexplained", host work between steps among it. The publishe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..bench import published
+from ..recipe.deterministic import CHUNK
 from . import moe_time
 from .draw_time import draw_ms
 from .machine_model import BF16_BYTES, Cluster, Shapes, draft_step, fixed_weights, kimi, moe_shape
@@ -213,7 +215,7 @@ def _levers(
     cluster: Cluster,
     s: Shapes,
 ) -> list[Lever]:
-    """Each change alone, the largest gain of throughput first, then all of them but other draft steps."""
+    """Each change alone, the largest gain of throughput first; all of them but other draft steps; what costs."""
 
     def of(rows: list[Row], wanted: Callable[[str], bool]) -> float:
         return sum(row.ms for row in rows if wanted(row.name))
@@ -252,4 +254,17 @@ def _levers(
     found.sort(key=lambda lever: -lever.throughput_tok_s)
     # KV read once and in FP8 save from the same bytes.
     a, b = (sum(pair[i] for pair in saved.values()) for i in (0, 1))
-    return [*found, _lever("all of them but draft steps", load, step_ms - a + again / 2, prefill_ms - b, before)]
+    found.append(_lever("all of them but draft steps", load, step_ms - a + again / 2, prefill_ms - b, before))
+    slower = prefill_ms + _deterministic_ms(load, prompt, cluster, s)
+    return [*found, _lever("options.deterministic (attention, products: unknown)", load, step_ms, slower, before)]
+
+
+def _deterministic_ms(load: Load, prompt: list[Row], cluster: Cluster, s: Shapes) -> float:
+    """What is known of a prompt's loss: experts read for each small chunk, all-reduces in one stage.
+
+    One stage reads seven bytes for each byte of a rank's sum, a ring 2 x 7/8.
+    """
+    chunks = math.ceil(load.input_len / CHUNK)
+    again = chunks * sum(row.ms for row in _moe_rows(cluster, s, CHUNK))
+    whole = sum(row.ms for row in prompt if row.name.startswith("MoE"))
+    return max(again - whole, 0.0) + 3 * sum(row.ms for row in prompt if row.name == "all-reduces")

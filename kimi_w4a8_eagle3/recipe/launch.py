@@ -20,6 +20,7 @@ from ..machine.aiter_regime import Regime
 from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
 from . import vllm as vllm_serve
 from .arguments import Args, argument_groups, command_words, parse_arguments, parse_setting, show
+from .deterministic import with_determinism
 from .known_faults import Fault, concerning, heed
 from .memory_plan import MemoryPlan, make_plan, number
 from .schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
@@ -182,7 +183,7 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
     """
     published, engine, notes = recipe.args, recipe.engine, list[str]()
     typed = {f"args.{name}": value for name, value in parse_arguments(extra, engine).items()}
-    recipe = with_settings(recipe, dict(parse_setting(text, engine) for text in settings) | typed)
+    recipe = with_determinism(with_settings(recipe, dict(parse_setting(text, engine) for text in settings) | typed))
     args = vllm_serve.assemble(recipe, notes) if engine == "vllm" else _assemble(recipe, notes)
     _improve(args, recipe, notes)
     apply_speculation(args, recipe, notes)

@@ -57,6 +57,9 @@ class Options(_Strict):
     """Choices that become engine arguments, named after what they mean."""
 
     speculation: Literal["off", "fixed", "adaptive"] = "fixed"
+    deterministic: bool = Field(
+        default=False, description="no answer depends on other requests; see recipe/deterministic.py"
+    )
     # Without a token, while requests run, after which an engine counts as hung.
     progress_timeout_s: float = Field(default=900, gt=0)
     # In which the scheduler answers nobody, after which the engine takes no new requests. It goes round its loop once a

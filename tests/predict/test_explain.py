@@ -46,7 +46,7 @@ def test_an_unpublished_load_is_held_against_the_fitted_model() -> None:
 def test_levers_are_in_order_and_none_saves_what_is_not_there() -> None:
     found = account(PUBLISHED[3][0])
     assert 0 < published_rereads(CLUSTER, kimi()) < 3
-    *alone, together = found.levers
+    *alone, together, fixed = found.levers
     rates = [lever.throughput_tok_s for lever in alone]
     assert rates == sorted(rates, reverse=True) and together.throughput_tok_s > max(rates)
     by_name = {lever.name: lever.step_ms for lever in alone}
@@ -58,6 +58,9 @@ def test_levers_are_in_order_and_none_saves_what_is_not_there() -> None:
     once = kv - by_name["a verify reads KV once"]
     others = sum(ms for name, ms in by_name.items() if "KV" not in name and "sampled" not in name)
     assert together.step_ms == pytest.approx(others + kv - once / 2)
+    reduces, experts = (sum(row.ms for row in found.prefill if part in row.name) for part in ("all-reduces", "MoE"))
+    assert 3 * reduces < -fixed.prefill_ms < 3 * reduces + 10 * experts and fixed.step_ms == 0  # ten chunks of 1,024
+    assert "options.deterministic" in fixed.name and fixed.throughput_tok_s < min(rates)
 
 
 def test_the_command_prints_tables_and_json() -> None:

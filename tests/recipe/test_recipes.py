@@ -121,6 +121,36 @@ def test_plain_takes_the_draft_away_and_nothing_else(tmp_path: Path) -> None:
     assert load_recipe(f"{path}:plain").name == "mine:plain"
 
 
+def test_deterministic_answers_take_other_kernels_and_say_why() -> None:
+    launch = render(load_recipe("agent:plain"), ["options.deterministic=true"], machine=MI325X)
+    assert "--enable-deterministic-inference" in launch.argv and value_of(launch.argv, "attention-backend") == "triton"
+    assert "--disable-custom-all-reduce" not in launch.argv and "--enable-torch-compile" not in launch.argv
+    assert value_of(launch.argv, "chunked-prefill-size") == "1024" and launch.env["SGLANG_USE_AITER"] == "0"
+    assert launch.env["SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE"] == "1024"
+    assert launch.refused == [] and launch.args["tool-call-parser"] == "kimi_k2"
+    assert any("--attention-backend triton" in note and "refuses AITER's" in note for note in launch.notes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("agent", "hung in EAGLE's verify step"),
+        ("tiny:plain", "does not fit the recipe 'tiny:plain'"),
+        ("mi355x-kimi-mxfp4", "does not fit the recipe"),
+    ],
+)
+def test_no_deterministic_recipe_that_cannot_start(recipe: str, message: str) -> None:
+    with pytest.raises(KimiError, match=message):
+        render(load_recipe(recipe), ["options.deterministic=true"], machine=MI325X)
+
+
+def test_a_draft_with_the_one_stage_all_reduce_is_for_those_who_ask_for_it() -> None:
+    asked = ["options.deterministic=true", 'options.accept_faults=["eagle-custom-all-reduce"]']
+    launch = render(load_recipe("agent"), asked, machine=MI325X)
+    assert "--disable-custom-all-reduce" not in launch.argv and launch.refused == []
+    assert any("eagle-custom-all-reduce is accepted" in note for note in launch.notes)
+
+
 def test_an_unknown_ending_of_a_name_is_refused() -> None:
     with pytest.raises(KimiError, match="unknown ending 'fast' of the recipe 'tiny'") as caught:
         load_recipe("tiny:fast")
