@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, acceptance_from_histograms, read, scrape
 from kimi_w4a8_eagle3.eval import exact
-from kimi_w4a8_eagle3.eval.tokens import Probe
+from kimi_w4a8_eagle3.eval.tokens import Probe, Tokens
 from kimi_w4a8_eagle3.quark.preflight import preflight
 
 pytestmark = pytest.mark.server
@@ -33,6 +33,13 @@ def written(base_url: str, ids: tuple[int, ...], most: int) -> list[int]:
     params = {"temperature": 0, "max_new_tokens": most, "ignore_eos": True}
     answer = httpx.post(f"{base_url}/generate", json={"input_ids": ids, "sampling_params": params}, timeout=300)
     return answer.raise_for_status().json()["output_ids"]
+
+
+def seeded(base_url: str, prompts: list[tuple[int, ...]]) -> tuple[list[exact.Request], list[Tokens]]:
+    params = {"temperature": 1.0, "max_new_tokens": 48}
+    asked = [exact.Request("seeded", ids, params | {"sampling_seed": seed}) for seed, ids in enumerate(prompts)]
+    with Probe(base_url) as probe:
+        return asked, probe.all(lambda request: exact.ask(probe, request), asked, 8)
 
 
 def test_twenty_problems_give_identical_tokens(eagle3, plain):
@@ -100,6 +107,9 @@ def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_contex
             prompt = probe.chat_ids(LONG, probe.model_name())[:232]
             last = written(server.base_url, prompt, 24)
             assert last == written(plain.base_url, prompt, 22) and len(last) == 22
+            ids = [probe.chat_ids(question, probe.model_name()) for question in questions]
+        drawn = [seeded(each.base_url, ids) for each in (plain, server)]
+        assert exact.differences(*drawn[0], drawn[1][1], "EAGLE3", 8) == []
         assert tokens(server.base_url, questions[:1], 1, 48) == expected[:1]
     assert found is not None and found.length > 2.5
 
