@@ -23,7 +23,9 @@ from kimi_w4a8_eagle3.commands.options import one_recipe
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")})
+PAGES = sorted(
+    {*(page for where in ("*.md", "docs/**/*.md", "*/README.md", ".github/**/*.md") for page in ROOT.glob(where))}
+)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
 COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
