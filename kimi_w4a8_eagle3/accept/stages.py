@@ -28,7 +28,7 @@ from ..doctor.runner import examine
 from ..eval import accuracy, lossless, smoke, tasks
 from ..eval.choice import Choice
 from ..eval.harness import Protocol
-from ..fetch.session import Session, recipe_targets
+from ..fetch.session import Session, wanted_by_recipe
 from ..gates import BY_NAME, read_gates
 from ..machine.hardware import Machine
 from ..moe.tiles import TABLE, read_rows
@@ -86,7 +86,7 @@ class Trial:
         recipes = [load_recipe(name) for name in self.recipes]
         here = [recipe for recipe in recipes if not unmet_requirements(recipe, self.machine)]
         no_gpu = "" if any(device.arch == "gfx942" for device in self.machine.devices) else "needs a gfx942 GPU"
-        on_hub = [recipe.name for recipe in here if recipe_targets(recipe.name)]
+        on_hub = [recipe.name for recipe in here if wanted_by_recipe(recipe.name)]
         no_hub = "" if on_hub else "needs a recipe of a model on the Hub, and its GPUs"
         no_hub = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else no_hub
         in_image = Path(__file__).is_relative_to(IMAGE)
@@ -135,7 +135,7 @@ class Trial:
         return "; ".join(told), []
 
     def _fetch(self, recipes: Sequence[str]) -> Found:
-        wanted = list(dict.fromkeys(target for name in recipes for target in recipe_targets(name)))
+        wanted = list(dict.fromkeys(repository for name in recipes for repository in wanted_by_recipe(name)))
         session = Session(self.console)
         bad = [each.repo for each in wanted if not session.run(each, verify=False, offline=False)]
         if bad:

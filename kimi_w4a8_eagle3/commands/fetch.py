@@ -8,7 +8,7 @@ import typer
 from huggingface_hub import constants
 
 from ..base.console import table_console
-from ..fetch.session import Session, targets
+from ..fetch.session import Session, wanted
 
 
 def fetch(
@@ -25,14 +25,14 @@ def fetch(
 
     They lie in the Hugging Face cache, which HF_HOME names.
     """
-    wanted = targets(repos or [], recipe, revision)
-    if not wanted:
+    repositories = wanted(repos or [], recipe, revision)
+    if not repositories:
         print(f"recipe {recipe}: its models are built in or local; there is nothing to fetch")
         return
     session = Session(table_console(), jobs)
     offline = offline or constants.HF_HUB_OFFLINE
     try:
-        done = [session.run(target, verify=verify, offline=offline) for target in wanted]
+        done = [session.run(repository, verify=verify, offline=offline) for repository in repositories]
     except KeyboardInterrupt:
         session.console.print("stopped; what came so far is kept, and the same command continues there")
         raise typer.Exit(130) from None

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from ..fetch.progress import show
+from ..fetch.progress import ByteProgress
 from ..quark import exclude, sources
 from ..quark.by_shard import quantize_by_shard
 from ..quark.fp8_draft import DRAFT_EXCLUDE, quantize_fp8
@@ -96,7 +96,7 @@ def _run(
 ) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     total = sum(file.stat().st_size for file in checkpoint.files)
-    with show(console, f"quantize {checkpoint.directory.name}", total) as advance:
-        outcome = quantize_by_shard(checkpoint, destination, quantize, job, advance)
+    with ByteProgress(console, f"quantize {checkpoint.directory.name}", total) as progress:
+        outcome = quantize_by_shard(checkpoint, destination, quantize, job, progress.advance)
     again = f", {outcome.resumed} of them by an earlier run" if outcome.resumed else ""
     console.print(f"kimi-w4a8: {outcome.shards} shards quantized{again}: {destination}")

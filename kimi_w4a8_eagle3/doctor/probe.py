@@ -22,7 +22,8 @@ from huggingface_hub import constants
 
 from ..base.errors import KimiError
 from ..engine.process import require_free_port
-from ..fetch.hub import Backoff, Hub
+from ..fetch.audit import Limits
+from ..fetch.hub import Hub
 from ..fetch.model import Listing
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.installed import distribution
@@ -170,4 +171,4 @@ class Probe:
     def listing(self, repo: str, revision: str) -> Listing:
         """What the Hub says about a repository; KimiError when it does not answer or refuses."""
         hub = Hub.from_environment()
-        return Hub(hub.endpoint, hub.token, Backoff(attempts=1)).listing(repo, revision)
+        return Hub(hub.endpoint, hub.token, Limits(attempts=1)).listing(repo, revision)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..fetch.cache import Store, recall, survey
 from ..fetch.model import human
-from ..fetch.store import Store, arrived
-from ..fetch.verify import recall, survey
 from ..recipe.launch import Checkpoint
 from .facts import Facts
 from .needs import PUBLISHED_SIZES
@@ -33,12 +32,12 @@ class Presence:
 def presence(facts: Facts, checkpoint: Checkpoint) -> Presence:
     """Look into the cache; without a listing of the repository everything counts as missing."""
     store = Store(facts.probe.cache(), checkpoint.repo)
-    manifest = recall(store, checkpoint.repo, checkpoint.revision)
+    manifest = recall(store, checkpoint.revision)
     if manifest is None:
         size = PUBLISHED_SIZES.get(checkpoint.repo, 0)
         return Presence(checkpoint, size, size, known=False)
     report = survey(store, manifest)
-    kept = sum(arrived(store, file) for file in report.missing)
+    kept = sum(store.arrived(file) for file in report.missing)
     # A shard of unknown size (a cache filled by another tool) still counts as missing.
     missing = max(report.missing_bytes - kept, 1) if report.missing else 0
     return Presence(checkpoint, manifest.listing.size, missing, known=True, verified=manifest.complete)

@@ -1,64 +1,84 @@
-"""Fetch one repository: list, compare with the disk, check the space, bring the missing files in parallel."""
+"""Fetch one repository: list it, check what is on the disk and the space, and let huggingface_hub bring the rest.
+
+huggingface_hub's own download to its cache checks no digest, and starts a file again at zero after a kill. So its
+`http_get` and `xet_get` write here: to a stable name, which becomes the blob's only when the digest is right.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import httpx
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import XetFileData, silent_tqdm
+from huggingface_hub.utils._runtime import is_xet_available
+from huggingface_hub.utils._xet import abort_xet_session, get_xet_session, refresh_xet_connection_info
 
 from ..base.errors import KimiError
-from .hub import Hub
-from .manifest import Manifest
+from .audit import FILE_HEADERS, Exhausted, Stopped
+from .cache import QUARANTINE, Manifest, Store, hashed, survey
+from .hub import STRANGE, Hub
 from .model import Listing, RemoteFile, human
-from .store import Store, arrived, exclusive
-from .transfer import FileFailed, Stopped, Transfer
-from .verify import QUARANTINE, hashed, survey
+from .progress import ByteProgress, Show
 
-Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+class FileFailed(KimiError):
+    """One file cannot be had; the others still can."""
+
+
+class Corrupt(Exception):
+    """The bytes that came are not the file that the Hub describes."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a fetch did: the directory to serve from, the commit, and the bytes that were already there."""
+class Fetched:
+    """Result of a fetch: the folder to serve from, and the bytes that came and that were already here.
+
+    `without_xet` is the reason why Xet was not used although the repository is in Xet storage.
+    """
 
     folder: Path
     listing: Listing
     fetched: int
     kept: int
+    without_xet: str
 
 
 def fetch(
     hub: Hub, store: Store, repo: str, revision: str, show: Show, jobs: int = 8, reserve: int = 1 << 30
-) -> Result:
+) -> Fetched:
     """Bring `repo` at `revision` into `store`, completely and with every digest checked.
 
-    `jobs` files travel at once; `reserve` bytes of the file system stay free. Raises KimiError with what is wrong;
-    what arrived until then is kept, and the next call continues there.
+    `jobs` files travel at once; `reserve` bytes of the file system stay free. A KimiError leaves in place what arrived,
+    and the next call continues there.
     """
     listing = hub.listing(repo, revision)
-    with exclusive(store):
-        path = store.manifest_path(listing.commit)
-        manifest = Manifest(listing, _vouched(store, listing))
-        manifest.save(store.tree, path)
+    with store.exclusive():
+        manifest = Manifest(listing, store.vouched(listing))
+        store.save(manifest)
         store.remember(listing)
         _check_existing(store, manifest, show, jobs)
-        missing = _distinct(survey(store, manifest).missing, store)
-        kept = sum(arrived(store, file) for file in missing)
-        needed = sum(file.size for file in missing)
-        check_space(store.root, needed - kept, reserve)
-        if missing:
-            _bring(hub, store, manifest, missing, show, jobs)
+        # Two paths with the same content share a blob.
+        missing = list({file.digest: file for file in survey(store, manifest).missing}.values())
+        kept = sum(store.arrived(file) for file in missing)
+        needed = sum(file.size for file in missing) - kept
+        check_space(store.root, needed, reserve)
+        without_xet = _bring(hub, store, manifest, missing, show, jobs) if missing else ""
         manifest.verified = {file.path for file in listing.files}
-        manifest.save(store.tree, path)
-        return Result(store.finish(listing), listing, needed - kept, listing.size - (needed - kept))
+        store.save(manifest)
+        return Fetched(store.finish(listing), listing, needed, listing.size - needed, without_xet)
 
 
 def check_space(folder: Path, needed: int, reserve: int) -> None:
-    """KimiError unless the file system of `folder` takes `needed` more bytes and keeps `reserve` free."""
+    """Raise KimiError unless the file system of `folder` takes `needed` more bytes and keeps `reserve` free."""
     if needed <= 0:
         return
     free = shutil.disk_usage(folder).free
@@ -71,75 +91,219 @@ def check_space(folder: Path, needed: int, reserve: int) -> None:
         )
 
 
-def _vouched(store: Store, listing: Listing) -> set[str]:
-    """The paths whose content was hashed here before, for this commit or another one: same place, same digest."""
-    known = {(store.final(f), f.digest) for m in store.manifests() for f in m.listing.files if f.path in m.verified}
-    return {file.path for file in listing.files if (store.final(file), file.digest) in known}
-
-
 def _check_existing(store: Store, manifest: Manifest, show: Show, jobs: int) -> None:
-    """Hash files that are here but that nobody vouches for; a wrong one is fetched anew."""
-    doubtful = survey(store, manifest).unverified
-    if not doubtful:
+    """Hash files that are here and were never verified. A wrong one is removed, and so fetched anew."""
+    unverified = survey(store, manifest).unverified
+    if not unverified:
         return
-    label = f"checking {len(doubtful)} files that are already here"
-    with show(label, sum(file.size for file in doubtful)) as advance:
-        right, wrong = hashed(store, doubtful, advance, jobs)
+    label = f"checking {len(unverified)} files that are already here"
+    with show(label, sum(file.size for file in unverified)) as progress:
+        right, wrong = hashed(store, unverified, progress, jobs)
     manifest.verified |= {file.path for file in right}
     for file in wrong:
         store.tree.unlink(store.final(file))
 
 
-def _bring(hub: Hub, store: Store, manifest: Manifest, files: list[RemoteFile], show: Show, jobs: int) -> None:
-    """Transfer files in parallel; one file's failure lets the others finish, unless it concerns them all."""
-    stop, lock = threading.Event(), threading.Lock()
+def _bring(hub: Hub, store: Store, manifest: Manifest, files: list[RemoteFile], show: Show, jobs: int) -> str:
+    """Transfer files in parallel. One failed file lets the others finish, unless the failure concerns them all."""
+    lock = threading.Lock()
     label = f"{manifest.listing.repo} ({len(files)} files)"
-    with hub.client() as client, show(label, sum(file.size for file in files)) as advance:
-        transfer = Transfer(hub, manifest.listing, client, stop, advance)
+    with show(label, sum(file.size for file in files)) as progress:
+        transfer = Transfer(hub, store, manifest.listing, progress)
 
         def bring(file: RemoteFile) -> None:
-            if stop.is_set():
-                raise Stopped
-            final = store.final(file)
-            transfer.bring(file, store.tree, store.partial(file), final)
+            try:
+                transfer.bring(file)
+            except FileFailed:
+                raise
+            except BaseException:  # a refusal or a full disk would hit every other file too
+                transfer.stop.set()
+                raise
             with lock:
                 manifest.verified.add(file.path)
-                manifest.save(store.tree, store.manifest_path(manifest.listing.commit))
-            store.tree.unlink(final.with_name(final.name + QUARANTINE))
+                store.save(manifest)
+            store.tree.unlink(store.final(file).with_name(store.final(file).name + QUARANTINE))
 
-        pool = ThreadPoolExecutor(max_workers=jobs)
-        # Large files first, so that the last minutes are not one long file on one connection.
-        futures = [pool.submit(bring, file) for file in sorted(files, key=lambda file: -file.size)]
+        with hub.audited(transfer.stop), ThreadPoolExecutor(max_workers=jobs) as pool:
+            # Large files first, so that the last minutes are not one long file on one connection.
+            futures = [pool.submit(bring, file) for file in sorted(files, key=lambda file: -file.size)]
+            try:
+                wait(futures)
+            except BaseException:  # Ctrl-C
+                transfer.stop.set()
+                abort_xet_session()
+                raise
+    errors = [error for future in futures if (error := future.exception()) and not isinstance(error, Stopped)]
+    if not errors:
+        return transfer.without_xet if any(file.xet for file in files) else ""
+    if len(errors) > 1 and isinstance(errors[0], KimiError):
+        errors[0].what += f" (and {len(errors) - 1} more files failed)"
+    raise errors[0]
+
+
+@dataclass
+class Transfer:
+    """Everything that the files of one repository's fetch share. Xet is used until it fails, see `without_xet`."""
+
+    hub: Hub
+    store: Store
+    listing: Listing
+    progress: ByteProgress
+    stop: threading.Event = field(default_factory=threading.Event)
+    without_xet: str = ""
+
+    def __post_init__(self) -> None:
+        if not is_xet_available():
+            self.without_xet = "hf_xet is not installed, or HF_HUB_DISABLE_XET is set"
+
+    def bring(self, file: RemoteFile) -> None:
+        """Bring `file` to its place in the store, or raise KimiError.
+
+        A wrong digest discards the bytes and tries once more from zero, by plain HTTP: a part of an earlier attempt may
+        have been damaged.
+        """
+        tree, partial = self.store.tree, self.store.partial(file)
+        for last in (False, True):
+            try:
+                with tree.append(partial) as stream:
+                    self._receive(file, stream, by_xet=not last)
+                    stream.seek(0)
+                    if (digest := file.hash_of(stream)) != file.digest:
+                        self.progress.advance(-file.size)
+                        raise Corrupt(f"digest {digest} instead of {file.digest}")
+                    os.fsync(stream.fileno())
+                tree.replace(partial, self.store.final(file))
+                return
+            except Corrupt as error:
+                tree.unlink(partial)
+                if last:
+                    raise FileFailed(
+                        f"{file.path} arrived damaged twice: {error}",
+                        where=f"{self.listing.repo} at {self.listing.commit}",
+                        expected="the content that the Hub describes",
+                        remedy="the bytes were deleted; look for a proxy that changes downloads, check RAM and disk, "
+                        "then repeat the command",
+                    ) from None
+            except OSError as error:
+                raise disk_error(error, partial) from None
+
+    def _receive(self, file: RemoteFile, stream: BinaryIO, by_xet: bool) -> None:
+        """Write the missing bytes of a file: from Xet storage if it is there, else by plain HTTP."""
+        if self.stop.is_set():
+            raise Stopped
+        if by_xet and file.xet and not self.without_xet:
+            counted = _Counted(self.progress)
+            try:
+                return self._receive_by_xet(file, file.xet, stream, counted)
+            except Exception as error:  # hf_xet raises RuntimeError for most
+                counted.take_back()
+                if self.stop.is_set():
+                    raise Stopped from None
+                self.without_xet = f"{type(error).__name__}: {self.hub.scrub(error)}"
+                stream.truncate(0)
+        if (length := stream.seek(0, os.SEEK_END)) > file.size:
+            stream.truncate(0)
+            length = 0
+        return self._receive_by_http(file, stream, length)
+
+    def _receive_by_xet(self, file: RemoteFile, xet: str, stream: BinaryIO, counted: _Counted) -> None:
+        """Let hf_xet write the whole file.
+
+        Its own requests are not audited, so it gets the storage's short-lived token and not the Hub's, and instead of a
+        path in the cache, which could lead elsewhere, the one of the open file.
+        """
+        from hf_xet import XetFileInfo  # not on every platform
+
+        route = f"{self.hub.endpoint}/api/models/{self.listing.repo}/xet-read-token/{self.listing.commit}"
+        storage = refresh_xet_connection_info(file_data=XetFileData(xet, route), headers={})
+        with get_xet_session().new_file_download_group(
+            endpoint=storage.endpoint,
+            token=storage.access_token,
+            token_expiry_unix_secs=storage.expiration_unix_epoch,
+            progress_callback=lambda report, files: counted.reach(report.total_bytes_completed),
+        ) as group:
+            group.start_download_file(XetFileInfo(xet, file.size), f"/proc/self/fd/{stream.fileno()}")
+
+    def _receive_by_http(self, file: RemoteFile, stream: BinaryIO, length: int) -> None:
+        """Let huggingface_hub append the bytes after `length`, through broken connections."""
+        repo, commit, counted = self.listing.repo, self.listing.commit, _Counted(self.progress)
+        url, target = self.hub.url(repo, commit, file.path), cast(BinaryIO, Bounded(stream, file.size))
+        options: dict[str, Any] = {"headers": FILE_HEADERS, "expected_size": file.size, "tqdm_class": counted.bar}
         try:
-            _settle(futures, stop)
-        finally:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-    _raise_first(futures)
+            return http_get(url, target, resume_size=length, **options)
+        except HfHubHTTPError as error:
+            if error.response.status_code != 416:
+                raise self.hub.explain(error, repo, commit, file.path) from None
+            raise Corrupt(f"the server has no bytes from {length} on") from None
+        except Corrupt:
+            counted.take_back()
+            raise
+        except (httpx.RequestError, Exhausted) as error:
+            problem = str(error) if isinstance(error, Exhausted) else f"{type(error).__name__}: {error}"
+        except OSError as error:
+            if error.errno is not None:  # an error of the disk, not of a body that ended early
+                raise
+            problem = "the connection ended early"
+        except STRANGE as error:
+            raise self.hub.explain(error, repo, commit, file.path) from None
+        raise FileFailed(
+            f"{file.path}: no progress in repeated attempts: {self.hub.scrub(problem)}",
+            where=self.hub.scrub(url),
+            remedy=f"{human(stream.tell())} of {human(file.size)} are kept; repeat the command and it continues there",
+        )
 
 
-def _settle(futures: list[Future[None]], stop: threading.Event) -> None:
-    """Wait for all; a refusal or a full disk would hit every other file too and stops them."""
-    open_futures = set(futures)
-    while open_futures:
-        done, open_futures = wait(open_futures, timeout=0.5)
-        errors = [future.exception() for future in done if not future.cancelled()]
-        if any(error is not None and not isinstance(error, FileFailed) for error in errors):
-            stop.set()
+class Bounded:
+    """A file that `http_get` writes to. It refuses more bytes than the file has."""
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self._stream, self._size = stream, size
+
+    def write(self, data: bytes) -> None:
+        if self._stream.tell() + len(data) > self._size:
+            raise Corrupt(f"more than {self._size} bytes")
+        rest = memoryview(data)
+        while rest:  # an unbuffered write takes what still fits and returns its length; only the next one fails
+            rest = rest[self._stream.write(rest) :]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
-def _raise_first(futures: list[Future[None]]) -> None:
-    """Raise the first real error; mention the others by count."""
-    errors = [error for future in futures if not future.cancelled() and (error := future.exception()) is not None]
-    real = [error for error in errors if not isinstance(error, Stopped)]
-    if not real:
-        return
-    error = real[0]
-    if len(real) > 1 and isinstance(error, KimiError):
-        error.what += f" (and {len(real) - 1} more files failed)"
-    raise error
+class _Counted:
+    """Bytes of one file that are counted in the progress, to take them back when they turn out wrong."""
+
+    def __init__(self, progress: ByteProgress) -> None:
+        self._progress, self._done = progress, 0
+
+    def reach(self, done: int) -> None:
+        self._progress.advance(done - self._done)
+        self._done = done
+
+    def take_back(self) -> None:
+        self.reach(0)
+
+    @property
+    def bar(self) -> type[silent_tqdm]:
+        """The tqdm class of which huggingface_hub makes an instance."""
+        counted = self
+
+        class Bar(silent_tqdm):
+            def __init__(self, *args: Any, initial: int = 0, **options: Any) -> None:
+                counted.reach(initial)
+
+            def update(self, n: float | None = 1) -> None:
+                counted.reach(counted._done + int(n or 0))
+
+        return Bar
 
 
-def _distinct(files: list[RemoteFile], store: Store) -> list[RemoteFile]:
-    """One file per place: two paths with the same content share a blob in the cache."""
-    return list({store.final(file): file for file in files}.values())
+def disk_error(error: OSError, path: Path) -> KimiError:
+    """Return the message for a disk that takes no more."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return KimiError(
+            "the disk is full",
+            where=str(path.parent),
+            remedy="free space, or choose another place with HF_HOME; bytes that arrived are kept",
+        )
+    return KimiError(f"cannot write: {error.strerror}", where=str(path), remedy="check the directory's permissions")

@@ -1,4 +1,4 @@
-"""What a repository holds: the facts that every step of a fetch agrees on."""
+"""Files of a repository at one commit, and how their content is hashed."""
 
 from __future__ import annotations
 
@@ -6,40 +6,33 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 from .names import Commit, Digest, RepoName, RepoPath, Revision
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 MAX_FILE = 16 << 40  # the largest file of ext4
 MAX_FILES = 20_000
 
 
-class Hasher(Protocol):
-    """The part of a `hashlib` object that a download needs."""
-
-    def update(self, data: bytes, /) -> None:
-        """Add bytes."""
-
-    def hexdigest(self) -> str:
-        """The digest so far, in hexadecimal."""
-
-
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a repository at one commit.
+    """One file. Values that cannot be right raise ValueError.
 
-    `digest` is the SHA-256 of the content for a file in large-file storage (`lfs`), and git's blob id (SHA-1 over a
-    header and the content) for a small one. It is also the name of the blob in the Hugging Face cache. None: nobody
-    here knows it. What does not fit is a ValueError.
+    `digest` is the SHA-256 of the content for a file in large-file storage (`lfs`) and git's blob id for a small one:
+    SHA-1 over a header and the content. It also names the blob in the Hugging Face cache. None: unknown here.
+    `xet` is the file's hash in Xet storage, if it is there.
     """
 
     path: RepoPath
     size: int
     digest: Digest | None
     lfs: bool
+    xet: Digest | None = None
 
     def __post_init__(self) -> None:
-        """Parse what came from outside."""
         object.__setattr__(self, "path", RepoPath(self.path))
         if type(self.size) is not int or not 0 <= self.size <= MAX_FILE:
             raise ValueError(f"{ascii(self.size)[:40]} is no size of a file ({self.path})")
@@ -47,15 +40,17 @@ class RemoteFile:
             object.__setattr__(self, "digest", Digest(self.digest))
             if self.lfs != (len(self.digest) == 64):
                 raise ValueError(f"a digest of {len(self.digest)} digits does not go with lfs={self.lfs} ({self.path})")
+        if self.xet is not None:
+            object.__setattr__(self, "xet", Digest(self.xet))
 
-    def hasher(self) -> Hasher:
-        """A fresh hasher whose `hexdigest` over the whole content equals `digest`."""
+    def hasher(self) -> _Hash:
+        """Return a new hasher whose `hexdigest` over the whole content equals `digest`."""
         if self.lfs:
             return hashlib.sha256()
         return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
 
-    def hash_of(self, stream: BinaryIO, advance: Callable[[int], None] = lambda n: None) -> str:
-        """The digest of a local file, in the same kind as `digest`."""
+    def hash_of(self, stream: BinaryIO, advance: Callable[[int], None] = lambda count: None) -> str:
+        """Return the digest of a local file, of the same kind as `digest`."""
         hasher = self.hasher()
         feed(hasher, stream, advance)
         return hasher.hexdigest()
@@ -63,9 +58,9 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """All files of `repo` at `commit`; `revision` is the name that was asked for (a branch, a tag or the commit).
+    """All files of `repo` at `commit`. `revision` is the branch, tag or commit that was asked for.
 
-    No two files can claim one place, and one digest has one size; ValueError otherwise.
+    No two files claim one place, and one digest has one size. Any other listing raises ValueError.
     """
 
     repo: RepoName
@@ -74,17 +69,15 @@ class Listing:
     files: tuple[RemoteFile, ...]
 
     def __post_init__(self) -> None:
-        """Parse what came from outside."""
-        object.__setattr__(self, "repo", RepoName(self.repo))
-        object.__setattr__(self, "revision", Revision(self.revision))
-        object.__setattr__(self, "commit", Commit(self.commit))
+        for name, kind in (("repo", RepoName), ("revision", Revision), ("commit", Commit)):
+            object.__setattr__(self, name, kind(getattr(self, name)))
         if len(self.files) > MAX_FILES:
             raise ValueError(f"more than {MAX_FILES} files")
         paths: set[str] = set()
         sizes: dict[str, int] = {}
         for file in self.files:
             if file.path in paths:
-                raise ValueError(f"{file.path} is there twice")
+                raise ValueError(f"{file.path} is listed twice")
             paths.add(file.path)
             if file.digest is not None and sizes.setdefault(file.digest, file.size) != file.size:
                 raise ValueError(f"{file.path} has the digest of a file of another size")
@@ -98,8 +91,8 @@ class Listing:
         return sum(file.size for file in self.files)
 
 
-def feed(hasher: Hasher, stream: BinaryIO, advance: Callable[[int], None] = lambda n: None) -> int:
-    """Feed the rest of a file to `hasher` in blocks of 4 MiB and return its length in bytes."""
+def feed(hasher: _Hash, stream: BinaryIO, advance: Callable[[int], None]) -> int:
+    """Hash the rest of a file in blocks of 4 MiB and return its length in bytes."""
     length = 0
     while block := stream.read(4 << 20):
         hasher.update(block)
@@ -109,7 +102,7 @@ def feed(hasher: Hasher, stream: BinaryIO, advance: Callable[[int], None] = lamb
 
 
 def human(size: float) -> str:
-    """Bytes as people write them: `533.6 GB`, `6.1 GB`, `512 B` (decimal units, as disks and the Hub count)."""
+    """Format bytes in decimal units, as disks and the Hub count: `533.6 GB`, `6.1 GB`, `512 B`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

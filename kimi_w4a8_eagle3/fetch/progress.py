@@ -1,57 +1,51 @@
-"""Show how a long download goes: a live bar on a terminal, a line now and then in a log."""
+"""Progress of a job that is counted in bytes: a live bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from .model import human
 
-Advance = Callable[[int], None]
 
+class ByteProgress:
+    """Bytes done of `total`. A log gets at most one line in `every` seconds. Any thread may call `advance`."""
 
-@contextmanager
-def show(console: Console, label: str, total: int, every: float = 15.0) -> Iterator[Advance]:
-    """Yield a function that takes the number of bytes done since its last call; it may be called from any thread."""
-    if not console.is_terminal:
-        yield _LogLines(console, label, total, every)
-        return
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda count: progress.advance(task, count)
+    def __init__(self, console: Console, label: str, total: int, every: float = 15.0) -> None:
+        self._console, self._label, self._total, self._every = console, label, total, every
+        self._done, self._start, self._shown = 0, time.monotonic(), time.monotonic()
+        self._lock = threading.Lock()
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        self._bar = Progress(TextColumn("[bold]{task.description}"), *columns, console=console)
+        self._task = self._bar.add_task(label, total=total)
 
+    def __enter__(self) -> ByteProgress:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
 
-class _LogLines:
-    """One line every `every` seconds, for output that is not a terminal."""
+    def __exit__(self, *error: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
 
-    def __init__(self, console: Console, label: str, total: int, every: float) -> None:
-        self.console, self.label, self.total, self.every = console, label, total, every
-        self.done, self.start, self.shown = 0, time.monotonic(), time.monotonic()
-        self.lock = threading.Lock()
-
-    def __call__(self, count: int) -> None:
-        with self.lock:
-            self.done += count
+    def advance(self, count: int) -> None:
+        """Count bytes; a negative `count` takes back bytes that turned out wrong."""
+        if self._console.is_terminal:
+            return self._bar.advance(self._task, count)
+        with self._lock:
+            self._done += count
             now = time.monotonic()
-            if now - self.shown < self.every:
-                return
-            self.shown = now
-            rate = self.done / max(now - self.start, 1e-9)
-        share = self.done / self.total if self.total else 1.0
-        self.console.print(
-            f"{self.label}: {human(self.done)} of {human(self.total)} ({share:.0%}), {human(rate)}/s",
-            highlight=False,
-            soft_wrap=True,
-        )
+            if now - self._shown < self._every:
+                return None
+            self._shown = now
+            rate = self._done / max(now - self._start, 1e-9)
+        share = self._done / self._total if self._total else 1.0
+        line = f"{self._label}: {human(self._done)} of {human(self._total)} ({share:.0%}), {human(rate)}/s"
+        return self._console.print(line, highlight=False, soft_wrap=True)
+
+
+Show = Callable[[str, int], ByteProgress]

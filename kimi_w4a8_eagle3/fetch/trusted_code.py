@@ -23,7 +23,7 @@ from huggingface_hub import constants
 from ..base.errors import KimiError
 from ..base.files import write_atomic
 from ..recipe.launch import Launch
-from .store import Store
+from .cache import Store
 
 FORMAT = 1
 VARIABLE = "KIMI_TRUSTED_CODE"

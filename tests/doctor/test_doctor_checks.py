@@ -25,9 +25,8 @@ from kimi_w4a8_eagle3.doctor.needs import Needs
 from kimi_w4a8_eagle3.doctor.probe import Probe, Process
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
-from kimi_w4a8_eagle3.fetch.manifest import Manifest
+from kimi_w4a8_eagle3.fetch.cache import Manifest, Store
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
-from kimi_w4a8_eagle3.fetch.store import Store
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.patching.patcher import Status
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, with_settings
@@ -215,7 +214,7 @@ def test_a_checkpoint_that_is_half_here(tmp_path):
     fetch_pretended(machine)
     store = Store(machine.cache(), "amd/Kimi-K2.5-W4A8")
     files = (RemoteFile("w", 4, "f" * 64, True), RemoteFile("x", 3000, "e" * 64, True))
-    Manifest(Listing(store.repo, "main", "c" * 40, files)).save(store.tree, store.manifest_path("c" * 40))
+    store.save(Manifest(Listing(store.repo, "main", "c" * 40, files)))
     (store.root / "blobs" / f"{'e' * 64}.incomplete").write_bytes(bytes(1000))
     assert "2.0 kB of 3.0 kB missing" in check(machine, "model").found
     assert "2.0 kB to fetch" in check(machine, "disk").found

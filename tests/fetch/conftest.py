@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.fetch_helpers import NAME, SHARDS, client, model_files, quiet
 from support.hub_server import HubServer, Repo, serve
 
-from kimi_w4a8_eagle3.fetch.download import Result, fetch
-from kimi_w4a8_eagle3.fetch.store import Store
+from kimi_w4a8_eagle3.fetch.cache import Store
+from kimi_w4a8_eagle3.fetch.download import Fetched, fetch
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface_hub waits a second before it continues a file, and writes blocks of 10 MiB: too much here."""
+    from huggingface_hub import constants, file_download
+
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
 
 
 @pytest.fixture
@@ -30,10 +40,10 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def bring(hub: HubServer, store: Store) -> Callable[..., Result]:
+def bring(hub: HubServer, store: Store) -> Callable[..., Fetched]:
     """Fetch the repository in this process."""
 
-    def run(**options: object) -> Result:
+    def run(**options: object) -> Fetched:
         token = options.pop("token", None)
         revision = options.pop("revision", "main")
         return fetch(client(hub, token), store, NAME, revision, quiet, **({"reserve": 0} | options))  # type: ignore[arg-type]

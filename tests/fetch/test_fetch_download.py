@@ -11,7 +11,6 @@ from support.hub_server import Fault, Repo, serve
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.download import check_space, fetch
-from kimi_w4a8_eagle3.fetch.store import exclusive
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -91,7 +90,7 @@ def test_space_check_counts_the_reserve(tmp_path):
 
 
 def test_two_fetches_of_one_repository_do_not_mix(hub, bring, store):
-    with exclusive(store), pytest.raises(KimiError, match="another `kimi-w4a8 fetch`"):
+    with store.exclusive(), pytest.raises(KimiError, match="another `kimi-w4a8 fetch`"):
         bring()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import shutil
 import signal
@@ -11,16 +10,16 @@ import subprocess
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from support.fetch_helpers import NAME, SHARDS, TOKEN, client, content, kimi, kimi_process, quiet
 from support.hub_server import SIGNATURE, Fault, Repo, serve
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fetch.download import fetch
-from kimi_w4a8_eagle3.fetch.hub import Backoff, Hub, requested_delay
-from kimi_w4a8_eagle3.fetch.model import RemoteFile
-from kimi_w4a8_eagle3.fetch.store import Store
-from kimi_w4a8_eagle3.fetch.transfer import _Arrived
+from kimi_w4a8_eagle3.fetch.audit import Limits
+from kimi_w4a8_eagle3.fetch.cache import Store
+from kimi_w4a8_eagle3.fetch.download import Bounded, fetch
+from kimi_w4a8_eagle3.fetch.hub import Hub
 
 SHARD = SHARDS[0]
 
@@ -37,39 +36,44 @@ def test_a_cut_connection_continues_where_it_broke(hub, repo, bring, store):
     assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
 
 
-def test_a_killed_process_continues_where_it_was(hub, repo, tmp_path):
-    hub.faults[SHARD] = [Fault(cut=123_456, hold=True)]
+BLOCK = 10 << 20  # huggingface_hub writes blocks of this size, so a kill costs at most one of each file
+
+
+def test_a_killed_process_continues_at_its_last_block(hub, repo, tmp_path):
+    repo.files[SHARD] = content(9, BLOCK + 300_000)
+    hub.faults[SHARD] = [Fault(cut=BLOCK + 123_456, hold=True)]
     partial = tmp_path / "hub/models--org--model/blobs" / f"{repo.digest(SHARD)}.incomplete"
     process = kimi_process(hub, tmp_path, "fetch", NAME)
     try:
         others = [tmp_path / "hub/models--org--model/blobs" / repo.digest(path) for path in SHARDS[1:]]
-        wait_until(lambda: size(partial) == 123_456 and all(other.exists() for other in others))
+        wait_until(lambda: size(partial) == BLOCK and all(other.exists() for other in others))
     finally:
         process.kill()
         process.communicate()
     missing = kimi(hub, tmp_path, "fetch", NAME, "--offline")
     assert missing.returncode == 1
-    assert f"missing  {SHARD} (300.0 kB, 123.5 kB of it arrived)" in missing.stdout
+    assert f"missing  {SHARD} (10.8 MB, 10.5 MB of it arrived)" in missing.stdout
 
     done = kimi(hub, tmp_path, "fetch", NAME)
     assert done.returncode == 0, done.stderr
-    assert [request.range for request in hub.gets(SHARD)] == [None, "bytes=123456-"]
-    assert hub.sent(SHARD) == len(repo.files[SHARD])
+    assert [request.range for request in hub.gets(SHARD)] == [None, f"bytes={BLOCK}-"]
+    assert hub.sent(SHARD) == len(repo.files[SHARD]) + 123_456
     assert all(len(hub.gets(path)) == 1 for path in SHARDS[1:])  # complete files were not asked again
     folder = tmp_path / "hub/models--org--model/snapshots" / repo.commit
     assert (folder / SHARD).read_bytes() == repo.files[SHARD]
 
 
 def test_ctrl_c_keeps_the_bytes_and_says_how_to_go_on(hub, repo, tmp_path):
-    hub.faults[SHARD] = [Fault(cut=100_000, hold=True)]
+    repo.files[SHARD] = content(9, BLOCK + 300_000)
+    hub.faults[SHARD] = [Fault(cut=BLOCK + 100_000, hold=True)]
     partial = tmp_path / "hub/models--org--model/blobs" / f"{repo.digest(SHARD)}.incomplete"
     process = kimi_process(hub, tmp_path, "fetch", NAME)
-    wait_until(lambda: size(partial) == 100_000)
+    wait_until(lambda: size(partial) == BLOCK)
     process.send_signal(signal.SIGINT)
     hub.closing.set()  # the silent connection ends; without it the read timeout would
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130 and "the same command continues" in output
-    assert size(partial) == 100_000
+    assert size(partial) == BLOCK
 
 
 def test_a_server_without_ranges_sends_all_again_and_the_file_is_right(hub, repo, bring, store):
@@ -127,19 +131,19 @@ def test_a_rate_limit_that_stays_is_an_error_with_advice(hub, bring):
 
 
 def test_what_the_server_asks_for_goes_before_our_own_schedule():
-    assert requested_delay({"Retry-After": "17"}) == 17
-    assert requested_delay({"RateLimit": '"api";r=0;t=55'}) == 55
-    assert requested_delay({"RateLimit": '"api";r=12;t=55'}) is None  # requests remain: not the reason
-    assert requested_delay({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}) is None
-    assert requested_delay({"RateLimit": "r=0;" + "x" * 200 + ";t=55"}) is None  # no header is that long
-    backoff = Backoff(first=1, cap=5)
-    assert [backoff.delay(failures) for failures in (1, 2, 3, 4, 5)] == [1, 2, 4, 5, 5]
-    assert backoff.delay(1, {"retry-after": "30"}) == 30
+    limits = Limits(first_pause=1, longest_pause=5)
+    ours = 1
+    assert limits.pause(1, {"retry-after": "17"}) == 17
+    assert limits.pause(1, {"ratelimit": '"api";r=0;t=55'}) == 55
+    assert limits.pause(1, {"ratelimit": '"api";r=12;t=55'}) == ours  # requests remain: not the reason
+    assert limits.pause(1, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}) == ours
+    assert limits.pause(1, {"ratelimit": "r=0;" + "x" * 200 + ";t=55"}) == ours  # no header is that long
+    assert [limits.pause(failures, {}) for failures in (1, 2, 3, 4, 5)] == [1, 2, 4, 5, 5]
 
 
 def test_a_file_without_progress_gives_up_and_keeps_its_bytes(hub, repo, bring, store):
     hub.faults[SHARD] = [Fault(cut=5000), Fault(status=500, times=None)]
-    with pytest.raises(KimiError, match=r"no progress in 4 attempts: HTTP 500") as error:
+    with pytest.raises(KimiError, match=r"no progress in repeated attempts: HTTP 500") as error:
         bring()
     assert "5.0 kB of 300.0 kB are kept" in error.value.remedy
     assert size(blob(store, repo, SHARD).with_suffix(".incomplete")) == 5000
@@ -216,9 +220,9 @@ def test_scrubbing_hides_tokens_credentials_and_signatures():
 def test_the_token_is_in_no_repr_and_in_no_traceback(hub, monkeypatch):
     import traceback
 
-    holder = Hub(hub.endpoint, TOKEN, Backoff(attempts=1))
-    assert TOKEN not in repr(holder) and TOKEN not in repr(holder.backoff)
-    monkeypatch.setattr(Hub, "client", lambda self: 1 / 0)  # an error that nobody foresaw
+    holder = Hub(hub.endpoint, TOKEN, Limits(attempts=1))
+    assert TOKEN not in repr(holder) and TOKEN not in repr(holder.limits)
+    monkeypatch.setattr(httpx.Client, "send", lambda *arguments, **options: 1 / 0)  # an error that nobody foresaw
     try:
         holder.listing(NAME, "main")
     except ZeroDivisionError:
@@ -268,12 +272,9 @@ def test_a_write_that_takes_only_a_part_is_continued(tmp_path):
         def write(self, data: object) -> int:
             return super().write(bytes(data)[:7])  # type: ignore[call-overload]
 
-    file = RemoteFile("f", 100, hashlib.sha256(content(1, 100)).hexdigest(), True)
     with Reluctant(tmp_path / "f", "w") as stream:
-        arrived = _Arrived(file, stream, lambda count: None, file.hasher())
-        arrived.write(content(1, 100))
+        Bounded(stream, 100).write(content(1, 100))
     assert (tmp_path / "f").read_bytes() == content(1, 100)
-    assert (arrived.offset, arrived.hasher.hexdigest()) == (100, file.digest)
 
 
 def test_a_repository_larger_than_the_disk_is_refused_before_download(tmp_path):

@@ -6,13 +6,13 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.fetch_helpers import NAME, SHARDS, client, kimi, quiet
 from support.hub_server import Repo
 
 from kimi_w4a8_eagle3.fetch.download import fetch
+from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 
 SHARD = SHARDS[0]
 
@@ -131,7 +131,7 @@ def test_a_new_commit_does_not_hash_again_what_an_earlier_one_verified(hub, repo
     repo.files["README.md"], repo.commit = b"new", "d" * 40
     labels: list[str] = []
 
-    def show(label: str, total: int) -> Any:
+    def show(label: str, total: int) -> ByteProgress:
         labels.append(label)
         return quiet(label, total)
 

@@ -6,15 +6,17 @@ import io
 
 from rich.console import Console
 
-from kimi_w4a8_eagle3.fetch.progress import show
+from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 
 
 def shown(every: float, terminal: bool = False) -> str:
     out = io.StringIO()
-    with show(Console(file=out, force_terminal=terminal, width=120), "org/model (3 files)", 1000, every) as advance:
+    with ByteProgress(
+        Console(file=out, force_terminal=terminal, width=120), "org/model (3 files)", 1000, every
+    ) as progress:
         for _ in range(3):
-            advance(250)
-        advance(-250)
+            progress.advance(250)
+        progress.advance(-250)
     return out.getvalue()
 
 

@@ -9,9 +9,8 @@ import pytest
 from support.fetch_helpers import NAME, SHARDS, kimi
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fetch.manifest import Manifest
+from kimi_w4a8_eagle3.fetch.cache import Manifest
 from kimi_w4a8_eagle3.fetch.model import human
-from kimi_w4a8_eagle3.fetch.tree import Tree
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -125,7 +124,7 @@ def test_a_manifest_of_another_format_is_refused(fetched, repo):
     path = fetched / f"kimi-manifests/{repo.commit}.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(KimiError, match="format 99"):
-        Manifest.load(Tree(fetched), path)
+        Manifest.parse(path.read_bytes(), path)
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (497e9, "497.0 GB"), (1.5e12, "1.5 TB")])

@@ -9,15 +9,16 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.hub_server import HubServer
 
-from kimi_w4a8_eagle3.fetch.hub import Backoff, Hub
+from kimi_w4a8_eagle3.fetch.audit import Limits
+from kimi_w4a8_eagle3.fetch.hub import Hub
+from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 
 TOKEN = "hf_TopSecretTokenOfThisTest"
 NAME = "org/model"
@@ -36,12 +37,11 @@ def model_files() -> dict[str, bytes]:
 
 
 def client(server: HubServer, token: str | None = None) -> Hub:
-    return Hub(server.endpoint, token, Backoff(attempts=4, first=0.01, cap=0.02))
+    return Hub(server.endpoint, token, Limits(attempts=4, first_pause=0.01, longest_pause=0.02))
 
 
-@contextmanager
-def quiet(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    yield lambda count: None
+def quiet(label: str, total: int) -> ByteProgress:
+    return ByteProgress(Console(quiet=True), label, total)
 
 
 @dataclass

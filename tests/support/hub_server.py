@@ -32,6 +32,7 @@ class Repo:
     large: frozenset[str] = frozenset()
     token: str | None = None
     gated: bool = False
+    xet: dict[str, str] = field(default_factory=dict)  # hashes of files in Xet storage, by path
 
     def is_large(self, path: str) -> bool:
         return path in self.large or len(self.files[path]) > 1000
@@ -97,6 +98,7 @@ class HubServer:
         self.about: dict[str, object] = {}
         self.listed: Callable[[dict[str, Any]], list[dict[str, Any]] | None] = lambda entry: None
         self.next_page: Callable[[int], str] | None = None
+        self.xet_storage = ""  # its address; hf_xet understands local:// and a folder
         self.pages = 0
         self.lock = threading.Lock()
         self.closing = threading.Event()
@@ -286,6 +288,9 @@ class _HubHandler(_Handler):
         repo = self.repo(name, revision)
         if repo is None:
             return None
+        if verb == "xet-read-token":
+            store = {"x-xet-cas-url": self.hub.xet_storage, "x-xet-access-token": "short-lived"}
+            return self.reply(200, b"", store | {"x-xet-token-expiration": "4102444800"}, "xet-read-token")
         if verb == "tree":
             return self.tree(name, repo, revision, int(query.get("cursor", ["0"])[0]))
         siblings = [{"rfilename": path} for path in repo.files]
@@ -302,6 +307,8 @@ class _HubHandler(_Handler):
             if repo.is_large(path):
                 pointer = {"oid": repo.digest(path), "size": len(repo.files[path]), "pointerSize": 134}
                 entry |= {"oid": "1" * 40, "lfs": pointer}
+            if path in repo.xet:
+                entry["xetHash"] = repo.xet[path]
             entries += self.hub.listed(entry) or [entry]
         headers = {"content-type": "application/json"}
         if cursor + self.hub.page < len(entries):

@@ -12,10 +12,9 @@ from kimi_w4a8_eagle3.doctor.probe import Probe, Process
 from kimi_w4a8_eagle3.doctor.result import Report, Result
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
+from kimi_w4a8_eagle3.fetch.cache import Manifest, Store
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
-from kimi_w4a8_eagle3.fetch.manifest import Manifest
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
-from kimi_w4a8_eagle3.fetch.store import Store
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.patching.patcher import PatchReport, Status
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
@@ -200,5 +199,5 @@ def fetch_pretended(machine: Recorded, needs: Needs = EAGLE3) -> None:
         file = RemoteFile("w", 4, "f" * 64, True)
         listing = Listing(checkpoint.repo, checkpoint.revision, "c" * 40, (file,))
         write(store.root, {"refs/" + checkpoint.revision: "c" * 40})
-        Manifest(listing, {"w"}).save(store.tree, store.manifest_path(listing.commit))
+        store.save(Manifest(listing, {"w"}))
         write(store.root / "blobs", {file.digest: "abc"})  # with the newline, four bytes
