@@ -1,4 +1,4 @@
-"""`kimi-w4a8 fetch`: bring the target and the draft to this machine, resumably, and prove that they are complete."""
+"""`kimi-w4a8 fetch`: download the target and the draft, and verify that they are complete."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def fetch(
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit (default: main).")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Hash what is here; download nothing.")] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Ask no one; say what is missing.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Files that travel at once.")] = 8,
+    offline: Annotated[bool, typer.Option("--offline", help="Use no network; list what is missing.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Files that are transferred at once.")] = 8,
 ) -> None:
-    """Download checkpoints with resume, a space check first, and every file's digest checked.
+    """Download checkpoints to the Hugging Face cache (HF_HOME), and check every file's digest.
 
-    They lie in the Hugging Face cache, which HF_HOME names.
+    The disk space is checked first. After a kill the same command brings the rest.
     """
     repositories = wanted(repos or [], recipe, revision)
     if not repositories:
@@ -34,7 +34,7 @@ def fetch(
     try:
         done = [session.run(repository, verify=verify, offline=offline) for repository in repositories]
     except KeyboardInterrupt:
-        session.console.print("stopped; what came so far is kept, and the same command continues there")
+        session.console.print("stopped; what arrived is kept, and the same command continues there")
         raise typer.Exit(130) from None
     if not all(done):
         raise typer.Exit(1)

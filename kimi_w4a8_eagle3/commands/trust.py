@@ -68,7 +68,6 @@ def _table(files: list[CodeFile], record: TrustRecord) -> Table:
     for header in ("file", "lines", "SHA-256", "state"):
         table.add_column(header, overflow="fold")
     for file in files:
-        state = "accepted" if record.trusts(file) else "changed" if file.name in record.known else "new"
         lines = len(file.path.read_bytes().splitlines())
-        table.add_row(escape(file.name), str(lines), file.sha256, state)
+        table.add_row(escape(file.name), str(lines), file.sha256, record.state(file))
     return table

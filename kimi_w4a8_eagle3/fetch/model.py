@@ -6,12 +6,9 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from .names import Commit, Digest, RepoName, RepoPath, Revision
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
 
 MAX_FILE = 16 << 40  # the largest file of ext4
 MAX_FILES = 20_000
@@ -43,16 +40,13 @@ class RemoteFile:
         if self.xet is not None:
             object.__setattr__(self, "xet", Digest(self.xet))
 
-    def hasher(self) -> _Hash:
-        """Return a new hasher whose `hexdigest` over the whole content equals `digest`."""
-        if self.lfs:
-            return hashlib.sha256()
-        return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
-
     def hash_of(self, stream: BinaryIO, advance: Callable[[int], None] = lambda count: None) -> str:
-        """Return the digest of a local file, of the same kind as `digest`."""
-        hasher = self.hasher()
-        feed(hasher, stream, advance)
+        """Return the digest of a local file, of the same kind as `digest`, in blocks of 4 MiB."""
+        header = b"blob %d\0" % self.size
+        hasher = hashlib.sha256() if self.lfs else hashlib.sha1(header, usedforsecurity=False)
+        while block := stream.read(4 << 20):
+            hasher.update(block)
+            advance(len(block))
         return hasher.hexdigest()
 
 
@@ -89,16 +83,6 @@ class Listing:
     def size(self) -> int:
         """Bytes of the whole repository."""
         return sum(file.size for file in self.files)
-
-
-def feed(hasher: _Hash, stream: BinaryIO, advance: Callable[[int], None]) -> int:
-    """Hash the rest of a file in blocks of 4 MiB and return its length in bytes."""
-    length = 0
-    while block := stream.read(4 << 20):
-        hasher.update(block)
-        length += len(block)
-        advance(len(block))
-    return length
 
 
 def human(size: float) -> str:

@@ -45,52 +45,47 @@ class Name(str):
 
 
 class RepoPath(Name):
-    """The path of a file in a repository: relative, with `/` only."""
+    """Path of a file in a repository: relative, with `/` only."""
 
     __slots__ = ()
     kind = "path inside a repository"
 
 
 class Revision(Name):
-    """A branch, tag or commit. It becomes a path below `refs/`."""
+    """Branch, tag or commit. It becomes a path below `refs/`."""
 
     __slots__ = ()
     kind = "revision"
 
 
 class Commit(Name):
-    """A git commit."""
-
     __slots__ = ()
     kind = "commit (40 hexadecimal digits)"
 
     @classmethod
     def accepts(cls, value: str) -> bool:
-        """Return True for 40 lower-case hexadecimal digits."""
         return re.fullmatch(r"[0-9a-f]{40}", value) is not None
 
 
 class Digest(Name):
-    """A SHA-1 or SHA-256."""
+    """SHA-1 or SHA-256."""
 
     __slots__ = ()
     kind = "digest (40 or 64 hexadecimal digits)"
 
     @classmethod
     def accepts(cls, value: str) -> bool:
-        """Return True for 40 or 64 lower-case hexadecimal digits."""
         return re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", value) is not None
 
 
 class RepoName(Name):
-    """`owner/name`, as the Hub allows it."""
+    """`owner/name`, as huggingface_hub accepts it."""
 
     __slots__ = ()
     kind = "repository name (owner/name)"
 
     @classmethod
     def accepts(cls, value: str) -> bool:
-        """Return True for what huggingface_hub accepts."""
         try:
             validate_repo_id(value)
         except HFValidationError:

@@ -1,8 +1,8 @@
-"""Which Python files of a checkpoint may run, and at which revision.
+"""Python files of a checkpoint that may run, and the revision at which they run.
 
-Under `--trust-remote-code` an engine executes `*.py` files that lie beside the weights. This module lets that happen
-only for files whose SHA-256 a person recorded (`trust`), keeps the engine from downloading others, and takes the
-option away from a checkpoint that brings no code.
+Under `--trust-remote-code` an engine executes `*.py` files that lie beside the weights. Only files run whose SHA-256 a
+person recorded with `kimi-w4a8 trust`. The engine may not download others, and loses the option where a checkpoint
+brings no code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -28,7 +28,7 @@ from .cache import Store
 FORMAT = 1
 VARIABLE = "KIMI_TRUSTED_CODE"
 OPTION = "trust-remote-code"
-# Files in which transformers looks for `auto_map`, the names of classes to import from the checkpoint.
+# transformers looks in these files for `auto_map`: names of classes to import from the checkpoint.
 _MAPS = (
     "config.json",
     "tokenizer_config.json",
@@ -42,7 +42,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint on this disk: `name` as it was asked for, and the commit where it lies in the Hugging Face cache."""
+    """A checkpoint on this disk, by the name that was asked for, and its commit if it is in the Hugging Face cache."""
 
     name: str
     folder: Path
@@ -54,7 +54,7 @@ class Source:
 
 @dataclass(frozen=True)
 class CodeFile:
-    """One Python file that a checkpoint brings; `name` is its path inside the checkpoint."""
+    """One Python file of a checkpoint; `name` is its path inside."""
 
     source: Source
     name: str
@@ -62,32 +62,29 @@ class CodeFile:
 
     @property
     def path(self) -> Path:
-        """Where it can be read."""
         return self.source.folder / self.name
 
 
 @dataclass
 class TrustRecord:
-    """The hashes that a person accepted, by file name: the name tells a changed file from a new one."""
+    """The files that a person accepted. Their names tell a changed file from a new one."""
 
     path: Path
-    known: dict[str, set[str]] = field(default_factory=dict)
     entries: list[dict[str, str]] = field(default_factory=list)
 
     @classmethod
     def load(cls, path: Path) -> TrustRecord:
-        """Read a record; no file is an empty record, a damaged one is a KimiError."""
-        record = cls(path)
+        """Read a record. No file is an empty record, a damaged one is a KimiError."""
         try:
             content = json.loads(path.read_text())
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}")
             for entry in content["files"]:
-                if not re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]):
+                if not isinstance(entry["name"], str) or not re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]):
                     raise ValueError(f"{entry['sha256']!r} is no SHA-256")
-                record._add(entry)
+            return cls(path, content["files"])
         except FileNotFoundError:
-            return record
+            return cls(path)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise KimiError(
                 f"the record of trusted code cannot be read: {type(error).__name__}: {error}",
@@ -95,18 +92,24 @@ class TrustRecord:
                 expected="a file that `kimi-w4a8 trust` wrote",
                 remedy="delete it and run `kimi-w4a8 trust` again",
             ) from None
-        return record
+
+    def hashes(self, name: str) -> set[str]:
+        """Return the accepted hashes of files with this name."""
+        return {entry["sha256"] for entry in self.entries if entry["name"] == name}
 
     def trusts(self, file: CodeFile) -> bool:
-        """Whether this content was accepted under this name."""
-        return file.sha256 in self.known.get(file.name, ())
+        return file.sha256 in self.hashes(file.name)
+
+    def state(self, file: CodeFile) -> str:
+        return "accepted" if self.trusts(file) else "changed" if self.hashes(file.name) else "new"
 
     def add(self, files: Iterable[CodeFile]) -> None:
         """Accept files and write the record."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         for file in files:
             if not self.trusts(file):
-                self._add({"name": file.name, "sha256": file.sha256, "from": str(file.source), "recorded": now})
+                entry = {"name": file.name, "sha256": file.sha256, "from": str(file.source), "recorded": now}
+                self.entries.append(entry)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(self.path, json.dumps({"format": FORMAT, "files": self.entries}, indent=1) + "\n")
@@ -117,14 +120,12 @@ class TrustRecord:
                 remedy=f"name another file with {VARIABLE}",
             ) from error
 
-    def _add(self, entry: dict[str, str]) -> None:
-        self.known.setdefault(entry["name"], set()).add(entry["sha256"])
-        self.entries.append(entry)
-
 
 def record_path(environment: Mapping[str, str]) -> Path:
-    """`$KIMI_TRUSTED_CODE`, or `trusted-code.json` in the user's configuration folder; not beside the weights, where
-    whoever writes a checkpoint could write the record too."""
+    """Return `$KIMI_TRUSTED_CODE`, or `trusted-code.json` in the user's configuration folder.
+
+    It is not beside the weights, where the author of a checkpoint could write it too.
+    """
     if named := environment.get(VARIABLE):
         return Path(named)
     config = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
@@ -132,9 +133,8 @@ def record_path(environment: Mapping[str, str]) -> Path:
 
 
 def locate(name: str, revision: str, cache: Path) -> Source:
-    """The checkpoint `name`, a directory or a repository in the Hugging Face cache; KimiError when it is not here."""
-    # Anything else than a directory, a NUL or the home of an unknown user in it included, is looked for in the cache.
-    with suppress(ValueError, RuntimeError):
+    """Find a checkpoint: a directory, or a repository in the Hugging Face cache. KimiError if it is not here."""
+    with suppress(ValueError, RuntimeError):  # a NUL, or the home of an unknown user
         folder = Path(name).expanduser()
         if folder.is_dir():
             return Source(name, folder)
@@ -152,33 +152,31 @@ def locate(name: str, revision: str, cache: Path) -> Source:
 
 
 def code_of(source: Source, cache: Path) -> list[CodeFile]:
-    """Every Python file that loading `source` could run; empty when the checkpoint asks for none.
+    """Return every Python file that loading `source` could run; none when the checkpoint names no class of its own.
 
     All `*.py` of the checkpoint count, because the named ones import others. A class of another repository
-    (`owner/name--module.Class`) brings that repository's files. Raises KimiError for a reference that leads elsewhere.
+    (`owner/name--module.Class`) brings that repository's files. A reference that leads elsewhere is a KimiError.
     """
     references = _references(source.folder)
-    if not references:
-        return []
-    files = _python_files(source)
+    files = _python_files(source) if references else []
     for reference in sorted(references):
         repo, _, inner = reference.rpartition("--")
         home = source if repo in ("", source.name) else _locate_code(repo, source, cache)
-        there = [file for file in files if file.source == home] or _python_files(home)
+        found = [file for file in files if file.source == home] or _python_files(home)
         module = f"{inner.rpartition('.')[0]}.py"
-        if not any(file.name == module for file in there):
+        if not any(file.name == module for file in found):
             raise KimiError(
                 f"auto_map names {reference!r}, and there is no file {module} for it",
                 where=str(home.folder),
                 expected="a Python file of the checkpoint",
                 remedy="fetch the checkpoint again; do not use it if the file is not in the repository",
             )
-        files += [file for file in there if file not in files]
+        files += [file for file in found if file not in files]
     return files
 
 
 def _locate_code(repo: str, source: Source, cache: Path) -> Source:
-    """The repository that another one takes classes from; engines ask for its default branch."""
+    """Find the repository that `source` takes classes from. Engines ask for its default branch."""
     try:
         return locate(repo, "main", cache)
     except KimiError:
@@ -191,22 +189,27 @@ def _locate_code(repo: str, source: Source, cache: Path) -> Source:
 
 
 def untrusted(files: Sequence[CodeFile], record: TrustRecord, names: Sequence[str]) -> KimiError | None:
-    """What is wrong with `files` in one message, or None. `names`: what `kimi-w4a8 trust` is to be called with."""
+    """Return one message about all files that are not accepted, or None. `names` are for `kimi-w4a8 trust`."""
     unknown = [file for file in files if not record.trusts(file)]
     if not unknown:
         return None
     lines = "".join(f"\n  - {file.name}: {_difference(file, record)}" for file in unknown)
     sources = ", ".join(dict.fromkeys(str(file.source) for file in unknown))
     return KimiError(
-        f"{sources} brings Python code that nobody here has accepted:{lines}",
+        f"{sources} brings Python code that is not accepted here:{lines}",
         where=", ".join(dict.fromkeys(str(file.source.folder) for file in unknown)),
         expected=f"each file with a SHA-256 recorded in {record.path}",
         remedy=f"read the files, then: kimi-w4a8 trust {' '.join(names)} --yes (or set {VARIABLE} to a record)",
     )
 
 
+def _difference(file: CodeFile, record: TrustRecord) -> str:
+    recorded = ", ".join(sorted(record.hashes(file.name)))
+    return f"changed, recorded {recorded}, found {file.sha256}" if recorded else f"new, SHA-256 {file.sha256}"
+
+
 def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Path | None = None) -> Launch:
-    """The launch as it may run; raises KimiError when it would execute code that is not recorded.
+    """Return the launch as it may run, or raise KimiError when it would execute code that is not recorded.
 
     Without `--trust-remote-code` nothing changes. Where no checkpoint brings code the option is left out. Otherwise
     revisions become the commits whose files were hashed, and the engine may not download anything.
@@ -215,15 +218,14 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     if not any(_allows_code(name) and value is not False for name, value in arguments.items()):
         return launch
     record = TrustRecord.load(record_path(os.environ)) if record is None else record
-    cache = _hub_cache() if cache is None else cache
+    cache = Path(constants.HF_HUB_CACHE) if cache is None else cache
     model = locate(launch.model, str(arguments.get("revision", "main")), cache)
     draft_revision = str(arguments.get("speculative-draft-model-revision", "main"))
     draft = locate(launch.draft, draft_revision, cache) if launch.draft else None
     tokenizer_argument = _TOKENIZER_ARGUMENT[launch.engine]
     named = arguments.get(tokenizer_argument)
     tokenizer = locate(str(named), "main", cache) if named is not None else None
-    sources = [source for source in (model, draft, tokenizer) if source is not None]
-    code = {source: code_of(source, cache) for source in sources}
+    code = {source: code_of(source, cache) for source in (model, draft, tokenizer) if source is not None}
     files = [file for found in code.values() for file in found]
     if not files:
         note = f"--{OPTION} left out: no checkpoint here brings code of its own"
@@ -248,10 +250,10 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
 def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cache: Path | None = None) -> None:
     """Raise KimiError when loading the tokenizer `name` would run code that is not recorded, or download it.
 
-    Load generators allow a tokenizer's code always, and take its name from the server that they measure.
+    Load generators always allow a tokenizer's code, and take its name from the server that they measure.
     """
     record = TrustRecord.load(record_path(os.environ)) if record is None else record
-    cache = _hub_cache() if cache is None else cache
+    cache = Path(constants.HF_HUB_CACHE) if cache is None else cache
     try:
         source = locate(name, "main", cache)
     except KimiError as error:
@@ -261,12 +263,17 @@ def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cach
         raise problem
 
 
+def _allows_code(name: str) -> bool:
+    """Return True if an engine's parser takes `name` for the option: argparse accepts unique beginnings of it."""
+    return len(name) > 1 and OPTION.startswith(name)
+
+
 def _references(folder: Path) -> set[str]:
-    """All class references in the `auto_map` tables of a checkpoint, however deep."""
+    """Return all class references in the `auto_map` tables of a checkpoint, however deep."""
     found: set[str] = set()
     for name in _MAPS:
         try:
-            _collect(json.loads((folder / name).read_text()), found)
+            found.update(_strings(json.loads((folder / name).read_text()), inside=False))
         except FileNotFoundError:
             continue
         except (OSError, ValueError, RecursionError) as error:
@@ -276,47 +283,20 @@ def _references(folder: Path) -> set[str]:
     return found
 
 
-def _collect(value: Any, found: set[str]) -> None:
-    if isinstance(value, list):
+def _strings(value: Any, inside: bool) -> Iterator[str]:
+    """Yield the strings inside `auto_map`. An entry is a reference, or a pair of them of which one may be null."""
+    if isinstance(value, str) and inside:
+        yield value
+    elif isinstance(value, list):
         for item in value:
-            _collect(item, found)
+            yield from _strings(item, inside)
     elif isinstance(value, dict):
-        for key, inner in value.items():
-            if key == "auto_map":
-                _strings(inner, found)
-            else:
-                _collect(inner, found)
-
-
-def _strings(value: Any, found: set[str]) -> None:
-    """An entry is a reference, or a pair of them (slow and fast tokenizer) in which one may be null."""
-    if isinstance(value, str):
-        found.add(value)
-    elif isinstance(value, list | dict):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _strings(inner, found)
+        for key, item in value.items():
+            yield from _strings(item, inside or key == "auto_map")
 
 
 def _python_files(source: Source) -> list[CodeFile]:
     paths = sorted(path for path in source.folder.rglob("*.py") if path.is_file())
-    return [CodeFile(source, path.relative_to(source.folder).as_posix(), _sha256(path)) for path in paths]
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _difference(file: CodeFile, record: TrustRecord) -> str:
-    expected = record.known.get(file.name)
-    if not expected:
-        return f"new, SHA-256 {file.sha256}"
-    return f"changed, recorded {', '.join(sorted(expected))}, found {file.sha256}"
-
-
-def _allows_code(name: str) -> bool:
-    """Whether an engine's parser takes `name` for the option: argparse accepts unique beginnings of it."""
-    return len(name) > 1 and OPTION.startswith(name)
-
-
-def _hub_cache() -> Path:
-    return Path(constants.HF_HUB_CACHE)
+    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    names = [path.relative_to(source.folder).as_posix() for path in paths]
+    return [CodeFile(source, name, sha256) for name, sha256 in zip(names, hashes, strict=True)]

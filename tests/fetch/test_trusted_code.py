@@ -174,7 +174,7 @@ def test_without_the_option_nothing_is_checked(record, cache):
 
 def test_a_shortened_option_is_the_option(folder, record, cache):
     launch = launch_of(str(folder), "--trust-remote", trust=False)  # argparse accepts it
-    with pytest.raises(KimiError, match="nobody here has accepted"):
+    with pytest.raises(KimiError, match="is not accepted here"):
         require_trusted(launch, record, cache)
 
 
