@@ -27,7 +27,7 @@ PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client
 COMMANDS = {
     "check": "Check a checkpoint from its configs, safetensors headers and scales; no weight is loaded.",
     "doctor": "Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.",
-    "fetch": "Download checkpoints with resume, a space check first, and every file's digest checked.",
+    "fetch": "Download checkpoints to the Hugging Face cache (HF_HOME), and check every file's digest.",
     "patch": "Change installed files of AITER, safely and reversibly.",
     "trust": "Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.",
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
