@@ -13,7 +13,7 @@ from ..base.files import write_atomic
 from ..base.run_dir import RECORD
 from ..base.verdict import Verdict
 from . import significance
-from .judge import REPORTED_MARGIN
+from .significance import REPORTED_MARGIN
 
 PAGE = "report.html"
 _TITLES = {

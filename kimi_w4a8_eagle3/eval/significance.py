@@ -14,6 +14,9 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 ALPHA = 0.05
+# Loss against a reported accuracy that still counts as none. On 1,319 problems at 93.6 %, where both accuracies are
+# samples, an equal server passes with 97 % and one that lost 3 points with 2 %.
+REPORTED_MARGIN = 0.03
 _SMALLEST_EXPECTED = 5.0  # of a category that is tested on its own
 
 

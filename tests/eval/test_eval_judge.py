@@ -5,8 +5,9 @@ import scipy.stats
 
 from kimi_w4a8_eagle3.base.verdict import Verdict
 from kimi_w4a8_eagle3.eval import significance
-from kimi_w4a8_eagle3.eval.judge import REPORTED_MARGIN, Reference, judge, load_references, not_worse
+from kimi_w4a8_eagle3.eval.judge import Reference, judge, load_references, not_worse
 from kimi_w4a8_eagle3.eval.outcomes import Outcome
+from kimi_w4a8_eagle3.eval.significance import REPORTED_MARGIN
 from kimi_w4a8_eagle3.eval.tasks import METRICS
 
 N = 1319
