@@ -104,9 +104,8 @@ def _from_file() -> Iterator[Gate]:
     """Yield the gates of gates.toml."""
     for reader, gates in _FILE["readers"].items():
         for name, given in gates.items():
-            values: dict[str, Any] = {"kind": "bool", "default": None, **given}
-            lists = {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
-            yield Gate(name, reader=reader, **{**values, **lists})
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+            yield Gate(name, reader=reader, **{"kind": "bool", "default": None, **values})
 
 
 TABLE: tuple[Gate, ...] = (
