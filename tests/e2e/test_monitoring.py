@@ -1,14 +1,13 @@
 """A real Prometheus over a real engine behind the real router: the dashboard's panels have data, the rules agree."""
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
 
 import pytest
 from support.dashboards import DASHBOARD, filled, panels
 from support.fleet_views import HandmadeFleet, replica
-from support.prometheus import Prometheus, prometheus
+from support.prometheus import Prometheus, needs_prometheus, prometheus
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine.client import EngineClient
@@ -17,12 +16,7 @@ from kimi_w4a8_eagle3.fleet.router import RouterControl, RouterEndpoint, router_
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.recipe.router_settings import RouterSettings
 
-pytestmark = [
-    pytest.mark.server,
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None, reason="Prometheus is not installed (Debian package `prometheus`)"
-    ),
-]
+pytestmark = [pytest.mark.server, needs_prometheus]
 
 BOARD = json.loads(DASHBOARD.read_text())
 # docs/monitoring.md names them too: no data on a healthy CPU server, whose recipe has no prefix cache.

@@ -1,6 +1,5 @@
 """The ops endpoint over a real engine: its counters against the answers' own statistics, probes, canary."""
 
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from support.fleet_views import HandmadeFleet, replica
+from support.prometheus import needs_prometheus
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.prometheus import Reading, parse
@@ -86,7 +86,7 @@ def test_the_merged_exposition_is_the_engines_with_a_label(eagle3, ops):
     assert "kimi_page_guard_cap_tokens" not in merged.samples  # this attention backend has no such limit
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package `prometheus`)")
+@needs_prometheus
 def test_promtool_reads_the_merged_exposition(ops):
     text = scrape(ops.base_url)
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from itertools import combinations
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from support.dashboards import DASHBOARD, GRAFANA, expressions, filled, panels
+from support.prometheus import needs_prometheus
 
 BOARD: dict[str, Any] = json.loads(DASHBOARD.read_text())
 RULES = GRAFANA.parent / "prometheus" / "rules" / "kimi.rules.yml"
@@ -79,7 +79,7 @@ def test_panels_do_not_overlap_and_stay_on_the_grid() -> None:
         assert beside or above, f"{one} and {other} overlap"
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package `prometheus`)")
+@needs_prometheus
 def test_every_expression_parses(tmp_path: Path) -> None:
     """As recording rules: promtool parses them all without a server."""
     rules = [{"record": f"panel:query:{i}", "expr": filled(expr)} for i, expr in enumerate(expressions(BOARD))]

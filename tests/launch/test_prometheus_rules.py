@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.prometheus import needs_prometheus
 
 from kimi_w4a8_eagle3.bench import published
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
@@ -25,10 +26,6 @@ ALERTS = [rule["alert"] for rule in GROUPS["kimi.alerts"]]
 TTFT_EDGES = (6.0, 8.0, 10.0, 20.0, 40.0)
 TPOT_EDGES = (0.025, 0.03, 0.035, 0.04, 0.06, 0.08, 0.1)
 MARGIN = 1.15
-
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed (Debian package `prometheus`)"
-)
 
 
 def promtool(*args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -49,20 +46,20 @@ def with_fault(folder: Path, fault: dict[str, str]) -> Path:
     return folder
 
 
-@needs_promtool
+@needs_prometheus
 @pytest.mark.parametrize("check", [("rules", RULES), ("config", PROMETHEUS / "prometheus.yml")], ids=lambda c: c[0])
 def test_promtool_accepts(check: tuple[str, Path]) -> None:
     result = promtool("check", *check)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@needs_promtool
+@needs_prometheus
 def test_rules_do_what_their_unit_tests_say() -> None:
     result = unit_tests(PROMETHEUS)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@needs_promtool
+@needs_prometheus
 @pytest.mark.parametrize(
     "fault",
     [

@@ -1,6 +1,5 @@
 """The ops endpoint over real exporters on loopback: probes, one exposition, and processes that do not answer."""
 
-import shutil
 import socket
 import subprocess
 import threading
@@ -11,6 +10,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from support.fleet_views import HandmadeFleet, replica
+from support.prometheus import needs_prometheus
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
@@ -110,7 +110,7 @@ def test_one_exposition_has_every_replica_router_and_ours(exporters: list[Export
     assert found.total("kimi_replica_phase", replica="0") == 1 and found.total("kimi_build_info", recipe="tiny") == 1
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package `prometheus`)")
+@needs_prometheus
 def test_promtool_has_nothing_to_say_about_our_metrics(exporters: list[Exporter]) -> None:
     fleet = HandmadeFleet([replica("0", exporters[0].base_url)])
     fleet.states[0].restarts["ended"] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -11,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
 from kimi_w4a8_eagle3.engine.process import free_port
 
+# One Debian package has both programs.
+NEEDS_PROMETHEUS = "needs promtool and prometheus (apt-get install prometheus)"
+needs_prometheus = pytest.mark.skipif(
+    not (shutil.which("promtool") and shutil.which("prometheus")), reason=NEEDS_PROMETHEUS
+)
 RULES = Path(__file__).parents[2] / "launch" / "prometheus" / "rules" / "kimi.rules.yml"
 _START_S = 60.0
 
