@@ -15,6 +15,7 @@ from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.quark.preflight import preflight
 from kimi_w4a8_eagle3.tiny.problems import problem_stream, problems
 from kimi_w4a8_eagle3.tiny.tools import calculate
+from proof.tiny import train_target as train_target_module
 from proof.tiny.acceptance import acceptance
 from proof.tiny.checkpoint import load_draft, load_target, save_draft
 from proof.tiny.config import DraftConfig, MlaDraftConfig, TargetConfig
@@ -272,9 +273,10 @@ def test_dialogues_come_with_shots_turns_pictures_and_parallel_calls():
     assert set(calls) == {0, 1, 2, 3}
 
 
-def test_a_continued_run_equals_an_unbroken_one(tmp_path):
+def test_a_continued_run_equals_an_unbroken_one(tmp_path, monkeypatch):
     from kimi_w4a8_eagle3 import tiny
 
+    monkeypatch.setattr(train_target_module, "TargetConfig", lambda: SMALL)
     tokenizer = load_tokenizer(tiny.target_path())
     run = TargetTraining(steps=4, tokens=128, lengths=(64,), save_every=2, int4_from=0.5, warmup=2)
     unbroken, _ = train_target(tokenizer, run, tmp_path / "a.pt")
