@@ -13,6 +13,7 @@ stage=${1:-}
 venv=${2:-.venv}
 python=${PYTHON:-python3}
 backend=${TORCH_BACKEND:-cpu}
+pip=$venv/bin/pip
 uv_release=uv==0.13.9
 newest=(sglang==0.5.23 transformers==5.19.0 tokenizers==0.23.2 xgrammar==0.2.7 openai==2.8.0)  # as its own metadata pins them
 aiter=(amd-aiter==0.1.7.post2.dev18 pybind11)  # compiled nowhere; the image's own is newer
@@ -53,40 +54,49 @@ check_machine() {
   ((free_gb + installed_gb >= needed_gb)) || die "$free_gb GB are free here" "make room: $((needed_gb - installed_gb)) GB are needed"
 }
 
+pip_setting() { # NAME: from pip's variables or its configuration files
+  local variable=PIP_${1^^}
+  variable=${variable//-/_}
+  echo "${!variable:-$("$pip" config get "global.$1" 2> /dev/null || true)}"
+}
+
+# uv reads no configuration of pip's: a mirror, a folder of wheels or a certificate that pip is told to use is uv's, too.
+use_pip_settings() {
+  local index links cert
+  cert=$(pip_setting cert)
+  index=$(pip_setting index-url)
+  links=$(pip_setting find-links)
+  [[ -z $cert ]] || export SSL_CERT_FILE=${SSL_CERT_FILE:-$cert}
+  [[ -z $index ]] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
+  [[ -z $links ]] || export UV_FIND_LINKS=${UV_FIND_LINKS:-${links// /,}}
+}
+
 make_environment() {
   local version base=3.12 found=$python uv
   version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) || found=python3
-  # Triton 3.9 has no wheel for 3.10, and SGLang 0.5.20's own requirements have none for 3.14.
-  if [[ $version =~ ^3\.1[123]$ ]]; then base=$python; elif [[ $python =~ ^3\.1[123]$ ]]; then base=$python; fi
 
   # uv is a package: it is installed into a temporary environment of any Python first, and then into the one that it makes.
   if "$found" -c 'import ensurepip, venv' 2> /dev/null; then
     "$found" -m venv "$temporary/uv"
-    step "installer" "$temporary/uv/bin/pip" install --retries 1 "$uv_release"
+    pip=$temporary/uv/bin/pip
+    step "installer" "$pip" install --retries 1 "$uv_release"
     uv=$temporary/uv/bin/uv
   elif ! uv=$(command -v uv); then
     "$found" -c '' 2> /dev/null || die "no $python here" "apt-get install python3 python3-venv"
     die "$found has no module venv" "apt-get install python3-venv"
   fi
-  if ! UV_HTTP_RETRIES=0 "$uv" venv --quiet --allow-existing --seed --python "$base" "$venv" 2> /dev/null; then
-    die "$python is ${version:+Python }${version:-missing}, and uv cannot get Python $base" "install Python 3.11, 3.12 or 3.13 and name it: make PYTHON=python3.12" 3
+  use_pip_settings
+
+  # Triton 3.9 has no wheel for 3.10, and 3.14 was not tried.
+  if [[ $version =~ ^3\.1[123]$ ]]; then
+    step "environment" "$uv" venv --allow-existing --python "$python" "$venv"
+  else
+    [[ ! $python =~ ^3\.1[123]$ ]] || base=$python
+    [[ -n $version ]] && found="$python is Python $version" || found="no $python here"
+    UV_HTTP_RETRIES=0 "$uv" venv --quiet --allow-existing --python "$base" "$venv" 2> /dev/null ||
+      die "$found, and uv cannot get Python $base" "install Python 3.11, 3.12 or 3.13 and name it: make PYTHON=python3.12" 3
   fi
-  step "environment with $("$venv/bin/python" -V)" "$uv" pip install --python "$venv/bin/python" "$uv_release"
-}
-
-pip_setting() { # NAME: from pip's variables or its configuration files
-  local variable=PIP_${1^^}
-  variable=${variable//-/_}
-  echo "${!variable:-$("$venv/bin/pip" config get "global.$1" 2> /dev/null || true)}"
-}
-
-# uv reads no configuration of pip's: a mirror or a folder of wheels that pip is told to use is uv's, too.
-use_pip_settings() {
-  local index links
-  index=$(pip_setting index-url)
-  links=$(pip_setting find-links)
-  [[ -z $index ]] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
-  [[ -z $links ]] || export UV_FIND_LINKS=${UV_FIND_LINKS:-${links// /,}}
+  step "pip and uv for $("$venv/bin/python" -V)" "$uv" pip install --python "$venv/bin/python" pip "$uv_release"
 }
 
 # PyTorch comes before everything else: its CPU build from PyTorch's own index or, where that cannot be reached, the build
@@ -157,11 +167,11 @@ if [[ $stage == demo ]]; then
   step "SGLang ${sglang#*==}" uv_pip --no-deps "$sglang"
   step "this package" uv_pip --no-deps --no-build-isolation --editable .
   step "without static libraries and profilers" remove_unused
-  # Once for all that import it at the same time later: compiling is two thirds of a first import.
-  step "what an engine imports, compiled" env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 "$venv/bin/python" -c \
-    'import os, sys; from kimi_w4a8_eagle3.engine.fork_server import ForkServer as F; F.start(sys.executable, os.environ, 2).close()'
 else
   step "what the tests need" packages --all-extras
   step "SGLang ${newest[0]#*==} beside it" uv_pip --no-deps --target "$venv/compat/${newest[0]/==/-}" "${newest[@]}"
   step "AITER's files" uv_pip --no-deps --target "$venv/compat/amd-aiter" "${aiter[@]}"
+  # Once for all workers, which import it at the same time: compiling is two thirds of a first import.
+  step "what an engine imports, compiled" env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 "$venv/bin/python" -c \
+    'import os, sys; from kimi_w4a8_eagle3.engine.fork_server import ForkServer as F; F.start(sys.executable, os.environ, 2).close()'
 fi

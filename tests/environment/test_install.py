@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -128,6 +129,57 @@ def test_an_unfit_python_and_no_download_of_another(
         f"install: python3 is Python {version}, and uv cannot get Python 3.12: "
         "install Python 3.11, 3.12 or 3.13 and name it: make PYTHON=python3.12"
     )
+
+
+@pytest.fixture
+def wheels(machine: Machine, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """An environment with uv, whose only packages are empty wheels of torch; returns the variables that say so."""
+    uv, folder = Path(sys.prefix) / "bin/uv", tmp_path / "wheels"
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, machine.venv], check=True)
+    (machine.venv / "bin/uv").symlink_to(uv)
+    folder.mkdir()
+    pins = dict(
+        line.split("==") for line in (ROOT / "requirements/constraints.txt").read_text().splitlines() if "==" in line
+    )
+
+    def make(**requires: str) -> dict[str, str]:
+        torch = [("torch", version, need) for version, need in requires.items()]
+        wanted = [(name, pins["torch"] + version, need) for name, version, need in torch]
+        wanted += [("torchvision", pins["torchvision"], ""), ("nvidia-cublas", "1.0", "")]
+        for name, version, need in wanted:
+            place = f"{name.replace('-', '_')}-{version}"
+            with zipfile.ZipFile(folder / f"{place}-py3-none-any.whl", "w") as wheel:
+                lines = [f"Requires-Dist: {need}"] if need else []
+                metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *lines, ""]
+                wheel.writestr(f"{place}.dist-info/METADATA", "\n".join(metadata))
+                wheel.writestr(
+                    f"{place}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+                )
+                wheel.writestr(f"{place}.dist-info/RECORD", "")
+        return {"PIP_FIND_LINKS": str(folder), "PIP_INDEX_URL": f"file://{tmp_path}/empty", "UV_NO_CACHE": "1"}
+
+    return make
+
+
+def test_a_cuda_build_of_torch_is_not_installed_unasked(
+    machine: Machine, wheels: Callable[..., dict[str, str]]
+) -> None:
+    line = machine.refusal(3, **wheels(**{"": "nvidia-cublas"}))
+    assert line.startswith("install: only PyTorch's CUDA build can be had here for Python 3.")
+    assert "GB more on the disk" in line and "TORCH_BACKEND=cuda accepts it" in line
+
+
+def test_a_cuda_build_of_torch_is_installed_when_accepted(
+    machine: Machine, wheels: Callable[..., dict[str, str]]
+) -> None:
+    done = machine.install(TORCH_BACKEND="cuda", **wheels(**{"": "nvidia-cublas"}))
+    assert re.search(r"^install: torch [\d.]+$", done.stdout, re.MULTILINE), done.stderr
+    assert "install: what SGLang needs failed" in done.stderr  # there is nothing else in that folder
+
+
+def test_a_cpu_build_in_a_folder_of_pips_is_preferred(machine: Machine, wheels: Callable[..., dict[str, str]]) -> None:
+    done = machine.install(**wheels(**{"": "nvidia-cublas", "+cpu": ""}))
+    assert re.search(r"^install: torch [\d.]+\+cpu$", done.stdout, re.MULTILINE), done.stderr
 
 
 def test_the_places_that_name_the_versions_of_python_agree() -> None:
