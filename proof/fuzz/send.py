@@ -66,11 +66,12 @@ class Sender:
     async def _either(self, request: Request) -> tuple[int, str]:
         """Over a kept connection; once more over a new one where the kept one ends without an answer.
 
-        The server closes what was idle for 5 s, also with a request on its way (RFC 9112, 9.3.1).
+        The server closes what was idle for 5 s, also with a request on its way (RFC 9112, 9.3.1); what it has not read
+        then resets the connection.
         """
         try:
             return await self._request(self._http, request)
-        except httpx.RemoteProtocolError:
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
             return await self._request(self._anew, request)
 
     async def _request(self, http: httpx.AsyncClient, request: Request) -> tuple[int, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import shlex
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -32,7 +35,7 @@ from proof.fuzz.plan import TEMPLATES, Plan
 from proof.fuzz.requests import Case, affordable, json_request
 from proof.fuzz.requests import Request as Sent
 from proof.fuzz.resources import Resources
-from proof.fuzz.send import Answer
+from proof.fuzz.send import Answer, Sender
 from proof.fuzz.session import Fault, Fuzz, Outcome, Target
 from proof.fuzz.values import KINDS
 
@@ -295,6 +298,30 @@ def test_a_signal_in_the_middle_ends_it_and_leaves_nothing_undone(tmp_path: Path
     assert "SIGTERM received; no verdict" in said
     [found] = tmp_path.glob("*/fuzz.json")
     assert json.loads(found.read_text())["requests"] > 0
+
+
+@pytest.mark.parametrize("answers", [1, 0], ids=["idle too long", "always"])
+def test_a_reset_is_a_fault_only_where_a_new_connection_is_reset_too(answers: int) -> None:
+    """A server that answers so many requests of each connection, and resets it at the next."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for number in range(answers + 1):
+            await reader.readuntil(b"\r\n\r\n")
+            if number == answers:
+                connection = writer.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+                return
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    async def ask_twice() -> list[Answer]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with server, Sender(f"http://{host}:{port}", None, 1) as sender:
+            return [await sender.send(Sent("GET", "/health")) for _ in range(2)]
+
+    errors = [answer.error for answer in asyncio.run(ask_twice())]
+    assert all("ReadError" in error for error in errors) if answers == 0 else errors == ["", ""]
 
 
 def test_a_seed_and_an_index_are_one_request() -> None:
