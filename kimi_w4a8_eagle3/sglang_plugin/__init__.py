@@ -18,20 +18,19 @@ from .applied import require_applied
 
 
 def register() -> None:
-    """Register our hooks with SGLang's HookRegistry; SGLang applies them, and imports their targets, afterwards.
+    """Register our hooks with SGLang's HookRegistry, which applies them later and imports their targets then.
 
-    Ends the process when one cannot be had: SGLang logs an Exception of a plugin and goes on to serve, the door wide
-    open.
+    A failure ends the process. SGLang would only log a plugin's exception and serve without the door.
     """
     with or_end("the plugin cannot be installed"):
         _register()
 
 
 def _register() -> None:
-    # SGLang's import order: `cpu.install` comes before anything of it
+    # SGLang's import order: `cpu.install` runs before the first import of sglang
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    # Start-up: whoever wants `cpu` alone imports this package, too.
+    # Start-up: programs that need only `cpu` import this package, too.
     from . import (
         adaptive_hook,
         cpu,
@@ -69,11 +68,11 @@ def _register() -> None:
     if read_gates(os.environ).check_model_name:
         HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-        from ..tiny import processor  # start-up: transformers, and the built-in model is served on a CPU
+        from ..tiny import processor  # start-up: imports transformers, which only the built-in model on a CPU needs
 
         processor.register()
     if cpu.installed():
-        # Start-up: torch, and needed on a CPU alone.
+        # Start-up: these import torch, and only an engine on a CPU needs them.
         from .cpu import batch_invariant, fp8_kv, fp8_linear, gloo_thread, mla_draft, nccl
 
         gloo_thread.install()
@@ -85,12 +84,12 @@ def _register() -> None:
         HookRegistry.register(mla_draft.EMBED, mla_draft.set_embed, HookType.REPLACE)
         HookRegistry.register(mla_draft.EMBED_AND_HEAD, mla_draft.set_embed_and_head, HookType.REPLACE)
         cpu.claim_attention_backend()
-    if multiprocessing.parent_process() is None:  # a scheduler or detokenizer should not import what serves HTTP
-        from . import tool_calls  # SGLang's import order: its parsers, and all that its HTTP server reads
+    if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
+        from . import tool_calls  # SGLang's import order: it imports SGLang's parsers and HTTP server
 
         tool_calls.install()
         HookRegistry.register(door.TARGET, orphans.end_with_supervisor, HookType.BEFORE)
-        door.install(HookRegistry)  # imports what it stands in front of, so after everything that SGLang reads then
+        door.install(HookRegistry)  # last: it imports the HTTP server, which reads the environment at its import
     require_applied(HookRegistry)
-    # A process that hangs prints its stacks into the server's log when the watchdog asks.
+    # The watchdog sends SIGUSR1 to a hanging process, which then prints its stacks into the engine's log.
     faulthandler.register(signal.SIGUSR1, file=2)

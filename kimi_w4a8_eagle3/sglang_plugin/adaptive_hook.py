@@ -1,7 +1,7 @@
-"""Adaptive draft steps: refused where SGLang cannot run them, and without a draft's prefill while there are none.
+"""Adaptive draft steps: refuse what SGLang cannot run, and skip the draft's prefill at 0 steps.
 
-Refused with SGLang's own reason; it would serve fixed ones and warn. SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND=1 keeps
-the draft out of decoding at 0 steps, but SGLang lets it read every prompt all the same.
+SGLang only warns when it cannot adapt, and serves fixed steps. SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND=1 stops the
+draft while decoding at 0 steps, but not its pass over every prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFILL = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend
 
 
 def refuse(reason: str | None, *_: Any, **__: Any) -> None:
-    """AFTER hook of the question whether the server's arguments allow adaptive steps; `reason` says why not."""
+    """AFTER hook of SGLang's check of the server's arguments: end the process with SGLang's own reason."""
     if reason is not None:
         with or_end("adaptive speculation"):
             raise KimiError(
@@ -29,19 +29,19 @@ def refuse(reason: str | None, *_: Any, **__: Any) -> None:
 
 
 def choose_steps(worker: Any, batch: Any, *_: Any, **__: Any) -> None:
-    """BEFORE hook of a pass: prompts get the steps of all requests there are, not of the last ones that decoded."""
+    """BEFORE hook of a forward pass: choose a prompt's draft steps by all requests, not by the last decode batch."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.environ import envs
 
     if batch.forward_mode.is_extend() and envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get():
-        rows = worker.target_worker.model_runner.req_to_token_pool  # a row for each request that runs or begins
+        rows = worker.target_worker.model_runner.req_to_token_pool  # one row per running or starting request
         worker.activate_step_by_batch(rows.size - rows.available_size())
 
 
 def skip_prefill(
     original: Callable[..., Any], draft: Any, batch: Any, hidden: Any, next_token_ids: Any, *args: Any, **named: Any
 ) -> Any:
-    """AROUND hook of the draft's prefill: what SGLang puts in its place while decoding, at 0 steps."""
+    """AROUND hook of the draft's prefill: at 0 steps, return the stub that SGLang uses while decoding."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.environ import envs
     from sglang.srt.speculative.eagle_info import EagleDraftInput

@@ -1,6 +1,6 @@
-"""Hooks fail closed: a process in which SGLang could not apply one of ours ends, with the hook's name.
+"""Hooks fail closed: a process ends when SGLang could not apply one of them, and names the hook.
 
-SGLang logs "Failed to apply hooks" and serves on, without the page guard or the door.
+SGLang would log "Failed to apply hooks" and serve without the page guard or the door.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ..base.errors import KimiError, or_end
 
 
 def require_applied(registry: Any) -> None:
-    """Let `HookRegistry.apply_hooks` end the process when a hook that is registered now was not applied."""
+    """Make `HookRegistry.apply_hooks` end the process unless every hook registered so far was applied."""
     registered = set(registry._hooks)
     apply_hooks = registry.apply_hooks
 

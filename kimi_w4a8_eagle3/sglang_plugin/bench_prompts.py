@@ -1,7 +1,7 @@
-"""`run_module kimi_w4a8_eagle3.sglang_plugin.bench_prompts OUTPUT ARGS`: the prompts that the load generator sends.
+"""`run_module kimi_w4a8_eagle3.sglang_plugin.bench_prompts OUTPUT ARGS`: write the load generator's prompts.
 
-ARGS are the generator's own options. Its dataset code runs with the same seeds, so the texts are the same ones; they
-go to OUTPUT as JSON lines. Needed to say how much a workload's text repeats itself and to probe acceptance with it.
+ARGS are the generator's own options. SGLang's dataset code runs with the same seeds and therefore makes the same texts.
+OUTPUT gets them as JSON lines. They tell how repetitive a workload is, and acceptance is probed with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang.benchmark.utils import get_tokenizer
 
 
 def main(output: str, words: list[str]) -> None:
-    """Write one `{"prompt": ..., "prompt_len": ...}` a line."""
+    """Write one JSON line `{"prompt": ..., "prompt_len": ...}` per request."""
     parser = argparse.ArgumentParser()
     for name in ("--dataset-name", "--dataset-path", "--tokenizer"):
         parser.add_argument(name, required=True)

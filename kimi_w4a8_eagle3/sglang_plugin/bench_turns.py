@@ -1,7 +1,7 @@
-"""SGLang's load generator; of conversations it also records how long the prompt of each turn was.
+"""SGLang's load generator, which also records the prompt length of each turn of a conversation.
 
-It counts what the server found in the prefix cache, but knows the length of no prompt that an answer is part of; the
-server names it in the usage of each turn, which passes here.
+The generator counts cached tokens per turn, but a prompt that contains an earlier answer has no known length. The
+server reports that length in the usage of each turn, which `note` reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _count_cached = serving._extract_cache_from_sglext
 
 
 def note(data: dict[str, Any], output: Any) -> None:
-    """What SGLang takes of each piece of a stream, and the prompt's length."""
+    """Take the cached tokens from a piece of the stream as SGLang does, and the prompt's length."""
     _count_cached(data, output)
     if usage := data.get("usage"):
         output.prompt_len = usage["prompt_tokens"]

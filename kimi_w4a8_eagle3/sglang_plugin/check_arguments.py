@@ -1,7 +1,7 @@
-"""SGLang's own parser over an engine's argument words: `kimi-w4a8 serve --dry-run` asks when a person gave some.
+"""Check an engine's argument words with SGLang's own parser, for `kimi-w4a8 serve --dry-run` with extra arguments.
 
-A program, run behind `run_module`, without which SGLang cannot be imported where there is no GPU. The last line that it
-writes to stderr says what is wrong; exit code 2 then.
+Run it behind `run_module`: without that, SGLang cannot be imported on a machine that has no GPU. On a bad argument it
+exits with 2, and the last line of stderr says what is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def check(words: list[str]) -> None:
-    """Ends the process with 2 when SGLang would refuse `words`."""
+    """Exit with 2 when SGLang would refuse `words`."""
     parser = _Parser()
     ServerArgs.add_cli_args(parser)
     unknown = [word for word in parser.parse_known_args(words)[1] if word.startswith("--")]

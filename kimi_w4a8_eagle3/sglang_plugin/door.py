@@ -1,4 +1,4 @@
-"""Puts the door (`kimi_w4a8_eagle3/door/`) in front of SGLang's HTTP application; without it nothing is served."""
+"""Put the door (`kimi_w4a8_eagle3/door/`) in front of SGLang's HTTP application, or serve nothing."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 _SERVER = "sglang.srt.entrypoints.http_server"
 TARGET = f"{_SERVER}._setup_and_run_http_server"
 WARM_UP = f"{_SERVER}._wait_and_warmup"
-# SGLang compiles grammars in threads and asks so often, 5 ms apart or a decoding step, before it gives one up.
+# SGLang compiles grammars in threads. It polls them this often, every 5 ms or once per decode step, before it gives up.
 _GRAMMAR_POLLS = "2000"
 _internal = InternalKey()
 
 
 def install(registry: Any) -> None:
-    """Register the door, the request guard and the key of the warm-up; raises when one of them cannot be had."""
+    """Register the door, the request guard and the warm-up's key; raise KimiError when SGLang lacks a target."""
     if read_door(os.environ).policy == "off":
-        logger.warning("door: off, as KIMI_DOOR says: whoever reaches this server may do anything with it")
+        logger.warning("door: off (KIMI_DOOR=off): every client that reaches this server may do anything with it")
         return
     if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes"):
         raise _beyond_reach("SGLANG_RUST_SERVER serves HTTP from a program that the door cannot reach")
@@ -43,43 +43,43 @@ def install(registry: Any) -> None:
         request_guard.LOADS: request_guard.get_loads,
     }
     for target, hook in hooks.items():
-        if not callable(pkgutil.resolve_name(target)):  # the registry would log it, and go on
+        if not callable(pkgutil.resolve_name(target)):  # the registry would only log it
             raise KimiError("this SGLang has no such function", where=target)
         registry.register(target, hook, HookType.AROUND)
     os.environ.setdefault("SGLANG_GRAMMAR_MAX_POLL_ITERATIONS", _GRAMMAR_POLLS)
-    # Uvicorn believes X-Forwarded-For of any peer in this list, and takes this list from the environment.
+    # Uvicorn trusts X-Forwarded-For from every peer in this list.
     os.environ["FORWARDED_ALLOW_IPS"] = ""
 
 
 def guard_http_server(
     original: Callable[..., Any], server_args: Any, tokenizer_manager: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """AROUND hook of `TARGET`: puts the door in front of the application just before it is served."""
-    with or_end("the door cannot be had"):
+    """AROUND hook of `TARGET`: install the door as middleware just before the application is served."""
+    with or_end("the door cannot be installed"):
         _stand_in_front(server_args, tokenizer_manager)
     return original(server_args, tokenizer_manager, *args, **kwargs)
 
 
 def _stand_in_front(server_args: Any, tokenizer_manager: Any) -> None:
-    from sglang.srt.entrypoints import http_server  # SGLang's import order: it is complete when it serves
+    from sglang.srt.entrypoints import http_server  # SGLang's import order: complete once it serves
 
     if (workers := getattr(server_args, "tokenizer_worker_num", 1)) != 1:
-        # Each of several workers imports the application anew, in a process where this hook never runs.
+        # Each of several workers imports the application itself, in a process where this hook never runs.
         raise _beyond_reach(f"--tokenizer-worker-num {workers} serves HTTP from processes that the door cannot reach")
     if getattr(server_args, "grpc_port", None) is not None:
-        raise _beyond_reach("--grpc-port opens a second door that this one does not guard")
+        raise _beyond_reach("--grpc-port opens a second port that the door does not guard")
     if getattr(server_args, "api_key", None) or getattr(server_args, "admin_api_key", None):
         raise KimiError(
             "SGLang was given a key of its own, which it writes into its log",
             where="--api-key, --admin-api-key",
-            remedy="give it to the door: KIMI_API_KEY_FILE, KIMI_ADMIN_KEY_FILE",
+            remedy="give the key to the door instead: KIMI_API_KEY_FILE, KIMI_ADMIN_KEY_FILE",
         )
     for target, hooked in (
         (WARM_UP, http_server._wait_and_warmup),
         (request_guard.TARGET, type(tokenizer_manager)._validate_one_request),
     ):
         if not hasattr(hooked, "__wrapped__"):
-            raise KimiError("another plugin replaced what the door has to see", where=target)
+            raise KimiError("another plugin replaced a function that the door hooks", where=target)
     settings = read_door(os.environ)
     rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len)
     app, host = http_server.app, server_args.host
@@ -88,11 +88,11 @@ def _stand_in_front(server_args: Any, tokenizer_manager: Any) -> None:
 
 
 def wait_and_warm_up(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """AROUND hook of `WARM_UP`: SGLang asks itself over HTTP, before anybody else is told that it is ready."""
-    from sglang.srt.runtime_context import get_serving  # SGLang's import order: it is complete when it serves
+    """AROUND hook of `WARM_UP`: let SGLang's own HTTP request through the door before the server is ready."""
+    from sglang.srt.runtime_context import get_serving  # SGLang's import order: complete once it serves
 
     try:
-        # What SGLang takes for its own key, and sends with its warm-up; its middleware was set up without.
+        # The warm-up sends SGLang's own key. SGLang's middleware was set up without one and does not check it.
         with get_serving().override(api_key=_internal.value):
             return original(*args, **kwargs)
     finally:
@@ -101,5 +101,5 @@ def wait_and_warm_up(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 def _beyond_reach(why: str) -> KimiError:
     return KimiError(
-        why, where="environment or arguments", remedy="leave it out, or serve without a door: KIMI_DOOR=off"
+        why, where="environment or arguments", remedy="leave it out, or serve without the door: KIMI_DOOR=off"
     )

@@ -1,4 +1,4 @@
-"""The installed SGLang's own models of request bodies, read strictly: what the door checks is what SGLang will see."""
+"""Strict readers made from the installed SGLang's own models of request bodies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..door import fields
 from ..door.access import CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, GENERATE, MESSAGES, RESPONSES, TOKENIZE
 from ..door.rules import RequestModel
 
-_MOST_ERRORS = 64  # beyond that the message is not worth making
+_MOST_ERRORS = 64  # beyond this a message would not help the client
 
 
 def request_models() -> dict[str, RequestModel]:
-    """The model of each endpoint whose body is checked."""
-    # SGLang's import order: it is complete when it serves
+    """Return the model of each endpoint whose body is checked."""
+    # SGLang's import order: complete once it serves
     from sglang.srt.entrypoints.anthropic import protocol as anthropic
     from sglang.srt.entrypoints.openai import protocol
     from sglang.srt.managers.io_struct import GenerateReqInput
@@ -34,7 +34,7 @@ def request_models() -> dict[str, RequestModel]:
 
 
 def sampling_model() -> RequestModel:
-    """/generate's sampling parameters: SGLang makes them from a plain dictionary, whose types it never looks at."""
+    """Return the model of /generate's sampling parameters, whose types SGLang itself does not check."""
     from sglang.srt.sampling.sampling_params import SamplingParams  # SGLang's import order: as above
 
     hints = get_type_hints(SamplingParams)
@@ -62,9 +62,10 @@ def _strict(model: Any) -> Callable[[bytes], object]:
 
 
 def _echoed(protocol: Any) -> Callable[[bytes], object]:
-    """/v1/responses: an answer repeats what was asked, and a stream of SGLang 0.5.20 does so in OpenAI's own model.
+    """Return a reader for /v1/responses that also checks whether SGLang can repeat the request in its answer.
 
-    That takes less than SGLang's request, and where it raises the stream has begun and breaks off.
+    SGLang 0.5.20 repeats it in a stream with OpenAI's own model, which accepts less than SGLang's request model. An
+    error there would break off a stream that has begun.
     """
     from openai.types.responses import Response  # start-up: heavy, and only an engine needs it
 
@@ -75,7 +76,7 @@ def _echoed(protocol: Any) -> Callable[[bytes], object]:
         request = read(body)
         answer = protocol.ResponsesResponse.from_request(request, {}, **first).model_dump()
         try:
-            Response.model_validate({**answer, "tools": []})  # as SGLang does
+            Response.model_validate({**answer, "tools": []})  # SGLang empties the tools, too
         except ValidationError as error:
             raise ValueError(_message(error)) from None
         return request
@@ -84,11 +85,11 @@ def _echoed(protocol: Any) -> Callable[[bytes], object]:
 
 
 def _message(error: ValidationError) -> str:
-    """One line: of all forms that SGLang tried for a value, the complaint of the one that went deepest."""
+    """Return one line: pydantic tries several forms for a value, and the deepest error is the most specific."""
     if error.error_count() > _MOST_ERRORS:
         return "the body is not what this endpoint reads"
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    telling = [each for each in errors if each["type"] != "literal_error"] or errors  # not: "this is no other form"
-    deepest = max(telling, key=lambda each: len(each["loc"]))
-    where = [str(each) for each in deepest["loc"] if isinstance(each, int) or each.islower()]
+    specific = [detail for detail in errors if detail["type"] != "literal_error"] or errors  # not "no other form fits"
+    deepest = max(specific, key=lambda detail: len(detail["loc"]))
+    where = [str(part) for part in deepest["loc"] if isinstance(part, int) or part.islower()]
     return f"{'.'.join(where) or 'body'}: {deepest['msg']}"[:300]

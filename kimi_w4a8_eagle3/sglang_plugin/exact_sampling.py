@@ -1,11 +1,11 @@
 """Sampling, penalties and verification that give a request the same tokens with and without EAGLE3.
 
-SGLang verifies by argmax on ROCm and CPUs, takes no seeds, and feeds one token per verify step to its penalizers. Here
+SGLang verifies by argmax on ROCm and CPUs, ignores seeds, and feeds one token per verify step to its penalizers. Here
 the target draws its own token at every verified position (`sampling/draw.py`), with the noise and the penalties of
-that position, and a draft is kept while it equals the draw. That is exact for any draft and needs no draft
-probabilities. Plain decoding and prefill draw with the same function, so both give the same answer to the same seed.
+that position. A draft token is kept while it equals the draw. This is exact for any draft and needs no draft
+probabilities. Plain decoding and prefill draw with the same function, so the same seed gives the same answer.
 
-Remove when SGLang verifies so by itself: sglang#31214 (temperature on ROCm), sglang#33643 (penalties).
+Remove when SGLang does this itself: sglang#31214 (temperature on ROCm), sglang#33643 (penalties).
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ _WORKER = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2"
 _VERIFY = "sglang.srt.speculative.eagle_utils.eagle_sample"
 _VERIFY_TAKES = ("verify_input", "batch", "logits_output", "grammar_mask")
 
-_tables: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()  # by the pool whose rows requests occupy
+_tables: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()  # by the req_to_token pool
 
 
 def install(registry: Any) -> None:
-    """Register the hooks with SGLang's HookRegistry."""
     from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
     registry.register(f"{_WORKER}.__init__", require_known_verification, HookType.BEFORE)
@@ -52,7 +51,7 @@ def install(registry: Any) -> None:
 
 
 def require_known_verification(*_: Any, **__: Any) -> None:
-    """BEFORE hook of EAGLE's worker: no speculation on a release whose verification takes other arguments."""
+    """BEFORE hook of EAGLE's worker: refuse a release whose verification takes other arguments."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.runtime_context import get_spec
     from sglang.srt.speculative import eagle_utils
@@ -61,14 +60,14 @@ def require_known_verification(*_: Any, **__: Any) -> None:
     with or_end("speculation cannot be verified"):
         if (topk := get_spec().speculative_eagle_topk) != 1:
             raise KimiError(
-                f"drafts are verified as a chain, and --speculative-eagle-topk {topk} makes a tree of them",
+                f"drafts are verified as a chain, and --speculative-eagle-topk {topk} makes a tree",
                 where="--speculative-eagle-topk",
                 expected="1",
                 remedy="serve without this argument: every recipe has topk 1",
             )
         if taken[: len(_VERIFY_TAKES)] != _VERIFY_TAKES or not hasattr(eagle_utils, "verify_tree_greedy_func"):
             raise KimiError(
-                f"this SGLang release verifies drafts in a way that the plugin does not know: {', '.join(taken)}",
+                f"this SGLang release verifies drafts with arguments that the plugin does not know: {', '.join(taken)}",
                 where=_VERIFY,
                 expected=", ".join(_VERIFY_TAKES),
                 remedy="serve with options.speculation = 'off', or with a release that `kimi-w4a8 doctor` names",
@@ -76,10 +75,10 @@ def require_known_verification(*_: Any, **__: Any) -> None:
 
 
 def set_seeds(info: Any, _: type, batch: Any, *__: Any, **___: Any) -> None:
-    """AFTER hook of `from_schedule_batch`: one seed per request, which SGLang filters and merges with the batch.
+    """AFTER hook of `from_schedule_batch`: set one seed per request, which SGLang filters and merges with the batch.
 
-    A request without a seed gets one from its id, which is random and the same on every rank. Deterministic inference
-    has seeds already.
+    A request without a seed gets one from its id, which is random and the same on every rank. With deterministic
+    inference SGLang has set the seeds already.
     """
     if info.sampling_seed is None:
         seeds = [_seed(req) for req in batch.reqs]
@@ -96,8 +95,8 @@ def _seed(req: Any) -> int:
 def seed_each_choice(_: Any, tokenized: Any) -> None:
     """BEFORE hook of `_send_one_request`: with n > 1, choice i gets the request's seed plus i, as in vLLM.
 
-    SGLang sends n copies of a request, in order, that share one SamplingParams; the request with max_new_tokens 0 that
-    it sends before them only fills the prefix cache.
+    SGLang sends n copies of a request in order, and they share one SamplingParams. It sends another copy first, with
+    max_new_tokens 0, which only fills the prefix cache.
     """
     params = getattr(tokenized, "sampling_params", None)
     if params is not None and params.n > 1 and params.sampling_seed is not None and params.max_new_tokens:
@@ -108,12 +107,12 @@ def seed_each_choice(_: Any, tokenized: Any) -> None:
 def without_penalizers(
     original: Callable[..., None], owner: Any, vocab_size: int, batch: Any, penalizers: Any = ()
 ) -> None:
-    """AROUND hook: SGLang's own penalizers never run, because `Penalties` replaces them."""
+    """AROUND hook: disable SGLang's own penalizers, which `Penalties` replaces."""
     original(owner, vocab_size, batch, set())
 
 
 def keep_penalties(forward_batch: Any, _: type, batch: Any, model_runner: Any, **__: Any) -> None:
-    """AFTER hook of `ForwardBatch.init_new`: a pass that draws by `ModelRunner.sample` gets its batch's penalties."""
+    """AFTER hook of `ForwardBatch.init_new`: attach the penalties to a pass that draws by `ModelRunner.sample`."""
     mode = batch.forward_mode
     draws = mode.is_decode() or (mode.is_extend() and not mode.is_target_verify())
     forward_batch.kimi_penalties = None
@@ -122,7 +121,7 @@ def keep_penalties(forward_batch: Any, _: type, batch: Any, model_runner: Any, *
 
 
 def penalties_of(batch: Any, vocab_size: int) -> Penalties | None:
-    """The penalties of a ScheduleBatch; None where no request has any."""
+    """Return the penalties of a ScheduleBatch, or None when no request has any."""
     requests = [_penalized(req, row, batch) for row, req in enumerate(batch.reqs) if _is_penalized(req.sampling_params)]
     if not requests:
         return None
@@ -143,7 +142,7 @@ def _penalized(req: Any, row: int, batch: Any) -> Penalized:
     stops = {*(params.stop_token_ids or ()), *(req.eos_token_ids or ())}
     if tokenizer is not None:
         stops |= {*(tokenizer.additional_stop_token_ids or ()), tokenizer.eos_token_id}
-    # A prefill makes the state anew: its request is new, was retracted, or is read in chunks, whose draws are dropped.
+    # A prefill rebuilds the state: its request is new, was retracted, or is read in chunks whose draws are dropped.
     restored = batch.forward_mode.is_extend() and not batch.forward_mode.is_target_verify()
     return Penalized(
         row=row,
@@ -158,7 +157,7 @@ def _penalized(req: Any, row: int, batch: Any) -> Penalized:
 
 
 def sample(original: Callable[..., torch.Tensor], runner: Any, logits_output: Any, forward_batch: Any) -> torch.Tensor:
-    """AROUND hook of `ModelRunner.sample`, the draw of plain decoding and of every prefill."""
+    """AROUND hook of `ModelRunner.sample`, which draws for plain decoding and for every prefill."""
     penalties: Penalties | None = forward_batch.kimi_penalties
     if penalties is None:
         return original(runner, logits_output, forward_batch)
@@ -171,9 +170,9 @@ def sample(original: Callable[..., torch.Tensor], runner: Any, logits_output: An
 
 
 def round_as_verification(_: None, sampler: Any, *__: Any, **___: Any) -> None:
-    """AFTER hook of `Sampler.__init__`: torch's softmax and log_softmax, which verification uses too.
+    """AFTER hook of `Sampler.__init__`: use torch's softmax and log_softmax, as verification does.
 
-    SGLang does so for deterministic inference; otherwise plain logprobs are the logarithm of rounded probabilities.
+    SGLang does so only for deterministic inference; otherwise its logprobs are logarithms of rounded probabilities.
     """
     sampler.enable_deterministic = True
 
@@ -181,7 +180,7 @@ def round_as_verification(_: None, sampler: Any, *__: Any, **___: Any) -> None:
 def sample_from_probs(
     original: Callable[..., Any], sampler: Any, probs: torch.Tensor, info: Any, positions: torch.Tensor, simple: bool
 ) -> Any:
-    """AROUND hook of `Sampler._sample_from_probs`; SGLang itself draws where the sampling mask is asked for."""
+    """AROUND hook of `Sampler._sample_from_probs`; SGLang itself draws when a request asks for the sampling mask."""
     if info.sampling_mask_batch_indices is not None:
         return original(sampler, probs, info, positions, simple)
     return draw(probs, _filters(info), info.sampling_seed, positions.long()), None
@@ -200,9 +199,9 @@ def verify(
     grammar_mask: Any = None,
     **named: Any,
 ) -> Any:
-    """AROUND hook of `eagle_sample`: returns predict, accept lengths and accept indices as SGLang does.
+    """AROUND hook of `eagle_sample`: return predict, accept lengths and accept indices as SGLang does.
 
-    SGLang itself verifies what is greedy without penalties, and benchmarks with a simulated accept length.
+    SGLang itself verifies greedy batches without penalties, and benchmarks with a simulated accept length.
     """
     from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN  # SGLang's import order: hooks load first
 
@@ -231,7 +230,7 @@ def _transform(
     positions: torch.Tensor,
     chains: torch.Tensor,
 ) -> None:
-    """Change the logits in place as plain decoding does, in its order; compute_spec_logprobs reads them afterwards."""
+    """Change the logits in place, in the order of plain decoding; compute_spec_logprobs reads them afterwards."""
     from sglang.srt.utils.async_probe import sanitize_nan_logits  # SGLang's import order: hooks load first
 
     if penalties is not None:
@@ -244,13 +243,13 @@ def _transform(
 
 
 def _draw_all(logits: torch.Tensor, info: Any, positions: torch.Tensor, n: int) -> torch.Tensor:
-    """Draw at each of the n positions of each request, from probabilities made as the sampler makes them."""
+    """Draw at each of the n positions of every request, from probabilities made as the sampler makes them."""
     probs = torch.softmax(logits / info.temperatures.repeat_interleave(n, dim=0), dim=-1)
     return draw(probs, _filters(info).repeated(n), info.sampling_seed.repeat_interleave(n), positions.long())
 
 
 def _accept(verify_input: Any, drawn: torch.Tensor, chains: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Keep each chain while it equals the draws, by SGLang's own greedy operator; every rank takes rank 0's result."""
+    """Keep each chain while it equals the draws, with SGLang's greedy operator; all ranks take rank 0's result."""
     from sglang.srt.distributed import get_tp_group  # SGLang's import order: hooks load before what they change
     from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
 
@@ -267,7 +266,7 @@ def _accept(verify_input: Any, drawn: torch.Tensor, chains: torch.Tensor) -> tup
         topk=verify_input.tree_topk,
     )
     group = get_tp_group()
-    if group.world_size > 1:  # ranks whose logits differ in the last bit would accept different numbers of drafts
+    if group.world_size > 1:  # ranks whose logits differ in the last bit would accept different drafts
         for tensor in (predict, index, correct):
             group.broadcast(tensor, src=0)
     return predict, correct + 1, index

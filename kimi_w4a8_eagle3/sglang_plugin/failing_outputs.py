@@ -1,6 +1,6 @@
-"""What comes back from the scheduler, in the process that holds the connections: an error in it ends one request.
+"""Keep an error in one request's output to that request, in the process that holds the clients' connections.
 
-SGLang ends the engine when one request's output raises there, and all others wait for as long as that takes.
+Without these hooks SGLang ends the engine when one request's output raises, and all other clients wait for a restart.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ TARGET = f"{_MANAGER}._handle_batch_output"
 ABORT = f"{_MANAGER}._handle_abort_req"
 ABORTED = f"{_MANAGER}._handle_abort_finish_reason"
 
-# What the content of a request can raise. MemoryError and OSError are the machine's.
+# Errors that a request's content can cause. MemoryError and OSError are faults of the machine.
 OF_CONTENT = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError,
 )  # fmt: skip
-# What SGLang's endpoints read before they look at the reason; what was put together of it may not fit together.
+# Fields that SGLang's endpoints read before the finish reason; partial logprobs could be inconsistent.
 _NO_LOGPROBS: dict[str, Any] = {"output_token_logprobs_length": 0} | {
     f"{side}_{kind}_logprobs": [] for side in ("input", "output") for kind in ("token", "top", "token_ids")
 }
 
 
 async def handle_batch_output(original: Callable[..., Coroutine[Any, Any, None]], manager: Any, recv_obj: Any) -> None:
-    """AROUND hook of `TARGET`, which goes through the requests of a batch: ends the one that raises and goes on."""
+    """AROUND hook of `TARGET`, which loops over the requests of a batch: end the one that raises and continue."""
     while True:
         try:
             await original(manager, recv_obj)
@@ -42,9 +42,9 @@ async def handle_batch_output(original: Callable[..., Coroutine[Any, Any, None]]
 
 
 def handle_abort(original: Callable[..., None], manager: Any, recv_obj: Any) -> None:
-    """AROUND hook of `ABORT`: an answer whose logprobs cannot be put together ends without them.
+    """AROUND hook of `ABORT`: end an aborted request without logprobs when its logprobs raise.
 
-    Seen with SGLang 0.5.20: a request with logprobs that is aborted before its prefill has None in place of them.
+    In SGLang 0.5.20, a request with logprobs that is aborted before its prefill has None in their place.
     """
     state = manager.rid_to_state.get(recv_obj.rid)
     try:
@@ -57,9 +57,9 @@ def handle_abort(original: Callable[..., None], manager: Any, recv_obj: Any) -> 
 
 
 def name_status(_: Any, out: dict[str, Any], *__: Any, **___: Any) -> None:
-    """BEFORE hook of `ABORTED`, which ends an aborted request.
+    """BEFORE hook of `ABORTED`, which ends an aborted request: make its status an HTTPStatus again.
 
-    SGLang writes an error into a stream only for an HTTPStatus, which its own transport turns into a number.
+    SGLang's transport turns the status into a number, and SGLang writes an error into a stream only for an HTTPStatus.
     """
     reason = out["meta_info"]["finish_reason"]
     if isinstance(reason.get("status_code"), int):
@@ -68,13 +68,13 @@ def name_status(_: Any, out: dict[str, Any], *__: Any, **___: Any) -> None:
 
 
 def reason_of(error: Exception) -> dict[str, Any]:
-    """What the client reads: the kind of error only, because its text may hold what others asked."""
+    """Return the finish reason for the client: only the error's type, because its text may quote other requests."""
     message = f"this request failed inside the engine ({type(error).__name__}) and was ended; the server goes on"
     return {"type": "abort", "message": message, "status_code": 500, "err_type": "InternalServerError"}
 
 
 def _place(error: BaseException) -> dict[str, Any] | None:
-    """The local variables of SGLang's loop over the requests where it raised; None before its first one."""
+    """Return the local variables of SGLang's loop over the requests, or None if it raised before the first one."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_name == TARGET.rpartition(".")[2]:
@@ -85,19 +85,19 @@ def _place(error: BaseException) -> dict[str, Any] | None:
 
 
 def _end_alone(manager: Any, recv_obj: Any, at: dict[str, Any], error: Exception) -> None:
-    """Answer the request at `at`, and leave only those behind it in `recv_obj`."""
+    """Answer the request at `at`, and keep only the later requests in `recv_obj`."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
     from sglang.srt.managers.io_struct import AbortReq
 
     index, rid, waiting = at["i"], at["rid"], at["pending_notify"]
-    recv_obj.rids[: index + 1] = [HEALTH_CHECK_RID_PREFIX] * (index + 1)  # SGLang passes over those it does not know
+    recv_obj.rids[: index + 1] = [HEALTH_CHECK_RID_PREFIX] * (index + 1)  # SGLang skips ids that it does not know
     reason = recv_obj.finished_reasons[index]
-    refused = reason is not None and reason["type"] == "abort"  # the reason that the scheduler gave stays
-    logger.error("the output of a request raised and it ends with its error: %s", rid, exc_info=error)
+    refused = reason is not None and reason["type"] == "abort"  # keep the scheduler's reason
+    logger.error("the output of request %s raised; the request ends with an error", rid, exc_info=error)
     if reason is None:
-        manager.abort_request(rid)  # the scheduler still works on it
+        manager.abort_request(rid)  # the scheduler still runs it
     if rid not in waiting:
         manager._handle_abort_req(AbortReq(rid=rid, finished_reason=reason if refused else reason_of(error)))
-    for each in waiting.values():
-        each.event.set()
+    for waiter in waiting.values():
+        waiter.event.set()

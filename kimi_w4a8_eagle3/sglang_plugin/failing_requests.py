@@ -1,11 +1,11 @@
-"""A request that raises inside SGLang's scheduler ends alone, with 500; SGLang itself ends the engine, for everybody.
+"""A request that raises inside SGLang's scheduler ends alone with a 500, where SGLang itself would end the engine.
 
-Four places, by what is known when something raises:
-- taken in: the request holds nothing yet, so it is dropped and answered.
-- its own part of a result (stop checks, logprobs, output): the request is known. It ends through SGLang's own path.
-- built, run or sampled, and the rest of a result: the guilty one is unknown, so all requests of that batch end, their
-  KV is released and SGLang's own check of the pool must then add up.
-- anything else ends the process as before: errors of the machine, of the pools, of one rank only, and an engine in
+The hooks differ by what is known when something raises:
+- Taking in a request: it holds nothing yet, so it is dropped and answered.
+- Its own part of a result (stop checks, logprobs, output): the request is known and ends through SGLang's own path.
+- Building, running or sampling a batch, and the rest of its result: the cause is unknown, so all requests of the batch
+  end. Their KV is released, and SGLang's own check of the pool must then add up.
+- Everything else ends the process as before: errors of the machine, of the pools or of one rank only, and an engine in
   which batch after batch fails.
 """
 
@@ -33,21 +33,21 @@ _PROCESSOR = f"{_RESULTS}.batch_result_processor.SchedulerBatchResultProcessor"
 _POOLS = "sglang.srt.mem_cache"
 
 _OF_THE_DEVICE = ("HIP error", "CUDA error", "hipError", "cudaError")
-_RANKS_AGREE_S = 10.0  # every rank fails at the same line within a forward pass, or the others never come
-# A client that sends bad requests one after the other has healthy ones between; an engine that is broken has not.
+_RANKS_AGREE_S = 10.0  # all ranks fail at the same line within one forward pass, or the others never do
+# Between the bad requests of one client there are healthy batches; a broken engine has none.
 _MAX_FAILED_BATCHES = 50
 
-_failed_batches = 0  # in a row, of this process
-_schedulers: list[Any] = []  # the one of this process, for hooks that are not given it
+_failed_batches = 0  # in a row, in this process
+_schedulers: list[Any] = []  # this process's scheduler, for hooks that do not get it as an argument
 
 
 def install(registry: Any) -> None:
-    """Register the hooks with SGLang's HookRegistry; a release built differently ends at errors as it always did."""
+    """Register the hooks with SGLang's HookRegistry; a release without their targets keeps ending at errors."""
     from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
-    # Where no token is left, because none can follow the grammar or `min_tokens` forbids the last one, all logits of a
-    # row are infinite, its probabilities are NaN, and sampling raises for the whole batch. SGLang's own switch makes
-    # them finite: one token is drawn, and the grammar of that request alone refuses it.
+    # When no token is left, because none can follow the grammar or `min_tokens` forbids the last one, all logits of a
+    # row are infinite and its probabilities NaN, and sampling raises for the whole batch. SGLang's own switch makes
+    # them finite: it draws one token, which the grammar of that request alone then refuses.
     os.environ.setdefault("SGLANG_SANITIZE_NAN_LOGITS", "1")
     hooks: dict[str, Callable[..., Any]] = {
         f"{_SCHEDULER}.handle_generate_request": take_in,
@@ -64,7 +64,7 @@ def install(registry: Any) -> None:
     }
     missing = [target for target in (*hooks, failing_outputs.ABORTED) if not _exists(target)]
     if missing:
-        logger.warning("a request that raises ends this engine: this SGLang release has no %s", ", ".join(missing))
+        logger.warning("a request that raises will end this engine: this SGLang release lacks %s", ", ".join(missing))
         return
     for target, hook in hooks.items():
         registry.register(target, hook, HookType.AROUND)
@@ -74,12 +74,12 @@ def install(registry: Any) -> None:
 
 
 def take_in(original: Callable[..., None], scheduler: Any, recv_req: Any, **named: Any) -> None:
-    """AROUND hook of `Scheduler.handle_generate_request`: the request is in no batch and has no KV."""
+    """AROUND hook of `Scheduler.handle_generate_request`: drop a request that is in no batch and has no KV yet."""
     _schedulers[:] = [scheduler]
     try:
         original(scheduler, recv_req, **named)
     except OF_CONTENT as error:
-        # A session keeps track of its requests; it is closed to clients.
+        # A session keeps track of its requests; the door refuses sessions.
         if recv_req.session_params is not None or not _request_failed(error):
             raise
         for queue in (scheduler.waiting_queue, scheduler.grammar_manager.grammar_queue):
@@ -89,20 +89,20 @@ def take_in(original: Callable[..., None], scheduler: Any, recv_req: Any, **name
 
 
 def own_part(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """AROUND hook of what SGLang does for one request of a result: stop checks and logprobs."""
+    """AROUND hook of SGLang's work on one request of a result: stop checks and logprobs."""
     try:
         return original(*args, **named)
     except OF_CONTENT as error:
         if not _request_failed(error):
             raise
-        _fail(next(each for each in (*args, *named.values()) if _is_request(each)), error)
+        _fail(next(value for value in (*args, *named.values()) if _is_request(value)), error)
         return None
 
 
 def accept(original: Callable[..., None], rows: Any, *, req: Any) -> None:
     """AROUND hook of `_GenerationStreamAccumulator.accept`, which adds a request's output to many parallel lists.
 
-    What a failed request has put together may not fit together, so it gets its reason and nothing else.
+    The output of a failed request may be inconsistent, so the client gets only the reason.
     """
     if not _failed(req):
         before = len(rows.rids)
@@ -120,7 +120,7 @@ def accept(original: Callable[..., None], rows: Any, *, req: Any) -> None:
 
 
 def prepare(original: Callable[..., None], batch: Any, *args: Any, **named: Any) -> None:
-    """AROUND hook of what builds a batch: one that cannot be built is handed on, and `run_batch` ends it."""
+    """AROUND hook of what builds a batch: pass the error of a batch that cannot be built on to `run_batch`."""
     try:
         original(batch, *args, **named)
     except OF_CONTENT as error:
@@ -130,9 +130,11 @@ def prepare(original: Callable[..., None], batch: Any, *args: Any, **named: Any)
 
 
 def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **named: Any) -> Any:
-    """AROUND hook of `Scheduler.run_batch`: a forward or sampling that raises ends its batch. SGLang restores the
-    batch's own fields then (`_forward_isolation`)."""
-    error = vars(batch).pop("kimi_error", None)  # of `prepare`
+    """AROUND hook of `Scheduler.run_batch`: end a batch whose forward or sampling raises.
+
+    SGLang then restores the batch's own fields (`_forward_isolation`).
+    """
+    error = vars(batch).pop("kimi_error", None)  # set by `prepare`
     if error is None:
         try:
             return original(scheduler, batch, *args, **named)
@@ -145,7 +147,7 @@ def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: A
 
 
 def process_batch_result(original: Callable[..., None], scheduler: Any, batch: Any, result: Any) -> None:
-    """AROUND hook of `Scheduler.process_batch_result`."""
+    """AROUND hook of `Scheduler.process_batch_result`: end a batch whose result cannot be read."""
     global _failed_batches
     if getattr(result, "kimi_ended", False):
         scheduler.maybe_send_health_check_signal()
@@ -161,9 +163,9 @@ def process_batch_result(original: Callable[..., None], scheduler: Any, batch: A
 
 
 def refuse_dead_grammar(_: Any, __: Any, req: Any, *___: Any, **____: Any) -> None:
-    """AFTER hook of what advances a grammar: one that allows no token is the request's fault.
+    """AFTER hook of SGLang's grammar step: answer 400 when the grammar allows no further token.
 
-    SGLang 0.5.20 aborts such a request without a status, which its client reads as an answer.
+    SGLang 0.5.20 aborts such a request without a status, and the client takes that for an answer.
     """
     from sglang.srt.managers.schedule_batch import FINISH_ABORT  # SGLang's import order: hooks load before it
 
@@ -173,8 +175,7 @@ def refuse_dead_grammar(_: Any, __: Any, req: Any, *___: Any, **____: Any) -> No
 
 
 def _end_batch(scheduler: Any, batch: Any, error: Exception, what: str) -> None:
-    """Answer every request of a batch that is not answered yet and release its KV; raises `error` where that is not
-    known to be safe."""
+    """Answer every open request of a batch and release its KV; raise `error` where that may not be safe."""
     global _failed_batches
     _failed_batches += 1
     if _failed_batches >= _MAX_FAILED_BATCHES or not _is_simple(scheduler, batch):
@@ -205,14 +206,14 @@ def _end(scheduler: Any, req: Any, error: Exception) -> None:
         scheduler.chunked_req = None
     if req.kv.holds_kv:
         _release_kv(req, scheduler.tree_cache)
-    elif not finished:  # it raised between the prefix and the first own page
+    elif not finished:  # it raised after the prefix match and before its first page
         _unlock(req, scheduler.tree_cache)
     if not answered:
         _answer(scheduler, req, reason_of(error))
 
 
 def _release_kv(req: Any, tree: Any) -> None:
-    """Give back a request's KV and its lock on the prefix cache, which keeps nothing of it."""
+    """Release a request's KV and its lock on the prefix cache, which keeps nothing of it."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.mem_cache.common import release_kv_cache
 
@@ -221,7 +222,7 @@ def _release_kv(req: Any, tree: Any) -> None:
 
 
 def _unlock(req: Any, tree: Any) -> None:
-    """Give back the lock on the prefix cache alone; without one, nothing happens."""
+    """Release only the request's lock on the prefix cache, if it has one."""
     if not hasattr(req, "lock"):  # 0.5.20
         if req.lock_receipt.node_id is not None:
             tree.dec_lock_ref(req.last_node, req.lock_receipt)
@@ -232,7 +233,7 @@ def _unlock(req: Any, tree: Any) -> None:
 
 
 def _whole_answer(scheduler: Any, req: Any) -> bool:
-    """Send a request's answer that was complete before another one raised; False when there is none."""
+    """Send an answer that was complete before another request raised; return False when there is none."""
     if not req.finished() or _failed(req) or req.kv.holds_kv:
         return False
     scheduler.output_streamer.stream_output([req], req.return_logprob)
@@ -240,7 +241,7 @@ def _whole_answer(scheduler: Any, req: Any) -> bool:
 
 
 def _answer(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
-    """Tell the process that holds the client's connection. A health check stays without an answer: it failed."""
+    """Send the reason to the process that holds the client's connection. A health check gets no answer: it failed."""
     from sglang.srt.managers.io_struct import AbortReq  # SGLang's import order: hooks load before what they change
     from sglang.srt.managers.utils import is_health_check_generate_req
 
@@ -249,7 +250,7 @@ def _answer(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
 
 
 def _is_simple(scheduler: Any, batch: Any) -> bool:
-    """Whether this engine is of the kind whose state is understood here: what the recipes start."""
+    """Return True for the kind of engine that the recipes start, whose state these hooks know how to clean up."""
     from sglang.srt.runtime_context import get_parallel  # SGLang's import order: hooks load before what they change
 
     parallel = get_parallel()
@@ -267,9 +268,9 @@ def _is_simple(scheduler: Any, batch: Any) -> bool:
 
 
 def _require_pool_adds_up(scheduler: Any, error: Exception) -> None:
-    """SGLang's own equation of its strict mode: free, cached and owned tokens are the whole pool."""
+    """Raise `error` unless free, cached and owned tokens add up to the pool, by SGLang's own strict-mode check."""
     checker = scheduler.invariant_checker
-    # SGLang's count reads the last batch, and there is none when the engine was idle before this one.
+    # SGLang's count reads the last batch, and there is none if the engine was idle before this one.
     owned = 0 if scheduler.last_batch is None else checker._get_total_uncached_sizes()[0]
     leak, message = checker._check_full_pool(scheduler.pool_stats_observer.get_pool_stats(), uncached=owned)
     if leak:
@@ -278,7 +279,7 @@ def _require_pool_adds_up(scheduler: Any, error: Exception) -> None:
 
 
 def _request_failed(error: BaseException) -> bool:
-    """Whether a request may be ended for this: not for the machine's errors, those of the pools, or of one rank."""
+    """Return False for errors of the machine, of the pools or of one rank, which must end the engine."""
     import torch  # start-up: only a failing batch needs torch
 
     device = tuple(
@@ -292,7 +293,7 @@ def _request_failed(error: BaseException) -> bool:
 
 
 def _in_pools(error: BaseException) -> bool:
-    """Whether it came out of the code that gives and takes KV: what that code left behind, nobody knows."""
+    """Return True if the error came out of the code that allocates and frees KV, whose state is then unknown."""
     trace = error.__traceback__
     while trace is not None:
         if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(_POOLS):
@@ -302,7 +303,7 @@ def _in_pools(error: BaseException) -> bool:
 
 
 def _all_ranks_failed() -> bool:
-    """Whether the other ranks came here too: they read the same request. Alone, a rank would leave them waiting."""
+    """Return True if all ranks failed on this request. A rank that continued alone would leave the others waiting."""
     import torch.distributed as dist  # start-up: only a failing batch needs torch
     from sglang.srt.distributed import get_tp_group
 
@@ -318,7 +319,7 @@ def _all_ranks_failed() -> bool:
 
 
 def _fail(req: Any, error: Exception) -> None:
-    """Let SGLang end the request: in its next check, or with other words where it had just finished it."""
+    """Let SGLang end the request in its next check, or change the reason if the request had just finished."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.disaggregation.utils import prepare_abort
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -340,13 +341,13 @@ def _take_back(rows: Any, count: int) -> None:
     """Cut the parallel lists back to the first `count` requests."""
     for field in fields(rows):
         value = getattr(rows, field.name)
-        for each in (value,) if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
-            if isinstance(each, list):
-                del each[count:]
+        for rows_of_field in (value,) if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
+            if isinstance(rows_of_field, list):
+                del rows_of_field[count:]
 
 
 def _no_result() -> Any:
-    """What stands for the result of a batch that ended, in a loop that reads results one step later."""
+    """Return a placeholder result for a batch that ended, for the overlap loop that reads results one step later."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.managers.utils import GenerationBatchResult
 

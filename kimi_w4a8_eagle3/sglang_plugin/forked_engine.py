@@ -1,7 +1,7 @@
-"""The fork server of engines on a CPU: a process that has imported SGLang once, and from which engines are forked.
+"""Fork server for engines on a CPU: it imports SGLang once and forks every engine from itself.
 
-It has one thread and never computes anything, so that a fork of it is as good as a new process. What an engine must not
-inherit is put right in `_become_engine`. The other side is `kimi_w4a8_eagle3/engine/fork_server.py`.
+The server has one thread and computes nothing, so a fork of it is as good as a new process. `_become_engine` resets
+what an engine must not inherit. The supervisor's side is `kimi_w4a8_eagle3/engine/fork_server.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ..engine.fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_paren
 from . import orphans
 from .lean_imports import lean_imports
 
-# What an engine of the built-in model has imported once it serves; SGLang imports some of it in functions. Our operator
-# is first: to tell where it was registered, torch looks through all modules that there are.
+# Modules that an engine of the built-in model has imported once it serves; SGLang imports some in functions. Our
+# operator comes first, because torch searches all imported modules for the place where an operator is registered.
 _MODULES = (
     "kimi_w4a8_eagle3.moe.op",
     "sglang.srt.entrypoints.http_server",
@@ -59,9 +59,10 @@ _MODULES = (
 
 
 class Holders:
-    """Which modules hold what, so that hooks are applied in one walk through all modules instead of one a hook.
+    """Index from each callable to the modules that hold it, so that one walk serves all hooks.
 
-    SGLang's own way is a second of each engine's start. What engines inherit, the fork server has walked through.
+    SGLang walks through all modules once per hook, which takes a second of each engine's start. Engines inherit the
+    fork server's index.
     """
 
     def __init__(self) -> None:
@@ -69,29 +70,29 @@ class Holders:
         self._of: dict[int, list[tuple[ModuleType, str]]] = {}
 
     def replace(self, original: object, wrapped: object, source: object) -> int:
-        """`hook_registry._propagate_patch`: `wrapped` wherever a module but `source` holds `original`; how often."""
+        """Act as `hook_registry._propagate_patch`: replace `original` in all modules but `source`, return how often."""
         self.walk()
         holders = self._of.get(id(original), ())
-        found = [(each, name) for each, name in holders if each is not source and vars(each).get(name) is original]
+        found = [(at, name) for at, name in holders if at is not source and vars(at).get(name) is original]
         for module, name in found:
             setattr(module, name, wrapped)
         return len(found)
 
     def walk(self) -> None:
-        """Through the modules that were imported since the last walk."""
+        """Add the modules that were imported since the last call."""
         new = sys.modules.keys() - self._walked
         self._walked |= new
-        for module in [each for name in new if isinstance(each := sys.modules[name], ModuleType)]:
+        for module in [module for name in new if isinstance(module := sys.modules[name], ModuleType)]:
             for name, value in vars(module).items():
                 if callable(value):
                     self._of.setdefault(id(value), []).append((module, name))
 
 
 def serve(control: socket.socket) -> list[str]:
-    """Fork an engine for each request until the other side closes; returns in each engine, with its arguments."""
+    """Fork an engine per request until the supervisor closes the socket; return in each engine with its arguments."""
     supervisor = os.getppid()
-    gc.disable()  # nothing that is imported is garbage: looking for some is a quarter of the seconds
-    _require_one_thread()  # torch has been imported, and its libraries are those that may start some
+    gc.disable()  # importing creates no garbage, and collecting takes a quarter of the time
+    _require_one_thread()  # torch is imported, and its libraries may start threads
     with lean_imports():
         for name in _MODULES:
             importlib.import_module(name)
@@ -99,7 +100,7 @@ def serve(control: socket.socket) -> list[str]:
     holders = Holders()
     holders.walk()
     vars(importlib.import_module("sglang.srt.plugins.hook_registry"))["_propagate_patch"] = holders.replace
-    gc.freeze()  # what no collection touches stays in pages that all engines share
+    gc.freeze()  # pages that no collection touches stay shared between all engines
     gc.enable()
     _write_to(os.open(os.devnull, os.O_WRONLY))
     control.send(READY)
@@ -109,14 +110,14 @@ def serve(control: socket.socket) -> list[str]:
             os._exit(0)
         log, reply = descriptors
         if middle := os.fork():
-            with suppress(ChildProcessError):  # where SIGCHLD is ignored
+            with suppress(ChildProcessError):  # SIGCHLD may be ignored
                 os.waitpid(middle, 0)
             os.close(log)
             os.close(reply)
             continue
         middle = os.getpid()
         if os.fork():
-            os._exit(0)  # its child is an orphan now, and becomes the supervisor's
+            os._exit(0)  # the grandchild is now an orphan, and the kernel gives it to the supervisor
         control.close()
         while os.getppid() == middle:
             time.sleep(0.001)
@@ -126,8 +127,8 @@ def serve(control: socket.socket) -> list[str]:
 def run_to_end(program: Callable[[], None]) -> NoReturn:
     """Run `program` and end this process as Python would, but without freeing its objects.
 
-    Python would look through every page that engines share, and nanobind would report all that Triton has frozen here
-    as leaked.
+    Freeing would write to every page that the engines share, and nanobind would report Triton's frozen objects as
+    leaks.
     """
     code: Any = 0
     try:
@@ -140,7 +141,7 @@ def run_to_end(program: Callable[[], None]) -> NoReturn:
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as Python does first
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for non-daemon threads, as Python does first
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -148,7 +149,7 @@ def run_to_end(program: Callable[[], None]) -> NoReturn:
 
 
 def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supervisor: int) -> list[str]:
-    """Make this process what a new one would be; returns when the supervisor knows it."""
+    """Give this process what a new engine would have; return once the supervisor has its process id."""
     die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)
@@ -156,11 +157,11 @@ def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supe
     _write_to(log)
     _ignore_signals(set(request["ignored"]))
     os.environ.update(request["late"])
-    tempfile.tempdir = None  # it was looked up while something was imported
+    tempfile.tempdir = None  # an import has cached the fork server's own
     if os.environ.get("PYTHONUNBUFFERED"):
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what `full_disk` puts there passes it on
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # `full_disk.Tolerant` passes it on
     if os.environ.get("HF_HUB_OFFLINE") == "1":
-        constants.HF_HUB_OFFLINE = True  # asked for wherever the Hub would be
+        constants.HF_HUB_OFFLINE = True  # huggingface_hub read the variable at its import
     with reply:
         reply.send(str(os.getpid()).encode())
         if reply.recv(len(GO)) != GO:
@@ -172,7 +173,7 @@ def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supe
 
 
 def _ignore_signals(wanted: set[int]) -> None:
-    """Ignore these signals and no others; the fork server was perhaps started when the supervisor ignored others."""
+    """Ignore exactly these signals; the fork server may have inherited others from the supervisor."""
     ignored = set(ignored_signals())
     for number in wanted - ignored:
         signal.signal(number, signal.SIG_IGN)
@@ -181,9 +182,9 @@ def _ignore_signals(wanted: set[int]) -> None:
 
 
 def _fork_children() -> None:
-    """Let this process's children be forked, too, although SGLang asks for spawned ones.
+    """Fork this process's children, too, although SGLang asks for spawned ones.
 
-    Not once there is a second thread, nor where SGLang has them started by another program (numactl).
+    A child is spawned when this process has a second thread, or when SGLang starts it with another program (numactl).
     """
     spawning = multiprocessing.spawn.get_executable()
 
@@ -191,14 +192,14 @@ def _fork_children() -> None:
         forkable = _threads() == 1 and multiprocessing.spawn.get_executable() == spawning
         return (ForkProcess if forkable else SpawnProcess)._Popen(process)
 
-    multiprocessing.Process._Popen = staticmethod(start)  # type: ignore  # where every start method is chosen
+    multiprocessing.Process._Popen = staticmethod(start)  # type: ignore  # every start method is chosen here
     multiprocessing.util.register_after_fork(orphans, _become_child)
 
 
 def _become_child(_: Any) -> None:
-    """In a forked scheduler or detokenizer, before its work: what a spawned one has."""
+    """Give a forked scheduler or detokenizer what a spawned one has."""
     orphans.end_with_parent()
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # the engine's own handler would end this process's children
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # the engine's handler would end this process's children
 
 
 def _write_to(log: int) -> None:

@@ -1,6 +1,6 @@
-"""Output that cannot be written is dropped: a full disk under the log must not end an engine, or keep it from starting.
+"""Drop output that cannot be written, so that a full disk under the log neither ends an engine nor stops its start.
 
-Python's `logging` survives a failed write, but `print`, progress bars and warnings raise, anywhere in SGLang.
+Python's `logging` survives a failed write, but `print`, progress bars and warnings raise anywhere in SGLang.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ from typing import Any, TextIO
 
 
 class Tolerant:
-    """A text stream whose writes never raise OSError; in everything else the stream that it wraps."""
+    """Text stream that wraps another one and drops what cannot be written, instead of raising OSError."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or drop."""
         try:
             return self._stream.write(text)
         except OSError:
             return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write, or drop, line by line."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Flush, or leave it for the next time."""
         try:
             self._stream.flush()
         except OSError:

@@ -1,6 +1,6 @@
-"""What fork servers and load generators leave out of SGLang's imports: a third of the seconds, for what they never use.
+"""Skip SGLang imports that fork servers and load generators never use, which saves a third of the import time.
 
-Whatever needs something of it later gets the real thing, imported then.
+Code that needs one of them later imports the real module on first use.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-# Used where installed: by transformers for losses and for one kind of assisted generation (with pandas and pyarrow,
-# which starts a thread), by others for Mistral's formats and for guessing encodings.
+# Optional imports of other packages. transformers uses the first two for losses and for one kind of assisted generation
+# (with pandas and pyarrow, which starts a thread). The others are for Mistral's formats and for guessing encodings.
 _UNUSED = ("sklearn", "scipy", "mistral_common", "chardet")
 _COMPILER = "torch._dynamo"
 _MODELS = "sglang.srt.models"
 _OURS = frozenset(("kimi_k25", "kimi_k25_eagle3", "deepseek_v2", "llama_eagle3"))
 _OTHERS = "SGLANG_DISABLED_MODEL_ARCHS"
-# torch's tensor parallelism, with sympy, which no model of ours has.
+# torch's tensor parallelism, with sympy. None of our models uses it.
 _LATER = "sglang.srt.layers.model_parallel"
 # A data set of pictures that imports `datasets`, with pandas and pyarrow. No workload reads it (`Workload.dataset`). It
 # stays out for good, because a load generator imports the other data sets after its fork.
@@ -36,10 +36,10 @@ _PICTURES = "sglang.benchmark.datasets.mmmu"
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Inside the block, nothing is imported that the built-in model's engines and load generators do without."""
+    """Skip, inside the block, all imports that the built-in model's engines and load generators do not need."""
     distributions, others = importlib.metadata.packages_distributions, os.environ.get(_OTHERS)
     importlib.metadata.packages_distributions = _OwnNames
-    sys.modules.update(dict.fromkeys(_UNUSED))  # type: ignore[arg-type]  # how Python spells "not installed"
+    sys.modules.update(dict.fromkeys(_UNUSED))  # type: ignore[arg-type]  # None means "not installed" to Python
     sys.modules[_LATER] = _StandIn(_LATER)
     sys.modules[_PICTURES] = ModuleType(_PICTURES)
     sys.modules[_PICTURES].MMMUDataset = None  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ def lean_imports() -> Iterator[None]:
         _leave_compiler_out()
     found = importlib.util.find_spec(_MODELS)
     assert found is not None and found.submodule_search_locations is not None
-    names = {each.name for each in pkgutil.iter_modules(found.submodule_search_locations)}
+    names = {module.name for module in pkgutil.iter_modules(found.submodule_search_locations)}
     os.environ[_OTHERS] = ",".join([*(names - _OURS), others or ""])
     try:
         yield
@@ -65,14 +65,14 @@ def lean_imports() -> Iterator[None]:
 
 
 class _OwnNames(dict[str, list[str]]):
-    """Which wheels a package is from: those of its name, instead of reading what each wheel installed."""
+    """Answer `packages_distributions` with the package's own name instead of reading every installed wheel."""
 
     def __missing__(self, package: str) -> list[str]:
         return [package]
 
 
 class _Models(dict[str, Any]):
-    """SGLang's classes by architecture; the first that is missing has it import those of all makers."""
+    """SGLang's model classes by architecture; imports the other makers' models at the first unknown architecture."""
 
     complete = False
 
@@ -84,12 +84,12 @@ class _Models(dict[str, Any]):
         return super().__contains__(architecture)
 
     def keys(self) -> Any:
-        """Among them, too, SGLang 0.5.20 looks for one."""
+        """Return self, because SGLang 0.5.20 also searches the keys."""
         return self
 
 
 class _StandIn(ModuleType):
-    """A module that others import and use in functions only; the real one where they ask for more."""
+    """Placeholder for a module that others use in functions only; imports the real module on first attribute access."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -98,7 +98,7 @@ class _StandIn(ModuleType):
 
 
 def _leave_compiler_out() -> None:
-    """Let `torch.compile` do what it does where TORCHDYNAMO_DISABLE=1, nothing, without a compiler of 1,000 modules."""
+    """Make `torch.compile` do nothing, as under TORCHDYNAMO_DISABLE=1, without importing its 1,000 modules."""
     torch.compile = torch._disable_dynamo = _undecorated  # type: ignore[assignment]
     package = _StandIn(_COMPILER)
     package.__path__ = [str(Path(torch.__file__).with_name("_dynamo"))]

@@ -1,9 +1,9 @@
-"""Compare each loaded MoE layer with the checkpoint and its kernels with the reference, before the engine serves.
+"""Compare each loaded MoE layer with the checkpoint, and its kernels with the reference, before the engine serves.
 
-An expert in another one's place, a changed scale or a kernel that drops a tile stops no engine: its answers only get a
-little worse. A scale that is 1 % off changes no accuracy that 1,319 problems can show. So a layer is compared where it
-is loaded: every scale and the words of a few experts with the files, bit for bit, and every expert on one token with
-the reference backend.
+A swapped expert, a changed scale or a kernel that drops a tile stops no engine; its answers only get a little worse. A
+scale that is 1 % off changes no accuracy that 1,319 problems can show. Each layer is therefore compared while it loads:
+every scale and the weights of a few experts with the files, bit for bit, and every expert with the reference backend on
+one token.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..quark.safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 logger = logging.getLogger(__name__)
 
 TARGET = "sglang.srt.model_loader.loader.DefaultModelLoader._prepare_weights"
-_SAMPLE = 2  # experts a layer whose words are compared: 1.1 GB of Kimi-K2.5's 67 GB a rank
+_SAMPLE = 2  # experts per layer whose weights are compared: 1.1 GB of Kimi-K2.5's 67 GB per rank
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I32": torch.int32}
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_folder: list[Path] = []  # what SGLang's loader reads; empty for weights from elsewhere
+_folder: list[Path] = []  # the folder that SGLang's loader reads; empty for weights from elsewhere
 
 
 def note_folder(found: tuple[str, list[str], bool], *_: Any, **__: Any) -> None:
@@ -37,9 +37,9 @@ def note_folder(found: tuple[str, list[str], bool], *_: Any, **__: Any) -> None:
 
 
 def require_as_stored(layer_name: str, layer: Any) -> None:
-    """Raise KimiError where a layer's parameters, as the loader left them, differ from the checkpoint's tensors.
+    """Raise KimiError where a layer's loaded parameters differ from the checkpoint's tensors.
 
-    Nothing is compared for weights that come from no safetensors file, such as `--load-format dummy`.
+    Weights that come from no safetensors file, such as with `--load-format dummy`, are not compared.
     """
     number = _LAYER.search(layer_name)
     if not _folder or number is None:
@@ -53,24 +53,24 @@ def require_as_stored(layer_name: str, layer: Any) -> None:
 
 @cache
 def read_once(folder: Path) -> Checkpoint:
-    """Headers of the checkpoint's shards."""
+    """Read the headers of the checkpoint's shards."""
     logger.info("MoE layers are compared with %s while they load", folder)
     return read_checkpoint(folder)
 
 
 class _Stored:
-    """The checkpoint's tensors of one layer, cut for this rank."""
+    """Tensors of one layer of the checkpoint, cut for this rank."""
 
     def __init__(self, checkpoint: Checkpoint, number: int, layer: Any) -> None:
         self.checkpoint, self.layer = checkpoint, layer
         self.prefix = f"{text_prefix(checkpoint)}layers.{number}.mlp.experts."
         self.rank, self.ranks = layer.moe_tp_rank, layer.moe_tp_size
-        held = layer.w13_weight.shape[0]
-        self.experts = getattr(layer, "_num_local_routed", held)  # behind them lie copies of the shared experts
+        local = layer.w13_weight.shape[0]
+        self.experts = getattr(layer, "_num_local_routed", local)  # copies of the shared experts follow these
         self.first = getattr(layer, "_expert_storage_rank", 0) * self.experts
 
     def compare(self, kind: str, experts: range) -> None:
-        """Raise KimiError for the first of these experts whose tensors of a kind are not the file's."""
+        """Raise KimiError for the first of these experts whose loaded tensors differ from the file's."""
         loaded = {name: getattr(self.layer, f"{name}_{kind}").data[experts].cpu() for name in ("w13", "w2")}
         for place, expert in enumerate(experts):
             gate, up, down = (self._read(expert, part, kind) for part in ("gate_proj", "up_proj", "down_proj"))
@@ -82,11 +82,11 @@ class _Stored:
                         where=f"{tensor} (rank {self.rank} of {self.ranks})",
                         expected="the checkpoint's values, bit for bit",
                         remedy="check the files with `kimi-w4a8 fetch --verify` and start again; if they are right, "
-                        "report it: this SGLang loads experts otherwise (KIMI_LOAD_CHECK=0 starts all the same)",
+                        "this SGLang loads experts differently: report it (KIMI_LOAD_CHECK=0 skips this check)",
                     )
 
     def _read(self, expert: int, part: str, kind: str) -> torch.Tensor:
-        """This rank's part of a tensor: rows of gate and up, columns of down's words; down's scales are for all."""
+        """Read this rank's part of a tensor: rows of gate and up, columns of down's weights, all of down's scales."""
         info = self.checkpoint.tensors.get(f"{self.prefix}{self.first + expert}.{part}.{kind}")
         if info is None:
             raise KimiError(f"the checkpoint has no {part}.{kind} of expert {self.first + expert}", where=self.prefix)
@@ -99,7 +99,7 @@ class _Stored:
 
 
 def read_rows(info: TensorInfo, part: int = 0, parts: int = 1) -> torch.Tensor:
-    """One of several equal parts of a tensor of a safetensors file, cut along its rows."""
+    """Read one of `parts` equal parts of a safetensors tensor, cut along its rows."""
     size = info.nbytes // parts
     data = np.array(_mapped(info.file)[info.start + part * size : info.start + (part + 1) * size])
     shape = (info.shape[0] // parts, *info.shape[1:]) if info.shape else ()

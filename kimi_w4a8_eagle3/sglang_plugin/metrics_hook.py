@@ -1,10 +1,10 @@
-"""Adds what SGLang's own /metrics leaves out: verify steps by accepted drafts, the page guard, the MoE backend.
+"""Add metrics that SGLang's /metrics lacks: verify steps by accepted drafts, the page guard, the MoE backend.
 
-SGLang 0.5.20 also lacks the time per output token of a request; it gets it under the name that 0.5.23 gives it.
+SGLang 0.5.20 also lacks the time per output token of a request. It is added under the name that 0.5.23 uses.
 
-SGLang builds its collectors only with --enable-metrics, so nothing happens without it. prometheus_client is imported
-inside the hooks: it decides at its import whether several processes share their metrics, from a variable that the
-engine sets after the plugins were loaded.
+SGLang builds its collectors only with --enable-metrics; without it these hooks do nothing. The hooks import
+prometheus_client themselves. At its import it reads from the environment whether several processes share their
+metrics, and the engine sets that variable after it loads the plugins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TPOT = "histogram_request_time_per_output_token"  # the collector's attribute i
 
 
 def install(registry: Any) -> None:
-    """Register the hooks with SGLang's HookRegistry; a release without these methods keeps its metrics as they are."""
+    """Register the hooks with SGLang's HookRegistry; on a release without these methods, add no metrics."""
     from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
     hooks = [
@@ -56,7 +56,7 @@ def _exists(target: str) -> bool:
 
 
 def _harmless(hook: Callable[P, None]) -> Callable[P, None]:
-    """SGLang ends the engine when one of its own functions raises: a metric is not worth that."""
+    """Log an exception of a metrics hook instead of raising it, which would end the engine."""
 
     @functools.wraps(hook)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -69,7 +69,7 @@ def _harmless(hook: Callable[P, None]) -> Callable[P, None]:
 
 
 class SpecSteps:
-    """The counter kimi_spec_steps_total with one child for each number of accepted drafts, made once."""
+    """Counter kimi_spec_steps_total with one child per number of accepted drafts."""
 
     def __init__(self, counter: Any, labels: dict[str, Any], depth: int) -> None:
         self._counter, self._labels = counter, labels
@@ -89,9 +89,9 @@ class SpecSteps:
 
 @_harmless
 def define_spec_steps(_: None, collector: Any, server_args: Any = None, *__: Any, **___: Any) -> None:
-    """AFTER hook of the tokenizer process's collector: counted there, every request appears once whatever the ranks.
+    """AFTER hook of the tokenizer process's collector, where every request is counted once whatever the rank count.
 
-    The series begin at zero, so that a rate sees the first requests; without speculation there are none.
+    The series begin at zero so that a rate includes the first requests. Without speculation there are none.
     """
     from prometheus_client import Counter  # it reads its environment when imported: see above
 
@@ -106,7 +106,7 @@ def define_spec_steps(_: None, collector: Any, server_args: Any = None, *__: Any
 
 @_harmless
 def count_spec_steps(_: None, manager: Any, state: Any, output: Any, index: int) -> None:
-    """AFTER hook of `TokenizerManager.collect_metrics`, which runs for every piece of output of every request."""
+    """AFTER hook of `TokenizerManager.collect_metrics`, which runs for every output chunk of every request."""
     if not state.finished:
         return
     histograms = getattr(output, "spec_correct_drafts_histogram", None)
@@ -116,7 +116,7 @@ def count_spec_steps(_: None, manager: Any, state: Any, output: Any, index: int)
 
 @_harmless
 def define_tpot(_: None, collector: Any, *__: Any, **___: Any) -> None:
-    """AFTER hook of the tokenizer process's collector, with the buckets of the latency between tokens as in 0.5.23."""
+    """AFTER hook of the tokenizer process's collector: define the histogram with 0.5.23's inter-token buckets."""
     from prometheus_client import Histogram  # it reads its environment when imported: see above
 
     if hasattr(collector, _TPOT):
@@ -131,7 +131,7 @@ def define_tpot(_: None, collector: Any, *__: Any, **___: Any) -> None:
 
 @_harmless
 def observe_tpot(_: None, manager: Any, state: Any, output: Any, index: int) -> None:
-    """AFTER hook of `TokenizerManager.collect_metrics`: one value for each request that came to its end."""
+    """AFTER hook of `TokenizerManager.collect_metrics`: observe one value per request that ended normally."""
     histogram = getattr(manager.metrics_collector, "kimi_tpot", None)
     if histogram is None or not state.finished:
         return
@@ -145,7 +145,7 @@ def observe_tpot(_: None, manager: Any, state: Any, output: Any, index: int) -> 
 
 @_harmless
 def emit_constants(_: None, collector: Any, *__: Any, max_total_num_tokens: int, **___: Any) -> None:
-    """AFTER hook of what a scheduler says once after loading; each rank has its own labels, as for SGLang's gauges."""
+    """AFTER hook that runs once per scheduler after loading; each rank has its own labels, as for SGLang's gauges."""
     if getattr(collector, "kimi_constants_emitted", False):
         return
     collector.kimi_constants_emitted = True
@@ -167,5 +167,5 @@ def _gauge(collector: Any, name: str, documentation: str, *extra: str) -> Any:
         name=name,
         documentation=documentation,
         labelnames=[*collector.labels, *extra],
-        multiprocess_mode="mostrecent",  # a rank's process sets it once; the label of its process id says nothing
+        multiprocess_mode="mostrecent",  # each rank's process sets it once, so a process id label is useless
     )

@@ -1,6 +1,6 @@
-"""Answer 404 to a request for a model that this server does not serve; SGLang itself answers any name.
+"""Answer 404 to a request for a model that this server does not serve, where SGLang answers any name.
 
-A typo in a client's `model`, or a router that sends traffic to the wrong deployment, otherwise goes unnoticed.
+Otherwise a typo in a client's `model`, or a router that sends requests to the wrong deployment, goes unnoticed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""No process of an engine outlives the engine's main process, whenever that one dies, nor that one its supervisor.
+"""End the processes of an engine with the engine's main process, and the main process with its supervisor.
 
 SGLang asks the kernel for a SIGKILL at the parent's death only after about ten seconds of imports. A detokenizer
-whose parent was killed in that time never gets it, and waits for ever.
+whose parent is killed in that time never gets the signal and waits forever.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LOOK_S, _GRACE_S = 1.0, 30.0
 
 
 def end_with_parent(spawning: bool = False) -> None:
-    """End this process when its parent does, or now where the parent is gone already; nothing in a main process.
+    """End this process when its parent ends, or now if the parent is gone; do nothing in a main process.
 
-    spawning: this is a child that still imports the main module; who its parent is, Python does not say yet.
+    spawning: this is a child that still imports the main module, so `parent_process` does not name its parent yet.
     """
     parent = multiprocessing.parent_process()
     if sys.platform != "linux" or (parent is None and not spawning):
@@ -35,10 +35,10 @@ def end_with_parent(spawning: bool = False) -> None:
 
 
 def end_with_supervisor(*_: Any, **__: Any) -> None:
-    """See to it that this engine ends within 30 s of the supervisor that gave it its folder; nothing without one.
+    """End this engine at most 30 s after the supervisor that started it; do nothing without a supervisor.
 
-    The kernel sends SIGTERM then, and SGLang drains: but once its scheduler has ended, a request that waits for the
-    scheduler's answer is never finished. Call it when the engine has its children, because it starts a thread.
+    At the supervisor's death the kernel sends SIGTERM and SGLang drains. But a request that waits for a scheduler that
+    has ended never finishes. Call this when the engine has its child processes, because it starts a thread.
     """
     if given_folder() is not None:
         threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()

@@ -1,8 +1,8 @@
-"""Caps SGLang's KV pool at what AITER's paged kernels can index, whatever memory fraction was asked for.
+"""Cap SGLang's KV pool at what AITER's paged kernels can index, whatever memory fraction was set.
 
-SGLang sizes one pool in the target's worker and hands the same token count to the draft's worker, so the cap is applied
-where the target's count is decided, with the draft's shape taken into account. Pools of other attention backends are
-left alone, unless the gate KIMI_PAGE_GUARD says `force`.
+SGLang sizes one pool in the target's worker and gives the same token count to the draft's worker. The cap is therefore
+applied where the target's count is computed, and takes the draft's shape into account. Pools of other attention
+backends are not capped, unless KIMI_PAGE_GUARD=force.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..machine.page_guard import KvShape, cap_tokens, paged_kernels, token_limit
 
 logger = logging.getLogger(__name__)
 
-# Where SGLang turns a profiled token count into the pool's size.
+# SGLang turns the profiled token count into the pool's size here.
 MODULE = "sglang.srt.mem_cache.kv_cache_configurator"
 FUNCTION = "KVCacheConfigurator._apply_token_constraints"
 
@@ -28,12 +28,12 @@ _limits: list[int] = []  # of the pools sized in this process
 
 
 def known_limit() -> int | None:
-    """The smallest pool limit that the guard applied in this process; None when nothing limits its pools."""
+    """Return the smallest pool limit that the guard applied in this process, or None if it applied none."""
     return min(_limits, default=None)
 
 
 def install(registry: Any) -> None:
-    """Register the cap with SGLang's HookRegistry; raises RuntimeError on a release that sizes its pools elsewhere."""
+    """Register the cap with SGLang's HookRegistry; raise RuntimeError on a release that sizes its pools elsewhere."""
     from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
     if find_spec(MODULE) is None:
@@ -42,7 +42,7 @@ def install(registry: Any) -> None:
 
 
 def cap_pool(original: Callable[..., int], owner: Any, token_capacity: int) -> int:
-    """AROUND hook: the engine's own token count, or less when a page offset would exceed int32."""
+    """AROUND hook: return the engine's own token count, or less when a page offset would exceed int32."""
     tokens = original(owner, token_capacity)
     gates = read_gates(os.environ)
     if not _applies(owner, gates):
@@ -66,7 +66,7 @@ def _applies(owner: Any, gates: Gates) -> bool:
 
 
 def _attention_backends(owner: Any) -> set[str | None]:
-    """Backends of prefill, decode and draft, as SGLang resolved them."""
+    """Return the backends of prefill, decode and draft, as SGLang resolved them."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.runtime_context import attention_backends, get_spec
 
@@ -74,7 +74,7 @@ def _attention_backends(owner: Any) -> set[str | None]:
 
 
 def _shapes(owner: Any) -> list[KvShape]:
-    """KV shapes of the model that `owner` sizes a pool for and, for a target, of its draft."""
+    """Return the KV shapes of the model that `owner` sizes a pool for and, for a target, of its draft."""
     width = owner.kv_cache_dtype.itemsize
     shapes = [_shape(owner.model_config, _attention_tp(), width)]
     draft = _draft_config(owner)
@@ -85,7 +85,7 @@ def _shapes(owner: Any) -> list[KvShape]:
 
 
 def _shape(config: Any, tp: int, width: int) -> KvShape:
-    """Shape of a ModelConfig whose cache has elements of `width` bytes."""
+    """Return the KV shape of a ModelConfig whose cache elements have `width` bytes."""
     layers = int(config.num_hidden_layers)
     if config.attention_arch.name == "MLA":
         return KvShape("mla", layers, int(config.kv_lora_rank + config.qk_rope_head_dim), layers, width)
@@ -100,7 +100,7 @@ def _draft_width(target: int) -> int:
 
 
 def _draft_config(owner: Any) -> Any:
-    """ModelConfig of the draft that shares the pool's token count; None without one."""
+    """Return the ModelConfig of the draft that shares the pool's token count, or None without a draft."""
     if owner.is_draft_worker:
         return None
     # SGLang's import order: hooks load before what they change

@@ -1,7 +1,7 @@
-"""Each scheduler leaves a sign whenever it goes round its loop: a supervisor sees within seconds when it does not.
+"""Touch a file in every round of a scheduler's loop, so that the supervisor sees within seconds when a scheduler hangs.
 
-The sign is the modification time of a file in the folder that the supervisor gave to the engine: it needs no answer of
-the process that it speaks for. A scheduler goes round at least once a second while it idles, and once a forward pass.
+The file lies in the folder that the supervisor gave to the engine, and its modification time is the sign of life. No
+request to the hanging process is needed. A scheduler loops at least once a second when idle, and once per forward pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EVERY_S = 0.5
 
 
 class _Sign:
-    """The file of this process; none where nobody supervises it."""
+    """File of this scheduler process; none without a supervisor."""
 
     def __init__(self) -> None:
         folder = given_folder()
@@ -38,7 +38,7 @@ _signs: list[_Sign] = []
 
 
 def beat(*_: Any) -> None:
-    """BEFORE hook of `TARGET`, which runs once in every round, with requests or without. Never raises."""
+    """BEFORE hook of `TARGET`, which runs once per loop round, with or without requests. Never raises."""
     try:
         if not _signs:
             _signs.append(_Sign())

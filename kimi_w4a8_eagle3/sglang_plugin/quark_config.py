@@ -12,8 +12,8 @@ from ..base.errors import KimiError
 from ..quark.config import is_glob, is_w4a8_two_stage
 from .w4a8_moe import QuarkInt4Int8MoE
 
-# Fused modules of Kimi's text model that SGLang's class for it does not map to their parts; without this the
-# excluded dense and shared-expert MLPs are not recognised as excluded.
+# Fused modules of Kimi's text model that SGLang's model class does not map to their parts. Without this mapping the
+# excluded dense and shared-expert MLPs would not be recognised as excluded.
 _FUSED = {
     "gate_up_proj": ["gate_proj", "up_proj"],
     "fused_qkv_a_proj_with_mqa": ["q_a_proj", "kv_a_proj_with_mqa"],
@@ -21,7 +21,7 @@ _FUSED = {
 
 
 class W4A8QuarkConfig(QuarkConfig):
-    """Experts get the INT4 x INT8 scheme; every other layer of such a checkpoint is excluded from quantization."""
+    """QuarkConfig that gives experts the INT4 x INT8 scheme; all other layers must be excluded from quantization."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -29,7 +29,7 @@ class W4A8QuarkConfig(QuarkConfig):
 
     @property
     def packed_modules_mapping(self) -> dict[str, list[str]]:
-        """Fused module -> its parts; SGLang assigns the model class's mapping after construction."""
+        """Map each fused module to its parts; SGLang assigns the model class's mapping after construction."""
         return {**_FUSED, **self._packed_modules_mapping}
 
     @packed_modules_mapping.setter
@@ -38,13 +38,13 @@ class W4A8QuarkConfig(QuarkConfig):
 
     @staticmethod
     def _get_block_fp8_config(layer_quant_config: Any, packed_modules_mapping: Any) -> Any:
-        """SGLang asks the weight entry for a block size, which a list of two stages does not have."""
+        """Return None for two stages: SGLang would read a block size, which a list of stages does not have."""
         if layer_quant_config and is_w4a8_two_stage(layer_quant_config):
             return None
         return QuarkConfig._get_block_fp8_config(layer_quant_config, packed_modules_mapping)
 
     def get_moe_scheme(self, module: torch.nn.Module, layer_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Our scheme for a two-stage layer, SGLang's answer for any other."""
+        """Return our scheme for a two-stage layer and SGLang's for any other."""
         config = self._find_matched_config(layer_name, module)
         if is_w4a8_two_stage(config):
             return QuarkInt4Int8MoE(layer_name)
@@ -64,5 +64,5 @@ class W4A8QuarkConfig(QuarkConfig):
 
 
 def _as_sglang_pattern(name: str) -> str:
-    """Quark writes globs (`*lm_head`), SGLang matches literal names and `re:` patterns."""
+    """Translate Quark's globs (`*lm_head`) to SGLang's `re:` patterns; keep literal names."""
     return "re:" + fnmatch.translate(name) if is_glob(name) else name

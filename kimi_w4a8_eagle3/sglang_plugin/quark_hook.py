@@ -11,7 +11,7 @@ TARGET = "sglang.srt.layers.quantization.quark.quark.QuarkConfig.from_config"
 
 
 def from_config(original: Callable[..., Any], cls: type, config: dict[str, Any]) -> Any:
-    """AROUND hook of `QuarkConfig.from_config`: the same construction, for our subclass where the format is W4A8."""
+    """AROUND hook of `QuarkConfig.from_config`: construct our subclass when the format is W4A8."""
     if is_w4a8_two_stage(config):
         # SGLang's import order: its quantization package calls this while it loads
         from .quark_config import W4A8QuarkConfig

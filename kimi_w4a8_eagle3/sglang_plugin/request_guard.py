@@ -1,8 +1,8 @@
-"""Refuses, with a message, requests whose numbers would stop SGLang's scheduler, and prompts that are too long.
+"""Refuse requests whose numbers would stop SGLang's scheduler, and prompts that are too long, with a 400.
 
-SGLang checks a request in the process that tokenizes, where an error becomes HTTP 400, and trusts it afterwards: in
-the scheduler's process an exception ends the engine, for everybody. These are the values that were seen to get through.
-The prompt's length is checked here too, because here it is known in tokens, whichever endpoint it came from.
+SGLang checks a request in the process that tokenizes it, where an error becomes an HTTP 400, and trusts it afterwards.
+In the scheduler's process an exception ends the engine. The values refused here were seen to get through SGLang's own
+checks. The prompt's length is checked here because its tokens are known here, whatever the endpoint.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ MESSAGES = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._proces
 LOADS = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.get_loads"
 
 _INT32 = 2**31 - 1
-_SMALLEST = 2.0**-126  # of float32; what is smaller may become 0 there
-# What each sampling parameter may be, so that every number made of it stays finite in the scheduler's tensors. JSON has
-# 64 bits, the tensors 32: 1e39 is an infinity there and 1e-300 a zero, to divide by, and sampling from what follows
-# raises for the whole batch. The ranges are OpenAI's; for what it does not have, SGLang's, with a least divisor.
+_SMALLEST = 2.0**-126  # the smallest normal float32; less may become 0
+# Range of each sampling parameter in which every number derived from it stays finite in the scheduler's tensors. JSON
+# numbers have 64 bits and the tensors 32: there, 1e39 is infinite and 1e-300 is a zero to divide by, and sampling then
+# raises for the whole batch. The ranges are OpenAI's; for parameters that OpenAI lacks, SGLang's, with a least divisor.
 _RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0, 2),  # SGLang takes less than 1e-6 as greedy
+    "temperature": (0, 2),  # SGLang treats less than 1e-6 as greedy
     "top_p": (_SMALLEST, 1),
     "min_p": (0, 1),
     "frequency_penalty": (-2, 2),
     "presence_penalty": (-2, 2),
     "repetition_penalty": (0.01, 2),
-    "logit_bias": (-100, 100),  # of each token
+    "logit_bias": (-100, 100),  # per token
     "top_k": (-1, _INT32),
     "max_new_tokens": (0, _INT32),
     "min_new_tokens": (0, _INT32),
@@ -43,7 +43,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def process_messages(original: Callable[..., Any], serving: Any, request: Any, *args: Any, **named: Any) -> Any:
-    """AROUND hook of `MESSAGES`: transformers 5.12 looks at the first message of none, an IndexError and a 500."""
+    """AROUND hook of `MESSAGES`: transformers 5.12 reads messages[0], so an empty list would become a 500."""
     if not request.messages:
         raise ValueError("there is no message to answer")
     return original(serving, request, *args, **named)
@@ -52,9 +52,9 @@ def process_messages(original: Callable[..., Any], serving: Any, request: Any, *
 def validate_one_request(
     original: Callable[..., None], manager: Any, obj: Any, input_ids: Sequence[int] | None
 ) -> None:
-    """AROUND hook of `TARGET`: SGLang's own checks, and these first; ValueError is what SGLang answers 400 to."""
-    # With EAGLE SGLang counts the draft tokens of a step as tokens of the prompt. A row of req_to_token, the rope cache
-    # and AITER's index buffers have room for them beyond the context, so the same requests are admitted as without.
+    """AROUND hook of `TARGET`: check the request before SGLang does; SGLang answers 400 to a ValueError."""
+    # With EAGLE SGLang counts a step's draft tokens as part of the prompt. The rows of req_to_token, the rope cache and
+    # AITER's index buffers have room for them beyond the context, so the same requests are admitted as without EAGLE.
     manager.num_reserved_tokens = 0
     vocabulary = manager.model_config.vocab_size
     if input_ids is not None:
@@ -67,9 +67,9 @@ def validate_one_request(
 
 
 def answer_anthropic_error(original: Callable[..., Any], serving: Any, *args: Any, **named: Any) -> Any:
-    """AROUND hook of `ANTHROPIC_ERROR`: a ValueError is the client's fault, as behind all other endpoints.
+    """AROUND hook of `ANTHROPIC_ERROR`: answer 400 to a ValueError, as all other endpoints do.
 
-    SGLang 0.5.23 does so itself, 0.5.20 answers 500.
+    SGLang 0.5.23 does so itself; 0.5.20 answers 500.
     """
     error = sys.exc_info()[1]
     if isinstance(error, ValueError):
@@ -78,15 +78,15 @@ def answer_anthropic_error(original: Callable[..., Any], serving: Any, *args: An
 
 
 async def get_loads(original: Callable[..., Any], manager: Any, include: Any = None, dp_rank: Any = None) -> Any:
-    """AROUND hook of `LOADS`: a section that does not exist raises here, for 400, and not later, for 500."""
+    """AROUND hook of `LOADS`: raise for a section that does not exist here, which gives 400 instead of a later 500."""
     loads = await original(manager, include=include, dp_rank=dp_rank)
-    for each in loads:
-        each.to_dict(set(include) if include else None)
+    for load in loads:
+        load.to_dict(set(include) if include else None)
     return loads
 
 
 def check_prompt(input_ids: Sequence[int], vocabulary: int, max_tokens: int | None) -> None:
-    """Raise ValueError for a prompt without tokens, with tokens that do not exist, or longer than the limit."""
+    """Raise ValueError for a prompt that is empty, has tokens outside the vocabulary, or exceeds the limit."""
     if len(input_ids) == 0:
         raise ValueError("the prompt is empty")
     if max_tokens is not None and len(input_ids) > max_tokens:
@@ -96,9 +96,9 @@ def check_prompt(input_ids: Sequence[int], vocabulary: int, max_tokens: int | No
 
 
 def check_prompt_logprobs(tokens: int, start: int | None, top: int | None, token_ids: Sequence[int] | None) -> None:
-    """Raise ValueError for more logprobs of a prompt's positions from `start` on than others should wait for."""
+    """Raise ValueError for too many logprobs of the prompt's positions from `start` on, which delay other requests."""
     if start is None or start < 0:
-        return  # those of the answer alone, a few with each token
+        return  # only logprobs of the answer, a few per token
     asked = max(0, tokens - start) * ((top or 0) + len(token_ids or ()))
     if asked > MAX_PROMPT_LOGPROBS:
         raise ValueError(
@@ -108,7 +108,7 @@ def check_prompt_logprobs(tokens: int, start: int | None, top: int | None, token
 
 
 def check_numbers(params: Mapping[str, Any] | None, vocabulary: int) -> None:
-    """Raise ValueError for sampling parameters that the scheduler cannot put into its tensors."""
+    """Raise ValueError for sampling parameters that do not fit into the scheduler's tensors."""
     for name, (low, high) in _RANGES.items():
         given = (params or {}).get(name)
         for value in given.values() if isinstance(given, Mapping) else [given]:
@@ -119,17 +119,16 @@ def check_numbers(params: Mapping[str, Any] | None, vocabulary: int) -> None:
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"stop_regex is no regular expression: {error}") from None
+            raise ValueError(f"stop_regex is not a regular expression: {error}") from None
 
 
 @cache
 def _max_prompt_tokens() -> int | None:
-    """Read once: the environment of a process does not change under it."""
     return read_door(os.environ).max_prompt_tokens
 
 
 def _require_tokens(ids: Any, vocabulary: int, name: str) -> None:
-    if isinstance(ids, list) and any(isinstance(each, int) and not 0 <= each < vocabulary for each in ids):
+    if isinstance(ids, list) and any(isinstance(token, int) and not 0 <= token < vocabulary for token in ids):
         raise ValueError(f"{name} must be between 0 and {vocabulary - 1}")
 
 

@@ -1,10 +1,10 @@
-"""`python -m kimi_w4a8_eagle3.sglang_plugin.run_module MODULE ARGS`: run a program of SGLang's without a GPU.
+"""`python -m kimi_w4a8_eagle3.sglang_plugin.run_module MODULE ARGS`: run one of SGLang's programs without a GPU.
 
 Used for `sglang.launch_server` and `sglang.benchmark.serving`. SGLang imports its CPU operators before it loads
-plugins, so they must be in place earlier. A child that the server spawns imports this module again (as `__mp_main__`)
-before it unpickles its work: installing at import time therefore covers it; a forked one has them anyway.
+plugins, so this module installs ours at its own import. A child that the server spawns imports this module again (as
+`__mp_main__`) before it unpickles its work, so it gets them too. A forked child inherits them.
 
-`--fork-server FD` in place of MODULE is not for people: see `forked_engine`.
+`--fork-server FD` in place of MODULE is internal: see `forked_engine`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _WITHOUT_MODEL = ("sglang.benchmark.", f"{_OURS}bench_", f"{_OURS}check_argument
 
 
 def run(words: list[str]) -> None:
-    """The program `words[0]` with the arguments after it, as this process's own."""
-    import runpy  # a spawned child of an engine, which imports this module, needs none of it
+    """Run the program `words[0]` in this process, with the remaining words as its arguments."""
+    import runpy  # a spawned child of an engine imports this module and does not need it
 
     sys.argv[1:] = words[1:]
     runpy.run_module(words[0], run_name="__main__", alter_sys=False)

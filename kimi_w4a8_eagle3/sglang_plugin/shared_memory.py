@@ -1,4 +1,4 @@
-"""Notes shared memory of SGLang's that has a random name, before it exists: see `leftovers`."""
+"""Note shared memory of SGLang's that has a random name before it exists: see `leftovers`."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ TARGET = "sglang.srt.managers.load_snapshot.shm_path_for"
 
 
 def write_down(path: str, *_: Any) -> None:
-    """AFTER hook of `TARGET`, which names the file of a scheduler's load that `/v1/loads` reads."""
+    """AFTER hook of `TARGET`, which names the file with a scheduler's load that `/v1/loads` reads."""
     note(path)

@@ -1,8 +1,8 @@
-"""Kimi's tool calls, read piece by piece: the same calls however the text is cut into pieces, or not cut at all.
+"""A parser for Kimi's tool calls that finds the same calls in a stream, however it is cut, and in a whole answer.
 
-SGLang's detector for `kimi_k2` has two readers, for streams and for whole answers, and they disagree: a call that the
-token limit cuts is lost in whole answers and becomes a complete call without arguments, `{}`, in streams; an argument
-that mentions the end marker is torn in streams; text after the calls is lost in whole answers. Here is one reader.
+SGLang's `kimi_k2` detector has separate parsers for streams and for whole answers, and they disagree. A call that the
+token limit cuts off is lost in whole answers and becomes a complete call with the arguments `{}` in streams. An
+argument that contains the end marker is torn in streams. Text after the calls is lost in whole answers.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.kimik2_detector import KimiK2Detector
 
 PARSER = "kimi_k2"
-_QUOTE = re.compile(r'\\.|"', re.DOTALL)  # an escaped character is none
+_QUOTE = re.compile(r'\\.|"', re.DOTALL)  # an escaped quote does not count
 
 
 class KimiToolCalls(KimiK2Detector):
-    """Text and calls of one answer. Names, grammars and markers are SGLang's."""
+    """Parser of one answer's text and calls. Names, grammars and markers are SGLang's."""
 
     def __init__(self) -> None:
         super().__init__()
         self._begin, self._end = self.tool_call_start_token, self.tool_call_end_token
         markers = (self.bot_token, self.eot_token, self._begin, self.tool_call_argument_begin_token, self._end)
         self._marker = re.compile("|".join(map(re.escape, markers)))
-        self._partial = re.compile("|".join({re.escape(each[:n]) for each in markers for n in range(1, len(each))}))
-        self._buffer: str = ""  # what has not been passed on, or the arguments of the call that is being read
+        self._partial = re.compile("|".join({re.escape(text[:n]) for text in markers for n in range(1, len(text))}))
+        self._buffer: str = ""  # text that was not passed on yet, or the arguments of the current call
         self._longest = max(map(len, markers))
         self._in_section = False
-        self._call: str | None = None  # id of the call whose arguments are being read
+        self._call: str | None = None  # id of the call whose arguments are being parsed
         self._name: str | None = None
-        # Characters of the arguments: given to the client; without an end in them; with their quotes counted.
+        # Characters of the arguments that were sent to the client, searched for an end, and searched for quotes.
         self._passed = self._looked = self._counted = 0
-        self._in_string = False  # there
-        self._doubtful: tuple[int, int] | None = None  # an end within a string, should that string never end
-        self.incomplete_tool_call_indices: set[int] = set()  # SGLang does not say `tool_calls` of them
+        self._in_string = False  # at `_counted`
+        self._doubtful: tuple[int, int] | None = None  # an end inside a string, used if the string never closes
+        self.incomplete_tool_call_indices: set[int] = set()  # SGLang gives them no `tool_calls` finish reason
 
     def has_tool_call(self, text: str) -> bool:
-        """Whether there is a marker, which no client is to see."""
+        """Return True if the text has a marker, which a client must never see."""
         return self._marker.search(text) is not None
 
     def detect_and_parse(self, text: str, tools: list[Any]) -> StreamingParseResult:
-        """A whole answer: a stream of one piece."""
+        """Parse a whole answer as a stream of one piece."""
         parts = [self.parse_streaming_increment(text, tools), self.finish(tools)]
         calls: list[ToolCallItem] = []
         for piece in (call for part in parts for call in part.calls):
@@ -55,12 +55,12 @@ class KimiToolCalls(KimiK2Detector):
         return StreamingParseResult(normal_text="".join(part.normal_text for part in parts), calls=calls)
 
     def parse_streaming_increment(self, new_text: str, tools: list[Any]) -> StreamingParseResult:
-        """The next piece of a stream."""
+        """Parse the next piece of a stream."""
         self._buffer += new_text
         return self._read(tools, ended=False)
 
     def finish(self, tools: list[Any]) -> StreamingParseResult:
-        """The stream has ended: no marker can become whole any more."""
+        """Parse the rest after the stream has ended, when no partial marker can become complete."""
         return self._read(tools, ended=True)
 
     def _read(self, tools: list[Any], ended: bool) -> StreamingParseResult:
@@ -70,7 +70,7 @@ class KimiToolCalls(KimiK2Detector):
         return out
 
     def _read_text(self, out: StreamingParseResult, ended: bool) -> bool:
-        """Text up to the next call's arguments; False when they have not begun."""
+        """Read text up to the next call's arguments; return False while they have not begun."""
         found = self._marker.search(self._buffer)
         text, rest = self._buffer[: found.start() if found else self._certain(ended)], ""
         if not self._in_section or text.strip():
@@ -85,7 +85,7 @@ class KimiToolCalls(KimiK2Detector):
                 return False
             if header and header[0] == self.tool_call_argument_begin_token:
                 self._call, rest = rest[: header.start()].strip(), rest[header.end() :].lstrip()
-            else:  # what was to be called cannot be known
+            else:  # the function's name is lost
                 rest = rest[header.start() :] if header else ""
         elif found[0] in (self.bot_token, self.eot_token):
             self._in_section = found[0] == self.bot_token
@@ -93,7 +93,7 @@ class KimiToolCalls(KimiK2Detector):
         return True
 
     def _read_arguments(self, out: StreamingParseResult, tools: list[Any], ended: bool) -> bool:
-        """Arguments up to their end; False when it has not come."""
+        """Read arguments up to their end; return False while it has not come."""
         if not self._passed:
             self._buffer = self._buffer.lstrip()
         end = self._end_of_arguments(ended)
@@ -120,10 +120,10 @@ class KimiToolCalls(KimiK2Detector):
         return True
 
     def _end_of_arguments(self, ended: bool) -> tuple[int, int] | None:
-        """Where the arguments end and what follows begins, or None as long as that cannot be told.
+        """Return where the arguments end and where the text after them begins, or None while that is unknown.
 
-        A marker inside of a JSON string is part of it, and any other the end. A string that never ends ended at its
-        first marker that another follows.
+        A marker inside a JSON string belongs to the string; any other marker ends the arguments. A string that never
+        closes ends at its first marker that another marker follows.
         """
         while found := self._marker.search(self._buffer, self._looked):
             quotes = _QUOTE.findall(self._buffer, self._counted, found.start()).count('"')
@@ -143,7 +143,7 @@ class KimiToolCalls(KimiK2Detector):
         return self._doubtful if ended else None
 
     def _certain(self, ended: bool) -> int:
-        """How many characters of the buffer belong to no marker, whatever follows."""
+        """Return how many characters of the buffer cannot belong to a marker, whatever follows."""
         if ended:
             return len(self._buffer)
         if self._doubtful is not None:
@@ -165,5 +165,5 @@ def _is_json(text: str) -> bool:
 
 
 def install() -> None:
-    """Let SGLang's `--tool-call-parser kimi_k2` mean this one."""
+    """Make SGLang's `--tool-call-parser kimi_k2` use this parser."""
     FunctionCallParser.ToolCallParserEnum[PARSER] = KimiToolCalls

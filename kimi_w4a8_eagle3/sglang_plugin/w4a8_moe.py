@@ -1,4 +1,4 @@
-"""The W4A8 MoE scheme inside SGLang: parameters as Quark stores them, repacked once, then our fused MoE."""
+"""The W4A8 MoE scheme inside SGLang: load parameters as Quark stores them, repack them once, run our fused MoE."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from . import load_check
 class QuarkInt4Int8MoE(QuarkMoEScheme):
     """INT4 weights (per channel, with a per-tensor first stage) times INT8 activations (per token, dynamic).
 
-    While loading, a layer holds w13_weight int32 [E, 2I, H/8], w2_weight int32 [E, H, I/8] and their scales; after
-    loading, the two weights are in the backend's layout and the scales folded.
+    While loading, a layer holds w13_weight int32 [E, 2I, H/8], w2_weight int32 [E, H, I/8] and their scales. After
+    loading, the weights are in the backend's layout and the scales are folded.
     """
 
     def __init__(self, layer_name: str) -> None:
@@ -35,7 +35,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """No CUDA capability is required: the dispatcher picks a backend that runs on the device."""
+        """Return 0: no CUDA capability is required, and the dispatcher picks a backend that runs on the device."""
         return 0
 
     def create_weights(
@@ -47,7 +47,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the parameters that SGLang's expert loader fills; scales start as NaN so that a gap is found."""
+        """Register the parameters that SGLang's expert loader fills; NaN scales reveal what it left out."""
         # Imported here: SGLang's layer module imports its quantization package, from which this module is loaded.
         from sglang.srt.layers.moe.fused_moe_triton import FusedMoeWeightScaleSupported
 
@@ -78,7 +78,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         add("w2_weight_scale_2", unset(num_experts, hidden_size), **channel)
 
     def create_moe_runner(self, layer: Any, moe_runner_config: MoeRunnerConfig) -> None:
-        """Check that the layer computes what our kernels compute, and keep the scale that SGLang leaves to us."""
+        """Refuse a layer that our kernels do not compute, and keep the scale that SGLang leaves to the kernel."""
         config = moe_runner_config
         if config.activation != "silu" or not config.is_gated or config.apply_router_weight_on_input:
             raise KimiError(
@@ -86,13 +86,13 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
                 f"router weight on input={config.apply_router_weight_on_input}",
                 expected="a gated SiLU MoE with router weights on the output",
             )
-        # DeepSeek's model code applies the routed scaling factor itself except on CUDA, where the kernel does.
+        # DeepSeek's model code applies the routed scaling factor, except on CUDA, where the kernel does.
         if torch.version.cuda and torch.cuda.is_available() and config.routed_scaling_factor is not None:
             self.output_scale = float(config.routed_scaling_factor)
         self.top_k = int(config.top_k or layer.top_k)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Fold the scales and repack the weights for the backend: one layer of extra memory, no loop over experts."""
+        """Fold the scales and repack the weights for the backend, with one layer of extra memory."""
         if self.moe is not None:
             return
         gates = read_gates(os.environ)
@@ -124,7 +124,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         return StandardCombineInput(hidden_states=out)
 
     def _loaded(self, layer: Any) -> QuarkMoeWeights:
-        """What the loader left in the layer, with its scales folded per output channel."""
+        """Return the layer's loaded weights, with the scales folded per output channel."""
         experts, rows, _ = layer.w13_weight.shape
         s13 = fold_scales(layer.w13_weight_scale, layer.w13_weight_scale_2)
         s2 = fold_scales(layer.w2_weight_scale, layer.w2_weight_scale_2)

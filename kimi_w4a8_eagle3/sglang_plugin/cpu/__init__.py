@@ -1,8 +1,8 @@
 """SGLang's CPU engine without compiled CPU kernels: pure-torch operators where `sgl_kernel` is absent.
 
-`install()` runs before anything of SGLang is imported, in the server process and in every spawned child. An installed
-compiled `sgl_kernel` wins: then nothing is replaced. The operators are vectorised over the batch and exist for the
-demo and the tests; they are not a fast CPU backend.
+`install()` runs before the first import of SGLang, in the server process and in every spawned child. If a compiled
+`sgl_kernel` is installed, nothing is replaced. The operators are vectorised over the batch and exist for the demo and
+the tests; they are not a fast CPU backend.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def installed() -> bool:
-    """Whether the pure-torch operators stand in for `sgl_kernel` in this process."""
+    """Return True if the pure-torch operators replace `sgl_kernel` in this process."""
     return hasattr(sys.modules.get("sgl_kernel"), _MARK)
 
 
@@ -28,9 +28,9 @@ def install() -> bool:
     if installed():
         return True
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-    # What torch notes of each tensor for gradients that nobody asks for is a tenth of a step.
+    # torch's bookkeeping for gradients, which no engine computes, takes a tenth of a step.
     os.environ.setdefault("SGLANG_ENABLE_TORCH_INFERENCE_MODE", "1")
-    from ...base import torchvision_ops  # start-up: torch, which `installed` does without
+    from ...base import torchvision_ops  # start-up: imports torch, which `installed` does not need
 
     torchvision_ops.declare_missing()
     if importlib.util.find_spec("sgl_kernel") is not None:
@@ -50,17 +50,17 @@ def install() -> bool:
 
 
 def _keep_freed_memory() -> None:
-    """Tell glibc to keep what torch frees after each operator: its pages cost a fifth of a prefill to get again."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # another C library has none
+    """Tell glibc to keep what torch frees after each operator; getting the pages again takes a fifth of a prefill."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 2**25)  # the largest that it takes
+        mallopt(_M_MMAP_THRESHOLD, 2**25)  # glibc's maximum
         mallopt(_M_TRIM_THRESHOLD, 2**30)
 
 
 def claim_attention_backend() -> None:
     """Let SGLang resolve `--attention-backend intel_amx`, whose two operators are ours.
 
-    Only argument resolution asks this question; layers ask `cpu_has_amx_support` and stay on plain torch.
+    Only argument resolution reads this flag. Layers read `cpu_has_amx_support` and stay on plain torch.
     """
     from sglang.srt.runtime_context import override_platform  # SGLang's import order: after `install`
 

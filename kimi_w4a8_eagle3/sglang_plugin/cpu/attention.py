@@ -1,9 +1,9 @@
 """Paged attention for SGLang's CPU engine in torch: `torch.ops.sgl_kernel.{decode,extend}_attention_cpu`.
 
 Both serve MHA/GQA layers (the EAGLE3 draft) and absorbed MLA layers, whose key holds the 1-head latent and whose value
-is a view of its first columns. A query's result depends, bit for bit, on itself and on the keys that it sees: sums run
-in float32 over blocks of keys that begin at the sequence's first, in products whose order of summation is fixed
-(`batch_invariant`), and what it does not see adds exact zeros.
+is a view of its first columns. A query's result depends, bit for bit, only on the query and the keys that it sees. Sums
+run in float32 over blocks of keys that begin at the sequence's first key, in products whose order of summation is fixed
+(`batch_invariant`). Masked keys add exact zeros.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .batch_invariant import batched_rows, padded
 # Upper bound on the elements of a block of scores [requests, heads, queries, keys] with more than one request
 # (float32: 2 MB).
 _MAX_SCORES = 512 * 1024
-# Keys in one sum of products: up to here BLAS adds them one after the other.
+# Keys per product: up to this number BLAS adds them in sequence.
 _BLOCK = 128
-# Queries at once: those of a long prompt see few of its keys at first, and their scores stay near the processor.
+# Queries per block: the first queries of a long prompt see few keys, and small blocks of scores stay in the cache.
 _QUERIES = 128
 
 _DECODE = (
@@ -126,29 +126,29 @@ def _attend(
     new: list[int],
     scale: float,
 ) -> None:
-    """The last `new` tokens of each sequence, packed: q [T, H, Dk] -> output [T, H, Dv]."""
+    """Attend from the last `new` tokens of each sequence, packed: q [T, H, Dk] -> output [T, H, Dv]."""
     for part in _plan(req_to_token, req_pool_indices, lengths, new, q.shape[1]):
         k = _gather(k_cache, part.slots)
         # An MLA value is a view that begins where its key begins.
         v = k[..., : v_cache.shape[-1]] if v_cache.data_ptr() == k_cache.data_ptr() else _gather(v_cache, part.slots)
-        v = torch.nn.functional.pad(v, (0, 1), value=1.0)  # the last column adds up the weights
+        v = torch.nn.functional.pad(v, (0, 1), value=1.0)  # the last column sums the weights
         for token, position, keys in part.queries:
-            asked = q.index_select(0, token).view(*position.shape, *q.shape[1:])
-            out = _masked(asked, k[:, :keys], v[:, :keys], position, scale)
+            rows = q.index_select(0, token).view(*position.shape, *q.shape[1:])
+            out = _masked(rows, k[:, :keys], v[:, :keys], position, scale)
             output[token] = out.flatten(0, 1).to(output.dtype)
 
 
 class _Part(NamedTuple):
-    """Requests that are computed at once."""
+    """Requests that are computed together."""
 
     slots: torch.Tensor  # [B, L], L a multiple of _BLOCK
     queries: list[tuple[torch.Tensor, torch.Tensor, int]]  # rows of q [B*M], positions [B, M], keys that they see
 
 
 def _plan(table: torch.Tensor, pool: torch.Tensor, lengths: list[int], new: list[int], heads: int) -> list[_Part]:
-    """What `_attend` computes at once, and where the keys are: the same in every layer of a forward pass."""
+    """Group a batch into parts and find the slots of their keys, once for all layers of a forward pass."""
     global _planned
-    if table.is_inference():  # a draft's, which has one layer; and whether it was written to, torch does not count
+    if table.is_inference():  # a one-layer draft; torch keeps no version of inference tensors, so no cache is safe
         return _parts(table, pool, lengths, new, heads)
     key = table._version, heads, pool.tolist(), lengths, new
     if _planned is None or _planned[0] is not table or _planned[1] != key:
@@ -167,7 +167,7 @@ def _parts(table: torch.Tensor, pool: torch.Tensor, lengths: list[int], new: lis
         start = torch.tensor([first[row] for row in bucket]).unsqueeze(1)
         end = torch.tensor([lengths[row] for row in bucket]).unsqueeze(1)
         most = max(lengths[row] for row in bucket)
-        # Beyond its length a request's last key again, never another's: a weight of zero does not hide a NaN.
+        # Beyond its length a request repeats its own last key, never another's: a zero weight does not hide a NaN.
         seen = torch.minimum(torch.arange(_blocks(most) * _BLOCK), end - 1)
         part = _Part(table[:, :most].index_select(0, pool.index_select(0, rows)).gather(1, seen), [])
         for at in range(0, count, _QUERIES):
@@ -200,7 +200,7 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.T
 
 
 def _gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """The rows `slots` [B, L] of a cache [S, G, D] as float32 [B*G, L, D]; indexing by [] takes six times as long."""
+    """Gather rows `slots` [B, L] of a cache [S, G, D] as float32 [B*G, L, D]; indexing takes six times as long."""
     groups, dim = cache.shape[1:]
     if groups > 1:
         slots = slots.unsqueeze(1) * groups + torch.arange(groups).unsqueeze(1)
@@ -212,7 +212,7 @@ def _blocks(keys: int) -> int:
 
 
 def _buckets(new: list[int], lengths: list[int], heads: int) -> list[list[int]]:
-    """Split the batch: rows of as many new tokens and of similar length, whose scores stay near the processor."""
+    """Split the batch into rows with equally many new tokens and similar length, whose scores stay in the cache."""
     groups: dict[tuple[int, int], list[int]] = {}
     for row, (count, length) in enumerate(zip(new, lengths, strict=True)):
         if count:
@@ -233,7 +233,7 @@ def _require_plain(
     tree_mask: torch.Tensor | None = None,
     is_causal: bool = True,
 ) -> None:
-    """Refuse what this package's models do not use instead of computing something else."""
+    """Raise NotImplementedError for options that this package's models do not use."""
     unsupported = {
         "logit cap": logit_cap > 0,
         "cross attention": is_cross_attn,

@@ -1,18 +1,17 @@
-"""torch's CPU operators whose result for one token depends on the others in its batch, replaced by ones that do not.
+"""Replacements for torch's CPU operators whose result for one token depends on the other tokens of its batch.
 
 Three things make a token's bits depend on its neighbours:
 
-- A matrix product takes another kernel, with another order of summation, when it has few rows. From a number of rows
-  on, the order depends on the number of products alone, so zeros are added below that: in float32 16 rows, in BF16 as
-  many as make torch use oneDNN. Where oneDNN's BF16 depends on the rows all the same (CPUs without BF16 instructions),
-  which `bf16_keeps_order` measures, BF16 is multiplied in float32 and rounded once, at the end.
-- Vectorised functions compute the elements that fill no vector with another formula. `exp` is the same for both, and
-  so are +, * and /, which are rounded correctly.
-- A prompt is prefilled over its own keys but continued over cached latents: `absorbed` always takes the latents.
+- A matrix product with few rows uses another kernel, with another order of summation. From some number of rows on, the
+  order depends only on the length of the sums, so shorter inputs are padded with zeros: to 16 rows in float32, and in
+  BF16 until torch uses oneDNN. On CPUs without BF16 instructions oneDNN's BF16 still depends on the rows, which
+  `bf16_keeps_order` measures; BF16 is then multiplied in float32 and rounded once, at the end.
+- Vectorised functions compute the elements that do not fill a vector with another formula. `exp` is the same in both,
+  and so are +, * and /, which are rounded correctly.
+- A prompt is prefilled over its own keys but continued over cached latents. `absorbed` always uses the latents.
 
-An engine on a CPU has them always; docs/eval.md says what they cost.
-`tests/sglang_plugin/test_cpu_batch_invariant.py` compares single rows with batches; `eval lossless --exact`, whole
-answers.
+Engines on a CPU always use them; docs/eval.md gives the cost. `tests/sglang_plugin/test_cpu_batch_invariant.py`
+compares single rows with batches, and `eval lossless --exact` compares whole answers.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ import torch
 from ...moe import reference
 
 TARGET = "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry.get_handler"
-ROWS = 16  # from here on BLAS uses one float32 kernel, whatever the number of rows
-ONEDNN = 4096  # a BF16 product of more multiplications than this goes to oneDNN
+ROWS = 16  # from this number of rows on, BLAS uses one float32 kernel
+ONEDNN = 4096  # a BF16 product with more multiplications than this uses oneDNN
 _library: torch.library.Library | None = None
 
 
@@ -37,19 +36,19 @@ def register() -> None:
     global _library
     _library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning only once for all operators")  # that one is overridden
+        warnings.filterwarnings("ignore", "Warning only once for all operators")  # about the override below
         for function in (mm, addmm, bmm, bmm_out, sigmoid, silu):
             _library.impl(function.__name__.replace("_out", ".out"), function, "CPU", allow_override=True)
 
 
 def padded(x: torch.Tensor, rows: int = ROWS) -> torch.Tensor:
-    """`x` [..., M, K] with at least `rows` rows: zeros below."""
+    """Pad `x` [..., M, K] with zero rows below, up to `rows` rows."""
     missing = rows - x.shape[-2]
     return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing > 0 else x
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a [M, K] times b [K, N], or [B, M, K] times [B, K, N]; float32 for float32 and for BF16 out of order."""
+    """Multiply a [M, K] by b [K, N], or [B, M, K] by [B, K, N]; BF16 that cannot keep its order returns float32."""
     rows, needed = a.shape[-2], 0
     if a.dtype == torch.bfloat16 and bf16_keeps_order():
         needed = ONEDNN // max(1, b.shape[-2] * b.shape[-1]) + 1
@@ -61,9 +60,9 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @cache
 def bf16_keeps_order() -> bool:
-    """Whether BF16 rows have the same bits alone and among others, on this CPU.
+    """Return True if a BF16 row has the same bits alone and among others on this CPU.
 
-    The second half of every sum takes back the first: what is left is rounding, and changes with the order.
+    The second half of every sum cancels the first. Only rounding is left, and rounding changes with the order.
     """
     seed = torch.Generator().manual_seed(0)
     x, w = torch.randn(40, 192, generator=seed), torch.randn(192, 640, generator=seed)
@@ -74,9 +73,9 @@ def bf16_keeps_order() -> bool:
 
 @cache
 def batched_rows() -> int:
-    """From how many rows on, `ROWS` at most, a batched float32 product keeps its order on this CPU.
+    """Return the number of rows, at most `ROWS`, from which a batched float32 product keeps its order on this CPU.
 
-    For attention, which has few rows a request: a decode step of the built-in model has 4, and its draft's 2.
+    Used by attention, which has few rows per request: the built-in model has 4 in a decode step, its draft 2.
     """
     seed = torch.Generator().manual_seed(0)
     needed = 1
@@ -90,7 +89,7 @@ def batched_rows() -> int:
 
 
 def unreplaced(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product by torch's own kernel: `mm.out` and `baddbmm` keep theirs. beta=0 never reads its first argument."""
+    """Multiply with torch's own kernels: `mm.out` and `baddbmm` are not replaced. beta=0 ignores the first input."""
     if a.dim() == 2:
         return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
     return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0)
@@ -102,7 +101,7 @@ def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
-    """aten::addmm: the product is rounded to its type before the bias is added."""
+    """aten::addmm: the product is rounded to its dtype before the bias is added."""
     return bias * beta + mm(a, b) * alpha
 
 
@@ -127,13 +126,13 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 
 def get_handler(original: Callable[..., Any], cls: type, backend_name: str) -> Callable[..., Any]:
-    """AROUND hook of `AttentionBackendRegistry.get_handler`: ours for the CPU's backend."""
+    """AROUND hook of `AttentionBackendRegistry.get_handler`: return `absorbed` for the CPU's backend."""
     return absorbed if backend_name == "intel_amx" else original(cls, backend_name)
 
 
 def absorbed(attention: Any, forward_batch: Any) -> Any:
-    """The way through MLA that prefill, decode and verification share: over the latents, never over a prompt's keys."""
-    # SGLang's import order: its model modules
+    """Choose MLA over the latents for prefill, decode and verification, never over a prompt's own keys."""
+    # SGLang's import order: it imports the model modules
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
 
     return AttnForwardMethod.MLA

@@ -1,7 +1,7 @@
 """AMD Quark's FP8 linear layers on the CPU: SGLang's scheme with its GPU kernel replaced by plain torch.
 
-SGLang accepts the format for GPUs only, and multiplies with a kernel that exists there only. The arithmetic is the
-same: the input is quantized to FP8 by token, the product is accumulated in float32 and scaled by token and channel.
+SGLang accepts the format only for GPUs and multiplies with a GPU kernel. The arithmetic here is the same: the input is
+quantized to FP8 per token, the product is accumulated in float32 and scaled per token and channel.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 def get_linear_scheme(original: Callable[..., Any], config: Any, layer: torch.nn.Module, layer_name: str) -> Any:
-    """AROUND hook of `QuarkConfig.get_linear_scheme`: ours for FP8 weights by channel, SGLang's for the rest."""
+    """AROUND hook of `QuarkConfig.get_linear_scheme`: ours for per-channel FP8 weights, SGLang's otherwise."""
     found = config._find_matched_config(layer_name, layer)
     weight, inputs = found.get("weight"), found.get("input_tensors")
     if isinstance(weight, dict) and weight.get("qscheme") == "per_channel" and config._is_fp8_w8a8(weight, inputs):
-        logger.info("%s: FP8 weights by channel, multiplied by the torch reference", layer_name)
+        logger.info("%s: per-channel FP8 weights, multiplied by the torch reference", layer_name)
         return _scheme_class()(weight, inputs)
     return original(config, layer, layer_name)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
-    """x [..., K] times an FP8 weight [K, N] with a scale per output channel [N] or [N, 1]; the result has x's dtype.
+    """Multiply x [..., K] by an FP8 weight [K, N] with a scale per output channel, [N] or [N, 1]; keep x's dtype.
 
     An all-zero token gives zeros.
     """
@@ -45,7 +45,7 @@ def _scheme_class() -> type:
     from sglang.srt.layers.quantization.quark.schemes import QuarkW8A8Fp8
 
     class ReferenceFp8(QuarkW8A8Fp8):
-        """Weights are made and loaded as SGLang does it; only the product is ours."""
+        """Quark FP8 scheme that creates and loads weights as SGLang does and multiplies in torch."""
 
         @classmethod
         def get_min_capability(cls) -> int:

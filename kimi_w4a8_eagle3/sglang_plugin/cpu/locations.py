@@ -23,7 +23,7 @@ OPERATORS = (
 
 
 def _ragged(start: torch.Tensor, end: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Flatten the ranges [start[b], end[b]): (row [total], position [total])."""
+    """Flatten the ranges [start[b], end[b]) to (row [total], position [total])."""
     start, end = start.long(), end.long()
     lengths = end - start
     rows = torch.repeat_interleave(torch.arange(len(start)), lengths)
@@ -81,7 +81,7 @@ def build_draft_decode_metadata_cpu(
     num_steps: int,
     pool_len: int,
 ) -> torch.Tensor:
-    """Token table of the draft's decode steps: one row per candidate, prefix and draft slots. Chain drafts only."""
+    """Return the token table of the draft's decode steps: one row per chain, with its prefix and draft slots."""
     require_chain(topk)
     width = int(seq_lens.max()) + num_steps if len(seq_lens) else 0
     return req_to_token[:, : min(width, pool_len)].index_select(0, req_pool_indices)
@@ -121,7 +121,7 @@ def copy_all_layer_kv_cache_cpu(
 
 
 def require_chain(topk: int) -> None:
-    """Refuse draft trees: the pure-torch operators know chains (topk 1), which is what every recipe uses."""
+    """Raise NotImplementedError for draft trees: these operators only know chains (topk 1), as every recipe uses."""
     if topk != 1:
         raise NotImplementedError(
             f"The CPU reference platform supports --speculative-eagle-topk 1 only, got {topk}; "

@@ -1,6 +1,6 @@
-"""SGLang's class for MLA drafts on a CPU, where it would wait for a CUDA device once it has the target's weights.
+"""SGLang's class for MLA drafts without a CUDA device, for which it waits after it has taken the target's weights.
 
-Its Llama drafts take them over in the same way and wait for the platform's own device.
+SGLang's Llama drafts take the weights in the same way and wait for the platform's own device.
 """
 
 from __future__ import annotations

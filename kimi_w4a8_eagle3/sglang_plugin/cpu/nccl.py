@@ -1,4 +1,4 @@
-"""No NCCL on a CPU: a CUDA build of torch brings the library, and SGLang would start it without a GPU."""
+"""Disable NCCL on a CPU: a CUDA build of torch ships the library, and SGLang would start it without a GPU."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ TARGET = "sglang.srt.distributed.device_communicators.pynccl_wrapper.find_nccl_l
 
 
 def find_nccl_library() -> NoReturn:
-    """REPLACE hook that answers as with a CPU build of torch; ranks then communicate through gloo alone."""
+    """REPLACE hook: raise as with a CPU build of torch, so that ranks communicate through gloo alone."""
     raise ValueError("an engine on a CPU has no NCCL")
