@@ -1,1 +1,1 @@
-"""One engine process, seen from outside: started, asked, measured, watched, ended with everything it left behind."""
+"""One engine process, seen from outside: start it, query it, measure it, watch it, and remove what it leaves behind."""

@@ -1,4 +1,4 @@
-"""A folder for what AITER compiles at run time, where its installation cannot be written to."""
+"""A folder for the modules that AITER compiles at run time, when its installation is read-only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ VARIABLE = "AITER_JIT_DIR"
 
 
 def jit_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables for an engine in `environ`; none where AITER is absent, can write beside itself, or was told a folder.
+    """Return variables for an engine in `environ`; none if AITER is absent, writable, or has a folder already.
 
-    Left alone, AITER compiles into the home folder but imports from its installation: the engine ends with
-    ModuleNotFoundError after minutes of compiling. With AITER_JIT_DIR it does both in that folder, so that the modules
-    of the installation must be found there, too: as links. Another installation gets another folder.
+    Without AITER_JIT_DIR, AITER compiles into the home folder but imports from its installation. The engine then ends
+    with ModuleNotFoundError after minutes of compiling. With it, AITER does both in that folder, so the installation's
+    modules are linked there, too. Each installation gets its own folder.
     """
     root = find_root("aiter")
     installed = root / "aiter" / "jit" if root else None
@@ -30,6 +30,6 @@ def jit_environment(environ: Mapping[str, str]) -> dict[str, str]:
     folder = Path(environ.get("HOME") or Path.home()) / ".aiter" / f"jit-{identity[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     for module in modules:
-        with contextlib.suppress(FileExistsError):  # from an earlier start, or compiled for this GPU since
+        with contextlib.suppress(FileExistsError):  # linked by an earlier start, or compiled for this GPU since
             (folder / module.name).symlink_to(module)
     return {VARIABLE: str(folder)}

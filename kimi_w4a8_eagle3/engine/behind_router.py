@@ -1,6 +1,6 @@
-"""What stands behind a router: whoever measures one needs its engines' facts and counters, which it does not have.
+"""Find the engines behind a router, whose facts and counters a measurement needs and the router does not have.
 
-`kimi-w4a8 serve --replicas` and `kimi-w4a8 route` have them on their ops endpoint. Endpoints of sglang-router 0.3.2.
+The ops endpoint of `kimi-w4a8 serve --replicas` and `kimi-w4a8 route` has them. Written for sglang-router 0.3.2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Behind:
-    """ops_url: where the counters of all replicas are. replica_url: one of the `replicas` that are ready."""
+    """ops_url: the endpoint with the counters of all replicas. replica_url: one of the `replicas` that are ready."""
 
     ops_url: str
     replica_url: str
@@ -28,7 +28,7 @@ class Behind:
 
 
 def behind_router(base_url: str, ops_url: str | None = None, api_key: str | None = None) -> Behind | None:
-    """What is behind the router at `base_url`; None when that is no router.
+    """Return the engines behind the router at `base_url`, or None if that is not a router.
 
     ops_url: by default the port after the router's. Raises KimiError when it does not answer, or no replica is ready.
     """
@@ -42,18 +42,18 @@ def behind_router(base_url: str, ops_url: str | None = None, api_key: str | None
             f"{base_url} is a router, and the ops endpoint with its engines' counters does not answer",
             where=ops_url,
             expected="the ops endpoint of `serve --replicas` or `route`, by default the port after the API's",
-            remedy="give its address with --ops-url, or measure one engine by its own address",
+            remedy="give its address with --ops-url, or measure one engine at its own address",
         )
-    ready = [str(each["base_url"]) for each in replicas if each.get("ready")]
+    ready = [str(replica["base_url"]) for replica in replicas if replica.get("ready")]
     if not ready:
         raise KimiError(
-            "no replica behind this router is ready", where=f"{ops_url}/status", remedy="wait: it says what they do"
+            "no replica behind this router is ready", where=f"{ops_url}/status", remedy="wait; /status shows why"
         )
     return Behind(ops_url, ready[0], len(ready))
 
 
 def _json(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-    """The JSON object at `url`; empty where there is none."""
+    """Return the JSON object at `url`, or an empty one on any failure."""
     try:
         found = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, verify=trusted()).json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):

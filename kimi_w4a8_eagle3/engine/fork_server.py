@@ -1,9 +1,10 @@
-"""Engines on a CPU as forks of a process that has imported SGLang once, which takes ten seconds and a core each time.
+"""Fork engines on a CPU from a process that has imported SGLang once, which takes ten seconds of a core.
 
-A fork server belongs to the process that supervises engines, begins with its first engine and ends with it. The fork is
-handed over to the supervisor, by the rule that orphans go to the nearest process that asked for them: an engine has the
-same parent, session, signals and exit code as one started by `subprocess`, and outlives a fork server that is killed.
-Engines on GPUs are started SGLang's own way. The other side is `sglang_plugin/forked_engine.py`.
+A fork server belongs to the process that supervises engines. It starts with the first engine and ends with the
+supervisor. A new engine is orphaned on purpose, and the kernel gives an orphan to the nearest ancestor that asked for
+orphans (a subreaper), the supervisor. So an engine has the same parent, session, signals and exit code as one started
+by `subprocess`, and it outlives a fork server that is killed. Engines on GPUs start SGLang's own way. The fork server's
+side is `sglang_plugin/forked_engine.py`.
 """
 
 from __future__ import annotations
@@ -29,39 +30,39 @@ PROGRAM = ("-m", "kimi_w4a8_eagle3.sglang_plugin.run_module")
 OPTION = "--fork-server"
 READY, GO = b"ready", b"go"
 MAX_MESSAGE = 1 << 17
-_KEPT = 2  # fork servers, of 300 MB each: the two sides of a comparison may differ in a variable
-# SGLang reads the cores of each rank when a scheduler begins, oneDNN its instructions at its first product.
+_KEPT = 2  # fork servers, of 300 MB each: the two servers of a comparison may differ in a variable
+# SGLang reads the cores of each rank when a scheduler starts; oneDNN reads its instruction set at its first product.
 _LATE = frozenset(("TMPDIR", "PYTEST_CURRENT_TEST", "SGLANG_CPU_OMP_THREADS_BIND", "ONEDNN_MAX_CPU_ISA"))
 _IMPORT_S = 600.0  # ten seconds on an idle machine
-_FORK_S = 60.0  # milliseconds
+_FORK_S = 60.0  # milliseconds on an idle machine
 _UNKNOWN = 255
-_NEVER_INHERITED = (signal.SIGPIPE, signal.SIGXFSZ)  # `subprocess` resets them, and Python ignores them when it starts
+_NEVER_INHERITED = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them at its start, and `subprocess` resets them
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 class ForkedProcess:
-    """A child of this process that something else started; what is used of `subprocess.Popen`."""
+    """A child of this process that `subprocess` did not start, with the part of `subprocess.Popen` that is used."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None
-        self._lock = threading.Lock()  # whoever asks first gets the exit code, once
+        self._lock = threading.Lock()  # waitpid reports an exit code only once, so the first caller stores it
 
     def poll(self) -> int | None:
-        """Exit code, negative for a signal, or None while it runs."""
+        """Return the exit code, negative for a signal, or None while the process runs."""
         with self._lock:
             if self._code is None:
                 try:
                     pid, status = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:  # it has ended where SIGCHLD is ignored: nobody can know how
+                except ChildProcessError:  # SIGCHLD is ignored, so the exit code is lost
                     self._code = _UNKNOWN
                 else:
                     self._code = os.waitstatus_to_exitcode(status) if pid else None
             return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Exit code; raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait for the exit code; raise subprocess.TimeoutExpired after `timeout` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() >= end:
@@ -70,22 +71,20 @@ class ForkedProcess:
         return code
 
     def terminate(self) -> None:
-        """SIGTERM, unless it has ended."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """A signal, unless it has ended."""
+        """Send a signal unless the process has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 class ForkServer:
-    """A fork server, and the socket by which it is asked; raises OSError when it ends before it is ready."""
+    """A fork server and the socket to it; raises OSError when it ends before it is ready."""
 
     def __init__(self, process: subprocess.Popen[bytes] | ForkedProcess, control: socket.socket) -> None:
         self._process, self._control = process, control
@@ -99,10 +98,10 @@ class ForkServer:
 
     @classmethod
     def start(cls, python: str, environ: Mapping[str, str], log: int) -> ForkServer:
-        """A new one; `log` is where it writes until it is ready."""
+        """Start a fork server; until it is ready it writes to `log`."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # A child dies with the thread that started it: this thread ends with the process.
+            # A child dies with the thread that started it. This thread ends with the process.
             process = _starter.submit(
                 subprocess.Popen,
                 [python, *PROGRAM, OPTION, str(theirs.fileno())],
@@ -118,16 +117,15 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """True while the fork server accepts requests."""
         return self._process.poll() is None
 
     def fork(self, arguments: Sequence[str], late: Mapping[str, str], log: int) -> ForkedProcess:
-        """An engine with these arguments, of `late` variables and a log; OSError when the fork server has ended."""
+        """Fork an engine with these arguments, `late` variables and log; OSError when the fork server has ended."""
         request = {"arguments": list(arguments), "late": dict(late), "ignored": ignored_signals()}
         message = json.dumps(request).encode()
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -139,29 +137,29 @@ class ForkServer:
             if not answer:
                 raise ChildProcessError("the fork server ended")
             process = ForkedProcess(int(answer))
-            reply.send(GO)  # an engine that never reads this ends, because nobody would know of it
+            reply.send(GO)  # an engine that never reads this ends, so that no engine runs unsupervised
             return process
 
     def close(self) -> None:
-        """End it. Its engines go on."""
+        """End the fork server; its engines go on."""
         self._control.close()
         self._process.kill()
         self._process.wait()
 
 
 def can_fork(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether this is an engine on a CPU that can be forked.
+    """Return True for an engine on a CPU that can be forked.
 
-    Where more OpenMP threads than one are allowed, libraries start them while they are imported, and no fork has them.
+    With more than one OpenMP thread, libraries start threads during their import, and a fork loses those.
     """
     return sys.platform == "linux" and tuple(argv[1:3]) == PROGRAM and environ.get("OMP_NUM_THREADS") == "1"
 
 
 def fork(argv: Sequence[str], environ: Mapping[str, str], log: int) -> ForkedProcess | None:
-    """`argv` in `environ`, with `log` as its output, as a fork; None where that failed, which `log` explains.
+    """Start `argv` in `environ` as a fork that writes to `log`; return None on failure, which `log` explains.
 
-    Waits for the fork server's imports where there is none, or none with the same variables, folder and limits. One
-    that was killed is replaced. Thread-safe.
+    Starts a fork server and waits for its imports if none has the same variables, folder and limits. One that was
+    killed is replaced. Thread-safe.
     """
     late = {name: value for name, value in environ.items() if reads_late(name)}
     key = setting(argv[0], environ)
@@ -173,24 +171,24 @@ def fork(argv: Sequence[str], environ: Mapping[str, str], log: int) -> ForkedPro
             process = server.fork(argv[3:], late, log)
         except BaseException as error:
             if server is not None:
-                server.close()  # an engine may be on its way, and ends when nobody answers it
+                server.close()  # an engine that is being forked ends, because it gets no answer
             if not isinstance(error, OSError):
                 raise
             with suppress(OSError):
                 os.write(log, f"kimi-w4a8: the engine starts without the fork server: {error}\n".encode())
             return None
-        _servers[key] = server  # the last one that was used
+        _servers[key] = server  # most recently used last
         return process
 
 
 def prepare(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
-    """Begin the imports for engines like this one, which `fork` then waits for, while this process does something else.
+    """Start the imports for engines like this one in the background; `fork` then waits for them.
 
-    log: what they print is appended there.
+    log: the imports' output is appended there.
     """
 
     def start() -> None:
-        with suppress(OSError), _lock, log.open("ab") as output:  # `fork` tries again, and says why it cannot
+        with suppress(OSError), _lock, log.open("ab") as output:  # `fork` tries again and reports the error
             if key not in _servers:
                 _servers[key] = _another(key, output.fileno())
 
@@ -200,9 +198,9 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
 
 
 def fork_beside(argv: Sequence[str], changes: Mapping[str, str], log: int) -> ForkedProcess | None:
-    """A program of SGLang's that measures engines, as a fork from where the last of them came; None without one.
+    """Fork one of SGLang's programs that measure engines from the last engine's fork server; None without one.
 
-    It has the variables of that engine and these changes, none of which is read early.
+    The program has that engine's variables and these changes, none of which is read during imports.
     """
     with _lock:
         server = next(reversed(_servers.values()), None)
@@ -215,13 +213,13 @@ def fork_beside(argv: Sequence[str], changes: Mapping[str, str], log: int) -> Fo
 
 
 def close() -> None:
-    """End this process's fork servers, if it has any; the next engine starts another."""
+    """End this process's fork servers; the next engine starts another."""
     while _servers:
         _servers.popitem()[1].close()
 
 
 class Setting(NamedTuple):
-    """What the engines of one fork server have in common, because a process cannot change it or has read it early."""
+    """Properties that all engines of one fork server share: fixed at its start, or read during its imports."""
 
     python: str
     variables: tuple[tuple[str, str], ...]
@@ -231,38 +229,38 @@ class Setting(NamedTuple):
 
 
 def _another(key: Setting, log: int) -> ForkServer:
-    """A new fork server; the one that was used longest ago makes room."""
+    """Start a fork server; at the limit, close the least recently used one first."""
     while len(_servers) >= _KEPT:
         _servers.pop(next(iter(_servers))).close()
     return ForkServer.start(key.python, dict(key.variables), log)
 
 
 def setting(python: str, environ: Mapping[str, str]) -> Setting:
-    """That of an engine which this process starts now."""
+    """Environment, cwd, limits and CPU affinity that a new engine inherits."""
     early = sorted((name, value) for name, value in environ.items() if not reads_late(name))
     limits = tuple(resource.getrlimit(limit) for limit in _LIMITS)
     return Setting(python, tuple(early), str(Path.cwd()), limits, frozenset(os.sched_getaffinity(0)))
 
 
 def reads_late(name: str) -> bool:
-    """Whether no module reads this variable while it is imported: engines of one fork server may differ in it."""
+    """Return True if no module reads this variable at its import, so that engines of one fork server may differ."""
     return name in _LATE or name.startswith("KIMI_")
 
 
 def ignored_signals() -> list[int]:
-    """Signals that a new process of this one would ignore, such as SIGINT in a script's background job."""
+    """Return the signals that a new child would ignore, such as SIGINT in a script's background job."""
     ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
     return [int(number) for number in ignored if number not in _NEVER_INHERITED]
 
 
 def die_with_parent() -> None:
-    """In a new child: end when the process that started it dies, whatever killed it (Linux)."""
+    """In a new child: end when the process that started it dies, for whatever reason (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Inside the block an orphaned descendant becomes a child of this process instead of init's."""
+    """Inside the block, make orphaned descendants children of this process instead of init."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:

@@ -1,9 +1,9 @@
-"""What an engine leaves in /tmp and /dev/shm when it ends: SGLang unlinks its sockets and shared memory only in its CI.
+"""Remove what an engine leaves in /tmp and /dev/shm, because SGLang unlinks its sockets and shared memory only in CI.
 
-An engine that restarts every day would fill both. Each engine therefore gets a temporary folder of its own, and the
-shared memory that its processes were seen to use is remembered there; whoever started the engine removes both. A
-supervisor that was itself killed cannot: its folders are found by the lock that ended with it, at the next start.
-An engine notes what it is about to create (`note`): between two looks of its supervisor both may be killed.
+An engine that restarts every day would fill both. Each engine therefore gets its own temporary folder, and the shared
+memory that its processes use is recorded there. The supervisor removes both when the engine ends. If the supervisor was
+killed, the next start finds its folders by their lock, which the kernel released. An engine records shared memory
+before it creates it (`note`), because both processes may be killed between two checks of the supervisor.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Belongings:
         unlocked = self.folder / (_LOCK + ".tmp")
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unlocked.rename(self.folder / _LOCK)  # under that name it is never seen without its lock
+        unlocked.rename(self.folder / _LOCK)  # under its final name the file is never seen unlocked
         self._seen: set[Path] = set()
 
     def see(self, pids: Iterable[int]) -> None:
-        """Remember the shared memory that these processes use now. Cheap enough for every few seconds."""
+        """Record the shared memory that these processes use now. Cheap enough to run every few seconds."""
         new = shared_memory_of(pids) - self._seen
         if new:
             self._seen |= new
-            with suppress(OSError):  # only a supervisor that is killed would miss it
+            with suppress(OSError):  # matters only if this supervisor is killed
                 (self.folder / _SHARED_MEMORY).write_text("\n".join(map(str, sorted(self._seen))))
 
     def remove(self) -> None:
-        """Remove everything; call it after the engine's last process has ended. Idempotent."""
+        """Remove everything; call this after the engine's last process has ended. Idempotent."""
         _remove(self.folder, self._seen | _noted(self.folder))
         if self._lock >= 0:
             os.close(self._lock)
@@ -54,13 +54,13 @@ class Belongings:
 
 
 def given_folder() -> Path | None:
-    """The temporary folder that a supervisor gave to this process; None in one that was started by hand."""
+    """Return the temporary folder that a supervisor gave to this process, or None without a supervisor."""
     folder = Path(tempfile.gettempdir())
     return folder if (folder / _LOCK).is_file() else None
 
 
 def note(path: str) -> None:
-    """Write down shared memory that this process creates next, for whoever clears up after it."""
+    """Record shared memory that this process creates next, so that the supervisor can remove it."""
     folder = given_folder()
     if folder is not None:
         with suppress(OSError), (folder / f"shared-memory-{os.getpid()}.txt").open("a") as file:
@@ -68,21 +68,21 @@ def note(path: str) -> None:
 
 
 def remove_orphans() -> list[Path]:
-    """Remove what engines left whose supervisor was killed; returns their folders."""
+    """Remove what the engines of killed supervisors left behind; return their folders."""
     found = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(_PREFIX + "*")):
         with _owned(folder) as owned:
             if not owned:
                 continue
             left = _noted(folder)
-            if not left & shared_memory_of(_all_pids()):  # otherwise its engine is still ending: another time
+            if not left & shared_memory_of(_all_pids()):  # in use while its engine ends; the next start retries
                 _remove(folder, left)
                 found.append(folder)
     return found
 
 
 def shared_memory_of(pids: Iterable[int]) -> set[Path]:
-    """Files in /dev/shm that these processes have mapped; processes that have ended or are not ours are left out."""
+    """Return the files in /dev/shm that these processes have mapped; skip processes that ended or are not ours."""
     found: set[Path] = set()
     for pid in pids:
         with suppress(OSError), Path(f"/proc/{pid}/maps").open() as file:
@@ -91,7 +91,7 @@ def shared_memory_of(pids: Iterable[int]) -> set[Path]:
 
 
 def _noted(folder: Path) -> set[Path]:
-    """The shared memory that is written down in a folder; nothing that lies elsewhere."""
+    """Return the shared memory recorded in a folder; ignore paths outside /dev/shm."""
     found: set[Path] = set()
     for notes in folder.glob(_NOTES):
         with suppress(OSError, ValueError):
@@ -101,9 +101,9 @@ def _noted(folder: Path) -> set[Path]:
 
 @contextmanager
 def _owned(folder: Path) -> Iterator[bool]:
-    """Whether the folder's owner is dead, which frees its lock; ours for the block then.
+    """Yield True, and hold the folder's lock, if its owner is dead.
 
-    Anybody may make a folder of that name in /tmp: only those of this user count.
+    Any user can create a folder of this name in /tmp, so only folders of this user count.
     """
     try:
         if folder.lstat().st_uid != os.getuid() or folder.is_symlink():

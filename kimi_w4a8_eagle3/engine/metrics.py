@@ -1,7 +1,7 @@
-"""What SGLang's Prometheus endpoint says, as numbers: counters around a run, and acceptance from their deltas.
+"""Counters from SGLang's Prometheus endpoint before and after a run, and acceptance from their differences.
 
-The server's own accept-length gauge is an average since start (or since the last flush); a run's exact figure comes
-from two counters that every finished request adds to. The pinned SGLang's names; see `Counters`.
+The server's own accept-length gauge is an average since its start or last flush. A run's exact figure comes from two
+counters that every finished request adds to. The names are those of the pinned SGLang.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TIMEOUT_S = 10.0
 class Counters:
     """Running totals of one server, summed over their labels (`is_streaming`, ranks of one engine).
 
-    cached_tokens: those of the prompt tokens that were found in the prefix cache.
+    cached_tokens: prompt tokens that were found in the prefix cache.
     """
 
     generation_tokens: float
@@ -41,18 +41,18 @@ class Counters:
 
     @classmethod
     def of(cls, reading: Reading) -> Counters:
-        """The counters of a reading; one that is absent so far is 0."""
+        """Take the counters from a reading; a counter that is absent is 0."""
         return cls(*(reading.total(name) or 0.0 for name in _NAMES))
 
     def since(self, earlier: Counters) -> Counters:
-        """What was added after `earlier`. Raises KimiError when a counter went back: the server restarted."""
+        """Return the increase since `earlier`. Raises KimiError when a counter fell, because the server restarted."""
         delta = Counters(*(after - before for after, before in zip(astuple(self), astuple(earlier), strict=True)))
         if min(astuple(delta)) < 0:
             raise KimiError(
                 "a counter of the server went backwards during the measurement",
                 where="/metrics",
                 expected="one server process from the first to the last request",
-                remedy="the server restarted: look at its log and measure again",
+                remedy="the server restarted: read its log and measure again",
             )
         return delta
 
@@ -61,7 +61,7 @@ class Counters:
 class Acceptance:
     """Acceptance over a set of requests.
 
-    length: tokens committed per verify step, the bonus token included (1.0: no draft was ever accepted).
+    length: tokens committed per verify step, including the bonus token (1.0: no draft was ever accepted).
     rate: accepted draft tokens / proposed draft tokens. per_position[i]: share of verify steps in which draft token
     i+1 was accepted; empty when only counters are known. steps: verify steps counted.
     """
@@ -78,9 +78,9 @@ def scrape(base_url: str, timeout_s: float = _TIMEOUT_S) -> Counters:
 
 
 def read(base_url: str, timeout_s: float = _TIMEOUT_S, attempts: int = 10) -> Reading:
-    """The metrics of an engine, or of all replicas at an ops endpoint.
+    """Read the metrics of an engine, or of all replicas at an ops endpoint.
 
-    An ops endpoint leaves out a replica that is slow to answer, whose counters would seem to go back: it is asked anew.
+    An ops endpoint leaves out a replica that answers slowly, and its counters would seem to fall, so it is read again.
     Raises KimiError when the server does not answer, runs without --enable-metrics, or a replica stays away.
     """
     for _ in range(attempts):
@@ -93,18 +93,18 @@ def read(base_url: str, timeout_s: float = _TIMEOUT_S, attempts: int = 10) -> Re
         f"no metrics of replica {', '.join(missing)}",
         where=f"{base_url}/metrics",
         expected="the counters of all replicas before and after a load",
-        remedy="/status of the ops endpoint says what it is doing; measure when all are ready",
+        remedy="see /status of the ops endpoint, and measure when all replicas are ready",
     )
 
 
 def look(base_url: str, timeout_s: float = _TIMEOUT_S) -> Reading:
-    """What stands at /metrics now; raises KimiError when that is no exposition."""
+    """Read /metrics once; raise KimiError when the answer is not an exposition."""
     url = f"{base_url}/metrics"
     try:
         response = httpx.get(url, timeout=timeout_s, follow_redirects=True, verify=trusted())
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise KimiError(
-            f"no metrics: {str(error) or type(error).__name__}", where=url, remedy="is the server running?"
+            f"no metrics: {str(error) or type(error).__name__}", where=url, remedy="check that the server is running"
         ) from error
     if response.status_code != 200:
         raise KimiError(
@@ -120,9 +120,9 @@ def look(base_url: str, timeout_s: float = _TIMEOUT_S) -> Reading:
 
 
 def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptance | None:
-    """Exact accept length of a run; None without speculation (no verify call was counted).
+    """Return the exact accept length of a run, or None without speculation (no verify call was counted).
 
-    The first token of every request comes from prefill, not from a verify step, so it is taken off.
+    The first token of every request comes from prefill, not from a verify step, so it is subtracted.
     """
     if delta.verify_calls <= 0:
         return None
@@ -131,7 +131,7 @@ def acceptance_from_counters(delta: Counters, num_draft_tokens: int) -> Acceptan
 
 
 def acceptance_from_histograms(histograms: Iterable[Sequence[int]], num_draft_tokens: int) -> Acceptance | None:
-    """Acceptance from per-request histograms (`spec_correct_drafts_histogram`: [k] = steps with k accepted drafts)."""
+    """Compute acceptance from per-request histograms (`spec_correct_drafts_histogram`: [k] = steps that accepted k)."""
     depth = num_draft_tokens - 1
     totals = sum_histograms(histograms, depth)
     steps = sum(totals)
@@ -143,7 +143,7 @@ def acceptance_from_histograms(histograms: Iterable[Sequence[int]], num_draft_to
 
 
 def sum_histograms(histograms: Iterable[Sequence[int]], depth: int) -> list[int]:
-    """[k] = steps with k accepted drafts over all requests, 0..depth."""
+    """Add up histograms of all requests: [k] = steps that accepted k drafts, for k in 0..depth."""
     totals = [0] * (depth + 1)
     for histogram in histograms:
         for accepted, steps in enumerate(histogram):

@@ -1,6 +1,6 @@
-"""An engine process: started, watched until it answers, stopped with everything it spawned, its log kept.
+"""An engine process: start it, wait until it answers, stop it with all its children, and keep its log.
 
-Nothing here knows SGLang beyond its two health endpoints; the command line and environment come from a recipe.
+This module knows only SGLang's two health endpoints; the command line and environment come from a recipe.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .leftovers import Belongings, remove_orphans
 
 _STOP_GRACE_S = 20.0
 _POLL_S = 0.25
-_LOOK_S = 5.0  # between two looks at the shared memory of an engine, which take milliseconds a process
+_LOOK_S = 5.0  # between two checks of an engine's shared memory, which take milliseconds per process
 _TAIL_LINES = 25
 
 
 @dataclass
 class EngineServer:
-    """One engine process in a session of its own.
+    """One engine process in its own session.
 
     argv: the whole command line. env: added to this process's environment. log_path: stdout and stderr, appended.
-    Used as a context manager it starts on entry and stops, with all its children, on exit.
+    As a context manager it starts on entry and stops, with all its children, on exit.
     """
 
     argv: Sequence[str]
@@ -54,7 +54,6 @@ class EngineServer:
 
     @property
     def base_url(self) -> str:
-        """Where the server answers."""
         return http_url(self.host, self.port)
 
     @property
@@ -66,20 +65,20 @@ class EngineServer:
 
     @property
     def folder(self) -> Path:
-        """The temporary folder that the engine was given."""
+        """Temporary folder that the engine was given."""
         if self._belongings is None:
             raise KimiError(f"{self.name} was not started")
         return self._belongings.folder
 
     def prepare(self) -> None:
-        """Begin in the background what the first `start` of an engine on a CPU waits for: SGLang's imports."""
+        """Start SGLang's imports in the background, for which the first engine on a CPU would wait."""
         prepare(self.argv, self._environ(), self.log_path)
 
     def start(self) -> None:
-        """Start the process; raises KimiError when the port is taken or the program cannot be executed.
+        """Start the process; raise KimiError when the port is taken or the program cannot be executed.
 
-        The first engine on a CPU waits until SGLang is imported (`fork_server`). May be called again after the process
-        ended; what is left of it is cleared away first.
+        The first engine on a CPU waits until SGLang is imported (`fork_server`). After the process has ended, call this
+        again to restart it; the remains of the old process are removed first.
         """
         self.stop()
         self._began = time.monotonic()
@@ -111,10 +110,10 @@ class EngineServer:
             ) from error
 
     def wait_ready(self, timeout_s: float, on_wait: Callable[[float, str], None] | None = None) -> float:
-        """Wait until /health answers 200; returns the seconds since `start`.
+        """Wait until /health answers 200; return the seconds since `start`.
 
-        on_wait(seconds, last log line) is called about four times a second. Raises KimiError when the process ends
-        or does not answer within `timeout_s` of `start`; the process is stopped before.
+        on_wait(seconds, last log line) is called about four times a second. Raises KimiError when the process ends or
+        does not answer within `timeout_s` of `start`; the process is stopped first.
         """
         with httpx.Client(timeout=5.0, verify=trusted()) as client:
             while True:
@@ -133,14 +132,14 @@ class EngineServer:
                 time.sleep(_POLL_S)
 
     def poll(self) -> int | None:
-        """Exit code, or None while the process runs."""
+        """Return the exit code, or None while the process runs."""
         self._remember_children()
         return None if self._process is None else self._process.poll()
 
     def stop(self, grace_s: float = _STOP_GRACE_S) -> bool:
-        """End the process and everything it spawned: SIGTERM, then SIGKILL after `grace_s`. Idempotent.
+        """End the process and all its children: SIGTERM, then SIGKILL after `grace_s`. Idempotent.
 
-        SGLang answers what it has begun before it ends, so a long grace is a drain. False: it had to be killed.
+        SGLang finishes its running requests before it ends, so a long grace is a drain. Returns False if it was killed.
         """
         if self._process is None:
             return True
@@ -176,7 +175,7 @@ class EngineServer:
         return environ | jit_environment(environ)
 
     def _remember_children(self) -> None:
-        """Children are looked up while their parent lives: orphans of a crashed engine could not be found later."""
+        """Record the children while their parent lives; orphans of a crashed engine could not be found later."""
         if self._process is None or self._process.poll() is not None:
             return
         try:
@@ -198,14 +197,14 @@ class EngineServer:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nothing listens on now."""
+    """Return a TCP port on loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raise KimiError, naming the owner where it can be seen, when `port` is taken or not a port."""
+    """Raise KimiError when `port` is taken or not a port, and name the process that uses it if that is visible."""
     if not 0 < port < 65536:
         raise UsageError(f"{port} is not a TCP port", expected="1 to 65535", where="the port")
     with socket.socket() as probe:
@@ -222,7 +221,7 @@ def require_free_port(host: str, port: int) -> None:
 
 
 def tail_lines(path: Path, count: int) -> list[str]:
-    """The last `count` lines of a text file that may still be written; empty when there is none."""
+    """Return the last `count` lines of a text file that may still be written; empty if there is no file."""
     try:
         with path.open(errors="replace") as file:
             return [line.rstrip("\n") for line in deque(file, maxlen=count)]
@@ -231,7 +230,7 @@ def tail_lines(path: Path, count: int) -> list[str]:
 
 
 def last_line(path: Path) -> str:
-    """The last non-empty line of a log, read from its final 4 KiB."""
+    """Return the last non-empty line of a log, from its final 4 KiB."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Whether the schedulers of an engine go round their loops, by the signs that `sglang_plugin.pulse_hook` leaves."""
+"""Detect schedulers that have stopped looping, by the files that `sglang_plugin.pulse_hook` touches."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ _PREFIX = "pulse-"
 
 
 def file_of(folder: Path, pid: int) -> Path:
-    """Where the scheduler with this process id leaves its signs."""
+    """Return the file that the scheduler with this process id touches."""
     return folder / f"{_PREFIX}{pid}"
 
 
 class Pulse:
-    """The signs of the schedulers of one engine. folder: what the engine was given.
+    """Signs of life of one engine's schedulers. folder: the engine's temporary folder.
 
-    Times are the caller's (time.monotonic()): a wall clock that is set does not look like a silence.
+    The caller passes time.monotonic(), so a changed wall clock does not look like silence.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._seen: dict[str, tuple[int, float]] = {}  # by file: its modification time, and when that was new
+        self._seen: dict[str, tuple[int, float]] = {}  # by file: modification time, and when it was first seen
 
     def silence(self, now: float) -> float:
-        """Seconds since the scheduler that is silent longest left a sign; 0 where none ever did (vLLM, an old SGLang).
+        """Return the longest silence of a scheduler in seconds; 0 if no scheduler leaves signs (vLLM, an old SGLang).
 
-        It is as exact as this is called often.
+        The precision is the interval between two calls.
         """
         with suppress(OSError):
             for path in self._folder.glob(f"{_PREFIX}*"):

@@ -1,4 +1,4 @@
-"""One chat answer, put together from the pieces of its stream: text, thinking, tool calls, why it ended, its counts."""
+"""Assemble one chat answer from its stream: text, thinking, tool calls, finish reason and usage."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _END = "data: [DONE]"
 
 
 def events(text: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The pieces of a stream from its text, however that is cut.
+    """Yield the events of a stream from its text, however the text is cut.
 
-    Raises ValueError when the server reports an error or stops half-way.
+    Raises ValueError when the server reports an error or ends the stream early.
     """
     rest = ""
     for part in text:
-        # Not splitlines, nor httpx's iter_lines: they cut at U+2028 and its like, which answers may contain.
+        # splitlines and httpx's iter_lines would also cut at U+2028 and similar, which answers may contain.
         *lines, rest = (rest + part).split("\n")
         for line in lines:
             if line.rstrip() == _END:
@@ -32,9 +32,9 @@ def events(text: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 @dataclass
 class Reply:
-    """What has come so far; tool calls by their index, in OpenAI's form.
+    """The answer so far, with tool calls by index in OpenAI's form.
 
-    verify: SGLang's `spec_tokens_details`, sent last where a request asks for it; empty without speculation.
+    verify: SGLang's `spec_tokens_details`, sent last if the request asks for it; empty without speculation.
     """
 
     content: str = ""
@@ -45,7 +45,6 @@ class Reply:
     verify: dict[str, Any] = field(default_factory=dict)
 
     def add(self, piece: dict[str, Any]) -> None:
-        """Take the next piece."""
         choice = (piece.get("choices") or [{}])[0]
         self.usage = piece.get("usage") or choice.get("usage") or self.usage
         self.verify = (piece.get("sglext") or {}).get("spec_tokens_details") or self.verify
@@ -61,15 +60,15 @@ class Reply:
                 call["function"][name] = call["function"].get(name, "") + (text or "")
 
     def message(self) -> dict[str, Any]:
-        """The answer as a conversation keeps it."""
-        said: dict[str, Any] = {"role": "assistant", "content": self.content}
+        """Return the answer as a message for the conversation's history."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
-            said["reasoning_content"] = self.reasoning
+            message["reasoning_content"] = self.reasoning
         if self.calls:
-            said["tool_calls"] = [call for _, call in sorted(self.calls.items())]
-        return said
+            message["tool_calls"] = [call for _, call in sorted(self.calls.items())]
+        return message
 
     def response(self) -> dict[str, Any]:
-        """The answer as the server sends it to a client that does not stream."""
+        """Return the answer in the form that the server sends to a client that does not stream."""
         choice = {"index": 0, "message": self.message(), "finish_reason": self.finish_reason}
         return {"object": "chat.completion", "choices": [choice], "usage": self.usage}

@@ -1,7 +1,7 @@
-"""The first question to a speculating server: are drafts accepted at all?
+"""Check at start-up that a speculating server accepts drafts at all.
 
-An accept length of exactly 1.0 costs speed and gives no error: it is what a wrong `--speculative-algorithm` (EAGLE
-for EAGLE3), a draft of another target, or wrongly captured layers look like.
+An accept length of exactly 1.0 costs speed and raises no error. Its causes are a wrong `--speculative-algorithm` (EAGLE
+for EAGLE3), a draft of another target, or the wrong captured layers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ PROMPTS = (
     "Repeat this sentence three times: The train leaves at noon.",
 )
 _MAX_TOKENS = 48
-FLOOR = 1.0  # the accept length at which drafts only cost
+FLOOR = 1.0  # accept length at which drafts only cost time
 
 
 def measure(client: EngineClient, num_draft_tokens: int) -> Acceptance | None:
-    """Acceptance over a few greedy requests, from their own verify-step histograms; None without speculation."""
+    """Measure acceptance over a few greedy requests, from their verify-step histograms; None without speculation."""
     answers = client.chat_all(PROMPTS, _MAX_TOKENS, concurrency=len(PROMPTS))
     return acceptance_from_histograms((answer.accepted_histogram for answer in answers), num_draft_tokens)
 
 
 def require_acceptance(client: EngineClient, num_draft_tokens: int, draft: str) -> Acceptance:
-    """`measure`, or KimiError when the server does not speculate or never accepted a draft token."""
+    """Run `measure`; raise KimiError when the server does not speculate or never accepted a draft token."""
     acceptance = measure(client, num_draft_tokens)
     if acceptance is None:
         raise KimiError(

@@ -1,8 +1,8 @@
-"""Watches an engine for progress in tokens, not for an open port: ranks that wait for each other still answer /health.
+"""Watch an engine for progress in tokens, not for an open port: deadlocked ranks still answer /health.
 
-Progress is a token counter that moved (`/metrics`), or, when none did, a generated health-check token
-(SGLang's `/health_generate`, a completion of one token with vLLM: an idle server answers, a deadlocked one does not).
-Without either for `timeout_s` all engine processes are asked for their stacks and `on_stall` is called once.
+Progress is a token counter that moved (`/metrics`) or, if none did, a generated health-check token (SGLang's
+`/health_generate`, a completion of one token with vLLM): an idle server answers, a deadlocked one does not. After
+`timeout_s` without either, all engine processes print their stacks and `on_stall` is called once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..base.tls import trusted
 
 logger = logging.getLogger(__name__)
 
-# Counted on every decode step and prefill batch, and per finished request; either moving is progress.
+# SGLang counts some on every decode step and prefill batch, others per finished request; any that moves is progress.
 TOKEN_COUNTERS = (
     "sglang:realtime_tokens_total",
     "sglang:generation_tokens_total",
@@ -35,12 +35,12 @@ TOKEN_COUNTERS = (
 )
 RUNNING = ("sglang:num_running_reqs", "vllm:num_requests_running")
 QUEUED = ("sglang:num_queue_reqs", "vllm:num_requests_waiting")
-PROBE_TIMEOUT_S = 30.0  # SGLang itself gives up a health check after 20 s
+PROBE_TIMEOUT_S = 30.0  # SGLang itself ends a health check after 20 s
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What /metrics says at one moment: tokens processed so far, requests running and queued."""
+    """One reading of /metrics: tokens processed so far, requests running and queued."""
 
     tokens: float
     running: float
@@ -54,7 +54,7 @@ class Sample:
 
 
 class Progress:
-    """When the engine last made progress. Pure: the caller brings samples and the time in seconds."""
+    """Time of the engine's last progress. Pure: the caller passes samples and the time in seconds."""
 
     def __init__(self, timeout_s: float, now: float) -> None:
         self.timeout_s = timeout_s
@@ -62,7 +62,7 @@ class Progress:
         self.sample: Sample | None = None
 
     def advanced(self, sample: Sample | None, now: float) -> bool:
-        """Take a sample (None: the server did not answer); True when tokens moved since the last one.
+        """Take a sample (None: the server did not answer); return True when tokens moved since the last one.
 
         A counter that fell was reset by a restart, which is progress too.
         """
@@ -75,11 +75,11 @@ class Progress:
         return moved
 
     def answered(self, now: float) -> None:
-        """The engine generated a token for a health check."""
+        """Record that the engine generated a token for a health check."""
         self.last = now
 
     def stalled(self, now: float) -> bool:
-        """True when nothing moved for the timeout."""
+        """Return True when nothing moved for the timeout."""
         return now - self.last >= self.timeout_s
 
 
@@ -87,7 +87,7 @@ class Watchdog:
     """A thread that polls the server at `base_url` and calls `on_stall` once when it stops making progress.
 
     on_progress: called with the time.monotonic() of every poll that saw progress.
-    pid: ask that process and its children for their stacks first. Used as a context manager; start it after the server
+    pid: that process and its children print their stacks first. Used as a context manager; start it after the server
     has answered for the first time.
     """
 
@@ -110,11 +110,10 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="progress-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching; returns when the thread has ended or is inside its last request."""
+        """Stop watching; return when the thread has ended or is inside its last request."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
@@ -128,7 +127,7 @@ class Watchdog:
 
     def _run(self) -> None:
         progress = Progress(self._timeout_s, time.monotonic())
-        probe_after = self._timeout_s / 2  # an idle server is asked for a token no oftener than that
+        probe_after = self._timeout_s / 2  # an idle server generates a probe token at most this often
         timeout_s = min(PROBE_TIMEOUT_S, max(self._timeout_s, 1.0))
         with httpx.Client(base_url=self._base_url, timeout=timeout_s, verify=trusted()) as client:
             while not self._end.wait(self._poll_s):
@@ -147,7 +146,7 @@ class Watchdog:
             self._on_progress(progress.last)
 
     def _report(self, progress: Progress) -> None:
-        if self._end.is_set():  # the engine is being stopped, which looks like a stall
+        if self._end.is_set():  # a stopping engine looks like a stall
             return
         logger.error("%s", _describe(progress))
         if self._pid is not None:
@@ -156,9 +155,9 @@ class Watchdog:
 
 
 def ask_for_stacks(pid: int) -> int:
-    """Ask `pid` and its descendants to print their Python stacks into their log; returns how many were asked.
+    """Make `pid` and its descendants print their Python stacks into their log; return how many were signalled.
 
-    By SIGUSR1, for which the plugin registers faulthandler. A process without a handler would end: it is left alone.
+    The plugin registers faulthandler for SIGUSR1. A process without a handler would end, so it gets no signal.
     """
     asked = 0
     with suppress(psutil.NoSuchProcess):
@@ -188,7 +187,7 @@ def _answers_health_check(client: httpx.Client) -> bool:
 
 
 def _completes_a_token(client: httpx.Client) -> bool:
-    """The same question to vLLM, whose /health does not generate."""
+    """Generate one token with vLLM, whose /health does not generate."""
     model = client.get("/v1/models").json()["data"][0]["id"]
     return client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 1}).status_code == 200
 
@@ -205,7 +204,7 @@ def _describe(progress: Progress) -> str:
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """Whether the process handles the signal itself, by the mask SigCgt that Linux shows in /proc."""
+    """Return True if the process handles the signal itself, by the mask SigCgt in Linux's /proc."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
