@@ -250,7 +250,10 @@ def _draw_all(logits: torch.Tensor, info: Any, positions: torch.Tensor, n: int) 
 
 def _accept(verify_input: Any, drawn: torch.Tensor, chains: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Keep each chain while it equals the draws, with SGLang's greedy operator; all ranks take rank 0's result."""
-    from sglang.srt.distributed import get_tp_group  # SGLang's import order: hooks load before what they change
+    # SGLang's import order: hooks load before what they change
+    from sglang.srt.distributed import get_tp_group
+    from sglang.srt.layers.dp_attention import is_dp_attention_enabled
+    from sglang.srt.runtime_context import get_parallel
     from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
 
     batch, device = len(chains), chains.device
@@ -265,7 +268,7 @@ def _accept(verify_input: Any, drawn: torch.Tensor, chains: torch.Tensor) -> tup
         target_predict=drawn,
         topk=verify_input.tree_topk,
     )
-    group = get_tp_group()
+    group = get_parallel().attn_tp_group if is_dp_attention_enabled() else get_tp_group()
     if group.world_size > 1:  # ranks whose logits differ in the last bit would accept different drafts
         for tensor in (predict, index, correct):
             group.broadcast(tensor, src=0)
