@@ -1,4 +1,4 @@
-"""Who may ask an engine what: keys, closed endpoints, limits, and the reading of request bodies (docs/security.md).
+"""Access control in front of an engine: keys, closed endpoints, limits, and checks of bodies (docs/security.md).
 
-Nothing here imports sglang; `sglang_plugin/door.py` puts it in front of an engine's HTTP application.
+Nothing here imports sglang; `sglang_plugin/door.py` installs the door in front of an engine's HTTP application.
 """

@@ -1,7 +1,7 @@
-"""Which of SGLang's endpoints are for whom.
+"""Access classes of SGLang's endpoints.
 
-A list of what clients need, not of what is dangerous: SGLang marks some endpoints as administrative, but forgets
-/server_info, /open_session and others, and every release adds endpoints. What is not listed here is for the operator.
+The lists name what clients need, not what is dangerous. SGLang marks some endpoints as administrative but forgets
+/server_info, /open_session and others, and every release adds endpoints. All unlisted endpoints are for the operator.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from starlette.routing import Match
 
 
 class Access(Enum):
-    """Who may use an endpoint."""
+    """Group of users that an endpoint is for."""
 
-    PUBLIC = "public"  # probes, scrapers and the router, which sends no key when it asks who a worker is
+    PUBLIC = "public"  # probes, scrapers, and the router, which sends no key when it queries a worker
     CLIENT = "client"
-    NATIVE = "native"  # SGLang's own form of a question: for clients where the operator opened it
+    NATIVE = "native"  # SGLang's own API: for clients only where the operator opened it
     ADMIN = "admin"
 
 
@@ -34,7 +34,7 @@ _PUBLIC = frozenset(
         "/get_model_info",
     }
 )
-# The settings of the whole engine: an operator gets all of them, anybody else what names the model.
+# The settings of the whole engine. An operator gets all of them, other callers only those that name the model.
 SERVER_INFO = frozenset({"/server_info", "/get_server_info"})
 
 CHAT = "/v1/chat/completions"
@@ -48,7 +48,7 @@ DETOKENIZE = frozenset({"/v1/detokenize", "/detokenize"})
 
 # Endpoints whose JSON body is read and checked before SGLang sees it.
 CHECKED = frozenset({CHAT, COMPLETIONS, GENERATE, MESSAGES, COUNT_TOKENS, RESPONSES}) | TOKENIZE | DETOKENIZE
-# Those that make tokens: they count against the limit on concurrent requests.
+# Endpoints that generate tokens; they count against the limit on concurrent requests.
 GENERATING = frozenset({CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES})
 
 _CLIENT = (CHECKED - {GENERATE}) | {"/", "/v1/models"}
@@ -56,7 +56,7 @@ _CLIENT_FOLDERS = ("/v1/models/", "/v1/responses/")
 
 
 def classify(path: str) -> Access:
-    """Who may use `path`: from the lists alone, because a stranger's key is asked for before routes are matched."""
+    """Return the access class of `path`, from the lists alone: the key is checked before routes are matched."""
     if path in _PUBLIC or path in SERVER_INFO:
         return Access.PUBLIC
     if path == GENERATE:

@@ -1,8 +1,8 @@
-"""Can a regular expression read one text in ever more ways? xgrammar keeps them all and walks each for every token.
+"""Reject regular expressions that can match one text in ever more ways: xgrammar follows all of them for every token.
 
-Decided on the automaton of positions (Glushkov's): a loop is ambiguous when two ways through it read the same text and
-meet again, or when an inner and an outer repeat lead from one place to the same next one. A counted repeat is a loop,
-unless it is exact and short: `(\d{1,3}\.){3}`.
+The check runs on the automaton of positions (Glushkov's). A loop is ambiguous when two paths through it read the same
+text and meet again, or when an inner and an outer repeat lead from one place to the same next place. A counted repeat
+is a loop unless it is exact and short: `(\d{1,3}\.){3}`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _PIECES = re.compile(
 )
 _EMPTY = frozenset(["^", "$", r"\b", r"\B", r"\A", r"\Z"])
 _LETTERS = (*map(chr, range(128)), "é", "Σ", "中", "٣", "\u2003", "€")
-_MAX_WORK = 20_000  # pairs of positions and edges that are looked at: 20 ms or so
+_MAX_WORK = 20_000  # pairs of positions and edges to examine: about 20 ms
 _MAX_DEPTH = 48  # of groups
-_SHORT = 64  # letters that an exact repeat may read and be none of the loops
+_SHORT = 64  # letters that an exact repeat may read without being a loop
 
 
 class TooAmbiguous(ValueError):
-    """The pattern reads some texts in more ways the longer they are, or is too large to tell."""
+    """The pattern can match longer texts in ever more ways, or is too large to check."""
 
 
 @dataclass
 class _Part:
-    """A part of the pattern: the positions, as bits, that it may begin and end with, and all of them.
+    """A part of the pattern: the positions, as bits, that it may begin and end with, and all its positions.
 
-    length: letters that it reads at most.
+    length: the number of letters that it reads at most.
     """
 
     first: int = 0
@@ -53,20 +53,20 @@ class _Automaton:
     work: int = 0
 
     def alternatives(self) -> _Part:
-        """`a|b|c`, to its closing bracket or the end."""
+        """Parse `a|b|c`, up to its closing bracket or the end."""
         parts = [self.sequence()]
         while self.at < len(self.pieces) and self.pieces[self.at] == "|":
             self.at += 1
             parts.append(self.sequence())
-        if len(parts) > 1 and all(self._is_letter(each) for each in parts):  # one class, as the compiler makes it
+        if len(parts) > 1 and all(self._is_letter(part) for part in parts):  # one class, as the compiler makes it
             place = parts[0].first.bit_length() - 1
-            for each in parts[1:]:
-                self.reads[place] |= self.reads[each.first.bit_length() - 1]
+            for part in parts[1:]:
+                self.reads[place] |= self.reads[part.first.bit_length() - 1]
             return parts[0]
-        whole = _Part(nullable=any(each.nullable for each in parts), length=max(each.length for each in parts))
-        for each in parts:
-            whole.first, whole.last = whole.first | each.first, whole.last | each.last
-            whole.inside |= each.inside
+        whole = _Part(nullable=any(part.nullable for part in parts), length=max(part.length for part in parts))
+        for part in parts:
+            whole.first, whole.last = whole.first | part.first, whole.last | part.last
+            whole.inside |= part.inside
         return whole
 
     def sequence(self) -> _Part:
@@ -82,7 +82,7 @@ class _Automaton:
         return whole
 
     def repeated(self) -> _Part:
-        """One atom or group, with the repeats behind it; one that makes another lazy says nothing of its own."""
+        """Parse one atom or group with its repeats; a `?` that makes a repeat lazy changes nothing."""
         part, repeats = self.single(), 0
         while self.at < len(self.pieces) and _is_repeat(self.pieces[self.at]):
             low, high = _counts(self.pieces[self.at])
@@ -115,11 +115,11 @@ class _Automaton:
         return _Part(1 << place, 1 << place, 1 << place, nullable=False, length=1)
 
     def loop(self, part: _Part) -> None:
-        """The part may follow itself."""
+        """Let the part follow itself."""
         if part.nullable or any(self.follow[place] & part.first for place in _bits(part.last)):
             raise TooAmbiguous
         self.join(part.last, part.first)
-        self.loops = [each for each in self.loops if not each & part.inside] + [part.inside]
+        self.loops = [loop for loop in self.loops if not loop & part.inside] + [part.inside]
 
     def join(self, last: int, first: int) -> None:
         for place in _bits(last):
@@ -132,7 +132,7 @@ class _Automaton:
             raise TooAmbiguous
 
     def require_one_way(self, loop: int) -> None:
-        """Two ways from one position, over letters that both read, must not come to one position again."""
+        """Raise TooAmbiguous if two paths from one position, over letters that both read, meet at one position."""
         seen: set[tuple[int, int]] = set()
         waiting = [pair for place in _bits(loop) for pair in self._pairs(self.follow[place], self.follow[place], loop)]
         while waiting:
@@ -161,15 +161,15 @@ class _Automaton:
         try:
             matches = re.compile(piece).fullmatch
         except re.error:
-            return (1 << len(self.letters)) - 1  # unknown here: any
+            return (1 << len(self.letters)) - 1  # Python does not know it: any letter
         return sum(1 << number for number, letter in enumerate(self.letters) if matches(letter))
 
 
 def require_unambiguous(pattern: str) -> None:
-    """Raise TooAmbiguous for a pattern that reads some texts in more ways the longer they are."""
+    """Raise TooAmbiguous for a pattern that can match longer texts in ever more ways."""
     pieces = _PIECES.findall(pattern)
     automaton = _Automaton(pieces, tuple(dict.fromkeys((*_LETTERS, *pattern))))
-    while automaton.at < len(pieces):  # a bracket too many is the compiler's to refuse
+    while automaton.at < len(pieces):  # the compiler refuses an extra bracket
         automaton.alternatives()
         automaton.at += 1
     for loop in automaton.loops:
@@ -181,10 +181,10 @@ def _is_repeat(piece: str) -> bool:
 
 
 def _counts(piece: str) -> tuple[int, float]:
-    """At least and at most; infinity where nothing bounds it."""
+    """Return the least and the greatest count; infinity where nothing bounds it."""
     if piece[0] != "{":
         return {"*": (0, float("inf")), "+": (1, float("inf")), "?": (0, 1)}[piece]
-    low, comma, high = (each.strip() for each in piece[1:-1].partition(","))
+    low, comma, high = (part.strip() for part in piece[1:-1].partition(","))
     return int(low or 0), float(high or "inf") if comma else int(low or 0)
 
 

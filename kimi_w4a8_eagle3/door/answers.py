@@ -1,4 +1,4 @@
-"""What the door itself says to a client, and what it leaves out of the engine's answers."""
+"""The door's own answers, and what it removes from the engine's answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ERROR_TYPES = {  # as OpenAI and Anthropic name them
 
 
 class Refusal(Exception):
-    """A request that is answered at the door with `status`; `param` names the field."""
+    """A request that the door answers with `status`; `param` names the field."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class Refusal(Exception):
 
 
 async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:
-    """The refusal in the form that the endpoint's clients read: OpenAI's, or Anthropic's for /v1/messages."""
+    """Send the refusal in the form that the endpoint's clients read: OpenAI's, or Anthropic's for /v1/messages."""
     kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
     error = {"message": refusal.message, "type": kind}
     if scope["path"].removeprefix(scope.get("root_path", "")).startswith("/v1/messages"):
@@ -48,13 +48,13 @@ async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:
     if refusal.status == 429:
         headers.append((b"retry-after", str(_RETRY_AFTER_S).encode()))
     if refusal.status == 413:
-        headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
+        headers.append((b"connection", b"close"))  # do not read the rest of the body
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 def only(names: tuple[str, ...], send: Send) -> Send:
-    """`send` that lets through these members of a JSON object alone; a refusal passes whole."""
+    """Wrap `send` to pass only these members of a JSON object; an answer other than 200 passes whole."""
     start: MutableMapping[str, Any] = {}
     chunks: list[bytes] = []
 
@@ -82,25 +82,26 @@ def only(names: tuple[str, ...], send: Send) -> Send:
 
 
 def without_grammar_faults(scope: Scope, send: Send) -> Send:
-    """`send` that turns SGLang's 500 for a grammar which no token can follow into 400: the client wrote the grammar.
+    """Wrap `send` to turn SGLang's 500 for a grammar that no token can follow into a 400.
 
-    Whether it can be followed shows only when it runs. Answers of any other status pass message by message.
+    The client wrote the grammar, and only decoding shows that it cannot be followed. Answers with any other status pass
+    message by message.
     """
-    held: list[MutableMapping[str, Any]] = []
+    buffered: list[MutableMapping[str, Any]] = []
 
     async def watched(message: MutableMapping[str, Any]) -> None:
-        if not held and message.get("status") != 500:
+        if not buffered and message.get("status") != 500:
             await send(message)
             return
-        held.append(message)
+        buffered.append(message)
         if message["type"] == "http.response.start" or message.get("more_body", False):
             return
-        messages, body = list(held), b"".join(each.get("body", b"") for each in held)
-        held.clear()
+        messages, body = list(buffered), b"".join(part.get("body", b"") for part in buffered)
+        buffered.clear()
         if _GRAMMAR_FAULT in body:
             await answer(scope, send, Refusal("no token of this model can follow the grammar of this request"))
             return
-        for each in messages:
-            await send(each)
+        for part in messages:
+            await send(part)
 
     return watched

@@ -1,7 +1,7 @@
-"""Which fields of each endpoint's body reach the engine: a list of what clients need.
+"""Fields of each endpoint's body that reach the engine: a list of what clients need.
 
-Everything else is refused by its name: it belongs to operators (sessions, adapters, disaggregation, pickled logit
-processors), to SGLang itself, or to nobody. A release that adds a field does not open it.
+All other fields are refused by name. They belong to operators (sessions, adapters, disaggregation, pickled logit
+processors) or to SGLang itself. A release that adds a field does not open it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from .answers import Refusal
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of a list."""
     return frozenset(text.split())
 
 
 @dataclass(frozen=True)
 class Fields:
-    """open: reach the engine. dropped: what OpenAI's and Anthropic's clients send and no answer depends on here."""
+    """open: fields that reach the engine. dropped: fields of OpenAI's and Anthropic's clients that change no answer."""
 
     open: frozenset[str]
     dropped: frozenset[str] = frozenset()
 
     def kept(self, given: Mapping[str, Any], known: frozenset[str], where: str) -> dict[str, Any]:
-        """What of `given` goes on to the engine; raises Refusal at a field that is not for clients.
+        """Return the fields of `given` that reach the engine; raise Refusal at a field that is not for clients.
 
-        null means not sent, everywhere. A closed field that SGLang has may also be false, 0 or "": load generators
-        send whole forms. Neither reaches the engine.
+        null always means not sent. A closed field that SGLang has may also be false, 0 or "", because load generators
+        send all fields. Neither reaches the engine.
         """
         kept = {}
         for name, value in given.items():
@@ -61,7 +60,7 @@ _OPENAI_DROPPED = names(
     "metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prediction verbosity"
 )
 _MESSAGES = names(
-    "model messages system tools tool_choice thinking output_config betas"  # also what counts as the prompt
+    "model messages system tools tool_choice thinking output_config betas"  # the fields that count as the prompt
 )
 ENDPOINTS: dict[str, Fields] = {
     CHAT: Fields(
@@ -99,7 +98,7 @@ ENDPOINTS: dict[str, Fields] = {
     return_text_in_logprobs return_prompt_token_ids log_metrics cache_salt extra_key image_data modalities
     """
         ),
-        names("model"),  # which sglang-router reads and passes on
+        names("model"),  # sglang-router reads it and passes it on
     ),
     **dict.fromkeys(
         TOKENIZE,
@@ -114,7 +113,7 @@ ENDPOINTS: dict[str, Fields] = {
     ),
     **dict.fromkeys(DETOKENIZE, Fields(names("model tokens skip_special_tokens"))),
 }
-# Of /generate's sampling_params.
+# Fields of /generate's sampling_params.
 SAMPLING = Fields(
     _SAMPLING
     | names(
@@ -127,13 +126,13 @@ _WITH_STOP_REGEX = (CHAT, COMPLETIONS)
 
 
 def endpoints(stop_regex: bool) -> dict[str, Fields]:
-    """The fields of every checked endpoint, with `stop_regex` where the operator opened it."""
+    """Return the fields of every checked endpoint, with `stop_regex` if the operator opened it."""
     opened = {path: _and_stop_regex(ENDPOINTS[path]) for path in _WITH_STOP_REGEX} if stop_regex else {}
     return {**ENDPOINTS, **opened}
 
 
 def sampling(stop_regex: bool) -> Fields:
-    """The fields of /generate's sampling_params."""
+    """Return the fields of /generate's sampling_params."""
     return _and_stop_regex(SAMPLING) if stop_regex else SAMPLING
 
 

@@ -1,7 +1,7 @@
-"""What a schema or a pattern may cost to compile: bounded by its structure, before the engine sees it.
+"""Bounds on the compile time of a schema or pattern, by its structure, before the engine sees it.
 
-SGLang compiles in threads of the scheduler's process, cannot stop one, and gives up after a while only
-(SGLANG_GRAMMAR_MAX_POLL_ITERATIONS). docs/security.md has the times that the limits were drawn from.
+SGLang compiles in threads of the scheduler's process, cannot stop one, and gives up only after a while
+(SGLANG_GRAMMAR_MAX_POLL_ITERATIONS). docs/security.md has the times behind the limits.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import orjson
 
 from .ambiguity import TooAmbiguous, require_unambiguous
 from .answers import Refusal
-from .held import check_held, check_strict_tools
+from .enforceable import check_strict_tools, require_enforceable
 
 _MAX_BYTES = 65536
 _MAX_TOOL_BYTES = 4 * _MAX_BYTES  # of all tools together
 _MAX_PROPERTIES = 2048
-# Any of n optional properties may follow any other: n * n ways, and about eight times that where they are counted.
+# Any of n optional properties may follow any other: n * n transitions, about eight times as many with a count of them.
 _MAX_WAYS = 16384
 _COUNTED = 8
-_MAX_COUNT = 2**31 - 1  # minItems, maxLength and their like: larger ones xgrammar misreads, all others cost the same
+_MAX_COUNT = 2**31 - 1  # minItems, maxLength and similar: xgrammar misreads larger values; all others cost the same
 _MAX_PROPERTY_COUNT = 64
-_MAX_LENGTHS = 16  # different lengths of strings: each is compiled for itself
-_MAX_TIMES = 65536  # that a pattern repeats a part
+_MAX_LENGTHS = 16  # different string lengths; each is compiled separately
+_MAX_TIMES = 65536  # repeats of a part by a pattern
 _MAX_PATTERN = 1024
 _MAX_PATTERNS = 4096  # characters of all patterns of a grammar
-_MAX_REPEATS = 32  # of the same
+_MAX_REPEATS = 32  # repeats in all patterns of a grammar
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _LENGTHS = ("minLength", "maxLength")
 _PATTERNS = ("pattern", "regex")
-# Parts of structural tags that hold a grammar of their own, or repeat any other part, also one another.
+# Parts of structural tags that contain a grammar of their own, or repeat any other part, including one another.
 _CLOSED_PARTS = ("grammar", "ebnf", "lark", "repeat", "plus", "star")
 
 
 def check_text(grammar: Any, name: str) -> None:
-    """A grammar that is sent as text: a pattern, or a schema or structural tag written as JSON; None is none."""
+    """Check a grammar that is sent as text: a pattern, or a schema or structural tag as JSON; None is allowed."""
     if grammar is None:
         return
     if name == "regex":
@@ -49,25 +49,25 @@ def check_text(grammar: Any, name: str) -> None:
         raise Refusal(f"{name} is not JSON: {str(error)[:200]}", param=name) from None
     _Cost(name).add(parsed)
     if name == "json_schema":
-        check_held(parsed, name)
+        require_enforceable(parsed, name)
 
 
 def check_schema(grammar: Any, name: str) -> None:
-    """A grammar that is part of the body: a response format, a schema; None is none."""
+    """Check a grammar that is part of the body, such as a response format or a schema; None is allowed."""
     if grammar is not None:
         _small(len(orjson.dumps(grammar)), _MAX_BYTES, name)
         _Cost(name).add(grammar)
         wanted = grammar.get("json_schema") or grammar.get("format") or {}
         if wanted.get("strict") is not False:
-            check_held(wanted.get("schema"), name)
+            require_enforceable(wanted.get("schema"), name)
 
 
 def check_tools(tools: Sequence[Any]) -> None:
-    """The schemas of all lists of tools together, null for none: a choice among them is one grammar."""
+    """Check the schemas of all lists of tools together, because a choice among tools is one grammar."""
     _small(len(orjson.dumps(tools)), _MAX_TOOL_BYTES, "tools")
     _Cost("tools").add(tools)
-    for each in tools:
-        check_strict_tools(each)
+    for tool_list in tools:
+        check_strict_tools(tool_list)
 
 
 def _small(size: int, limit: int, name: str) -> None:
@@ -76,7 +76,7 @@ def _small(size: int, limit: int, name: str) -> None:
 
 
 class _Cost:
-    """Adds up what one grammar costs; raises Refusal at what is too much."""
+    """Running cost of one grammar; raises Refusal when it exceeds a limit."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -84,7 +84,7 @@ class _Cost:
         self._lengths: set[int] = set()
 
     def add(self, grammar: Any) -> None:
-        """Every object in `grammar` as if it were a schema: which of them the compiler reads is its own affair."""
+        """Add every object in `grammar` as if it were a schema, whether or not the compiler reads it."""
         for schema in _objects(grammar):
             if schema.get("type") in _CLOSED_PARTS:
                 self._refuse(f"holds a {schema['type']}, which is not for clients")
@@ -98,7 +98,7 @@ class _Cost:
                     self.pattern(pattern)
 
     def pattern(self, text: str) -> None:
-        """Count one regular expression."""
+        """Add one regular expression."""
         self._repeats += sum(map(text.count, "*+?{"))
         self._patterns += len(text)
         if len(text) > _MAX_PATTERN or self._patterns > _MAX_PATTERNS:
@@ -113,8 +113,8 @@ class _Cost:
             require_unambiguous(text)
         except TooAmbiguous:
             self._refuse(
-                "holds a pattern that reads some texts in more and more ways, or is too large to tell; take away a "
-                "repeat inside of a repeat, or put something between them that neither reads"
+                "holds a pattern that can match some texts in more and more ways, or is too large to check; remove a "
+                "repeat inside a repeat, or put between them something that neither matches"
             )
 
     def _add_properties(self, schema: Mapping[str, Any]) -> None:
@@ -144,24 +144,24 @@ class _Cost:
             if key in _LENGTHS:
                 self._lengths.add(int(value))
         if len(self._lengths) > _MAX_LENGTHS:
-            self._refuse(f"has more than {_MAX_LENGTHS} different lengths of strings")
+            self._refuse(f"has more than {_MAX_LENGTHS} different string lengths")
 
     def _refuse(self, why: str) -> None:
         raise Refusal(f"{self._name} {why}", param=self._name)
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a parsed grammar, without recursion."""
+    """Yield every object in a parsed grammar, without recursion."""
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            yield each
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
+        inner = waiting.pop()
+        if isinstance(inner, dict):
+            yield inner
+            waiting.extend(inner.values())
+        elif isinstance(inner, list):
+            waiting.extend(inner)
 
 
 def _numbers(text: str) -> Iterator[str]:
-    """The runs of digits in a pattern."""
-    yield from "".join(each if each.isdigit() else " " for each in text).split()
+    """Yield the runs of digits in a pattern."""
+    yield from "".join(character if character.isdigit() else " " for character in text).split()

@@ -1,8 +1,8 @@
-"""The door in front of an engine's HTTP application: keys, closed endpoints, limits, and bodies that make no sense.
+"""The door in front of an engine's HTTP application: keys, closed endpoints, limits, and checks of bodies.
 
-Pure ASGI, so that SGLang still sees a client leave (its own middleware for keys does the same, and for the same
-reason). The key comes first, before a route is matched or a byte of the body is read; nothing depends on the address
-that a request comes from. What a body may hold is said in `rules.py`.
+It is pure ASGI, so that SGLang still sees a client disconnect; SGLang's own key middleware is pure ASGI for the same
+reason. The key is checked first, before a route is matched or a byte of the body is read. Nothing depends on the
+address that a request comes from. `rules.py` defines what a body may contain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .answers import App, Receive, Refusal, Scope, Send, answer, only, without_g
 from .rules import RequestRules
 from .settings import DoorSettings
 
-# What anybody may know of /server_info: sglang-router asks for it without a key when a worker is registered.
+# The public part of /server_info, which sglang-router reads without a key when it registers a worker.
 _PUBLIC_INFO = (
     "model_path",
     "served_model_name",
@@ -31,7 +31,7 @@ _PUBLIC_INFO = (
 
 
 def describe(settings: DoorSettings, host: str) -> str:
-    """One line for the log of an engine bound to `host`, without keys."""
+    """Return one line for the log of an engine bound to `host`, without keys."""
     return "; ".join(
         (
             "clients need a key" if settings.api_key else "clients need no key",
@@ -51,21 +51,21 @@ _OVERRIDES = b"x-override-"
 
 
 class InternalKey:
-    """What the engine's requests to itself carry while it warms up; drawn at random, and void afterwards."""
+    """Random key of the engine's requests to itself while it warms up; void afterwards."""
 
     def __init__(self) -> None:
         self.value: str | None = secrets.token_urlsafe(32)
 
     def expire(self) -> None:
-        """From now on nothing passes with it."""
+        """Make the key void."""
         self.value = None
 
 
 class Door:
-    """ASGI middleware: refuses what must not reach the engine with 4xx and a message, passes on what was checked.
+    """ASGI middleware: answers 4xx with a message to what must not reach the engine, and passes on checked requests.
 
-    host: what the engine is bound to; loopback without any key is open (settings.DoorSettings). routes: the application
-    whose routes tell an unlisted endpoint from a path that does not exist. internal: None where no engine warms up.
+    host: the address that the engine is bound to; loopback without any key is open (settings.DoorSettings). routes: the
+    application whose routes tell an unlisted endpoint from an unknown path. internal: None without a warm-up.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Door:
             await self._app(scope, receive, send)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "OPTIONS":  # a browser's preflight carries no key and reaches no endpoint
+        if scope["method"] == "OPTIONS":  # a browser's preflight has no key and reaches no endpoint
             await self._app(scope, receive, send)
             return
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -113,7 +113,7 @@ class Door:
             return
         raw = await self._body(headers, receive)
         if raw is None:
-            return  # the client left
+            return  # the client disconnected
         body = self._rules.admit(path, headers, raw)
         scope = {**scope, "headers": _with_length(scope["headers"], len(body))}
         if path not in GENERATING:
@@ -121,7 +121,7 @@ class Door:
             return
         limit = self._settings.max_concurrent
         if limit is not None and self._running >= limit:
-            raise Refusal(f"this server works on {limit} requests already; try again", status=429)
+            raise Refusal(f"this server is already working on {limit} requests; try again", status=429)
         self._running += 1
         try:
             await self._app(scope, _replay(body, receive), without_grammar_faults(scope, send))
@@ -129,7 +129,7 @@ class Door:
             self._running -= 1
 
     def _admit(self, path: str, headers: Mapping[bytes, bytes], scope: Scope) -> None:
-        """Raise Refusal when who sends these headers may not use `path`."""
+        """Raise Refusal when a caller with these headers may not use `path`."""
         access = classify(path)
         if access is Access.PUBLIC:
             return
@@ -145,12 +145,12 @@ class Door:
         ):
             return
         if access is Access.ADMIN and not serves(self._routes, dict(scope)):
-            return  # a client's typing mistake: SGLang answers it with 404
+            return  # a client's typo: SGLang answers 404
         remedy = "send the admin key" if self._settings.admin_key else "the server was started without an admin key"
         raise Refusal(f"{path} is for the operator of this server; {remedy}", status=403)
 
     def _may_administer(self, headers: Mapping[bytes, bytes]) -> bool:
-        """The admin key, or an open door and no browser: any web page can make a browser send requests to loopback."""
+        """Accept the admin key, or an open door and no browser: any web page can make a browser call loopback."""
         if self._is_admin(headers):
             return True
         from_browser = b"origin" in headers or b"sec-fetch-site" in headers
@@ -162,11 +162,11 @@ class Door:
         return any(_sent(headers, key) for key in keys if key)
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
-        """The whole body, or None when the client left before its end; whatever length it claims, the limit holds."""
+        """Read the whole body within the limit, whatever length it claims; None when the client disconnects first."""
         limit = self._settings.max_body_bytes
         too_large = Refusal(f"the request is larger than {limit} bytes", status=413)
         claimed = headers.get(b"content-length", b"0")
-        if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > 2 * limit):  # Python refuses to read longer ones
+        if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > 2 * limit):  # int() refuses very long numbers
             raise too_large
         chunks: list[bytes] = []
         size = 0
@@ -178,7 +178,7 @@ class Door:
             size += len(chunk)
             if size <= limit:
                 chunks.append(chunk)
-            elif size > 2 * limit:  # up to here the rest was read and dropped: most clients read after they have sent
+            elif size > 2 * limit:  # below this, read and drop the rest: most clients read only after they have sent
                 raise too_large
             if not message.get("more_body", False):
                 break
@@ -192,9 +192,9 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
 
 
 def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
-    """The headers of a body that was written anew: a length of its own in place of whatever framed the old one.
+    """Return the headers for a rewritten body, with its own length.
 
-    Without those by which SGLang sets fields that a body may not: the request's id, its priority, where it goes.
+    Headers by which SGLang sets fields that a body may not set are removed: request id, priority, routing.
     """
     kept = [
         (name, value)
@@ -205,14 +205,14 @@ def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
 
 
 def _sent(headers: Mapping[bytes, bytes], key: str) -> bool:
-    """True when the request carries `key`, as OpenAI's clients send it or as Anthropic's do; in constant time."""
+    """Return True when the request carries `key` as OpenAI's or Anthropic's clients send it; in constant time."""
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     sent = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
     return hmac.compare_digest(sent, key.encode())
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """`receive` with the checked body first; then whatever comes, the client's leaving above all."""
+    """Wrap `receive` to return the checked body first and then later messages, such as the client's disconnect."""
     pending = True
 
     async def replayed() -> MutableMapping[str, Any]:

@@ -1,7 +1,7 @@
-"""Pictures in a body: their kind and size, from the header alone, before the engine decodes one.
+"""Checks of the pictures in a body: their format and size, from the header alone, before the engine decodes them.
 
-Only `data:` URLs are read. What a server fetches itself, nobody has seen before it is decoded, and whoever asks for it
-chooses whom the server talks to.
+Only `data:` URLs are accepted. Media that the server fetches could not be checked before they are decoded, and a client
+could make the server connect to any address.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from PIL import Image
 
 from .answers import Refusal
 
-MAX_PIXELS = 2**26  # of all pictures of one request: SGLang decodes them together, at three bytes a pixel and more
+MAX_PIXELS = 2**26  # of all pictures of one request: SGLang decodes them together, at three or more bytes per pixel
 _MAX_PICTURES = 256
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
 def check_pictures(sources: list[tuple[str, Any]]) -> int:
-    """The characters of all pictures, given as (field, source); raises Refusal when the engine must not decode one."""
+    """Return the characters of all pictures, given as (field, source); raise Refusal for one not to be decoded."""
     for name, source in sources:
         if not (isinstance(source, str) and source.startswith("data:")):
             raise Refusal(
@@ -38,17 +38,18 @@ def check_pictures(sources: list[tuple[str, Any]]) -> int:
 
 
 def _pixels(source: str, name: str) -> int:
-    """How many pixels the picture in a data: URL says that it has."""
+    """Return the number of pixels that the header of a data: URL's picture claims."""
     try:
-        data = pybase64.b64decode(source.partition(",")[2], validate=True)  # as SGLang does, whatever type is declared
+        data = pybase64.b64decode(source.partition(",")[2], validate=True)  # as SGLang does, whatever the media type
         with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
-            # A photograph with a preview beside it is MPO to Pillow, and none that moves.
+            # Pillow calls a photograph with a preview MPO, and animated.
             moves = picture.format != "MPO" and getattr(picture, "is_animated", False)
             width, height = picture.size
     except Image.DecompressionBombError:
         return MAX_PIXELS + 1
-    except Exception:  # Pillow's readers raise whatever a broken header leads to
-        raise Refusal(f"{name} holds a picture that is broken, or none of {', '.join(_FORMATS)}", param=name) from None
+    except Exception:  # a broken header makes Pillow's readers raise many kinds of errors
+        why = f"{name} holds a picture that is broken or not one of {', '.join(_FORMATS)}"
+        raise Refusal(why, param=name) from None
     if moves:
-        raise Refusal(f"{name} holds a picture that moves; send one frame of it", param=name)
+        raise Refusal(f"{name} holds an animated picture; send a single frame", param=name)
     return width * height

@@ -1,4 +1,4 @@
-"""Proof that a started engine has its door: the plugin may not have been loaded, and SGLang then starts without."""
+"""Check that a started engine has its door: if the plugin was not loaded, SGLang starts without one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ..base.errors import KimiError
 from ..base.tls import trusted
 
 _QUESTIONS: tuple[tuple[str, dict[str, str], tuple[int, ...]], ...] = (
-    # What a web page may never do: answered by an engine without a door, whatever keys the operator gave it.
+    # An engine without a door answers a web page here, whatever keys the operator gave it.
     ("/openapi.json", {"Origin": "http://door.invalid"}, (401, 403)),
     ("/v1/models", {}, (401,)),
 )
 
 
 def require_door(base_url: str, *, key_expected: bool) -> None:
-    """Raise KimiError when the engine at `base_url` answers what its door should refuse.
+    """Raise KimiError when the engine at `base_url` answers a request that its door should refuse, or not at all.
 
-    key_expected: clients need a key. KimiError, too, when the engine does not answer at all.
+    key_expected: clients need a key.
     """
     for path, headers, refusals in _QUESTIONS if key_expected else _QUESTIONS[:1]:
         if (found := _status(base_url + path, headers)) not in refusals:
@@ -25,7 +25,7 @@ def require_door(base_url: str, *, key_expected: bool) -> None:
                 f"the engine has no door: it answered {found} to a request without a key",
                 where=base_url + path,
                 expected=f"HTTP {refusals[0]}",
-                remedy="is this package installed beside this SGLang, and its plugin in SGLANG_PLUGINS if that is set?",
+                remedy="install this package beside this SGLang; if SGLANG_PLUGINS is set, add this plugin to it",
             )
 
 

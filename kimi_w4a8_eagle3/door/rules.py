@@ -1,10 +1,10 @@
-"""What a request body may hold. A body is read once, in this order, and what passed is written anew for the engine:
+"""Checks of a request body. The body is read once, in this order, and the engine gets a rewritten one:
 
 1. its JSON, counted and bounded whatever it means (`shape.py`);
-2. its fields, by the list of the endpoint (`fields.py`): closed ones are refused, harmless ones and nulls left out;
-3. its types, by the engine's own model of the request in strict mode: where that would turn one value into another
-   ("5000" or 5000.0 into 5000) the body is refused, so that the engine reads exactly what was checked;
-4. its values: what was seen to stop or to stall SGLang, below and in `grammar.py`.
+2. its fields, by the endpoint's list (`fields.py`): closed fields are refused, harmless ones and nulls removed;
+3. its types, by the engine's own request model in strict mode. A body is refused where that model would convert a value
+   ("5000" or 5000.0 to 5000), so that the engine reads exactly what was checked;
+4. its values: those that were seen to stop or stall SGLang, below and in `grammar.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .pictures import check_pictures
 from .settings import DoorSettings
 from .shape import Text, media_sources, parse
 
-# Logprobs of the prompt, positions times candidates: SGLang computes and formats them while everybody waits.
+# Logprobs of the prompt, positions times candidates: SGLang computes and formats them while all other requests wait.
 MAX_PROMPT_LOGPROBS = 65536
-# No tokenizer needs more of this on average; longer text is refused before the tokenizer, which runs in the process
-# that serves everybody, spends seconds on it.
+# No tokenizer needs more characters per token on average. Longer text is refused first, because the tokenizer would
+# spend seconds on it in a process that serves all clients.
 _CHARACTERS_PER_TOKEN = 16
-_BATCH_CHARACTERS = 2**20  # what many prompts may have together, where one may not have more
-_BYTES_PER_TOKEN = 4  # of ordinary text: to know about how many tokens a text has before they are counted
+_BATCH_CHARACTERS = 2**20  # allowed for many prompts together; one prompt may not have more than its own limit
+_BYTES_PER_TOKEN = 4  # of ordinary text: an estimate of its tokens before they are counted
 _MAX_LABEL = 1024
 _MAX_STOPS = 64
 _MAX_TOP_LOGPROBS = 128
@@ -53,10 +53,10 @@ _TEMPLATE_SWITCHES = frozenset({"thinking", "enable_thinking", "preserve_thinkin
 
 @dataclass(frozen=True)
 class RequestModel:
-    """How the engine reads the body of one endpoint.
+    """The engine's reader of one endpoint's body.
 
-    known: the names it has. read: its own model in strict mode, on JSON text; raises ValueError with a message for a
-    client, and whatever SGLang's validators raise when they meet what they did not expect.
+    known: its field names. read: the engine's model in strict mode, on JSON text. It raises ValueError with a message
+    for the client, or any error that SGLang's validators raise on input that they did not expect.
     """
 
     known: frozenset[str]
@@ -65,9 +65,9 @@ class RequestModel:
 
 @dataclass(frozen=True)
 class RequestRules:
-    """Checks bodies of the endpoints in `access.CHECKED`.
+    """Checks for bodies of the endpoints in `access.CHECKED`.
 
-    models: the engine's for each of them, and one for /generate's sampling_params. context: in tokens.
+    models: the engine's model of each endpoint. sampling: that of /generate's sampling_params. context: in tokens.
     """
 
     settings: DoorSettings
@@ -80,9 +80,9 @@ class RequestRules:
         object.__setattr__(self, "_fields", fields.endpoints(self.settings.stop_regex))
 
     def admit(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> bytes:
-        """The body that the engine reads in place of `raw`; raises Refusal when it must not see it."""
+        """Return the body that the engine reads in place of `raw`; raise Refusal when the engine must not see it."""
         if b"x-body-compressed" in headers:
-            raise Refusal("compressed bodies are not read here", status=415)
+            raise Refusal("compressed bodies are not supported", status=415)
         body = parse(raw, self.context)
         model = self.models[path]
         body = self._fields[path].kept(body, model.known, path)
@@ -104,38 +104,38 @@ class RequestRules:
         return self.settings.max_prompt_tokens or self.context
 
     def _check_size(self, path: str, body: Mapping[str, Any]) -> list[Any]:
-        """All text of the body, wherever it stands, against what one prompt may have; returns its prompts."""
+        """Check all text of the body, in any field, against the limit for one prompt; return the prompts."""
         in_prompts = _PROMPT_FIELDS.get(path, ())
-        prompts = [each for name in in_prompts if name in body for each in self._prompts(body[name], name)]
+        prompts = [prompt for name in in_prompts if name in body for prompt in self._prompts(body[name], name)]
         text = Text.of({name: value for name, value in body.items() if name not in in_prompts}).characters
-        pictures = [(name, each) for name in _MESSAGE_FIELDS.get(path, ()) for each in media_sources(body, name)]
+        pictures = [(name, source) for name in _MESSAGE_FIELDS.get(path, ()) for source in media_sources(body, name)]
         given = body.get("image_data")
-        pictures += [("image_data", each) for each in (given if isinstance(given, list) else [given])]
-        text -= check_pictures([each for each in pictures if each[1] is not None])
+        pictures += [("image_data", source) for source in (given if isinstance(given, list) else [given])]
+        text -= check_pictures([picture for picture in pictures if picture[1] is not None])
         limit = self._max_tokens * _CHARACTERS_PER_TOKEN
-        for each in prompts:
-            self._check_prompt(each, limit)
-        text += sum(len(each) for each in prompts if isinstance(each, str))
+        for prompt in prompts:
+            self._check_prompt(prompt, limit)
+        text += sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         if text > (limit if len(prompts) < 2 else max(limit, _BATCH_CHARACTERS)):
             raise Refusal(f"the text of this request is longer than {self._max_tokens} tokens, names included")
         return prompts
 
     def _check_prompt(self, prompt: Any, max_characters: int) -> None:
-        """A first, cheap check; `request_guard` counts the tokens."""
+        """Check the prompt's length cheaply; `request_guard` counts its tokens later."""
         if len(prompt) > (max_characters if isinstance(prompt, str) else self._max_tokens):
             raise Refusal(f"the prompt is longer than {self._max_tokens} tokens", param="prompt")
 
     def _prompts(self, value: Any, name: str) -> list[Any]:
-        """The prompts in a field that holds one, or a list of them, as text or as token ids."""
+        """Return the prompts in a field that holds one or a list of them, as text or as token ids."""
         if isinstance(value, str):
             return [value]
         kinds = set(map(type, value)) if isinstance(value, list) else set()
         if kinds == {int}:
             return [value]
         if kinds not in ({str}, {list}) or (
-            kinds == {list} and not all(set(map(type, each)) <= {int} for each in value)
+            kinds == {list} and not all(set(map(type, prompt)) <= {int} for prompt in value)
         ):
-            raise Refusal(f"{name} is text, token ids, or a list of either", param=name)
+            raise Refusal(f"{name} must be text, token ids, or a list of either", param=name)
         _at_most(value, self.settings.max_sequences, name)
         return list(value)
 
@@ -147,9 +147,9 @@ class RequestRules:
         messages = body.get("messages") or ()
         if body.get("continue_final_message"):
             _check_continued(messages)
-        check_tools([body.get("tools"), *(each.get("tools") for each in messages)])
+        check_tools([body.get("tools"), *(message.get("tools") for message in messages)])
         if path == RESPONSES and any(tool.get("type") != "function" for tool in body.get("tools", ())):
-            raise Refusal("tools that the server itself calls are not offered", param="tools")
+            raise Refusal("tools that the server itself would call are not supported", param="tools")
         for name in ("logprobs", "top_logprobs"):
             _check_top_logprobs(body.get(name), name)
         if body.get("echo"):
@@ -159,41 +159,43 @@ class RequestRules:
         self._check_sampling(body, max(1, len(prompts)))
 
     def _keep_sampling(self, body: dict[str, Any]) -> None:
-        """Replace the sampling parameters of a /generate body by what of them goes on to the engine."""
+        """Replace the sampling parameters of a /generate body by those that reach the engine."""
         params = body.get("sampling_params")
         if params is None:
             return
         sets = params if isinstance(params, list) else [params]
         _at_most(sets, self.settings.max_sequences, "sampling_params")
-        if not all(isinstance(each, dict) for each in sets):
-            raise Refusal("sampling_params is an object", param="sampling_params")
+        if not all(isinstance(one, dict) for one in sets):
+            raise Refusal("sampling_params must be an object", param="sampling_params")
         open_ = fields.sampling(self.settings.stop_regex)
-        kept = [open_.kept(each, self.sampling.known, "sampling_params") for each in sets]
+        kept = [open_.kept(one, self.sampling.known, "sampling_params") for one in sets]
         body["sampling_params"] = kept if isinstance(params, list) else kept[0]
 
     def _check_generate(self, body: Mapping[str, Any], prompts: list[Any]) -> None:
-        if "text" in body and "input_ids" in body:  # SGLang takes the form of the one and the tokens of the other
-            raise Refusal("a prompt is text or input_ids, not both", param="input_ids")
+        if "text" in body and "input_ids" in body:  # SGLang takes the batch form of one and the tokens of the other
+            raise Refusal("give text or input_ids, not both", param="input_ids")
         params = body.get("sampling_params", {})
         if isinstance(params, list) and (len(params) != len(prompts) or not _is_batch(body)):
-            raise Refusal("a list of sampling_params goes with a list of as many prompts", param="sampling_params")
-        for each in params if isinstance(params, list) else [params]:
-            _check_types(self.sampling, orjson.dumps(each))
-            self._check_sampling(each, len(prompts))
+            raise Refusal("a list of sampling_params needs a list of as many prompts", param="sampling_params")
+        sets = params if isinstance(params, list) else [params]
+        for one in sets:
+            _check_types(self.sampling, orjson.dumps(one))
+            self._check_sampling(one, len(prompts))
         for name in ("return_logprob", "logprob_start_len", "top_logprobs_num", "cache_salt", "extra_key"):
             if isinstance(body.get(name), list):
-                raise Refusal(f"{name} is one value for all prompts", param=name)
+                raise Refusal(f"{name} must be one value for all prompts", param=name)
             _check_label(body.get(name), name)
         _check_top_logprobs(body.get("top_logprobs_num"), "top_logprobs_num")
         ids = body.get("token_ids_logprob") or []
         _check_token_ids(ids, nested=False)
         start = body.get("logprob_start_len", -1)
         if not -1 <= start < _INT32:
-            raise Refusal("logprob_start_len is a position in the prompt, or -1 for its end", param="logprob_start_len")
+            why = "logprob_start_len must be a position in the prompt, or -1 for its end"
+            raise Refusal(why, param="logprob_start_len")
         if body.get("return_logprob") and start >= 0:
-            number = max((each.get("n", 1) for each in (params if isinstance(params, list) else [params])), default=1)
+            number = max((one.get("n", 1) for one in sets), default=1)
             candidates = body.get("top_logprobs_num", 0) + len(ids)
-            _check_prompt_logprobs([each[start:] for each in prompts], candidates, number)
+            _check_prompt_logprobs([prompt[start:] for prompt in prompts], candidates, number)
 
     def _check_sampling(self, params: Mapping[str, Any], prompts: int) -> None:
         n = params.get("n", 1)
@@ -219,19 +221,19 @@ def _check_types(model: RequestModel, body: bytes) -> None:
         model.read(body)
     except ValueError as error:
         raise Refusal(str(error)) from None
-    except Exception as error:  # SGLang's validators take a body apart before they look at its types
+    except Exception as error:  # SGLang's validators use a body before they check its types
         raise Refusal(f"the body is not what this endpoint reads ({type(error).__name__})") from None
 
 
 def _check_continued(messages: Sequence[Mapping[str, Any]]) -> None:
-    """SGLang measures the text that it goes on with, and leaves parts of a message as they are without a word."""
+    """Refuse a last message with parts: SGLang continues only text, and silently ignores parts."""
     last = messages[-1] if messages else {}
     if last.get("role") == "assistant" and not isinstance(last.get("content"), str):
         raise Refusal("continue_final_message needs a last message whose content is text", param="messages")
 
 
 def _check_template_switches(body: Mapping[str, Any]) -> None:
-    """SGLang hands these on as keyword arguments beside its own."""
+    """Refuse other names: SGLang passes these on as keyword arguments beside its own."""
     for name, value in (body.get("chat_template_kwargs") or {}).items():
         if name not in _TEMPLATE_SWITCHES or isinstance(value, dict | list):
             raise Refusal(
@@ -246,9 +248,8 @@ def _check_top_logprobs(value: int | None, name: str) -> None:
 
 
 def _check_prompt_logprobs(prompts: list[Any], candidates: int, number: int) -> None:
-    """For all prompts together, about, for each of `number` answers; `request_guard` multiplies again for each prompt
-    when its tokens are known."""
-    tokens = number * sum(len(each) // _BYTES_PER_TOKEN if isinstance(each, str) else len(each) for each in prompts)
+    """Estimate over all prompts and `number` answers; `request_guard` counts again per prompt once it has tokens."""
+    tokens = number * sum(len(text) // _BYTES_PER_TOKEN if isinstance(text, str) else len(text) for text in prompts)
     if tokens * candidates > MAX_PROMPT_LOGPROBS:
         raise Refusal(
             f"logprobs of the prompt are limited to {MAX_PROMPT_LOGPROBS}, positions times candidates; "
@@ -257,12 +258,12 @@ def _check_prompt_logprobs(prompts: list[Any], candidates: int, number: int) -> 
 
 
 def _check_token_ids(tokens: Any, nested: bool = True) -> None:
-    """Token ids in a list, or in a list of lists where `nested`."""
-    for each in tokens:
-        if nested and isinstance(each, list):
-            _check_token_ids(each, nested=False)
-        elif not isinstance(each, int) or not 0 <= each < _INT32:
-            raise Refusal("tokens are numbers of the vocabulary", param="tokens")
+    """Check token ids in a list, or in a list of lists if `nested`."""
+    for token in tokens:
+        if nested and isinstance(token, list):
+            _check_token_ids(token, nested=False)
+        elif not isinstance(token, int) or not 0 <= token < _INT32:
+            raise Refusal("tokens must be ids of the vocabulary", param="tokens")
 
 
 def _check_label(value: Any, name: str) -> None:
@@ -276,6 +277,6 @@ def _at_most(values: Any, limit: int, name: str) -> None:
 
 
 def _is_batch(body: Mapping[str, Any]) -> bool:
-    """True when a /generate body asks for a list of prompts, however short, and not for one."""
-    asked = body.get("text") or body.get("input_ids")
-    return isinstance(asked, list) and bool(asked) and not isinstance(asked[0], int)
+    """Return True when a /generate body asks for a list of prompts, however short, and not for one."""
+    prompt = body.get("text") or body.get("input_ids")
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)

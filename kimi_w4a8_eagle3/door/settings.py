@@ -1,7 +1,7 @@
-"""What the door in front of every engine lets in: keys, policy and limits, read once from the environment.
+"""Settings of the door in front of every engine: keys, policy and limits, read once from the environment.
 
-docs/security.md says what is open and what is closed. SGLang is never given a key: it writes its arguments, keys
-included, into its log and into /server_info.
+docs/security.md lists what is open and what is closed. SGLang never gets a key, because it writes its arguments,
+including keys, into its log and into /server_info.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ VARIABLES = (
     ADMIN_KEY,
     ADMIN_KEY + FILE_SUFFIX,
 )
-# A misspelt limit would be no limit. Names with KIMI_API belong to other programs too.
+# A misspelt limit would be no limit. Variables with KIMI_API belong to other programs, too.
 _OURS = ("KIMI_DOOR", "KIMI_MAX_", "KIMI_ADMIN_")
 
 
 @dataclass(frozen=True)
 class DoorSettings:
-    """The door's settings; keys do not show in its repr.
+    """The door's settings; its repr hides the keys.
 
-    policy: who may use endpoints that are not for clients: `open` anybody who may use the others, `closed` the holder
-    of the admin key, `auto` open on loopback without any key and closed otherwise; `off`: no door at all. native: who
-    besides may use SGLang's own /generate, `open` clients, `keyless` clients while there is no key. stop_regex: clients
-    may send patterns for Python's `re`, whose time has no bound. max_prompt_tokens None: the model's context.
-    max_concurrent None: any number. max_sequences: prompts times `n` in one request.
+    policy: access to endpoints that are not for clients. `open`: all clients; `closed`: holders of the admin key;
+    `auto`: open on loopback without any key, closed otherwise; `off`: no door at all. native: client access to SGLang's
+    own /generate: `open`, or `keyless` while there is no key. stop_regex: clients may send patterns for Python's `re`,
+    whose time has no bound. max_prompt_tokens None: the model's context. max_concurrent None: no limit. max_sequences:
+    prompts times `n` in one request.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -77,7 +77,7 @@ class DoorSettings:
 
 
 def read_door(environ: Mapping[str, str]) -> DoorSettings:
-    """The settings in `environ` (usually os.environ); KimiError for a value or a key file that cannot be used."""
+    """Read the settings from `environ` (usually os.environ); KimiError for an unusable value or key file."""
     for name in environ:
         if name.startswith(_OURS) and name not in VARIABLES:
             raise KimiError(f"unknown variable {name}{nearest(name, VARIABLES)}", where="environment")
@@ -96,7 +96,7 @@ def read_door(environ: Mapping[str, str]) -> DoorSettings:
     )
     if policy == "off" and (settings.api_key or settings.admin_key):
         raise KimiError(
-            "KIMI_DOOR=off, and a key is set that nobody would ask for",
+            "KIMI_DOOR=off, but a key is set that would not be checked",
             where="environment",
             expected="a key with a door, or neither",
         )
@@ -104,7 +104,7 @@ def read_door(environ: Mapping[str, str]) -> DoorSettings:
 
 
 def read_key(environ: Mapping[str, str], name: str) -> str | None:
-    """The key in the variable `name`, or in the file that `name`_FILE names; None when neither is set."""
+    """Return the key in the variable `name`, or in the file that `name`_FILE names; None when neither is set."""
     in_file = environ.get(name + FILE_SUFFIX)
     if environ.get(name) and in_file:
         raise KimiError(
@@ -117,28 +117,28 @@ def read_key(environ: Mapping[str, str], name: str) -> str | None:
 
 
 def without_keys() -> dict[str, str]:
-    """Variables that give an engine no key, whatever this environment has: for one that serves its starter alone."""
+    """Return variables that remove all keys from the environment of an engine that only its starter uses."""
     return {name + suffix: "" for name in (API_KEY, ADMIN_KEY) for suffix in ("", FILE_SUFFIX)}
 
 
 def key_file_environment(path: Path, name: str = API_KEY) -> dict[str, str]:
-    """The variable that tells an engine where its key is, after the file was checked; the key itself is not in it."""
+    """Check a key file and return the variable that names it for an engine; the key itself is not in it."""
     read_key_file(path)
     return {name + FILE_SUFFIX: str(path.resolve())}
 
 
 def client_key(path: Path | None, environ: Mapping[str, str]) -> str | None:
-    """The key that a client sends to a server: the one in a file, or else in the variables that the server reads."""
+    """Return the key that a client sends to a server: from a file, or else from the variables that the server reads."""
     return read_key(environ, API_KEY) if path is None else read_key_file(path)
 
 
 def read_key_file(path: Path) -> str:
-    """The key in a file: its only line, at least 8 visible ASCII characters, in a file that only its owner reads."""
+    """Read the key from a file: its only line, at least 8 visible ASCII characters, unreadable for other users."""
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no ASCII text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
         raise KimiError(
             f"the key file cannot be read: {reason}",
             where=str(path),
@@ -147,7 +147,7 @@ def read_key_file(path: Path) -> str:
         ) from error
     if mode & stat.S_IROTH:
         raise KimiError(
-            "everybody on this machine can read the key file",
+            "every user of this machine can read the key file",
             where=str(path),
             expected="mode 0600, or 0640 with a group of its own",
             remedy=f"chmod 600 {path}",
@@ -156,7 +156,7 @@ def read_key_file(path: Path) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True when a server bound to `host` is reached from this machine only."""
+    """Return True when a server bound to `host` is reachable from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -167,7 +167,7 @@ def _usable(key: str, where: str) -> str:
     if len(key) >= _MIN_KEY and all("!" <= character <= "~" for character in key):
         return key
     raise KimiError(
-        "this is no usable key",  # which never appears in a message
+        "this is not a usable key",  # a message never contains the key
         where=where,
         expected=f"one line of at least {_MIN_KEY} visible ASCII characters without spaces",
         remedy="openssl rand -hex 32",
@@ -175,7 +175,7 @@ def _usable(key: str, where: str) -> str:
 
 
 def _choice(environ: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    """The value of the variable, one of `allowed`; the first of them when it is not set."""
+    """Return the variable's value, which must be one of `allowed`; by default the first of them."""
     value = environ.get(name) or allowed[0]
     if value not in allowed:
         raise KimiError(f"{name}={value!r} is not allowed", where="environment", expected=", ".join(allowed))

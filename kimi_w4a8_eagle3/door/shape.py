@@ -1,4 +1,4 @@
-"""How large a parsed body is, wherever its text stands, and what media it names."""
+"""Size of a parsed body, whichever fields hold its text, and the media that it names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import orjson
 from .answers import Refusal
 from .fields import names
 
-MAX_DEPTH = 48  # of nested arrays and objects: SGLang, pydantic and xgrammar recurse into them
-MAX_LIST = 4096  # entries of one array, or names of one object, that is no array of token ids
-_MAX_CONTAINERS = 65536  # arrays and objects of a body: each costs a hundred bytes or more for two of its own
-_BESIDE_TOKENS = 65536  # marks that a body may hold beside those of its token ids
+MAX_DEPTH = 48  # nested arrays and objects: SGLang, pydantic and xgrammar recurse into them
+MAX_LIST = 4096  # entries of one array other than token ids, or names of one object
+_MAX_CONTAINERS = 65536  # arrays and objects of a body: each takes a hundred bytes or more for two bytes of text
+_BESIDE_TOKENS = 65536  # commas and brackets that a body may have beyond those of its token ids
 
 _TEXT_PARTS = names(
     """
@@ -23,12 +23,12 @@ _TEXT_PARTS = names(
     """
 )
 _MEDIA_PARTS = names("image_url image input_image")
-_CONTENTS = ("content", "output")  # of a message, of a tool's result: they hold parts
+_CONTENTS = ("content", "output")  # of a message or a tool's result; they hold parts
 _MEDIA_KEYS = names("url image_url video_url audio_url file_url image video audio data file file_id")
 
 
 def parse(raw: bytes, context: int) -> dict[str, Any]:
-    """The JSON object in `raw`. Counted before it is read, because objects take fifty times the room of their text."""
+    """Parse the JSON object in `raw`. It is counted first, because objects take fifty times the size of their text."""
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > 4 * context + _BESIDE_TOKENS:
         raise Refusal(f"the body has more entries than a prompt of {context} tokens needs", status=413)
     try:
@@ -42,13 +42,13 @@ def parse(raw: bytes, context: int) -> dict[str, Any]:
 
 @dataclass
 class Text:
-    """characters: of every string and every name, at any depth."""
+    """characters: the length of all strings and names, at any depth."""
 
     characters: int = 0
 
     @classmethod
     def of(cls, value: Any) -> Text:
-        """Count `value` level by level, without recursion; raises Refusal when it is too deep or too wide."""
+        """Count `value` level by level, without recursion; raise Refusal when it is too deep or too wide."""
         text, level, depth, containers = cls(), [[value]], 0, 0
         while level:
             depth += 1
@@ -57,11 +57,11 @@ class Text:
                 raise Refusal(
                     f"the body nests more than {MAX_DEPTH} arrays and objects, or holds more than {_MAX_CONTAINERS}"
                 )
-            level = [inner for each in level for inner in text._add(each)]
+            level = [inner for container in level for inner in text._add(container)]
         return text
 
     def _add(self, container: Any) -> list[Any]:
-        """Count the container's own strings and names; returns the containers inside."""
+        """Count the container's own strings and names; return the containers inside."""
         if len(container) > MAX_LIST:
             raise Refusal(f"an array or object has {len(container)} entries; at most {MAX_LIST} are read")
         values: Any = container
@@ -70,50 +70,50 @@ class Text:
             values = container.values()
         kinds = set(map(type, values))
         if str in kinds:
-            self.characters += sum(len(each) for each in values if type(each) is str)
-        return [each for each in values if type(each) in (dict, list)] if kinds & {dict, list} else []
+            self.characters += sum(len(value) for value in values if type(value) is str)
+        return [value for value in values if type(value) in (dict, list)] if kinds & {dict, list} else []
 
 
 def media_sources(body: Mapping[str, Any], name: str) -> Iterator[Any]:
-    """Where the media in the messages under `name` come from; raises Refusal at a part that is not read here."""
+    """Yield the sources of all media in the messages under `name`; raise Refusal for an unsupported part."""
     value = body.get(name)
     for part in _parts(value if isinstance(value, list) else []):
         kind = part.get("type")
         if not isinstance(kind, str) or kind not in _TEXT_PARTS | _MEDIA_PARTS:
-            raise Refusal(f"content of type {kind!r:.40} is not read here", param=name)
+            raise Refusal(f"content of type {kind!r:.40} is not supported", param=name)
         if kind in _MEDIA_PARTS:
             yield from _sources(part)
 
 
 def _parts(messages: list[Any]) -> Iterator[dict[str, Any]]:
-    """The parts of all messages' contents, and of the contents inside of tool results; a message itself is none."""
+    """Yield the parts of all messages' contents, also inside tool results; a message itself is not a part."""
     waiting = list(messages)
     while waiting:
-        each = waiting.pop()
-        if not isinstance(each, dict):
-            raise Refusal("messages and their parts are objects")
-        if "role" not in each or "type" in each:
-            yield each
+        part = waiting.pop()
+        if not isinstance(part, dict):
+            raise Refusal("messages and their parts must be objects")
+        if "role" not in part or "type" in part:
+            yield part
         for name in _CONTENTS:
-            if isinstance(each.get(name), list):
-                waiting.extend(each[name])
-            elif isinstance(each.get(name), dict):
-                waiting.append(each[name])
+            if isinstance(part.get(name), list):
+                waiting.extend(part[name])
+            elif isinstance(part.get(name), dict):
+                waiting.append(part[name])
 
 
 def _sources(part: Mapping[str, Any]) -> Iterator[Any]:
-    """Where a part's media come from, in whichever form: {"image_url": {"url": ...}}, {"source": {...}}, ...
+    """Yield the sources of a part's media in every form: {"image_url": {"url": ...}}, {"source": {...}}, ...
 
-    Everything that any endpoint may read as an address, once; what is inside of a content is a part of its own.
+    Each value that an endpoint may read as an address is yielded once. Parts inside a content are parts of their own.
     """
     waiting: list[Mapping[str, Any]] = [part]
     while waiting:
-        each = waiting.pop()
-        for name, value in each.items():
+        fields = waiting.pop()
+        for name, value in fields.items():
             if isinstance(value, Mapping):
                 if name not in _CONTENTS:
                     waiting.append(value)
-            elif name == "data" and each.get("type") == "base64" and isinstance(value, str):
-                yield f"data:{each.get('media_type')};base64,{value}"  # as SGLang writes it
+            elif name == "data" and fields.get("type") == "base64" and isinstance(value, str):
+                yield f"data:{fields.get('media_type')};base64,{value}"  # as SGLang writes it
             elif name in _MEDIA_KEYS:
                 yield value

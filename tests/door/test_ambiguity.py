@@ -1,4 +1,4 @@
-"""Which regular expressions xgrammar follows in bounded time: those that people write, and not those that explode."""
+"""Ordinary regular expressions pass, and those that xgrammar cannot follow in bounded time are refused."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ EXPLOSIVE = (
 
 
 @pytest.mark.parametrize("pattern", ORDINARY)
-def test_what_people_write_passes(pattern: str) -> None:
+def test_ordinary_patterns_pass(pattern: str) -> None:
     require_unambiguous(pattern)
 
 
 @pytest.mark.parametrize("pattern", EXPLOSIVE)
-def test_what_explodes_is_refused(pattern: str) -> None:
+def test_ambiguous_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(TooAmbiguous):
         require_unambiguous(pattern)
 
@@ -69,8 +69,8 @@ def test_what_explodes_is_refused(pattern: str) -> None:
         f"(.|..|{'.' * 1000})*",
     ],
 )
-def test_telling_has_a_bound_of_its_own(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Depth of recursion, and steps: as many as are allowed, not as the pattern has pairs."""
+def test_the_check_itself_is_bounded(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check limits its recursion depth and its steps, whatever the pattern."""
     spent = 0
     spend = ambiguity._Automaton.spend
 

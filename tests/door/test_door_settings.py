@@ -1,4 +1,4 @@
-"""Keys and limits as the environment gives them."""
+"""Keys and limits from the environment."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         ({"KIMI_DOOR_NATIVE": "off"}, "KIMI_DOOR_NATIVE='off' is not allowed"),
         ({"KIMI_DOOR_STOP_REGEX": "1"}, "KIMI_DOOR_STOP_REGEX='1' is not allowed"),
         ({"KIMI_DOOR_STOP": "on"}, "did you mean 'KIMI_DOOR_STOP_REGEX'?"),
-        ({"KIMI_DOOR": "off", "KIMI_ADMIN_KEY": KEY}, "KIMI_DOOR=off, and a key is set"),
+        ({"KIMI_DOOR": "off", "KIMI_ADMIN_KEY": KEY}, "KIMI_DOOR=off, but a key is set"),
         ({"KIMI_MAX_BODY_BYTES": "32M"}, "KIMI_MAX_BODY_BYTES='32M' is not allowed"),
         ({"KIMI_MAX_PROMPT_TOKENS": "-1"}, "KIMI_MAX_PROMPT_TOKENS='-1' is not allowed"),
         ({"KIMI_MAX_CONCURRENT_REQUESTS": "0"}, "KIMI_MAX_CONCURRENT_REQUESTS='0' is not allowed"),
         ({"KIMI_MAX_CONCURRENT": "3"}, "did you mean 'KIMI_MAX_CONCURRENT_REQUESTS'?"),
         ({"KIMI_ADMIN_KEY_FILES": "x"}, "did you mean 'KIMI_ADMIN_KEY_FILE'?"),
         ({"KIMI_API_KEY": KEY, "KIMI_API_KEY_FILE": "x"}, "both KIMI_API_KEY and KIMI_API_KEY_FILE are set"),
-        ({"KIMI_API_KEY": "short"}, "this is no usable key"),
-        ({"KIMI_API_KEY": "two words of a key"}, "this is no usable key"),
+        ({"KIMI_API_KEY": "short"}, "this is not a usable key"),
+        ({"KIMI_API_KEY": "two words of a key"}, "this is not a usable key"),
         ({"KIMI_ADMIN_KEY_FILE": "/nowhere/key"}, "No such file or directory"),
     ],
 )
@@ -73,10 +73,10 @@ def test_what_cannot_be_used_is_an_error(environ: dict[str, str], complaint: str
 @pytest.mark.parametrize(
     ("text", "mode", "complaint"),
     [
-        ("", 0o600, "no usable key"),
-        (f"{KEY}\n{KEY}\n", 0o600, "no usable key"),
-        ("schlüssel-0123456", 0o600, "no ASCII text"),
-        (KEY, 0o644, "everybody on this machine can read the key file"),
+        ("", 0o600, "not a usable key"),
+        (f"{KEY}\n{KEY}\n", 0o600, "not a usable key"),
+        ("schlüssel-0123456", 0o600, "not ASCII text"),
+        (KEY, 0o644, "every user of this machine can read the key file"),
     ],
     ids=["empty", "two-lines", "not-ascii", "world-readable"],
 )
@@ -88,7 +88,7 @@ def test_a_key_file_that_cannot_be_used(tmp_path: Path, text: str, mode: int, co
     assert KEY not in str(caught.value)
 
 
-def test_the_child_is_told_where_the_key_is_not_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_child_gets_the_path_of_the_key_not_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = key_file(
         tmp_path, mode=0o640
     )  # a group may read it: that is how Kubernetes hands secrets to a non-root user
@@ -120,7 +120,7 @@ def test_loopback(host: str, loopback: bool) -> None:
 @pytest.mark.parametrize(
     "command", [("bench", "con2"), ("eval", "smoke"), ("eval", "lossless", "--reference-url", "x")]
 )
-def test_a_client_without_its_key_file_asks_nobody(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_a_client_without_its_key_file_sends_no_request(tmp_path: Path, command: tuple[str, ...]) -> None:
     words = [*command, "--base-url", "http://127.0.0.1:9", "--api-key-file", str(tmp_path / "key")]
     result = CliRunner().invoke(app, [*words, "--runs", str(tmp_path / "runs")])
     assert isinstance(result.exception, KimiError)

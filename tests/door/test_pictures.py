@@ -1,4 +1,4 @@
-"""What the door reads of a picture: its kind and size from the header, and nothing of its pixels."""
+"""The door reads a picture's format and size from its header and never decodes its pixels."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def test_pictures_pass(form: str) -> None:
 
 
 @pytest.mark.parametrize("source", BROKEN.values(), ids=BROKEN)
-def test_what_is_no_picture(source: str) -> None:
-    with pytest.raises(Refusal, match="messages holds a picture that is broken, or none of PNG") as refused:
+def test_broken_pictures_are_refused(source: str) -> None:
+    with pytest.raises(Refusal, match="messages holds a picture that is broken or not one of PNG") as refused:
         check_pictures([("messages", picture(noise(8, 8))), ("messages", source)])
     assert (refused.value.status, refused.value.param) == (400, "messages")
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF"])
-def test_a_picture_that_moves(form: str) -> None:
-    with pytest.raises(Refusal, match="image_data holds a picture that moves") as refused:
+def test_animated_pictures_are_refused(form: str) -> None:
+    with pytest.raises(Refusal, match="image_data holds an animated picture") as refused:
         check_pictures([("image_data", picture(moving(form)))])
     assert refused.value.param == "image_data"
 

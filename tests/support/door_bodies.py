@@ -181,11 +181,11 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "start as a list": (
         "/generate",
         {"text": "x", "return_logprob": True, "logprob_start_len": [1]},
-        "logprob_start_len is one value",
+        "logprob_start_len must be one value",
     ),
-    "top as a list": ("/generate", {"text": "x", "top_logprobs_num": [5]}, "top_logprobs_num is one value"),
+    "top as a list": ("/generate", {"text": "x", "top_logprobs_num": [5]}, "top_logprobs_num must be one value"),
     "start below -1": ("/generate", {"text": "x", "logprob_start_len": -5}, "a position in the prompt"),
-    "ids of logprobs in lists": ("/generate", {"text": "x", "token_ids_logprob": [[1]]}, "numbers of the vocabulary"),
+    "ids of logprobs in lists": ("/generate", {"text": "x", "token_ids_logprob": [[1]]}, "ids of the vocabulary"),
     # Group 4.
     "stop pattern": ("/v1/chat/completions", {**CHAT, "stop_regex": "((.|\\s)+)+x"}, "stop_regex is not for clients"),
     "stop pattern, native": ("/generate", sampling(stop_regex="a"), "stop_regex is not for clients"),
@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "many lengths": (
         "/v1/chat/completions",
         schema({"anyOf": [{"type": "string", "maxLength": number} for number in range(20)]}),
-        "different lengths of strings",
+        "different string lengths",
     ),
     "a count": ("/v1/chat/completions", schema({"type": "array", "minItems": 2**31}), "minItems above 2147483647"),
     "a long pattern": ("/v1/completions", {"prompt": "x", "regex": "a" * 2000}, "pattern longer than 1024"),
@@ -290,8 +290,8 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         f"{path}: {part!r}": (path, body(part), expected)
         for path, body in IN_CONTENT.items()
         for part, expected in (
-            ([], "are objects"),
-            (5, "are objects"),
+            ([], "must be objects"),
+            (5, "must be objects"),
             ({}, "content of type None"),
             ({"type": [1]}, "content of type [1]"),
             ({"type": {}}, "content of type {}"),
@@ -302,7 +302,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         b'{"messages": [], "stop": [1, ' + b"[" * 400 + b"]" * 400 + b"]}",
         "nests more than 48",
     ),
-    "prompts after a number": ("/v1/completions", {"prompt": [1, "x"]}, "prompt is text, token ids"),
+    "prompts after a number": ("/v1/completions", {"prompt": [1, "x"]}, "prompt must be text, token ids"),
     **{
         f"nothing to go on with in {path}": (
             path,
@@ -314,7 +314,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
             ("/v1/tokenize", {"content": [{"type": "text", "text": "x"}]}),
         )
     },
-    "no prompt": ("/v1/completions", {"prompt": []}, "prompt is text, token ids"),
+    "no prompt": ("/v1/completions", {"prompt": []}, "prompt must be text, token ids"),
     "unknown": ("/v1/chat/completions", {**CHAT, "guided_json": "x"}, "has no field 'guided_json'"),
     "unknown, native": ("/generate", sampling(guided_json="x"), "sampling_params has no field 'guided_json'"),
     "a switch with a list": (
@@ -322,5 +322,5 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         {**CHAT, "chat_template_kwargs": {"thinking": [1]}},
         "chat_template_kwargs may",
     ),
-    "detokenize": ("/v1/detokenize", {"tokens": [[1], [-2]]}, "numbers of the vocabulary"),
+    "detokenize": ("/v1/detokenize", {"tokens": [[1], [-2]]}, "ids of the vocabulary"),
 }

@@ -1,7 +1,7 @@
-"""What xgrammar compiles of a JSON schema and does not hold: an answer may violate it, with status 200.
+"""Refuse JSON schemas that xgrammar compiles but does not enforce: an answer could violate them with status 200.
 
-SGLang 0.5.23 refuses the keywords that xgrammar drops, in response formats (sglang#37839); 0.5.20 none, and neither
-looks at the schemas of strict tools or at keywords that stand beside one another. docs/agents.md has what was tried.
+SGLang 0.5.23 refuses the keywords that xgrammar drops in response formats (sglang#37839); 0.5.20 refuses none. Neither
+checks the schemas of strict tools, or keywords that stand beside one another. docs/agents.md lists what was tried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _NUMBERS = names("minimum maximum exclusiveMinimum exclusiveMaximum")
 _UPPER = names("maximum exclusiveMaximum")
 _OBJECTS = names("properties patternProperties required additionalProperties minProperties maxProperties")
 _ARRAYS = names("items prefixItems minItems maxItems")
-# One of these decides alone, the first that is there, and so do enum and const, whose values the client knows.
+# If one of these is present, xgrammar reads only the first one. It also ignores what stands beside enum and const, but
+# there the client knows the allowed values.
 _ALONE = ("$ref", "anyOf", "oneOf", "allOf")
 _ASSERTIONS = frozenset(_ALONE) | _STRINGS | _NUMBERS | _OBJECTS | _ARRAYS
 _INNER = names("additionalProperties items unevaluatedItems unevaluatedProperties")
@@ -31,26 +32,26 @@ _INNER_LISTS = names("anyOf oneOf allOf prefixItems")
 _INNER_NAMED = names("properties patternProperties $defs definitions")
 
 
-def check_held(schema: Any, name: str) -> None:
-    """Raise Refusal, with the place in the schema, where an answer would not be held to it."""
+def require_enforceable(schema: Any, name: str) -> None:
+    """Raise Refusal, with the place in the schema, where xgrammar would not enforce it."""
     if isinstance(schema, Mapping) and schema.get("$ref") == "#":
-        raise Refusal(f"{name}: the schema refers to itself alone, so that no value fits", param=name)
-    for place, each in _schemas(schema):
-        if why := _not_held(each):
+        raise Refusal(f"{name}: the schema refers only to itself, so no value fits", param=name)
+    for place, subschema in _schemas(schema):
+        if why := _unenforceable(subschema):
             raise Refusal(f"{name}: the schema at {place} cannot be enforced: {why}", param=name)
 
 
 def check_strict_tools(tools: Any) -> None:
-    """The same for the arguments of each tool that is `strict`; the others' are the model's affair."""
+    """Require enforceable arguments of each tool that is `strict`; other tools' schemas are only hints to the model."""
     for number, tool in enumerate(tools or ()):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if isinstance(function, Mapping) and function.get("strict"):
-            check_held(function.get("parameters", function.get("input_schema")), f"tools[{number}]")
+            require_enforceable(function.get("parameters", function.get("input_schema")), f"tools[{number}]")
 
 
-def _not_held(schema: Mapping[str, Any]) -> str | None:
+def _unenforceable(schema: Mapping[str, Any]) -> str | None:
     if empty := next((key for key in ("enum", "anyOf", "oneOf") if schema.get(key) == []), None):
-        return f"{empty} is empty, so that no value fits"
+        return f"{empty} is empty, so no value fits"
     if dropped := sorted(_DROPPED & schema.keys()):
         return f"{', '.join(dropped)} would be ignored"
     if alone := next((key for key in _ALONE if key in schema), None):
@@ -72,14 +73,14 @@ def _not_held(schema: Mapping[str, Any]) -> str | None:
     if any(isinstance(low, int | float) and low < 0 for low in lows) and not _UPPER & schema.keys():
         return "a minimum below zero needs a maximum beside it; alone it would allow a minus sign without a number"
     required, described = schema.get("required"), schema.get("properties") or {}
-    for each in required if isinstance(required, list) else ():
-        if isinstance(each, str) and each not in described:
-            return f"required names {each!r}, which properties does not describe"
+    for name in required if isinstance(required, list) else ():
+        if isinstance(name, str) and name not in described:
+            return f"required names {name!r}, which properties does not describe"
     return None
 
 
 def _schemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every schema in a schema, with its place; the values of enum, const and default are none."""
+    """Yield every schema inside a schema with its place; the values of enum, const and default are not schemas."""
     if not isinstance(schema, Mapping):
         return
     yield place, schema
@@ -87,8 +88,8 @@ def _schemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Mapping[str, 
         if key in _INNER:
             yield from _schemas(inner, f"{place}/{key}")
         elif key in _INNER_LISTS and isinstance(inner, list):
-            for number, each in enumerate(inner):
-                yield from _schemas(each, f"{place}/{key}/{number}")
+            for number, subschema in enumerate(inner):
+                yield from _schemas(subschema, f"{place}/{key}/{number}")
         elif key in _INNER_NAMED and isinstance(inner, Mapping):
-            for name, each in inner.items():
-                yield from _schemas(each, f"{place}/{key}/{name}")
+            for name, subschema in inner.items():
+                yield from _schemas(subschema, f"{place}/{key}/{name}")
