@@ -1,4 +1,4 @@
-"""Where replicas are: a fixed list, or a name whose addresses change (a headless service in Kubernetes)."""
+"""Addresses of replicas: a fixed list, or a DNS name whose addresses change (a headless service in Kubernetes)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Discover = Callable[[], frozenset[str]]
 
 
 def static(urls: Sequence[str]) -> Discover:
-    """The replicas at these base URLs. Raises KimiError for one that is not `http://HOST:PORT`."""
+    """Return the replicas at these base URLs. Raises UsageError for one that is not `http://HOST:PORT`."""
     found = frozenset(_checked(url) for url in urls)
     if len(found) < len(urls):
-        raise UsageError("a replica is given twice", where="--worker", expected="one URL for each replica")
+        raise UsageError("a replica is listed twice", where="--worker", expected="one URL for each replica")
     return lambda: found
 
 
 def dns(address: str) -> Discover:
-    """The replicas at all addresses of `NAME:PORT`, asked anew each time.
+    """Return the replicas at all addresses of `NAME:PORT`, resolved again at each call.
 
-    A headless service lists the pods that are ready, so a pod that drains disappears from it. No address means no
-    replica; a name server that does not answer means that nothing is known, and the last answer stays.
+    A headless service lists only ready pods, so a pod that drains disappears. A name without addresses means no
+    replica. If the name server does not answer, the last result stays.
     """
     name, _, port = address.rpartition(":")
     if not name or not port.isdigit() or not 0 < int(port) < 65536:
@@ -40,7 +40,7 @@ def dns(address: str) -> Discover:
                 last = frozenset()
             return last
         hosts = {str(entry[4][0]) for entry in found}
-        four = {host for host in hosts if ":" not in host}  # a pod with both kinds of address is one replica
+        four = {host for host in hosts if ":" not in host}  # a pod with IPv4 and IPv6 addresses is one replica
         last = frozenset(http_url(host, int(port)) for host in four or hosts)
         return last
 

@@ -1,4 +1,4 @@
-"""What happened to a fleet and when: one line for a person on the terminal, one JSON line for a program in the run."""
+"""Event log of a fleet: one line per event on the terminal, and one JSON line in the run folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLES = {"ready": "green", "registered": "green", "down": "red", "stalled": "r
 
 
 class EventLog:
-    """Appends to `folder/events.jsonl` and prints; used by several threads.
+    """Appends to `folder/events.jsonl` and prints; several threads use it.
 
     A line: {"time": Unix seconds, "source": "replica-0" | "router" | "fleet", "event": word, "reason": sentence}.
     """
@@ -27,18 +27,17 @@ class EventLog:
         self._torn = False
 
     def __call__(self, source: str, event: str, reason: str = "") -> None:
-        """Record one event."""
         line = json.dumps({"time": round(time.time(), 3), "source": source, "event": event, "reason": reason})
         text = f"kimi-w4a8: {source} {event}" + (f": {reason}" if reason else "")
         with self._lock:
-            # A full disk, under the run or under a redirected terminal, must not end what cannot be recorded.
+            # A full disk, under the run folder or a redirected terminal, must not end the fleet.
             with suppress(OSError):
                 self._console.print(text, style=_STYLES.get(event, ""), markup=False)
             with suppress(OSError):
                 self._append(line)
 
     def _append(self, line: str) -> None:
-        start = "\n" if self._torn else ""  # the last line may have been cut where the disk was full
+        start = "\n" if self._torn else ""  # a full disk may have cut the last line
         self._torn = True
         with self._path.open("a") as file:
             file.write(f"{start}{line}\n")

@@ -1,7 +1,7 @@
-"""Who a replica is: only replicas of the same model, weights and draft may stand behind one router.
+"""Identity of a replica: only replicas of the same model, weights and draft may be behind one router.
 
-A router spreads requests without looking at weights. A replica of another quantization, another revision or another
-draft would give some users other answers, or other speed, at random; nothing else in the stack would notice.
+A router spreads requests without checking weights. A replica of another quantization, revision or draft would give some
+users other answers, or another speed, at random, and nothing else in the stack would notice.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ..base.errors import KimiError
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
-UNKNOWN = "default"  # SGLang's weight version where nobody gave one
+UNKNOWN = "default"  # SGLang's weight version when none is set
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What replicas of one service have in common.
+    """Properties that all replicas of one service share.
 
-    model: the name that clients ask for. weights: `fingerprint` of target and draft, which the engine was started
-    with as its weight version and names in every answer; `UNKNOWN` for an engine started without it.
+    model: the name that clients use. weights: `fingerprint` of target and draft. The engine gets it as its weight
+    version and reports it in every answer; `UNKNOWN` for an engine started without it.
     """
 
     model: str
@@ -33,7 +33,7 @@ class Identity:
     architecture: str
 
     def differences(self, other: Identity) -> list[str]:
-        """One phrase for each part in which `other` differs."""
+        """Return one phrase for each part in which `other` differs."""
         parts = (
             ("model", self.model, other.model),
             ("weights", self.weights, other.weights),
@@ -43,16 +43,16 @@ class Identity:
 
 
 def ask_identity(base_url: str, http: httpx.Client) -> Identity:
-    """The identity of the engine at `base_url`; httpx.HTTPError when it does not answer, KimiError for nonsense."""
+    """Query the engine at `base_url`; httpx.HTTPError when it does not answer, KimiError for an invalid answer."""
     answer = http.get(f"{base_url}/model_info")
     answer.raise_for_status()
     try:
         return _identity(answer.json())
     except (ValueError, KeyError, TypeError) as error:
         raise KimiError(
-            "this is no SGLang server",
+            "this is not an SGLang server",
             where=f"{base_url}/model_info",
-            expected="served_model_name, weight_version and architectures as SGLang 0.5 answers them",
+            expected="served_model_name, weight_version and architectures as SGLang 0.5 returns them",
             remedy="give the address of an engine, not of its metrics or of another program",
         ) from error
 
@@ -66,10 +66,10 @@ def _identity(info: dict[str, Any]) -> Identity:
 
 
 def fingerprint(*checkpoints: Path) -> str:
-    """12 hexadecimal digits that differ when the configs, tensor layouts or weights of these directories differ.
+    """Return 12 hexadecimal digits that differ when the configs, tensor layouts or weights of these folders differ.
 
-    Reads the JSON files, every safetensors header and a few blocks of every weight file: seconds for 534 GB. It tells
-    checkpoints apart; it is no proof against somebody who makes two alike on purpose (`kimi-w4a8 fetch --verify` is).
+    Reads the JSON files, every safetensors header and a few blocks of every weight file, in seconds for 534 GB. It
+    tells checkpoints apart. It does not detect a deliberate forgery, which `kimi-w4a8 fetch --verify` does.
     """
     digest = hashlib.sha256()
     for folder in checkpoints:

@@ -1,4 +1,4 @@
-"""Which part of a machine each replica gets: its own GPUs, its own port on loopback."""
+"""Assign each replica its own GPUs and its own port on loopback."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from ..recipe.schema import ArgValue
 def replica_launches(
     front: Launch, count: int, machine: Machine, place: Callable[[Machine, dict[str, ArgValue]], Launch]
 ) -> Sequence[Launch]:
-    """The launches of `count` replicas, of which `front` is what clients see.
+    """Return the launches of `count` replicas; `front` holds the address and settings that clients see.
 
-    place: the recipe on a part of the machine, with some engine arguments replaced. Raises KimiError when GPUs are
-    missing.
+    place: renders the recipe on a part of the machine, with some engine arguments replaced. Raises KimiError when there
+    are too few GPUs.
     """
     if front.engine != "sglang":
         raise UsageError(
             f"the recipe {front.name!r} serves with {front.engine}",
             where="--replicas",
-            expected="a recipe for SGLang, whose router stands in front",
+            expected="a recipe for SGLang, because its router is used",
         )
     gpus = front.tensor_parallel if machine.devices else 0
     if gpus * count > len(machine.devices):
         raise KimiError(
             f"{count} replicas of {gpus} GPUs need {count * gpus}, this machine has {len(machine.devices)}",
             where="--replicas",
-            remedy="one replica for 8 GPUs: several nodes with `kimi-w4a8 route` in front",
+            remedy="start fewer replicas, or run several nodes behind `kimi-w4a8 route`",
         )
     replicas = [_replica(number * gpus, gpus, machine, place) for number in range(count)]
-    return [_as_open_as(front, each) for each in replicas]
+    return [_as_open_as(front, replica) for replica in replicas]
 
 
 def _as_open_as(front: Launch, replica: Launch) -> Launch:
-    """On loopback without a key, /generate answers behind the router as it does without one."""
+    """On loopback without a key, open /generate behind the router as it is without a router."""
     if not is_loopback(front.host):
         return replica
     native = replica.env.get("KIMI_DOOR_NATIVE") or os.environ.get("KIMI_DOOR_NATIVE") or "keyless"
@@ -55,4 +55,4 @@ def _replica(
     if gpus:
         arguments["base_gpu_id"] = first
     launch = place(part, arguments)
-    return replace(launch, env={**launch.env, "KIMI_DOOR": "closed"})  # nobody but the router has business there
+    return replace(launch, env={**launch.env, "KIMI_DOOR": "closed"})  # only the router needs to reach it

@@ -1,7 +1,7 @@
-"""Keeps the router's list of replicas true: those that should take requests, and that are the same service.
+"""Keep the router's list of replicas correct: ready replicas that serve the same model and weights.
 
-One loop compares what is wanted with what the router has and mends the difference. It therefore needs no special case
-for a router that was restarted and forgot everything, a replica that came back, or one that drains.
+One loop compares the wanted replicas with the router's list and applies the difference. It needs no special case for a
+router that restarted and forgot everything, a replica that came back, or one that drains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .router import RouterControl, RouterEndpoint, Worker
 
 INTERVAL_S = 0.25
 _IDENTITY_TIMEOUT_S = 5.0
-_RECHECK_S = 3.0  # a pod may go, or come back at the same address with another model
+_RECHECK_S = 3.0  # a pod may end, or come back at the same address with another model
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Registrar:
     """Registers replicas with the router at `endpoint` and removes them again.
 
     wanted: base URLs of the replicas that should take requests now. model: the name they must serve; None takes the
-    name of the first. A replica whose identity differs from the first one's is refused for as long as that one, or
-    another like it, is registered.
+    first replica's name. A replica whose identity differs from the first one's is refused while that one, or another
+    with its identity, is registered.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class Registrar:
         self._thread = threading.Thread(target=self._run, name="registrar", daemon=True)
 
     def registered(self) -> frozenset[str]:
-        """Base URLs that the router had at the last pass."""
+        """Return the base URLs that the router listed at the last pass."""
         return frozenset(self._workers)
 
     def wait_until(self, condition: Callable[[frozenset[str]], bool], timeout_s: float) -> bool:
-        """Wait until the registered URLs meet a condition; False when they do not in time."""
+        """Wait until the registered URLs meet a condition; return False after the timeout."""
         with self._passed:
             return self._passed.wait_for(lambda: condition(self.registered()), timeout_s)
 
     def reconcile(self) -> None:
-        """One pass; nothing changes when the router does not answer."""
+        """Run one pass; nothing changes when the router does not answer."""
         try:
             self._mend(self._control)
         except httpx.HTTPError:
@@ -96,7 +96,7 @@ class Registrar:
         listed = {worker.url: worker for worker in control.workers()}
         accepted = {url for url in sorted(wanted) if self._accepts(url, url in listed)}
         if not accepted and not listed:
-            self._expected = None  # the next replica decides anew who belongs here
+            self._expected = None  # the next replica sets the identity anew
         control.remove(worker for url, worker in listed.items() if url not in accepted)
         for url in sorted(accepted - listed.keys()):
             control.add(url)
@@ -110,7 +110,7 @@ class Registrar:
         self._workers = listed
 
     def _accepts(self, url: str, is_listed: bool) -> bool:
-        """Whether the replica at `url` is there and belongs here; one that is slow to answer keeps its place."""
+        """Return True if the replica answers and has the expected identity; a slow one keeps its place."""
         check = self._checks.get(url)
         if check is not None and time.monotonic() - check.at < _RECHECK_S:
             return check.accepted
@@ -119,9 +119,9 @@ class Registrar:
         except httpx.HTTPStatusError as error:
             reason = f"it answers HTTP {error.response.status_code} to /model_info"
         except httpx.ConnectError:
-            return False  # nothing listens there any more, so waiting for the router's health check helps nobody
+            return False  # nothing listens there any more; do not wait for the router's health check
         except httpx.HTTPError:
-            return is_listed  # busy, perhaps
+            return is_listed  # it may be busy
         except KimiError as error:
             reason = error.what
         if reason and (check is None or check.accepted):
@@ -130,7 +130,7 @@ class Registrar:
         return not reason
 
     def _objection(self, found: Identity) -> str:
-        """Why a replica does not belong here; empty when it does."""
+        """Return the reason to refuse a replica; empty when there is none."""
         if self._model is not None and found.model != self._model:
             return f"it serves {found.model!r}, this router is for {self._model!r}"
         if self._expected is None:

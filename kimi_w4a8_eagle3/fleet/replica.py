@@ -1,4 +1,4 @@
-"""One replica: an engine that is started, asked its canary questions, watched for progress, drained and ended."""
+"""One replica: an engine that is started, checked with canary prompts, watched for progress, drained and ended."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from .engine_processes import EngineProcesses
 READY_TIMEOUT_S = 5400.0
 DRAIN_TIMEOUT_S = 120.0
 _POLL_S = 0.25
-_STALLED_GRACE_S = 2.0  # an engine that hangs finishes nothing; its clients wait until its sockets close
+_STALLED_GRACE_S = 2.0  # a stalled engine finishes nothing, and its clients wait until its sockets close
 
 Announce = Callable[[str, str, str], None]  # source, event, reason
 
 
 class Stalled(KimiError):
-    """The engine answered but generated nothing although it had requests."""
+    """The engine answered but generated no token although it had requests."""
 
 
 class _Asked(Exception):
-    """Somebody asked the replica to end while it was starting."""
+    """Another thread asked the replica to end while it was starting."""
 
 
 class Replica:
     """An engine of `launch` and its state; `serve` is one life of it, from start to end.
 
     log_path: the engine's output, appended over all lives. A stalled engine prints its stacks there.
-    name: in metrics. label: in messages.
+    name: label in metrics. label: name in messages.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Replica:
     ) -> None:
         self.launch = launch
         self.log_path = log_path
-        patience = launch.recipe.options.progress_timeout_s
-        self.state = ReplicaState(name, launch.base_url, patience, launch.num_draft_tokens)
+        timeout_s = launch.recipe.options.progress_timeout_s
+        self.state = ReplicaState(name, launch.base_url, timeout_s, launch.num_draft_tokens)
         self.label = label or f"replica-{name}"
         self._announce = announce
         self._drain_timeout_s = drain_timeout_s
@@ -70,10 +70,10 @@ class Replica:
         self.was_ready = False  # in its present or last life
 
     def serve(self) -> None:
-        """One life. Returns when it was asked to end; raises KimiError with the reason when it ended otherwise."""
-        self._enter(Phase.STARTING, "weights are loaded, kernels are built")
+        """Run one life. Returns when another thread ended it; raises KimiError with the reason otherwise."""
+        self._enter(Phase.STARTING, "loading weights and building kernels")
         self.was_ready = False
-        reason = "it was asked to end"
+        reason = "the supervisor ended it"
         try:
             with engine(self.launch, self.log_path) as server:
                 self._server = server
@@ -85,7 +85,7 @@ class Replica:
                     self._watch(server)
                     if self._gently:
                         self._drain(server)
-                except Terminated as ended:  # reaches the main thread only, so only the replica of a single server
+                except Terminated as ended:  # only the main thread gets it, so only the replica of a single server
                     if ended.number == signal.SIGTERM and self.state.ready:
                         self._drain(server)
                     raise
@@ -99,12 +99,12 @@ class Replica:
             self._enter(Phase.DOWN, reason)
 
     def end(self) -> None:
-        """Ask the replica to finish its running requests and end; `serve` returns when it has. For other threads."""
+        """Ask the replica to finish its running requests and end, from another thread; `serve` then returns."""
         self._gently = True
         self._asked.set()
 
     def end_now(self, grace_s: float = 8.0) -> None:
-        """End it without waiting for its requests; returns when its processes are gone. For other threads."""
+        """End it without finishing its requests, from another thread; return when its processes are gone."""
         self._gently = False
         self._asked.set()
         if self._server is not None:
@@ -119,7 +119,7 @@ class Replica:
             raise _Asked
 
     def _check(self) -> None:
-        """The door that was asked for, then the canary prompts: an accept length at its floor ends this life."""
+        """Check the door, then run the canary prompts: an accept length at the floor ends this life."""
         state = self.state
         if self.launch.engine == "sglang" and {**os.environ, **self.launch.env}.get("KIMI_DOOR") != "off":
             require_door(state.base_url, key_expected=self._client_key is not None)
@@ -154,39 +154,38 @@ class Replica:
                     raise Stalled(
                         f"no token was generated for {state.progress_timeout_s:.0f} s although requests are running",
                         where=str(self.log_path),
-                        remedy="its processes printed their stacks into its log; on ROCm a custom all-reduce may hang: "
+                        remedy="read the stacks at the end of its log; on ROCm a custom all-reduce may hang: "
                         "--set disable-custom-all-reduce=true, then restart",
                     )
         how = f" with exit code {server.poll()}" if lost is None else f": its process {lost} is gone"
         what = f"the engine ended by itself{how}"
-        state.enter(Phase.DOWN, what)  # at once, so that nothing is routed here while the rest of it is cleared away
-        server.stop(0.0)  # without that process nothing can be finished: its clients need not wait for it
+        state.enter(Phase.DOWN, what)  # first, so that no request is routed here during the clean-up
+        server.stop(0.0)  # without that process no request can finish, so its clients need not wait
         raise KimiError(
             what,
             where=str(self.log_path),
-            remedy="read the end of its log; where it says nothing, dmesg tells whether memory ran out",
+            remedy="read the end of its log; if it shows no error, dmesg shows whether memory ran out",
         )
 
     def _follow(self, silence_s: float) -> None:
-        """Not ready while a scheduler is silent, ready again when it is not; whether it is beyond help, the watchdog
-        decides."""
+        """Mark the replica not ready while a scheduler is silent; the watchdog decides whether to end it."""
         state, limit = self.state, self.launch.recipe.options.unready_after_s
         if state.ready and silence_s >= limit:
-            self._enter(Phase.STALLED, f"its scheduler has answered nobody for {limit:.0f} s")
+            self._enter(Phase.STALLED, f"its scheduler has not answered for {limit:.0f} s")
             self._silent_since = state.since
         elif silence_s < limit and state.enter_unless_changed(self._silent_since, Phase.READY, "it answers again"):
             self._silent_since = -1.0
             self._announce(self.label, Phase.READY.value, state.reason)
 
     def _drain(self, server: EngineServer) -> None:
-        """Let the running requests finish. SGLang does that itself between SIGTERM and its end."""
+        """Let the running requests finish, which SGLang does between SIGTERM and its end."""
         self._enter(Phase.DRAINING, f"running requests may take {self._drain_timeout_s:.0f} s")
         if not server.stop(self._drain_timeout_s):
             self._announce(self.label, "cut", f"requests ran longer than {self._drain_timeout_s:.0f} s")
 
 
 def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineServer:
-    """The engine process of a rendered recipe, not started."""
+    """Return the engine process of a rendered recipe, not started."""
     return EngineServer(
         argv=launch.argv,
         env=launch.env,
@@ -198,7 +197,7 @@ def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineSer
 
 
 def with_weight_version(launch: Launch, weights: str | None) -> Launch:
-    """`launch` whose engine names its weights in every answer; unchanged where they are unknown or named already."""
+    """Make the engine report its weights in every answer; unchanged if they are unknown or set already."""
     if weights is None or launch.engine != "sglang" or "weight-version" in launch.args:
         return launch
     return launch.with_args(weight_version=weights)

@@ -1,4 +1,4 @@
-"""SGLang's router as a process of ours, and its control plane as a small client."""
+"""SGLang's router as a child process, and a small client of its control plane."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Worker:
 
 @dataclass(frozen=True)
 class RouterEndpoint:
-    """Where a router listens and what opens its control plane.
+    """Address of a router and the key of its control plane.
 
-    control_key: made anew for every router and known to nobody else, so that clients cannot add or remove replicas.
-    Clients' keys are not the router's business: it passes their Authorization header on to the replicas' doors. (It
-    would put a key that it knows on every request, whoever sent it.)
+    control_key: new for every router and known only to this process, so that clients cannot add or remove replicas. The
+    router knows no client keys. It passes the Authorization header on to the replicas' doors. A key that it knew, it
+    would add to every request of any client.
     """
 
     host: str
@@ -46,7 +46,7 @@ class RouterEndpoint:
 
     @property
     def base_url(self) -> str:
-        """Where a client on this machine reaches the router."""
+        """Address at which a client on this machine reaches the router."""
         return http_url(self.host, self.port)
 
     @property
@@ -56,14 +56,14 @@ class RouterEndpoint:
 
 
 def router_endpoint(host: str, port: int) -> RouterEndpoint:
-    """An endpoint with a free port for the router's metrics."""
+    """Return an endpoint with a free port for the router's metrics."""
     return RouterEndpoint(host, port, free_port())
 
 
 def router_process(
     endpoint: RouterEndpoint, settings: RouterSettings, log_path: Path, drain_timeout_s: float = 0.0
 ) -> EngineServer:
-    """The router's process, not started; at SIGTERM it finishes what it passes on, for `drain_timeout_s`."""
+    """Return the router's process, not started; after SIGTERM it finishes its requests for `drain_timeout_s`."""
     arguments = settings.router_arguments() | {
         "host": endpoint.host,
         "port": endpoint.port,
@@ -94,17 +94,17 @@ class RouterControl:
         )
 
     def workers(self) -> list[Worker]:
-        """Replicas that are registered now."""
+        """Return the replicas that are registered now."""
         answer = self._http.get("/workers")
         answer.raise_for_status()
         return [_worker(entry) for entry in answer.json()["workers"]]
 
     def add(self, url: str) -> None:
-        """Ask for a replica to be registered; it is listed a moment later."""
+        """Request the registration of a replica; the router lists it a moment later."""
         self._http.post("/workers", json={"url": url}).raise_for_status()
 
     def remove(self, workers: Iterable[Worker]) -> None:
-        """Send no new request to these replicas; what they are answering goes on."""
+        """Stop sending new requests to these replicas; their running requests continue."""
         for worker in workers:
             self._http.delete(f"/workers/{worker.id}").raise_for_status()
 
@@ -115,7 +115,6 @@ class RouterControl:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
 

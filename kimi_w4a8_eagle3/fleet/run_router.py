@@ -1,7 +1,7 @@
-"""`python -m kimi_w4a8_eagle3.fleet.run_router`: SGLang's router with its arguments from the environment.
+"""`python -m kimi_w4a8_eagle3.fleet.run_router`: run SGLang's router with arguments from the environment.
 
-They hold the key of its control plane, and a command line is visible to every user of the machine. The package's own
-launcher is not used because it imports SGLang, which a machine that only routes does not have.
+The arguments contain the key of its control plane, and every user of the machine can see a command line. The router's
+own launcher is not used because it imports SGLang, which a machine that only routes does not have.
 """
 
 from __future__ import annotations

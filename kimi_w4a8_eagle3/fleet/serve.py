@@ -1,4 +1,4 @@
-"""`kimi-w4a8 serve`: one engine, or several behind the router, in the foreground; checked, watched, ended cleanly."""
+"""Run one engine, or several behind the router, in the foreground for `kimi-w4a8 serve` and `kimi-w4a8 route`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ __all__ = ["READY_TIMEOUT_S", "ServeOptions", "Terminated", "engine", "serve_for
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What `kimi-w4a8 serve` and `kimi-w4a8 route` add to a recipe.
+    """Options of `kimi-w4a8 serve` and `kimi-w4a8 route` that are not part of a recipe.
 
-    ops_port: of probes and metrics; None switches them off. keys: variables for the engines that say where the
-    clients' key is; never the key itself. preflight: refuse a checkpoint in which something is wrong.
+    ops_port: port of probes and metrics; None switches them off. keys: variables that tell the engines where the
+    clients' key is, never the key itself. preflight: refuse a faulty checkpoint.
     """
 
     ops_host: str = "127.0.0.1"
@@ -54,7 +54,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class SingleServer:
-    """What probes and metrics show of one engine without a router."""
+    """View of one engine without a router, for probes and metrics."""
 
     recipe: str
     state: ReplicaState
@@ -62,27 +62,26 @@ class SingleServer:
     router_metrics_url: str | None = None
 
     def replicas(self) -> Sequence[ReplicaState]:
-        """The one."""
         return [self.state]
 
     def live(self) -> tuple[bool, str]:
-        """False when the engine is gone; one that stalls may come back, until the watchdog ends it."""
+        """Return False when the engine is gone. A stalled one may recover until the watchdog ends it."""
         return self.state.phase is not Phase.DOWN, self.state.reason
 
 
 def checked(launch: Launch, preflight: bool = True) -> Launch:
-    """The launch as it may run, after everything that can be known from files: code, headers, configs, identity.
+    """Check everything that files show before a start (code, headers, configs, identity) and return the final launch.
 
-    No known fault may refuse it, code of a checkpoint must be trusted (`trusted_code`), a W4A8 checkpoint on this disk
-    must be whole (`preflight`), and the engine is told the fingerprint of its weights, which it names in every answer.
-    Raises KimiError.
+    Raises KimiError for a known fault, for a checkpoint's untrusted code (`trusted_code`) and for an incomplete W4A8
+    checkpoint on this disk (`preflight`). The engine gets the fingerprint of its weights, which it reports in every
+    answer.
     """
     launch = _allowed(launch)
     return with_weight_version(launch, checked_weights(launch, preflight))
 
 
 def _allowed(launch: Launch) -> Launch:
-    """Return the launch; KimiError without SGLang, for a known fault and for code that is not trusted."""
+    """Return the launch; raise KimiError without SGLang, for a known fault, and for untrusted code."""
     if launch.engine == "sglang":
         require("sglang")
     for fault in launch.refused:
@@ -95,10 +94,10 @@ def _allowed(launch: Launch) -> Launch:
 
 
 def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
-    """The fingerprint of the launch's checkpoints, which must be whole; None where they are not on this disk yet."""
+    """Check the launch's checkpoints and return their fingerprint; None when they are not on this disk yet."""
     if launch.engine != "sglang":
         return None
-    from ..quark import preflight as checks  # start-up: torch, for checkpoints on this disk alone
+    from ..quark import preflight as checks  # start-up: imports torch, needed only for checkpoints on this disk
 
     model = _folder(launch, launch.model, "revision")
     draft = _folder(launch, launch.draft, "speculative-draft-model-revision")
@@ -110,9 +109,9 @@ def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
 
 
 def serve_foreground(launch: Launch, options: ServeOptions) -> int:
-    """Serve one engine until it ends or a signal comes; returns the exit code of `kimi-w4a8 serve`.
+    """Serve one engine until it ends or a signal arrives; return the exit code of `kimi-w4a8 serve`.
 
-    Leaves no process behind, whatever ends it, and says where the log is.
+    Leaves no process behind, however it ends, and prints where the log is.
     """
     console = Console(stderr=True, highlight=False)
     notes = launch.notes
@@ -138,14 +137,14 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
 
 
 def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSettings, options: ServeOptions) -> int:
-    """Serve engines on loopback behind the router, which listens where `front` says; returns the exit code.
+    """Serve engines on loopback behind the router, which listens at `front`'s address; return the exit code.
 
-    A replica that ends or stalls is started again, the router too; SIGHUP restarts the replicas one after the other.
+    A replica that ends or stalls is restarted, and so is the router. SIGHUP restarts the replicas one after the other.
     """
     console = Console(stderr=True, highlight=False)
     launches = [_allowed(launch) for launch in launches]
     require("sglang_router")
-    weights = checked_weights(launches[0], options.preflight)  # they are the same in all
+    weights = checked_weights(launches[0], options.preflight)  # the same for all replicas
     launches = [with_weight_version(launch, weights) for launch in launches]
     require_free_port(front.host, front.port)
     _require_ops_port(options)
@@ -182,7 +181,7 @@ def serve_fleet(launches: Sequence[Launch], front: Launch, router: RouterSetting
 
 @dataclass(frozen=True)
 class RouterOnly:
-    """What probes and metrics show of a router whose replicas run elsewhere: they have probes of their own."""
+    """View of a router whose replicas run elsewhere, with probes of their own."""
 
     recipe: str
     registrar: Registrar
@@ -191,7 +190,7 @@ class RouterOnly:
 
     @property
     def router_url(self) -> str | None:
-        """Where clients reach the router."""
+        """Address at which clients reach the router."""
         return self.endpoint.base_url
 
     @property
@@ -200,7 +199,7 @@ class RouterOnly:
         return self.endpoint.metrics_url
 
     def replicas(self) -> Sequence[ReplicaState]:
-        """One state for each replica that was ever registered, so that one that is gone is seen to be."""
+        """Return one state per replica that was ever registered, so that a lost one stays visible."""
         registered = self.registrar.registered()
         for url in sorted(registered - self.known.keys()):
             self.known[url] = ReplicaState(url.removeprefix("http://"), url, progress_timeout_s=0)
@@ -210,7 +209,7 @@ class RouterOnly:
         return [self.known[url] for url in sorted(self.known)]
 
     def live(self) -> tuple[bool, str]:
-        """The router is kept alive by this process."""
+        """Return True: this process keeps the router alive."""
         return True, ""
 
 
@@ -222,7 +221,7 @@ def route_foreground(
     discover: Callable[[], frozenset[str]],
     options: ServeOptions,
 ) -> int:
-    """Route to replicas that run elsewhere until a signal comes; returns the exit code of `kimi-w4a8 route`."""
+    """Route to replicas that run elsewhere until a signal arrives; return the exit code of `kimi-w4a8 route`."""
     console = Console(stderr=True, highlight=False)
     require("sglang_router")
     require_free_port(host, port)
@@ -247,7 +246,7 @@ def route_foreground(
                     keeper.drain()
                 raise
     except Terminated as stopped:
-        console.print(f"kimi-w4a8: {stopped} received; the router was stopped; the replicas go on; log: {folder}")
+        console.print(f"kimi-w4a8: {stopped} received; the router was stopped; the replicas still run; log: {folder}")
         return stopped.exit_code
     return 0
 
@@ -269,7 +268,7 @@ def follow(path: Path, write: Callable[[str], object] = sys.stdout.write) -> Ite
                 done.wait(0.2)
 
     def copy_while_possible() -> None:
-        with suppress(OSError):  # stdout may be a file on a full disk; the log goes on without its copy
+        with suppress(OSError):  # stdout may be a file on a full disk; the log itself continues
             copy()
 
     thread = threading.Thread(target=copy_while_possible, name="log", daemon=True)
@@ -286,7 +285,7 @@ def _with_keys(launch: Launch, options: ServeOptions) -> Launch:
 
 
 def _folder(launch: Launch, checkpoint: str | None, option: str) -> Path | None:
-    """Where a checkpoint lies on this disk, at the revision that the engine is given; None when it is not here."""
+    """Return the folder of a checkpoint at the engine's revision on this disk, or None when it is not here."""
     if checkpoint is None:
         return None
     revision = str(launch.args.get(option, "main"))
@@ -318,17 +317,17 @@ def _require_ops_port(options: ServeOptions) -> None:
 
 @contextmanager
 def _ops(options: ServeOptions, view: FleetView) -> Iterator[None]:
-    """Probes, metrics and the repeated canary while the block runs."""
+    """Run probes, metrics and the repeated canary inside the block."""
     if options.ops_port is None:
         yield
         return
-    from ..ops.endpoint import OpsServer  # its web server is not installed everywhere
+    from ..ops.endpoint import OpsServer  # its web server is an optional package
 
-    # A router alone knows no replica yet, and never a recipe.
-    patience = max((state.progress_timeout_s for state in view.replicas()), default=Options().progress_timeout_s)
+    # A router alone knows no replica at first and never a recipe.
+    timeout_s = max((state.progress_timeout_s for state in view.replicas()), default=Options().progress_timeout_s)
 
     def connect(base_url: str) -> EngineClient:
-        return EngineClient(base_url, options.client_key, patience)
+        return EngineClient(base_url, options.client_key, timeout_s)
 
     with OpsServer(options.ops_host, options.ops_port, view) as ops, CanaryWatch(view, ops.acceptance, connect):
         yield

@@ -31,7 +31,7 @@ _REMOVAL_S = 30.0
 
 
 class RouterKeeper:
-    """The router's process, started again whenever it ends; used as a context manager."""
+    """The router's process, restarted whenever it ends; used as a context manager."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class RouterKeeper:
         self._process.stop(_ROUTER_STOP_S)
 
     def drain(self) -> None:
-        """Take no new connection, finish the requests that run, end."""
+        """Accept no new connection, finish the running requests, then end."""
         self._end.set()
         self._thread.join()
         self._events("router", "draining", f"running requests may take {self._drain_timeout_s:.0f} s")
@@ -75,7 +75,7 @@ class RouterKeeper:
             code = self._process.poll()
             if code is None:
                 continue
-            self._events("router", "down", f"exit code {code}; it is started again")
+            self._events("router", "down", f"exit code {code}; restarting it")
             try:
                 self._start()
                 backoff = 0.5
@@ -86,7 +86,7 @@ class RouterKeeper:
 
 
 class Fleet:
-    """N replicas, the router, and what probes and metrics show of them."""
+    """The replicas and the router of one machine, with the view that probes and metrics read."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Fleet:
         self.recipe = recipe
         self.router_url: str | None = endpoint.base_url
         self.router_metrics_url: str | None = endpoint.metrics_url
-        self.renew = threading.Event()  # set: restart all replicas, one after the other
+        self.renew = threading.Event()  # set it to restart all replicas, one after the other
         self._replicas = replicas
         self._events = events
         self._ending = threading.Event()
@@ -106,17 +106,17 @@ class Fleet:
         self.registrar = Registrar(endpoint, self._wanted, events)
 
     def replicas(self) -> Sequence[ReplicaState]:
-        """States in the order of their names."""
+        """Return the states in the order of the replicas' names."""
         return [replica.state for replica in self._replicas]
 
     def live(self) -> tuple[bool, str]:
-        """False once every replica was given up."""
+        """Return False and the reason once the supervisor gave up on every replica."""
         if len(self._gave_up) == len(self._replicas):
             return False, f"no replica starts: {MAX_FAILED_STARTS} failures each in a row"
         return True, ""
 
     def run(self) -> None:
-        """Serve until Terminated is raised in this thread, or KimiError when no replica starts any more."""
+        """Serve until Terminated is raised in this thread; raise KimiError when no replica starts any more."""
         threads = [threading.Thread(target=self._keep, args=(replica,), daemon=True) for replica in self._replicas]
         for thread in threads:
             thread.start()
@@ -134,15 +134,15 @@ class Fleet:
             self._end_all(threads)
 
     def rolling_restart(self) -> None:
-        """Restart the replicas one after the other; each leaves the router first and finishes what it has begun.
+        """Restart the replicas one after the other; each first leaves the router and finishes its requests.
 
-        Stops at the first replica that does not come back: the others go on with the old process.
+        Stops at the first replica that does not come back. The remaining ones keep their old processes.
         """
         self._events("fleet", "rolling-restart", f"{len(self._replicas)} replicas, one after the other")
         for replica in self._replicas:
             state = replica.state
             if not state.ready:
-                self._events("fleet", "rolling-restart", f"{replica.label} is {state.phase.value}: left alone")
+                self._events("fleet", "rolling-restart", f"{replica.label} is {state.phase.value}: not restarted")
                 continue
             if len(self._replicas) > 1 and not any(s.ready for s in self.replicas() if s is not state):
                 self._events("fleet", "rolling-restart", "given up: no other replica is ready")
@@ -159,7 +159,7 @@ class Fleet:
         return frozenset(replica.state.base_url for replica in self._replicas if replica.state.ready)
 
     def _keep(self, replica: Replica) -> None:
-        """The lives of one replica, in a thread of its own: a child dies with the thread that started it."""
+        """Run the lives of one replica, in its own thread: a child dies with the thread that started it."""
         failures = 0
         while not self._ending.is_set():
             try:
@@ -168,7 +168,7 @@ class Fleet:
                 continue
             except KimiError as error:
                 reason = "stalled" if isinstance(error, Stalled) else "ended"
-            except Exception as error:  # a mistake of ours must not leave the service without this replica
+            except Exception as error:  # a bug here must not cost the service this replica
                 logger.exception("%s", replica.label)
                 self._events(replica.label, "down", f"{type(error).__name__}: {error}")
                 reason = "error"
@@ -185,13 +185,13 @@ class Fleet:
             self._ending.wait(pause)
 
     def _leave_router(self, replica: Replica) -> None:
-        """Take a replica out of the router's list and wait until it is."""
+        """Remove a replica from the router's list and wait until it is gone."""
         url = replica.state.base_url
         replica.state.enter(Phase.DRAINING, "it leaves the router")
         self.registrar.wait_until(lambda urls: url not in urls, _REMOVAL_S)
 
     def _wait_back(self, replica: Replica) -> bool:
-        """Wait until a replica that was asked to end serves again and the router has it."""
+        """Wait until a restarted replica serves again and the router lists it."""
         url = replica.state.base_url
         end = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < end and replica.label not in self._gave_up:
@@ -201,7 +201,7 @@ class Fleet:
         return False
 
     def _drain_all(self, threads: Sequence[threading.Thread]) -> None:
-        """No new request reaches a replica; what runs is finished."""
+        """Stop new requests to all replicas, then let the running ones finish."""
         self._ending.set()
         for replica in self._replicas:
             if replica.state.ready:

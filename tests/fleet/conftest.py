@@ -1,4 +1,4 @@
-"""One real router for the tests of what stands behind it."""
+"""One real router for the tests of its replicas."""
 
 import io
 from collections.abc import Iterator

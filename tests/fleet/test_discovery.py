@@ -1,4 +1,4 @@
-"""Addresses of replicas: what is read, what is refused, what a name server's silence means."""
+"""Addresses of replicas: valid ones, refused ones, and a name server that does not answer."""
 
 import socket
 
@@ -22,7 +22,7 @@ def test_a_fixed_list():
 
 
 @pytest.mark.parametrize("url", ["a:1", "https://a:1", "http://a", "http://a:1/v1", "http://a:x", "http://:80", ""])
-def test_what_is_no_address_is_refused(url):
+def test_invalid_addresses_are_refused(url):
     with pytest.raises(KimiError, match="cannot read the replica"):
         discovery.static([url])
 

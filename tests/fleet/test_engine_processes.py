@@ -1,4 +1,4 @@
-"""An engine that lost one of its processes is seen to have, and helpers that end are not missed."""
+"""The loss of one of an engine's processes is detected, and helpers may end."""
 
 import subprocess
 import sys

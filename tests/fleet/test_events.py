@@ -1,4 +1,4 @@
-"""Events: one line each, and a full disk ends nothing."""
+"""Each event is one line, and a full disk does not end the fleet."""
 
 import io
 import json

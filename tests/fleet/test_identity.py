@@ -49,13 +49,13 @@ def test_the_draft_is_part_of_it():
     assert len({fingerprint(target), fingerprint(draft), fingerprint(target, draft)}) == 3
 
 
-def test_an_engine_says_who_it_is():
+def test_an_engine_reports_its_identity():
     with SmallEngine("one", model="kimi", weights="abc") as engine:
         assert ask_identity(engine.url, httpx.Client()) == Identity("kimi", "abc", ARCHITECTURE)
 
 
-def test_another_program_is_no_engine():
-    with SmallEngine("one") as engine, pytest.raises(KimiError, match="no SGLang server"):
+def test_another_program_is_not_an_engine():
+    with SmallEngine("one") as engine, pytest.raises(KimiError, match="not an SGLang server"):
         ask_identity(f"{engine.url}/v1/models?", httpx.Client())
 
 

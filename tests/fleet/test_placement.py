@@ -1,4 +1,4 @@
-"""Which GPUs, port and host each replica of one machine gets, and what cannot be placed."""
+"""Each replica of one machine gets its own GPUs, port and host, and impossible placements are refused."""
 
 from dataclasses import replace
 
@@ -40,8 +40,8 @@ def test_a_replica_is_bound_to_the_memory_beside_its_own_gpus():
     assert nodes == [["0"] * 8, ["1"] * 8]
 
 
-def test_only_the_router_has_business_with_a_replica():
-    """SGLang's own /generate answers through a router on loopback while there is no key, and not through another."""
+def test_only_the_router_reaches_a_replica():
+    """SGLang's own /generate is open through a router on loopback without a key, and closed otherwise."""
     local = place("tiny", 3, Machine())
     assert [launch.env["KIMI_DOOR"] for launch in local] == ["closed"] * 3
     assert [launch.env["KIMI_DOOR_NATIVE"] for launch in local] == ["keyless"] * 3

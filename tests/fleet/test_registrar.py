@@ -1,4 +1,4 @@
-"""Which replicas the real router has, and which it is never given."""
+"""The registrar registers matching replicas with a real router and refuses all others."""
 
 import json
 import time
