@@ -1,1 +1,1 @@
-"""What an operator watches: replica states, probes, one metrics endpoint, the terminal view."""
+"""The operator's view of a fleet: replica states, probes, one metrics endpoint, the terminal view."""

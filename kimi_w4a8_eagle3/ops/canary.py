@@ -1,7 +1,7 @@
-"""Asks the canary prompts again while a replica serves: a collapse of acceptance makes it not ready.
+"""Repeat the canary prompts while a replica serves; a collapse of acceptance makes the replica not ready.
 
-The prompts are those of the start-up check. They run when nothing else tells how well drafts are accepted (the replica
-was idle), or when its traffic accepts nothing, which text alone can cause: only the canary decides.
+The prompts are those of the start-up check. They run while the replica is idle and its acceptance is unknown, or while
+its traffic accepts no draft token. Text alone can cause the latter, so only the canary decides.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Connect = Callable[[str], EngineClient]
 
 @dataclass(frozen=True)
 class CanaryPolicy:
-    """When the canary runs.
+    """Schedule of the canary.
 
-    idle_s: at most this often while no request finishes. retry_s: this often after a collapse, or while the traffic's
+    idle_s: shortest interval while no request finishes. retry_s: interval after a collapse, or while the traffic's
     accept length is at the floor over at least `suspicious_steps` verify steps.
     """
 
@@ -39,7 +39,7 @@ class CanaryPolicy:
     poll_s: float = 5.0
 
     def due(self, since_last_s: float, recent: Acceptance | None, collapsed: bool) -> bool:
-        """Whether to ask now. recent: acceptance of the last minute; None when the replica was idle."""
+        """Return True to run now. recent: acceptance of the last minute; None when the replica was idle."""
         if collapsed:
             return since_last_s >= self.retry_s
         if recent is None:
@@ -49,10 +49,10 @@ class CanaryPolicy:
 
 
 class CanaryWatch:
-    """One thread for each replica that speculates; used as a context manager around the time they are supervised.
+    """One thread per speculating replica, as a context manager around the time that the replicas are supervised.
 
-    recent: acceptance of a replica over the last minute, by its name (`OpsServer.acceptance`).
-    connect: makes a client of an engine, with its key where one is needed.
+    recent: returns a replica's acceptance over the last minute, by its name (`OpsServer.acceptance`).
+    connect: makes a client of an engine, with a key if the engine needs one.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CanaryWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.set()  # a question under way ends with its engine
+        self._end.set()  # a running canary request ends with its engine
 
     def _watch(self, state: ReplicaState) -> None:
         canary = Canary(state, self._connect, self._policy)
@@ -85,7 +85,7 @@ class CanaryWatch:
 
 
 class Canary:
-    """The canary of one replica: asks when it is due, and moves the replica between READY and CHECKING."""
+    """The canary of one replica: runs when it is due, and moves the replica between READY and CHECKING."""
 
     def __init__(self, state: ReplicaState, connect: Connect, policy: CanaryPolicy) -> None:
         self._state, self._connect, self._policy = state, connect, policy
@@ -93,9 +93,9 @@ class Canary:
         self._collapsed_since: float | None = None  # `since` of the CHECKING that this object entered
 
     def step(self, recent: Acceptance | None, now: float) -> None:
-        """Ask if it is due at Unix time `now`, and draw the conclusion."""
+        """Run the canary if it is due at Unix time `now`, and update the replica's phase."""
         state = self._state
-        since = state.since  # before the phase: a change between the two is then noticed below
+        since = state.since  # read before the phase, so that a change in between is noticed below
         collapsed = state.phase is Phase.CHECKING and since == self._collapsed_since
         if not (state.ready or collapsed):
             return
@@ -117,7 +117,7 @@ class Canary:
                 logger.error("replica %s is not ready: %s", state.name, reason)
 
     def _ask(self) -> Acceptance | None:
-        """None when the engine did not answer: whether it still lives is the progress watchdog's question."""
+        """Return None when the engine did not answer; the progress watchdog decides whether it is alive."""
         assert self._state.num_draft_tokens is not None
         try:
             with self._connect(self._state.base_url) as client:

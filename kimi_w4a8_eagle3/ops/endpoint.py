@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 SAMPLE_INTERVAL_S = 5.0
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
-# Which phase speaks for a fleet without a ready replica: the one nearest to serving.
+# Phases by distance from serving. The nearest one is reported for a fleet without a ready replica.
 _NEAREST_FIRST = (Phase.READY, Phase.CHECKING, Phase.STARTING, Phase.DRAINING, Phase.STALLED, Phase.DOWN)
 
 
 class OpsServer:
     """Serves probes and metrics of a fleet from a thread of this process.
 
-    It only reads the view: phases belong to the supervisor. Used as a context manager, or with start() and stop().
+    It only reads the view; the supervisor sets the phases. Used as a context manager, or with start() and stop().
     """
 
     def __init__(
@@ -72,22 +72,21 @@ class OpsServer:
 
     @property
     def base_url(self) -> str:
-        """Where it answers."""
         return http_url(self.host, self.port)
 
     def acceptance(self, replica: str) -> Acceptance | None:
-        """Acceptance of a replica over the last minute; None when no verify step fell in it."""
+        """Return a replica's acceptance over the last minute; None when no verify step fell in it."""
         return self._observer.acceptance(replica)
 
     def start(self) -> None:
-        """Returns once it answers; raises KimiError when the port is taken."""
+        """Start and return once the endpoint answers; raise KimiError when the port is taken."""
         self._listener = listener = _listen(self.host, self.port)
-        # Outside the main thread uvicorn leaves the process's signal handlers alone.
+        # Outside the main thread uvicorn does not change the process's signal handlers.
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listener]}, name="ops-endpoint", daemon=True
         )
         self._thread.start()
-        deadline = time.monotonic() + _START_TIMEOUT_S + self._scrape_timeout_s  # for the first look at the engines
+        deadline = time.monotonic() + _START_TIMEOUT_S + self._scrape_timeout_s  # includes the first scrape
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 self.stop()
@@ -112,13 +111,13 @@ class OpsServer:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with new_client() as self._client:
-            await self._sample()  # counting has begun when start() returns
+            await self._sample()  # so that counting has begun when start() returns
             sampling = asyncio.create_task(self._keep_sampling())
             yield
             sampling.cancel()
 
     async def _keep_sampling(self) -> None:
-        """Keep the acceptance windows filled, whether or not anybody reads /metrics."""
+        """Keep the acceptance windows filled, even if no scraper reads /metrics."""
         while True:
             await asyncio.sleep(self._sample_interval_s)
             await self._sample()
@@ -126,7 +125,7 @@ class OpsServer:
     async def _sample(self) -> None:
         try:
             await self._observer.sample(self._client)
-        except Exception:  # one odd exposition must not end the sampling for good
+        except Exception:  # one malformed exposition must not end the sampling
             logger.exception("the metrics could not be sampled")
 
     async def _live(self, _: Request) -> Response:
@@ -156,7 +155,7 @@ class OpsServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, bound here so that a port that is taken is an error of this call."""
+    """Return a listening socket, bound here so that a taken port is an error of this call."""
     remedy = "stop that process, or choose another port with --ops-port (0 switches the endpoint off)"
     try:
         require_free_port(host, port)
@@ -168,7 +167,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _speaking_for(replicas: Sequence[ReplicaState]) -> dict[str, Any]:
-    """The phase nearest to serving, and the reason of each replica that does not serve."""
+    """Return the phase nearest to serving, and the reason of each replica that does not serve."""
     if not replicas:
         return {"phase": Phase.DOWN.value, "reason": "no replica is known"}
     phase = min((replica.phase for replica in replicas), key=_NEAREST_FIRST.index)

@@ -1,4 +1,4 @@
-"""Our own metric families: what the supervisor knows and no engine can say about itself."""
+"""Our own metric families: facts that the supervisor knows and no engine can report about itself."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def fleet_families(
     recent: Mapping[str, Acceptance | None],
     answering: Collection[str],
 ) -> list[Metric]:
-    """The families of all replicas.
+    """Return the families of all replicas.
 
-    recent: acceptance of the last minute by replica. answering: replicas whose own metrics were read just now.
+    recent: acceptance of the last minute by replica. answering: replicas whose own metrics were just read.
     """
     return [_build_info(recipe), *_states(replicas, answering), *_acceptance(replicas, recent)]
 
 
 def seconds_since_progress(replica: ReplicaState) -> float | None:
-    """Age of the last progress; None before the watchdog began to watch."""
+    """Return the age of the last progress; None before the watchdog started."""
     return None if replica.last_progress is None else max(time.monotonic() - replica.last_progress, 0.0)
 
 
 def _build_info(recipe: str) -> Metric:
     try:
         sglang = version("sglang")
-    except PackageNotFoundError:  # `kimi-w4a8 route` needs no engine on its machine
+    except PackageNotFoundError:  # `kimi-w4a8 route` runs without an engine
         sglang = ""
     labels = ("version", "sglang", "recipe")
     return _gauge("kimi_build_info", "Always 1; what is running.", labels, [((__version__, sglang, recipe), 1.0)])

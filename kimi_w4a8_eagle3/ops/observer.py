@@ -1,7 +1,7 @@
-"""Watches the metrics of a fleet: the acceptance windows of its replicas, and one exposition of everything.
+"""Observe the metrics of a fleet: acceptance windows of its replicas, and one merged exposition.
 
-Concatenating expositions is not one: each family may be declared once, with all its samples in one group.
-prometheus_client reads and writes; what is here only regroups samples.
+Expositions cannot be concatenated, because each family may be declared only once, with all its samples in one group.
+prometheus_client reads and writes them; this module only regroups samples.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from .fleet_metrics import fleet_families
 from .replica_state import FleetView, ReplicaState
 from .window import AcceptanceWindow, SpecTotals
 
-TIMEOUT_S = 1.5  # in all; a busy engine answers in tens of milliseconds, a stopped one never
+TIMEOUT_S = 1.5  # in total; a busy engine answers in tens of milliseconds, a stopped one never
 
 Families = tuple[Metric, ...]
 
 
 def new_client() -> httpx.AsyncClient:
-    """A client for engines and router: they are near, so no proxy of the environment is asked."""
+    """Return a client for engines and router, which are near and need no proxy from the environment."""
     return httpx.AsyncClient(trust_env=False, follow_redirects=True, timeout=None, verify=trusted())  # noqa: S113 - `scrape` bounds all of it
 
 
 async def scrape(client: httpx.AsyncClient, url: str | None, timeout_s: float) -> Families | None:
-    """The families of the exposition at `url`; None without a URL, or when no exposition came in time."""
+    """Read the families at `url`; None without a URL, or when no valid exposition came in time."""
     if url is None:
         return None
     try:
         response = await asyncio.wait_for(client.get(url), timeout_s)
         response.raise_for_status()
-        return await asyncio.to_thread(parse, response.text)  # tens of milliseconds: probes must not wait for it
+        return await asyncio.to_thread(parse, response.text)  # takes tens of milliseconds, which probes must not wait
     except (httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, ValueError):
         return None
 
 
 async def scrape_all(client: httpx.AsyncClient, urls: Mapping[str, str], timeout_s: float) -> dict[str, Families]:
-    """The expositions by name; a process that does not answer is left out and delays no other."""
+    """Read expositions by name; a process that does not answer is left out and does not delay the others."""
     answers = await asyncio.gather(*(scrape(client, url, timeout_s) for url in urls.values()))
     return {name: families for name, families in zip(urls, answers, strict=True) if families is not None}
 
 
 class FleetObserver:
-    """Reads engines and router; `sample` is to be called every few seconds, from one task.
+    """Reads engines and router. One task calls `sample` every few seconds.
 
-    timeout_s: what a process may take to answer before it is left out. The view is asked in the event loop's thread
-    only, the work is done in others.
+    timeout_s: time limit for a process before it is left out. The event loop's thread alone reads the view; other
+    threads do the parsing and merging.
     """
 
     def __init__(self, view: FleetView, timeout_s: float = TIMEOUT_S) -> None:
@@ -65,18 +65,18 @@ class FleetObserver:
         self._windows: dict[str, AcceptanceWindow] = {}
 
     def acceptance(self, replica: str) -> Acceptance | None:
-        """Acceptance of a replica over the last minute; None when no verify step fell in it. For any thread."""
+        """Return a replica's acceptance over the last minute; None when no verify step fell in it. Thread-safe."""
         window = self._windows.get(replica)
         return None if window is None else window.acceptance(time.monotonic())
 
     async def sample(self, client: httpx.AsyncClient) -> None:
-        """Feed the windows with what the engines count now."""
+        """Add the engines' current counters to the windows."""
         replicas = self._view.replicas()
         expositions = await scrape_all(client, _urls(replicas), self._timeout_s)
         await asyncio.to_thread(self._add, replicas, expositions)
 
     async def exposition(self, client: httpx.AsyncClient) -> bytes:
-        """The merged exposition of replicas, router and supervisor, read now."""
+        """Read and merge the expositions of replicas, router and supervisor now."""
         replicas = self._view.replicas()
         router, engines = await asyncio.gather(
             scrape(client, self._view.router_metrics_url, self._timeout_s),
@@ -104,18 +104,18 @@ def _urls(replicas: Sequence[ReplicaState]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Source:
-    """One process's exposition; `labels` are added to every sample of it."""
+    """One process's exposition; `labels` are added to all its samples."""
 
     families: tuple[Metric, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def merge(sources: Iterable[Source]) -> list[Metric]:
-    """Families of all sources by name, in the order in which they first appear.
+    """Merge families of all sources by name, in the order in which they first appear.
 
     A label of the same name in the source becomes `exported_NAME`, as in Prometheus' own scrapes. The first source
-    decides a family's type and help; a family of another type under that name is left out, because mixing the two
-    would make the whole exposition invalid. So is a series that its source repeats.
+    decides a family's type and help. A family of another type under that name is left out, because a mix would make the
+    whole exposition invalid. So is a series that its source repeats.
     """
     merged: dict[str, Metric] = {}
     for source in sources:
@@ -135,7 +135,7 @@ def merge(sources: Iterable[Source]) -> list[Metric]:
 
 
 def render(families: Iterable[Metric]) -> bytes:
-    """Prometheus text format 0.0.4."""
+    """Render families as Prometheus text format 0.0.4."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(families))
     return generate_latest(registry)
@@ -150,7 +150,7 @@ class _Families(Collector):
 
 
 def _exposed_name(family: Metric) -> str:
-    """The name in the text: prometheus_client keeps counters without their `_total`."""
+    """Return the name in the text; prometheus_client stores counters without `_total`."""
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 

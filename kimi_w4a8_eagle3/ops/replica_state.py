@@ -1,4 +1,4 @@
-"""The state of one replica, as its supervisor sees it and as probes and metrics show it."""
+"""State of one replica, as its supervisor sets it and as probes and metrics show it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Protocol
 
 from ..engine.metrics import Acceptance
 
-# Why a replica was started again. All are counted from 0, so that a rate sees the first one.
+# Reasons of a restart. All are counted from 0, so that a rate includes the first one.
 RESTARTS = ("ended", "stalled", "rolling", "error")
 
 
 class Phase(str, Enum):
-    """Where a replica is in its life; only READY takes new requests."""
+    """Phase of a replica's life; only READY takes new requests."""
 
     STARTING = "starting"  # the engine loads weights and builds kernels
-    CHECKING = "checking"  # it answers; the canary prompts run
+    CHECKING = "checking"  # the engine answers; the canary prompts run
     READY = "ready"
     DRAINING = "draining"  # running requests finish, no new ones come
     STALLED = "stalled"  # its scheduler is silent, or no token advances
@@ -31,7 +31,7 @@ class Phase(str, Enum):
 class ReplicaState:
     """One replica; written by its supervisor, read by the ops endpoint's threads.
 
-    name: label of its metrics. base_url: where its engine answers. progress_timeout_s: of the watchdog.
+    name: label of its metrics. base_url: address of its engine. progress_timeout_s: the watchdog's timeout.
     num_draft_tokens: None without speculation. last_progress: time.monotonic() when a token last advanced.
     """
 
@@ -50,12 +50,12 @@ class ReplicaState:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def enter(self, phase: Phase, reason: str = "") -> None:
-        """Change the phase; the reason is one sentence for a person."""
+        """Change the phase; `reason` is one sentence for the operator."""
         with self._lock:
             self._set(phase, reason)
 
     def enter_unless_changed(self, since: float, phase: Phase, reason: str = "") -> bool:
-        """`enter`, unless somebody has changed the phase after `since` was read; True when it was entered."""
+        """Call `enter` unless the phase has changed since `since` was read; return True if it did."""
         with self._lock:
             if self.since != since:
                 return False
@@ -63,31 +63,31 @@ class ReplicaState:
             return True
 
     def progressed(self, at: float) -> None:
-        """A token advanced at this time.monotonic(); the progress watchdog calls it."""
+        """Record that a token advanced at this time.monotonic(); the progress watchdog calls it."""
         self.last_progress = at
 
     def _set(self, phase: Phase, reason: str) -> None:
         if phase in (Phase.STARTING, Phase.DOWN):
-            self.last_progress = None  # of an engine that is gone: its age would look like a stall
+            self.last_progress = None  # its age would look like a stall of the new engine
         self.phase, self.reason, self.since = phase, reason, time.time()
 
     @property
     def ready(self) -> bool:
-        """Whether the replica takes requests now."""
+        """True when the replica takes requests now."""
         return self.phase is Phase.READY
 
 
 class FleetView(Protocol):
-    """What the ops endpoint shows. A single server is a fleet of one without a router."""
+    """The fleet as the ops endpoint shows it. A single server is a fleet of one without a router."""
 
     @property
     def recipe(self) -> str:
-        """The recipe that the replicas serve."""
+        """Name of the recipe that the replicas serve."""
         ...
 
     @property
     def router_url(self) -> str | None:
-        """Where clients reach the router; None without one."""
+        """Address of the router for clients; None without a router."""
         ...
 
     @property
@@ -96,9 +96,9 @@ class FleetView(Protocol):
         ...
 
     def replicas(self) -> Sequence[ReplicaState]:
-        """All replicas, in a fixed order."""
+        """Return all replicas, in a fixed order."""
         ...
 
     def live(self) -> tuple[bool, str]:
-        """Whether the process should be left alone, and why not."""
+        """Return False and the reason when the process should be restarted."""
         ...

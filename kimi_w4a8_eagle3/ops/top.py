@@ -1,4 +1,4 @@
-"""`kimi-w4a8 top`: a table of the replicas behind an ops endpoint, read again and again."""
+"""`kimi-w4a8 top`: a table of the replicas behind an ops endpoint, refreshed at an interval."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Look:
-    """What the endpoint said `at` seconds (monotonic): the replicas' states, and the metrics of all."""
+    """One scrape of the ops endpoint: replica states and metrics, taken at monotonic second `at`."""
 
     at: float
     replicas: list[dict[str, Any]]
@@ -40,24 +40,24 @@ class Look:
 
     @classmethod
     def at_url(cls, url: str) -> Look:
-        """Raises KimiError when no ops endpoint answers at `url`."""
+        """Scrape the endpoint; raise KimiError when no ops endpoint answers at `url`."""
         try:
             states = httpx.get(f"{url}/status", timeout=10.0, verify=trusted()).json()["replicas"]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             raise KimiError(
                 f"no ops endpoint answers: {error or type(error).__name__}",
                 where=url,
-                remedy="give that of `kimi-w4a8 serve` or `route`: http://HOST:9528 by default",
+                remedy="give the ops address of `kimi-w4a8 serve` or `route`: http://HOST:9528 by default",
             ) from None
         return cls(time.monotonic(), states, look(url))
 
 
 def table(before: Look, now: Look) -> Table:
-    """A row for each replica; rates are those between the two looks. Below it, why replicas are not ready."""
+    """Return a table with a row per replica and rates between the two scrapes; its caption lists unready replicas."""
     shown = Table(*_COLUMNS)
     for state in now.replicas:
         shown.add_row(state["name"], state["phase"], *_figures(state, before, now))
-    waiting = [f"{each['name']}: {each['reason']}" for each in now.replicas if not each["ready"]]
+    waiting = [f"{state['name']}: {state['reason']}" for state in now.replicas if not state["ready"]]
     shown.caption = "\n".join(waiting)
     return shown
 
@@ -65,11 +65,11 @@ def table(before: Look, now: Look) -> Table:
 def _figures(state: dict[str, Any], before: Look, now: Look) -> list[str]:
     replica = {"replica": state["name"]}
     running, queued = (now.reading.total(f"sglang:num_{what}_reqs", **replica) for what in ("running", "queue"))
-    if running is None:  # its engine does not answer
+    if running is None:  # the engine does not answer
         return ["-"] * 5
 
     def grown(mode: str) -> float:
-        counts = [(each.reading.total(_TOKENS, mode=mode, **replica) or 0.0) for each in (before, now)]
+        counts = [(scrape.reading.total(_TOKENS, mode=mode, **replica) or 0.0) for scrape in (before, now)]
         return counts[1] - counts[0] if counts[1] >= counts[0] else counts[1]  # a restart counts from zero
 
     cached, computed = grown("prefill_cache"), grown("prefill_compute")
@@ -84,7 +84,7 @@ def _figures(state: dict[str, Any], before: Look, now: Look) -> list[str]:
 
 
 def run(url: str, interval_s: float, once: bool, console: Console | None = None) -> None:
-    """Show until Ctrl-C, or, with `once`, one table of one interval. Tables below each other without a terminal."""
+    """Show tables until Ctrl-C, or one with `once`. Without a terminal, print the tables one below the other."""
     console = console or table_console()
     before = Look.at_url(url)
     on_screen = console.is_terminal and not once

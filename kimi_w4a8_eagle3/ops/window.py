@@ -1,4 +1,4 @@
-"""Acceptance over the last minute, from counters that only ever grow until a restart resets them. Pure."""
+"""Acceptance over the last minute, from counters that grow until a restart resets them. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from itertools import zip_longest
 from ..base.prometheus import Reading
 from ..engine.metrics import Acceptance, Counters, acceptance_from_counters, acceptance_from_histograms
 
-SPEC_STEPS = "kimi_spec_steps_total"  # the plugin's: verify steps by accepted drafts
+SPEC_STEPS = "kimi_spec_steps_total"  # the plugin's counter: verify steps by accepted drafts
 
 
 @dataclass(frozen=True)
 class SpecTotals:
     """Running totals of one engine.
 
-    histogram[k]: verify steps that accepted k drafts; empty where the engine runs without the plugin's counter.
-    counters: SGLang's own, from which the accept length follows all the same.
+    histogram[k]: verify steps that accepted k drafts; empty if the engine runs without the plugin's counter.
+    counters: SGLang's own counters, which still give the accept length.
     """
 
     histogram: tuple[float, ...]
@@ -25,23 +25,22 @@ class SpecTotals:
 
     @classmethod
     def of(cls, reading: Reading) -> SpecTotals:
-        """The totals in a reading."""
+        """Take the totals from a reading."""
         steps = {int(accepted): count for accepted, count in reading.by(SPEC_STEPS, "accepted").items()}
         histogram = tuple(steps.get(accepted, 0.0) for accepted in range(max(steps, default=-1) + 1))
         return cls(histogram, Counters.of(reading))
 
     def since(self, earlier: SpecTotals) -> SpecTotals:
-        """What was added after `earlier`; everything, when a total fell: the engine restarted and counts from zero."""
+        """Return the increase since `earlier`; the whole total if one fell, because the engine restarted from zero."""
         delta = _combined(self, earlier, -1.0)
         return self if min(*delta.histogram, *astuple(delta.counters)) < 0 else delta
 
     def plus(self, other: SpecTotals) -> SpecTotals:
-        """Both together."""
         return _combined(self, other, 1.0)
 
 
 class AcceptanceWindow:
-    """Sums what was added between samples, as far as the later sample of the two lies in the window.
+    """Sum of the increases between samples, for those whose later sample lies in the window.
 
     One thread adds, any thread reads.
     """
@@ -53,14 +52,14 @@ class AcceptanceWindow:
         self._added: tuple[tuple[float, SpecTotals], ...] = ()
 
     def add(self, now: float, totals: SpecTotals) -> None:
-        """Take a sample at `now` seconds (monotonic). The first one only says where counting begins."""
+        """Take a sample at `now` seconds (monotonic). The first one only sets the starting point."""
         if self._last is not None:
             recent = (pair for pair in self._added if pair[0] > now - self.span_s)
             self._added = (*recent, (now, totals.since(self._last)))
         self._last = totals
 
     def acceptance(self, now: float) -> Acceptance | None:
-        """Acceptance of the requests that finished in the window; None when no verify step fell in it."""
+        """Return the acceptance of the requests that finished in the window; None if no verify step fell in it."""
         recent = [added for at, added in self._added if at > now - self.span_s]
         if not recent:
             return None

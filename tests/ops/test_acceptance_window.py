@@ -47,7 +47,7 @@ def test_without_the_plugin_the_length_follows_from_sglangs_counters(requests: l
     assert window.acceptance(float(len(requests))) == acceptance_from_counters(total, 4)
 
 
-def test_nothing_is_said_without_a_verify_step_in_the_last_minute() -> None:
+def test_no_acceptance_without_a_verify_step_in_the_last_minute() -> None:
     window = AcceptanceWindow(4)
     assert window.acceptance(0) is None
     window.add(0, SpecTotals((5, 5, 5, 5), NO_COUNTERS))

@@ -1,4 +1,4 @@
-"""When the canary asks, and what it may change. Its questions to a real engine are in tests/e2e/test_ops.py."""
+"""The canary's schedule and its phase changes; tests/e2e/test_ops.py runs it against a real engine."""
 
 import pytest
 from support.fleet_views import replica
@@ -36,18 +36,20 @@ GOOD, BAD = Acceptance(3.5, 0.8, 1000), Acceptance(1.0, 0.0, 1000)
         "hopeful",
     ],
 )
-def test_when_it_asks(since_last_s: float, recent: Acceptance | None, collapsed: bool, due: bool) -> None:
+def test_the_canary_runs_when_it_is_due(
+    since_last_s: float, recent: Acceptance | None, collapsed: bool, due: bool
+) -> None:
     assert CanaryPolicy().due(since_last_s, recent, collapsed) == due
 
 
-def test_an_engine_that_does_not_answer_is_the_watchdogs_business() -> None:
+def test_an_engine_that_does_not_answer_is_left_to_the_watchdog() -> None:
     state = replica("0", "http://127.0.0.1:1")
     Canary(state, EngineClient, CanaryPolicy(idle_s=0)).step(None, state.since + 1)
     assert state.phase is Phase.READY and state.canary is None
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.READY], ids=lambda phase: phase.value)
-def test_it_asks_nobody_who_does_not_serve(phase: Phase) -> None:
+def test_the_canary_runs_only_on_serving_replicas(phase: Phase) -> None:
     def refuse(url: str) -> EngineClient:
         raise AssertionError("it asked")
 

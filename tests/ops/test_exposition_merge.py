@@ -1,4 +1,4 @@
-"""Merging expositions: nothing is lost, nothing is declared twice, and the result is an exposition again."""
+"""Merging expositions loses nothing, declares nothing twice and gives a valid exposition."""
 
 from collections import Counter as Count
 
@@ -17,7 +17,7 @@ NUMBERS = st.floats(0, 1e9, allow_nan=False)
 
 @st.composite
 def expositions(draw: st.DrawFn) -> str:
-    """What a real exporter writes: SGLang's colons, a counter, a gauge and a histogram, each with label values."""
+    """A real exporter's text: names with SGLang's colons, and a counter, a gauge and a histogram with labels."""
     registry = CollectorRegistry()
     counter = Counter("sglang:tokens_total", "Tokens.", ["model", "replica"], registry=registry)
     gauge = Gauge("sglang:running", "Requests\nnow \\.", ["model"], registry=registry)

@@ -21,7 +21,7 @@ from kimi_w4a8_eagle3.ops.replica_state import Phase
 
 
 class Exporter:
-    """Speaks for an engine: prometheus_client's own HTTP server with the counters that matter here."""
+    """Stands in for an engine's /metrics: prometheus_client's HTTP server with the counters used here."""
 
     def __init__(self) -> None:
         registry = CollectorRegistry()
@@ -81,7 +81,7 @@ def test_ready_follows_the_phases_and_says_why_not() -> None:
         assert httpx.get(f"{ops.base_url}/ready").status_code == 503
 
 
-def test_live_is_the_supervisors_word() -> None:
+def test_live_comes_from_the_supervisor() -> None:
     fleet = HandmadeFleet([replica("0", "http://127.0.0.1:1", Phase.STARTING)])
     with serve(fleet) as ops:
         assert httpx.get(f"{ops.base_url}/live").status_code == 200
