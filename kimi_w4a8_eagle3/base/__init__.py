@@ -1,1 +1,1 @@
-"""What everybody may use and what imports nothing of this package but itself."""
+"""Helpers for all other folders; this folder imports nothing else of the package."""

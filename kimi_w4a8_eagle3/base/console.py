@@ -1,4 +1,4 @@
-"""Where commands print their tables."""
+"""The console on which commands print their tables."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _LOG_WIDTH = 240  # columns; more than any table here needs
 
 
 class _PipeConsole(Console):
-    """Draws tables with + - |, which every pager, grep and log keeps."""
+    """Console that draws tables with + - |, which every pager, grep and log can show."""
 
     @property
     def options(self) -> ConsoleOptions:
         options = super().options
-        options.encoding = "ascii"  # what Rich chooses a table's lines by; text is written as it is
+        options.encoding = "ascii"  # Rich chooses a table's lines by it; text is written unchanged
         return options
 
 
 def table_console(*, soft_wrap: bool = False) -> Console:
-    """Standard output; in a file or pipe tables are ASCII and as wide as they need, unless COLUMNS says otherwise.
+    """Return standard output. In a file or pipe, tables are ASCII and as wide as needed, unless COLUMNS is set.
 
-    Rich assumes 80 columns where it finds no terminal, which cuts tables in log files.
+    Without a terminal Rich assumes 80 columns, which would cut tables in log files.
     """
     console = Console(highlight=False, soft_wrap=soft_wrap)
     if console.is_terminal:

@@ -1,4 +1,4 @@
-"""The one exception a user sees: what is wrong, where, what was expected, what to do."""
+"""The one exception that a user sees: what is wrong, where, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class KimiError(Exception):
 
 @dataclass
 class UsageError(KimiError):
-    """What was typed cannot be meant: exit code 2, as for an option that does not exist."""
+    """Invalid arguments: exit code 2, as for an option that does not exist."""
 
     exit_code: int = 2
 
 
 @contextmanager
 def or_end(what: str) -> Iterator[None]:
-    """End the process with one message where an exception would be logged and forgotten."""
+    """End the process with one message, in places where SGLang would only log an exception."""
     try:
         yield
     except Exception as error:

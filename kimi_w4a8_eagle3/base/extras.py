@@ -1,4 +1,4 @@
-"""Missing optional packages as one message: what is not installed, and the command that installs it.
+"""One message for missing optional packages: what is not installed, and the command that installs it.
 
 Each extra is read from the metadata of this installation, which pip makes from pyproject.toml.
 """
@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from .errors import KimiError
 
 PACKAGE = "kimi-w4a8-eagle3"
-# Modules that have another name than the distribution that brings them.
+# Modules whose name differs from their distribution's.
 _DISTRIBUTIONS = {"markupsafe": "jinja2", "quark": "amd-quark"}
 # These depend on the GPU and on each other, so they come from an image or from `make venv`.
 _IN_NO_EXTRA = ("sglang", "transformers", "triton")
@@ -29,7 +29,7 @@ def require(*modules: str) -> None:
 
 
 def failed_import(error: ModuleNotFoundError) -> KimiError | None:
-    """Return the message for an import that failed; None when the module is not an optional one, but a bug."""
+    """Return the message for an import that failed; None when the module is not optional, which is a bug."""
     module = (error.name or "").partition(".")[0]
     known = {*_IN_NO_EXTRA, *_DISTRIBUTIONS}.union(*_extras().values())
     return not_installed([module]) if {module, distribution(module)} & known else None
@@ -55,12 +55,12 @@ def not_installed(modules: Sequence[str]) -> KimiError:
 
 
 def distribution(module: str) -> str:
-    """Return the name of the distribution that brings a top-level module."""
+    """Return the name of the distribution that installs a top-level module."""
     return _DISTRIBUTIONS.get(module, canonicalize_name(module))
 
 
 def _covering(wanted: set[str]) -> list[str]:
-    """Return few extras that together bring the distributions."""
+    """Return few extras that together install the distributions."""
     extras, chosen, left = _extras(), [], wanted
     while left and (best := max(extras, key=lambda extra: len(extras[extra] & left))):
         if not extras[best] & left:
@@ -71,7 +71,7 @@ def _covering(wanted: set[str]) -> list[str]:
 
 
 def _extras() -> dict[str, set[str]]:
-    """Return the distributions that each extra asks for, in the order of pyproject.toml."""
+    """Return the distributions of each extra, in the order of pyproject.toml."""
     asked = [one for one in map(Requirement, metadata.requires(PACKAGE) or []) if one.name != PACKAGE]  # not `all`
     names = metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
     return {

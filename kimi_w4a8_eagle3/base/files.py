@@ -1,4 +1,4 @@
-"""Files whole, also after a power cut: who reads one sees the old content or the new, never half. And their lines."""
+"""Write files atomically: even after a power cut a reader sees the old content or the new. Read lines safely."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 def write_atomic(path: Path, content: str | bytes, like: Path | None = None) -> None:
     """Replace `path` by `content` (text as UTF-8) through a temporary file of its own in the same folder.
 
-    Mode and owner are those of `like`, by default of the file that is replaced; a new file gets the usual ones.
-    Raises OSError; the temporary file is gone then, and `path` is what it was.
+    Mode and owner are those of `like`, by default of the replaced file; a new file gets the usual ones. Raises OSError,
+    and then the temporary file is removed and `path` is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
@@ -34,9 +34,9 @@ def write_atomic(path: Path, content: str | bytes, like: Path | None = None) -> 
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file, cut at newlines only; raises OSError and UnicodeDecodeError as open does.
+    """Return the lines of a UTF-8 text file, cut at newlines only; raises OSError and UnicodeDecodeError as open does.
 
-    `str.splitlines` would also cut at U+2028 and its like, which answers may contain.
+    `str.splitlines` would also cut at U+2028 and similar, which answers may contain.
     """
     with path.open(encoding="utf-8", newline="\n") as file:
         return [line.rstrip("\n") for line in file]

@@ -1,4 +1,4 @@
-"""The one reader of Prometheus text: families as written; sums and gauges by name and labels. Pure."""
+"""The one reader of Prometheus text: families as written, sums and gauges by name and labels. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 
 
 def parse(text: str) -> tuple[Metric, ...]:
-    """The families of an exposition; raises ValueError when it is none."""
+    """Return the families of an exposition; raise ValueError when the text is not one."""
     return tuple(_keep_names(text_string_to_metric_families(text), text))
 
 
@@ -25,12 +25,12 @@ class Reading:
 
     @classmethod
     def parse(cls, text: str) -> Reading:
-        """Raises ValueError when the text is no exposition."""
+        """Parse an exposition; raise ValueError when the text is not one."""
         return cls.of(parse(text))
 
     @classmethod
     def of(cls, families: Iterable[Metric]) -> Reading:
-        """A reading of families that are parsed already."""
+        """Group the samples of families that are already parsed."""
         by_name: dict[str, list[Sample]] = defaultdict(list)
         for family in families:
             for sample in family.samples:
@@ -38,24 +38,24 @@ class Reading:
         return cls({name: tuple(samples) for name, samples in by_name.items()})
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Sum of the samples with these labels; None when there is none."""
+        """Return the sum of the samples with these labels; None when there is none."""
         found = [sample.value for sample in self.samples.get(name, ()) if _matches(sample, labels)]
         return sum(found) if found else None
 
     def largest(self, name: str, **labels: str) -> float | None:
-        """The largest sample: of a gauge that every rank reports, the rank that limits the others."""
+        """Return the largest sample. For a gauge that every rank reports, this is the rank that limits the others."""
         found = (sample.value for sample in self.samples.get(name, ()) if _matches(sample, labels))
         return max((value for value in found if not math.isnan(value)), default=None)
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Sums of the samples of a name by the value of a label."""
+        """Return sums of a name's samples by the value of a label."""
         sums: dict[str, float] = defaultdict(float)
         for sample in self.samples.get(name, ()):
             sums[sample.labels.get(label, "")] += sample.value
         return dict(sums)
 
     def labels(self, name: str, label: str, value: float | None = None) -> tuple[str, ...]:
-        """The values of a label over the samples of a name (with that value), each once, in order."""
+        """Return the values of a label over a name's samples (with that value), without duplicates, in order."""
         found = (s.labels[label] for s in self.samples.get(name, ()) if value is None or s.value == value)
         return tuple(dict.fromkeys(found))
 

@@ -1,4 +1,4 @@
-"""A run directory: one folder per run with its record, results and logs, so that it can be read later and elsewhere."""
+"""Run directories: one folder per run with its record, results and logs, readable later and on other machines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def record(kind: str, launches: Mapping[str, Any], gates: Mapping[str, str], **facts: Any) -> dict[str, Any]:
-    """What a reader needs to judge or repeat a run: versions, commit, command, gates, machine, clock.
+    """Return the facts that a reader needs to judge or repeat a run: versions, commit, command, gates, machine, time.
 
     launches: recipe name -> {"argv": ..., "env": ...} of every server started. gates: kernel variables in force.
     """
@@ -70,7 +70,7 @@ def record(kind: str, launches: Mapping[str, Any], gates: Mapping[str, str], **f
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages that decide a result; absent ones are left out."""
+    """Return the versions of the packages that affect a result; absent ones are left out."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -81,7 +81,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout this package runs from, with `-dirty` for local changes; None outside a checkout."""
+    """Return the commit of this package's checkout, with `-dirty` for local changes; None outside a checkout."""
     here = Path(__file__).parent
     try:
         out = subprocess.run(
@@ -98,7 +98,7 @@ def git_commit() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores and memory of this machine."""
+    """Describe processor, cores and memory of this machine."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),

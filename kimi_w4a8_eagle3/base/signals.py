@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP as a supervisor takes them: end gently, end now, renew."""
+"""Signal handling of a supervisor: SIGTERM drains, SIGINT ends at once, SIGHUP renews."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGINT reached this process. No `Exception`: an event loop and whoever catches those would go on."""
+    """SIGTERM or SIGINT reached this process. Not an `Exception`, because event loops catch those and continue."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -21,8 +21,8 @@ class Terminated(SystemExit):
 def signals_raise(drain: bool = False, on_hangup: Callable[[], None] | None = None) -> Iterator[None]:
     """Turn SIGTERM and SIGINT into Terminated in the main thread, so that every `with` block cleans up.
 
-    A second signal does not interrupt the clean-up, except with `drain`: there the first SIGTERM begins to drain, and a
-    second signal of either kind ends that. on_hangup: called on SIGHUP.
+    A second signal does not interrupt the clean-up. With `drain`, the first SIGTERM begins to drain, and a second
+    signal of either kind ends the drain. on_hangup: called on SIGHUP.
     """
     draining = False
 
@@ -30,8 +30,8 @@ def signals_raise(drain: bool = False, on_hangup: Callable[[], None] | None = No
         nonlocal draining
         begins_drain = drain and not draining and number == signal.SIGTERM
         if not begins_drain:
-            for each in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(each, signal.SIG_IGN)
+            for ignored in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(ignored, signal.SIG_IGN)
         draining = begins_drain
         raise Terminated(number)
 

@@ -1,4 +1,4 @@
-"""Which certificates a client trusts."""
+"""Certificates that a client trusts."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ import httpx
 
 @cache
 def trusted() -> ssl.SSLContext:
-    """httpx's default, read once a process: it takes 30 ms of a core, also for clients that speak plain HTTP."""
+    """Return httpx's default, read once per process, because reading takes 30 ms of a core even for plain HTTP."""
     return httpx.create_ssl_context()

@@ -1,4 +1,4 @@
-"""Python's TOML reader, which before 3.11 is a package."""
+"""Python's TOML reader, which is a separate package before 3.11."""
 
 import sys
 

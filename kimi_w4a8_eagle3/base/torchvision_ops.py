@@ -1,8 +1,8 @@
 """Declare torchvision's custom operators when its binary does not fit the installed torch.
 
-`import torchvision` registers fake implementations for its operators and fails when they were never declared, which
-is the case for a wheel built against CUDA beside a CPU torch. SGLang imports torchvision for its image processors;
-serving text calls none of these operators, so declaring their schemas is enough.
+`import torchvision` registers fake implementations for its operators and fails when they were never declared. This
+happens with a wheel built against CUDA beside a CPU torch. SGLang imports torchvision for its image processors. Serving
+text calls none of these operators, so declaring their schemas is enough.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def declare_missing() -> None:
 
 
 def _load_own_library() -> bool:
-    """Load torchvision's library as its import would do; True also where torchvision is not installed.
+    """Load torchvision's library as its import would do; return True also if torchvision is not installed.
 
-    The import itself takes a second and imports torch's compiler, which engines of the built-in model do without.
+    The import itself takes a second and imports torch's compiler, which engines of the built-in model do not need.
     """
     package = importlib.util.find_spec("torchvision")
     if package is None:

@@ -1,4 +1,4 @@
-"""The one list of verdicts that an evaluation can end with, and their exit codes."""
+"""The list of verdicts that an evaluation can end with, and their exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Verdict(str, Enum):
-    """A verdict; of several findings the one that stands last in this list decides. Runs record the value."""
+    """A verdict. Among several findings, the one that is last in this list decides. Runs record the value."""
 
     MEASURED = "measured"
     PASS = "pass"  # noqa: S105 a verdict, not a password
@@ -19,17 +19,15 @@ class Verdict(str, Enum):
 
     @property
     def rank(self) -> int:
-        """Position in the list."""
         return list(Verdict).index(self)
 
     @property
     def exit_code(self) -> int:
-        """0 pass, 3 fail, 4 invalid, 5 inconclusive, 6 measured."""
+        """Exit code: 0 pass, 3 fail, 4 invalid, 5 inconclusive, 6 measured."""
         return _EXIT_CODES[self]
 
     @property
     def headline(self) -> str:
-        """Headline of a result."""
         return "MEASURED, NOT JUDGED" if self is Verdict.MEASURED else self.value.upper()
 
 

@@ -1,4 +1,4 @@
-"""What commands print where there is no terminal."""
+"""Output of commands without a terminal."""
 
 import pytest
 from rich.table import Table

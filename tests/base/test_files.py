@@ -1,4 +1,4 @@
-"""A file is replaced whole or not at all, keeps its mode, and two writers do not meet."""
+"""A file is replaced whole or not at all, keeps its mode, and survives concurrent writers."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What keeps the house in order beside the import contracts of pyproject.toml: sizes, names, reasons, and the map."""
+"""Repository rules beyond the import contracts of pyproject.toml: sizes, names, reasons for imports, and the map."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def modules() -> list[Path]:
 
 
 def imports_inside_functions(path: Path) -> list[ast.stmt]:
-    """Without those that lie between two others, which share the reason of the first."""
+    """Skip imports directly below another one, which share its reason."""
     inner = {
         node.lineno: node
         for function in ast.walk(tree(path))
@@ -91,7 +91,7 @@ def test_every_path_that_a_page_names_is_there(page: Path) -> None:
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
-    """Whether the file is there and, of a page, the heading, by the anchors that GitHub makes."""
+    """Return True if the file exists and, for a page, the heading, by GitHub's anchors."""
     name, _, anchor = link.partition("#")
     target = page.parent / name if name else page
     if not anchor or not target.exists():
@@ -128,7 +128,7 @@ def test_an_import_inside_a_function_says_why() -> None:
 
 
 def test_no_two_modules_share_a_name() -> None:
-    """But a command and what it calls, and the parts of the two MoE backends."""
+    """A command may share its name with the module that it calls, and so may parts of the two MoE backends."""
     by_stem = defaultdict(list)
     for path in modules():
         by_stem[path.stem].append(path.relative_to(PACKAGE))
@@ -141,7 +141,7 @@ def of_the_backends(one: Path, other: Path) -> bool:
 
 
 def calls(command: Path, module: Path) -> bool:
-    """Whether a command imports the module, or a name from it."""
+    """Return True if a command imports the module, or a name from it."""
     dotted = ".".join(module.with_suffix("").parts)
     names = {
         name
@@ -160,7 +160,7 @@ def test_the_places_of_the_pinned_sglang_agree() -> None:
 
 
 def test_no_other_code_names_the_pinned_sglang() -> None:
-    """Comments and docstrings may: what was found in a release stays true of that release."""
+    """Comments and docstrings may name it, because a finding in a release stays true of that release."""
     named = {name for name in tracked() if not name.endswith((".md", ".json")) and SGLANG_PINNED in code(ROOT / name)}
     assert named == PINS
 
