@@ -1,4 +1,4 @@
-"""Temporary folders and shared memory of engines are removed, also of those whose supervisor was killed."""
+"""Temporary folders and shared memory of engines are removed, even if their supervisor was killed."""
 
 import mmap
 import os
@@ -31,7 +31,7 @@ time.sleep(100)
 
 @pytest.fixture(autouse=True)
 def own_tmp(tmp_path, monkeypatch):
-    """Other engines of this machine are not to be touched."""
+    """Use a separate temporary folder, because other engines may run on this machine."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     yield
@@ -108,7 +108,7 @@ def test_foreign_folders_are_left_alone(tmp_path):
     mine.remove()
 
 
-def test_unlinked_memory_is_nobodys(segment):
+def test_unlinked_memory_is_not_reported(segment):
     fd = os.open(segment, os.O_CREAT | os.O_RDWR)
     os.ftruncate(fd, 4096)
     with mmap.mmap(fd, 4096):
@@ -136,7 +136,7 @@ def test_what_an_engine_made_between_two_looks_is_removed_too(segment):
     assert not segment.exists()
 
 
-def test_a_process_that_nobody_supervises_notes_nothing(tmp_path, segment):
+def test_a_process_without_a_supervisor_notes_nothing(tmp_path, segment):
     subprocess.run([sys.executable, "-c", NOTES_AND_DIES, str(segment)], env={**os.environ}, check=False)
     assert segment.exists() and not list(tmp_path.iterdir())
 

@@ -74,7 +74,7 @@ def test_histograms_are_added_and_end_with_the_last_draft_token():
 
 @contextmanager
 def ops(readings: list[str], status: int = 200) -> Iterator[str]:
-    """An ops endpoint that gives these expositions one after the other, the last one for ever; it redirects first."""
+    """An ops endpoint that redirects first and then serves these expositions in turn, repeating the last."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):

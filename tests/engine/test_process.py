@@ -1,4 +1,4 @@
-"""The engine process: readiness, failure with its log, and that nothing of it survives."""
+"""The engine process: it becomes ready, fails with its log, and leaves no process behind."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A scheduler that goes round leaves signs; one that stands still, in any way, is silent for as long as it does."""
+"""A scheduler that loops leaves signs of life; one that stops is silent until it loops again."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def wait_until(condition) -> None:
         time.sleep(0.05)
 
 
-def test_a_stopped_scheduler_is_silent_and_speaks_again(folder):
+def test_a_stopped_scheduler_is_silent_until_it_continues(folder):
     environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen([sys.executable, "-c", ROUNDS], env=environment, stdout=subprocess.PIPE) as scheduler:
         scheduler.stdout.readline()

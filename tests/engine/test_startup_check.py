@@ -1,4 +1,4 @@
-"""Drafts that are never accepted, or not made at all, are an error; the least acceptance is none."""
+"""Drafts that are never accepted or never made are an error; any acceptance passes."""
 
 import pytest
 from support.scripted_server import scripted_server, whole

@@ -35,7 +35,7 @@ sglang:num_queue_reqs{{tp_rank="0"}} 1.0
 
 @dataclass
 class Engine:
-    """What the server on loopback pretends to be: `decode` tokens so far, and whether a health check is answered."""
+    """State of the server on loopback: `decode` tokens so far, and its answer to a health check."""
 
     decode: float = 0.0
     generating: bool = False  # each scrape finds more tokens
@@ -154,7 +154,7 @@ def test_an_idle_engine_that_answers_a_health_check_is_left_alone(engine: Engine
 
 
 @pytest.mark.parametrize("generating", [True, False], ids=["tokens", "health-checks"])
-def test_progress_is_told_and_a_stall_is_not(engine: Engine, generating: bool) -> None:
+def test_progress_is_reported_and_a_stall_is_not(engine: Engine, generating: bool) -> None:
     engine.generating = generating
     told: list[float] = []
     more, stalled = threading.Event(), threading.Event()
@@ -209,7 +209,7 @@ def test_ten_looks_in_a_timeout_and_one_in_ten_seconds(timeout_s: float, asked: 
     dog.stop()  # nothing to stop yet
 
 
-def test_the_server_is_told_even_when_nobody_can_be_asked_for_stacks(
+def test_on_stall_is_called_even_if_no_process_prints_its_stacks(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.healthy = False

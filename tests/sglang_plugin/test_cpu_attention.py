@@ -95,7 +95,7 @@ def test_extend_is_causal_over_prefix_and_new_tokens(lengths, new, max_scores, q
 
 
 def test_where_the_keys_are_is_looked_up_once_a_pass_and_again_when_a_request_moves(monkeypatch):
-    """Every layer of a pass asks with the same table; between passes of the same lengths it may have been written."""
+    """All layers of a pass share a table, which may be written between two passes of the same lengths."""
     k, v, table, pool = paged(2, [9, 20], 2, 8, 8, latent=False)
     q, seq_lens, new = torch.randn(2, 4, 8), torch.tensor([9, 20]), torch.tensor([1, 1])
     looked: list[int] = []
@@ -127,7 +127,7 @@ def test_plain_keys_are_an_error_where_the_cache_holds_latents():
 
 
 def test_a_broken_request_spoils_no_other():
-    """Shorter requests are padded to the longest: with keys of their own, for a weight of zero does not hide a NaN."""
+    """Shorter requests are padded with their own keys, because a weight of zero does not hide a NaN."""
     k, v, table, pool = paged(2, [3, 17], 2, 8, 8, latent=False)
     k[table[pool[1], :17].long()] = v[table[pool[1], :17].long()] = float("nan")
     k[0] = v[0] = float("nan")  # what the unused ends of the table point to

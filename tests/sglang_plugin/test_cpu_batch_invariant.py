@@ -1,4 +1,4 @@
-"""One token's bits, alone and among others: every operator of the CPU path that does not keep them by itself."""
+"""A token's bits are the same alone and in a batch, for every operator that the CPU path replaces."""
 
 import functools
 import os
@@ -112,7 +112,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tenso
 
 @pytest.mark.parametrize(("heads", "groups", "latent"), [(4, 1, True), (4, 2, False)])
 def test_attention_in_chunks_verified_and_decoded(heads, groups, latent):
-    """A prompt of 300 in one piece, in chunks around the blocks' borders, four and one at a time, beside others."""
+    """A prompt of 300 tokens in one piece, in chunks around block borders, four and one at a time, beside others."""
     length, others = 300, [(250, 254), (0, 129), (17, 18), (699, 700)]
     pool = 1024
     k = normal(pool, groups, 96 if latent else 64)
@@ -139,7 +139,7 @@ def test_attention_in_chunks_verified_and_decoded(heads, groups, latent):
 
 
 def test_what_a_model_calls_is_replaced():
-    """In a process of its own: from then on torch's own operators are replaced for good."""
+    """This runs in its own process, because it replaces torch's operators for good."""
     script = """
 import torch
 from kimi_w4a8_eagle3.sglang_plugin.cpu import batch_invariant as invariant

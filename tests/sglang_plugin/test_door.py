@@ -1,4 +1,4 @@
-"""How requests and answers pass the door: their size, their number, clients that leave."""
+"""Requests and answers through the door: size limits, concurrency limits, clients that disconnect."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def iter_bytes(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + 100]
 
 
-def test_more_requests_than_allowed_are_told_to_come_back() -> None:
+def test_too_many_requests_are_refused_with_a_retry_time() -> None:
     engine = Engine()
     door = guarded(engine, DoorSettings(max_concurrent=2))
 

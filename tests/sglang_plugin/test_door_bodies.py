@@ -1,4 +1,4 @@
-"""What a request body may hold, held against the request models of the installed SGLang: no engine is started."""
+"""Checks of request bodies with the request models of the installed SGLang; no engine is started."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def sent(body: Any) -> str:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[str, Any]]:
-    """What the door says to every body of the tables, with the models of either release: one process for each."""
+    """The door's answer to every body of the tables, with the models of either release, in one process each."""
     path = tmp_path_factory.mktemp("bodies") / "cases.json"
     usual = [(case[0], sent(case[1])) for table in (REFUSED, ACCEPTED) for case in table.values()]
     opened = [(case[0], sent(case[1])) for case in OPENED.values()]

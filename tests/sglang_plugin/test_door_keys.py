@@ -1,4 +1,4 @@
-"""Who may pass the door: keys, and nothing else about a request."""
+"""Access through the door depends on keys and on nothing else about a request."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_clients_need_the_key(headers: dict[str, Any], status: int, path: str) -
         assert CLIENT_KEY not in response.text
 
 
-def test_a_path_that_nobody_serves_is_not_found_not_forbidden() -> None:
+def test_an_unknown_path_is_not_found_not_forbidden() -> None:
     assert ask(guarded(Engine(), KEYS), "GET", "/v1/chat/completion", headers=bearer(CLIENT_KEY)).status_code == 404
     assert ask(guarded(Engine(), KEYS), "GET", "/v1/chat/completion").status_code == 401
 
@@ -184,7 +184,7 @@ def test_sglangs_own_generate_is_for_the_operator(
 
 
 def test_a_stranger_learns_nothing_before_the_key_is_asked_for() -> None:
-    """No route is matched and no byte of the body is read: the wrong key costs the same everywhere."""
+    """A wrong key is refused before any route is matched or any byte of the body is read."""
 
     async def receive() -> Any:
         raise AssertionError("the body was read")
@@ -226,7 +226,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, InternalKey, 
 
 
 def test_no_address_opens_the_door(served: tuple[str, InternalKey, Engine]) -> None:
-    """Neither this very process, nor one that says in a header that it is."""
+    """Neither a request from this machine nor one with a forged address header passes without a key."""
     url, _, engine = served
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as held:
         itself = "{}:{}".format(*held.getsockname())

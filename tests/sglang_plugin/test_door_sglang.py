@@ -201,8 +201,8 @@ print(json.dumps(said))
 """
 
 
-def test_where_any_part_of_the_door_cannot_be_had_nothing_is_served() -> None:
-    """Without a key, too. SGLang logs what a plugin raises and goes on to listen."""
+def test_nothing_is_served_if_any_part_of_the_door_is_missing() -> None:
+    """SGLang would log a plugin's exception and serve without the door. This holds without a key, too."""
     said = found(BROKEN)
     healthy = {name for name in said if name.startswith("nothing, ")}
     assert {said.pop(name) for name in healthy} == {"went on"}
@@ -211,7 +211,7 @@ def test_where_any_part_of_the_door_cannot_be_had_nothing_is_served() -> None:
 
 
 def test_in_the_c_locale_there_is_a_door_or_no_server() -> None:
-    """There torch cannot read a part of its own (2.13: a template, as ASCII), and so the door not what it guards."""
+    """In the C locale torch 2.13 cannot read one of its templates, so the door cannot import what it guards."""
     locale = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = run(PROGRAM, **locale, KIMI_ADMIN_KEY="k" * 8, new=True)
     if done.returncode == 0:

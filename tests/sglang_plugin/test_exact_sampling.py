@@ -1,4 +1,4 @@
-"""The hooks of exact sampling on both releases: applied or nothing is served; no verification that is not known."""
+"""The hooks of exact sampling on both releases: all apply or nothing is served, and unknown verification is refused."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def test_every_holder_but_the_source_gets_the_wrapped_one(module) -> None:
+def test_every_module_but_the_source_gets_the_wrapped_function(module) -> None:
     first, second = (lambda: None), (lambda: None)
     source, other = module("source", own=first), module("other", renamed=first, again=first)
     holders = Holders()

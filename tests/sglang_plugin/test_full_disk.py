@@ -1,4 +1,4 @@
-"""A process whose log lies on a full disk goes on; /dev/full is one."""
+"""A process whose log is on a full disk (/dev/full) keeps running."""
 
 import subprocess
 import sys

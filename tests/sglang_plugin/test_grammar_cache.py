@@ -1,4 +1,4 @@
-"""What SGLang's own grammar backend keeps, with the plugin's hooks, in both releases."""
+"""Bounds on SGLang's grammar backend, with the plugin's hooks, in both releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our metrics inside SGLang's process: hooks applied on both releases, and what the counter counts.
+"""Our metrics inside SGLang's process: the hooks apply on both releases, and the counter counts correctly.
 
 What a real engine then shows is checked in tests/e2e/test_ops.py.
 """

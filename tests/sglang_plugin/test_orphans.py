@@ -1,4 +1,4 @@
-"""A child of an engine ends with its parent, also when the parent is gone before the child asks for that."""
+"""A child of an engine ends with its parent, even if the parent ends before the child asks for the signal."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Which errors end a request and which the engine; what a real engine does then: tests/e2e/test_failing_requests.py."""
+"""Errors that end a request and errors that end the engine; tests/e2e/test_failing_requests.py has a real engine."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_errors_of_the_machine_end_the_engine(error: RuntimeError, monkeypatch: 
 
 
 def test_what_raised_in_the_pools_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows what half of an allocation left behind."""
+    """The state of the pools after half an allocation is unknown."""
     monkeypatch.setattr(failing_requests, "_all_ranks_failed", lambda: True)
 
     def caught(module: str) -> ValueError:

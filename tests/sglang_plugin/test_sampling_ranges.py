@@ -26,7 +26,7 @@ _COUNTS = ("top_k", "max_new_tokens", "min_new_tokens", "stream_interval")
 
 
 def refused(name: str, value: float) -> bool:
-    """Whether the guard refuses it, which it must do with the name and the range."""
+    """Return True if the guard refuses the value; its message must have the name and the range."""
     try:
         check_numbers({name: {"7": value} if name == "logit_bias" else value}, 640)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Tool calls and thinking through SGLang's own parsers, with our reader: cut into pieces anyhow, or not cut at all.
+"""Tool calls and thinking through SGLang's parsers with our detector, for streams with any cuts and whole answers.
 
 EAGLE3 commits one to four tokens a step, so a stream's pieces have one to four tokens. Short answers are cut in every
 way, long ones in 300. A token is what Kimi's tokenizer makes one of: each marker, and pieces of text.
@@ -188,7 +188,7 @@ def test_every_cut_gives_the_same_calls_and_the_right_ones(newest: bool) -> None
 
 @BOTH
 def test_sglangs_own_reader_loses_calls(newest: bool) -> None:
-    """The day on which this fails, ours has less to do."""
+    """When this fails, SGLang has fixed a bug and our parser can shrink."""
     got = read(newest, OWN)
     right = {name: [*answer[1:4]] for name, answer in ANSWERS.items()}
     lost = {name for name in got if got[name]["whole"][:3] != right[name]}
@@ -199,6 +199,6 @@ def test_sglangs_own_reader_loses_calls(newest: bool) -> None:
 
 
 def test_a_reader_that_forgets_what_follows_a_marker_in_its_piece_is_found() -> None:
-    """One token a step has nothing behind a marker; four tokens a step have."""
+    """With one token per step a piece ends at its marker; with four it may contain text after it."""
     wrong = {name for name, got in read(False, FORGETS).items() if got["streamed"] != [[*ANSWERS[name][1:]]]}
     assert "one call" in wrong and "no call" not in wrong

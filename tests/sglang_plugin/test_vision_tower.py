@@ -1,4 +1,4 @@
-"""What happens to a picture of the built-in model, held against SGLang's own Kimi-K2.5 code: cutting and the tower."""
+"""Preprocessing and the vision tower of the built-in model, compared with SGLang's own Kimi-K2.5 code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheme between SGLang's layer and our backends, in process: what it checks, folds, scales and hands on."""
+"""The scheme between SGLang's layer and our backends, in process: checks, folded scales and the call to the backend."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_scheme(**config: Any) -> QuarkInt4Int8MoE:
 
 
 def loaded(scheme: QuarkInt4Int8MoE) -> tuple[torch.nn.Module, QuarkMoeWeights]:
-    """A layer as SGLang's loader leaves it, and what it holds with the scales folded by `packing`."""
+    """A layer as SGLang's loader leaves it, and its weights with the scales folded by `packing`."""
     layer: Any = torch.nn.Module()
     scheme.create_weights(layer, SHAPE.num_experts, SHAPE.hidden, SHAPE.inter, torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
@@ -53,7 +53,7 @@ def loaded(scheme: QuarkInt4Int8MoE) -> tuple[torch.nn.Module, QuarkMoeWeights]:
 
 
 def batch(tokens: int = 3) -> Any:
-    """What SGLang's dispatcher hands on."""
+    """The output of SGLang's dispatcher."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.stack([torch.randperm(SHAPE.num_experts, generator=generator)[: SHAPE.top_k] for _ in range(tokens)])
     topk = SimpleNamespace(topk_weights=torch.rand(ids.shape, generator=generator), topk_ids=ids.int())
@@ -132,7 +132,7 @@ def test_a_missing_scale_is_named(name: str, where: tuple[int, ...], projection:
 
 
 @pytest.mark.parametrize(("hidden", "inter", "named"), [(60, 32, "hidden size 60"), (64, 20, "per rank 20")])
-def test_sizes_that_are_no_whole_words_are_refused(hidden: int, inter: int, named: str) -> None:
+def test_sizes_that_do_not_fill_words_are_refused(hidden: int, inter: int, named: str) -> None:
     with pytest.raises(KimiError, match=f"layer 7: the .*{named} is not a multiple of 8"):
         new_scheme().create_weights(torch.nn.Module(), 2, hidden, inter, torch.bfloat16)
 
