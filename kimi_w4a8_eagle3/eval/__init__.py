@@ -1,1 +1,1 @@
-"""Is a deployment as accurate as it should be, and does speculation change its answers? `kimi-w4a8 eval` decides."""
+"""Accuracy, losslessness, tool calls and smoke tests of a deployment (`kimi-w4a8 eval`)."""

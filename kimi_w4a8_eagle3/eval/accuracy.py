@@ -1,4 +1,4 @@
-"""`eval gsm8k` and `eval tiny-math`: one accuracy run from a server to a verdict in its run directory."""
+"""Accuracy runs (`eval gsm8k`, `eval tiny-math`): ask a server, score the answers, write the verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KIND = "eval-accuracy"
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line decides beside the server and the protocol."""
+    """Settings of an accuracy run that do not name the server or the protocol."""
 
     data_dir: Path | None = None
     baseline: Path | None = None
@@ -41,9 +41,9 @@ class Options:
 
 
 def run(choice: Choice, protocol: Protocol, options: Options, console: Console, resume: Path | None = None) -> Path:
-    """Ask, score, judge; returns the run directory, whose result.json holds the verdict.
+    """Run one accuracy evaluation and return its run directory, whose result.json holds the verdict.
 
-    Raises KimiError when something keeps the run from its end; what was answered is kept for `resume`.
+    Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
     """
     count = protocol.task.counts.get("test")
     if protocol.limit and count and protocol.limit > count:
@@ -72,7 +72,7 @@ def _ask(
     target: Target, protocol: Protocol, folder: Path, patience: Patience, console: Console, offline: bool
 ) -> Recorder:
     output = folder / "lm_eval"
-    shutil.rmtree(output, ignore_errors=True)  # of an interrupted run; the answers are in requests.jsonl
+    shutil.rmtree(output, ignore_errors=True)  # left by an interrupted run; its answers are in requests.jsonl
     with (
         Recorder(target.base_url, folder / REQUESTS, patience, target.api_key) as recorder,
         progress(protocol.task.title, protocol.limit or protocol.task.counts.get("test"), console) as shown,
@@ -118,7 +118,7 @@ def _conclude(
 
 
 def references_for(protocol: Protocol, options: Options, target: Target) -> tuple[list[Reference], str | None]:
-    """Accuracies to compare with, and the configuration among them that decides the verdict (None: nobody's)."""
+    """Return the published accuracies, and the configuration among them that decides the verdict (None: none does)."""
     if protocol.task is tasks.TINY_MATH:
         found = _recorded_tiny()
         return found, found[0].configuration if found else None
@@ -129,18 +129,18 @@ def references_for(protocol: Protocol, options: Options, target: Target) -> tupl
     comparable = protocol.shots == tasks.GSM8K.shots and not protocol.chat
     recipe = target.launch.name if target.launch else None
     if recipe is not None and recipe not in names and options.published is None:
-        return [], None  # another model: these accuracies say nothing about it
+        return [], None  # another model, so these accuracies do not apply
     judged = options.published or (recipe if recipe in names and comparable else None)
     return references, judged
 
 
 def describe(protocol: Protocol) -> dict[str, Any]:
-    """The protocol as JSON: what two runs must share to be compared, and what they may differ in (concurrency)."""
+    """Return the protocol as JSON. Runs that are compared must share it, except for the concurrency."""
     return {**asdict(protocol), "task": protocol.task.name}
 
 
 def _recorded_tiny() -> list[Reference]:
-    """The accuracy that was recorded when the built-in model was made; none when it was not recorded."""
+    """Return the built-in model's recorded accuracies, or an empty list when none were recorded."""
     try:
         recorded = json.loads(tiny.METRICS.read_text())["evaluation"]
         accuracy, n = float(recorded["forms"]["think"]["right_w4a8"]), int(recorded["held_out_problems"])

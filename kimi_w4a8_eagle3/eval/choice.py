@@ -1,4 +1,4 @@
-"""The server under test: one that runs already, or one that a recipe starts for the time of the evaluation."""
+"""The server under test: one that already runs, or one started from a recipe for this evaluation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _READY_TIMEOUT_S = serving.READY_TIMEOUT_S
 
 @dataclass(frozen=True)
 class Choice:
-    """How the command line names a server. Exactly one of base_url and recipe is given.
+    """Server named on the command line by exactly one of base_url and recipe.
 
-    model: the name it must serve. speculate: False takes the recipe's draft away. api_key: what it asks its clients
-    for; in no record of a run. ops_url: beside a router, by default the port after its own.
+    model: name the server must serve. speculate: False removes the recipe's draft. api_key: key sent to the server,
+    never recorded. ops_url: operations endpoint of a router; the default is the port after the router's own.
     """
 
     base_url: str | None = None
@@ -41,11 +41,12 @@ class Choice:
     def __post_init__(self) -> None:
         if (self.base_url is None) == (self.recipe is None):
             raise UsageError(
-                "no server was named, or two", expected="--base-url of a running one, or --recipe to start one"
+                "give exactly one of --base-url and --recipe",
+                expected="--base-url of a running server, or --recipe to start one",
             )
 
     def launch(self) -> Launch | None:
-        """The recipe's launch on a free port; None for a running server."""
+        """Render the recipe on a free port; None for a server that already runs."""
         if self.recipe is None:
             return None
         recipe = load_recipe(self.recipe)
@@ -54,13 +55,13 @@ class Choice:
         if unmet := unmet_requirements(recipe, Machine.detect()):
             raise KimiError(
                 f"this machine cannot serve the recipe {recipe.name!r}: {unmet[0]}",
-                remedy="give the address of a running server with --base-url, or try --recipe tiny",
+                remedy="name a running server with --base-url, or try --recipe tiny",
             )
         port = [] if any(s.startswith("port=") for s in self.settings) else [f"port={free_port()}"]
         return render(recipe, [*port, *self.settings])
 
     def check(self) -> None:
-        """Raise KimiError for what can be known before a run directory exists: no answer, wrong model, no GPUs."""
+        """Raise KimiError, before a run directory exists, for a silent server, a wrong model or missing GPUs."""
         launch = self.launch()
         if launch is not None:
             serving.checked(launch)
@@ -70,9 +71,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Target:
-    """A server that answers. `name` is for tables; `launch` is None for one that ran before.
+    """Server that answers. `name` labels tables; `launch` is None for a server that already ran.
 
-    ops_url: of a router, where its engines' counters are.
+    ops_url: endpoint with the engines' counters when the server is a router.
     """
 
     name: str
@@ -84,17 +85,19 @@ class Target:
 
 
 def record_of(kind: str, *targets: Target, **facts: Any) -> dict[str, Any]:
-    """A run's record: its servers, how those that were started here were, the last one's variables and model."""
+    """Return a run's record: all servers with their launches, and the last server's environment and model."""
     last = targets[-1]
-    servers = {each.name: each.launch.described() if each.launch else {"base_url": each.base_url} for each in targets}
+    servers = {
+        target.name: target.launch.described() if target.launch else {"base_url": target.base_url} for target in targets
+    }
     return record(kind, servers, last.launch.env if last.launch else {}, model=last.model, **facts)
 
 
 @contextmanager
 def reached(choice: Choice, folder: Path, console: Console, label: str = "server") -> Iterator[Target]:
-    """Yield the server of `choice`; one that was started here ends with the block, its log is in `folder`.
+    """Yield the chosen server. An engine started here stops at the end of the block and logs into `folder`.
 
-    Raises KimiError when it does not answer or serves another model than `choice.model`.
+    Raises KimiError when the server does not answer or serves another model than `choice.model`.
     """
     launch = choice.launch()
     if launch is None:
@@ -112,7 +115,7 @@ def reached(choice: Choice, folder: Path, console: Console, label: str = "server
 
 
 def _root(base_url: str) -> str:
-    """The server's address, also when it was given with the path of the OpenAI API."""
+    """Return the server's address without the OpenAI API's path."""
     return base_url.rstrip("/").removesuffix("/v1")
 
 
@@ -125,7 +128,7 @@ def _answering(name: str, base_url: str, choice: Choice, launch: Launch | None) 
             f"the server serves {served!r}, not {expected!r}",
             where=base_url,
             expected=repr(expected),
-            remedy="is this the right address? --served-model-name names the model that is meant",
+            remedy="check the address, or name the served model with --served-model-name",
         )
     behind = behind_router(base_url, choice.ops_url, choice.api_key) if launch is None else None
     return Target(name, base_url, served, launch, choice.api_key, behind.ops_url if behind else None)

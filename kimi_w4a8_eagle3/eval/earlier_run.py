@@ -1,4 +1,4 @@
-"""Reads what an earlier accuracy run recorded about itself, to resume it or to compare with it."""
+"""Records of earlier accuracy runs, read to resume a run or to compare with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _COMPARED = ("task", "chat", "shots", "seed")
 
 
 def protocol_of(run: dict[str, Any]) -> Protocol:
-    """The protocol of a recorded run."""
     fields = dict(run["protocol"])
     return Protocol(**{**fields, "task": _TASKS[fields["task"]]})
 
@@ -31,39 +30,39 @@ def load_run(
     protocol: Callable[[dict[str, Any]], object] = protocol_of,
     made_by: str = "`kimi-w4a8 eval gsm8k` or `kimi-w4a8 eval tiny-math`",
 ) -> dict[str, Any]:
-    """The run.json of a run that can be resumed; raises KimiError for one whose `protocol` cannot be read."""
+    """Load the run.json of a resumable run; raise KimiError if `protocol` cannot read it."""
     path = folder / RECORD
     try:
         found: dict[str, Any] = json.loads(path.read_text())
         protocol(found)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise KimiError(
-            f"not the folder of such a run: {error}", where=str(path), expected=f"a run directory of {made_by}"
+            f"not a run that can be used here: {error}", where=str(path), expected=f"a run directory of {made_by}"
         ) from error
     return found
 
 
 @contextmanager
 def resumable(folder: Path, console: Console) -> Iterator[None]:
-    """Tell how to go on with a run that ends inside the block."""
+    """Name the option that resumes the run when the block fails or is terminated."""
     try:
         yield
     except KimiError as error:
-        error.remedy = "; ".join(filter(None, (error.remedy, f"what was answered is kept: --resume {folder}")))
+        error.remedy = "; ".join(filter(None, (error.remedy, f"the answers are kept; continue with --resume {folder}")))
         raise
     except Terminated:
-        console.print(f"kimi-w4a8: what was answered is kept; go on with --resume {folder}")
+        console.print(f"kimi-w4a8: the answers are kept; continue with --resume {folder}")
         raise
 
 
 def require_same_protocol(baseline: dict[str, Any], protocol: Protocol) -> None:
-    """Raise KimiError when two runs asked in different ways: their difference would say nothing about the servers."""
+    """Raise KimiError unless both runs used the same protocol; otherwise they cannot be compared."""
     theirs = protocol_of(baseline)
     for name in _COMPARED:
         ours, other = getattr(protocol, name), getattr(theirs, name)
         if ours != other:
             raise KimiError(
-                f"the baseline was measured with another protocol: {name} {_show(other)}, here {_show(ours)}",
+                f"the baseline used another protocol: {name} {_show(other)}, this run has {_show(ours)}",
                 where="--baseline",
                 expected="the same task, examples and prompt format in both runs",
             )

@@ -1,10 +1,9 @@
-"""`kimi-w4a8 eval lossless --exact`: the same bits whatever else a server does, with no rule for ties.
+"""`kimi-w4a8 eval lossless --exact`: bit-for-bit comparison of answers, with no rule for ties.
 
-Every request has one answer: the tokens and the logprobs that the server without speculation and without prefix cache
-gives when it answers one request after the other. Everything else must give the same: with EAGLE3, with the prefix
-cache, with many requests at once in another order, some of which go away, some of which are retracted. Requests are
-greedy, sampled with seeds, or penalized. This holds where a token's logits do not depend on its batch: on SGLang's CPU
-engine with this package's operators.
+The reference is a server without speculation and without prefix cache that answers one request at a time. Every other
+server must return the same tokens and logprobs: with EAGLE3, with the prefix cache, and with many concurrent requests
+in another order, some of them aborted or retracted. Requests are greedy, sampled with seeds, or penalized. The check
+needs logits that do not depend on the batch. SGLang's CPU engine with this package's operators has this property.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from .section import write_page
 from .tokens import Probe, Tokens
 
 RETRACTED = "sglang:num_retracted_requests_total"
-REFUSED = "HTTP 400"  # in place of the reason for which an answer ended
+REFUSED = "HTTP 400"  # stands in for the finish reason
 CONCURRENCIES = (1, 8, 40)
 _TOOL = {
     "type": "function",
@@ -45,11 +44,11 @@ _TOOL = {
 }
 _VERY_LONG_QUESTIONS = 180  # about 30 tokens each
 _VERY_LONG = 4000
-_LEAVERS, _LEFT = 3, 1000  # clients that go away in the middle of an answer, and the longest prompt they leave
-# SGLang retracts a running request at every so many forward passes, as a full KV pool makes it do.
+_LEAVERS, _LEFT = 3, 1000  # clients that disconnect during an answer, and the longest prompt they send
+# SGLang retracts a running request every 25 forward passes, as a full KV pool would.
 _SETTINGS = ("env.SGLANG_TEST_RETRACT=1", "env.SGLANG_TEST_RETRACT_INTERVAL=25")
 _LISTED = 8
-# What requests ask for in turn, by the word of --ask; the seed of a request is its number.
+# Sampling parameters that the requests take in turn, by the value of --ask. A request's number is its seed.
 _SEEDED = {"temperature": 1.0}
 _PENALIZED = {"frequency_penalty": 0.8, "presence_penalty": 0.4, "repetition_penalty": 1.2, "min_new_tokens": 12}
 ASKS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -74,7 +73,7 @@ ASKS["mixed"] = tuple(
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is compared. prompts: different ones; a third of them is asked a second time with a stop string."""
+    """Size of the comparison. A third of the prompts is sent a second time with a stop string."""
 
     prompts: int = 72
     max_tokens: int = 64
@@ -85,8 +84,6 @@ class Plan:
 
 @dataclass(frozen=True)
 class Request:
-    """What one request asks for, in tokens of the served model."""
-
     kind: str
     ids: tuple[int, ...]
     params: dict[str, Any]
@@ -94,7 +91,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Side:
-    """A server and what its answers are about to show, which is invalid when it did not happen."""
+    """One server and the behaviours it must show; the run is invalid if one does not occur."""
 
     choice: Choice
     label: str
@@ -105,7 +102,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """An answer that is not the expected one. `what` differs first: at token `position`, or the end of the text."""
+    """Answer that differs from the expected one, first at token `position` (None: at the end of the text)."""
 
     side: str
     concurrency: int
@@ -123,8 +120,6 @@ class Difference:
 
 @dataclass
 class Report:
-    """What was compared, what differed, and what happened meanwhile."""
-
     state: Verdict
     reasons: list[str]
     compared: int
@@ -134,7 +129,7 @@ class Report:
 
 
 def sides_of_recipe(recipe: Callable[[bool, tuple[str, ...]], Choice]) -> list[Side]:
-    """The four servers of a recipe, the reference first; `recipe` makes a choice of (speculate, settings)."""
+    """Return a recipe's four servers, the reference first; `recipe` makes a choice from (speculate, settings)."""
 
     def side(speculates: bool, caches: bool) -> Side:
         label = f"{'EAGLE3' if speculates else 'plain'}, prefix cache {'on' if caches else 'off'}"
@@ -145,7 +140,7 @@ def sides_of_recipe(recipe: Callable[[bool, tuple[str, ...]], Choice]) -> list[S
 
 
 def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Report]:
-    """Ask all sides, one after the other; the first one's answers, one at a time, are what is expected of all."""
+    """Ask all servers, one after the other. The first one's sequential answers are expected from all of them."""
     for side in sides:
         side.choice.check()
     folder = new_run_dir("eval-lossless", plan.runs)
@@ -166,7 +161,7 @@ def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Repo
                 with console.status(f"{side.label}: {len(asked)} requests at concurrency {concurrency}"):
                     found = _in_another_order(probe, asked, concurrency, seed=f"{number}-{concurrency}")
                 report.compared += len(asked)
-                report.tokens += sum(len(each.ids) for each in found)
+                report.tokens += sum(len(answer.ids) for answer in found)
                 report.differences += differences(asked, expected, found, side.label, concurrency)
                 _count(report.seen.setdefault(side.label, {}), found)
             report.seen[side.label]["retracted"] = read(target.base_url).total(RETRACTED) or 0.0
@@ -182,7 +177,7 @@ def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Repo
 def differences(
     asked: Sequence[Request], expected: Sequence[Tokens], found: Sequence[Tokens], side: str, concurrency: int
 ) -> list[Difference]:
-    """Every answer of `found` that is not bit for bit the expected one, and where it parts."""
+    """Return the answers that are not bit for bit the expected ones, with their first differing position."""
     out = []
     for number, (request, want, got) in enumerate(zip(asked, expected, found, strict=True)):
         position, what = _first(want, got)
@@ -192,13 +187,13 @@ def differences(
 
 
 def _first(want: Tokens, got: Tokens) -> tuple[int | None, str]:
-    """Where two answers part and how; no words when they are the same."""
+    """Return the first differing position and a description, which is empty for equal answers."""
     if REFUSED in (want.finish_reason, got.finish_reason) and want != got:
         return None, f"{want.text[:80]!r} ({want.finish_reason}), found {got.text[:80]!r} ({got.finish_reason})"
     token = first_difference(want.ids, got.ids)
     place = first_difference(want.top, got.top)
     if place is not None and (token is None or place <= token):
-        pair = [each.top[place] if place < len(each.top) else () for each in (want, got)]
+        pair = [answer.top[place] if place < len(answer.top) else () for answer in (want, got)]
         numbers = [{token: logprob for logprob, token in top} for top in pair]
         apart = max((abs(numbers[0][t] - numbers[1][t]) for t in numbers[0].keys() & numbers[1].keys()), default=0.0)
         return place, f"other logprobs, up to {apart:.3g} apart; best {pair[0][:2]}, found {pair[1][:2]}"
@@ -210,7 +205,7 @@ def _first(want: Tokens, got: Tokens) -> tuple[int | None, str]:
 
 
 def _expectation(probe: Probe, model: str, plan: Plan) -> tuple[list[Request], list[Tokens]]:
-    """The requests and their answers, one after the other; a stop string is a piece of an answer's middle."""
+    """Return the requests and their sequential answers. A stop string is a piece from the middle of an answer."""
     asked = _requests(probe, model, plan)
     expected = [ask(probe, request) for request in asked]
     cut = [
@@ -222,7 +217,7 @@ def _expectation(probe: Probe, model: str, plan: Plan) -> tuple[list[Request], l
 
 
 def _requests(probe: Probe, model: str, plan: Plan) -> list[Request]:
-    """Prompts of all kinds in the model's own template: a tenth declares a tool, one in 24 has over 4,000 tokens."""
+    """Make prompts of all kinds in the model's chat template: 1 in 10 declares a tool, 1 in 24 exceeds 4,000 tokens."""
     out = []
     for number, prompt in enumerate(prompts(plan.prompts)):
         kind, text, tools, most = prompt.kind, prompt.text, None, plan.max_tokens
@@ -238,7 +233,7 @@ def _requests(probe: Probe, model: str, plan: Plan) -> list[Request]:
 
 
 def _params(plan: Plan, number: int, most: int) -> dict[str, Any]:
-    """Sampling parameters of request `number`, which may produce `most` tokens."""
+    """Return the sampling parameters of request `number`, limited to `most` tokens."""
     kinds = ASKS[plan.ask]
     params = {"sampling_seed": number, **kinds[number % len(kinds)], "max_new_tokens": most}
     return params | {"min_new_tokens": min(params.get("min_new_tokens", 0), most)}
@@ -249,7 +244,7 @@ def _with(request: Request, kind: str, **params: Any) -> Request:
 
 
 def ask(probe: Probe, request: Request) -> Tokens:
-    """The server's answer, with the logprobs of its best candidates; a 400 counts as one, to be the same everywhere."""
+    """Return the server's answer with its top logprobs. A 400 is an answer too and must be the same on every server."""
     try:
         return probe.answer(request.ids, request.params, with_top=True)
     except Refused as refused:
@@ -259,7 +254,7 @@ def ask(probe: Probe, request: Request) -> Tokens:
 
 
 def _in_another_order(probe: Probe, asked: list[Request], concurrency: int, seed: str) -> list[Tokens]:
-    """All answers, asked for in a shuffled order; from two at a time on, with clients that leave beside them."""
+    """Return all answers, requested in shuffled order, with disconnecting clients from concurrency 2 on."""
     order = list(range(len(asked)))
     random.Random(seed).shuffle(order)
     with _leavers(probe, asked, seed if concurrency > 1 else None):
@@ -269,9 +264,9 @@ def _in_another_order(probe: Probe, asked: list[Request], concurrency: int, seed
 
 @contextmanager
 def _leavers(probe: Probe, asked: list[Request], seed: str | None) -> Iterator[None]:
-    """Clients that ask the same and go away after a few tokens, until the block ends; none without a seed."""
+    """Until the block ends, run clients that disconnect after a few tokens; without a seed there are none."""
     over = threading.Event()
-    short = [request.ids for request in asked if len(request.ids) <= _LEFT]  # prefill of the others is most of the time
+    short = [request.ids for request in asked if len(request.ids) <= _LEFT]  # longer ones take too long to prefill
 
     def leave(name: str) -> None:
         rng = random.Random(name)
@@ -301,14 +296,14 @@ def _count(seen: dict[str, float], found: Sequence[Tokens]) -> None:
 
 
 def _judge(report: Report, sides: Sequence[Side], asked: list[Request], plan: Plan) -> None:
-    """Fail for any difference; invalid when what the sides are for did not happen."""
+    """Fail for any difference; report INVALID when a server did not show the behaviours it is there for."""
     missing = []
     for side in sides:
         seen = report.seen[side.label]
         if side.speculates and seen["tokens of verify steps"] <= seen["verify steps"]:
-            missing.append(f"{side.label}: no draft was accepted")
+            missing.append(f"{side.label}: no draft token was accepted")
         if side.caches and not seen["prompt tokens from the cache"]:
-            missing.append(f"{side.label}: nothing was found in the prefix cache")
+            missing.append(f"{side.label}: the prefix cache had no hit")
         if side.retracts and not seen["retracted"]:
             missing.append(f"{side.label}: no request was retracted")
     kinds = Counter(request.kind for request in asked)
@@ -322,7 +317,7 @@ def _judge(report: Report, sides: Sequence[Side], asked: list[Request], plan: Pl
         f"{len(asked)} requests ({', '.join(f'{n} {kind}' for kind, n in kinds.items())}; up to {longest} prompt "
         f"tokens) to {len(sides)} servers at concurrency {', '.join(map(str, plan.concurrencies))}",
         *missing,
-        *[str(each) for each in report.differences[:_LISTED]],
+        *map(str, report.differences[:_LISTED]),
     ]
 
 

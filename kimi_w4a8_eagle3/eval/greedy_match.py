@@ -1,4 +1,4 @@
-"""Where two greedy texts part, and whether the reference might have said the same."""
+"""First differences between greedy answers, and whether the reference could have chosen the same token."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .tokens import Tokens
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference of one prompt at one concurrency.
+    """First difference of one prompt at one concurrency.
 
-    Tokens are None where one text ended at the token limit and the other did not. top2: (logprob, id) of the
-    reference's two best candidates there. gap: by how much the reference preferred its token to the other one (nats;
-    None when the other one is not among its best candidates). The size of a gap shows no fault: rounding overturns a
-    router's choice of experts, and another expert moves logits by nats. A token that is no candidate does.
+    A token is None where its text ended and the other did not. top2: (logprob, id) of the reference's two best
+    candidates at that position. gap: nats by which the reference preferred its own token; None when the other token is
+    not among its top candidates. A large gap proves no fault: rounding can change a router's choice of experts, which
+    moves logits by nats. A token outside the top candidates does prove a fault.
     """
 
     prompt: int
@@ -32,7 +32,7 @@ class Divergence:
 
     def __str__(self) -> str:
         top = ", ".join(f"{token}: {logprob:.4f}" for logprob, token in self.top2)
-        gap = "none of its best candidates" if self.gap is None else f"gap {self.gap:.4f}"
+        gap = "not among its best candidates" if self.gap is None else f"gap {self.gap:.4f}"
         return (
             f"prompt {self.prompt} ({self.kind}) at concurrency {self.concurrency}: token {self.position} is "
             f"{self.token} instead of {self.reference_token}; the reference's top 2: {top}; {gap}: "
@@ -43,7 +43,7 @@ class Divergence:
 def divergences(
     prompts: Sequence[Prompt], reference: Sequence[Tokens], found: Sequence[Tokens], concurrency: int
 ) -> list[Divergence]:
-    """First differences, prompt by prompt; `reference` carries top logprobs."""
+    """Return the first differences, prompt by prompt; `reference` carries top logprobs."""
     return [
         _divergence(number, prompt.kind, expected, actual, concurrency)
         for number, (prompt, expected, actual) in enumerate(zip(prompts, reference, found, strict=True))
@@ -52,7 +52,7 @@ def divergences(
 
 
 def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:
-    """Index of the first position where the sequences differ, the end of the shorter one included; None if equal."""
+    """Return the first index at which the sequences differ, counting the end of the shorter one; None if equal."""
     for position, (left, right) in enumerate(zip(a, b, strict=False)):
         if left != right:
             return position

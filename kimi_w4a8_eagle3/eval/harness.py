@@ -1,4 +1,4 @@
-"""Run lm-eval's own command line as a process against the recorder, and show how far it is."""
+"""lm-eval's command line, run as a process against the recorder with a progress display."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from .recorder import Recorder
 from .tasks import Task
 
 _GRACE_S = 5.0
-# lm-eval's command line without its index of the thousands of tasks that it brings, of which none is asked for here,
-# and without torch and transformers, which it imports to seed and to describe what a server's answers do not depend on:
-# these are most of its seconds.
+# lm-eval's command line without two slow steps that this package does not need: the index of its thousands of built-in
+# tasks, and the import of torch and transformers, used only for seeds and version notes. They take most of the start.
 _PROGRAM = """
 from functools import partial
 from lm_eval import tasks, utils
@@ -27,12 +26,12 @@ tasks.TaskManager = partial(tasks.TaskManager, include_defaults=False)
 from lm_eval.__main__ import cli_evaluate
 cli_evaluate()
 """
-_RETRIES = 1  # the recorder retries; lm-eval would only repeat what it already did
+_RETRIES = 1  # the recorder retries; more retries in lm-eval would only repeat its own
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What decides the figures of a run, and what a second run must share to be compared with it."""
+    """Settings that decide a run's figures. Runs that are compared must share them."""
 
     task: Task
     chat: bool
@@ -44,13 +43,12 @@ class Protocol:
 
 
 def command(protocol: Protocol, model: str, base_url: str, tasks: Path, output: Path) -> list[str]:
-    """The command line of lm-eval for one run."""
     kind, endpoint = (
         ("local-chat-completions", "/v1/chat/completions")
         if protocol.chat
         else ("local-completions", "/v1/completions")
     )
-    # Waiting and retrying are the recorder's business: lm-eval itself must not give up earlier.
+    # The recorder waits and retries, so lm-eval must not give up earlier.
     model_args = {
         "model": model,
         "base_url": base_url + endpoint,
@@ -74,7 +72,7 @@ def command(protocol: Protocol, model: str, base_url: str, tasks: Path, output: 
 
 
 def run_lm_eval(words: list[str], recorder: Recorder, log: Path, offline: bool, on_wait: Callable[[], None]) -> None:
-    """Run lm-eval to its end; raises KimiError when the server is gone or lm-eval fails. Its output goes to `log`."""
+    """Run lm-eval to its end, logging to `log`; raise KimiError when it fails or the server is gone."""
     env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "LMEVAL_LOG_LEVEL": "INFO"}
     if offline:
         env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -94,7 +92,7 @@ def run_lm_eval(words: list[str], recorder: Recorder, log: Path, offline: bool, 
         raise KimiError(
             f"lm-eval failed with exit code {process.returncode}; the end of its log:\n{tail}",
             where=str(log),
-            remedy="" if offline else "without a way to the Hugging Face Hub, give the data with --data-dir",
+            remedy="" if offline else "without access to the Hugging Face Hub, name the data with --data-dir",
         )
 
 

@@ -1,4 +1,4 @@
-"""Judge the outcomes of one run by themselves, against reported accuracies and against a baseline run."""
+"""Verdict on the outcomes of one run, alone, against reported accuracies and against a baseline run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Accuracy over the problems that have an answer (truncated ones count as scored)."""
+    """Accuracy over the answered problems; truncated answers count as scored."""
 
     metric: str
     correct: int
@@ -31,7 +31,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Reference:
-    """An accuracy that is reported elsewhere, measured on `n` problems."""
+    """Accuracy reported elsewhere, measured on `n` problems."""
 
     configuration: str
     metric: str
@@ -42,7 +42,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class AgainstReference:
-    """Our accuracy minus a reported one, with its 90 % interval: both are independent samples."""
+    """This run's accuracy minus a reported one with its 90 % interval; the samples are independent."""
 
     reference: Reference
     difference: significance.Interval
@@ -51,7 +51,7 @@ class AgainstReference:
 
 @dataclass(frozen=True)
 class Paired:
-    """One metric against the baseline, over the problems that both runs answered; differences are new minus base."""
+    """One metric compared with the baseline over problems answered in both runs; differences are new minus base."""
 
     metric: str
     n: int
@@ -73,7 +73,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Difference:
-    """A problem that exactly one of two configurations solves, in at least one metric."""
+    """Problem that only one of two configurations solves in at least one metric."""
 
     id: int
     question: str
@@ -85,10 +85,7 @@ class Difference:
 
 @dataclass
 class Conclusion:
-    """Everything that is concluded from a run; `reasons` says in sentences what decided `state`.
-
-    It is MEASURED until a finding judges it.
-    """
+    """Everything concluded from a run. `reasons` explains `state`, which is MEASURED until a finding judges it."""
 
     state: Verdict = Verdict.MEASURED
     reasons: list[str] = field(default_factory=list)
@@ -103,13 +100,13 @@ class Conclusion:
     differing: list[Difference] = field(default_factory=list)
 
     def conclude(self, state: Verdict, reason: str) -> None:
-        """Add a finding; the worst one decides."""
+        """Add a finding; the worst finding decides the state."""
         self.state = max(self.state, state, key=lambda verdict: verdict.rank)
         self.reasons.append(reason)
 
 
 def not_worse(difference: significance.Interval, margin: float) -> Verdict:
-    """Non-inferiority: PASS when the 90 % interval lies above -margin, else FAIL when it lies below zero."""
+    """Test non-inferiority: PASS if the 90 % interval lies above -margin, else FAIL if it lies below zero."""
     if difference.low > -margin:
         return Verdict.PASS
     return Verdict.FAIL if difference.high < 0 else Verdict.INCONCLUSIVE
@@ -123,11 +120,10 @@ def judge(
     margin: float = 0.01,
     max_unusable: float = 0.01,
 ) -> Conclusion:
-    """The conclusion from one run.
+    """Return the conclusion from one run.
 
-    references: reported accuracies to show; the one whose configuration is `judged` also decides. margin: loss against
-    the baseline that is still "not worse". max_unusable: share of failed and truncated requests above which the run is
-    invalid.
+    references: reported accuracies to show; the configuration named `judged` also decides. margin: accepted loss to
+    the baseline. max_unusable: share of failed and truncated requests above which the run is invalid.
     """
     found = Conclusion(
         problems=len(outcomes),
@@ -147,12 +143,11 @@ def judge(
     if baseline is not None:
         _judge_baseline(found, outcomes, baseline, margin)
     if found.state is Verdict.MEASURED:
-        found.reasons.append("nothing to compare with: name a --baseline run or --published values")
+        found.reasons.append("nothing to compare with: add --baseline RUN or --published NAME")
     return found
 
 
 def load_references() -> list[Reference]:
-    """The accuracies in `eval/published.json`."""
     table = json.loads((operator_dir("eval") / "published.json").read_text())
     return [
         Reference(configuration, metric, value, table["problems"], entry["source"])
@@ -163,7 +158,7 @@ def load_references() -> list[Reference]:
 
 
 def judge_validity(found: Conclusion, max_unusable: float) -> None:
-    """Conclude that a run is invalid when more than this share of its requests has no whole answer."""
+    """Conclude INVALID if more than `max_unusable` of the requests failed or were truncated."""
     unusable = found.failed + found.truncated
     if unusable > max_unusable * found.problems:
         found.conclude(
@@ -173,12 +168,13 @@ def judge_validity(found: Conclusion, max_unusable: float) -> None:
         )
     if found.empty > max_unusable * found.problems:
         found.reasons.append(
-            f"{found.empty} of {found.problems} answers are empty (scored as wrong): does this model want --chat?"
+            f"{found.empty} of {found.problems} answers are empty (scored as wrong): "
+            "if the model needs its chat template, add --chat"
         )
 
 
 def judge_references(found: Conclusion, references: Sequence[Reference], judged: str | None) -> None:
-    """Compare the verdict's accuracies with reported ones of the same metric; those of `judged` decide."""
+    """Compare the run's accuracies with reported ones of the same metric; those of `judged` decide."""
     ours = {a.metric: a for a in found.accuracies}
     for reference in references:
         mine = ours[reference.metric]
@@ -206,7 +202,7 @@ def _judge_baseline(found: Conclusion, outcomes: Sequence[Outcome], baseline: Se
         found.conclude(
             paired.verdict,
             f"{metric}: {paired.difference:+} against the baseline, margin {margin:.1%}: {_WORDS[paired.verdict]} "
-            f"(power {paired.power:.0%} with {paired.n} problems; 80% takes about {paired.needed})",
+            f"(power {paired.power:.0%} with {paired.n} problems; 80% needs about {paired.needed})",
         )
     found.differing = [_difference(new, base) for new, base in pairs if new.correct != base.correct]
 
@@ -214,7 +210,7 @@ def _judge_baseline(found: Conclusion, outcomes: Sequence[Outcome], baseline: Se
 def _compare(pairs: Sequence[tuple[Outcome, Outcome]], metric: str, margin: float) -> Paired:
     table = [(new.correct[metric], base.correct[metric]) for new, base in pairs]
     only_new, only_base, n = table.count((True, False)), table.count((False, True)), len(table)
-    # One pair is added to what was seen, so that identical runs do not promise certainty.
+    # One pair is added to the observed ones, so that identical runs do not promise certainty.
     discordance = (only_new + only_base + 1) / (n + 1)
     return Paired(
         metric=metric,

@@ -1,7 +1,7 @@
-"""`kimi-w4a8 eval lossless`: does EAGLE3 change speed and nothing else? The unspeculated server is the reference.
+"""`kimi-w4a8 eval lossless`: compare answers with and without EAGLE3; the server without it is the reference.
 
-The two servers need not run at the same time (on eight GPUs they cannot): the reference comes last, and prefills what
-both have answered.
+The two servers need not run at the same time (on eight GPUs they cannot). The reference runs last and prefills the
+answers of both.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CONCURRENCIES = (1, 40)
 _PREFIX_TOKENS = 3
 _SAMPLES_PER_REQUEST = 25
 _MAX_LISTED = 5
-_STOPPED = 12  # answers that are asked for again with a stop string; rounding may change one, a fault most
+_STOPPED = 12  # answers repeated with a stop string; rounding may change one of them, a fault changes most
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is compared. samples: continuations per prefix and server, 0 for greedy only."""
+    """Size of the comparison. samples: continuations per prefix and server, 0 for greedy answers only."""
 
     prompts: int = 48
     max_tokens: int = 128
@@ -47,10 +47,10 @@ class Plan:
 
 @dataclass
 class Answers:
-    """What one server said. greedy: by concurrency, one per prompt. sampled: one list per prefix.
+    """Answers of one server. greedy: per concurrency, one for each prompt. sampled: one list per prefix.
 
-    prefills: of the reference, by the ids of prompt and answer, for the greedy answers of both servers. late: of some
-    answers with a stop string, whether they went on behind it.
+    prefills: the reference's, keyed by the ids of prompt and answer, for both servers' greedy answers. late: for some
+    answers with a stop string, whether they continued behind it.
     """
 
     target: Target
@@ -64,21 +64,19 @@ class Answers:
 
     @property
     def texts(self) -> list[tuple[tuple[int, ...], Tokens]]:
-        """Prompt ids and answer of all greedy answers."""
+        """Pairs of prompt ids and greedy answer."""
         return [pair for answers in self.greedy.values() for pair in zip(self.prompt_ids, answers, strict=True)]
 
     @property
     def accept_length(self) -> float | None:
         """Tokens per verify step over all greedy answers; None without speculation."""
-        answers = [answer for each in self.greedy.values() for answer in each]
+        answers = [answer for batch in self.greedy.values() for answer in batch]
         steps = sum(answer.verify_steps for answer in answers)
         return sum(len(answer.ids) - 1 for answer in answers) / steps if steps else None
 
 
 @dataclass
 class Report:
-    """The comparison of two servers and what it means."""
-
     state: Verdict
     reasons: list[str]
     divergences: list[Divergence]
@@ -91,7 +89,7 @@ class Report:
 
 
 def run(reference: Choice, target: Choice, plan: Plan, console: Console) -> tuple[Path, Report]:
-    """Ask both servers, one after the other, and compare; returns the run directory and the report."""
+    """Ask both servers, one after the other, and return the run directory and the comparison."""
     reference.check()
     target.check()
     folder = new_run_dir("eval-lossless", plan.runs)
@@ -108,24 +106,24 @@ def run(reference: Choice, target: Choice, plan: Plan, console: Console) -> tupl
 
 
 def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) -> Report:
-    """The verdict on two servers' answers to the same prompts."""
+    """Return the verdict on two servers' answers to the same prompts."""
     first = expected.greedy[plan.concurrencies[0]]
     own = [
-        each
+        divergence
         for concurrency in plan.concurrencies[1:]
-        for each in divergences(asked, first, expected.greedy[concurrency], concurrency)
+        for divergence in divergences(asked, first, expected.greedy[concurrency], concurrency)
     ]
     parted = [
-        each
+        divergence
         for concurrency in plan.concurrencies
-        for each in divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency)
+        for divergence in divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency)
     ]
     report = Report(
         state=Verdict.PASS,
         reasons=[],
         divergences=parted,
-        self_differences=len({each.prompt for each in own}),
-        self_gap=max((each.gap for each in own if each.gap is not None), default=0.0),
+        self_differences=len({divergence.prompt for divergence in own}),
+        self_gap=max((divergence.gap for divergence in own if divergence.gap is not None), default=0.0),
         prompts=len(asked),
         accept_length=found.accept_length,
         prefill=prefill_match.compare(expected.texts, found.texts, expected.prefills),
@@ -138,13 +136,13 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) 
 
 
 def _ask(server: Target, asked: list[Prompt], plan: Plan, earlier: Answers | None, console: Console) -> Answers:
-    """Ask one server; the second one also prefills all greedy answers and continues the prefixes of the `earlier`."""
+    """Ask one server. The second server also prefills all greedy answers and continues the prefixes of `earlier`."""
     if server.ops_url is not None:
         raise KimiError(
             "a router has no endpoint that gives token ids of a prompt",
             where=server.base_url,
             expected="the addresses of two engines",
-            remedy=f"those behind this router are in {server.ops_url}/status",
+            remedy=f"the engines behind this router are listed in {server.ops_url}/status",
         )
     with Probe(server.base_url, server.api_key) as probe:
         ids = probe.all(lambda prompt: probe.chat_ids(prompt.text, server.model), asked, 8)
@@ -172,7 +170,7 @@ def _ask(server: Target, asked: list[Prompt], plan: Plan, earlier: Answers | Non
 
 
 def _prefixes(answers: Answers, plan: Plan) -> list[tuple[int, ...]]:
-    """The prompts after whose first tokens the model is least certain: there is a distribution to compare."""
+    """Return the prompts, with their first tokens, after which the model is least certain and samples vary most."""
 
     def certainty(number: int) -> float:
         places = answers.greedy[plan.concurrencies[0]][number].top[_PREFIX_TOKENS : _PREFIX_TOKENS + 4]
@@ -184,7 +182,7 @@ def _prefixes(answers: Answers, plan: Plan) -> list[tuple[int, ...]]:
 
 
 def _late(probe: Probe, ids: tuple[int, ...], answer: Tokens) -> bool:
-    """True if an answer with a stop string has a token too many: without its last one it has the string already."""
+    """True if an answer with a stop string is too long: without its last token it already contains the string."""
     stop = answer.text[len(answer.text) // 2 :][:3]
     tokens = len(probe.greedy(ids, len(answer.ids), with_top=False, stop=stop).ids) if stop else 0
     return tokens > 1 and stop in probe.greedy(ids, tokens - 1, with_top=False).text
@@ -194,43 +192,44 @@ def _sample(probe: Probe, prefix: tuple[int, ...], plan: Plan) -> Samples:
     sizes = [min(_SAMPLES_PER_REQUEST, plan.samples - i) for i in range(0, plan.samples, _SAMPLES_PER_REQUEST)]
     params = {"max_new_tokens": sampling_match.LENGTH, "temperature": plan.temperature}
     batches = probe.all(lambda n: probe.samples(prefix, params, n), sizes, 2)
-    return [each for batch in batches for each in batch]
+    return [sample for batch in batches for sample in batch]
 
 
 def _judge_greedy(report: Report, expected: Answers, found: Answers, plan: Plan) -> None:
-    bugs = [each for each in report.divergences if each.judgement == "bug"]
+    bugs = [divergence for divergence in report.divergences if divergence.judgement == "bug"]
     total = report.prompts * len(plan.concurrencies)
     if expected.prompt_ids != found.prompt_ids:
         report.state = Verdict.INVALID
-        report.reasons.append("the two servers tokenize the prompts differently: they do not serve the same model")
+        report.reasons.append("the servers tokenize the prompts differently, so they do not serve the same model")
     elif found.accept_length is None:
         report.state = Verdict.INVALID
-        report.reasons.append(f"{found.target.name} does not speculate: nothing was tested")
+        report.reasons.append(f"{found.target.name} does not speculate, so nothing was tested")
     elif problems := _problems(report, bugs, found):
         report.state = Verdict.FAIL
         report.reasons += problems
     else:
         report.reasons.append(
             f"{total - len(report.divergences)} of {total} greedy answers have the same tokens (concurrency "
-            f"{_both(plan)}); every token is the best of the logits that it was verified with; accept length "
+            f"{_both(plan)}); every token is the argmax of the logits that verified it; accept length "
             f"{found.accept_length:.2f}"
         )
         report.reasons += map(str, report.prefill.measures)
     if report.divergences:
-        report.reasons += [str(each) for each in report.divergences if each.judgement != "bug"][:_MAX_LISTED]
+        candidates = [divergence for divergence in report.divergences if divergence.judgement != "bug"]
+        report.reasons += map(str, candidates[:_MAX_LISTED])
         report.reasons.append(
-            f"for comparison: {report.self_differences} of {report.prompts} answers of the reference itself depend on "
+            f"for comparison: {report.self_differences} of {report.prompts} of the reference's own answers depend on "
             f"the concurrency, with gaps up to {report.self_gap:.2f}"
         )
 
 
 def _problems(report: Report, bugs: list[Divergence], found: Answers) -> list[str]:
-    """What shows that greedy answers are not the model's; empty without a fault."""
+    """Return findings that greedy answers are not the model's own; empty without a fault."""
     problems, late = report.prefill.problems, sum(found.late)
     if 2 * late > len(found.late):
-        problems.append(f"{late} of {len(found.late)} answers go on behind their stop string")
+        problems.append(f"{late} of {len(found.late)} answers continue past their stop string")
     if bugs:
-        problems.append(f"{len(bugs)} greedy answers have a token that is no candidate of the reference")
+        problems.append(f"{len(bugs)} greedy answers have a token that is not among the reference's candidates")
     return problems + [str(bug) for bug in bugs[:_MAX_LISTED]]
 
 
@@ -238,7 +237,7 @@ def _judge_sampling(report: Report, match: SamplingMatch) -> None:
     smallest = min((test.adjusted_p for test in match.tests), default=1.0)
     head = f"sampling at temperature {match.temperature:g}, {match.samples} continuations a prefix: "
     if not match.conclusive:
-        report.reasons.append(head + "nothing varied, so there was nothing to compare")
+        report.reasons.append(head + "the samples did not vary, so there was nothing to compare")
     elif not match.differs:
         report.reasons.append(head + f"the same distribution ({len(match.tests)} tests, smallest p {smallest:.2g})")
     else:
@@ -254,7 +253,7 @@ def _both(plan: Plan) -> str:
 
 def _result(asked: list[Prompt], expected: Answers, found: Answers, report: Report, plan: Plan) -> dict[str, Any]:
     def texts(answers: Answers) -> dict[str, list[str]]:
-        return {str(concurrency): [t.text for t in each] for concurrency, each in answers.greedy.items()}
+        return {str(concurrency): [answer.text for answer in batch] for concurrency, batch in answers.greedy.items()}
 
     return {
         "kind": KIND,

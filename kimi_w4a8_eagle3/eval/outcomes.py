@@ -1,4 +1,4 @@
-"""What happened to each problem: lm-eval's scored samples joined with the recorder's requests."""
+"""Outcome of every problem: lm-eval's scored samples joined with the recorder's requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Status = Literal["answered", "truncated", "failed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One problem. extracted and correct: by metric. A failed request has no answer and counts in no accuracy."""
+    """One problem. extracted, correct: by metric. A failed request has no answer and counts in no accuracy."""
 
     id: int
     question: str
@@ -34,7 +34,7 @@ class Outcome:
 
     @property
     def has_marker(self) -> bool:
-        """Whether the answer states its result behind `####`, as the examples do."""
+        """True if the answer states its result after `####`, as the examples do."""
         return MARKER in self.text
 
 
@@ -77,29 +77,28 @@ def read_outcomes(lm_eval_output: Path, requests: Path, chat: bool) -> list[Outc
 
 
 def write_outcomes(path: Path, outcomes: list[Outcome]) -> None:
-    """One problem a line."""
-    write_atomic(path, "".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in outcomes))
+    write_atomic(path, "".join(json.dumps(asdict(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
 
 
 def load_outcomes(run: Path) -> list[Outcome]:
-    """The per-problem record of a finished run; raises KimiError when it is not one."""
+    """Load the per-problem record of a finished run; raise KimiError for any other folder."""
     path = run / PROBLEMS
     try:
         return [Outcome(**json.loads(line)) for line in lines(path)]
     except (OSError, ValueError, TypeError) as error:
         raise KimiError(
-            f"not the folder of a finished accuracy run: {error}",
+            f"not a finished accuracy run: {error}",
             where=str(path),
-            expected="a run of `kimi-w4a8 eval gsm8k` or `kimi-w4a8 eval tiny-math` that ended",
+            expected="a finished run of `kimi-w4a8 eval gsm8k` or `kimi-w4a8 eval tiny-math`",
             remedy="finish it with --resume, or name another run",
         ) from error
 
 
 def newest(folder: Path, pattern: str) -> Path:
-    """lm-eval puts a time into its file names; a resumed run may leave more than one."""
+    """Return the newest match; lm-eval puts a time into its file names, and a resumed run may leave several files."""
     found = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise KimiError("lm-eval left no result", where=f"{folder}/{pattern}", remedy="read lm_eval.log beside it")
+        raise KimiError("lm-eval wrote no result", where=f"{folder}/{pattern}", remedy="read lm_eval.log beside it")
     return found[-1]
 
 
@@ -108,7 +107,7 @@ def _samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def _messages(prompt: Any) -> Any:
-    """Chat prompts are logged as the list itself, as JSON, or wrapped in a one-element list."""
+    """Decode a logged chat prompt: a list of messages, its JSON, or a one-element list around the JSON."""
     while isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
         prompt = prompt[0]
     return json.loads(prompt) if isinstance(prompt, str) else prompt

@@ -1,4 +1,4 @@
-"""Prompts of different kinds for the lossless check: what a draft predicts easily, badly, and at the edges."""
+"""Prompts for the lossless check: easy and hard ones for a draft, and edge cases."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _LONG_QUESTIONS = 40
 
 @dataclass(frozen=True)
 class Prompt:
-    """One user message and the kind it belongs to."""
+    """One user message and its kind."""
 
     kind: str
     text: str
 
 
 def prompts(count: int) -> list[Prompt]:
-    """`count` different prompts, the kinds taking turns; the same list every time."""
+    """Return `count` different prompts that cycle through the kinds; the list is the same every time."""
     rounds = -(-count // len(KINDS))
     maths = [p.question for p in tiny.problems("held_out", rounds, seed=11)]
     long = [
@@ -69,6 +69,6 @@ def prompts(count: int) -> list[Prompt]:
 
 
 def _varied(texts: tuple[str, ...], index: int) -> str:
-    """Beyond the written texts a number is added, so that no prompt comes twice."""
+    """Return a prompt; once all texts are used, a number is appended so that no prompt repeats."""
     turn, which = divmod(index, len(texts))
     return texts[which] if turn == 0 else f"{texts[which]} ({turn})"

@@ -1,10 +1,10 @@
-"""A small proxy between lm-eval and the server: every answer is written down once, and never asked for again.
+"""Proxy between lm-eval and the server that records every answer and never requests it again.
 
-lm-eval keeps the text of an answer and nothing else: it does not say whether an answer was cut at the token limit,
-stops at the first request that keeps failing, and its response cache cannot tell a failure from an answer. The
-recorder appends each finished request to `requests.jsonl` with finish reason, usage and attempts, answers repeated
-requests from that file (which is how an interrupted run resumes), retries what can be retried, and hands lm-eval an
-empty text for a request that failed for good, so that the run continues and the failure is counted, not hidden.
+lm-eval keeps only the text of an answer. It does not report truncation at the token limit, it stops at the first
+request that keeps failing, and its response cache cannot distinguish a failure from an answer. The recorder appends
+each finished request to `requests.jsonl` with finish reason, usage and attempts. An interrupted run resumes because
+repeated requests are answered from that file. The recorder retries where this can help. For a request that failed for
+good lm-eval gets an empty text, so that the run continues and the failure is counted.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ..engine.reply import Reply, events
 REQUESTS = "requests.jsonl"
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
-_FATAL = frozenset({401, 403, 404, 405})  # every other request would fail in the same way
+_FATAL = frozenset({401, 403, 404, 405})  # every other request would fail too
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to insist: attempts per request with doubling pauses, and how long a silent server may be away."""
+    """Retry limits: attempts per request with doubling pauses, and how long the server may be unreachable."""
 
     attempts: int = 6
     first_pause_s: float = 1.0
@@ -44,7 +44,7 @@ class Patience:
     server_away_s: float = 60.0
 
     def pause(self, attempt: int, retry_after: str | None = None) -> float:
-        """Seconds before the attempt after `attempt` (1 = the first); a server's Retry-After wins up to the limit."""
+        """Return the pause after attempt number `attempt` in seconds; Retry-After overrides it up to the limit."""
         wanted = self.first_pause_s * 2 ** (attempt - 1)
         if retry_after is not None and retry_after.strip().isdigit():
             wanted = float(retry_after)
@@ -53,7 +53,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Answer:
-    """One line of requests.jsonl. `error` is None for an answer; failed requests are asked again in a resumed run."""
+    """One line of requests.jsonl. `error` is None for an answer; a resumed run repeats failed requests."""
 
     key: str
     prompt_sha256: str
@@ -68,9 +68,9 @@ class Answer:
 
 @dataclass
 class Recorder:
-    """Listens on a free loopback port while used as a context manager; lm-eval is pointed at `base_url`.
+    """Proxy on a free loopback port, used as a context manager; lm-eval connects to `base_url`.
 
-    api_key: of the server at `upstream`; without it, the one that lm-eval sends (OPENAI_API_KEY) is passed on.
+    api_key: key for `upstream`; without it, the key that lm-eval sends (OPENAI_API_KEY) is passed on.
     """
 
     upstream: str
@@ -104,7 +104,7 @@ class Recorder:
 
     @property
     def finished(self) -> int:
-        """Requests of this run that have an answer or failed for good."""
+        """Number of requests of this run that were answered or failed for good."""
         return len(self.reused) + len(self.answered.keys() - self._earlier) + len(self.failed)
 
     def _run(self) -> None:
@@ -147,14 +147,14 @@ class Recorder:
         headers = bearer(self.api_key or sent or None)
         answer = await self._ask(request.path, body, key, headers)
         if answer.error is not None and self.fatal is not None:
-            return web.json_response({"error": self.fatal}, status=503)  # not this request's failure: ask it again
+            return web.json_response({"error": self.fatal}, status=503)  # server failure: a resumed run asks again
         (self.failed if answer.error else self.answered)[key] = answer
         self._file.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
         self._file.flush()
         return web.json_response(answer.response)
 
     async def _ask(self, path: str, body: dict[str, Any], key: str, headers: Mapping[str, str]) -> Answer:
-        """Ask until there is an answer, the attempts are used up, or the server is gone."""
+        """Retry until there is an answer, the attempts are used up, or the server is gone."""
         began, attempt, error = time.monotonic(), 0, ""
         while self.fatal is None:
             after = None
@@ -172,7 +172,7 @@ class Recorder:
                     if response.status not in _RETRIED:
                         break
             except aiohttp.ClientConnectorError as problem:
-                error, attempt = str(problem), attempt - 1  # nobody listens: not this request's fault
+                error, attempt = str(problem), attempt - 1  # the server is not listening, so the attempt does not count
                 self._note_absence(error)
             except (aiohttp.ClientError, asyncio.TimeoutError, ValueError, LookupError, TypeError) as problem:
                 error = f"{type(problem).__name__}: {problem}"
@@ -183,26 +183,26 @@ class Recorder:
         return _failure(path, key, body, error, attempt, time.monotonic() - began)
 
     def _note_absence(self, error: str) -> None:
-        """Give the run up when nobody has listened for too long."""
+        """Abort the run once the server has been unreachable for too long."""
         now = time.monotonic()
         self._away_since = self._away_since or now
         if now - self._away_since > self.patience.server_away_s:
-            self.fatal = f"nothing has listened at {self.upstream} for {now - self._away_since:.0f} s: {error}"
+            self.fatal = f"no server has listened at {self.upstream} for {now - self._away_since:.0f} s: {error}"
 
 
 def request_key(path: str, body: Mapping[str, Any]) -> str:
-    """Identity of a request: everything that decides its answer (endpoint, model, prompt, limits, stops, seed)."""
+    """Hash everything that decides a request's answer: endpoint, model, prompt, limits, stops, seed."""
     return hashlib.sha256(json.dumps([path, body], sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def prompt_sha256(prompt: str | list[Any]) -> str:
-    """Hash by which a record and lm-eval's sample are joined; `prompt` is the text or the list of chat messages."""
+    """Hash a prompt (text or chat messages) to join a record with lm-eval's sample."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_answers(path: Path) -> dict[str, Answer]:
-    """The records of a file by key, the last one winning; empty when there is no file yet."""
+    """Return the records of a file by key; the last one wins, and a missing file gives none."""
     found: dict[str, Answer] = {}
     try:
         found_lines = lines(path)
@@ -213,9 +213,9 @@ def read_answers(path: Path) -> dict[str, Answer]:
             answer = Answer(**json.loads(line))
         except (json.JSONDecodeError, TypeError) as error:
             raise KimiError(
-                f"line {number} is not a record of a request: {error}",
+                f"line {number} is not a recorded request: {error}",
                 where=str(path),
-                expected="the file as `kimi-w4a8 eval` wrote it",
+                expected="the unchanged file that `kimi-w4a8 eval` wrote",
                 remedy="start a new run",
             ) from error
         found[answer.key] = answer
@@ -223,7 +223,7 @@ def read_answers(path: Path) -> dict[str, Answer]:
 
 
 def _drop_cut_line(path: Path) -> None:
-    """Remove what a crash left of a last line, so that the next record does not continue it."""
+    """Remove an incomplete last line left by a crash, so that the next record starts a new line."""
     if path.is_file():
         data = path.read_bytes()
         if not data.endswith(b"\n"):
@@ -231,7 +231,7 @@ def _drop_cut_line(path: Path) -> None:
 
 
 def _whole(body: Mapping[str, Any], content: bytes) -> Any:
-    """The server's answer; a streamed one as it would have been in one piece."""
+    """Return the server's answer; a streamed one is assembled into a whole response."""
     if not body.get("stream"):
         return json.loads(content)
     reply = Reply()
@@ -257,7 +257,7 @@ def _answer(path: str, key: str, body: Mapping[str, Any], response: Any, attempt
 
 
 def _failure(path: str, key: str, body: Mapping[str, Any], error: str, attempts: int, seconds: float) -> Answer:
-    """What lm-eval gets for a failed request: an empty text that our record marks as failed."""
+    """Make the record of a failed request; its empty text is what lm-eval gets."""
     empty = {"index": 0, "text": "", "message": {"role": "assistant", "content": ""}, "finish_reason": "error"}
     sha = prompt_sha256(body.get("prompt") or body.get("messages") or "")
     return Answer(key, sha, "", None, None, attempts, round(seconds, 3), error, {"choices": [empty]})

@@ -1,7 +1,7 @@
-"""Are sampled continuations of two servers drawn from the same distribution?
+"""Comparison of the distributions from which two servers draw sampled continuations.
 
-With speculation the first new token comes from prefill and only the following ones from verification, so a few
-tokens are drawn after each fixed prefix: every position is tested by itself, and all of them together.
+With speculation the first new token comes from prefill and only later ones from verify steps. A few tokens are
+therefore drawn after each fixed prefix, and each position is tested alone and all of them together.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from . import significance
 
 LENGTH = 4
-ALPHA = 0.001  # one false alarm in a thousand checks; ignored temperature is at 1e-20
+ALPHA = 0.001  # one false alarm in a thousand checks; an ignored temperature gives p = 1e-20
 Samples = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Test:
-    """One two-sample test. kinds: different outcomes seen from the reference and from the other server."""
+    """One two-sample test. kinds: distinct outcomes from the reference and from the other server."""
 
     prefix: int
     what: str
@@ -29,7 +29,7 @@ class Test:
 
 @dataclass(frozen=True)
 class SamplingMatch:
-    """All tests; `ignores_temperature` when one server varies after the first token and the other never does."""
+    """All tests. `ignores_temperature`: the reference varies after the first token and the other server never does."""
 
     tests: list[Test]
     samples: int
@@ -38,12 +38,12 @@ class SamplingMatch:
 
     @property
     def differs(self) -> bool:
-        """Whether some test rejects after Holm's adjustment."""
+        """True if a test rejects after Holm's adjustment."""
         return any(test.adjusted_p < ALPHA for test in self.tests)
 
     @property
     def conclusive(self) -> bool:
-        """False when nothing varied: there was no distribution to compare."""
+        """True if the samples varied; without variation there is no distribution to compare."""
         return bool(self.tests)
 
 
@@ -57,25 +57,25 @@ def compare(reference: Sequence[Samples], found: Sequence[Samples], temperature:
                 raw.append((prefix, what, p, (len(set(a)), len(set(b)))))
     adjusted = significance.holm([p for _, _, p, _ in raw])
     tests = [Test(prefix, what, p, q, kinds) for (prefix, what, p, kinds), q in zip(raw, adjusted, strict=True)]
-    varies = any(_varies_later(each) for each in reference)
+    varies = any(_varies_later(samples) for samples in reference)
     return SamplingMatch(
         tests=tests,
         samples=len(reference[0]) if reference else 0,
         temperature=temperature,
-        ignores_temperature=varies and not any(_varies_later(each) for each in found),
+        ignores_temperature=varies and not any(_varies_later(samples) for samples in found),
     )
 
 
 def _views(a: Samples, b: Samples) -> list[tuple[str, list[tuple[int, ...]], list[tuple[int, ...]]]]:
-    """Each position by itself (an ended text is its own outcome), then the whole continuation."""
+    """Return each position alone (an ended text is its own outcome), then the whole continuation."""
     views = [(f"token {i + 1}", [s[i : i + 1] for s in a], [s[i : i + 1] for s in b]) for i in range(LENGTH)]
     return [*views, (f"{LENGTH} tokens together", list(a), list(b))]
 
 
 def _varies_later(samples: Samples) -> bool:
-    """Whether texts that begin with the same token go on differently."""
+    """True if texts with the same first token continue differently."""
     continuations: dict[int, set[tuple[int, ...]]] = {}
-    for each in samples:
-        if each:
-            continuations.setdefault(each[0], set()).add(each[1:])
+    for sample in samples:
+        if sample:
+            continuations.setdefault(sample[0], set()).add(sample[1:])
     return any(len(found) > 1 for found in continuations.values())

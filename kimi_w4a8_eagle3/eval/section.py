@@ -1,4 +1,4 @@
-"""A finished evaluation as HTML: a section for a larger report, and a page of its own in the run directory."""
+"""HTML of a finished evaluation: a section for a larger report, and a page in the run directory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ th:first-child, td:first-child, .text { text-align: left; } pre { white-space: p
 
 
 def is_evaluation(folder: Path) -> bool:
-    """Whether a run directory holds a finished evaluation."""
+    """True if a run directory holds a finished evaluation."""
     try:
         return json.loads((folder / "result.json").read_text()).get("kind") in _TITLES
     except (OSError, ValueError, AttributeError):
@@ -44,14 +44,16 @@ def is_evaluation(folder: Path) -> bool:
 
 
 def section(folder: Path) -> str:
-    """One `<section>` for the run in `folder`, escaped and without outside files; needs no script.
+    """Render the run in `folder` as one escaped `<section>` that needs no script and no other files.
 
     Raises KimiError when `folder` is not the directory of a finished evaluation.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined  # optional: jinja2
 
     if not is_evaluation(folder):
-        raise KimiError("not the folder of a finished evaluation", str(folder), "a run of `eval` with result.json")
+        raise KimiError(
+            "not a finished evaluation", str(folder), "a run directory of `kimi-w4a8 eval` with result.json"
+        )
     result = json.loads((folder / "result.json").read_text())
     content = _content(result)
     environment = Environment(
@@ -67,12 +69,12 @@ def section(folder: Path) -> str:
 
 
 def write_page(folder: Path) -> Path:
-    """Write the section as a page of its own into the run directory; returns its path."""
+    """Write the evaluation's page into its run directory and return its path."""
     return write_pages([folder], folder / PAGE)
 
 
 def write_pages(folders: Sequence[Path], page: Path) -> Path:
-    """One page with a section for each evaluation; returns its path."""
+    """Write one page with a section for each evaluation and return its path."""
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     title = "; ".join(map(_summary, folders))
     head = f"<!doctype html><html lang=en><meta charset=utf-8>{viewport}<title>{escape(title)}</title>"
@@ -80,7 +82,7 @@ def write_pages(folders: Sequence[Path], page: Path) -> Path:
 
 
 def append_sections(page: Path, folders: Sequence[Path]) -> Path:
-    """Add a section for each evaluation to the end of a finished page; returns the page."""
+    """Append a section for each evaluation to a finished page and return its path."""
     body, end, rest = page.read_text(encoding="utf-8").rpartition("</body>")
     return _write(page, f"{body}{''.join(map(section, folders))}{end}{rest}")
 
@@ -92,7 +94,7 @@ def _write(page: Path, text: str) -> Path:
 
 
 def _content(result: dict[str, Any]) -> dict[str, Any]:
-    """What the template shows of a result, whatever its kind."""
+    """Return the template's variables for a result of any kind."""
     kind = result["kind"]
     tables = ("accuracies", "references", "paired", "differing", "divergences", "checks", "invalid")
     content: dict[str, Any] = {name: [] for name in tables}
@@ -100,7 +102,7 @@ def _content(result: dict[str, Any]) -> dict[str, Any]:
     if kind in ("eval-accuracy", "eval-tools"):
         verdict = result["verdict"]
         content |= {name: verdict[name] for name in ("state", "reasons", "accuracies", "paired", "differing")}
-        content["references"] = [_with_interval(each) for each in verdict["references"]]
+        content["references"] = [_with_interval(reference) for reference in verdict["references"]]
         content |= {name: result[name] for name in ("checks", "invalid") if name in result}
         content["title"] = f"Accuracy: {result['task']}" if kind == "eval-accuracy" else _TITLES[kind]
     elif kind == "eval-lossless":
@@ -112,23 +114,23 @@ def _content(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(folder: Path) -> str:
-    """What stands on the browser's tab: PASS, what was evaluated, and of what."""
+    """Return the page title: verdict, evaluation and configuration."""
     content = _content(json.loads((folder / "result.json").read_text()))
     return f"{Verdict(content['state']).headline}: {content['title']}, {content['configuration']}"
 
 
 def _rule(result: dict[str, Any]) -> str:
-    """What PASS means here, in a sentence; empty where nothing was compared."""
+    """Return the meaning of PASS in a sentence; empty when nothing was compared."""
     kind = result["kind"]
     if kind == "eval-lossless":
         if "prefill" not in result["report"]:  # --exact
-            return "equal bit for bit, tokens and logprobs: no rule for ties"
-        return "every token is the best of its own logits, which a prefill confirms as well as without speculation"
+            return "tokens and logprobs are equal bit for bit, with no rule for ties"
+        return "every token is the argmax of its own logits, and a prefill confirms it as well as without speculation"
     if kind == "eval-smoke":
         return "every check holds"
     if kind == "eval-tools":
-        return "every judged check holds, and calls are triggered as the vendor accepts or the baseline did"
-    margins = {f"{each['margin'] * 100:g}" for each in result["verdict"]["paired"]}
+        return "every judged check holds, and tools are called as in the vendor's answers or the baseline"
+    margins = {f"{pair['margin'] * 100:g}" for pair in result["verdict"]["paired"]}
     if margins:
         return f"not worse: the 90% interval of the difference to the baseline lies above -{', '.join(margins)} points"
     if result["judged_against"]:
@@ -137,7 +139,7 @@ def _rule(result: dict[str, Any]) -> str:
 
 
 def _versions(folder: Path) -> str:
-    """Commit and packages of the run's record; empty without one."""
+    """Return time, packages and commit of the run's record; empty without a record."""
     try:
         record = json.loads((folder / RECORD).read_text())
     except (OSError, ValueError):

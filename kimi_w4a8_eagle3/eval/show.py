@@ -1,4 +1,4 @@
-"""Shows a run: how far it is; then its result.json as tables, the verdict and its reasons; returns the exit code."""
+"""Console output of a run: progress, its result.json as tables, and the verdict with reasons and exit code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def progress(title: str, total: int | None, console: Console) -> Iterator[Callab
 
 
 def run(folder: Path, console: Console) -> int:
-    """Print the result of a run of accuracy or tool calls; returns the exit code."""
+    """Print the result of an accuracy or tool-call run and return the exit code."""
     result = json.loads((folder / "result.json").read_text())
     verdict, requests = result["verdict"], result["requests"]
     console.print(_accuracies(result))
@@ -72,13 +72,13 @@ def run(folder: Path, console: Console) -> int:
     )
     console.print(
         f"{verdict['problems']} requests: {verdict['failed']} failed, {ended}; {requests['asked']} asked, "
-        f"{requests['reused']} taken from the interrupted run, {requests['retries']} retries"
+        f"{requests['reused']} reused from the interrupted run, {requests['retries']} retries"
     )
     return conclude(Verdict(verdict["state"]), verdict["reasons"], folder, console)
 
 
 def conclude(state: Verdict, reasons: list[str], folder: Path, console: Console) -> int:
-    """Print the verdict as a panel; returns its exit code."""
+    """Print the verdict as a panel and return its exit code."""
     text = "\n".join([f"[bold]{state.headline}[/]", *map(escape, reasons), f"[dim]{folder}[/]"])
     console.print(Panel.fit(text, border_style=_COLOURS.get(state, "yellow")))
     return state.exit_code
@@ -108,7 +108,7 @@ def _references(found: list[dict[str, Any]]) -> Table:
 
 
 def _paired(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="against the baseline: who solves a problem", title_style="bold")
+    table = Table(title="solved problems, this run and the baseline", title_style="bold")
     for column in ("metric", "both", "only this run", "only the baseline", "neither", "McNemar p"):
         table.add_column(column, justify="right")
     for row in rows:

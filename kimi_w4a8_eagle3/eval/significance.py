@@ -1,6 +1,6 @@
-"""The statistics behind the verdicts: intervals of an accuracy, paired and unpaired comparison, samples of tokens.
+"""Statistics of the verdicts: intervals of an accuracy, paired and unpaired comparison, samples of tokens.
 
-scipy comes with lm-eval; it is imported where it is used, so that `kimi-w4a8 --help` works on a bare machine.
+scipy comes with lm-eval. It is imported where it is used, so that `kimi-w4a8 --help` works without it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 ALPHA = 0.05
-# Loss against a reported accuracy that still counts as none. On 1,319 problems at 93.6 %, where both accuracies are
-# samples, an equal server passes with 97 % and one that lost 3 points with 2 %.
+# Accepted loss against a reported accuracy. On 1,319 problems at 93.6 %, where both accuracies are samples, an equal
+# server passes with 97 % and one that lost 3 points with 2 %.
 REPORTED_MARGIN = 0.03
-_SMALLEST_EXPECTED = 5.0  # of a category that is tested on its own
+_SMALLEST_EXPECTED = 5.0  # expected count of a category; rarer ones are pooled
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Interval:
 
 
 def wilson(correct: int, n: int, confidence: float = 0.95) -> Interval:
-    """Wilson score interval of `correct` out of `n`; unlike the normal one it is right near 0 and 1."""
+    """Wilson score interval of `correct` out of `n`, which stays correct near 0 and 1."""
     if not 0 <= correct <= n or n == 0:
         raise ValueError(f"{correct} of {n} is not a share")
     z = _NORMAL.inv_cdf(0.5 + confidence / 2)
@@ -47,7 +47,7 @@ def wilson(correct: int, n: int, confidence: float = 0.95) -> Interval:
 
 
 def mcnemar_p(only_first: int, only_second: int) -> float:
-    """Exact two-sided McNemar test: are the problems that only one side solves split evenly?"""
+    """Exact two-sided McNemar test of whether the problems solved by only one side split evenly."""
     discordant = only_first + only_second
     if discordant == 0:
         return 1.0
@@ -59,8 +59,8 @@ def mcnemar_p(only_first: int, only_second: int) -> float:
 def paired_z(only_new: int, only_base: int, n: int, difference: float) -> float:
     """Score statistic (Tango 1998) of the hypothesis that accuracy(new) - accuracy(base) equals `difference`.
 
-    only_new, only_base: problems that only one side solves, of `n`. With difference 0 it is McNemar's statistic.
-    Positive when the data lie above the hypothesis.
+    only_new, only_base: problems, of `n`, solved by only one side. With difference 0 this is McNemar's statistic. It is
+    positive when the data lie above the hypothesis.
     """
     b, c, d = only_new, only_base, difference
     linear = -b - c + (2 * n - b + c) * d
@@ -104,7 +104,7 @@ def share_difference(correct: int, n: int, other: int, other_n: int, confidence:
 
 
 def noninferiority_power(n: int, discordance: float, margin: float, alpha: float = ALPHA) -> float:
-    """Chance to prove non-inferiority when both sides are equally good, by enumeration of all outcomes.
+    """Probability to prove non-inferiority of two equally good sides, by enumeration of all outcomes.
 
     n: problems answered by both. discordance: share of problems that exactly one side solves.
     """
@@ -113,13 +113,13 @@ def noninferiority_power(n: int, discordance: float, margin: float, alpha: float
     critical = _NORMAL.inv_cdf(1 - alpha)
     first, last = binom.interval(1 - 1e-9, n, discordance)
     differ = range(int(first), int(last) + 1)
-    # The statistic grows with the number of problems that only the new side solves: where it passes, or beyond all.
+    # The statistic grows with the problems that only the new side solves. Find the least count that passes, or d + 1.
     least = [bisect_left(range(d + 1), critical, key=lambda new: paired_z(new, d - new, n, -margin)) for d in differ]
     return float(binom.pmf(differ, n, discordance) @ binom.sf(least, differ, 0.5, loc=1))
 
 
 def problems_needed(discordance: float, margin: float, power: float = 0.8) -> int:
-    """About how many problems prove non-inferiority with this power when both sides are equally good."""
+    """Approximate number of problems that prove non-inferiority of two equally good sides with this power."""
 
     def reached(n: int) -> float:
         return noninferiority_power(n, discordance, margin)
@@ -131,7 +131,7 @@ def problems_needed(discordance: float, margin: float, power: float = 0.8) -> in
 
 
 def same_distribution_p(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
-    """Chi-squared two-sample test over categories; rare ones are pooled. None: one category only, nothing to test."""
+    """Chi-squared two-sample test over categories, rare ones pooled; None if only one category is left to test."""
     a, b = Counter(first), Counter(second)
     share = min(len(first), len(second)) / (len(first) + len(second))
     cells: list[tuple[int, int]] = []
@@ -151,7 +151,7 @@ def same_distribution_p(first: Sequence[Hashable], second: Sequence[Hashable]) -
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjustment: with these, all tests together reject a true hypothesis with at most the wanted chance."""
+    """Holm's adjustment of p-values, which limits the chance that any of all tests rejects a true hypothesis."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     adjusted, running = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 eval smoke`: a minute's gate for a rollout: nothing fails, answers make sense, drafts are accepted."""
+"""`kimi-w4a8 eval smoke`: one-minute check before a rollout of failures, plausible answers and draft acceptance."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .section import write_page
 
 KIND = "eval-smoke"
 _NUMBER = re.compile(r"-?\d[\d,]*")
-_LOOP = re.compile(r"(.{4,60}?)\1{7,}", re.DOTALL)  # the same piece eight times in a row
+_LOOP = re.compile(r"(.{4,60}?)\1{7,}", re.DOTALL)  # one piece of text eight times in a row
 _DRAFT_TOKENS = 4
 
 
 @dataclass(frozen=True)
 class Floors:
-    """What a healthy server reaches. max_tokens: enough for a model that reasons aloud."""
+    """Limits that a healthy server meets. max_tokens: enough for a model that reasons before it answers."""
 
     problems: int = 30
     max_tokens: int = 512
@@ -50,7 +50,7 @@ class Check:
 def run(
     choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_ROOT
 ) -> tuple[Path, Verdict, list[Check]]:
-    """Ask easy problems and check the answers; returns the run directory, pass or fail, and the checks."""
+    """Ask easy problems and return the run directory, pass or fail, and the checks."""
     choice.check()
     folder = new_run_dir("eval-smoke", runs)
     problems = tiny.problems("held_out", floors.problems, seed=21)
@@ -62,7 +62,7 @@ def run(
             except KimiError as error:
                 return error
 
-        before = scrape(server.ops_url) if server.ops_url else None  # a router passes no histogram on
+        before = scrape(server.ops_url) if server.ops_url else None  # a router does not forward accept histograms
         with console.status(f"{server.name}: {len(problems)} problems"), ThreadPoolExecutor(floors.concurrency) as pool:
             answers = list(pool.map(ask, problems))
         added = scrape(server.ops_url).since(before) if server.ops_url and before else None
@@ -75,7 +75,7 @@ def run(
         for p, a in zip(problems, answers, strict=True)
     ]
     result = {"kind": KIND, "configuration": server.name, "state": state, "floors": asdict(floors)}
-    write_json(folder / "result.json", {**result, "checks": [asdict(each) for each in checks], "problems": shown})
+    write_json(folder / "result.json", {**result, "checks": [asdict(check) for check in checks], "problems": shown})
     write_page(folder)
     return folder, state, checks
 
@@ -86,9 +86,9 @@ def check(
     floors: Floors,
     counted: Acceptance | None = None,
 ) -> list[Check]:
-    """The checks on a set of answers; a failed request is one that raised.
+    """Check a set of answers; a failed request is a KimiError.
 
-    counted: acceptance from the server's counters, for answers that do not tell theirs.
+    counted: acceptance from the server's counters, for answers without a histogram.
     """
     replies = [a for a in answers if isinstance(a, Generation)]
     failures = [a for a in answers if isinstance(a, KimiError)]
@@ -111,7 +111,7 @@ def check(
 
 
 def stated_number(text: str) -> int | None:
-    """The number behind the last `####`, else the last number of the text."""
+    """Return the number behind the last `####`, else the last number of the text."""
     marked = tiny.parse_answer(text)
     if marked is not None:
         return marked

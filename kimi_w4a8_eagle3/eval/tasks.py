@@ -1,4 +1,4 @@
-"""The tasks that lm-eval runs: their files in `eval/tasks`, and the data that a run points them at."""
+"""lm-eval's task files (`eval/tasks`) and the data that a run gives them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARKER = "####"
 
 @dataclass(frozen=True)
 class Task:
-    """name: as in `eval/tasks/<name>.yaml`. shots: examples before each question. counts: problems by data file."""
+    """One lm-eval task. name: of `eval/tasks/<name>.yaml`. shots: examples per question. counts: problems by split."""
 
     name: str
     title: str
@@ -32,9 +32,9 @@ TINY_MATH = Task("tiny_math", "tiny-math", 0, True, 192, {})
 
 
 def check_data(folder: Path, task: Task = GSM8K) -> dict[str, Path]:
-    """The data files of a folder, by split, after every line was read.
+    """Read every line of a folder's data files and return the files by split.
 
-    Raises KimiError for a missing file, a line that is not a problem, an answer without `#### N`, a wrong count.
+    Raises KimiError for a missing file, a line that is not a problem, an answer without `#### N`, or a wrong count.
     """
     files = {split: folder / f"{split}.jsonl" for split in task.counts}
     for split, path in files.items():
@@ -42,10 +42,10 @@ def check_data(folder: Path, task: Task = GSM8K) -> dict[str, Path]:
             problems = lines(path)
         except (OSError, UnicodeDecodeError) as error:
             raise KimiError(
-                f"the data of {task.title} cannot be read: {getattr(error, 'strerror', None) or error}",
+                f"cannot read the data of {task.title}: {getattr(error, 'strerror', None) or error}",
                 where=str(path),
                 expected="train.jsonl and test.jsonl as openai/gsm8k publishes them",
-                remedy="give their folder with --data-dir, or leave it out to use the Hugging Face Hub",
+                remedy="name the folder with --data-dir, or omit it to use the Hugging Face Hub",
             ) from error
         for number, line in enumerate(problems, start=1):
             _check_line(path, number, line)
@@ -53,8 +53,8 @@ def check_data(folder: Path, task: Task = GSM8K) -> dict[str, Path]:
             raise KimiError(
                 f"{len(problems)} problems instead of {task.counts[split]}",
                 where=str(path),
-                expected=f"the complete {split} split; a part of it gives figures that compare with nothing",
-                remedy="download it again; to ask fewer problems use --limit",
+                expected=f"the complete {split} split, because a part gives figures that cannot be compared",
+                remedy="download it again; to ask fewer problems, use --limit",
             )
     return files
 
@@ -76,7 +76,7 @@ def _check_line(path: Path, number: int, line: str) -> None:
 
 
 def write_task(task: Task, folder: Path, files: dict[str, Path] | None) -> None:
-    """Write the task file of one run: ours from `eval/tasks`, with its data taken from `files` where given."""
+    """Write the task file of one run: the shipped one, with its data from `files` if given."""
     folder.mkdir(parents=True, exist_ok=True)
     shipped = operator_dir("eval") / "tasks" / f"{task.name}.yaml"
     lines = [f"include: {json.dumps(str(shipped.resolve()))}", f"task: {task.name}"]
@@ -87,6 +87,6 @@ def write_task(task: Task, folder: Path, files: dict[str, Path] | None) -> None:
 
 
 def write_tiny_problems(path: Path, count: int) -> None:
-    """Write the first `count` held-out problems of the built-in model as `question`/`answer` lines."""
+    """Write the built-in model's first `count` held-out problems as `question`/`answer` lines."""
     lines = [json.dumps({"question": p.question, "answer": p.solution}) for p in tiny.problems("held_out", count)]
     path.write_text("\n".join(lines) + "\n")

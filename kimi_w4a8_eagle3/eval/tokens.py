@@ -1,4 +1,4 @@
-"""Asks an engine for tokens by their ids: greedy with top logprobs, or sampled; what the lossless check compares."""
+"""Client for answers as token ids: greedy with top logprobs, sampled, or prefilled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..engine.client import EngineClient
 
 TOP = 10
 _TIMEOUT_S = 1800.0
-_NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}  # whatever a model's generation_config.json prefers
+_NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}  # override the model's generation_config.json
 _FIRST = {"temperature": 0.0, "max_new_tokens": 1}
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -19,9 +19,10 @@ _Out = TypeVar("_Out")
 
 @dataclass(frozen=True)
 class Tokens:
-    """One generation. ids include the token that ended it, when one did. top[i]: (logprob, id) of the best candidates
-    at position i and chosen[i] the logprob of the token itself, empty unless asked for. verify_steps: 0 without
-    speculation. cached: prompt tokens that the prefix cache had.
+    """One generation. ids include the end token, if any. top[i]: (logprob, id) of the best candidates at position i.
+
+    chosen[i]: logprob of the token itself. top and chosen are empty unless requested. verify_steps: 0 without
+    speculation. cached: prompt tokens found in the prefix cache.
     """
 
     ids: tuple[int, ...]
@@ -42,7 +43,7 @@ class Prefill:
 
 
 class Probe(EngineClient):
-    """Talks to SGLang's native endpoints of one server; raises KimiError with the server's words on any failure."""
+    """Client of one server's native SGLang endpoints; raises KimiError with the server's message on any failure."""
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         super().__init__(base_url, api_key, _TIMEOUT_S)
@@ -51,23 +52,23 @@ class Probe(EngineClient):
         return self
 
     def chat_ids(self, content: str, model: str, tools: list[dict[str, Any]] | None = None) -> tuple[int, ...]:
-        """Token ids of one user message in the server's chat template, ready to be answered."""
+        """Return the token ids of one user message in the server's chat template with the generation prompt."""
         body = {"model": model, "messages": [{"role": "user", "content": content}], "tools": tools}
         return tuple(self._post("/tokenize", body)["tokens"])
 
     def greedy(self, ids: Sequence[int], max_tokens: int, with_top: bool, stop: str | None = None) -> Tokens:
-        """The greedy continuation of `ids`, to the stop string at most."""
+        """Return the greedy continuation of `ids`, up to the stop string."""
         return self.answer(ids, {"max_new_tokens": max_tokens, "temperature": 0.0, "stop": stop}, with_top)
 
     def answer(self, ids: Sequence[int], params: dict[str, Any], with_top: bool) -> Tokens:
-        """The continuation of `ids` under SGLang's sampling parameters `params`."""
+        """Return the continuation of `ids` under SGLang's sampling parameters `params`."""
         body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": _NEUTRAL | params}
         if with_top:
             body |= {"return_logprob": True, "top_logprobs_num": TOP}
         return _tokens(self._post("/generate", body))
 
     def prefill(self, prompt: Sequence[int], answer: Sequence[int]) -> Prefill:
-        """Logprobs of `answer` after `prompt` from a prefill of both that takes nothing from the prefix cache."""
+        """Return the logprobs of `answer` after `prompt` from a prefill that uses no cached prefix."""
         body = {"input_ids": [*prompt, *answer], "sampling_params": _NEUTRAL | _FIRST, "return_logprob": True}
         # Only tokens before logprob_start_len may come from the cache.
         meta = self._post("/generate", {**body, "logprob_start_len": 0, "top_logprobs_num": 1})["meta_info"]
@@ -76,7 +77,7 @@ class Probe(EngineClient):
         return Prefill(tuple(own for own, _ in rows), tuple(best for _, best in rows))
 
     def leave(self, ids: Sequence[int], pieces: int) -> None:
-        """Ask for a long continuation and hang up after a few pieces of it."""
+        """Request a long continuation and disconnect after `pieces` chunks."""
         params = {**_NEUTRAL, "temperature": 0.0, "max_new_tokens": 512, "ignore_eos": True}
         with self._http.stream(
             "POST", "/generate", json={"input_ids": list(ids), "sampling_params": params, "stream": True}
@@ -86,15 +87,15 @@ class Probe(EngineClient):
                     return
 
     def samples(self, ids: Sequence[int], params: dict[str, Any], n: int) -> list[tuple[int, ...]]:
-        """`n` independent continuations of `ids` under `params`, shorter where an answer ended."""
+        """Return `n` independent continuations of `ids` under `params`; some may end early."""
         body = {"input_ids": list(ids), "sampling_params": {**_NEUTRAL, **params, "n": n}}
         found = self._post("/generate", body)
-        return [_tokens(each).ids for each in (found if isinstance(found, list) else [found])]
+        return [_tokens(reply).ids for reply in (found if isinstance(found, list) else [found])]
 
     def all(self, call: Callable[[_In], _Out], inputs: Sequence[_In], concurrency: int) -> list[_Out]:
-        """`call` for every input, `concurrency` at a time, results in the order of the inputs.
+        """Call `call` for every input, `concurrency` at a time, and return the results in input order.
 
-        An interruption drops what was not asked yet.
+        An interruption drops the inputs that have not started.
         """
         with ThreadPoolExecutor(concurrency) as pool:
             try:

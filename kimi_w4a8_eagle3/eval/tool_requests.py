@@ -1,7 +1,7 @@
-"""What `eval tools` asks: requests with tools, from a file, from the Hub, or of the built-in model's problems.
+"""Requests of `eval tools`: from a file, from the Hub, or from the built-in model's problems.
 
-A line of a file is a request's body, as the samples of the K2 Vendor Verifier are; or what that program writes about
-one, which tells how another deployment's answer ended; or the form with `messages` and `tools` as strings of JSON.
+A line of a file has one of three forms: a request body, as in the samples of the K2 Vendor Verifier; that program's
+output, which also names the finish reason of another deployment's answer; or `messages` and `tools` as JSON strings.
 """
 
 from __future__ import annotations
@@ -28,28 +28,27 @@ _SEED, _BUILTIN = 31, 200
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """One request. expected: the finish_reason of the reference's answer, None where the data has none."""
+    """One request. expected: finish_reason of the reference's answer, None if the data has none."""
 
     body: dict[str, Any]
     expected: str | None = None
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The declared tools."""
         return self.body.get("tools") or []
 
     @property
     def identity(self) -> str:
-        """The same for the same conversation and tools, whatever model is asked and how."""
+        """Hash of conversation and tools, independent of the model and of sampling parameters."""
         asked = [self.body["messages"], self.tools]
         return sha256(json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def load(data: str | None, limit: int | None) -> list[ToolRequest]:
-    """The first `limit` requests of `data`, a file or `hf://datasets/OWNER/REPO/FILE`; None: of the built-in problems.
+    """Load the first `limit` requests of `data`, a file or `hf://datasets/OWNER/REPO/FILE`.
 
-    Without a limit all of a file, or 200 of the built-in ones. Raises KimiError for a file that cannot be
-    read and for a line that is not a request.
+    Without data it loads built-in problems, 200 unless limited; without a limit it loads a whole file. Raises KimiError
+    for an unreadable file or a line that is not a request.
     """
     if data is None:
         return builtin(limit or _BUILTIN)
@@ -58,9 +57,9 @@ def load(data: str | None, limit: int | None) -> list[ToolRequest]:
         rows = [(number, line) for number, line in enumerate(lines(path), start=1) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         what = getattr(error, "strerror", None) or error
-        raise KimiError(f"the requests cannot be read: {what}", str(path), "a JSONL file, one request a line") from None
+        raise KimiError(f"cannot read the requests: {what}", str(path), "a JSONL file, one request per line") from None
     if not rows:
-        raise KimiError("no request", str(path), "a JSONL file, one request a line")
+        raise KimiError("the file has no request", str(path), "a JSONL file, one request per line")
     return [_read(path, number, line) for number, line in rows[:limit]]
 
 
@@ -71,7 +70,7 @@ def _read(path: Path, number: int, line: str) -> ToolRequest:
         if isinstance(body["messages"], str):
             body = {name: json.loads(body[name]) for name in ("messages", "tools") if body.get(name)}
         body = {name: value for name, value in body.items() if name not in _EXPECTED}
-        # The vendor's samples name the system prompt's role so; its verifier sends it as `system`.
+        # The vendor's samples call the system role `_input`; its verifier sends it as `system`.
         body["messages"] = [{**m, "role": "system"} if m["role"] == "_input" else m for m in body["messages"]]
         return ToolRequest(body, next((row[name] for name in _EXPECTED if row.get(name)), None))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -81,7 +80,7 @@ def _read(path: Path, number: int, line: str) -> ToolRequest:
 
 
 def builtin(count: int) -> list[ToolRequest]:
-    """Held-out problems with a calculator: before the first call, where one is due, and after the last result."""
+    """Make requests from held-out problems with a calculator: one before the first call, one after the last result."""
     found = (request for problem in tiny.problems("held_out", count, seed=_SEED) for request in _stages(problem))
     return [request for request, _ in zip(found, range(count), strict=False)]
 

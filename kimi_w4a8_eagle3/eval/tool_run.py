@@ -1,4 +1,4 @@
-"""`eval tools`: requests with tools and the vendor's checks, from a server to a verdict in its run directory."""
+"""`eval tools`: send requests with tools and the vendor's checks to a server, and write the verdict."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _CHAT = ENDPOINTS[1]
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides the figures of a run. stream: None sends each request as the data says. extra: fields of each body.
+    """Settings that decide a run's figures. data: None for the built-in problems. limit: number of requests.
 
-    data: None for the built-in problems. limit: of its requests. max_tokens: of a tool call that a check forces.
+    stream: None sends each request as the data says. extra: fields added to each body. max_tokens: limit of a tool call
+    that a check forces.
     """
 
     data: str | None = None
@@ -48,9 +49,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Judging:
-    """What decides the verdict beside the answers, and where it is kept.
+    """Settings that decide the verdict on given answers, and where it is kept.
 
-    tokenizer: a folder or repository; None takes the server's, where it lies on this machine.
+    tokenizer: folder or repository; None uses the server's tokenizer if it is on this machine.
     """
 
     published: str | None = None
@@ -63,14 +64,13 @@ class Judging:
 
 
 def plan_of(run: dict[str, Any]) -> Plan:
-    """The plan of a recorded run."""
     return Plan(**run["plan"])
 
 
 def run(choice: Choice, plan: Plan, judging: Judging, console: Console, resume: Path | None = None) -> Path:
-    """Ask, score, judge; returns the run directory, whose result.json holds the verdict.
+    """Run one tool-call evaluation and return its run directory, whose result.json holds the verdict.
 
-    Raises KimiError when something keeps the run from its end; what was answered is kept for `resume`.
+    Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
     """
     table = _table(judging)
     baseline = load_outcomes(judging.baseline) if judging.baseline else None
@@ -95,10 +95,10 @@ def run(choice: Choice, plan: Plan, judging: Judging, console: Console, resume: 
     def answer(body: dict[str, Any]) -> Answer:
         return answers[request_key(_CHAT, body)]
 
-    outcomes = [tool_scores.outcome(each, answer(body)) for each, body in zip(requests, bodies, strict=True)]
+    outcomes = [tool_scores.outcome(request, answer(body)) for request, body in zip(requests, bodies, strict=True)]
     asked = [(probe, answer(probe.body)) for probe in probes]
     checks = [_marker_check(outcomes), *vendor_checks.check_probes(asked)]
-    # A request for two answers counts its prompt once, one with an odd value may count nothing: theirs are left out.
+    # Left out: a request for two answers counts its prompt once, and one with an odd value may count nothing.
     schemas = [(probe.body, found) for probe, found in asked if "tools" in probe.body]
     counted = [*((body, answer(body)) for body in bodies), *schemas]
     checks.append(vendor_checks.check_counts(counted, count))
@@ -106,15 +106,15 @@ def run(choice: Choice, plan: Plan, judging: Judging, console: Console, resume: 
 
 
 def load_outcomes(folder: Path) -> dict[str, ToolOutcome]:
-    """The outcomes of a finished run by the identity of their requests; raises KimiError when it is not one."""
+    """Load a finished run's outcomes by the identity of their requests; raise KimiError for any other folder."""
     path = folder / OUTCOMES
     try:
         found = [ToolOutcome(**json.loads(line)) for line in lines(path)]
     except (OSError, ValueError, TypeError) as error:
         raise KimiError(
-            f"not the folder of a finished run: {error}", str(path), "a run of `kimi-w4a8 eval tools` that ended"
+            f"not a finished run: {error}", str(path), "a finished run of `kimi-w4a8 eval tools`"
         ) from error
-    return {each.identity: each for each in found if each.status != "failed"}
+    return {outcome.identity: outcome for outcome in found if outcome.status != "failed"}
 
 
 def _table(judging: Judging) -> Published:
@@ -123,7 +123,7 @@ def _table(judging: Judging) -> Published:
 
 
 def _own_counter(target: Target) -> Callable[[dict[str, Any]], int] | None:
-    """By the tokenizer that the server uses, where it lies on this machine."""
+    """Return a counter for the server's tokenizer if it is on this machine."""
     with EngineClient(target.base_url, target.api_key) as client:
         try:
             path = client.tokenizer_path()
@@ -133,7 +133,7 @@ def _own_counter(target: Target) -> Callable[[dict[str, Any]], int] | None:
 
 
 def _body(body: dict[str, Any], model: str, plan: Plan) -> dict[str, Any]:
-    """A request as it is sent."""
+    """Return a request body as it is sent."""
     body = {**body, "model": model, **plan.extra}
     streamed = body.pop("stream", False) if plan.stream is None else plan.stream
     body.pop("stream", None)
@@ -144,10 +144,10 @@ def _body(body: dict[str, Any], model: str, plan: Plan) -> dict[str, Any]:
 def _ask(
     bodies: Sequence[dict[str, Any]], target: Target, plan: Plan, judging: Judging, folder: Path, console: Console
 ) -> Recorder:
-    """Send every request through the recorder, which keeps what was answered."""
+    """Send every request through the recorder, which keeps the answers."""
     with (
         Recorder(target.base_url, folder / REQUESTS, judging.patience, target.api_key) as recorder,
-        httpx.Client(base_url=recorder.base_url, timeout=None, limits=httpx.Limits(max_connections=None)) as http,  # noqa: S113 the recorder has the patience
+        httpx.Client(base_url=recorder.base_url, timeout=None, limits=httpx.Limits(max_connections=None)) as http,  # noqa: S113 the recorder sets the time limits
         progress("tool calls", len(bodies), console) as shown,
         ThreadPoolExecutor(plan.concurrency) as pool,
     ):
@@ -161,9 +161,9 @@ def _ask(
 
 
 def _marker_check(outcomes: Sequence[ToolOutcome]) -> Check:
-    found = [each.marker for each in outcomes if each.marker]
+    found = [outcome.marker for outcome in outcomes if outcome.marker]
     first = f", the first is {found[0]}" if found else ""
-    return Check("markers of calls or thinking in a text", f"{len(found)}{first}", "none", not found)
+    return Check("markers of calls or thinking in the text", f"{len(found)}{first}", "none", not found)
 
 
 def _conclude(
@@ -172,7 +172,7 @@ def _conclude(
 ) -> Path:  # fmt: skip
     judged = table.references[0].configuration if table.references else None  # the vendor's own service comes first
     verdict = tool_scores.judge(outcomes, checks, table, judged, baseline, judging.max_unusable)
-    rows = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in outcomes)
+    rows = (json.dumps(asdict(outcome), ensure_ascii=False) + "\n" for outcome in outcomes)
     write_atomic(folder / OUTCOMES, "".join(rows))
     result = {
         "kind": KIND,
@@ -182,11 +182,11 @@ def _conclude(
         "model": target.model,
         "baseline": str(judging.baseline) if judging.baseline else None,
         "judged_against": judged,
-        "finish_reasons": dict(Counter(str(each.finish_reason) for each in outcomes)),
+        "finish_reasons": dict(Counter(str(outcome.finish_reason) for outcome in outcomes)),
         "requests": {"asked": recorder.finished - len(recorder.reused), "reused": len(recorder.reused),
                      "retries": recorder.retries},
-        "checks": [asdict(each) for each in checks],
-        "invalid": [asdict(each) for each in outcomes if each.problem],
+        "checks": [asdict(check) for check in checks],
+        "invalid": [asdict(outcome) for outcome in outcomes if outcome.problem],
         "verdict": asdict(verdict),
     }  # fmt: skip
     write_json(folder / "result.json", result)

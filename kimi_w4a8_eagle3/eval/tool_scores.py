@@ -1,8 +1,8 @@
-"""Scores of answers with tool calls: how they ended, whether their arguments are valid, and how that compares.
+"""Scores of answers with tool calls: finish reasons, valid arguments, and the comparison with a reference.
 
-The measures are those of the K2 Vendor Verifier (MoonshotAI/K2-Vendor-Verifier): an answer *calls* when its
+The measures are those of the K2 Vendor Verifier (MoonshotAI/K2-Vendor-Verifier). An answer *calls* when its
 finish_reason is `tool_calls`. Trigger similarity is the F1 of calling against a reference's answers to the same
-requests; schema accuracy is the share of calling answers whose calls all fit the schemas that their request declares.
+requests. Schema accuracy is the share of calling answers whose calls all fit the schemas declared in their request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MARKERS = ("<|tool_call", "<think>", "</think>")
 
 @dataclass(frozen=True)
 class ToolOutcome:
-    """One request and how it ended. expected: the reference's finish_reason. problem: what is wrong with its calls."""
+    """One request and its answer. expected: the reference's finish_reason. problem: the error of its calls."""
 
     identity: str
     status: str
@@ -47,20 +47,20 @@ class ToolOutcome:
 
     @property
     def called(self) -> bool:
-        """Whether the answer ends in tool calls."""
+        """True if the answer ends in tool calls."""
         return self.finish_reason == CALLS
 
 
 @dataclass(frozen=True)
 class Published:
-    """Results that the vendor publishes for one model: the similarity it accepts, and schema accuracies."""
+    """A vendor's published results for one model: the accepted similarity and schema accuracies."""
 
     min_similarity: float
     references: list[Reference]
 
 
 def published(name: str | None) -> Published:
-    """A table of `eval/tool_calls.json`; without a name the first one's threshold alone."""
+    """Load a table of `eval/tool_calls.json`; without a name only the first one's threshold."""
     found = json.loads((operator_dir("eval") / "tool_calls.json").read_text())
     tables = found["tables"]
     if name and name not in tables:
@@ -75,13 +75,11 @@ def published(name: str | None) -> Published:
 
 
 def message_of(answer: Answer) -> dict[str, Any]:
-    """The assistant's message."""
     message: dict[str, Any] = answer.response["choices"][0]["message"]
     return message
 
 
 def outcome(request: ToolRequest, answer: Answer) -> ToolOutcome:
-    """Score one answer."""
     if answer.error is not None:
         return ToolOutcome(request.identity, "failed", request.expected, None, [], error=answer.error)
     message = message_of(answer)
@@ -96,7 +94,7 @@ def outcome(request: ToolRequest, answer: Answer) -> ToolOutcome:
 
 
 def wrong(call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
-    """What is wrong with a call under its request's own schema; empty for a valid one."""
+    """Return the error of a call under its request's schema; empty for a valid call."""
     function = call.get("function") or {}
     name, arguments = function.get("name"), function.get("arguments")
     declared = next((tool["function"] for tool in tools if tool["function"]["name"] == name), None)
@@ -110,26 +108,26 @@ def wrong(call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
     try:
         kind = validators.validator_for(schema, default=Draft202012Validator)
         kind.check_schema(schema)
-        kind(schema, registry=Registry()).validate(given)  # this registry fetches no schema from elsewhere
+        kind(schema, registry=Registry()).validate(given)  # an empty registry fetches no remote schema
     except ValidationError as error:
         return f"{error.json_path}: {error.message}"
     except (SchemaError, Unresolvable) as error:
-        return f"the declared schema cannot be used: {str(error).splitlines()[0]}"
+        return f"the declared schema is unusable: {str(error).splitlines()[0]}"
     return ""
 
 
 def schema_accuracy(outcomes: Iterable[ToolOutcome]) -> Accuracy:
-    """Share of the answers with calls whose calls are all valid."""
-    calling = [each for each in outcomes if each.called]
-    valid = sum(not each.problem for each in calling)
+    """Return the share of answers with calls whose calls are all valid."""
+    calling = [outcome for outcome in outcomes if outcome.called]
+    valid = sum(not outcome.problem for outcome in calling)
     return Accuracy(SCHEMA_ACCURACY, valid, len(calling), wilson(valid, len(calling)) if calling else None)
 
 
 def similarity(called: Sequence[tuple[bool, bool]]) -> Accuracy:
-    """F1 of (ours, reference's) with its 95 % interval.
+    """Return the F1 of (ours, reference's) calling with its 95 % interval.
 
-    F1 = 2J / (1 + J) for J, the share of requests on which both call among those on which either does: a share of
-    independent requests, so Wilson's limits of J give those of F1.
+    F1 = 2J / (1 + J), where J is the share of requests that both sides answer with calls among those where either does.
+    J is a share of independent requests, so Wilson's limits of J give those of F1.
     """
     both = sum(ours and theirs for ours, theirs in called)
     either = sum(ours or theirs for ours, theirs in called)
@@ -149,18 +147,18 @@ def judge(
     baseline: Mapping[str, ToolOutcome] | None = None,
     max_unusable: float = 0.01,
 ) -> Conclusion:
-    """The conclusion from one run.
+    """Return the conclusion from one run.
 
-    judged: the configuration among the table's whose schema accuracy decides. baseline: an earlier run's outcomes by
-    identity: their calling is the reference in place of the data's own, and their schema accuracy decides, too.
+    judged: configuration of the table whose schema accuracy decides. baseline: outcomes of an earlier run by identity.
+    With a baseline its calls replace the data's own as reference, and its schema accuracy also decides.
     """
     concluded = Conclusion(
         problems=len(outcomes),
-        failed=sum(each.status == "failed" for each in outcomes),
-        truncated=sum(each.status == "truncated" for each in outcomes),
+        failed=sum(outcome.status == "failed" for outcome in outcomes),
+        truncated=sum(outcome.status == "truncated" for outcome in outcomes),
     )
     judge_validity(concluded, max_unusable)
-    answered = [each for each in outcomes if each.status != "failed"]
+    answered = [outcome for outcome in outcomes if outcome.status != "failed"]
     found = schema_accuracy(answered)
     concluded.accuracies.append(found)
     earlier = schema_accuracy(baseline.values()) if baseline else None
@@ -170,7 +168,7 @@ def judge(
     if found.interval:
         judge_references(concluded, table.references, judged)
     if not (judged or earlier):
-        concluded.reasons.append("schema accuracy is not judged: name a --published table or a --baseline run")
+        concluded.reasons.append("schema accuracy is not judged: add --published TABLE or --baseline RUN")
     _judge_similarity(concluded, answered, baseline, table.min_similarity)
     for check in checks:
         if not check.passed:
@@ -181,21 +179,22 @@ def judge(
 def _judge_similarity(
     concluded: Conclusion, answered: Sequence[ToolOutcome], baseline: Mapping[str, ToolOutcome] | None, least: float
 ) -> None:
-    reference = {each.identity: each.expected for each in answered}
+    reference = {outcome.identity: outcome.expected for outcome in answered}
     if baseline is not None:
-        reference = {name: each.finish_reason for name, each in baseline.items()}
-    pairs = [(each.called, reference[each.identity] == CALLS) for each in answered if reference.get(each.identity)]
+        reference = {name: outcome.finish_reason for name, outcome in baseline.items()}
+    known = [outcome for outcome in answered if reference.get(outcome.identity)]
+    pairs = [(outcome.called, reference[outcome.identity] == CALLS) for outcome in known]
     if not pairs:
-        concluded.reasons.append("how the reference's answers ended is not known: name a --baseline run")
+        concluded.reasons.append("the data has no finish reasons of a reference: add --baseline RUN")
         return
     found = similarity(pairs)
     concluded.accuracies.append(found)
     if found.interval is None:
-        concluded.conclude(Verdict.INCONCLUSIVE, f"neither calls a tool in any of {len(pairs)} requests")
+        concluded.conclude(Verdict.INCONCLUSIVE, f"no tool was called by either side in {len(pairs)} requests")
         return
     state, words = Verdict.INCONCLUSIVE, "too few requests to tell"
     if found.interval.low >= least:
-        state, words = Verdict.PASS, "as the reference"
+        state, words = Verdict.PASS, "like the reference"
     elif found.interval.high < least:
         state, words = Verdict.FAIL, "unlike the reference"
     concluded.conclude(state, f"{SIMILARITY} {found.interval} of {len(pairs)}, wanted {least:.0%}: {words}")

@@ -1,9 +1,9 @@
-"""The checks of the Kimi Vendor Verifier (MoonshotAI/Kimi-Vendor-Verifier): parameters, tool schemas, prompt counts.
+"""Checks of the Kimi Vendor Verifier (MoonshotAI/Kimi-Vendor-Verifier): parameters, tool schemas, prompt counts.
 
-Each probe is one request and what its answer must be. Judged is what a server can guarantee. Moonshot's own API refuses
-every sampling parameter but its own values, while an open server honours them: that group is reported and not judged.
-A grammar makes every call that ends fit its schema. It cannot make a model end: JSON allows blanks and digits without
-limit, so a call that was cut at the token limit is counted, and the group fails only when most calls were cut.
+Each probe is one request with a rule for its answer. Only what a server can guarantee is judged. Moonshot's own API
+rejects every sampling value but its own, while an open server accepts others, so that group is reported and not
+judged. A grammar makes every finished call fit its schema, but it cannot make the model finish: JSON allows unlimited
+blanks and digits. Calls cut at the token limit are therefore counted, and a group fails when most calls were cut.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIXED: tuple[Body, ...] = (
     {"temperature": 1.1}, {"temperature": 2.0}, {"top_p": 0.8}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5},
     {"n": 2},
 )  # fmt: skip
-_SHORT = 16  # tokens of an answer of which only the status matters
+_SHORT = 16  # answer tokens where only the status matters
 _TOOL = "submit"
 _ASK = (
     f"Call the tool {_TOOL} once, with the smallest arguments that its schema allows: every required property, nothing "
@@ -46,7 +46,7 @@ _ASK = (
 
 @dataclass(frozen=True)
 class Probe:
-    """One request of a group. wrong: what is wrong with its answer, empty for nothing. ends: it should end itself."""
+    """One request of a group. wrong: returns the error of an answer, or "". ends: the answer should end by itself."""
 
     group: str
     body: Body
@@ -56,12 +56,12 @@ class Probe:
 
     @property
     def name(self) -> str:
-        """For a list of what failed."""
+        """Request body without model and messages, to name a failed probe."""
         return json.dumps({k: v for k, v in self.body.items() if k not in ("messages", "model")}, ensure_ascii=False)
 
 
 def probes(model: str, max_tokens: int) -> list[Probe]:
-    """All of them, for a server of `model`; max_tokens: the longest tool call."""
+    """Return all probes for a server of `model`; max_tokens limits a tool call."""
     return [*_parameters(model), *_schemas(model, max_tokens)]
 
 
@@ -104,12 +104,12 @@ def _called(answer: Answer, tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_stream(body: Body) -> Body:
-    """The same request, streamed, with its counts at the end."""
+    """Return the same request, streamed, with usage at the end."""
     return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
 
 def check_probes(asked: Sequence[tuple[Probe, Answer]]) -> list[Check]:
-    """One check for each group; it names the first failure."""
+    """Return one check for each group; it names the first failure."""
     return [
         _check_group(group, [(probe, answer) for probe, answer in asked if probe.group == group])
         for group in dict.fromkeys(probe.group for probe, _ in asked)
@@ -129,21 +129,21 @@ def _check_group(group: str, asked: Sequence[tuple[Probe, Answer]]) -> Check:
 
 
 def check_counts(asked: Sequence[tuple[Body, Answer]], count: Callable[[Body], int] | None) -> Check:
-    """Whether `usage.prompt_tokens` is what the checkpoint's own template and tokenizer make of every request."""
+    """Compare `usage.prompt_tokens` with the count of the checkpoint's own chat template and tokenizer."""
     name = "prompt token counts"
     if count is None:
-        return Check(name, "not counted", "a tokenizer: --tokenizer DIR", True)
+        return Check(name, "not counted", "a tokenizer (--tokenizer DIR)", True)
     answered = [(body, answer) for body, answer in asked if answer.error is None]
     counts = [(count(body), (answer.response.get("usage") or {}).get("prompt_tokens")) for body, answer in answered]
     different = [f"{theirs} instead of {ours}" for ours, theirs in counts if ours != theirs]
-    first = f"; the first other one is {different[0]}" if different else ""
+    first = f"; the first difference: {different[0]}" if different else ""
     return Check(name, f"{len(counts) - len(different)} of {len(counts)}{first}", "all", not different)
 
 
 def counter(tokenizer: str) -> Callable[[Body], int]:
-    """Counts the tokens of a request's prompt as the tokenizer in the folder (or repository) `tokenizer` makes them.
+    """Return a function that counts a request's prompt tokens with `tokenizer`, a folder or repository.
 
-    Raises KimiError when transformers is missing, or when the tokenizer brings code that nobody accepted.
+    Raises KimiError when transformers is missing or when the tokenizer's code has not been trusted.
     """
     try:
         from transformers import AutoTokenizer  # optional: it comes with SGLang; seconds to import

@@ -69,7 +69,7 @@ def test_a_verify_step_that_accepts_everything_is_found(plain, faulty, tmp_path)
     assert report.state == "fail"
     assert report.accept_length > 3.5  # it looks splendid
     assert {each.concurrency for each in report.divergences} == {1, 40}
-    assert report.prefill.not_best > 9 and "not the best of the logits" in report.reasons[0]
+    assert report.prefill.not_best > 9 and "not the argmax of the logits" in report.reasons[0]
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_a_part_of_the_data_is_refused(data):
 
 def test_missing_and_binary_files_are_refused(data):
     (data / "test.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(KimiError, match="cannot be read"):
+    with pytest.raises(KimiError, match="cannot read the data"):
         tasks.check_data(data, SMALL)
     (data / "train.jsonl").unlink()
     with pytest.raises(KimiError, match="No such file") as caught:

@@ -68,7 +68,7 @@ def judged(differences=(), kinds=("chat",), longest=2, **seen: float) -> exact.R
 def test_what_did_not_happen_was_not_compared():
     assert judged().state == "pass"
     for name, value, words in (
-        ("tokens of verify steps", 4, "no draft was accepted"),
+        ("tokens of verify steps", 4, "no draft token was accepted"),
         ("prompt tokens from the cache", 0, "prefix cache"),
         ("retracted", 0, "no request was retracted"),
     ):

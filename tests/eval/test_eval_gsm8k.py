@@ -99,7 +99,7 @@ def resumed(data, tmp_path_factory):
 
 
 def test_a_server_that_dies_ends_the_run_with_the_way_to_go_on(resumed):
-    assert "nothing has listened" in resumed.interrupted.what
+    assert "no server has listened" in resumed.interrupted.what
     assert f"--resume {resumed.folder}" in resumed.interrupted.remedy
 
 
@@ -122,7 +122,7 @@ def test_a_resumed_run_asks_nothing_twice(resumed):
     assert len(resumed.answered_before) >= 8
     assert not resumed.answered_before & resumed.asked_after
     assert len(resumed.answered_before | resumed.asked_after) == LIMIT
-    assert f"{len(resumed.answered_before)} taken from the interrupted run" in resumed.output
+    assert f"{len(resumed.answered_before)} reused from the interrupted run" in resumed.output
 
 
 def test_each_problem_is_recorded_with_what_happened_to_it(resumed):
@@ -171,17 +171,17 @@ def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
     options = accuracy.Options(data_dir=data, runs=tmp_path, baseline=resumed.folder)
     five_shot = Protocol(tasks.GSM8K, chat=False, shots=5, max_tokens=64, limit=LIMIT)
     with openai_server(answer) as server:
-        with pytest.raises(KimiError, match="another protocol: shots 10, here 5"):
+        with pytest.raises(KimiError, match="another protocol: shots 10, this run has 5"):
             accuracy.run(Choice(base_url=server.base_url), five_shot, options, SILENT)
         options = accuracy.Options(data_dir=data, runs=tmp_path, baseline=tmp_path)
-        with pytest.raises(KimiError, match="not the folder of such a run"):
+        with pytest.raises(KimiError, match="not a run that can be used here"):
             accuracy.run(Choice(base_url=server.base_url), PROTOCOL, options, SILENT)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("choice", [{}, {"base_url": "http://127.0.0.1:1", "recipe": "tiny"}])
 def test_the_server_must_be_named_once(choice):
-    with pytest.raises(KimiError, match="no server was named, or two"):
+    with pytest.raises(KimiError, match="give exactly one of --base-url and --recipe"):
         Choice(**choice)
 
 

@@ -55,7 +55,7 @@ def test_it_names_its_prompt_and_keeps_the_two_best_of_all_candidates():
 
 def test_a_token_that_the_reference_never_considered_is_a_bug():
     bug = one(tokens(7, 5, 9, top=TOP), tokens(7, 99, 9))
-    assert bug.judgement == "bug" and bug.gap is None and "none of its best candidates" in str(bug)
+    assert bug.judgement == "bug" and bug.gap is None and "not among its best candidates" in str(bug)
 
 
 def test_a_text_that_ends_elsewhere_is_a_bug():
@@ -127,18 +127,18 @@ def report(found, plan=None, expected=None, **info):
 def test_verdicts():
     assert report(answers("eagle3", tokens(7, 5, 9, steps=1))).state == "pass"
     bug = report(answers("eagle3", tokens(99, 5, 9, steps=1)))
-    assert bug.state == "fail" and "2 greedy answers have a token that is no candidate" in bug.reasons[0]
+    assert bug.state == "fail" and "2 greedy answers have a token that is not among the" in bug.reasons[0]
     near = report(answers("eagle3", tokens(7, 6, 9, steps=1)))
     assert near.state == "pass" and "0 of 2 greedy answers have the same tokens" in near.reasons[0]
     own = (TOP[0], ((-0.6, 5), (-0.7, 6)), TOP[2])
     second = report(answers("eagle3", tokens(7, 6, 9, steps=1, top=own, chosen=(-0.1, -0.7, -0.01))))
-    assert second.state == "fail" and "2 of 6 tokens are not the best of the logits" in second.reasons[0]
+    assert second.state == "fail" and "2 of 6 tokens are not the argmax of the logits" in second.reasons[0]
     assert "by up to 0.100 nats" in second.reasons[0]
     late = answers("eagle3", tokens(7, 5, 9, steps=1))
     late.late = [True, False]
     assert report(late).state == "pass"  # rounding may do that
     late.late = [True, True, False]
-    assert report(late).state == "fail" and "2 of 3 answers go on behind their stop string" in report(late).reasons[0]
+    assert report(late).state == "fail" and "2 of 3 answers continue past their stop string" in report(late).reasons[0]
     idle = report(answers("eagle3", tokens(7, 5, 9, steps=0)))
     assert idle.state == "invalid" and "does not speculate" in idle.reasons[0]
     other = answers("eagle3", tokens(7, 5, 9, steps=1))
@@ -185,13 +185,13 @@ def test_more_than_rounding_is_found_in_every_answer_or_in_a_few():
     noise, more = rng.uniform(0.005, 0.02, 96), rng.uniform(0.07, 0.079, 96)
     assert not matched(noise, 2 * rng.permutation(noise)).problems  # verify steps may round twice as coarsely
     [everywhere] = matched(noise, more).problems
-    assert "logprobs away from a prefill's" in everywhere and ", 0 over 4 times as far as any" in everywhere
+    assert "distance to the prefill's logprobs" in everywhere and ", 0 over 4 times as far as any" in everywhere
     few = np.where(np.arange(96) < 12, 0.3, noise)
     [some] = matched(noise, few).problems
     assert "12 over 4 times as far as any" in some
     assert not matched(noise, np.where(np.arange(96) < 5, 0.3, noise)).problems
     [worse] = matched(noise, noise, lost=0.1).problems
-    assert "tokens below a prefill's best" in worse
+    assert "tokens below the prefill's best" in worse
 
 
 def test_without_any_rounding_differences_of_float32_are_none():

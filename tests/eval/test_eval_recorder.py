@@ -95,7 +95,7 @@ def test_a_server_that_is_gone_ends_the_run_and_loses_nothing(path):
         assert text(ask(recorder, "a")) == "kept"
         server.close()
         assert ask(recorder, "b").status_code == 503
-        assert recorder.fatal is not None and "nothing has listened" in recorder.fatal
+        assert recorder.fatal is not None and "no server has listened" in recorder.fatal
         assert not recorder.failed  # not the request's fault
     assert [answer.text for answer in read_answers(path).values()] == ["kept"]
 
@@ -156,5 +156,5 @@ def test_a_line_cut_by_a_crash_is_dropped_and_a_foreign_file_refused(path):
         assert server.asked == {"a": 1, "b": 2}
         assert len(read_answers(path)) == 2
         path.write_text(json.dumps({"other": 1}) + "\n")
-        with pytest.raises(KimiError, match="line 1 is not a record"), Recorder(server.base_url, path, QUICK):
+        with pytest.raises(KimiError, match="line 1 is not a recorded request"), Recorder(server.base_url, path, QUICK):
             pass

@@ -100,9 +100,9 @@ def test_html_escapes_what_a_model_says_and_needs_nothing_from_outside(tmp_path)
     [
         (
             {"kind": "eval-lossless", "report": {"prefill": {}}},
-            "which a prefill confirms as well as without speculation",
+            "a prefill confirms it as well as without speculation",
         ),
-        ({"kind": "eval-lossless", "report": {}}, "bit for bit, tokens and logprobs: no rule for ties"),
+        ({"kind": "eval-lossless", "report": {}}, "equal bit for bit, with no rule for ties"),
         ({"kind": "eval-smoke", "checks": []}, "every check holds"),
     ],
 )
@@ -119,7 +119,7 @@ def test_the_page_says_what_pass_means(tmp_path, result, rule):
 def test_a_section_needs_a_finished_evaluation(tmp_path):
     assert not section.is_evaluation(tmp_path)
     (tmp_path / "result.json").write_text('{"kind": "ab"}')
-    with pytest.raises(KimiError, match="not the folder of a finished evaluation"):
+    with pytest.raises(KimiError, match="not a finished evaluation"):
         section.section(tmp_path)
 
 
