@@ -1,1 +1,1 @@
-"""From a recipe in TOML to a typed launch: schema, arguments, memory plan, router settings, the vLLM side."""
+"""Recipes in TOML and the typed launch they become: schema, arguments, memory plan, router settings, vLLM."""

@@ -1,4 +1,4 @@
-"""Engine arguments between a recipe's table and a command line: typed words in, words out, one place for spellings."""
+"""Conversion of engine arguments between a recipe's table and command-line words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .schema import ArgValue
 
 Args = dict[str, ArgValue]
 
-# Other spellings that an engine's parser accepts for the arguments that this package reads or replaces.
+# Other spellings that an engine accepts for arguments that this package reads or replaces.
 ALIASES: dict[str, dict[str, str]] = {
     "sglang": {
         "model": "model-path",
@@ -22,11 +22,11 @@ ALIASES: dict[str, dict[str, str]] = {
     },
     "vllm": {"tp": "tensor-parallel-size", "tp-size": "tensor-parallel-size"},
 }
-SHORT = {"-tp": "--tensor-parallel-size"}  # vLLM's parser knows it
+SHORT = {"-tp": "--tensor-parallel-size"}  # accepted by vLLM's parser
 
 
 def parse_setting(text: str, engine: str = "sglang") -> tuple[str, Any]:
-    """`port=8000` -> ("args.port", 8000); `options.speculation=adaptive` -> ("options.speculation", "adaptive")."""
+    """Parse `port=8000` to ("args.port", 8000) and `options.speculation=off` to ("options.speculation", "off")."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"cannot read the setting {text!r}", where="--set", expected="KEY=VALUE")
@@ -35,14 +35,16 @@ def parse_setting(text: str, engine: str = "sglang") -> tuple[str, Any]:
 
 
 def parse_arguments(words: Sequence[str], engine: str = "sglang") -> Args:
-    """Engine arguments as typed (`--port 8000 --flag --list 1 2 --x=3`) -> {"port": "8000", "flag": True, ...}."""
+    """Parse engine arguments: `--port 8000 --flag --list 1 2 --x=3` becomes {"port": "8000", "flag": True, ...}."""
     args: Args = {}
     name: str | None = None
     values: list[str] = []
     for word in [*(SHORT.get(word, word) for word in words), "--"]:
         if not word.startswith("--"):
             if name is None:
-                raise UsageError(f"unexpected {word!r}", where="after --", expected="engine arguments: --name value")
+                raise UsageError(
+                    f"unexpected word {word!r}", where="after --", expected="engine arguments as --name value"
+                )
             values.append(word)
             continue
         if name is not None:
@@ -53,7 +55,7 @@ def parse_arguments(words: Sequence[str], engine: str = "sglang") -> Args:
 
 
 def command_words(args: Mapping[str, ArgValue]) -> list[str]:
-    """{"port": 8000, "flag": True, "off": False, "list": [1, 2]} -> --port 8000 --flag --list 1 2; a table is JSON."""
+    """{"port": 8000, "flag": True, "off": False, "list": [1, 2]} becomes --port 8000 --flag --list 1 2."""
     words: list[str] = []
     for name, value in args.items():
         if value is False:
@@ -69,20 +71,20 @@ def command_words(args: Mapping[str, ArgValue]) -> list[str]:
 
 
 def canonical(name: str, engine: str = "sglang") -> str:
-    """The spelling of an argument that recipes use: dashes, and one name where an engine knows several."""
+    """Return the spelling that recipes use: with dashes, and one name where an engine accepts several."""
     name = name.replace("_", "-")
     return ALIASES[engine].get(name, name)
 
 
 def show(name: str, value: Any) -> str:
-    """An argument as a person reads it in a note: `--port 8000`, `no --flag`, or a dotted recipe key."""
+    """Format an argument for a note: `--port 8000`, `no --flag`, or a dotted recipe key."""
     if "." in name:
         return f"{name}={value}"
     return " ".join(command_words({name: value})) or f"no --{name}"
 
 
 def argument_groups(words: Sequence[str]) -> list[str]:
-    """Words grouped so that each argument stands on its own line with its values."""
+    """Group the words so that each argument and its values take one line."""
     groups: list[str] = []
     for word in words:
         if word.startswith("--") or not groups:
@@ -93,7 +95,7 @@ def argument_groups(words: Sequence[str]) -> list[str]:
 
 
 def _parse_value(text: str) -> Any:
-    """Text as it was typed (a revision of digits stays text), except true, false and [lists]."""
+    """Parse true, false and [lists]; other text stays text, such as a revision made of digits."""
     if text in ("true", "false"):
         return text == "true"
     if not text.startswith("["):

@@ -1,6 +1,6 @@
-"""Known faults of what is installed, as a table: `launch/known-faults.toml` says what concerns which launch.
+"""Known faults of installed packages, and the launches they concern, from `launch/known-faults.toml`.
 
-Its conditions on versions and on numbers are Python's requirement specifiers, `>=0.5.16,<0.5.18` or `>4`.
+Conditions on versions and numbers are Python requirement specifiers, such as `>=0.5.16,<0.5.18` or `>4`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Condition = bool | Annotated[str, AfterValidator(lambda text: _comparable(text) 
 
 
 class Fault(BaseModel):
-    """One fault: when it concerns a launch, what it does, where it was reported, what to do."""
+    """One fault: its conditions, its effect, its report and its remedy."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,13 +55,13 @@ class Fault(BaseModel):
 
     @property
     def sentence(self) -> str:
-        """What a person reads."""
+        """The fault and its link, as shown to the user."""
         return f"{self.what} ({self.link})"
 
     def concerns(
         self, args: Mapping[str, ArgValue], env: Mapping[str, str], arch: str | None, installed: Mapping[str, str]
     ) -> bool:
-        """Whether all of its conditions hold; `set` also needs an argument that is not as it should be."""
+        """True if all conditions hold and, for `set`, an argument differs from its required value."""
         return (
             all(name in installed and _compares(text, installed[name]) for name, text in self.installed.items())
             and (not self.arch or arch in self.arch)
@@ -73,23 +73,26 @@ class Fault(BaseModel):
 
 @cache
 def known_faults(path: Path | None = None) -> tuple[Fault, ...]:
-    """The table; raises KimiError for a mistake in it."""
+    """Load the table; raise KimiError for a mistake in it."""
     path = path or operator_dir("launch") / "known-faults.toml"
     try:
         return tuple(Fault(id=name, **entry) for name, entry in tomllib.loads(path.read_text()).items())
     except (tomllib.TOMLDecodeError, ValidationError, TypeError) as error:
-        raise KimiError(f"not a table of faults: {error}", where=str(path)) from None
+        raise KimiError(f"cannot read the table of known faults: {error}", where=str(path)) from None
 
 
 def concerning(
     args: Mapping[str, ArgValue], env: Mapping[str, str], arch: str | None, installed: Mapping[str, str]
 ) -> list[Fault]:
-    """The known faults that concern a launch on `arch` with these versions, in the table's order."""
+    """Return the known faults of a launch on `arch` with the `installed` versions, in the table's order."""
     return [fault for fault in known_faults() if fault.concerns(args, env, arch, installed)]
 
 
-def heed(faults: Sequence[Fault], args: Args, accepted: Sequence[str], notes: list[str]) -> list[Fault]:
-    """Set and warn as the faults say; returns those that refuse. `accepted`: ids that a person takes upon himself."""
+def apply_faults(faults: Sequence[Fault], args: Args, accepted: Sequence[str], notes: list[str]) -> list[Fault]:
+    """Set arguments and add warnings for the faults; return those that refuse the launch.
+
+    accepted: ids of faults that the operator accepts.
+    """
     require_known(accepted)
     refused = []
     for fault in faults:
@@ -108,7 +111,7 @@ def heed(faults: Sequence[Fault], args: Args, accepted: Sequence[str], notes: li
 def require_known(accepted: Sequence[str]) -> None:
     """Raise KimiError for an accepted fault that is not in the table."""
     ids = [fault.id for fault in known_faults()]
-    if unknown := [each for each in accepted if each not in ids]:
+    if unknown := [fault for fault in accepted if fault not in ids]:
         raise KimiError(
             f"no known fault is called {unknown[0]!r}{nearest(unknown[0], ids)}",
             where="options.accept_faults",
@@ -124,7 +127,7 @@ def _holds(condition: bool | str, value: Any) -> bool:
 
 
 def _compares(specifier: str, text: str) -> bool:
-    """Whether a version or number satisfies it; one that cannot be read satisfies nothing."""
+    """True if the version or number satisfies the specifier; an unreadable version satisfies none."""
     try:
         return SpecifierSet(specifier).contains(Version(text), prereleases=True)
     except InvalidVersion:

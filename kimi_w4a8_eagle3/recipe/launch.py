@@ -1,7 +1,7 @@
-"""Turns a recipe into the exact command and environment of a server, with a sentence for every difference.
+"""Rendering of a recipe into a server's exact command and environment, with a note for every difference.
 
-`load_recipe` reads and checks a TOML file (see `recipe_schema`); `render` applies the command line's overrides, derives
-what depends on the machine (NUMA list, memory fraction) and returns a `Launch`, which `kimi-w4a8 serve` prints or runs.
+`load_recipe` reads and checks a TOML file (see `schema`). `render` applies the command line's overrides and derives
+what depends on the machine: NUMA list and memory fraction. `kimi-w4a8 serve` prints or runs the resulting `Launch`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
 from . import vllm as vllm_serve
 from .arguments import Args, argument_groups, command_words, parse_arguments, parse_setting, show
 from .deterministic import with_determinism
-from .known_faults import Fault, concerning, heed
+from .known_faults import Fault, apply_faults, concerning
 from .memory_plan import MemoryPlan, make_plan, number
 from .schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
 from .speculation import apply_speculation
@@ -41,11 +41,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Launch:
-    """A server that can be started; it becomes words where a process is started, and nowhere before.
+    """Server that can be started; its arguments become command-line words only when the process starts.
 
-    recipe: resolved, with the command line's overrides. args: the engine's arguments, typed, final. env: added to the
+    recipe: resolved, with the command line's overrides. args: final typed engine arguments. env: variables added to the
     caller's environment. notes: one sentence for each difference from the published command and for each warning.
-    overrides: what the command line changed, as `--name value`. refused: known faults that keep it from starting.
+    overrides: changes from the command line, as `--name value`. refused: known faults that prevent the start.
     """
 
     recipe: Recipe
@@ -57,27 +57,25 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The recipe's name."""
         return self.recipe.name
 
     @property
     def engine(self) -> str:
-        """`sglang` or `vllm`."""
         return self.recipe.engine
 
     @property
     def image(self) -> str | None:
-        """The container image of the published figures, where the recipe names one."""
+        """Container image of the published figures, if the recipe names one."""
         return self.recipe.image
 
     @property
     def model(self) -> str:
-        """What the engine is given as model: a Hub id or a directory."""
+        """Model argument of the engine: a Hub id or a directory."""
         return str(self.args["model" if self.engine == "vllm" else "model-path"])
 
     @property
     def draft(self) -> str | None:
-        """The draft model likewise; None without speculation."""
+        """Draft model, a Hub id or a directory; None without speculation."""
         if self.engine == "vllm":
             return vllm_serve.speculation(self.args).get("model")
         draft = self.args.get("speculative-draft-model-path")
@@ -85,60 +83,59 @@ class Launch:
 
     @property
     def host(self) -> str:
-        """Where the engine listens, by its own default where nothing says so."""
+        """Address the engine listens on; the engine's default unless set."""
         return str(self.args.get("host", "0.0.0.0" if self.engine == "vllm" else "127.0.0.1"))
 
     @property
     def port(self) -> int:
-        """The engine's port, by its own default where nothing says so."""
+        """Port of the engine; the engine's default unless set."""
         return int(number(self.args, "port", vllm_serve.DEFAULT_PORT if self.engine == "vllm" else 30000))
 
     @property
     def tensor_parallel(self) -> int:
-        """GPUs that one engine takes."""
+        """GPUs per engine."""
         return int(number(self.args, "tensor-parallel-size" if self.engine == "vllm" else "tp-size", 1))
 
     @property
     def num_draft_tokens(self) -> int | None:
-        """Tokens that one verification reads; None without speculation, and for vLLM, which counts its own way."""
+        """Tokens per verify step; None without speculation, and for vLLM, which counts differently."""
         if "speculative-algorithm" not in self.args:
             return None
         return int(number(self.args, "speculative-num-draft-tokens", 1))
 
     @property
     def argv(self) -> list[str]:
-        """The command line."""
         return vllm_serve.command(self.args) if self.engine == "vllm" else _sglang_command(self.args)
 
     @property
     def base_url(self) -> str:
-        """Where a client on this machine reaches the server."""
+        """Address of the server for a client on this machine."""
         return http_url(self.host, self.port)
 
     def shell(self) -> str:
-        """The launch as lines that a shell runs: exports, then the command."""
+        """Return the launch as shell lines: exports, then the command."""
         exports = [f"export {name}={shlex.quote(value)}" for name, value in self.env.items()]
         words = ["python" if word == sys.executable else shlex.quote(word) for word in self.argv]
         groups = argument_groups(words)
         return "\n".join([*exports, " \\\n    ".join(groups)])
 
     def docker(self) -> str | None:
-        """The same in the recipe's own image as one shell command; None where a recipe names no image."""
+        """Return a shell command that runs the launch in the recipe's image; None if the recipe names no image."""
         return None if self.image is None else vllm_serve.docker_run(self.image, self.argv, self.env)
 
     def described(self) -> dict[str, Any]:
-        """What a person or a record of a run reads of it, as JSON types."""
+        """Return the launch as JSON types, for display and for a run's record."""
         names = ("engine", "image", "argv", "env", "model", "draft", "base_url", "notes", "overrides")
         return {"recipe": self.name} | {name: getattr(self, name) for name in names}
 
     def with_args(self, **changes: ArgValue) -> Launch:
-        """A copy with engine arguments replaced; `_` stands for the dash of a name."""
+        """Return a copy with engine arguments replaced; `_` stands for the dash of a name."""
         return replace(self, args=_changed(self.args, changes))
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe with the command line's overrides and its engine arguments: all that no machine changes.
+    """Recipe with the command line's overrides and engine arguments, before any change for a machine.
 
     published: the recipe's arguments before overrides and improvements.
     """
@@ -150,13 +147,13 @@ class Resolved:
     overrides: list[str]
 
     def with_args(self, **changes: ArgValue) -> Resolved:
-        """A copy with engine arguments replaced; `_` stands for the dash of a name."""
+        """Return a copy with engine arguments replaced; `_` stands for the dash of a name."""
         return replace(self, args=_changed(self.args, changes))
 
     def on(self, machine: Machine, gpu: Gpu | None = None, regime: Regime = Regime.UNKNOWN) -> Launch:
-        """The launch on `machine`; `render` explains gpu and regime."""
+        """Return the launch on `machine`; see `render` for gpu and regime."""
         recipe, args, notes = self.recipe, dict(self.args), list(self.notes)
-        if recipe.engine == "vllm":  # sizes its own cache, so nothing is derived from the machine
+        if recipe.engine == "vllm":  # vLLM sizes its own cache, so nothing depends on the machine
             _warn_unpinned(args, recipe, notes)
             notes += [f"warning: {text}" for text in unmet_requirements(recipe, machine)]
         else:
@@ -164,12 +161,12 @@ class Resolved:
             known_gpu = gpu or machine.gpu or _reference(recipe, notes)
             _guard_memory(args, recipe, self.published, known_gpu, regime, notes)
             _warn(args, recipe, machine, notes)
-        refused = heed(self.faults(machine, gpu), args, recipe.options.accept_faults, notes)
+        refused = apply_faults(self.faults(machine, gpu), args, recipe.options.accept_faults, notes)
         notes += [f"override: {text}" for text in self.overrides]
         return Launch(recipe, args, recipe.environment, notes, list(self.overrides), refused)
 
     def faults(self, machine: Machine, gpu: Gpu | None = None) -> list[Fault]:
-        """Known faults that concern this launch on `machine`, or on `gpu`, or on the recipe's own GPU where none is."""
+        """Return the known faults of this launch on `gpu`, the machine's GPU, or else the recipe's reference GPU."""
         reference = self.recipe.hardware.reference
         known = gpu or machine.gpu or (gpu_by_name(reference) if reference else None)
         arch = known.arch if known else next((device.arch for device in machine.devices), None)
@@ -177,7 +174,7 @@ class Resolved:
 
 
 def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = ()) -> Resolved:
-    """Apply the command line's overrides: settings as `--set` takes them, `extra` as typed after `--`.
+    """Apply the command line's overrides: `settings` in the form of `--set`, `extra` as typed after `--`.
 
     Raises KimiError for a setting that no recipe has.
     """
@@ -199,11 +196,11 @@ def render(
     gpu: Gpu | None = None,
     regime: Regime = Regime.UNKNOWN,
 ) -> Launch:
-    """The launch of `recipe` on `machine` (detected when not given).
+    """Return the launch of `recipe` on `machine` (detected by default).
 
-    settings: `KEY=VALUE` as `--set` takes it; a key without a dot is an engine argument. extra: engine arguments as
-    typed after `--`. gpu: assume this GPU instead of the machine's. regime: what the installed AITER does beyond int32.
-    Raises KimiError for anything that cannot start.
+    settings: `KEY=VALUE` as for `--set`; a key without a dot is an engine argument. extra: engine arguments as typed
+    after `--`. gpu: assume this GPU instead of the machine's. regime: behaviour of the installed AITER beyond int32.
+    Raises KimiError for a launch that cannot start.
     """
     return resolve(recipe, settings, extra).on(Machine.detect() if machine is None else machine, gpu, regime)
 
@@ -213,13 +210,13 @@ def _changed(args: Args, changes: Mapping[str, ArgValue]) -> Args:
 
 
 def _sglang_command(args: Mapping[str, ArgValue]) -> list[str]:
-    """SGLang's launcher; on a CPU behind the module that provides the operators SGLang needs there."""
+    """Return SGLang's launch command; on a CPU it runs through the module that provides the missing operators."""
     on_cpu = ["kimi_w4a8_eagle3.sglang_plugin.run_module"] if args.get("device") == "cpu" else []
     return [sys.executable, "-m", *on_cpu, "sglang.launch_server", *command_words(args)]
 
 
 def _assemble(recipe: Recipe, notes: list[str]) -> Args:
-    """Published arguments, then the options; each difference leaves a note."""
+    """Return the published arguments plus model, revisions and draft."""
     args: Args = {"model-path": _path(recipe.model)}
     if recipe.model.on_hub and recipe.model.revision != "main":
         args["revision"] = recipe.model.revision
@@ -230,13 +227,13 @@ def _assemble(recipe: Recipe, notes: list[str]) -> Args:
             args.setdefault("speculative-draft-model-revision", recipe.draft.revision)
     if "speculative-algorithm" in args:
         notes.append(
-            "temperature, seeds and penalties: the plugin keeps a draft only while it is the target's own draw"
+            "temperature, seeds and penalties: the plugin keeps a draft token only if the target draws the same one"
         )
     return args
 
 
 def _improve(args: Args, recipe: Recipe, notes: list[str]) -> None:
-    """What this package changes, each with its reason."""
+    """Apply this package's changes and note each with its reason."""
     args.update((name, improvement.value) for name, improvement in recipe.improved_args.items())
     for name, improvement in recipe.improve.items():
         if improvement.value != "auto":
@@ -259,17 +256,18 @@ def _derive_numa(args: Args, published_args: Args, machine: Machine, notes: list
     nodes = machine.numa_nodes(count)
     if nodes is not None:
         args["numa-node"] = nodes
-        note = "read from this machine's PCI topology"
+        note = "from this machine's PCI topology"
         notes.append(f"{show('numa-node', nodes)}: {note}" + (", as published" if nodes == published else ""))
     elif isinstance(published, list) and len(published) == count:
         args["numa-node"] = published
         notes.append(
-            f"{show('numa-node', published)}: the published list, because this machine's layout is not readable"
+            f"{show('numa-node', published)}: the published list, because this machine's NUMA layout is not readable"
         )
     else:
         del args["numa-node"]
         notes.append(
-            f"--numa-node left out: this machine's layout is not readable, the published list is not for {count} GPUs"
+            f"--numa-node left out: this machine's NUMA layout is not readable, and the published list does not fit "
+            f"{count} GPUs"
         )
 
 
@@ -281,13 +279,13 @@ def _guard_memory(
     if recipe.hardware.gpus == 0 or recipe.model.card is None or args.get("attention-backend") != "aiter":
         if asked == "auto":
             del args["mem-fraction-static"]
-            notes.append("--mem-fraction-static left to the engine: the guard knows AITER's kernels only")
+            notes.append("--mem-fraction-static left to the engine: the page-offset guard covers only AITER's kernels")
         return
     if gpu is None:
         raise KimiError(
-            "the GPU is unknown, so its memory cannot be divided",
+            "cannot compute the memory split of an unknown GPU",
             where="mem-fraction-static = auto",
-            remedy="name it with --gpu, or give --set mem-fraction-static=FRACTION",
+            remedy="name the GPU with --gpu, or set --set mem-fraction-static=FRACTION",
         )
     plan = make_plan(recipe, args, gpu, regime)
     verdict = plan.verdict
@@ -296,21 +294,21 @@ def _guard_memory(
     if asked == "auto":
         args["mem-fraction-static"] = verdict.fraction
     elif verdict.binding is None and asked_tokens <= verdict.max_total_tokens:
-        del args["max-total-tokens"]  # nothing to cap: the engine's own sizing stays
+        del args["max-total-tokens"]  # no cap needed, so the engine sizes its own pool
         return
     notes.append(guard_note(plan, args, published_args.get("mem-fraction-static")))
 
 
 def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgValue | None) -> str:
-    """The guard's verdict as one sentence: what is passed, what was published, which kernel limits, what it gains."""
+    """Return the guard's verdict as a sentence: arguments, published value, limiting kernel, and gain in tokens."""
     verdict = plan.verdict
     cause = f"weights and KV take at most {verdict.fraction:g} of the memory (options.memory_ceiling)"
     if verdict.binding is not None:
-        cause = f"{verdict.binding.name} is right up to {verdict.limit:,} tokens"
+        cause = f"{verdict.binding.name} is correct up to {verdict.limit:,} tokens"
     gain = ""
     if isinstance(published, float):
         more = verdict.max_total_tokens - plan.budget.tokens(published)
-        gain = f"; {more:+,} tokens against the published {published}"
+        gain = f"; {more:+,} tokens over the published {published}"
     return (
         f"{show('mem-fraction-static', args['mem-fraction-static'])} "
         f"{show('max-total-tokens', args['max-total-tokens'])}: page-offset guard for {plan.gpu.name} "
@@ -319,7 +317,7 @@ def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgVal
 
 
 def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> None:
-    """What a person should know before starting, none of which stops the start."""
+    """Add warnings that do not prevent the start."""
     _warn_unpinned(args, recipe, notes)
     gates = read_gates(recipe.environment)
     backend = gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0]
@@ -330,14 +328,14 @@ def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> Non
 def _warn_unpinned(args: Args, recipe: Recipe, notes: list[str]) -> None:
     served = {*map(str, args.values()), str(vllm_serve.speculation(args).get("model"))}
     for checkpoint in (recipe.model, recipe.draft):
-        # One that the command line replaced is not served.
+        # A checkpoint that the command line replaced is not served.
         if checkpoint is not None and checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:
-            moving = f"the moving revision {checkpoint.revision!r}, not at a commit hash"
-            notes.append(f"warning: {checkpoint.repo} is taken at {moving}")
+            moving = f"the moving revision {checkpoint.revision!r}; pin a commit hash"
+            notes.append(f"warning: {checkpoint.repo} is loaded at {moving}")
 
 
 def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
-    """One sentence for each hardware requirement of `recipe` that `machine` does not meet."""
+    """Return one sentence for each hardware requirement of `recipe` that `machine` does not meet."""
     need = recipe.hardware
     if not need.gpus:
         return []
@@ -360,13 +358,13 @@ def _reference(recipe: Recipe, notes: list[str]) -> Gpu | None:
         return None
     gpu = gpu_by_name(recipe.hardware.reference)
     notes.append(
-        f"no known GPU here: memory is computed for the recipe's reference, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
+        f"no known GPU found: memory is computed for the recipe's reference GPU, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
     )
     return gpu
 
 
 def _path(checkpoint: Checkpoint) -> str:
-    """What the engine is given as model path: a Hub id, a directory, or where a built-in model lies."""
+    """Return the engine's model path: a Hub id, a directory, or the folder of a built-in model."""
     if not checkpoint.repo.startswith("builtin:"):
         return checkpoint.repo
 

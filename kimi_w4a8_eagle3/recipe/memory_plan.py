@@ -1,6 +1,6 @@
-"""What a served model takes of each GPU: weights by kind, KV pools, graphs and reserve, from configs alone.
+"""Memory of a served model on each GPU: weights by kind, KV pools, graphs and reserve, computed from configs.
 
-Weights follow how SGLang splits them over TP: column/row-parallel matrices by `tp`; latent down-projections, router
+Weights are split over TP as in SGLang: column- and row-parallel matrices by `tp`. Latent down-projections, router
 gates, norms and the vision tower stay whole on every rank.
 """
 
@@ -26,12 +26,12 @@ from ..quark.sources import is_packed_int4, quantization_of
 from .schema import ArgValue, Recipe
 
 DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
-# SGLang's own estimate of graph memory: 2 MiB a captured request, and 1.5 GiB for an MLA model's prefill graphs.
+# SGLang's own estimate of graph memory: 2 MiB per captured request, and 1.5 GiB for an MLA model's prefill graphs.
 GRAPH_BYTES_PER_REQUEST = 2 << 20
 GRAPH_BYTES_MLA_PREFILL = 3 << 29
 GRAPH_MAX_REQUESTS = 512
-# Its estimate of activations: for each token of a prefill chunk, once, and once a rank. A token of a picture is four
-# patches, whose activations in the tower are a tenth of that.
+# SGLang's estimate of activations: per token of a prefill chunk, fixed, and per rank. A picture token is four patches,
+# whose activations in the vision tower are a tenth of that.
 ACTIVATION_BYTES_PER_TOKEN = 3 << 19
 ACTIVATION_BYTES, ACTIVATION_BYTES_PER_RANK = 1 << 29, 1 << 27
 
@@ -40,8 +40,7 @@ ACTIVATION_BYTES, ACTIVATION_BYTES_PER_RANK = 1 << 29, 1 << 27
 class ModelCard:
     """A model's config and the width of its stored weights.
 
-    bits: the width of single kinds of weights (as `target_weights` and `draft_weights` name them), where it is not
-    `other_bits`.
+    bits: width by kind of weight (as in `target_weights` and `draft_weights`) where it differs from `other_bits`.
     """
 
     name: str
@@ -52,7 +51,7 @@ class ModelCard:
 
     @classmethod
     def packaged(cls, name: str) -> ModelCard:
-        """The card `launch/models/<name>.json`."""
+        """Load the card `launch/models/<name>.json`."""
         folder = operator_dir("launch/models")
         names = sorted(path.stem for path in folder.glob("*.json"))
         if name not in names:
@@ -62,7 +61,7 @@ class ModelCard:
 
     @classmethod
     def of(cls, path: str, revision: str, name: str) -> ModelCard:
-        """The card of what is served: the config.json at `path` or in the Hub's cache, else the packaged card."""
+        """Return the served model's card: config.json at `path` or in the Hub's cache, else the packaged card."""
         folder = Path(path).expanduser()
         if (folder / "config.json").is_file():
             return cls.from_directory(folder)
@@ -74,10 +73,10 @@ class ModelCard:
 
     @classmethod
     def from_directory(cls, path: Path) -> ModelCard:
-        """The card of a downloaded checkpoint: its config.json, and its experts' width by how they are quantized."""
+        """Make the card of a downloaded checkpoint from its config.json, with the expert width by its quantization."""
         file = path / "config.json"
         if not file.is_file():
-            raise KimiError("no config.json", where=str(path), expected="a checkpoint directory")
+            raise KimiError("no config.json found", where=str(path), expected="a checkpoint directory")
         try:
             config = json.loads(file.read_text())
         except json.JSONDecodeError as error:
@@ -86,7 +85,7 @@ class ModelCard:
 
 
 def target_weights(card: ModelCard, tp: int) -> dict[str, int]:
-    """Bytes per rank of a MoE model with latent (Kimi-K2.5) or grouped-query attention (MiniMax-M2.5), by kind."""
+    """Return the bytes per rank, by kind, of a MoE model with MLA (Kimi-K2.5) or GQA (MiniMax-M2.5)."""
     text = _moe_names(card.config.get("text_config", card.config))
     try:
         parts = _target_elements(text, tp)
@@ -107,10 +106,10 @@ def target_weights(card: ModelCard, tp: int) -> dict[str, int]:
 
 
 def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
-    """Bytes per rank of an EAGLE3 draft: one layer over [embedding, hidden], `fc`, lm_head; embedding shared."""
+    """Return the bytes per rank of an EAGLE3 draft: one layer over [embedding, hidden], `fc` and lm_head."""
     d = draft_shape(card.config, Path(card.name))
     hidden, heads = d.hidden_size, d.num_attention_heads
-    fc: float = 3 * (d.target_hidden_size or hidden) * hidden  # split by SGLang's class for MLA drafts alone
+    fc: float = 3 * (d.target_hidden_size or hidden) * hidden  # SGLang splits it only for MLA drafts
     if d.mla:
         attention, fc = _latent_attention({**d.mla.model_dump(), "num_attention_heads": heads}, tp, hidden, 2), fc / tp
     else:
@@ -125,9 +124,9 @@ def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of one GPU when a recipe serves on it. All sizes in bytes.
+    """Memory of one GPU that serves a recipe, in bytes.
 
-    working: what the engine itself expects to need beside weights and KV; activations where a chunk is stated.
+    working: the engine's own estimate beside weights and KV; includes activations if a chunk size is set.
     """
 
     recipe: str
@@ -144,12 +143,11 @@ class MemoryPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens in the KV pool."""
         return self.verdict.max_total_tokens
 
     @property
     def segments(self) -> dict[str, int]:
-        """Every part of the memory, in the order in which it is allocated; they sum to the GPU's HBM."""
+        """Every part of the memory in allocation order; the parts sum to the GPU's HBM."""
         parts = dict(self.weights)
         parts["target KV"] = self.tokens * self.target_kv.bytes_per_token
         if self.draft_kv is not None:
@@ -159,19 +157,19 @@ class MemoryPlan:
         return parts
 
     def requests(self, input_len: int = 10240, output_len: int = 512) -> int:
-        """Requests of this length whose KV cache fits at once."""
+        """Return how many requests of this length fit the KV pool at once."""
         return self.tokens // (input_len + output_len)
 
     @property
     def engine_cell_bytes(self) -> int:
-        """Bytes per token that SGLang divides by: it takes a draft layer for as large as a target layer."""
+        """Bytes per token in SGLang's own sizing, which counts a draft layer as large as a target layer."""
         cell = self.target_kv.bytes_per_token
         if self.draft_kv is None:
             return cell
         return cell + cell * self.draft_kv.layers // self.target_kv.layers
 
     def engine_tokens(self, fraction: float) -> int:
-        """Tokens that SGLang itself would size for `fraction`, without a cap."""
+        """Return the tokens that SGLang would size for `fraction` without a cap."""
         return max(int(self.gpu.hbm_bytes * fraction) - self.budget.weight_bytes, 0) // self.engine_cell_bytes
 
 
@@ -183,7 +181,7 @@ def make_plan(
     target: ModelCard | None = None,
     draft: ModelCard | None = None,
 ) -> MemoryPlan:
-    """The plan of `recipe` with engine arguments `args`; cards come with the package unless given.
+    """Return the memory plan of `recipe` with engine arguments `args`; cards are packaged ones unless given.
 
     Raises KimiError when the recipe names no model card or the weights do not fit.
     """
@@ -202,7 +200,7 @@ def make_plan(
     target_kv = kv_shape(target.config, tp, _kv_dtype_bytes(args, "kv-cache-dtype"))
     draft_kv = kv_shape(draft.config, tp, _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")) if draft else None
     shapes = [shape for shape in (target_kv, draft_kv) if shape is not None]
-    # The guard reads the kernels that SGLang takes; those of other engines are not known to it.
+    # The guard covers SGLang's kernels only.
     kernels = paged_kernels(shapes, regime, arch=gpu.arch) if recipe.engine == "sglang" else []
     budget = Budget(gpu.hbm_bytes, sum(weights.values()), sum(shape.bytes_per_token for shape in shapes), page_size)
     working = _working(args, tp) if recipe.engine == "sglang" else {}
@@ -215,7 +213,7 @@ def make_plan(
 
 def _working(args: Mapping[str, ArgValue], tp: int) -> dict[str, int]:
     requests = int(number(args, "cuda-graph-max-bs-decode", GRAPH_MAX_REQUESTS))
-    # With adaptive steps a set of graphs for each number of them.
+    # Adaptive steps capture one set of graphs for each number of steps.
     sets = int(number(args, "speculative-num-steps", 1)) if args.get("speculative-adaptive") else 1
     working = {"graphs": sets * requests * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL}
     if "chunked-prefill-size" in args:
@@ -226,13 +224,13 @@ def _working(args: Mapping[str, ArgValue], tp: int) -> dict[str, int]:
 
 
 def _names_of_sglang(args: Mapping[str, ArgValue]) -> Mapping[str, ArgValue]:
-    """vLLM's names for what a plan reads, by SGLang's names."""
+    """Translate vLLM's names of the arguments that a plan reads to SGLang's names."""
     same = {"tensor-parallel-size": "tp-size", "gpu-memory-utilization": "mem-fraction-static"}
     return {same.get(name, name): value for name, value in args.items()}
 
 
 def number(args: Mapping[str, ArgValue], name: str, default: float, most: float | None = None) -> float:
-    """The engine argument `name` as a positive number; raises KimiError when it is something else."""
+    """Return the engine argument `name` as a positive number; raise KimiError for anything else."""
     value = args.get(name, default)
     try:
         found = float(str(value))
@@ -240,7 +238,7 @@ def number(args: Mapping[str, ArgValue], name: str, default: float, most: float 
         found = 0.0
     if found <= 0 or (most is not None and found > most):
         expected = "a positive number" + ("" if most is None else f" up to {most:g}")
-        raise UsageError(f"--{name} {value} cannot be used", where="engine arguments", expected=expected)
+        raise UsageError(f"--{name} {value} is not a valid value", where="engine arguments", expected=expected)
     return found
 
 
@@ -253,13 +251,15 @@ def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:
     dtype = str(args.get(name, args.get("kv-cache-dtype", "auto")))
     if dtype not in DTYPE_BYTES:
         raise UsageError(
-            f"KV dtype {dtype!r} is not known to the guard", where=f"--{name}", expected=", ".join(DTYPE_BYTES)
+            f"the page-offset guard does not know the KV dtype {dtype!r}",
+            where=f"--{name}",
+            expected=", ".join(DTYPE_BYTES),
         )
     return DTYPE_BYTES[dtype]
 
 
 def _target_elements(c: Mapping[str, Any], tp: int) -> dict[str, float]:
-    """Elements per rank of everything that is stored in 16 bits."""
+    """Return the elements per rank of everything stored in 16 bits."""
     hidden, layers = c["hidden_size"], c["num_hidden_layers"]
     moe_layers = layers - c["first_k_dense_replace"]
     attention = layers * (_latent_attention(c, tp, hidden) if c.get("kv_lora_rank") else _grouped_attention(c, tp))
@@ -274,9 +274,9 @@ def _target_elements(c: Mapping[str, Any], tp: int) -> dict[str, float]:
 
 
 def _latent_attention(c: Mapping[str, Any], tp: int, hidden: int, inputs: int = 1) -> float:
-    """Elements per rank of one MLA layer over `inputs` vectors of `hidden`.
+    """Return the elements per rank of one MLA layer over `inputs` vectors of `hidden`.
 
-    kv_b counts twice: its two halves are kept a second time in the layout that MLA decode absorbs.
+    kv_b counts twice: SGLang keeps a second copy of its two halves in the layout that MLA decode absorbs.
     """
     heads, q_rank = c["num_attention_heads"], c.get("q_lora_rank") or 0
     latents = inputs * hidden * (q_rank + c["kv_lora_rank"] + c["qk_rope_head_dim"])
@@ -287,14 +287,14 @@ def _latent_attention(c: Mapping[str, Any], tp: int, hidden: int, inputs: int = 
 
 
 def _grouped_attention(c: Mapping[str, Any], tp: int) -> float:
-    """Elements per rank of one layer of grouped-query attention; KV heads are repeated when TP exceeds them."""
+    """Return the elements per rank of one grouped-query attention layer; KV heads repeat when TP exceeds them."""
     heads, head = c["num_attention_heads"] / tp, c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     kv_heads = max((c.get("num_key_value_heads") or c["num_attention_heads"]) / tp, 1)
     return 2 * c["hidden_size"] * (heads + kv_heads) * head
 
 
 def _moe_names(text: Mapping[str, Any]) -> dict[str, Any]:
-    """MiniMax's names for the sizes of a mixture of experts, by DeepSeek's: every layer is one, none is shared."""
+    """Translate MiniMax's config names to DeepSeek's: every layer is a MoE layer, and no expert is shared."""
     if "num_local_experts" not in text:
         return dict(text)
     same = {"n_routed_experts": text["num_local_experts"], "moe_intermediate_size": text["intermediate_size"]}
@@ -302,7 +302,7 @@ def _moe_names(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expert_bits(config: Mapping[str, Any]) -> float:
-    """Stored bits of a routed expert's weight: Moonshot's INT4 (a 16-bit scale for 32), INT4, MXFP4 (8 for 32), FP8."""
+    """Return the stored bits per routed-expert weight: Moonshot's INT4 (16-bit scale per 32), INT4, MXFP4, FP8."""
     found = quantization_of(config) or {}
     if is_packed_int4(found):
         return 4.5
@@ -311,7 +311,7 @@ def _expert_bits(config: Mapping[str, Any]) -> float:
 
 
 def _vision_elements(vision: Mapping[str, Any] | None, text_hidden: int) -> int:
-    """A ViT and the two-layer projector that merges patches into the text width; whole on every rank."""
+    """Return the elements of a ViT and of the two-layer projector into the text width; whole on every rank."""
     vision = {name.removeprefix("vt_"): value for name, value in (vision or {}).items()}  # both spellings exist
     if "num_hidden_layers" not in vision:
         return 0

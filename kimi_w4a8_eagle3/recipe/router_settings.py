@@ -1,6 +1,6 @@
-"""The settings of the router that a recipe may change: its table `[router]`.
+"""Router settings that a recipe may change in its `[router]` table.
 
-Defaults suit one replica per 8-GPU node; names and units are those of sglang-router.
+Defaults suit one replica per 8-GPU node. Names and units are those of sglang-router.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class RouterSettings(BaseModel):
-    """How requests are spread over replicas, and when a replica counts as ill."""
+    """Distribution of requests over replicas, and limits at which a replica counts as unhealthy."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     policy: Literal["cache_aware", "round_robin", "power_of_two", "random"] = "cache_aware"
     cache_threshold: float = Field(default=0.3, ge=0, le=1, description="prefix share above which the cache decides")
-    # Beyond these differences in running requests the load decides, whatever prefix a replica has cached.
+    # If running requests differ by more than this, load decides, whatever prefix a replica has cached.
     balance_abs_threshold: int | None = Field(default=None, ge=0, description="16, or 1 without a prefix cache")
     balance_rel_threshold: float | None = Field(default=None, ge=1, description="1.5, or 1.01 without a prefix cache")
     max_payload_size: int = Field(default=32 << 20, gt=0, description="bytes of a request's body")
@@ -25,12 +25,12 @@ class RouterSettings(BaseModel):
     queue_size: int = Field(default=100, ge=0)
     queue_timeout_secs: int = Field(default=60, gt=0)
     request_timeout_secs: int = Field(default=1800, gt=0)
-    # Together about 5 s, longer than a replica that died stays in the router's list: until it is out, the cache-aware
+    # Together about 5 s, longer than a dead replica stays in the router's list. Until it is removed, the cache-aware
     # policy sends every attempt to it again.
     retry_max_retries: int = Field(default=6, ge=1, description="attempts of a request that has not begun to answer")
     retry_initial_backoff_ms: int = Field(default=200, gt=0, description="before the second attempt; doubled each time")
     retry_max_backoff_ms: int = Field(default=2000, gt=0)
-    # SGLang's /health generates a token and gives up after 20 s; a long prefill may hold it up that long.
+    # SGLang's /health generates a token and gives up after 20 s, and a long prefill can delay it that long.
     health_check_interval_secs: int = Field(default=10, gt=0)
     health_check_timeout_secs: int = Field(default=25, gt=0)
     health_failure_threshold: int = Field(default=2, ge=1)
@@ -39,10 +39,11 @@ class RouterSettings(BaseModel):
     log_level: Literal["debug", "info", "warn", "error"] = "warn"
 
     def resolved(self, prefix_cache: bool) -> RouterSettings:
-        """The same with its thresholds decided: the differences in running requests beyond which the load decides.
+        """Return a copy with its balance thresholds set: the differences in running requests beyond which load decides.
 
-        A node runs 40 requests well, so with a prefix cache up to 16 more may go where their prefix is. Without one
-        that affinity only crowds one replica (measured: nearly all of 8 clients on one of two), so load alone decides.
+        A node runs 40 requests well, so with a prefix cache up to 16 more may go to the replica with their prefix.
+        Without a cache that affinity only crowds one replica (measured: nearly all of 8 clients on one of two), so load
+        alone decides.
         """
         absolute, relative = (16, 1.5) if prefix_cache else (1, 1.01)
         changes = {
@@ -52,12 +53,13 @@ class RouterSettings(BaseModel):
         return self.model_copy(update=changes)
 
     def router_arguments(self) -> dict[str, Any]:
-        """The same as fields of `sglang_router.router_args.RouterArgs` (0.3.2)."""
+        """Return the fields of `sglang_router.router_args.RouterArgs` (0.3.2)."""
         return self.model_dump(exclude_none=True) | {
             "retry_backoff_multiplier": 2.0,
-            # The router's circuit breaker counts 4xx answers as failures of the replica (measured, 0.3.2): one client
-            # with a wrong key would close the service for everybody. The registrar takes ill replicas out instead.
+            # The router's circuit breaker counts 4xx answers as failures of the replica (measured, 0.3.2), so one
+            # client with a wrong key would close the service to all clients. The registrar removes unhealthy replicas
+            # instead.
             "disable_circuit_breaker": True,
             "worker_startup_check_interval": 1,  # only replicas that answer are registered
-            "history_backend": "none",  # conversations would be kept in the router's memory without a limit
+            "history_backend": "none",  # otherwise the router keeps conversations in memory without limit
         }

@@ -1,8 +1,7 @@
-"""A recipe = model + draft + engine arguments + environment, read from `launch/recipes/*.toml` and checked.
+"""Recipe schema: model, draft, engine arguments and environment, read from `launch/recipes/*.toml` and checked.
 
-`[args]` holds the published command argument for argument; `[improve]` holds what this package changes and why, so
-that every difference from the published command is explained where it is made. `recipes.render` turns a recipe into a
-command.
+`[args]` holds the published command. `[improve]` holds this package's changes with their reasons, so that every
+difference from the published command is explained in place. `launch.render` turns a recipe into a command.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .router_settings import RouterSettings
 
 ArgValue = bool | int | float | str | list[int] | list[float] | list[str] | dict[str, bool | int | float | str]
 MAX_EXTENDS = 8
-VARIANTS = {"plain": "off", "adaptive": "adaptive"}  # ending of a recipe's name: what it makes of options.speculation
+VARIANTS = {"plain": "off", "adaptive": "adaptive"}  # suffix of a recipe's name: value of options.speculation
 _ENV = "env."
 
 
@@ -37,7 +36,7 @@ class Checkpoint(_Strict):
 
     @property
     def pinned(self) -> bool:
-        """True when the revision is a full commit hash, so that a second download gives the same bytes."""
+        """True if the revision is a full commit hash, so that every download gives the same bytes."""
         return len(self.revision) == 40 and all(c in "0123456789abcdef" for c in self.revision)
 
     @property
@@ -47,30 +46,30 @@ class Checkpoint(_Strict):
 
 
 class Improvement(_Strict):
-    """One argument, or variable (`env.NAME`), that differs from the published command, and the reason."""
+    """Argument or variable (`env.NAME`) that differs from the published command, with the reason."""
 
     value: ArgValue
     why: str = Field(min_length=10)
 
 
 class Options(_Strict):
-    """Choices that become engine arguments, named after what they mean."""
+    """Choices that become engine arguments."""
 
     speculation: Literal["off", "fixed", "adaptive"] = "fixed"
     deterministic: bool = Field(
         default=False, description="no answer depends on other requests; see recipe/deterministic.py"
     )
-    # Without a token, while requests run, after which an engine counts as hung.
+    # Seconds without a token, while requests run, after which an engine counts as hung.
     progress_timeout_s: float = Field(default=900, gt=0)
-    # In which the scheduler answers nobody, after which the engine takes no new requests. It goes round its loop once a
-    # forward pass, and the longest pass is one chunk of a prefill.
+    # Seconds without an answer from the scheduler after which the engine takes no new requests. The scheduler loops
+    # once per forward pass, and the longest pass is one prefill chunk.
     unready_after_s: float = Field(default=20, gt=0)
     memory_ceiling: float = Field(default=0.90, gt=0, lt=1, description="most of a GPU for weights and KV together")
-    accept_faults: list[str] = Field(default=[], description="known faults that this launch runs with all the same")
+    accept_faults: list[str] = Field(default=[], description="known faults that do not stop this launch")
 
 
 class Hardware(_Strict):
-    """What the recipe needs; `gpus = 0` runs on a CPU."""
+    """Hardware requirements; `gpus = 0` runs on a CPU."""
 
     arch: list[str] = []
     gpus: int = Field(default=0, ge=0)
@@ -79,7 +78,7 @@ class Hardware(_Strict):
 
 
 def _scalar_to_text(value: Any) -> Any:
-    """Environment values are text; `false` removes an inherited variable."""
+    """Convert an environment value to text; `false` removes an inherited variable."""
     if isinstance(value, bool):
         return value
     return str(value) if isinstance(value, int | float) else value
@@ -106,30 +105,32 @@ class Recipe(_Strict):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that the engine starts with."""
-        improved = {name[len(_ENV) :]: str(each.value) for name, each in self.improve.items() if name.startswith(_ENV)}
+        """Environment variables of the engine."""
+        improved = {
+            name[len(_ENV) :]: str(change.value) for name, change in self.improve.items() if name.startswith(_ENV)
+        }
         return {name: value for name, value in self.env.items() if value is not False} | improved
 
     @property
     def improved_args(self) -> dict[str, Improvement]:
-        """What this package changes of the engine's arguments."""
-        return {name: each for name, each in self.improve.items() if not name.startswith(_ENV)}
+        """This package's changes of engine arguments."""
+        return {name: change for name, change in self.improve.items() if not name.startswith(_ENV)}
 
     @property
     def prefix_cache(self) -> bool:
-        """Whether engines keep the KV of prefixes, which is what a cache-aware router goes by."""
+        """True if engines cache prefixes, which the cache-aware router relies on."""
         return self.args.get("disable-radix-cache") is not True
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Return the names of the packaged recipes."""
     return sorted(path.stem for path in operator_dir("launch/recipes").glob("*.toml"))
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
     """Read a recipe by name (`agent`) or from a TOML file; `agent:plain` is `agent` with options.speculation = "off".
 
-    Raises KimiError for an unknown name, a TOML mistake, an unknown key (with the nearest valid one) or a bad value.
+    Raises KimiError for an unknown name, invalid TOML, an unknown key (with the nearest valid one) or a bad value.
     """
     name, colon, variant = str(name_or_path).rpartition(":")
     if not colon or "/" in variant:
@@ -138,9 +139,9 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     recipe = load_recipe(name)
     if variant not in VARIANTS:
         raise UsageError(
-            f"unknown ending {variant!r} of the recipe {name!r}",
+            f"unknown suffix {variant!r} of the recipe {name!r}",
             where=str(name_or_path),
-            expected=f"{name}, {name}:plain for it without its draft, or {name}:adaptive",
+            expected=f"{name}, {name}:plain (without its draft), or {name}:adaptive",
         )
     recipe = with_settings(recipe, {"options.speculation": VARIANTS[variant]})
     return recipe.model_copy(update={"name": f"{recipe.name}:{variant}"})
@@ -149,7 +150,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
     """Return `recipe` with dotted keys replaced, such as `{"options.speculation": "adaptive", "args.port": 8000}`.
 
-    An argument or variable given here replaces an improvement of the same name, too. Raises KimiError as `load_recipe`.
+    A setting also replaces an improvement of the same name. Raises the errors of `load_recipe`.
     """
     table = recipe.model_dump(exclude={"name"}, exclude_none=True)
     for key, value in settings.items():
@@ -199,7 +200,7 @@ def _find(name: str) -> Path:
 
 
 def _resolve(path: Path, depth: int) -> dict[str, Any]:
-    """The file's table merged over the table it extends (found beside it first, then among the packaged ones)."""
+    """Merge the file's table over the table it extends, which is looked up beside it and then in the package."""
     if depth > MAX_EXTENDS:
         raise KimiError("recipes extend each other in a circle", where=str(path))
     try:
@@ -217,7 +218,7 @@ def _resolve(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Tables merge key by key, everything else is replaced."""
+    """Merge tables key by key and replace everything else."""
     merged = dict(base)
     for key, value in over.items():
         both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -230,7 +231,7 @@ def _nested(keys: list[str], value: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Inside a table that becomes JSON a number is not text, however it was typed."""
+    """Convert a typed number inside a table that becomes JSON."""
     try:
         return int(value) if isinstance(value, str) else value
     except ValueError:
@@ -238,7 +239,7 @@ def _number(value: Any) -> Any:
 
 
 def _explain(error: ValidationError, where: str, kind: type[KimiError]) -> KimiError:
-    """The first mistake of a pydantic report as one sentence."""
+    """Return the first error of a pydantic report as one sentence."""
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
     dotted = ".".join(location)

@@ -1,4 +1,4 @@
-"""Whether there are drafts, and how far they go: steps by batch size (`--speculative-adaptive`)."""
+"""Draft settings of a launch: off, fixed, or adaptive with steps by batch size (`--speculative-adaptive`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .schema import Recipe
 def apply_speculation(args: Args, recipe: Recipe, notes: list[str]) -> None:
     """Turn `options.speculation` into SGLang's arguments: "adaptive" adds a table of steps by batch size.
 
-    What SGLang itself cannot run with adaptive steps it says when it starts (`sglang_plugin/adaptive_hook.py`). Raises
-    KimiError for "adaptive" without a draft, a file that is no table, and one that does not fit the recipe.
+    SGLang reports its own limits on adaptive steps when it starts (`sglang_plugin/adaptive_hook.py`). Raises KimiError
+    for "adaptive" without a draft, for an invalid file, and for a table that does not fit the recipe.
     """
     if recipe.options.speculation == "off":
-        notes.append("options.speculation is 'off': no draft and none of the recipe's --speculative-*")
+        notes.append("options.speculation is 'off': the draft and the recipe's --speculative-* arguments are removed")
     if recipe.options.speculation != "adaptive":
         return
     if recipe.engine != "sglang" or "speculative-algorithm" not in args:
@@ -34,11 +34,11 @@ def apply_speculation(args: Args, recipe: Recipe, notes: list[str]) -> None:
         raise KimiError(
             f"the table goes up to {max(steps)} draft steps, the recipe to {reserved}",
             where=f"{table}, speculative-num-steps",
-            expected="the same: KV slots, logits and known faults are those of the recipe's draft tokens",
+            expected="the same number, because KV slots, logits and known faults follow the recipe's draft tokens",
         )
     args["speculative-adaptive"] = True
     if args.get("device") == "cpu":
-        args["disable-cuda-graph"] = True  # SGLang would capture a GPU's for each number of steps
+        args["disable-cuda-graph"] = True  # SGLang would capture GPU graphs for each number of steps
     notes.append(
         f"--speculative-adaptive: options.speculation, {', '.join(map(str, sorted(steps)))} steps by {table.name}"
     )
@@ -49,7 +49,7 @@ def _steps(table: Path) -> set[int]:
         rows = json.loads(table.read_text())
         steps = {int(step) for batch, row in rows.items() if batch.isdigit() for step in row["candidate_steps"]}
     except OSError as error:
-        raise KimiError(f"no table of draft steps: {error.strerror}", where=str(table)) from None
+        raise KimiError(f"cannot read the table of draft steps: {error.strerror}", where=str(table)) from None
     except (ValueError, TypeError, KeyError, AttributeError):
         steps = set()
     if not steps or min(steps) < 0:

@@ -1,7 +1,7 @@
-"""The vLLM side of a recipe: its arguments, its command, and the container that the published figures come from.
+"""vLLM side of a recipe: arguments, command, and the container of the published figures.
 
-Options and their meaning were read from vLLM 0.19.0. `speculative-config` is a table in the recipe's `[args]`; the
-draft's name is added here, so that it stands in one place (`[draft]`).
+Options and their meaning come from vLLM 0.19.0. `speculative-config` is a table in the recipe's `[args]`. The draft's
+name is added here, so that only `[draft]` states it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODELS_IN_CONTAINER = "/models"
 
 
 def assemble(recipe: Recipe, notes: list[str]) -> Args:
-    """The recipe's arguments with the draft in `speculative-config`; what this package changes comes afterwards."""
+    """Return the recipe's arguments with the draft in `speculative-config`, before this package's changes."""
     args: Args = {"model": recipe.model.repo}
     if recipe.model.on_hub and recipe.model.revision != "main":
         args["revision"] = recipe.model.revision
@@ -32,7 +32,7 @@ def assemble(recipe: Recipe, notes: list[str]) -> Args:
 
 
 def speculation(args: Mapping[str, ArgValue]) -> dict[str, Any]:
-    """`speculative-config` as a table, whether a recipe wrote it or a person typed JSON; {} without speculation."""
+    """Return `speculative-config` as a table, from a recipe's table or typed JSON; {} without speculation."""
     value = args.get(SPECULATIVE)
     if value is None or value is False:
         return {}
@@ -43,20 +43,20 @@ def speculation(args: Mapping[str, ArgValue]) -> dict[str, Any]:
     else:
         problem = f"it is a {type(table).__name__}"
     if not isinstance(table, dict):
-        raise KimiError(f"--{SPECULATIVE} cannot be read: {problem}", expected='JSON: {"method": "eagle3", ...}')
+        raise KimiError(f"cannot read --{SPECULATIVE}: {problem}", expected='JSON: {"method": "eagle3", ...}')
     return table
 
 
 def command(args: Mapping[str, ArgValue]) -> list[str]:
-    """`vllm serve MODEL --name value ...`."""
+    """Return `vllm serve MODEL --name value ...`."""
     options = {name: value for name, value in args.items() if name != "model"}
     return ["vllm", "serve", str(args["model"]), *command_words(options)]
 
 
 def docker_run(image: str, argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """The same command in `image`, as lines that a shell runs; downloaded models stay on the host.
+    """Return the command in `image` as shell lines; downloaded models stay on the host.
 
-    The entry point is named, because images differ in theirs.
+    The entry point is explicit, because images differ in theirs.
     """
     program, *arguments = argv
     options = [
