@@ -1,1 +1,1 @@
-"""Benchmarks: SGLang's own load generator run as a process, its output parsed, and what is derived from it."""
+"""Benchmarks with SGLang's own load generator, and the figures derived from its output."""

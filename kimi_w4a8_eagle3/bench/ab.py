@@ -1,8 +1,8 @@
-"""`kimi-w4a8 bench ab`: two sides or more, each server in turn, in an order that cancels what drifts.
+"""`kimi-w4a8 bench ab`: compare two or more sides, one server at a time, in an order that cancels drift.
 
 The servers do not run together: eight GPUs hold one, and a second process would disturb the first. With two rounds the
-order is A B B A, so that warming, throttling and a neighbour's load hit all sides alike. All sides get the same
-prompts, repetition by repetition.
+order is A B B A, so that warming, throttling and a neighbour's load affect all sides alike. All sides get the same
+prompts in each repetition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .workloads import Workload
 
 @dataclass(frozen=True)
 class Plan:
-    """repeats: measurements of each workload and side; they are spread evenly over `rounds` server starts."""
+    """A comparison. repeats: measurements of each workload and side, spread evenly over `rounds` server starts."""
 
     sides: Sequence[Side]
     workloads: Sequence[Workload]
@@ -32,7 +32,7 @@ class Plan:
     def __post_init__(self) -> None:
         names = [side.name for side in self.sides]
         if same := [name for name in names if names.count(name) > 1]:
-            raise UsageError(f"two sides are {same[0]}", where="--a, --b", expected="different sides")
+            raise UsageError(f"two sides have the name {same[0]}", where="--a, --b", expected="different sides")
         if not 1 <= self.rounds <= self.repeats:
             raise UsageError(
                 f"{self.repeats} repetition(s) in {self.rounds} round(s)",
@@ -41,7 +41,7 @@ class Plan:
             )
 
     def blocks(self) -> list[tuple[Side, list[int]]]:
-        """(side, repetition numbers) in the order measured; neighbours of one side are one block, one server start."""
+        """Return (side, repetition numbers) in measuring order; a block is one server start."""
         shares = [list(range(self.repeats))[start :: self.rounds] for start in range(self.rounds)]
         blocks: list[tuple[Side, list[int]]] = []
         for number, share in enumerate(shares):
@@ -54,9 +54,9 @@ class Plan:
 
 
 def ab(plan: Plan, texts: Texts, runs: Path, say: Say, settings: list[str], api_key: str | None = None) -> Path:
-    """Measure all sides; returns the run directory. Raises KimiError; what was measured before stays.
+    """Measure all sides and return the run directory. Raises KimiError and keeps finished measurements.
 
-    api_key: what this environment makes the servers ask for.
+    api_key: key that the started servers require.
     """
     require("sglang")
     names = [side.name for side in plan.sides]
@@ -85,7 +85,7 @@ def _block(
     say: Say,
     api_key: str | None,
 ) -> None:
-    """One server start: every workload once for each of the repetition numbers, workloads interleaved."""
+    """Start one server and measure every workload once for each repetition number, workloads interleaved."""
     with running(side, side.launch(settings), log, say, api_key=api_key) as subject:
         for repetition in repetitions:
             for workload in plan.workloads:

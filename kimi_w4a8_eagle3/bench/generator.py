@@ -1,4 +1,4 @@
-"""Run `sglang.benchmark.serving` as a process against a running server and read what it writes."""
+"""SGLang's load generator (`sglang.benchmark.serving`), run as a process, and its output."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..engine.process import last_line
 from .workloads import AGENT_DATASET
 
 _GENERATOR = "sglang.benchmark.serving"
-# The same, which also records how long the prompt of each turn of a conversation was.
+# The same program, which also records the prompt length of each turn of a conversation.
 _WITH_TURNS = "kimi_w4a8_eagle3.sglang_plugin.bench_turns"
-# What the generator prints between its warm-up and the measured requests.
+# Line printed between its warm-up and the measured requests.
 _WARMED_UP = b"Starting main benchmark run"
 _POLL_S = 0.1
 _TIMEOUT_S = 7200.0
@@ -32,8 +32,8 @@ Content = TypeVar("Content", bound=BaseModel)
 class LoadResult(BaseModel):
     """One line of the generator's JSONL: times in ms, throughput in tok/s.
 
-    `total_output_tokens` counts what the server reports as usage, so it is right under speculation, where a streamed
-    chunk holds several tokens. The generator's own accept length is the server's average since start and is not kept.
+    `total_output_tokens` comes from the server's usage, so it is correct under speculation, where one streamed chunk
+    holds several tokens. The generator's own accept length is the server's average since its start and is not kept.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -61,11 +61,11 @@ class LoadResult(BaseModel):
 
 
 class LoadDetails(BaseModel):
-    """Per request, in the order sent: lengths in tokens, times in seconds (`--output-details`).
+    """Per-request details in the order sent (`--output-details`): lengths in tokens, times in seconds.
 
-    `itls[i]` holds the gaps between the tokens of request i; a gap that brought several tokens is divided by them,
-    but that of a chat is whole.
-    cached_tokens: of conversations, found in the prefix cache; their requests stand user by user, turn by turn.
+    `itls[i]` holds the gaps between the tokens of request i. A gap that brought several tokens is divided by their
+    number, except in chats. cached_tokens: for conversations, the prompt tokens from the prefix cache, user by user,
+    turn by turn.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -86,7 +86,7 @@ def write_conversations(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def generator_command(base_url: str, arguments: Sequence[str], output: Path) -> list[str]:
-    """The load generator's command line: SGLang's own program, unchanged but for conversations."""
+    """Return the load generator's command line: SGLang's program, changed only for conversations."""
     program = [sys.executable, *PROGRAM, _WITH_TURNS if AGENT_DATASET[1] in arguments else _GENERATOR]
     return [*program, "--base-url", base_url, "--output-file", str(output), *arguments]
 
@@ -98,11 +98,11 @@ def drive(
     on_measured: Callable[[], None],
     api_key: str | None = None,
 ) -> None:
-    """Run the generator to its end; what it prints goes to `output` with the suffix `.log`.
+    """Run the generator to its end; its output goes to `output` with the suffix `.log`.
 
-    on_measured is called when the warm-up is over and the measured requests are about to be sent: the generator
-    pauses for a second there. api_key: reaches it by OPENAI_API_KEY and is therefore in no command line or log. Raises
-    KimiError when it fails, is killed or takes longer than two hours.
+    on_measured is called after the warm-up, before the measured requests; the generator pauses for a second there.
+    api_key is passed as OPENAI_API_KEY, so it appears in no command line or log. Raises KimiError when the generator
+    fails, is killed or takes longer than two hours.
     """
     command, log = generator_command(base_url, arguments, output), output.with_suffix(".log")
     key = {} if api_key is None else {"OPENAI_API_KEY": api_key}
@@ -128,15 +128,15 @@ def drive(
         raise KimiError(
             f"the load generator ended with {how}: {last_line(log)}",
             where=str(log),
-            remedy="its log has the details; if it cannot connect, the server's log says why it stopped",
+            remedy="read this log; if the generator could not connect, read the server's log",
         )
 
 
 def start_program(
     command: Sequence[str], key: Mapping[str, str], log: BinaryIO
 ) -> subprocess.Popen[bytes] | ForkedProcess:
-    """Begin a program that measures engines: where this process forks them, one of SGLang's imports nothing anew."""
-    # Offline: a tokenizer's code was checked on this disk (`require_trusted_tokenizer`). And it compiles nothing.
+    """Start a program that measures engines, from the fork server if there is one, because it has SGLang imported."""
+    # Offline, because only a tokenizer on this disk was checked (`require_trusted_tokenizer`). Nothing needs compiling.
     changes = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", **key}
     return fork_beside(command, changes, log.fileno()) or subprocess.Popen(
         command,
@@ -154,12 +154,12 @@ def _appended(log: Path, offset: int) -> bytes:
 
 
 def read_result(path: Path) -> LoadResult:
-    """The last line of a result file. Raises KimiError for a missing file, a cut line or a missing figure."""
+    """Read the last line of a result file. Raises KimiError for a missing file, a cut line or a missing figure."""
     return _read(path, LoadResult)
 
 
 def read_details(path: Path) -> LoadDetails:
-    """The per-request part of the last line, which `--output-details` adds. Raises KimiError like `read_result`."""
+    """Read the last line's per-request part, added by `--output-details`. Raises KimiError like `read_result`."""
     return _read(path, LoadDetails)
 
 
@@ -170,15 +170,15 @@ def _read(path: Path, kind: type[Content]) -> Content:
     except (json.JSONDecodeError, ValidationError) as error:
         detail = error.errors()[0] if isinstance(error, ValidationError) else error
         raise KimiError(
-            f"the load generator's result cannot be read: {detail}",
+            f"cannot read the load generator's result: {detail}",
             where=str(path),
-            expected="one JSON object a line, as sglang.bench_serving writes it",
-            remedy="the run was cut short or the disk is full: measure again",
+            expected="one JSON object per line, as sglang.bench_serving writes it",
+            remedy="the run was interrupted or the disk is full: free space and measure again",
         ) from error
 
 
 def last_json_line(path: Path) -> str:
-    """The last non-empty line of a JSONL file; raises KimiError when there is none."""
+    """Return the last non-empty line of a JSONL file; raise KimiError if there is none."""
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
     except OSError as error:

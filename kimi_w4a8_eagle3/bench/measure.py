@@ -1,4 +1,4 @@
-"""One measurement: the load generator against one server, with what client and server say about it."""
+"""One measurement: the load generator against one server, with the client's and the server's figures."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from .subject import Subject
 from .workloads import CHAT_BACKEND, Point, Workload
 
 _PROBES = 4
-_COLD = 0.02  # what the markers of a chat template come to in short prompts
+_COLD = 0.02  # share of chat-template markers in short prompts
 _PROMPTS_MODULE = "kimi_w4a8_eagle3.sglang_plugin.bench_prompts"
 
 
 class Turn(BaseModel):
-    """One turn of all conversations: the mean length of its prompts, and what of it was in the prefix cache."""
+    """One turn of all conversations: mean prompt length, and its part from the prefix cache."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,9 +51,9 @@ class Turn(BaseModel):
 
 
 class Measurement(BaseModel):
-    """What one run of the generator gave. `problems` is empty for a run that may be compared with others.
+    """Result of one generator run. Only a run without `problems` may be compared with others.
 
-    acceptance: by position from `probes` requests repeated after the load, all else from the server's counters over
+    acceptance: per position from `probes` requests repeated after the load, the rest from the server's counters over
     exactly the measured requests.
     """
 
@@ -80,12 +80,12 @@ class Measurement(BaseModel):
 
     @property
     def usable(self) -> bool:
-        """True when the figures may be averaged and compared."""
+        """True if the figures may be averaged and compared."""
         return not self.problems
 
 
 def measure(subject: Subject, point: Point, dataset: Path, folder: Path, repetition_index: int = 0) -> Measurement:
-    """Run the generator once; artefacts in `folder`. Raises KimiError when it fails; failed requests are `problems`."""
+    """Run the generator once, writing to `folder`. Raises KimiError if it fails; failed requests are `problems`."""
     raw = folder / f"{point.label}-{subject.label.replace(':', '-')}-r{repetition_index}.jsonl"
     arguments = ["--model", subject.model, "--tokenizer", subject.tokenizer, *point.arguments(dataset)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -126,9 +126,9 @@ def measure(subject: Subject, point: Point, dataset: Path, folder: Path, repetit
 
 
 def examine_text(subject: Subject, point: Point, dataset: Path, folder: Path, found: Measurement) -> Measurement:
-    """Add what the text says: how much it repeats itself, and acceptance per position from a few repeated requests.
+    """Add the repetition of the text, and the acceptance per position from a few repeated requests.
 
-    Conversations stay as they are: their prompts are made of answers.
+    Conversations are skipped, because their prompts contain answers.
     """
     if point.workload.dataset == "agent":
         return found
@@ -149,7 +149,7 @@ def examine_text(subject: Subject, point: Point, dataset: Path, folder: Path, fo
 
 
 def turns_of(details: LoadDetails, turns: int) -> list[Turn]:
-    """The requests of conversations by turn; none for single requests or where some failed."""
+    """Return the requests of conversations by turn; none for single requests or if some failed."""
     if turns == 1 or len(details.cached_tokens) % turns or any(details.errors):
         return []
     ttfts = np.asarray(details.ttfts) * 1000
@@ -167,29 +167,29 @@ def turns_of(details: LoadDetails, turns: int) -> list[Turn]:
 def _judge(
     point: Point, load: LoadResult, details: LoadDetails, counted: metrics.Counters
 ) -> tuple[list[str], list[str]]:
-    """Notes for the reader, and problems that forbid a comparison."""
+    """Return notes for the reader, and problems that forbid a comparison."""
     notes, problems = [], judge_lengths(point, load, details)
     if counted.requests != point.requests and not problems:
         problems.append(
             f"the server finished {counted.requests:.0f} requests during the run, {point.requests} were sent: "
-            "somebody else used it"
+            "another client used it"
         )
     if load.total_input_tokens and abs(counted.prompt_tokens / load.total_input_tokens - 1) > 0.02 and not problems:
         notes.append(
-            f"the server counted {counted.prompt_tokens:,.0f} prompt tokens, the generator meant to send "
-            f"{load.total_input_tokens:,}: decoded and encoded again, a text can change its length"
+            f"the server counted {counted.prompt_tokens:,.0f} prompt tokens, the generator planned "
+            f"{load.total_input_tokens:,}: decoding and encoding a text again can change its length"
         )
     cached = counted.cached_tokens / max(counted.prompt_tokens, 1)
     if point.workload.dataset != "agent" and cached > _COLD:
         notes.append(
-            f"{cached:.1%} of the prompt tokens were found in the prefix cache, where warm-up and earlier runs left "
-            "them: TTFT and throughput are not those of new prompts (--set disable-radix-cache=true)"
+            f"{cached:.1%} of the prompt tokens came from the prefix cache, filled by warm-up and earlier runs; TTFT "
+            "and throughput are not those of new prompts (--set disable-radix-cache=true)"
         )
     return notes, problems
 
 
 def judge_lengths(point: Point, load: LoadResult, details: LoadDetails) -> list[str]:
-    """Problems that the generator's own result shows: failed requests, outputs that are not as long as asked."""
+    """Return problems in the generator's own result: failed requests, and outputs of a wrong length."""
     problems = []
     if load.completed != point.requests:
         first = next((error for error in details.errors if error), "")
@@ -198,12 +198,12 @@ def judge_lengths(point: Point, load: LoadResult, details: LoadDetails) -> list[
     elif point.workload.ignore_eos and point.workload.range_ratio == 1.0:
         wrong = sum(length != point.workload.output_len for length in details.output_lens)
         if wrong:
-            problems.append(f"{wrong} outputs are not {point.workload.output_len} tokens long, as was asked")
+            problems.append(f"{wrong} outputs are not {point.workload.output_len} tokens long, as requested")
     return problems
 
 
 def _prompts(subject: Subject, point: Point, dataset: Path, folder: Path) -> list[str]:
-    """The texts that the generator sent, from its own dataset code."""
+    """Return the texts that the generator sent, from its own dataset code."""
     path = folder / f"{point.label}-prompts.jsonl"
     if not path.is_file():
         command = [sys.executable, *PROGRAM, _PROMPTS_MODULE, str(path), "--tokenizer", subject.tokenizer]
@@ -211,12 +211,12 @@ def _prompts(subject: Subject, point: Point, dataset: Path, folder: Path) -> lis
             if start_program([*command, *point.arguments(dataset)], {}, log).wait() != 0:
                 log.seek(0)
                 said = log.read().decode(errors="replace")
-                raise KimiError(f"the prompts could not be rebuilt: {said[-600:]}", where=str(path))
+                raise KimiError(f"cannot rebuild the prompts: {said[-600:]}", where=str(path))
     return [str(json.loads(line)["prompt"]) for line in path.read_text().splitlines()]
 
 
 def _probe(subject: Subject, point: Point, prompts: Sequence[str]) -> list[Generation]:
-    """Send a few of the prompts again, one at a time, for the histograms that the generator does not keep."""
+    """Send a few prompts again, one at a time, for the accept histograms that the generator does not keep."""
     work = point.workload
     extra: dict[str, Any] = {"ignore_eos": True} if work.ignore_eos else {}
     with EngineClient(subject.base_url, subject.api_key) as client:

@@ -1,7 +1,7 @@
-"""Figures that others report for this stack, each with its source: `bench/published/*.json`, the one place for them.
+"""Figures that others report for this stack, with sources, from `bench/published/*.json`.
 
-Nothing here was measured by this package. Published points carry no spread; the one yardstick for it is that two
-articles give the same configuration on two days (`day_to_day`).
+This package measured none of them. Published points have no spread; the only yardstick is that two articles report the
+same configuration on two days (`day_to_day`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Points = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class AcceptLength:
-    """How well some text is drafted. mark: its short name where a plot has room for few."""
+    """Accept length of one kind of text. mark: short name for a crowded plot."""
 
     text: str
     kind: Literal["repeated", "real"]
@@ -33,19 +33,18 @@ class AcceptLength:
 
 @cache
 def load(name: str) -> Mapping[str, Any]:
-    """`bench/published/<name>.json`."""
     content: Mapping[str, Any] = json.loads((operator_dir("bench") / "published" / f"{name}.json").read_text())
     return content
 
 
 def points() -> Points:
-    """{"con2": {"w4a8": {"tpot_median_ms": ...}, ...}, ...} of the article that this package reproduces."""
+    """Return {"con2": {"w4a8": {"tpot_median_ms": ...}, ...}, ...} of the article that this package reproduces."""
     found: Points = load(MAIN)["points"]
     return found
 
 
 def reported(recipe: str, point: str) -> tuple[Mapping[str, float], str]:
-    """A recipe's figures at `con2` or `con40` and their source: the later article that has any; ({}, "") without."""
+    """Return a recipe's figures at `con2` or `con40` and their source from the latest article with any, or ({}, "")."""
     for name in (MAIN, _EARLIER):
         article = load(name)
         if figures := article["points"].get(point, {}).get(recipe):
@@ -54,7 +53,7 @@ def reported(recipe: str, point: str) -> tuple[Mapping[str, float], str]:
 
 
 def accept_lengths() -> list[AcceptLength]:
-    """Of the text behind the published points, which repeats itself, and of text that people write."""
+    """Return the accept lengths of the published points, whose text repeats itself, and of text written by people."""
     repeated = [
         AcceptLength(
             f"random 10240/512 at {point}",
@@ -71,7 +70,7 @@ def accept_lengths() -> list[AcceptLength]:
 
 
 def day_to_day(point: str, metric: str) -> float | None:
-    """Relative difference of one configuration between the two articles; of the point's worst metric if not given."""
+    """Return one configuration's relative difference between the articles; unknown metrics take the point's largest."""
     later = points().get(point, {}).get(BASELINE, {})
     earlier = load(_EARLIER)["points"].get(point, {}).get(BASELINE, {})
     found = {key: abs(earlier[key] / later[key] - 1) for key in later if key in earlier}

@@ -1,7 +1,7 @@
-"""Does a text repeat itself? Repeated text is easy to draft, so it flatters speculation.
+"""Repetition within a text. Repeated text is easy to draft, so it flatters speculation.
 
-Measured in n-grams of words: the share of those that occurred before in the same text. Prompts of the generator's
-`random` dataset come out near 1, natural prose near 0.
+The measure is the share of word n-grams that occurred earlier in the same text. Prompts of the generator's `random`
+dataset come out near 1, natural prose near 0.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ from dataclasses import dataclass
 N = 5
 WARN_ABOVE = 0.3
 
-# A word, one character of a script that is written without spaces, or one other sign.
+# A word, one character of a script without spaces, or one other character.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """Shares from 0 to 1, averaged over requests: n-grams of the prompt seen before in the prompt; n-grams of the
-    output seen before in the prompt or the output."""
+    """Shares from 0 to 1, averaged over requests.
+
+    prompt: n-grams seen earlier in the prompt. output: n-grams seen earlier in the prompt or the output.
+    """
 
     prompt: float
     output: float
 
     @property
     def warning(self) -> str | None:
-        """One sentence when the text is easier to draft than text that people write, else None."""
+        """One sentence if the text is easier to draft than text written by people, else None."""
         if max(self.prompt, self.output) <= WARN_ABOVE:
             return None
         return (
             f"the text repeats itself: {self.prompt:.0%} of the prompts' {N}-word sequences occurred before in the "
             f"same prompt, {self.output:.0%} of the outputs' in prompt or output; "
-            "its accept length says little about other text"
+            "its accept length does not apply to other text"
         )
 
 
 def measure(prompts: Sequence[str], outputs: Sequence[str]) -> Repetition:
-    """Repetition over pairs of a prompt and the output it got."""
+    """Measure the repetition of prompts and their outputs."""
     pairs = list(zip(prompts, outputs, strict=False))
     return Repetition(
         prompt=_mean(repeated_share(prompt) for prompt, _ in pairs),
@@ -47,7 +49,7 @@ def measure(prompts: Sequence[str], outputs: Sequence[str]) -> Repetition:
 
 
 def repeated_share(text: str, after: str = "") -> float:
-    """Share of the n-grams of `text` that occurred earlier, in `text` or in `after`; 0 for a text below n words."""
+    """Return the share of n-grams of `text` that occurred earlier in `text` or `after`; 0 for fewer than n words."""
     seen = set(_ngrams(after))
     found = total = 0
     for ngram in _ngrams(text):

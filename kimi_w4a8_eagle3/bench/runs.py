@@ -1,4 +1,4 @@
-"""A benchmark's run directory: written after every measurement, read back here and on other machines."""
+"""A benchmark's run directory, written after every measurement and read back here or on other machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESULT = "result.json"
 
 
 class RunResult(BaseModel):
-    """`result.json` of a benchmark. status `incomplete`: it was stopped by `reason`, what is there was measured."""
+    """`result.json` of a benchmark. status `incomplete`: `reason` stopped it, and finished measurements remain."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,27 +36,24 @@ class RunResult(BaseModel):
 
 @dataclass
 class RunWriter:
-    """Keeps `result.json` up to date, so that a killed benchmark leaves what it measured, marked as unfinished."""
+    """Writer that keeps `result.json` current, so that a killed benchmark leaves its measurements marked unfinished."""
 
     folder: Path
     result: RunResult
 
     def save(self) -> None:
-        """Write the result as it is now."""
         write_json(self.folder / RESULT, self.result.model_dump(mode="json"))
 
     def add(self, measurement: Measurement) -> None:
-        """Append one measurement and save."""
         self.result.measurements.append(measurement)
         self.save()
 
     def replace(self, old: Measurement, new: Measurement) -> None:
-        """Exchange a measurement for the same with more facts, and save."""
+        """Replace a measurement by a more complete version of it, and save."""
         self.result.measurements[self.result.measurements.index(old)] = new
         self.save()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Mark the run complete, or incomplete with the reason."""
         self.result.status = "complete" if error is None else "incomplete"
         self.result.reason = "" if error is None else (str(error) or type(error).__name__).splitlines()[0]
         self.save()
@@ -64,7 +61,7 @@ class RunWriter:
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory that was read back. Measurements of a crashed or failed run stay out of `usable`."""
+    """Run directory that was read back. `usable` leaves out measurements of crashed or failed runs."""
 
     folder: Path
     record: Mapping[str, Any]
@@ -73,22 +70,20 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
         return self.folder.resolve().name
 
     @property
     def usable(self) -> list[Measurement]:
-        """Measurements without problems."""
-        return [each for each in self.result.measurements if each.usable]
+        return [measurement for measurement in self.result.measurements if measurement.usable]
 
     @property
     def refused(self) -> list[tuple[Measurement, str]]:
-        """Measurements that must not be averaged in, with the reason."""
-        return [(each, "; ".join(each.problems)) for each in self.result.measurements if not each.usable]
+        """Measurements that must not be averaged, with the reason."""
+        return [(found, "; ".join(found.problems)) for found in self.result.measurements if not found.usable]
 
     def repetitions(self, measurements: Iterable[Measurement]) -> list[Repetition]:
-        """The measurements with their per-request details; without them where the raw file is gone."""
-        return [self._repetition(each) for each in measurements]
+        """Return the measurements with their per-request details, or without them if the raw file is gone."""
+        return [self._repetition(measurement) for measurement in measurements]
 
     def _repetition(self, measurement: Measurement) -> Repetition:
         if measurement.raw not in self._details:
@@ -99,7 +94,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run directory. Raises KimiError when it is none, or its files are damaged."""
+    """Read a run directory. Raises KimiError for any other folder and for damaged files."""
     try:
         result = RunResult.model_validate_json((folder / RESULT).read_text())
         record = json.loads((folder / RECORD).read_text())
@@ -112,19 +107,19 @@ def read_run(folder: Path) -> Run:
     except (ValidationError, json.JSONDecodeError) as error:
         detail = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise KimiError(
-            f"the run directory cannot be read: {detail}",
+            f"cannot read the run directory: {detail}",
             where=str(folder),
-            expected="what `kimi-w4a8 bench` wrote",
-            remedy="the run was cut short or is of another kind: measure again",
+            expected="a run directory of `kimi-w4a8 bench`",
+            remedy="the run was interrupted or is of another kind: measure again",
         ) from None
     return Run(folder, record, result)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """All usable measurements of one side at one workload and concurrency, of one or several runs, in their order.
+    """Usable measurements of one side at one workload and concurrency, from one or several runs, in order.
 
-    run, workload: of the first. repetitions: with per-request details where they were kept.
+    run, workload: of the first measurement. repetitions: with per-request details if they were kept.
     """
 
     run: Run
@@ -136,10 +131,10 @@ class Cell:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Run, Measurement]]) -> Cell:
-        """The cell of measurements that share workload, concurrency and side, each with its run."""
+        """Make the cell of measurements with the same workload, concurrency and side."""
         run, first = pairs[0]
-        repetitions = [repetition for run, each in pairs for repetition in run.repetitions([each])]
-        return cls(run, first.workload, first.concurrency, first.side, [each for _, each in pairs], repetitions)
+        repetitions = [repetition for run, found in pairs for repetition in run.repetitions([found])]
+        return cls(run, first.workload, first.concurrency, first.side, [found for _, found in pairs], repetitions)
 
     @cached_property
     def figures(self) -> dict[str, Interval]:
@@ -148,8 +143,8 @@ class Cell:
 
     @cached_property
     def accept_length(self) -> float | None:
-        """Median over the measurements; None when the side does not speculate."""
-        lengths = [each.acceptance.length for each in self.measurements if each.acceptance is not None]
+        """Median over the measurements; None if the side does not speculate."""
+        lengths = [found.acceptance.length for found in self.measurements if found.acceptance is not None]
         return float(np.median(lengths)) if lengths else None
 
 
@@ -157,10 +152,10 @@ Groups = Mapping[tuple[str, int], Mapping[str, Cell]]
 
 
 def grouped(runs: Sequence[Run]) -> Groups:
-    """Cells by (workload, concurrency) and then by side, in the order measured."""
+    """Group cells by (workload, concurrency) and then by side, in measuring order."""
     groups: dict[tuple[str, int], dict[str, list[tuple[Run, Measurement]]]] = {}
     for run in runs:
-        for each in run.usable:
-            sides = groups.setdefault((each.workload.name, each.concurrency), {})
-            sides.setdefault(each.side, []).append((run, each))
+        for found in run.usable:
+            sides = groups.setdefault((found.workload.name, found.concurrency), {})
+            sides.setdefault(found.side, []).append((run, found))
     return {key: {side: Cell.of(pairs) for side, pairs in sides.items()} for key, sides in groups.items()}

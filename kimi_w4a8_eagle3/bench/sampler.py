@@ -1,4 +1,4 @@
-"""What the server says about itself while a load runs: gauges sampled in the background, counters before and after."""
+"""The server's own metrics during a load: gauges sampled in the background, and counters before and after."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _RETRACTED = "sglang:num_retracted_requests_total"
 
 @dataclass(frozen=True)
 class ServerSummary:
-    """One window.
+    """Summary of one measuring window.
 
-    kv_usage_peak: largest share of the KV pool in use. samples: readings of the gauges (SGLang refreshes them every
-    40 decode steps by default, so short runs see few values). draft_steps: mean of those in use while requests ran.
+    kv_usage_peak: largest share of the KV pool in use. samples: readings of the gauges. SGLang refreshes them every 40
+    decode steps by default, so short runs see few values. draft_steps: mean while requests ran.
     """
 
     samples: int
@@ -43,7 +43,7 @@ class ServerSummary:
 
 
 class Sampler:
-    """Reads /metrics every `every_s` seconds between `open_window()` and exit; each reading goes to `path` as JSON."""
+    """Background reader of /metrics, every `every_s` seconds from `open_window()` to exit; writes JSON to `path`."""
 
     def __init__(self, base_url: str, path: Path, every_s: float = 1.0) -> None:
         self._base_url, self._path, self._every_s = base_url, path, every_s
@@ -63,12 +63,12 @@ class Sampler:
         self._path.write_text(lines)
 
     def open_window(self) -> None:
-        """Note the counters now; `summary` counts from here."""
+        """Read the counters from which `summary` counts."""
         self._first = metrics.read(self._base_url)
         self._readings.clear()
 
     def summary(self) -> ServerSummary:
-        """What happened since `open_window`. Raises KimiError when the server does not answer."""
+        """Summarize the time since `open_window`. Raises KimiError when the server does not answer."""
         return summarize(self._first, metrics.read(self._base_url), self._readings)
 
     def _run(self) -> None:
@@ -82,8 +82,8 @@ class Sampler:
 
 
 def summarize(first: Reading, last: Reading, readings: Sequence[Mapping[str, float]]) -> ServerSummary:
-    """The window between two readings, and the gauges read inside it."""
-    steps = [each["draft_steps"] for each in readings if "draft_steps" in each and each.get("running")]
+    """Summarize the window between two readings, and the gauges read inside it."""
+    steps = [reading["draft_steps"] for reading in readings if "draft_steps" in reading and reading.get("running")]
     return ServerSummary(
         samples=len(readings),
         kv_usage_peak=_peak(readings, "kv_usage"),

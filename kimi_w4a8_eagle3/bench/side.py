@@ -28,24 +28,23 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Side:
-    """A recipe under the name that was given: `eagle3-opt`, `tiny:plain`, a TOML file."""
+    """Recipe under the name given by the user: `eagle3-opt`, `tiny:plain`, a TOML file."""
 
     name: str
     recipe: Recipe
 
     @classmethod
     def parse(cls, text: str) -> Side:
-        """Read the recipe that `text` names."""
         return cls(text, load_recipe(text))
 
     def launch(self, settings: list[str]) -> Launch:
-        """The command, on a free port of this machine."""
+        """Render the launch on a free port of this machine."""
         return render(self.recipe, [f"port={free_port()}", *settings])
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Where the user's text comes from; see `texts.prepare`."""
+    """Sources of the user's text; see `texts.prepare`."""
 
     sharegpt: str | None = None
     prompts: str | None = None
@@ -63,18 +62,18 @@ def bench(
     api_key: str | None = None,
     ops_url: str | None = None,
 ) -> Path:
-    """Measure a running server (`base_url`) or one that is started from `side`; returns the run directory.
+    """Measure a running server (`base_url`) or one started from `side`, and return the run directory.
 
-    With both, the server must serve the recipe's model. api_key, ops_url: of the server. Raises KimiError; what was
-    measured before stays, marked incomplete.
+    With both, the server must serve the recipe's model. api_key, ops_url: of the server. Raises KimiError and keeps
+    finished measurements, marked incomplete.
     """
-    require("sglang")  # whose load generator measures a running server too
+    require("sglang")  # its load generator also measures running servers
     launch = side.launch(settings or []) if side else None
     name = side.name if side else "unknown"
     if base_url is not None:
-        inspect(base_url, name, launch, api_key, ops_url)  # a wrong address leaves no folder
+        inspect(base_url, name, launch, api_key, ops_url)  # fail before a run directory exists
         if workload.backend != CHAT_BACKEND:
-            with EngineClient(base_url, api_key) as client:  # one that keeps /generate for its operator says so now
+            with EngineClient(base_url, api_key) as client:  # fails here if /generate is reserved for the operator
                 client.generate("one", 1)
     folder = new_run_dir(f"bench-{workload.name}", runs)
     with recorded(folder, "bench", [name], {name: launch} if launch and base_url is None else {}, base_url) as writer:
@@ -95,7 +94,7 @@ def bench(
 def recorded(
     folder: Path, kind: str, sides: list[str], launches: dict[str, Launch], base_url: str | None
 ) -> Iterator[RunWriter]:
-    """Write the run's record, yield its writer, and mark the result complete or incomplete on the way out."""
+    """Write the run's record, yield its writer, and mark the result complete or incomplete at the end."""
     gates = {f"{side}: {name}": value for side, launch in launches.items() for name, value in launch.env.items()}
     facts: dict[str, Any] = {"base_url": base_url, "hardware": _hardware(base_url)}
     started = {name: launch.described() for name, launch in launches.items()}
@@ -105,7 +104,7 @@ def recorded(
     try:
         yield writer
     except BaseException as error:
-        with suppress(KimiError):  # on a full disk the mark cannot be written, and the first error says more
+        with suppress(KimiError):  # on a full disk this fails too, and the first error says more
             writer.close(error)
         if isinstance(error, KimiError):
             kept = len(writer.result.measurements)
@@ -118,7 +117,7 @@ def recorded(
 
 @contextmanager
 def running(side: Side, launch: Launch, log: Path, say: Say, api_key: str | None = None) -> Iterator[Subject]:
-    """The side's server, checked and ready; stopped on the way out."""
+    """Yield the side's server, checked and ready, and stop it at the end."""
     launch = serving.checked(launch)
     say(f"{side.name}: starting the server (log: {log})")
     with serving.engine(launch, log, side.name) as server:
@@ -136,7 +135,7 @@ def measure_points(
     repetition_index: int = 0,
     examine: bool = True,
 ) -> None:
-    """Every point of `workload` once; the text is examined at the first point, where one point stands for all."""
+    """Measure every point of `workload` once; the text is examined at the first point only."""
     require_room(subject, workload)
     require_trusted_tokenizer(subject.tokenizer)
     for number, point in enumerate(workload.points()):
@@ -148,14 +147,14 @@ def measure_points(
 
 
 def require_usable(writer: RunWriter) -> None:
-    """Raise KimiError when a measurement of the finished run is marked: its figures must not be used."""
-    bad: list[Measurement] = [each for each in writer.result.measurements if not each.usable]
+    """Raise KimiError if a measurement of the finished run has problems."""
+    bad: list[Measurement] = [found for found in writer.result.measurements if not found.usable]
     if bad:
         raise KimiError(
-            f"{len(bad)} of {len(writer.result.measurements)} measurements cannot be used: {bad[0].problems[0]}",
+            f"{len(bad)} of {len(writer.result.measurements)} measurements are unusable: {bad[0].problems[0]}",
             where=str(writer.folder),
-            expected="every request answered at the length asked for, by a server that nobody else uses",
-            remedy="they are marked in result.json and left out of reports; read the server's log and measure again",
+            expected="every request answered at the requested length, by a server without other clients",
+            remedy="read the server's log and measure again; reports leave out the marked measurements",
         )
 
 
@@ -164,6 +163,6 @@ def _describe(point: Point) -> str:
 
 
 def _hardware(base_url: str | None) -> dict[str, Any]:
-    """Architectures of this machine's GPUs, which are the server's when it runs here."""
+    """Return the architectures of this machine's GPUs if the server runs here."""
     local = base_url is None or is_local(base_url)
     return {"known": local, "gpus": [device.arch for device in Machine.detect().devices] if local else []}

@@ -1,8 +1,8 @@
 """Statistics of measurements: per-request values, medians over repetitions, bootstrap confidence intervals.
 
 A repetition is one run of the load generator. Intervals come from a two-level bootstrap: repetitions are drawn with
-replacement, and inside each the requests; inter-token gaps move with the request they belong to, because gaps of one
-request are not independent. Throughput has one value a repetition, so only repetitions are drawn for it.
+replacement, and then the requests inside each. Inter-token gaps stay with their request, because they are not
+independent. Throughput has one value per repetition, so only repetitions are drawn.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class Repetition:
-    """One measurement's result with its per-request details (None when they were not kept)."""
+    """Result of one measurement with its per-request details (None if not kept)."""
 
     load: LoadResult
     details: LoadDetails | None
@@ -66,24 +66,23 @@ class Repetition:
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its 95% bootstrap interval; low and high are None when there is too little to draw from."""
+    """Estimate with its 95% bootstrap interval; low and high are None if there are too few values to draw from."""
 
     value: float
     low: float | None
     high: float | None
 
     def covers(self, value: float) -> bool:
-        """True when `value` lies inside the interval."""
         return self.low is not None and self.high is not None and self.low <= value <= self.high
 
 
 def estimate(repetitions: Sequence[Repetition], metric: Metric) -> Interval:
-    """The median over repetitions of the generator's own figure, with its interval."""
+    """Return the median over repetitions of the generator's figure, with its interval."""
     return _interval(_median(repetitions, metric), _draws(repetitions, metric, np.random.default_rng(0)))
 
 
 def ratio(base: Sequence[Repetition], other: Sequence[Repetition], metric: Metric) -> Interval:
-    """other / base, with its interval; the two sides are drawn independently."""
+    """Return other / base with its interval; the two sides are drawn independently."""
     rng = np.random.default_rng(0)
     value = _median(other, metric) / _median(base, metric)
     below, above = _draws(base, metric, rng), _draws(other, metric, rng)
@@ -91,7 +90,7 @@ def ratio(base: Sequence[Repetition], other: Sequence[Repetition], metric: Metri
 
 
 def request_values(details: LoadDetails, kind: Kind) -> Values:
-    """TPOT or TTFT of each request in ms. TPOT is the time after the first token over the tokens after it."""
+    """Return TPOT or TTFT of each request in ms. TPOT divides the time after the first token by the tokens after it."""
     if kind == "ttft":
         return np.asarray(details.ttfts, dtype=np.float64) * 1000
     pairs = zip(details.itls, details.output_lens, strict=True)
@@ -110,7 +109,7 @@ def _interval(value: float, draws: Values | None) -> Interval:
 
 
 def _draws(repetitions: Sequence[Repetition], metric: Metric, rng: np.random.Generator) -> Values | None:
-    """Bootstrap draws of the median over repetitions; None when nothing can be drawn."""
+    """Return bootstrap draws of the median over repetitions; None if nothing can be drawn."""
     if metric.kind == "throughput":
         if len(repetitions) < 3:
             return None
@@ -122,7 +121,7 @@ def _draws(repetitions: Sequence[Repetition], metric: Metric, rng: np.random.Gen
         return None
     if metric.kind == "itl" and not all(map(_between_tokens, repetitions)):
         return None
-    inside = np.stack([_draws_inside(each, metric, rng) for each in details])
+    inside = np.stack([_draws_inside(detail, metric, rng) for detail in details])
     count, draws = inside.shape
     chosen = rng.integers(0, count, (draws, count))
     over_repetitions: Values = np.median(inside[chosen, np.arange(draws)[:, None]], axis=1)
@@ -130,19 +129,19 @@ def _draws(repetitions: Sequence[Repetition], metric: Metric, rng: np.random.Gen
 
 
 def _between_tokens(repetition: Repetition) -> bool:
-    """Whether the gaps that were kept are those of the generator's figure.
+    """True if the recorded gaps are those behind the generator's figure.
 
-    Of a chat with drafts they are between pieces of several tokens, and the figure is not.
+    In a chat with drafts the gaps lie between pieces of several tokens, and the figure does not.
     """
     assert repetition.details is not None
-    gaps = [gap * 1000 for each in repetition.details.itls for gap in each]
+    gaps = [gap * 1000 for gaps in repetition.details.itls for gap in gaps]
     return bool(gaps) and bool(np.isclose(np.median(gaps), repetition.load.median_itl_ms, rtol=0.01))
 
 
 def _draws_inside(details: LoadDetails, metric: Metric, rng: np.random.Generator) -> Values:
-    """`DRAWS` values of the metric over requests drawn with replacement from one repetition."""
+    """Return `DRAWS` values of the metric over requests drawn with replacement from one repetition."""
     if metric.kind == "itl":
-        gaps = [np.asarray(each, dtype=np.float64) * 1000 for each in details.itls if each]
+        gaps = [np.asarray(itls, dtype=np.float64) * 1000 for itls in details.itls if itls]
         picks = rng.integers(0, len(gaps), (_ITL_DRAWS, len(gaps)))
         few = np.asarray([_statistic(np.concatenate([gaps[i] for i in pick]), metric) for pick in picks])
         return np.resize(few, DRAWS)

@@ -1,4 +1,4 @@
-"""The server under measurement: what it serves, and whether the workload fits into it."""
+"""The server under measurement: its model, and whether a workload fits into it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 @dataclass(frozen=True)
 class Subject:
-    """A running server. label: the recipe it was started from, as far as is known. context_len in tokens.
+    """Running server. label: recipe it was started from, if known. context_len in tokens.
 
-    api_key: what it asks its clients for. ops_url: of a router, where the counters of its engines are.
+    api_key: key for its clients. ops_url: of a router, the endpoint with its engines' counters.
     """
 
     base_url: str
@@ -36,12 +36,12 @@ class Subject:
 
     @property
     def metrics_url(self) -> str:
-        """The address whose /metrics has the counters."""
+        """Address whose /metrics has the counters."""
         return self.ops_url or self.base_url
 
 
 def is_local(base_url: str) -> bool:
-    """True when the server runs on this machine, so that this machine's hardware is what is measured."""
+    """True if the server runs on this machine, so that this machine's hardware is measured."""
     return urlsplit(base_url).hostname in _LOOPBACK
 
 
@@ -52,16 +52,16 @@ def inspect(
     api_key: str | None = None,
     ops_url: str | None = None,
 ) -> Subject:
-    """Ask the server at `base_url` what it is.
+    """Read the model and settings of the server at `base_url`.
 
-    expected: the launch it should be running. ops_url: beside a router, by default the port after its own. Raises
+    expected: launch that it should be running. ops_url: for a router, by default the port after its own. Raises
     KimiError when the server does not answer or serves another model.
     """
     base_url = base_url.rstrip("/")
     with EngineClient(base_url, api_key) as client:
         model = client.model_name()
         if behind := behind_router(base_url, ops_url, api_key):
-            engine = inspect(behind.replica_url, label, expected, api_key)  # all are the same service
+            engine = inspect(behind.replica_url, label, expected, api_key)  # all replicas are the same service
             return replace(engine, base_url=base_url, ops_url=behind.ops_url)
         info = client.server_info()
     model_path = str(info.get("model_path", model))
@@ -81,30 +81,30 @@ def inspect(
 
 
 def require_model(model_path: str, base_url: str, expected: Launch | None) -> None:
-    """Raise KimiError when the server serves another model than `expected` would."""
+    """Raise KimiError if the server serves another model than `expected`."""
     if expected is not None and Path(model_path).name != Path(expected.model).name:
         raise KimiError(
             f"the server serves {model_path}",
             where=base_url,
             expected=f"{expected.model} (recipe {expected.name})",
-            remedy="give the address of the right server, or leave --recipe out",
+            remedy="check the address, or omit --recipe",
         )
 
 
 def require_room(subject: Subject, workload: Workload) -> None:
-    """Raise KimiError when a request of `workload` does not fit into the server's context."""
+    """Raise KimiError if a request of `workload` does not fit into the server's context."""
     needed = workload.context_len
     if needed is not None and subject.context_len is not None and needed > subject.context_len:
         raise KimiError(
-            f"the workload {workload.name!r} needs {needed:,} tokens a request, the server's context has "
+            f"the workload {workload.name!r} needs {needed:,} tokens per request, the server's context has "
             f"{subject.context_len:,}",
             where=subject.base_url,
             expected=f"a context of at least {needed:,} tokens",
-            remedy="start the server with a longer --context-length, or shorten with --input-len / --output-len",
+            remedy="start the server with a longer --context-length, or shorten it with --input-len / --output-len",
         )
 
 
 def _context_len(base_url: str) -> int | None:
-    """From the metrics, which name the length that the running engine settled on."""
+    """Return the context length that the engine settled on, from its metrics."""
     found = metrics.read(base_url, timeout_s=30.0).largest("sglang:context_len")
     return None if found is None else int(found)

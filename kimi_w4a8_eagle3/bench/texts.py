@@ -1,7 +1,7 @@
-"""The text that a workload sends: read, checked, and written in the format that the load generator reads.
+"""Text of a workload: read, checked, and written in the load generator's format.
 
-The generator drops what it cannot use without a word and then sends fewer requests than asked, so every file is
-checked before a server is touched.
+The generator silently drops unusable texts and then sends fewer requests than asked, so every file is checked before a
+server is contacted.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _INSTEAD = "give a local file: --sharegpt FILE, or --prompts-file FILE for text 
 _FORMATS = "ShareGPT .json, .jsonl with conversations, question/answer or prompt/response, or .txt paragraphs"
 _QUESTION_KEYS = ("question", "prompt", "instruction", "input")
 _ANSWER_KEYS = ("answer", "response", "completion", "output")
-# More conversations than any workload needs; the rest of a 600 MB file would only cost time.
+# More conversations than any workload needs; reading the rest of a 600 MB file only takes time.
 _MOST = 20_000
-# The built-in problems are drawn in excess, so that other seeds send other prompts.
+# More problems than needed are drawn, so that other seeds send other prompts.
 _SPARE = 8
 
 
 def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str | None) -> Path:
-    """Write (or find) the dataset of `workload` and return the path that the generator is given.
+    """Write (or find) the dataset of `workload` and return its path for the generator.
 
-    sharegpt: a ShareGPT file; without it the one on the Hub is used. prompts: any text of the user's instead, see
+    sharegpt: a ShareGPT file; the default is the one on the Hub. prompts: the user's own text instead, see
     `read_pairs`. Raises KimiError when a file is missing, malformed or has too few usable texts.
     """
     needed = max(point.num_prompts for point in workload.points())
@@ -54,7 +54,7 @@ def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str
             f"the workload {workload.name!r} needs a file of prompts",
             where="kimi-w4a8 bench",
             expected=_FORMATS,
-            remedy="give it with --prompts-file FILE (or hf://datasets/OWNER/NAME/FILE)",
+            remedy="name one with --prompts-file FILE (or hf://datasets/OWNER/NAME/FILE)",
         )
     _require(pairs, needed * workload.turns, source)
     if workload.dataset == "agent":
@@ -65,12 +65,12 @@ def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """(user text, answer) pairs of a file; the answer may be empty. See `_FORMATS` for what is understood."""
+    """Read (user text, answer) pairs of a file in one of `_FORMATS`; the answer may be empty."""
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise KimiError(f"the text file cannot be read: {reason}", where=str(path), expected=_FORMATS) from None
+        raise KimiError(f"cannot read the text file: {reason}", where=str(path), expected=_FORMATS) from None
     if path.suffix == ".txt":
         pairs = [(block.strip(), "") for block in content.split("\n\n") if block.strip()]
     else:
@@ -91,7 +91,7 @@ def _from_json(content: str, path: Path) -> list[Pair]:
             f"not valid JSON: {error}",
             where=str(path),
             expected=_FORMATS,
-            remedy="the file was cut short or is of another format: fetch it again",
+            remedy="the file is incomplete or of another format: fetch it again",
         ) from None
     if not isinstance(rows, list):
         raise KimiError(f"a JSON {type(rows).__name__} instead of a list", where=str(path), expected=_FORMATS)
@@ -111,18 +111,18 @@ def _pair(row: dict[str, Any]) -> Pair | None:
 def _require(pairs: list[Pair], needed: int, source: str) -> None:
     if len(pairs) < needed:
         raise KimiError(
-            f"{len(pairs)} usable texts, the workload sends {needed} different prompts",
+            f"{len(pairs)} usable texts, but the workload sends {needed} different prompts",
             where=source,
             expected=f"at least {needed}",
-            remedy="give a larger file, or fewer prompts with --num-prompts",
+            remedy="use a larger file, or fewer prompts with --num-prompts",
         )
 
 
 def _agents(pairs: list[Pair], needed: int, workload: Workload, source: str) -> list[list[dict[str, Any]]]:
-    """For each user the messages of each turn, in the form of SGLang's `agentic-trace`. No text is sent twice.
+    """Return each user's messages by turn in the form of SGLang's `agentic-trace`. No text is sent twice.
 
-    A tool's result is a message of the user's: the generator sends answers back as text, without calls that a message
-    of the role `tool` could answer.
+    A tool result is a user message, because the generator returns answers as text, without the calls that a message of
+    the role `tool` would need.
     """
     left = iter(pairs)
     words: list[str] = []
@@ -136,12 +136,12 @@ def _agents(pairs: list[Pair], needed: int, workload: Workload, source: str) -> 
         said = turns[user * workload.turns : (user + 1) * workload.turns]
         texts = [f"Result of the tool: {answer}" if at % 2 else question for at, (question, answer) in enumerate(said)]
         cut = ({"role": "user", "content": " ".join(text.split()[: workload.turn_words])} for text in texts)
-        conversations.append([{"messages": [*([] if at else [system]), each]} for at, each in enumerate(cut)])
+        conversations.append([{"messages": [*([] if at else [system]), message]} for at, message in enumerate(cut)])
     return conversations
 
 
 def _problems(needed: int, as_document: bool) -> list[Pair]:
-    """As a document, question and solution in the model's chat format, which is all the text it has ever seen."""
+    """Return built-in problems as pairs; as documents they have the chat format on which the model was trained."""
     drawn = tiny.problems("held_out", needed, seed=7)
     if as_document:
         return [(f"{chat_text(p.question)}{THINK_END}{p.solution}{IM_END}", p.solution) for p in drawn]
@@ -149,7 +149,7 @@ def _problems(needed: int, as_document: bool) -> list[Pair]:
 
 
 def _write(pairs: Iterable[Pair], folder: Path, workload: Workload) -> Path:
-    """ShareGPT JSON for `random`, the generator's `custom` JSONL for conversations. It skips empty answers."""
+    """Write ShareGPT JSON for `random`, or `custom` JSONL for conversations; the generator skips empty answers."""
     filled = [(user, answer or "(no answer)") for user, answer in pairs]
     if workload.dataset == "random":
         path = folder / "texts.json"

@@ -1,4 +1,4 @@
-"""What is measured: named workloads of `bench/workloads.toml`, checked, and expanded to single measurements."""
+"""Named workloads of `bench/workloads.toml`, checked and expanded to single measurements."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ AGENT_DATASET = ("--dataset-name", "agentic-trace")
 
 
 class Workload(BaseModel):
-    """One workload; lengths in tokens. `random` repeats text to `input_len`, `conversations` sends it as it is.
+    """One workload; lengths in tokens. `random` repeats text to `input_len`, `conversations` sends it unchanged.
 
-    `agent`: a prompt is a conversation of `turns` messages behind a system prompt of `system_words`, which all share.
-    The messages, questions and results of tools in turn, have `turn_words`; the server's answers stand between them.
+    `agent`: a prompt is a conversation of `turns` messages after a system prompt of `system_words` that all users
+    share. The messages alternate between questions and tool results of `turn_words`, with the server's answers in
+    between.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,17 +64,17 @@ class Workload(BaseModel):
 
     @property
     def context_len(self) -> int | None:
-        """Tokens that one request needs in the server's context; None when the text decides."""
+        """Tokens that one request needs in the server's context; None if the text decides."""
         return None if self.input_len is None else self.input_len + self.output_len
 
     @property
     def backend(self) -> str:
-        """The generator's client: only `conversations` can apply a chat template by themselves."""
+        """The generator's client. Only `conversations` can apply a chat template without the chat endpoint."""
         chat = self.dataset == "agent" or (self.dataset == "random" and self.chat_template)
         return CHAT_BACKEND if chat else "sglang"
 
     def points(self) -> list[Point]:
-        """One measurement for each concurrency and seed, seeds innermost."""
+        """Return one measurement for each concurrency and seed, seeds innermost."""
         return [
             Point(
                 workload=self,
@@ -99,19 +100,19 @@ class Point:
 
     @property
     def requests(self) -> int:
-        """Requests that the server gets, without those of the warm-up."""
+        """Requests that the server gets after the warm-up."""
         return self.num_prompts * self.workload.turns
 
     @property
     def label(self) -> str:
-        """A file name for this point's artefacts."""
+        """File name for this point's artefacts."""
         return f"{self.workload.name}-c{self.concurrency}-s{self.seed}"
 
     def arguments(self, dataset: Path) -> list[str]:
-        """Options of `sglang.benchmark.serving` for this point, without server, model and output.
+        """Return the options of `sglang.benchmark.serving` for this point, without server, model and output.
 
-        For `con2` and `con40` these are the published commands, argument for argument, plus the generator's default
-        seed and warm-up written out, the dataset's place, and --output-details.
+        For `con2` and `con40` these are the published commands, plus the generator's default seed and warm-up, the
+        dataset's path, and --output-details.
         """
         work = self.workload
         words = ["--backend", work.backend, "--dataset-path", str(dataset), "--request-rate", "inf"]
@@ -120,7 +121,7 @@ class Point:
         if work.dataset == "random":
             words += ["--dataset-name", "random", "--random-input-len", str(work.input_len)]
             words += ["--random-output-len", str(work.output_len), "--random-range-ratio", str(work.range_ratio)]
-        elif work.dataset == "agent":  # cold at first: the warm-up is forgotten, and what was measured before
+        elif work.dataset == "agent":  # start cold, without the warm-up's prefixes
             words += [*AGENT_DATASET, "--sharegpt-output-len", str(work.output_len), "--flush-cache", "--cache-report"]
         else:
             words += ["--dataset-name", "custom", "--sharegpt-output-len", str(work.output_len)]
@@ -131,14 +132,14 @@ class Point:
 
 
 def workload_names() -> list[str]:
-    """Names of the packaged workloads, in file order."""
+    """Return the names of the packaged workloads in file order."""
     return list(_tables(_packaged()))
 
 
 def load_workload(name_or_path: str) -> Workload:
-    """A packaged workload by name, or the single one of a TOML file of the user's.
+    """Load a packaged workload by name, or the only one in the user's TOML file.
 
-    Raises KimiError for an unknown name, a TOML mistake, an unknown key or a bad value (concurrency 0, ...).
+    Raises KimiError for an unknown name, invalid TOML, an unknown key or a bad value.
     """
     if name_or_path.endswith(".toml"):
         path = Path(name_or_path).expanduser()
@@ -154,7 +155,7 @@ def load_workload(name_or_path: str) -> Workload:
                 f"unknown workload {name!r}{nearest(name, tables)}",
                 where="kimi-w4a8 bench",
                 expected=", ".join(tables),
-                remedy="or give a .toml file with one workload",
+                remedy="name a workload, or a .toml file with one workload",
             )
     return _validate({"name": name, **tables[name]}, str(path))
 
@@ -167,7 +168,7 @@ def with_changes(
     input_len: int | None = None,
     output_len: int | None = None,
 ) -> Workload:
-    """The workload with the command line's changes; a changed one no longer claims to be the published point."""
+    """Apply the command line's changes; a changed workload no longer refers to a published point."""
     changes: dict[str, Any] = {}
     if concurrency:
         changes["concurrency"] = list(concurrency)
@@ -191,7 +192,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise KimiError(f"the workload file cannot be read: {error.strerror}", where=str(path)) from None
+        raise KimiError(f"cannot read the workload file: {error.strerror}", where=str(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KimiError(f"not valid TOML: {error}", where=str(path)) from None
 
@@ -201,7 +202,7 @@ def _validate(table: dict[str, Any], where: str) -> Workload:
         return Workload.model_validate(table)
     except ValidationError as error:
         errors = error.errors()
-        first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
+        first = next((detail for detail in errors if detail["type"] == "extra_forbidden"), errors[0])
         key = str(first["loc"][0]) if first["loc"] else ""
         valid = [name for name in Workload.model_fields if name != "name"]
         hint = nearest(key, valid) if first["type"] == "extra_forbidden" else ""

@@ -88,7 +88,7 @@ def test_texts_of_every_format_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read"), ("[{", "not valid JSON"), ("{}", "instead of a list"), ("[]", "no usable text")],
+    [(None, "cannot read"), ("[{", "not valid JSON"), ("{}", "instead of a list"), ("[]", "no usable text")],
 )
 def test_missing_and_malformed_sharegpt_files(content: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "s.json"
@@ -101,7 +101,7 @@ def test_missing_and_malformed_sharegpt_files(content: str | None, message: str,
 def test_too_few_texts_are_refused_because_the_generator_would_send_fewer(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     path.write_text(json.dumps([{"conversations": [{"value": "q"}, {"value": "a"}]}] * 9))
-    with pytest.raises(KimiError, match="9 usable texts, the workload sends 10"):
+    with pytest.raises(KimiError, match="9 usable texts, but the workload sends 10"):
         prepare(load_workload("con2"), tmp_path, str(path), None)
 
 
