@@ -1,1 +1,1 @@
-"""What a machine should do: the roofline model fitted to published figures, and several nodes."""
+"""Performance prediction: a roofline model fitted to published figures."""

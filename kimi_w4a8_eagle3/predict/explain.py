@@ -1,7 +1,7 @@
-"""Where the milliseconds go: a decode step and a prefill part by part, up to the published figures; what would help.
+"""Account of a decode step and a prefill, part by part, against the published figures, with possible improvements.
 
-Every part is a formula with a calibration from somewhere else than the published figures it is held against; what does
-not fit is the row "unexplained", host work between steps among it. The published figures ran AITER's kernels.
+Every part is a formula with a calibration from another source than the published figures. The row "unexplained" holds
+the rest, including host work between steps. The published figures ran AITER's kernels.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from .draw_time import draw_ms
 from .machine_model import BF16_BYTES, Cluster, Shapes, draft_step, fixed_weights, kimi, moe_shape
 from .predict import Fit, Load, choices, predict, terms
 
-# Kernels of a layer beside routed experts and all-reduces, counted in SGLang's DeepSeek model on AITER. Two norms (with
-# the residual); q and kv down, two norms of them, q up, key absorption, rotary, concatenation of q and of k with the
+# Kernels of a layer beside routed experts and all-reduces, counted in SGLang's DeepSeek model on AITER: two norms (with
+# the residual); q and kv down, two norms of them, q up, key absorption, rotary, concatenation of q, and of k with the
 # write to the pool, attention and its merge, value absorption, transpose, output; router, choice of experts; the shared
 # expert's gate and up, SiLU, down, and the addition.
 LAYER_KERNELS, SHARED_KERNELS, DRAFT_KERNELS = 21, 4, 18
-HIDDEN_PASSES = 14  # times that those of a layer read or write a token's hidden vector in a prefill
+HIDDEN_PASSES = 14  # reads and writes of a token's hidden vector by a layer's kernels in a prefill
 READ_TB_S = moe_time.STAGE_TB_S[1]
 # One-stage custom all-reduce, TP 8: 6.3 us at 24 KB and 24.2 us at 1.5 MB (vllm#39080, on MI355X).
 REDUCE_US, REDUCE_US_PER_MB = 6.0, 11.6
-LINK_TB_S = 7 * 0.048  # 48 of 64 GB/s a link are usable (ROCm blog on RCCL and xGMI)
+LINK_TB_S = 7 * 0.048  # 48 of 64 GB/s per link are usable (ROCm blog on RCCL and xGMI)
 GEMM_TFLOPS, ATTENTION_TFLOPS = 620.0, 400.0  # BF16 on an MI300X; the second is assumed
 _MODEL, _MOE_SOURCE = "counted", "predict/moe_time.py"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One part of a step or of a prefill; uncertainty is a share of ms. Rows without launches share those of others."""
+    """Part of a step or prefill; uncertainty is a share of ms. Rows without launches share the launches of others."""
 
     name: str
     ms: float
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Lever:
-    """What a change would give alone: milliseconds off a step and off a prefill, and what is left then."""
+    """Effect of one change alone: milliseconds saved per step and per prefill, and the resulting figures."""
 
     name: str
     step_ms: float
@@ -56,7 +56,7 @@ class Lever:
 
 @dataclass(frozen=True)
 class Account:
-    """A load explained; both lists end with the row "unexplained" and sum to `step_ms` and `prefill_ms`."""
+    """Account of a load. Both lists end with the row "unexplained" and sum to `step_ms` and `prefill_ms`."""
 
     load: Load
     source: str
@@ -69,7 +69,7 @@ class Account:
 
 
 def explain(load: Load, fit: Fit, cluster: Cluster) -> Account:
-    """The account of a load: against published figures where there are some for it, else against the fitted model."""
+    """Account for a load against its published figures, or against the fitted model if none are published."""
     shapes = kimi()
     step_ms, prefill_ms, source = _totals(load, fit, cluster)
     step, prompt = step_parts(load, cluster, shapes), prefill_parts(load, cluster, shapes)
@@ -86,26 +86,26 @@ def explain(load: Load, fit: Fit, cluster: Cluster) -> Account:
 
 
 def _totals(load: Load, fit: Fit, cluster: Cluster) -> tuple[float, float, str]:
-    """(milliseconds of a step, of the prefill of one request, whose they are)."""
+    """Return the milliseconds of a step, those of one request's prefill, and their source."""
     sides = published.points().get(f"con{load.concurrency}")
     figures = (sides or {}).get("w4a8" if load.steps == 0 else "eagle3" if load.concurrency > 2 else "eagle3-opt")
     known = Load(load.concurrency, steps=3 if load.steps else 0, accept_length=load.accept_length)
     if sides is None or figures is None or load != known:
         alone = predict(replace(load, concurrency=1), "ttft_median_ms", fit, cluster)
         step_s = float(terms(load, "itl_median_ms", cluster) @ fit.vector) * load.accept_length
-        return step_s * 1000, alone, "the fitted model: nothing is published for this load"
+        return step_s * 1000, alone, "the fitted model (no published figures for this load)"
     waits = figures.get("ttft_median_ms", sides["w4a8"]["ttft_median_ms"])
     prefill_ms = waits / (1 + (load.concurrency - 1) / 2)
     itl = figures.get("itl_median_ms")
-    if itl is None:  # what the others' prefills add to TPOT comes off
+    if itl is None:  # subtract what other requests' prefills add to TPOT
         itl = figures["tpot_median_ms"] - prefill_ms * (load.concurrency - 1) / 2 / (load.output_len - 1)
     return itl * figures.get("accept_length", 1.0), prefill_ms, published.load(published.MAIN)["source"]
 
 
 def step_parts(load: Load, cluster: Cluster, shapes: Shapes, rereads: float | None = None) -> list[Row]:
-    """One pass of the target over steps + 1 tokens a request, and the draft's steps.
+    """Return the parts of one target pass over steps + 1 tokens per request, and of the draft's steps.
 
-    rereads: how often a verify reads the KV cache after the first time; None for what the published figures say.
+    rereads: how often a verify step reads the KV cache after the first time; None takes it from the published figures.
     """
     s, tokens = shapes, load.concurrency * (load.steps + 1)
     context = load.input_len + load.output_len / 2
@@ -115,15 +115,15 @@ def step_parts(load: Load, cluster: Cluster, shapes: Shapes, rereads: float | No
     rows.append(Row("attention: KV cache, once", kv / READ_TB_S / 1e9, 0, formula, _MODEL, 0.2))
     if load.steps:
         again = published_rereads(cluster, s) if rereads is None else rereads
-        what = "eagle3 less w4a8 at concurrency 40, published"
+        what = "eagle3 minus w4a8 at concurrency 40, published"
         rows.append(Row("attention: KV cache, again", again * kv / READ_TB_S / 1e9, 0, f"{again:.1f} x", what, 0.6))
     fixed = fixed_weights(s, cluster.tp) * BF16_BYTES
     formula = f"{fixed / 1e9:.1f} GB / {moe_time.SMALL_TB_S} TB/s"
     rows.append(Row("attention, shared, head weights", fixed / moe_time.SMALL_TB_S / 1e9, 0, formula, _MODEL, 0.2))
     message = tokens * s.hidden * BF16_BYTES / 1e6
-    each, count = REDUCE_US + REDUCE_US_PER_MB * message, 2 * s.layers
+    one_us, count = REDUCE_US + REDUCE_US_PER_MB * message, 2 * s.layers
     formula = f"{count} x ({REDUCE_US} us + {message:.2f} MB x {REDUCE_US_PER_MB} us)"
-    rows.append(Row("all-reduces", count * each / 1000, count, formula, "vllm#39080, TP 8 on MI355X", 0.4))
+    rows.append(Row("all-reduces", count * one_us / 1000, count, formula, "vllm#39080, TP 8 on MI355X", 0.4))
     rows.append(_small(s.layers * LAYER_KERNELS, "other kernels"))
     if load.steps:
         launches = load.steps * DRAFT_KERNELS
@@ -135,11 +135,12 @@ def step_parts(load: Load, cluster: Cluster, shapes: Shapes, rereads: float | No
 
 
 def published_rereads(cluster: Cluster, shapes: Shapes) -> float:
-    """How often the published verify reads KV after the first time: what else tells it from plain decode subtracted.
+    """Return how often the published verify step reads KV after the first time.
 
-    0 where one reading serves a request's tokens, 3 where each token reads for itself. Common errors cancel.
+    The value is the difference between verify and plain decode, minus the known other differences. It is 0 if one
+    reading serves all tokens of a request and 3 if each token reads for itself. Common errors cancel.
     """
-    fit = Fit(1.0, 1.0, 1.0)  # not asked: both loads are published
+    fit = Fit(1.0, 1.0, 1.0)  # unused, because both loads are published
     loads = Load(40), Load(40, steps=3, accept_length=1.0)
     known = [sum(row.ms for row in step_parts(load, cluster, shapes, rereads=0.0)) for load in loads]
     plain, verify = (_totals(load, fit, cluster)[0] for load in loads)
@@ -148,7 +149,7 @@ def published_rereads(cluster: Cluster, shapes: Shapes) -> float:
 
 
 def prefill_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[Row]:
-    """The prompt of one request in one piece."""
+    """Return the parts of one request's prefill in one piece."""
     s, tokens = shapes, load.input_len
     linear = 2 * tokens * (fixed_weights(s, cluster.tp) - s.vocab * s.hidden / cluster.tp)
     attention = tokens**2 * s.layers * s.heads / cluster.tp * (s.nope + s.rope + s.v_head)
@@ -190,13 +191,16 @@ def _small(launches: int, name: str) -> Row:
 def _with_rest(rows: Sequence[Row], total: float) -> list[Row]:
     rest = total - sum(row.ms for row in rows)
     spread = sum((row.ms * row.uncertainty) ** 2 for row in rows) ** 0.5
-    return [*rows, Row("unexplained", rest, 0, "total less these", "host work too", spread / max(abs(rest), 1e-9))]
+    return [
+        *rows,
+        Row("unexplained", rest, 0, "total minus the rows above", "includes host work", spread / max(abs(rest), 1e-9)),
+    ]
 
 
 def _lever(
     name: str, load: Load, step_ms: float, prefill_ms: float, before: tuple[float, float] | None = None
 ) -> Lever:
-    """What is left of TPOT and throughput; before: the two without the change."""
+    """Return TPOT and throughput after a change; before: (step, prefill) milliseconds without it."""
     later = load.output_len - 1
     token_ms = step_ms / load.accept_length
     tpot = token_ms + prefill_ms * (load.concurrency - 1) / 2 / later
@@ -215,7 +219,7 @@ def _levers(
     cluster: Cluster,
     s: Shapes,
 ) -> list[Lever]:
-    """Each change alone, the largest gain of throughput first; all of them but other draft steps; what costs."""
+    """Return each change alone by throughput gain, then all changes but other draft steps, then what costs."""
 
     def of(rows: list[Row], wanted: Callable[[str], bool]) -> float:
         return sum(row.ms for row in rows if wanted(row.name))
@@ -260,7 +264,7 @@ def _levers(
 
 
 def _deterministic_ms(load: Load, prompt: list[Row], cluster: Cluster, s: Shapes) -> float:
-    """What is known of a prompt's loss: experts read for each small chunk, all-reduces in one stage.
+    """Return the known part of a prompt's cost: experts read for each small chunk, and one-stage all-reduces.
 
     One stage reads seven bytes for each byte of a rank's sum, a ring 2 x 7/8.
     """

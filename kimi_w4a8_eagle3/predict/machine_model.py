@@ -1,11 +1,9 @@
-"""What a step must cost on a GPU of a tensor-parallel group: bytes, operations and collectives of Kimi-K2.5, counted.
+"""Least cost of a step on one GPU of a tensor-parallel group: bytes, operations and collectives of Kimi-K2.5.
 
-Everything is counted from the architecture's shapes (`launch/models/*.json`) and data-sheet peaks. Three unknowns
-remain, and every predicted time is linear in them, so that they are fitted by least squares:
-
-    layer_s       time a layer takes however little work it has (kernel launches, small all-reduces), per step
-    decode_cost   1 / the share of the peaks that decode steps reach
-    prefill_cost  1 / the share of the peaks that prefill reaches
+All counts come from the architecture's shapes (`launch/models/*.json`) and data-sheet peaks. Every predicted time is
+linear in three unknowns, which are fitted by least squares: layer_s, the time a layer takes however little work it has
+(kernel launches, small all-reduces), per step; decode_cost, 1 / the share of the peaks that decode steps reach; and
+prefill_cost, 1 / the share of the peaks that prefill reaches.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from ..moe.contract import MoeShape
 
 Terms = NDArray[np.float64]  # seconds per unit of (layer_s, decode_cost, prefill_cost); layer_s itself counts layers
 
-# Dense peaks of the MI325X data sheet; operations a second. Links: seven at 64 GB/s each way.
+# Dense peaks of the MI325X data sheet; operations per second. Links: seven at 64 GB/s each way.
 INT8_OPS, BF16_OPS = 2614.9e12, 1307.4e12
 LINK_BYTES = 7 * 64e9
 BF16_BYTES = 2.0
@@ -31,7 +29,7 @@ BF16_BYTES = 2.0
 
 @dataclass(frozen=True)
 class Precision:
-    """How routed experts are stored and multiplied: bytes a weight (scales included) and peak operations a second."""
+    """Storage and arithmetic of routed experts: bytes per weight (with scales) and peak operations per second."""
 
     name: str
     bytes_per_weight: float
@@ -47,7 +45,7 @@ PRECISIONS = {
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes of Kimi-K2.5 and its draft, as their configs name them."""
+    """Sizes of Kimi-K2.5 and its draft, named as in their configs."""
 
     hidden: int
     layers: int
@@ -71,13 +69,12 @@ class Shapes:
 
     @property
     def moe_layers(self) -> int:
-        """Layers with routed experts."""
         return self.layers - self.dense_layers
 
 
 @cache
 def kimi() -> Shapes:
-    """The shapes in `launch/models/`."""
+    """Load the shapes from `launch/models/`."""
     folder = operator_dir("launch/models")
     target = json.loads((folder / "kimi-k2.5-w4a8.json").read_text())["config"]["text_config"]
     draft = json.loads((folder / "kimi-k2.5-eagle3.json").read_text())["config"]
@@ -106,29 +103,27 @@ def kimi() -> Shapes:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The GPUs that serve one copy of the model."""
-
     gpu: Gpu = GPUS["mi325x"]
     tp: int = 8
 
     @property
     def bandwidth(self) -> float:
-        """HBM bytes a second of one GPU."""
+        """HBM bytes per second of one GPU."""
         return self.gpu.hbm_tb_s * 1e12
 
 
 def moe_shape(shapes: Shapes, cluster: Cluster) -> MoeShape:
-    """One MoE layer on one GPU."""
+    """Return the shape of one MoE layer on one GPU."""
     return MoeShape(shapes.experts, shapes.hidden, shapes.expert_inner // cluster.tp, shapes.top_k)
 
 
 def experts_touched(tokens: int, shapes: Shapes) -> float:
-    """Expected number of different experts that `tokens` tokens route to, if routing is uniform."""
+    """Return the expected number of distinct experts for `tokens` tokens under uniform routing."""
     return shapes.experts * (1 - (1 - shapes.top_k / shapes.experts) ** tokens)
 
 
 def attention_weights(shapes: Shapes, tp: int) -> float:
-    """Weights of one layer's attention on one GPU; the two low-rank down projections are on every GPU in full."""
+    """Return one layer's attention weights on one GPU; the two low-rank down projections are replicated."""
     s = shapes
     replicated = s.hidden * (s.q_rank + s.kv_rank + s.rope)
     q = s.q_rank * s.heads * (s.nope + s.rope)
@@ -138,7 +133,7 @@ def attention_weights(shapes: Shapes, tp: int) -> float:
 
 
 def fixed_weights(shapes: Shapes, tp: int) -> float:
-    """BF16 weights that every step reads, over all layers, with the output head."""
+    """Return the BF16 weights that every step reads, over all layers, with the output head."""
     s = shapes
     shared = 3 * s.hidden * s.expert_inner * s.shared_experts / tp
     router = s.hidden * s.experts
@@ -148,17 +143,17 @@ def fixed_weights(shapes: Shapes, tp: int) -> float:
 
 
 def expert_weights(shapes: Shapes, tp: int) -> float:
-    """Weights of one routed expert on one GPU."""
+    """Return the weights of one routed expert on one GPU."""
     return 3 * shapes.hidden * shapes.expert_inner / tp
 
 
 def decode_bytes(
     requests: int, tokens_each: int, context: float, precision: Precision, cluster: Cluster, shapes: Shapes
 ) -> float:
-    """What one such pass reads on a GPU: weights, touched experts, KV."""
+    """Return the bytes of weights, touched experts and KV that one decode pass reads on a GPU."""
     s, tokens = shapes, requests * tokens_each
-    # MLA keeps one latent vector a token, on every GPU in full. The attention kernel reads it once for each token that
-    # is verified: with one reading for all of a request's tokens the model falls 22% short of the published ITL.
+    # MLA keeps one latent vector per token, replicated on every GPU. The attention kernel reads it once for each
+    # verified token: with one reading for all tokens of a request the model falls 22% short of the published ITL.
     kv_bytes = tokens * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
     expert = expert_weights(s, cluster.tp)
     touched = experts_touched(tokens, s) * expert * precision.bytes_per_weight * s.moe_layers
@@ -168,7 +163,7 @@ def decode_bytes(
 def decode_step(
     requests: int, tokens_each: int, context: float, precision: Precision, cluster: Cluster, shapes: Shapes
 ) -> Terms:
-    """One forward pass of the target over `tokens_each` new tokens of each request (1: plain decode)."""
+    """Return the cost of one target pass over `tokens_each` new tokens of each request (1: plain decode)."""
     s, tokens = shapes, requests * tokens_each
     expert = expert_weights(s, cluster.tp)
     fixed = fixed_weights(s, cluster.tp)
@@ -187,19 +182,19 @@ def _step_weights(cluster: Cluster, shapes: Shapes) -> float:
 
 
 def draft_bytes(requests: int, context: float, cluster: Cluster, shapes: Shapes) -> float:
-    """What one step of the draft reads on a GPU: weights with its output head, KV; BF16."""
+    """Return the bytes that one draft step reads on a GPU: weights with the output head, and KV, in BF16."""
     kv = requests * context * 2 * shapes.draft_kv_heads / cluster.tp * shapes.draft_head_dim
     return (_step_weights(cluster, shapes) + kv) * BF16_BYTES
 
 
 def draft_step(requests: int, context: float, cluster: Cluster, shapes: Shapes) -> Terms:
-    """One step of the one-layer draft, with its output head; BF16."""
+    """Return the cost of one step of the one-layer draft with its output head, in BF16."""
     memory = draft_bytes(requests, context, cluster, shapes) / cluster.bandwidth
     return np.array([1.0, memory + requests * _step_weights(cluster, shapes) * 2 / BF16_OPS, 0.0])
 
 
 def prefill(tokens: int, precision: Precision, cluster: Cluster, shapes: Shapes) -> Terms:
-    """The prompt of one request: matrix products, attention over its own past, and two all-reduces a layer."""
+    """Return the cost of one prompt: matrix products, attention over its own past, and two all-reduces per layer."""
     s = shapes
     head = s.vocab * s.hidden / cluster.tp
     linear = tokens * (fixed_weights(s, cluster.tp) - head) * 2 / BF16_OPS

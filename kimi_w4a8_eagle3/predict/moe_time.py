@@ -1,9 +1,9 @@
-"""What a MoE layer takes on an MI325X by a model, launch by launch; nothing of it was measured with our kernels.
+"""Model of a MoE layer's time on an MI325X, launch by launch; none of it was measured with this package's kernels.
 
 Calibration: published AITER timings of Kimi's MoE on an MI355X are 11.3 us + bytes / 5.2 TB/s for stage 1 and 8.3 us +
-bytes / 4.8 TB/s for stage 2, with 4.4 and 4.0 TB/s what tuned kernels reach on an MI325X. A launch takes 2.5 us, a
-small kernel 3 to 9 us with it: here 7.1 us and its bytes at 4.0 TB/s. What the last-level cache holds moves at 10 TB/s,
-an assumption (its peak is 17.2). A stage takes at least its MFMA time, rows padded to what its kernel multiplies.
+bytes / 4.8 TB/s for stage 2. Tuned kernels reach 4.4 and 4.0 TB/s on an MI325X. A launch takes 2.5 us and a small
+kernel 3 to 9 us including it; the model uses 7.1 us plus its bytes at 4.0 TB/s. Data in the last-level cache moves at
+10 TB/s, an assumption (its peak is 17.2). A stage takes at least its MFMA time, with rows padded to the kernel's tile.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ STAGE_US = {1: 11.3, 2: 8.3}
 STAGE_TB_S = {1: 4.4, 2: 4.0}
 SMALL_US, SMALL_TB_S = 7.1, 4.0
 CACHE_TB_S = 10.0
-AITER_ROWS = {1024: 16}  # rows a block up to so many tokens, beyond them 64
+AITER_ROWS = {1024: 16}  # rows per block up to this number of tokens, 64 beyond
 
 
 @dataclass(frozen=True)
 class Part:
-    """One kernel of a forward: how often it is launched, microseconds of all its launches, and how they were found."""
+    """One kernel of a forward pass: its launches, the microseconds of all of them, and the formula."""
 
     name: str
     launches: int
@@ -33,8 +33,8 @@ class Part:
 
 
 def ours(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
-    """The launches of this package's kernels."""
-    from ..moe.flydsl.backend import FlydslBackend, columns_at_once  # torch: only who explains a layer waits for it
+    """Return the launches of this package's kernels."""
+    from ..moe.flydsl.backend import FlydslBackend, columns_at_once  # torch, slow to import
 
     kernels: Any = FlydslBackend().configs(shape, tokens)
     slots, columns = tokens * shape.top_k, columns_at_once(kernels, tokens * shape.top_k)
@@ -52,7 +52,7 @@ def ours(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
 
 
 def aiter(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
-    """The launches behind the published figures; stage 2 adds atomically, in prefill at half of stage 1's speed."""
+    """Return the launches behind the published figures. Stage 2 adds atomically, in prefill at half stage 1's speed."""
     slots, rows = tokens * shape.top_k, next((m for most, m in AITER_ROWS.items() if tokens <= most), 64)
     stage1, stage2 = (_stage(gpu, shape, tokens, rows, number) for number in (1, 2))
     if stage1.us > stage2.us and rows >= 64:
@@ -76,10 +76,10 @@ def _stage(
     cached: int = 0,
     reads: float | None = None,
 ) -> Part:
-    """Stage 1 or 2 with an expert's rows padded to so many.
+    """Model stage 1 or 2 with each expert's rows padded to `rows`.
 
-    cached: bytes of slots to the last-level cache, and of rows that are quantized from there and back. reads: how many
-    experts' weights it reads, if not each once.
+    cached: bytes of slots into the last-level cache, and of rows quantized from there and back. reads: number of
+    experts whose weights are read, if not each once.
     """
     experts, blocks = expected_blocks(shape, tokens, rows)
     experts, rows = experts if reads is None else reads, max(rows, 16)  # the matrix unit pads to 16
@@ -102,11 +102,12 @@ def _small(name: str, memory: float, launches: int = 1, cached: float = 0) -> Pa
 
 
 def expected_blocks(shape: MoeShape, tokens: int, tile_m: int) -> tuple[float, float]:
-    """(distinct experts, row blocks) when each token takes top_k different experts at random."""
+    """Return (distinct experts, row blocks) if each token takes top_k different experts at random."""
     p = shape.top_k / shape.num_experts
     experts, blocks = 0.0, 0.0
     probability = (1 - p) ** tokens
-    # Binomial terms one from the other; for large batches they underflow at 0 rows, so start from the logarithm.
+    # Each binomial term follows from the one before. For large batches they underflow at 0 rows, so those use the
+    # limit.
     if probability > 1e-250:
         for rows in range(1, tokens + 1):
             probability *= (tokens - rows + 1) / rows * p / (1 - p)

@@ -1,8 +1,8 @@
 """`bench predict`: TPOT, TTFT and throughput from the machine model, its error on published points, and advice.
 
-The published workload is a closed loop of equal requests that start together: all prefill first, then decode together,
+The published workload is a closed loop of equal requests that start together. All prefill first, then decode together,
 and so on in waves. A request therefore waits for half of the others' prefills before its first token and for the other
-half after it, and a wave of `C` requests takes `C` prefills plus the decode steps of one request.
+half after it. A wave of `C` requests takes `C` prefills plus the decode steps of one request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BATCHES, _UNKNOWN_TEXT = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128), 1.2
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop of equal requests. steps: draft steps a verify step (0: no speculation); tokens a verify step."""
+    """Closed loop of equal requests. steps: draft steps per verify step, 0 without speculation."""
 
     concurrency: int
     input_len: int = 10240
@@ -58,7 +58,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Fit:
-    """The unknowns: seconds a layer, and the shares of the peaks that decode and prefill reach."""
+    """Fitted unknowns: seconds per layer, and the shares of the peaks that decode and prefill reach."""
 
     layer_s: float
     decode_efficiency: float
@@ -66,13 +66,13 @@ class Fit:
 
     @property
     def vector(self) -> NDArray[np.float64]:
-        """As the linear model takes it."""
+        """The unknowns as a vector for the linear model."""
         return np.array([self.layer_s, 1 / self.decode_efficiency, 1 / self.prefill_efficiency])
 
 
 @dataclass(frozen=True)
 class Point:
-    """A published figure beside the predicted one."""
+    """A published figure and its prediction."""
 
     source: str
     point: str
@@ -84,12 +84,12 @@ class Point:
 
     @property
     def error(self) -> float:
-        """predicted / published - 1."""
+        """Relative error: predicted / published - 1."""
         return self.predicted / self.published - 1
 
 
 def terms(load: Load, key: str, cluster: Cluster) -> Terms:
-    """Figure `key` of `load` as a linear function of the unknowns; seconds, and for throughput seconds a token."""
+    """Return figure `key` of `load` as a linear function of the unknowns, in seconds or seconds per token."""
     shapes, precision = kimi(), PRECISIONS[load.precision]
     context = load.input_len + load.output_len / 2
     step = decode_step(load.concurrency, load.steps + 1, context, precision, cluster, shapes)
@@ -109,13 +109,13 @@ def terms(load: Load, key: str, cluster: Cluster) -> Terms:
 
 
 def predict(load: Load, key: str, fit: Fit, cluster: Cluster) -> float:
-    """Figure `key` in its own unit: ms, or tok/s."""
+    """Return figure `key` in ms or tok/s."""
     seconds = float(terms(load, key, cluster) @ fit.vector)
     return 1 / seconds if key == "output_throughput_tok_s" else seconds * 1000
 
 
 def calibrate(cluster: Cluster) -> Fit:
-    """Fit the three unknowns to `CALIBRATION`, equal relative errors weighing equally."""
+    """Fit the three unknowns to `CALIBRATION`, with equal weight for equal relative errors."""
     rows, targets = [], []
     for point, side, key in CALIBRATION:
         value = published.points()[point][side][key]
@@ -127,7 +127,7 @@ def calibrate(cluster: Cluster) -> Fit:
 
 
 def check(fit: Fit, cluster: Cluster) -> list[Point]:
-    """Every published MI325X figure that the model speaks about, with the model's value."""
+    """Return every published MI325X figure that the model covers, with the model's value."""
     return [
         Point(
             source,
@@ -144,7 +144,7 @@ def check(fit: Fit, cluster: Cluster) -> list[Point]:
 
 @dataclass(frozen=True)
 class Choice:
-    """A number of draft steps (topk 1, so steps + 1 draft tokens) and what the model expects of it."""
+    """Number of draft steps (topk 1, so steps + 1 draft tokens) with the model's figures."""
 
     steps: int
     accept_length: float
@@ -153,35 +153,37 @@ class Choice:
 
 
 def choices(load: Load, fit: Fit, cluster: Cluster) -> list[Choice]:
-    """All numbers of draft steps from 0, at the text of `load`, whose accept length is known at `load.steps`."""
+    """Return the figures for all numbers of draft steps from 0, on text with the accept length of `load`."""
     alpha = acceptance_probability(load.accept_length, load.steps)
     found = []
     for steps in range(MAX_STEPS + 1):
         length = sum(alpha**i for i in range(steps + 1))
-        each = Load(load.concurrency, load.input_len, load.output_len, load.precision, steps, length)
+        changed = Load(load.concurrency, load.input_len, load.output_len, load.precision, steps, length)
         found.append(
             Choice(
                 steps,
                 length,
-                predict(each, "tpot_median_ms", fit, cluster),
-                predict(each, "output_throughput_tok_s", fit, cluster),
+                predict(changed, "tpot_median_ms", fit, cluster),
+                predict(changed, "output_throughput_tok_s", fit, cluster),
             )
         )
     return found
 
 
 def adaptive_table(most: int, fit: Fit, cluster: Cluster) -> dict[str, dict[str, list[int]]]:
-    """SGLang's `--speculative-adaptive-config`: for each batch size from which they change, the steps to choose among.
+    """Return SGLang's `--speculative-adaptive-config`: candidate steps by each batch size from which they change.
 
-    A number of steps is a candidate where it is the best, up to `most`, for the text of some published accept length
-    or for one that the draft hardly knows. Never 0: it leaves sampling without draft probabilities.
+    A number of steps up to `most` is a candidate if it is best for some published accept length, or for text that the
+    draft hardly knows. 0 is never a candidate, because it leaves sampling without draft probabilities.
     """
-    lengths = [_UNKNOWN_TEXT, *(each.accept_length for each in published.accept_lengths())]
+    lengths = [_UNKNOWN_TEXT, *(text.accept_length for text in published.accept_lengths())]
     table: dict[str, dict[str, list[int]]] = {}
     last: list[int] = []
     for batch in _BATCHES:
-        ways = [choices(Load(batch, steps=_SPECULATIVE_STEPS, accept_length=each), fit, cluster) for each in lengths]
-        found = sorted({max(way[1 : most + 1], key=lambda each: each.throughput_tok_s).steps for way in ways})
+        ways = [
+            choices(Load(batch, steps=_SPECULATIVE_STEPS, accept_length=length), fit, cluster) for length in lengths
+        ]
+        found = sorted({max(way[1 : most + 1], key=lambda choice: choice.throughput_tok_s).steps for way in ways})
         if found != last:
             table[str(batch)] = {"candidate_steps": found}
         last = found
@@ -189,7 +191,7 @@ def adaptive_table(most: int, fit: Fit, cluster: Cluster) -> dict[str, dict[str,
 
 
 def acceptance_probability(accept_length: float, steps: int) -> float:
-    """The chance that a draft token is accepted after an accepted one, if it is the same at every position."""
+    """Return the probability that a draft token is accepted after an accepted one, if equal at every position."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -205,7 +207,7 @@ def _calibrates(source: str, point: str, side: str, key: str) -> bool:
 
 
 def _load(point: str, side: str) -> Load:
-    """The published load; without an accept length of its own a speculating side takes its point's."""
+    """Return a published load; a speculating side without its own accept length takes that of its point."""
     if side in PRECISIONS:
         return Load(_CONCURRENCY[point], precision=side)
     sides = published.points()[point]
@@ -214,7 +216,7 @@ def _load(point: str, side: str) -> Load:
 
 
 def published_accept_length(concurrency: int) -> float:
-    """Of the published point at that concurrency; of con40 elsewhere."""
+    """Return the accept length of the published point at that concurrency, or of con40."""
     point = next((name for name, requests in _CONCURRENCY.items() if requests == concurrency), "con40")
     return _load(point, "eagle3-opt").accept_length
 
@@ -228,5 +230,5 @@ def _published() -> Iterator[tuple[str, str, str, str, float]]:
 
 
 def mean_error(points: Sequence[Point]) -> float:
-    """Mean absolute relative error of the points that were not used to calibrate."""
+    """Return the mean absolute relative error of the points not used to calibrate."""
     return float(np.mean([abs(point.error) for point in points if not point.calibrated]))

@@ -40,7 +40,7 @@ def test_the_parts_sum_to_the_published_step_and_little_is_unexplained(load: Loa
 
 def test_an_unpublished_load_is_held_against_the_fitted_model() -> None:
     found = account(Load(16, steps=3, accept_length=2.7))
-    assert "nothing is published" in found.source and found.step_ms > account(Load(2)).step_ms
+    assert "no published figures" in found.source and found.step_ms > account(Load(2)).step_ms
 
 
 def test_levers_are_in_order_and_none_saves_what_is_not_there() -> None:
