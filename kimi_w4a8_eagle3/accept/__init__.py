@@ -1,5 +1,5 @@
-"""The first hour on a real machine: stages that go on where they stopped, and a page of what they proved.
+"""First-hour checks on a real machine: stages that resume where they stopped, and a page of their results.
 
-`stages` calls what the rest of the package has, `journal` keeps what was found, `kernel_stage` is a process of its own,
+`stages` calls the rest of the package, `journal` keeps the results, `kernel_stage` runs in its own process, and
 `claims` turns the column "not proved" of docs/verified.md into rows.
 """

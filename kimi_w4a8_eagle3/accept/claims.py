@@ -1,4 +1,4 @@
-"""What docs/verified.md calls not proved, as rows: what each stage settles, one HTML page, the bundle to send home."""
+"""Claims from the "not proved" column of docs/verified.md, the stages that settle them, the page and the bundle."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PAGE = "report.html"
 
 @dataclass(frozen=True)
 class Claim:
-    """A row of the page's table: how it begins, what it leaves open, and which stages settle that (`Stage.proves`).
+    """One claim: its name in docs/verified.md, its open part, and the stages that settle it (`Stage.proves`).
 
-    otherwise: why no stage does.
+    otherwise: why no stage settles it.
     """
 
     what: str
@@ -53,7 +53,7 @@ CLAIMS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A claim with its verdict: proved when every stage that settles it passed, failed when one failed."""
+    """Claim with its verdict: proved if every stage that settles it passed, failed if one failed."""
 
     claim: Claim
     verdict: Literal["proved", "failed", "not run"]
@@ -62,7 +62,7 @@ class Row:
 
 
 def rows(stages: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Row]:
-    """One for each claim, in the page's order."""
+    """Return one row for each claim, in the page's order."""
     return [_row(claim, stages, outcomes) for claim in CLAIMS]
 
 
@@ -80,7 +80,7 @@ def _row(claim: Claim, stages: Sequence[Stage], outcomes: Mapping[str, Outcome])
 
 
 def write_page(stages: Sequence[Stage], journal: Journal, folder: Path) -> Path:
-    """The page: a row for each claim, and every stage; returns its path."""
+    """Write the page with a row for each claim and every stage, and return its path."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # optional: jinja2
 
     environment = Environment(
@@ -94,7 +94,7 @@ def write_page(stages: Sequence[Stage], journal: Journal, folder: Path) -> Path:
 
 
 def write_bundle(folder: Path) -> Path:
-    """Everything in `folder` as one archive beside it; returns its path."""
+    """Pack `folder` into an archive beside it and return its path."""
     path = folder.with_name(f"{folder.name}.tar.gz")
     with tarfile.open(path, "w:gz") as archive:
         archive.add(folder, arcname=folder.name)

@@ -1,4 +1,4 @@
-"""What every stage found, kept in one file, so that a second run goes on where the first one stopped."""
+"""Results of all stages in one file, so that a second run continues where the first one stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KIND = "accept"
 
 
 class Figure(BaseModel):
-    """A measured figure beside what the machine model predicts and what somebody published, where either speaks."""
+    """Measured figure with its prediction and published value, if any."""
 
     name: str
     value: float
@@ -30,7 +30,7 @@ class Figure(BaseModel):
 
 
 class Outcome(BaseModel):
-    """What a stage found, in a sentence and in figures."""
+    """Result of a stage, as a sentence and figures."""
 
     state: Literal["passed", "failed", "not run"]
     found: str
@@ -40,7 +40,7 @@ class Outcome(BaseModel):
 
 @dataclass(frozen=True)
 class Stage:
-    """One step. proves: the claim that it is about, "" for none; missing: why it cannot run here, "" when it can.
+    """One step of the run. proves: claim it settles, "" for none. missing: why it cannot run here, "" if it can.
 
     run returns a sentence and figures, or raises KimiError.
     """
@@ -52,20 +52,19 @@ class Stage:
 
 
 class Journal(BaseModel):
-    """The file. identity: versions and sizes; what was found under others does not count."""
+    """Journal file. identity: versions and sizes; results under another identity do not count."""
 
     identity: dict[str, str]
     outcomes: dict[str, Outcome] = {}
 
     def save(self, folder: Path) -> None:
-        """Write it whole."""
         write_json(folder / JOURNAL, self.model_dump(mode="json"))
 
 
 def open_journal(runs: Path, sizes: str, restart: bool) -> tuple[Path, Journal]:
-    """The newest journal under `runs`, or a new one where there is none or with `restart`; and its folder.
+    """Return the newest journal under `runs` and its folder, or a new one if there is none or `restart` is set.
 
-    Raises KimiError for a journal that cannot be read, or was written by other versions or with other sizes.
+    Raises KimiError for an unreadable journal and for one with other versions or sizes.
     """
     identity = {**installed_versions(), "commit": git_commit() or "none", "sizes": sizes}
     earlier = sorted(runs.glob(f"*-{KIND}*/{JOURNAL}"))
@@ -73,23 +72,25 @@ def open_journal(runs: Path, sizes: str, restart: bool) -> tuple[Path, Journal]:
         folder, journal = new_run_dir(KIND, runs), Journal(identity=identity)
         journal.save(folder)
         return folder, journal
-    remedy = "--restart begins anew; nothing of the earlier run is deleted"
+    remedy = "start a new run with --restart, which keeps the earlier one"
     try:
         journal = Journal.model_validate_json(earlier[-1].read_text())
     except (OSError, ValidationError) as error:
-        raise KimiError(f"the journal cannot be read: {error!s:.200}", where=str(earlier[-1]), remedy=remedy) from None
+        raise KimiError(f"cannot read the journal: {error!s:.200}", where=str(earlier[-1]), remedy=remedy) from None
     names = sorted(identity.keys() | journal.identity.keys())
     changed = [name for name in names if identity.get(name) != journal.identity.get(name)]
     if changed:
-        told = (f"{name} is {identity.get(name)}, was {journal.identity.get(name)}" for name in changed)
-        raise KimiError(f"not what the run began with: {'; '.join(told)}", where=str(earlier[-1]), remedy=remedy)
+        changes = (f"{name} is {identity.get(name)}, was {journal.identity.get(name)}" for name in changed)
+        raise KimiError(
+            f"the run began under other conditions: {'; '.join(changes)}", where=str(earlier[-1]), remedy=remedy
+        )
     return earlier[-1].parent, journal
 
 
 def run_stages(stages: Sequence[Stage], journal: Journal, folder: Path, say: Callable[[str], None]) -> None:
-    """Run what has not passed yet, in order, up to the first that fails; the journal is saved after each.
+    """Run the stages that have not passed yet, in order, up to the first failure; save the journal after each.
 
-    Raises the KimiError of the stage that failed. One that is interrupted leaves no trace and runs again.
+    Raises the KimiError of the failed stage. An interrupted stage is not recorded and runs again.
     """
     for number, stage in enumerate(stages, start=1):
         head, earlier = f"[{number}/{len(stages)}] {stage.name}", journal.outcomes.get(stage.name)
@@ -105,16 +106,18 @@ def run_stages(stages: Sequence[Stage], journal: Journal, folder: Path, say: Cal
             found, figures = stage.run()
         except Terminated:
             raise
-        except Exception as error:  # also what nobody foresaw: the page and the bundle are made all the same
+        except Exception as error:  # the page and the bundle are made even after an unexpected error
             (folder / "traceback.txt").write_text(traceback.format_exc())
-            unforeseen = KimiError(f"{type(error).__name__}: {error}", remedy="report it, with the bundle")
-            failure = error if isinstance(error, KimiError) else unforeseen
+            unexpected = KimiError(f"{type(error).__name__}: {error}", remedy="report it and attach the bundle")
+            failure = error if isinstance(error, KimiError) else unexpected
             found, figures = str(failure), []
         journal.outcomes[stage.name] = Outcome(
             state="failed" if failure else "passed", found=found, seconds=time.monotonic() - began, figures=figures
         )
         journal.save(folder)
         if failure:
-            remedy = "; then ".join(filter(None, (failure.remedy, "the same command goes on with this stage")))
+            remedy = "; then ".join(
+                filter(None, (failure.remedy, "repeat the same command to continue with this stage"))
+            )
             raise replace(failure, what=f"{stage.name} failed: {failure.what}", remedy=remedy)
     journal.save(folder)

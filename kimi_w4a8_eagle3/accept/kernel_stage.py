@@ -1,4 +1,4 @@
-"""The kernels' own stage, in a process of its own: a fault on the GPU ends that process, and its memory is free again.
+"""Kernel checks in their own process, so that a GPU fault ends only that process and its memory is freed.
 
 python -m kimi_w4a8_eagle3.accept.kernel_stage BACKEND EXPERTS HIDDEN INTER TOP_K RESULT.json
 """
@@ -27,12 +27,12 @@ from .journal import Figure
 if TYPE_CHECKING:
     import torch
 
-TIMED = (8, 160, 10240)  # tokens: con2 and con40 while they verify, a prefill chunk
-_FIRST = 2  # batches that are tried on a machine without a GPU
+TIMED = (8, 160, 10240)  # tokens of a verify step at con2 and con40, and of a prefill chunk
+_FIRST = 2  # batches checked without a GPU
 
 
 def check_kernels(backend: str, shape: MoeShape, gates: Mapping[str, str], result: Path) -> list[Figure]:
-    """Start the process and read its figures; what it prints goes beside `result`. Raises KimiError."""
+    """Start the process and return its figures; its log is written beside `result`. Raises KimiError."""
     result.unlink(missing_ok=True)
     words = [backend, *map(str, astuple(shape)), str(result)]
     try:
@@ -41,23 +41,23 @@ def check_kernels(backend: str, shape: MoeShape, gates: Mapping[str, str], resul
         if result.is_file():
             raise KimiError(**json.loads(result.read_text())) from None
         raise
-    return [Figure.model_validate(each) for each in json.loads(result.read_text())]
+    return [Figure.model_validate(figure) for figure in json.loads(result.read_text())]
 
 
 def run_child(words: list[str], env: Mapping[str, str], log: Path) -> None:
-    """Run Python with `words` to its end; raises KimiError with the last line of its log when it fails."""
+    """Run Python with `words` to its end; raise KimiError with the last line of its log if it fails."""
     with log.open("ab") as stream:
         done = subprocess.run(
             [sys.executable, *words], env={**os.environ, **env}, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL
         )
     if done.returncode:
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        raise KimiError(f"it ended with {how}: {last_line(log)}", where=str(log), remedy="its log has the details")
+        raise KimiError(f"the process ended with {how}: {last_line(log)}", where=str(log), remedy="read this log")
 
 
 def main(words: list[str]) -> None:
-    """The process: every batch size, then the times; writes the figures as JSON."""
-    import torch  # start-up: torch, for the process alone
+    """Check every batch size, measure the times, and write the figures as JSON."""
+    import torch  # start-up: torch, only in this process
 
     from ..moe.agreement import agreements, batches  # start-up: torch
 
@@ -68,9 +68,9 @@ def main(words: list[str]) -> None:
         raise KimiError(f"the {name} backend cannot run: {reason}", where=str(shape))
     tokens = batches(name) if device.type == "cuda" else batches(name)[:_FIRST]
     worst = 0.0
-    for each in agreements(backend, shape, tokens, device):
-        print(f"{name} {shape}: {each}", flush=True)
-        worst = max(worst, each.worst)
+    for agreement in agreements(backend, shape, tokens, device):
+        print(f"{name} {shape}: {agreement}", flush=True)
+        worst = max(worst, agreement.worst)
     figures = [Figure(name=f"{len(tokens)} batch sizes, worst token", value=100 * worst, unit="% from the reference")]
     if (arch := gpu_arch(device)) is not None:
         figures += _bandwidths(backend, shape, arch, device)
@@ -78,7 +78,7 @@ def main(words: list[str]) -> None:
 
 
 def _bandwidths(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device) -> Iterator[Figure]:
-    """Weight bytes a second of both stages beside the roofline."""
+    """Yield the weight bytes per second of both stages with the roofline."""
     # start-up: torch
     from ..moe.stopwatch import stopwatch
     from ..moe.tune import random_batch
@@ -95,13 +95,13 @@ def _bandwidths(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.d
 
 
 def ideal_us(shape: MoeShape, stage: int, tokens: int, experts: float, gpu: Gpu) -> float:
-    """The roofline: the weights of `experts` once at the peak of HBM, or the products at the peak of INT8."""
+    """Return the roofline: the weights of `experts` once at peak HBM bandwidth, or the products at peak INT8 rate."""
     weights = _weights(shape, stage)
     return 1e6 * max(experts * weights / 2 / (gpu.hbm_tb_s * 1e12), 2 * tokens * shape.top_k * weights / INT8_OPS)
 
 
 def _weights(shape: MoeShape, stage: int) -> int:
-    """Of one expert in one stage, each half a byte."""
+    """Return the weights of one expert in one stage; each takes half a byte."""
     return shape.hidden * shape.inter * (2 if stage == 1 else 1)
 
 

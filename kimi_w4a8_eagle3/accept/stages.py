@@ -1,4 +1,4 @@
-"""The stages in their order; each calls what a `kimi-w4a8` command calls, and says what it found."""
+"""Stages in order; each makes the call of a `kimi-w4a8` command and reports its result."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from ..recipe.schema import Recipe
 from .journal import Figure, Stage
 from .kernel_stage import check_kernels, run_child
 
-ON_GPUS = ("w4a8", "eagle3", "eagle3-opt", "w4a16")  # the last one that speculates answers GSM8K
-IMAGE = Path("/opt/kimi/packages")  # where the Dockerfile puts this package
-SPEED = {True: ("con2", "con40", "chat"), False: ("tiny-con2", "tiny-con40", "tiny-maths")}  # on GPUs or not
+ON_GPUS = ("w4a8", "eagle3", "eagle3-opt", "w4a16")  # the last one with a draft runs GSM8K
+IMAGE = Path("/opt/kimi/packages")  # package path in the Docker image
+SPEED = {True: ("con2", "con40", "chat"), False: ("tiny-con2", "tiny-con40", "tiny-maths")}  # key: runs on GPUs
 _SHOWN = ("tpot_median_ms", "ttft_median_ms", "output_throughput_tok_s")
-_GATE_OF_ANOTHER_ARITHMETIC = "FLYDSL_W4A16_HYBRID"  # bfloat16 activations: the contract is not about them
+_GATE_OF_ANOTHER_ARITHMETIC = "FLYDSL_W4A16_HYBRID"  # bfloat16 activations, outside the contract
 Found = tuple[str, list[Figure]]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is asked; None: all that the workload, or the task, has."""
+    """Number of requests per stage; None: all of the workload or task."""
 
     smoke: int = 30
     prompts: int | None = None
@@ -63,7 +63,7 @@ QUICK = Sizes(smoke=12, prompts=8, problems=40, lossless=12, samples=50)
 
 @dataclass
 class Trial:
-    """One run: where it writes, what it asks, and the engine that is up, which stages of a recipe share."""
+    """One acceptance run: its folder, its sizes, and the running engine that the stages of a recipe share."""
 
     folder: Path
     recipes: Sequence[str]
@@ -77,12 +77,12 @@ class Trial:
     _up: tuple[str, Subject] | None = None
 
     def stop(self) -> None:
-        """End the engine that is up."""
+        """Stop the running engine."""
         self._up = None
         self._engines.close()
 
     def stages(self) -> list[Stage]:
-        """Everything; what this machine lacks is said in the stage."""
+        """Return all stages; a stage that cannot run here states what is missing."""
         recipes = [load_recipe(name) for name in self.recipes]
         here = [recipe for recipe in recipes if not unmet_requirements(recipe, self.machine)]
         no_gpu = "" if any(device.arch == "gfx942" for device in self.machine.devices) else "needs a gfx942 GPU"
@@ -105,7 +105,7 @@ class Trial:
         return stages
 
     def _of_recipe(self, recipe: Recipe) -> Iterator[Stage]:
-        """Started, asked, measured; of one that speculates its answers too, if no later one does."""
+        """Yield a recipe's stages: smoke and speed; for the last recipe with a draft also accuracy and losslessness."""
         name, missing = recipe.name, next(iter(unmet_requirements(recipe, self.machine)), "")
         on_gpus = recipe.hardware.gpus > 0
 
@@ -116,13 +116,13 @@ class Trial:
         for workload in SPEED[on_gpus]:
             yield stage(workload, "speed", partial(self._speed, recipe, load_workload(workload)))
         if recipe.draft and (not on_gpus or name == [n for n in self.recipes if load_recipe(n).draft][-1]):
-            proves = "" if self.sizes.problems else "gsm8k"  # a few problems measure, and prove nothing
+            proves = "" if self.sizes.problems else "gsm8k"  # a few problems prove nothing
             yield stage("accuracy", proves, partial(self._accuracy, recipe))
             yield stage("lossless", "lossless", partial(self._lossless, name))
 
     # -- what the stages do -----------------------------------------------------------------------------------------
     def _doctor(self, recipes: Sequence[Recipe]) -> Found:
-        told = []
+        notes = []
         for recipe in recipes:
             report = examine(Probe(), Needs.of(recipe))
             write_json(self.folder / f"doctor-{recipe.name}.json", report.as_json())
@@ -131,16 +131,16 @@ class Trial:
                     where = f"kimi-w4a8 doctor --recipe {recipe.name}"
                     raise KimiError(f"{result.name}: {result.found}", where=where, remedy=result.remedy)
             warned = [result.name for result in report.results if result.verdict is Severity.WARN]
-            told.append(f"{recipe.name}: ready" + (f", warned of {', '.join(warned)}" if warned else ""))
-        return "; ".join(told), []
+            notes.append(f"{recipe.name}: ready" + (f", with warnings: {', '.join(warned)}" if warned else ""))
+        return "; ".join(notes), []
 
     def _fetch(self, recipes: Sequence[str]) -> Found:
         wanted = list(dict.fromkeys(repository for name in recipes for repository in wanted_by_recipe(name)))
         session = Session(self.console)
-        bad = [each.repo for each in wanted if not session.run(each, verify=False, offline=False)]
+        bad = [repository.repo for repository in wanted if not session.run(repository, verify=False, offline=False)]
         if bad:
-            raise KimiError(f"{', '.join(bad)} is not whole", remedy="kimi-w4a8 fetch --verify names the files")
-        return f"{', '.join(each.repo for each in wanted)}: whole", []
+            raise KimiError(f"{', '.join(bad)} is incomplete", remedy="kimi-w4a8 fetch --verify names the files")
+        return f"{', '.join(repository.repo for repository in wanted)}: complete", []
 
     def _kernels(self, backend: str, gates: Mapping[str, str], tp: int, label: str) -> Found:
         found = check_kernels(backend, moe_shape(kimi(), Cluster(tp=tp)), gates, self.folder / f"kernels-{label}.json")
@@ -154,7 +154,7 @@ class Trial:
         return "; ".join(f"{row['tiles']} {row['source']}" for row in changed), []
 
     def _serving(self, recipe: Recipe) -> Subject:
-        """The recipe's engine: the one that is up, or a new one in its place."""
+        """Return the recipe's running engine, or start it in place of another."""
         if self._up is None or self._up[0] != recipe.name:
             self.stop()
             side = Side.parse(recipe.name)
@@ -168,11 +168,11 @@ class Trial:
         return Choice(base_url=subject.base_url, model=subject.model, api_key=self.api_key)
 
     def _smoke(self, recipe: Recipe) -> Found:
-        longest = 2048 if recipe.hardware.gpus else 512  # Kimi-K2.5 thinks before it answers
+        longest = 2048 if recipe.hardware.gpus else 512  # Kimi-K2.5 reasons before it answers
         floors = smoke.Floors(self.sizes.smoke, longest, speculates=recipe.draft is not None)
         folder, state, checks = smoke.run(self._choice(recipe), floors, self.console, self.folder)
-        told = "; ".join(f"{c.name}: {c.found}" for c in checks if state is Verdict.PASS or not c.passed)
-        return _passed(state, told, folder), []
+        details = "; ".join(f"{c.name}: {c.found}" for c in checks if state is Verdict.PASS or not c.passed)
+        return _passed(state, details, folder), []
 
     def _speed(self, recipe: Recipe, workload: Workload) -> Found:
         workload = with_changes(workload, num_prompts=self.sizes.prompts)
@@ -201,22 +201,26 @@ class Trial:
         built_in, limit = not recipe.model.on_hub, self.sizes.problems
         math = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit or 300, 32)
         protocol = math if built_in else Protocol(tasks.GSM8K, False, tasks.GSM8K.shots, 512, limit, 256)
-        names = {each.configuration for each in accuracy.load_references()}
+        names = {reference.configuration for reference in accuracy.load_references()}
         judged = recipe.name if recipe.name in names and not built_in else None
         options = accuracy.Options(self.data_dir, published=judged, runs=self.folder)
         folder = accuracy.run(self._choice(recipe), protocol, options, self.console)
         result = json.loads((folder / accuracy.RESULT).read_text())
-        verdict, told = result["verdict"], [found["reference"] for found in result["verdict"]["references"]]
-        reported = {each["metric"]: each for each in told if each["configuration"] == result["judged_against"]}
+        verdict, references = result["verdict"], [found["reference"] for found in result["verdict"]["references"]]
+        reported = {
+            reference["metric"]: reference
+            for reference in references
+            if reference["configuration"] == result["judged_against"]
+        }
         figures = [
             Figure(
-                name=f"{recipe.name} {result['task']} {each['metric']}, share solved",
-                value=each["correct"] / each["answered"],
-                unit=f"of {each['answered']}",
-                published=reported.get(each["metric"], {}).get("accuracy"),
+                name=f"{recipe.name} {result['task']} {metric['metric']}, share solved",
+                value=metric["correct"] / metric["answered"],
+                unit=f"of {metric['answered']}",
+                published=reported.get(metric["metric"], {}).get("accuracy"),
             )
-            for each in verdict["accuracies"]
-            if each["answered"]
+            for metric in verdict["accuracies"]
+            if metric["answered"]
         ]
         state = Verdict(verdict["state"])
         undecided = {Verdict.MEASURED, Verdict.INCONCLUSIVE} if limit else {Verdict.MEASURED}
@@ -228,13 +232,13 @@ class Trial:
         reference, target = (Choice(recipe=name, speculate=drafts, api_key=self.api_key) for drafts in (False, True))
         plan = lossless.Plan(self.sizes.lossless, samples=self.sizes.samples, runs=self.folder)
         folder, report = lossless.run(reference, target, plan, self.console)
-        told = _passed(report.state, "; ".join(report.reasons), folder)
+        details = _passed(report.state, "; ".join(report.reasons), folder)
         length = report.accept_length or 0.0  # a pass has one
-        return told, [Figure(name=f"{name} chat, maths, code: accept length", value=length, unit="tokens")]
+        return details, [Figure(name=f"{name} chat, maths, code: accept length", value=length, unit="tokens")]
 
 
 def _variants(recipes: Sequence[Recipe]) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """(title, backend, gates): both backends, and FlyDSL once more with the gates of every recipe that has some."""
+    """Yield (title, backend, gates) for both backends, and for FlyDSL with the gates of every recipe that sets some."""
     yield "flydsl", "flydsl", {}
     for recipe in recipes:
         given = read_gates(recipe.environment).given
@@ -245,7 +249,7 @@ def _variants(recipes: Sequence[Recipe]) -> Iterator[tuple[str, str, dict[str, s
 
 
 def predicted(recipe: Recipe, workload: Workload, length: float | None, key: str) -> float | None:
-    """What the machine model says of Kimi-K2.5 on its GPUs, at the accept length that was measured."""
+    """Return the machine model's figure for Kimi-K2.5 on its GPUs at the measured accept length."""
     if not recipe.hardware.gpus or workload.input_len is None:
         return None
     steps = int(str(recipe.args.get("speculative-num-steps", 0))) if length else 0
@@ -255,8 +259,8 @@ def predicted(recipe: Recipe, workload: Workload, length: float | None, key: str
     return predict(load, key, calibrate(Cluster()), Cluster())
 
 
-def _passed(state: Verdict, told: str, folder: Path) -> str:
-    """Return `told` for an evaluation that passed; raises KimiError for any other."""
+def _passed(state: Verdict, details: str, folder: Path) -> str:
+    """Return the details of a passed evaluation; raise KimiError for any other state."""
     if state is not Verdict.PASS:
-        raise KimiError(f"{state}: {told}", where=str(folder), remedy=f"look at {folder / 'report.html'}")
-    return f"{told} ({folder.name})"
+        raise KimiError(f"{state}: {details}", where=str(folder), remedy=f"open {folder / 'report.html'}")
+    return f"{details} ({folder.name})"

@@ -64,7 +64,7 @@ def test_it_stops_at_the_first_failure_and_says_what_to_do(tmp_path: Path) -> No
     stages = [passing("good", ran), bad, passing("later", ran)]
     with pytest.raises(KimiError, match="bad failed: port 9527 is taken") as caught:
         run(stages, tmp_path)
-    assert caught.value.remedy == "stop the other server; then the same command goes on with this stage"
+    assert caught.value.remedy == "stop the other server; then repeat the same command to continue with this stage"
     assert caught.value.exit_code == 1 and ran == ["good"]
     outcomes = open_journal(tmp_path, "all", restart=False)[1].outcomes
     assert outcomes["bad"].state == "failed" and "stop the other server" in outcomes["bad"].found
@@ -113,6 +113,6 @@ def test_results_of_other_versions_or_sizes_do_not_count(tmp_path: Path, monkeyp
 def test_a_journal_that_is_no_journal_is_one_message(tmp_path: Path) -> None:
     folder, *_ = run([], tmp_path)
     (folder / journal.JOURNAL).write_text('{"identity": {}, "outcomes": {"x": {"state": "splendid", "found": ""}}}')
-    with pytest.raises(KimiError, match="the journal cannot be read") as caught:
+    with pytest.raises(KimiError, match="cannot read the journal") as caught:
         open_journal(tmp_path, "all", restart=False)
     assert "--restart" in caught.value.remedy
