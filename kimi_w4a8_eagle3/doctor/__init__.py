@@ -1,5 +1,5 @@
-"""Is this machine ready to serve a recipe? One function a check, one line a result, a remedy for what is wrong.
+"""Machine checks for a recipe: one function per check, one line per result, a remedy for each problem.
 
-`probe` is the only module that touches the machine; tests hand the checks a recorded one. `facts` combines what the
-probe sees, `gpus`, `host`, `storage` and `software` judge it against `needs`, `runner` collects the verdicts.
+Only `probe` touches the machine; tests give the checks a recorded one. `facts` combines what the probe reads, `gpus`,
+`host`, `storage` and `software` judge it against `needs`, and `runner` collects the verdicts.
 """

@@ -1,4 +1,4 @@
-"""What the machine says about its GPUs, read from the kernel once and shared by the checks."""
+"""GPU facts of the machine, read from the kernel once and shared by the checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GpuMemory:
 
 @dataclass
 class Facts:
-    """A machine, a recipe's needs, and what was found out so far."""
+    """A machine, a recipe's needs, and the facts read so far."""
 
     probe: Probe
     needs: Needs
@@ -34,22 +34,22 @@ class Facts:
 
     @cached_property
     def machine(self) -> Machine:
-        """The GPUs that the driver offers to this process, in HIP's order."""
+        """GPUs that the driver offers to this process, in HIP's order."""
         return Machine.detect(self.probe.root / "sys")
 
     @cached_property
     def rocm(self) -> str | None:
-        """The version of the ROCm user space; None without one."""
+        """Version of the ROCm user space; None if there is none."""
         return self.probe.read(ROCM)
 
     @cached_property
     def installed(self) -> dict[str, str]:
-        """Package -> version."""
+        """Package versions by name."""
         return installed_versions(self.probe.package, self.rocm or "")
 
     @cached_property
     def pci_count(self) -> int:
-        """AMD GPUs on the PCI bus, whether or not a driver serves them."""
+        """AMD GPUs on the PCI bus, with or without a driver."""
         vendors = [path for path in self.probe.glob("sys/bus/pci/devices/*/vendor") if path.read_text().strip() == AMD]
         classes = [path.with_name("class") for path in vendors]
         return sum(path.is_file() and path.read_text().startswith(ACCELERATOR_CLASSES) for path in classes)
@@ -61,23 +61,23 @@ class Facts:
 
     @cached_property
     def count(self) -> int:
-        """How many GPUs this process can use."""
+        """GPUs that this process can use."""
         return len(self.machine.devices)
 
     @cached_property
     def memory(self) -> list[GpuMemory]:
-        """HBM of each GPU; empty when the driver does not say it of all."""
+        """HBM of each GPU; empty if the driver does not report all of them."""
         found = [self._sysfs_memory(device.pci) for device in self.machine.devices]
         return [memory for memory in found if memory] if all(found) else []
 
     @cached_property
     def numa_nodes(self) -> list[int] | None:
-        """The `--numa-node` list: one NUMA node for each GPU the recipe uses, in HIP's order."""
+        """`--numa-node` list: one NUMA node for each GPU of the recipe, in HIP's order."""
         count = self.needs.gpus or self.count
         return self.machine.numa_nodes(count) if count else None
 
     def hub_problem(self, repo: str, revision: str) -> KimiError | None:
-        """Why the Hub does not give a repository; None if it does. A Hub that does not answer is asked once."""
+        """Return why the Hub does not give a repository, or None. An unreachable Hub is asked only once."""
         if self._unreachable is None:
             try:
                 self.probe.listing(repo, revision)
@@ -94,5 +94,5 @@ class Facts:
 
 
 def summary(values: list[str]) -> str:
-    """`8 x gfx942`, or `4 x gfx942, 4 x gfx90a`."""
+    """Format values as `8 x gfx942`, or `4 x gfx942, 4 x gfx90a`."""
     return ", ".join(f"{values.count(value)} x {value}" for value in dict.fromkeys(values))

@@ -1,4 +1,4 @@
-"""Checks of the GPUs: how many, which, how much memory, how partitioned."""
+"""Checks of the GPUs: number, architecture, memory and partitions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from .facts import Facts, summary
 from .needs import GIB
 from .result import Result, fail, ok, skip, warn
 
-IN_USE = 2 * GIB  # an idle MI300-class GPU shows some 0.3 GiB
+IN_USE = 2 * GIB  # an idle MI300-class GPU uses about 0.3 GiB
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-TOLERANCE = 0.02  # the driver keeps a little of the nominal size for itself
+TOLERANCE = 0.02  # share of the nominal size that the driver reserves
 
 
 def gpus(facts: Facts) -> Result:
-    """Enough GPUs that the driver offers to this process."""
+    """Check that the driver offers enough GPUs to this process."""
     needs, count = facts.needs, facts.count
     if not needs.on_gpu:
-        return skip("gpus", f"recipe {needs.recipe} runs on a CPU" + (f"; {count} AMD GPUs are here" if count else ""))
+        return skip("gpus", f"recipe {needs.recipe} runs on a CPU" + (f"; {count} AMD GPUs found" if count else ""))
     if count == 0:
         return fail("gpus", *_none(facts))
     hiding = [f"{name}={value}" for name in VISIBLE if (value := facts.probe.environment(name)) is not None]
@@ -29,13 +29,13 @@ def gpus(facts: Facts) -> Result:
         return fail(
             "gpus",
             f"{found}, {needs.gpus} needed{more}",
-            "in a container pass all of /dev/dri; check ROCR_VISIBLE_DEVICES, and dmesg for a lost GPU",
+            "in a container, pass all of /dev/dri; check ROCR_VISIBLE_DEVICES, and dmesg for a lost GPU",
         )
     return ok("gpus", found)
 
 
 def _none(facts: Facts) -> tuple[str, str]:
-    """What is missing when no GPU is usable, and the next step."""
+    """Return the reason why no GPU is usable, and the remedy."""
     needed = f"{facts.needs.gpus} x {'/'.join(facts.needs.arch) or 'AMD GPU'} needed"
     if facts.pci_count == 0:
         return (
@@ -47,7 +47,7 @@ def _none(facts: Facts) -> tuple[str, str]:
             "install the amdgpu driver (amdgpu-dkms), then `sudo modprobe amdgpu`"
         )
     return f"{facts.pci_count} AMD GPUs on the PCI bus, but none usable here, {needed}", (
-        "in a container pass --device /dev/kfd --device /dev/dri; on the host see `dmesg | grep amdgpu`"
+        "in a container, pass --device /dev/kfd --device /dev/dri; on the host see `dmesg | grep amdgpu`"
     )
 
 
@@ -57,10 +57,10 @@ def _names(facts: Facts) -> str:
 
 
 def arch(facts: Facts) -> Result:
-    """The architecture that the recipe's kernels are for."""
+    """Check that the GPUs have an architecture of the recipe's kernels."""
     needs = facts.needs
     if not needs.on_gpu or not facts.count:
-        return skip("arch", "no GPU is needed" if not needs.on_gpu else "no GPU to look at")
+        return skip("arch", "no GPU is needed" if not needs.on_gpu else "no GPU found")
     found = summary(facts.archs)
     wrong = [value for value in facts.archs[: needs.gpus] if needs.arch and value not in needs.arch]
     if wrong:
@@ -69,10 +69,10 @@ def arch(facts: Facts) -> Result:
 
 
 def partition(facts: Facts) -> Result:
-    """Whole GPUs: in a compute partition mode like CPX one GPU appears as eight small ones."""
+    """Check for whole GPUs; in a compute partition mode like CPX, one GPU appears as eight small ones."""
     devices = facts.machine.devices
     if not facts.needs.on_gpu or not devices:
-        return skip("partition", "no GPU is needed" if not facts.needs.on_gpu else "no GPU to look at")
+        return skip("partition", "no GPU is needed" if not facts.needs.on_gpu else "no GPU found")
     folder = "sys/bus/pci/devices/{}/current_{}_partition"
     compute = [facts.probe.read(folder.format(device.pci, "compute")) for device in devices]
     memory = [facts.probe.read(folder.format(device.pci, "memory")) for device in devices]
@@ -86,17 +86,19 @@ def partition(facts: Facts) -> Result:
 
 
 def hbm(facts: Facts) -> Result:
-    """Enough memory on every GPU, and none of it taken by somebody else."""
+    """Check that every GPU has enough memory and that no other process uses it."""
     needs = facts.needs
     if not needs.on_gpu or not facts.count:
-        return skip("hbm", "no GPU is needed" if not needs.on_gpu else "no GPU to look at")
+        return skip("hbm", "no GPU is needed" if not needs.on_gpu else "no GPU found")
     memory = facts.memory[: needs.gpus]
     if not memory:
-        return warn("hbm", "the driver does not tell how much is free", "look at `amd-smi metric --mem-usage`")
+        return warn("hbm", "the driver does not report free memory", "see `amd-smi metric --mem-usage`")
     smallest, free = min(gpu.total for gpu in memory), min(gpu.total - gpu.used for gpu in memory)
     found = f"{free / GIB:.1f} of {smallest / GIB:.1f} GiB free on the fullest GPU"
     if smallest < needs.hbm * (1 - TOLERANCE):
-        return fail("hbm", f"{found}; {needs.hbm / GIB:.0f} GiB a GPU needed", "use larger GPUs, or a recipe for these")
+        return fail(
+            "hbm", f"{found}; {needs.hbm / GIB:.0f} GiB per GPU needed", "use larger GPUs, or choose a recipe for these"
+        )
     busy = [f"GPU {index} {gpu.used / GIB:.1f} GiB" for index, gpu in enumerate(memory) if gpu.used > IN_USE]
     if busy:
         return fail("hbm", f"in use: {', '.join(busy)}", "find the processes with `amd-smi process` and stop them")

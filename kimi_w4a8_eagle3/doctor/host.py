@@ -1,4 +1,4 @@
-"""Checks of the host: ROCm, driver, NUMA, shared memory, devices, limits, what runs already."""
+"""Checks of the host: ROCm, driver, NUMA, shared memory, devices, limits, running engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 4
 
 
 def rocm(facts: Facts) -> Result:
-    """The ROCm user space: 7.2 is what the images that the recipes are for carry."""
+    """Check the ROCm user space; the recipes' images carry 7.2."""
     if not facts.needs.on_gpu:
         return skip("rocm", "not needed on a CPU")
     if facts.rocm is None:
@@ -24,48 +24,50 @@ def rocm(facts: Facts) -> Result:
 
 
 def driver(facts: Facts) -> Result:
-    """The amdgpu kernel driver."""
+    """Check the amdgpu kernel driver."""
     if not facts.needs.on_gpu:
         return skip("driver", "not needed on a CPU")
     version = facts.probe.read("sys/module/amdgpu/version")
     if version:
         return ok("driver", f"amdgpu {version}")
     if not facts.pci_count:
-        return skip("driver", "no AMD GPU to drive")
+        return skip("driver", "no AMD GPU found")
     if facts.probe.exists("sys/module/amdgpu"):
         release = facts.probe.read("proc/sys/kernel/osrelease") or "unknown"
-        return ok("driver", f"amdgpu of kernel {release} (no version of its own)")
+        return ok("driver", f"amdgpu of kernel {release} (in-tree driver)")
     return fail("driver", "amdgpu is not loaded", "install amdgpu-dkms on the host, then `sudo modprobe amdgpu`")
 
 
 def numa(facts: Facts) -> Result:
-    """The `--numa-node` list of this machine, which `numa-node = auto` in a recipe becomes."""
+    """Check the `--numa-node` list of this machine, to which a recipe's `numa-node = auto` resolves."""
     needs = facts.needs
     if not needs.on_gpu or not facts.count:
-        return skip("numa", "no GPU is needed" if not needs.on_gpu else "no GPU to look at")
+        return skip("numa", "no GPU is needed" if not needs.on_gpu else "no GPU found")
     nodes = facts.numa_nodes
     if nodes is None:
         return warn(
             "numa",
-            "the firmware does not say which GPU is near which node",
-            "give the list with --set args.numa-node=..., see `amd-smi static --numa`",
+            "the firmware does not report the NUMA node of each GPU",
+            "set the list with --set args.numa-node=..., see `amd-smi static --numa`",
         )
     found = "--numa-node " + " ".join(map(str, nodes))
     if needs.numa is not None and needs.numa != nodes:
         fixed = " ".join(map(str, needs.numa))
         return warn("numa", f"{found}, but the recipe has {fixed}", "set numa-node = auto in the recipe")
     if needs.environment.get("SGLANG_NUMA_BIND_V2") == "1" and not facts.probe.has_program("numactl"):
-        return warn("numa", f"{found}, but numactl is missing and SGLang binds with it", "install the package numactl")
+        return warn(
+            "numa", f"{found}, but numactl is missing, and SGLang needs it for binding", "install the package numactl"
+        )
     return ok("numa", found)
 
 
 def numa_balancing(facts: Facts) -> Result:
-    """The kernel must not move pages between nodes while GPUs use them."""
+    """Check that the kernel does not move pages between nodes while GPUs use them."""
     if not facts.needs.on_gpu:
         return skip("numa_balancing", "matters with GPUs only")
     value = facts.probe.read("proc/sys/kernel/numa_balancing")
     if value is None:
-        return ok("numa_balancing", "this kernel has none")
+        return ok("numa_balancing", "not in this kernel")
     if value != "0":
         return warn(
             "numa_balancing", f"on ({value}): page migration stalls the GPUs", "sudo sysctl kernel.numa_balancing=0"
@@ -74,7 +76,7 @@ def numa_balancing(facts: Facts) -> Result:
 
 
 def shm(facts: Facts) -> Result:
-    """Shared memory for the exchange between the processes of the engine."""
+    """Check the shared memory through which the engine's processes exchange data."""
     path = facts.probe.root / "dev/shm"
     if not path.is_dir():
         return fail("shm", "/dev/shm is missing", "mount a tmpfs there; in docker use --ipc=host or --shm-size 64g")
@@ -83,17 +85,17 @@ def shm(facts: Facts) -> Result:
     if free < facts.needs.shm:
         judge = fail if free < GIB // 16 or (facts.needs.on_gpu and free < GIB) else warn
         need = f"{facts.needs.shm / GIB:g} GiB"
-        return judge("shm", f"{found}, {need} wanted", "docker: --ipc=host or --shm-size 64g; host: remount /dev/shm")
+        return judge("shm", f"{found}, {need} needed", "docker: --ipc=host or --shm-size 64g; host: remount /dev/shm")
     return ok("shm", found)
 
 
 def devices(facts: Facts) -> Result:
-    """/dev/kfd and the render nodes exist, and this user may open them."""
+    """Check that /dev/kfd and the render nodes exist and that this user may open them."""
     if not facts.needs.on_gpu:
         return skip("devices", "not needed on a CPU")
     probe = facts.probe
     if not facts.count and not facts.pci_count:
-        return skip("devices", "no AMD GPU to open")
+        return skip("devices", "no AMD GPU found")
     render = [str(path.relative_to(probe.root)) for path in probe.glob("dev/dri/renderD*")]
     if not probe.exists("dev/kfd"):
         return fail("devices", "/dev/kfd is missing", "load amdgpu on the host; in docker pass --device /dev/kfd")
@@ -113,7 +115,7 @@ def devices(facts: Facts) -> Result:
 
 
 def memlock(facts: Facts) -> Result:
-    """Pinned host memory for the transfers to the GPUs."""
+    """Check the limit of pinned host memory, used for transfers to the GPUs."""
     if not facts.needs.on_gpu:
         return skip("memlock", "matters with GPUs only")
     limit = facts.probe.limit("memlock")
@@ -125,15 +127,15 @@ def memlock(facts: Facts) -> Result:
 
 
 def nofile(facts: Facts) -> Result:
-    """Open files: shards, sockets and one connection for each request in flight."""
+    """Check the limit of open files: shards, sockets, and one connection per running request."""
     limit, wanted = facts.probe.limit("nofile"), NOFILE_MINIMUM if facts.needs.on_gpu else 1024
     if limit is None or limit >= wanted:
         return ok("nofile", "unlimited" if limit is None else str(limit))
-    return warn("nofile", f"{limit}, {wanted} wanted", f"ulimit -n {wanted}; docker: --ulimit nofile={wanted}")
+    return warn("nofile", f"{limit}, {wanted} needed", f"ulimit -n {wanted}; docker: --ulimit nofile={wanted}")
 
 
 def port(facts: Facts) -> Result:
-    """The server's port is free."""
+    """Check that the server's port is free."""
     needs = facts.needs
     problem = facts.probe.port_problem(needs.host, needs.port)
     if problem:
@@ -142,19 +144,19 @@ def port(facts: Facts) -> Result:
 
 
 def processes(facts: Facts) -> Result:
-    """No engine is left from an earlier run; it would hold memory, ports or shared memory."""
+    """Check for engines of an earlier run, which would hold memory, ports or shared memory."""
     found = [process for process in facts.probe.processes() if _is_engine(process.command)]
     if not found:
         return ok("processes", "no other engine runs")
     numbers = [str(process.pid) for process in found]
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     shown = ", ".join(f"{process.pid} ({process.command.strip()[:50].strip()})" for process in found[:SHOWN])
-    remedy = f"if nobody needs them: kill {' '.join(numbers)}"
+    remedy = f"if they are not needed: kill {' '.join(numbers)}"
     return warn("processes", f"{len(found)} engine processes: {shown}{more}", remedy)
 
 
 def _is_engine(command: str) -> bool:
-    """An engine's process: a module or program of one, not an editor that has its source open."""
+    """True for an engine's program or Python module, but not for an editor with its source open."""
     words = command.split()
     head = " ".join(words[:6])
     runs_python = bool(words) and "python" in words[0]

@@ -1,4 +1,4 @@
-"""What a recipe asks of a machine."""
+"""A recipe's requirements of a machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ..recipe.launch import Recipe, resolve
 from ..recipe.schema import ArgValue, Checkpoint
 
 GIB = 1 << 30
-# Bytes of the published checkpoints, for a machine that cannot ask the Hub. The "497 GB" that were published are GiB:
-# the INT4 experts alone are 384 x 60 x 3 x 7168 x 2048 / 2 = 507.3 GB.
+# Bytes of the published checkpoints, for a machine without access to the Hub. The published "497 GB" are GiB: the INT4
+# experts alone are 384 x 60 x 3 x 7168 x 2048 / 2 = 507.3 GB.
 PUBLISHED_SIZES = {"amd/Kimi-K2.5-W4A8": 534_000_000_000, "lightseekorg/kimi-k2.5-eagle3": 6_000_000_000}
 
 
 @dataclass(frozen=True)
 class Needs:
-    """One recipe's requirements; sizes in bytes. `gpus` = 0 is a recipe for a CPU."""
+    """Requirements of one recipe; sizes in bytes. `gpus` = 0 is a recipe for a CPU."""
 
     recipe: str
     gpus: int
@@ -32,17 +32,16 @@ class Needs:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether GPUs are needed at all."""
         return self.gpus > 0
 
     @property
     def shm(self) -> int:
-        """Shared memory: the ranks of eight GPUs pass buffers through it (docker gives 64 MiB unless told)."""
+        """Shared memory for buffers between the ranks of eight GPUs (docker's default is 64 MiB)."""
         return 16 * GIB if self.on_gpu else GIB // 16
 
     @classmethod
     def of(cls, recipe: Recipe) -> Needs:
-        """The requirements of a recipe, its improvements included."""
+        """Return the requirements of a recipe, including its improvements."""
         args = resolve(recipe).args
         numa = args.get("numa-node")
         return cls(

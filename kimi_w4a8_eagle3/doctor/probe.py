@@ -1,6 +1,6 @@
-"""Everything that the doctor asks a machine: files, limits, packages, ports, the Hub.
+"""All reads of the machine by the doctor: files, limits, packages, ports, the Hub.
 
-`Probe` asks the real machine. Tests subclass it with recorded answers; `root` lets them lay out their own /sys, /proc
+`Probe` reads the real machine. Tests subclass it with recorded answers, and `root` lets them use their own /sys, /proc
 and /dev.
 """
 
@@ -37,8 +37,6 @@ from ..recipe.router_settings import RouterSettings
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this machine."""
-
     pid: int
     command: str
 
@@ -50,30 +48,30 @@ class Probe:
     root: Path = Path("/")
 
     def has_program(self, name: str) -> bool:
-        """Whether a program is on the path."""
+        """True if a program is on the path."""
         return shutil.which(name) is not None
 
     def read(self, path: str) -> str | None:
-        """A text file's content without surrounding blanks; None if it cannot be read. `path` starts at `root`."""
+        """Return a text file's stripped content, or None if unreadable. `path` is relative to `root`."""
         try:
             return (self.root / path).read_text().strip()
         except (OSError, UnicodeDecodeError):
             return None
 
     def glob(self, pattern: str) -> list[Path]:
-        """Paths below `root` that match."""
+        """Return the matching paths below `root`."""
         return sorted(self.root.glob(pattern))
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file, directory or device."""
+        """True if there is such a file, directory or device."""
         return (self.root / path).exists()
 
     def usable(self, path: str) -> bool:
-        """Whether this user may read and write it."""
+        """True if this user may read and write it."""
         return os.access(self.root / path, os.R_OK | os.W_OK)
 
     def group_of(self, path: str) -> str:
-        """The group that owns a file: its name, or its number where the name is unknown (containers)."""
+        """Return the group that owns a file: its name, or its number if the name is unknown, as in containers."""
         number = (self.root / path).stat().st_gid
         try:
             return grp.getgrgid(number).gr_name
@@ -81,31 +79,30 @@ class Probe:
             return str(number)
 
     def space(self, path: Path) -> tuple[int, int]:
-        """(total, free) bytes of the file system on which `path` is or would be created."""
+        """Return (total, free) bytes of the file system on which `path` is or would be created."""
         while not path.exists() and path != path.parent:
             path = path.parent
         usage = shutil.disk_usage(path)
         return usage.total, usage.free
 
     def limit(self, name: str) -> int | None:
-        """The soft limit `memlock` (bytes) or `nofile` (files); None means unlimited."""
+        """Return the soft limit `memlock` (bytes) or `nofile` (files); None means unlimited."""
         soft, _ = resource.getrlimit({"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE}[name])
         return None if soft == resource.RLIM_INFINITY else soft
 
     def environment(self, name: str) -> str | None:
-        """An environment variable."""
         return os.environ.get(name)
 
     def python_version(self) -> str:
-        """For example `3.11.7`."""
+        """Return the version, such as `3.11.7`."""
         return platform.python_version()
 
     def package(self, *names: str) -> str | None:
-        """The version of the first of these distributions that is installed."""
+        """Return the version of the first of these distributions that is installed."""
         return distribution(*names)
 
     def torch_build(self) -> str | None:
-        """What torch was built for, read without importing it: `hip 7.2.1`, `cuda 12.8` or `cpu`."""
+        """Return torch's build, read without importing it: `hip 7.2.1`, `cuda 12.8` or `cpu`."""
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.origin is None:
             return None
@@ -118,24 +115,24 @@ class Probe:
         return "cpu"
 
     def plugins(self) -> list[str]:
-        """Names of the SGLang plugins that are installed."""
+        """Return the names of the installed SGLang plugins."""
         return [entry.name for entry in importlib.metadata.entry_points(group="sglang.srt.plugins")]
 
     def code_objects(self) -> tuple[Path, int]:
-        """Where the code objects of the gfx942 kernels lie, and how many; raises KimiError when something is wrong."""
+        """Return the folder and number of the gfx942 code objects; raise KimiError if they are invalid."""
         objects = CodeObjects(objects_folder({KERNELS: self.environment(KERNELS)}))
         return objects.folder, objects.check_all()
 
     def patches(self) -> list[PatchReport]:
-        """The state of every patch of the manifest."""
+        """Return the state of every patch of the manifest."""
         return [patcher.inspect(patch) for patch in load_manifest()]
 
     def aiter_regime(self) -> Regime:
-        """What the installed AITER does with page offsets beyond 32 bits."""
+        """Return how the installed AITER treats page offsets beyond 32 bits."""
         return installed_regime()
 
     def router_lacks(self) -> list[str] | None:
-        """Options that routers are given and the installed one does not take; None where there is no router."""
+        """Return the router options that the installed router lacks; None if no router is installed."""
         if importlib.util.find_spec("sglang_router") is None:
             return None
         from sglang_router.router_args import RouterArgs  # optional: sglang-router
@@ -144,7 +141,7 @@ class Probe:
         return sorted(RouterSettings().router_arguments().keys() - known)
 
     def port_problem(self, host: str, port: int) -> str | None:
-        """Why a server cannot listen there; None if it can."""
+        """Return why a server cannot listen there, or None."""
         try:
             require_free_port(host, port)
         except KimiError as error:
@@ -152,7 +149,7 @@ class Probe:
         return None
 
     def processes(self) -> list[Process]:
-        """All processes that this user may see, except this one."""
+        """Return all processes that this user may see, except this one."""
         found = []
         for process in psutil.process_iter(["pid", "name", "cmdline"]):
             if process.pid != os.getpid():
@@ -161,14 +158,14 @@ class Probe:
         return found
 
     def cache(self) -> Path:
-        """The Hugging Face cache."""
+        """Return the folder of the Hugging Face cache."""
         return Path(constants.HF_HUB_CACHE)
 
     def offline(self) -> bool:
-        """Whether the user forbade asking the Hub (HF_HUB_OFFLINE)."""
+        """True if the user disabled access to the Hub (HF_HUB_OFFLINE)."""
         return constants.HF_HUB_OFFLINE
 
     def listing(self, repo: str, revision: str) -> Listing:
-        """What the Hub says about a repository; KimiError when it does not answer or refuses."""
+        """Return the Hub's listing of a repository; raise KimiError if the Hub does not answer or refuses."""
         hub = Hub.from_environment()
         return Hub(hub.endpoint, hub.token, Limits(attempts=1)).listing(repo, revision)

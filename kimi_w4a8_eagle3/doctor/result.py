@@ -1,4 +1,4 @@
-"""What a check says."""
+"""Results of the checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Severity(str, Enum):
-    """`warn` serves, but slower or less safely; `fail` does not serve; `skip` does not apply to the recipe."""
+    """`warn`: the recipe runs, but slower or less safely. `fail`: it cannot run. `skip`: the check does not apply."""
 
     OK = "ok"
     WARN = "warn"
@@ -18,7 +18,7 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Result:
-    """One line: what was found, and for `warn` and `fail` what to do about it."""
+    """One result: what was found, and for `warn` and `fail` the remedy."""
 
     name: str
     verdict: Severity
@@ -28,7 +28,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """All results for one recipe; `numa_nodes` is the `--numa-node` list of this machine, None where unknown."""
+    """All results for one recipe; `numa_nodes` is this machine's `--numa-node` list, None if unknown."""
 
     recipe: str
     results: tuple[Result, ...]
@@ -36,11 +36,11 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether anything keeps the recipe from being served."""
+        """True if a check found that the recipe cannot be served."""
         return any(result.verdict is Severity.FAIL for result in self.results)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; `verdict` is `fail` or `ok`, and the counts are by verdict."""
+        """Return plain data; `verdict` is `fail` or `ok`, and counts are by verdict."""
         counts = {verdict.value: sum(r.verdict is verdict for r in self.results) for verdict in Severity}
         checks = [asdict(result) | {"verdict": result.verdict.value} for result in self.results]
         verdict = "fail" if self.failed else "ok"
@@ -49,20 +49,20 @@ class Report:
 
 
 def ok(name: str, found: str) -> Result:
-    """Nothing to do."""
+    """Make a result without a problem."""
     return Result(name, Severity.OK, found)
 
 
 def warn(name: str, found: str, remedy: str) -> Result:
-    """It serves, but not as it should."""
+    """Make a result for a recipe that runs with a drawback."""
     return Result(name, Severity.WARN, found, remedy)
 
 
 def fail(name: str, found: str, remedy: str) -> Result:
-    """It does not serve."""
+    """Make a result for a recipe that cannot run."""
     return Result(name, Severity.FAIL, found, remedy)
 
 
 def skip(name: str, why: str) -> Result:
-    """The check does not apply."""
+    """Make a result for a check that does not apply."""
     return Result(name, Severity.SKIP, why)

@@ -1,4 +1,4 @@
-"""Run every check; one that breaks is reported and does not stop the others."""
+"""Run of all checks; a check that raises is reported and does not stop the others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine(probe: Probe, needs: Needs) -> Report:
-    """All results for one machine and one recipe."""
+    """Return all results for one machine and one recipe."""
     facts = Facts(probe, needs)
     results = [result for check in CHECKS for result in _run(check, facts)]
     return Report(needs.recipe, tuple(results), _numa_nodes(facts))
@@ -52,7 +52,7 @@ def _run(check: Check, facts: Facts) -> list[Result]:
     name = check.__name__
     try:
         results = check(facts)
-    except Exception as error:  # a machine that nobody foresaw must not hide what the other checks found
+    except Exception as error:  # an unexpected machine must not hide the results of other checks
         found = f"the check itself failed: {type(error).__name__}: {error}"
         return [fail(name, found, "report this with the output of `kimi-w4a8 doctor --json`")]
     return results if isinstance(results, list) else [results]
@@ -62,4 +62,4 @@ def _numa_nodes(facts: Facts) -> list[int] | None:
     try:
         return facts.numa_nodes
     except Exception:
-        return None  # the numa check has said why
+        return None  # the numa check reports the reason

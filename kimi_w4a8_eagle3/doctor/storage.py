@@ -1,4 +1,4 @@
-"""Checks of the checkpoints: are they here, does the Hub answer, is there space for what is missing?"""
+"""Checks of the checkpoints: presence on this machine, access to the Hub, and space for missing files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .result import Result, fail, ok, skip, warn
 
 @dataclass(frozen=True)
 class Presence:
-    """What of a Hub checkpoint is on this machine. Bytes; `known` when they come from a listing, not from a page."""
+    """Part of a Hub checkpoint on this machine, in bytes; `known` if the sizes come from a listing."""
 
     checkpoint: Checkpoint
     total: int
@@ -25,7 +25,7 @@ class Presence:
 
     @property
     def here(self) -> bool:
-        """Whether every file is here."""
+        """True if every file is here."""
         return self.known and self.missing == 0
 
 
@@ -44,7 +44,7 @@ def presence(facts: Facts, checkpoint: Checkpoint) -> Presence:
 
 
 def checkpoints(facts: Facts) -> list[Result]:
-    """One line for each checkpoint of the recipe."""
+    """Return one line for each checkpoint of the recipe."""
     names = ["model", "draft"]
     return [_checkpoint(facts, names[i], checkpoint) for i, checkpoint in enumerate(facts.needs.checkpoints)]
 
@@ -65,14 +65,14 @@ def _checkpoint(facts: Facts, name: str, checkpoint: Checkpoint) -> Result:
     state = f"{what}: {human(found.missing)} of {human(found.total)} missing" if found.total else f"{what}: not here"
     command = f"kimi-w4a8 fetch --recipe {facts.needs.recipe}"
     if facts.probe.offline():
-        return fail(name, f"{state}, and HF_HUB_OFFLINE forbids to ask the Hub", f"unset it, then {command}")
+        return fail(name, f"{state}, and HF_HUB_OFFLINE forbids downloads", f"unset it, then {command}")
     if problem := facts.hub_problem(checkpoint.repo, checkpoint.revision):
         return fail(name, f"{state}; {problem.what}", problem.remedy or command)
     return warn(name, f"{state}; the Hub has it", command)
 
 
 def disk(facts: Facts) -> Result:
-    """Space in the cache for what is missing of all checkpoints together."""
+    """Check the space in the cache for the missing files of all checkpoints."""
     wanted = [presence(facts, checkpoint) for checkpoint in facts.needs.checkpoints if checkpoint.on_hub]
     if not wanted:
         return skip("disk", "no checkpoint is downloaded for this recipe")

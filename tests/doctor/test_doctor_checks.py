@@ -97,7 +97,7 @@ def test_too_few_render_nodes(tmp_path):
 def test_limits(tmp_path):
     machine = mi325x(tmp_path, limits={"memlock": 64 << 20, "nofile": 1024})
     assert "memlock=-1" in check(machine, "memlock").remedy
-    assert check(machine, "nofile").found == "1024, 65536 wanted"
+    assert check(machine, "nofile").found == "1024, 65536 needed"
     assert check(machine, "nofile", TINY).verdict.value == "ok"
 
 
@@ -113,7 +113,7 @@ def test_an_inbox_driver_has_no_version_of_its_own(tmp_path):
     machine = mi325x(tmp_path)
     remove(tmp_path, "sys/module/amdgpu/version")
     write(tmp_path, {"proc/sys/kernel/osrelease": "6.17.0"})
-    assert check(machine, "driver").found == "amdgpu of kernel 6.17.0 (no version of its own)"
+    assert check(machine, "driver").found == "amdgpu of kernel 6.17.0 (in-tree driver)"
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_a_missing_plugin_is_a_failure(tmp_path):
         (Status.NOT_INSTALLED, "skip", ""),
         (Status.NOT_APPLIED, "warn", "kimi-w4a8 patch apply --id p"),
         (Status.STALE_BUILD, "fail", "--remove-stale"),
-        (Status.MODIFIED, "warn", "tried on AITER v0.1.1"),
-        (Status.UNKNOWN, "warn", "tried on AITER v0.1.1"),
+        (Status.MODIFIED, "warn", "tested on AITER v0.1.1"),
+        (Status.UNKNOWN, "warn", "tested on AITER v0.1.1"),
     ],
 )
 def test_patches(tmp_path, status, verdict, remedy):

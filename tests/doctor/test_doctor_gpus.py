@@ -74,7 +74,7 @@ def test_memory_that_somebody_holds(tmp_path):
 def test_gpus_that_are_too_small(tmp_path):
     needs = dataclasses.replace(EAGLE3, hbm=288 * GIB)
     result = check(mi325x(tmp_path), "hbm", needs)
-    assert result.verdict.value == "fail" and "288 GiB a GPU needed" in result.found
+    assert result.verdict.value == "fail" and "288 GiB per GPU needed" in result.found
 
 
 def test_numa_is_derived_not_assumed(tmp_path):
