@@ -1,1 +1,1 @@
-"""The report: figures and one HTML page from run directories."""
+"""Reports: tables and one HTML page from run directories."""

@@ -1,4 +1,4 @@
-"""What was measured beside what is published, and what a difference means."""
+"""Comparison of measured with published figures, and its meaning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..bench.statistics import METRICS, Interval, Metric
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measured figure beside the published one. difference: measured / published - 1."""
+    """Measured figure beside the published one. difference: measured / published - 1."""
 
     workload: str
     side: str
@@ -23,8 +23,8 @@ class Comparison:
 
 
 def compare(groups: Groups) -> list[Comparison]:
-    """Every measured figure that has a published counterpart, with a verdict in words."""
-    return [each for sides in groups.values() for cell in sides.values() for each in _compare(cell)]
+    """Return every measured figure that has a published counterpart, with a verdict in words."""
+    return [comparison for sides in groups.values() for cell in sides.values() for comparison in _compare(cell)]
 
 
 def _compare(cell: Cell) -> list[Comparison]:
@@ -40,10 +40,10 @@ def _compare(cell: Cell) -> list[Comparison]:
 
 
 def why_not_comparable(run: Run, gpus: int, arch: str, instead: str) -> str | None:
-    """One sentence when the server's GPUs are not known to be `gpus` or more of `arch`, else None."""
+    """Return a sentence if the server's GPUs are not known to be `gpus` or more of `arch`, else None."""
     hardware = run.record.get("hardware") or {}
     if not hardware.get("known", True):
-        return "not comparable: the server runs on another machine, whose GPUs are not known here"
+        return "not comparable: the server runs on another machine with unknown GPUs"
     found = hardware.get("gpus") or []
     if len(found) < gpus or set(found) != {arch}:
         here = f"{len(found)} x {', '.join(sorted(set(found)))}" if found else "no AMD GPU"
@@ -57,7 +57,7 @@ def _verdict(point: str, metric: Metric, value: float, measured: Interval) -> st
     if measured.covers(value):
         return "no difference: the published value lies inside the measured 95% interval"
     if usual is not None and abs(difference) <= usual:
-        return f"means little: the published baseline itself moved by {usual:.1%} between two days"
+        return f"not significant: the published baseline itself moved by {usual:.1%} between two days"
     better = (difference > 0) == metric.higher_is_better
     beyond = f", more than the {usual:.1%} between two published days" if usual is not None else ""
     return f"{'better' if better else 'worse'} by {abs(difference):.1%}{beyond}"

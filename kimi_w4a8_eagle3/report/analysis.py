@@ -1,4 +1,4 @@
-"""Everything that is concluded from runs, computed once: tables, page and plots read it and compute nothing again."""
+"""All conclusions from runs, computed once and read by tables, page and plots."""
 
 from __future__ import annotations
 
@@ -15,37 +15,35 @@ from .speedup import Speedup
 
 @dataclass(frozen=True)
 class Analysis:
-    """What `runs` say together. base: the side that others are compared with; by default the first measured."""
+    """Analysis of several runs. base: side that others are compared with; by default the first measured."""
 
     runs: Sequence[Run]
     base: str | None = None
 
     @cached_property
     def groups(self) -> Groups:
-        """The usable measurements of each workload and concurrency, by side."""
+        """Usable measurements of each workload and concurrency, by side."""
         return grouped(self.runs)
 
     @cached_property
     def changes(self) -> list[Row]:
-        """Side against side."""
         return compare_sides(self.groups, self.base)
 
     @cached_property
     def verdicts(self) -> list[Summary]:
-        """What the sides say about each other, in sentences."""
+        """Comparisons of the sides, in sentences."""
         return verdicts(self.changes, self.groups)
 
     @cached_property
     def against_published(self) -> list[Comparison]:
-        """Against the published figures."""
         return against_published.compare(self.groups)
 
     @cached_property
     def measured_speedups(self) -> dict[tuple[str, int, str], Speedup]:
-        """By workload, concurrency and side."""
+        """Measured speed-ups by workload, concurrency and side."""
         return speedup.measured(self.groups)
 
     @cached_property
     def speedups(self) -> list[Speedup]:
-        """Measured and published."""
+        """Measured and published speed-ups."""
         return [*self.measured_speedups.values(), *speedup.from_published()]

@@ -1,4 +1,4 @@
-"""Two sides of a measurement against each other: the ratio of every figure, with a bootstrap interval."""
+"""Comparison of two sides: the ratio of every figure, with a bootstrap interval."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..base.errors import KimiError
 from ..bench.runs import Cell, Groups
 from ..bench.statistics import METRICS, Interval, Metric, ratio
 
-_LOST_TO_DRAFTS = 2  # tokens of a prompt, see `require_hits`
+_LOST_TO_DRAFTS = 2  # prompt tokens, see `require_hits`
 
 
 @dataclass(frozen=True)
@@ -29,42 +29,42 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """In words: better, worse, or not told apart by these runs."""
+        """Verdict in words: better, worse, or no difference."""
         if self.change.low is None:
             return "too few repetitions to tell"
         if self.change.covers(1.0):
-            return "no difference can be told"
+            return "no significant difference"
         return "better" if (self.change.value > 1) == self.metric.higher_is_better else "worse"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a workload says about two sides in one sentence; `direction` is better, worse or empty."""
+    """One sentence on two sides of a workload; `direction` is better, worse or empty."""
 
     text: str
     direction: str
 
 
 def verdicts(rows: Sequence[Row], groups: Groups) -> list[Summary]:
-    """One for each workload, concurrency and pair of sides: by TPOT, with the accept length that explains it."""
+    """Return a summary for each workload, concurrency and pair of sides: TPOT, and the accept length behind it."""
     found = []
     for row in (row for row in rows if row.metric.key == "tpot_median_ms"):
         length = groups[row.workload, row.concurrency][row.b].accept_length
-        who = "EAGLE3" if row.a == f"{row.b}:plain" else f"{row.b} against {row.a}"
+        pair = "EAGLE3" if row.a == f"{row.b}:plain" else f"{row.b} against {row.a}"
         where = f"on {row.workload} at concurrency {row.concurrency}"
         faster = row.change.value < 1
         factor = 1 / row.change.value if faster else row.change.value
         known = row.verdict in ("better", "worse")
         change = f"{factor:.2f}x {'faster' if faster else 'slower'} {where}"
-        text = f"{who} is {change}" if known else f"{who}: {row.verdict} {where}"
-        tokens = "" if length is None else f", {length:.2f} tokens a verify step"
+        text = f"{pair} is {change}" if known else f"{pair}: {row.verdict} {where}"
+        tokens = "" if length is None else f", {length:.2f} tokens per verify step"
         unit = f"TPOT {row.value_a.value:.1f} to {row.value_b.value:.1f} ms"
         found.append(Summary(f"{text} ({unit}{tokens}).", row.verdict if known else ""))
     return found
 
 
 def compare_sides(groups: Groups, base: str | None = None) -> list[Row]:
-    """Every workload measured on several sides: each other side against the first (or `base`)."""
+    """Compare, for every workload measured on several sides, each other side with the first (or `base`)."""
     rows = []
     for (workload, concurrency), sides in groups.items():
         names = list(sides)
@@ -78,11 +78,12 @@ def compare_sides(groups: Groups, base: str | None = None) -> list[Row]:
 
 
 def require_hits(groups: Groups) -> None:
-    """Raise KimiError where speculation makes the prefix cache worse (sglang#32459 lost half of the hits so).
+    """Raise KimiError if speculation lowers the hit rate of the prefix cache (sglang#32459 lost half of the hits).
 
-    Two tokens of a prompt may be computed again. EAGLE has pairs of neighbouring tokens for keys, one fewer than there
-    are tokens; and an answer's last token, where the target drew it after drafts, has no KV yet, while without drafts
-    the step that began meanwhile has computed it. In the first turn chance decides who brings the shared prompt.
+    Two prompt tokens may be computed again. EAGLE's keys are pairs of neighbouring tokens, one fewer than there are
+    tokens. And if the target drew an answer's last token after drafts, its KV is not computed yet, while without drafts
+    the next step has already computed it. The first turn is left out, because chance decides which user brings the
+    shared prompt.
     """
     for (workload, concurrency), sides in groups.items():
         cells = [cell for cell in sides.values() if cell.measurements[0].turns]
@@ -94,12 +95,12 @@ def require_hits(groups: Groups) -> None:
                     f"speculation lowers the hit rate of the prefix cache: with {cell.side} {computed[cell.side]:,.1f} "
                     f"tokens of a prompt are computed, without speculation {min(plain):,.1f}",
                     where=f"{workload}, concurrency {concurrency}, from the second turn on",
-                    expected=f"at most {_LOST_TO_DRAFTS} tokens more, which drafts cost",
-                    remedy="is the KV pool large enough for all conversations (evicted, retracted on /metrics)?",
+                    expected=f"at most {_LOST_TO_DRAFTS} tokens more, the cost of drafts",
+                    remedy="check on /metrics (evicted, retracted) that the KV pool holds all conversations",
                 )
 
 
 def _computed_again(cell: Cell) -> float:
-    """Prompt tokens of a request after the first turn that were not found in the cache."""
-    later = [turn for each in cell.measurements for turn in each.turns[1:]]
+    """Return the prompt tokens per request after the first turn that the cache did not have."""
+    later = [turn for measurement in cell.measurements for turn in measurement.turns[1:]]
     return float(np.mean([turn.prompt_tokens - turn.cached_tokens for turn in later]))

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 report`: run directories become one HTML page without any outside file, and its figures as SVG."""
+"""`kimi-w4a8 report`: one self-contained HTML page from run directories, with its figures as SVG files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 PACKAGES = ("jinja2", "matplotlib")  # of the extra `bench`
 _TEMPLATE = "page.html.jinja"
-_HEADLINE = ("tpot_median_ms", "output_throughput_tok_s")  # what a reader wants first
+_HEADLINE = ("tpot_median_ms", "output_throughput_tok_s")  # shown first
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure of the page. alt: what it shows, in words. source: a data URL with the image itself."""
+    """One figure of the page. alt: description in words. source: data URL of the image."""
 
     alt: str
     source: str
@@ -39,7 +39,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """Figures under one heading. legend: label and colour. aside: shut, not about what was measured."""
+    """Figures under one heading. legend: label and colour. aside: collapsed, not measured here."""
 
     title: str
     text: str
@@ -49,12 +49,12 @@ class Section:
 
 
 def write_report(analysis: Analysis, folder: Path) -> Path:
-    """Write `report.html` and SVGs into `folder`; returns the page. Raises KimiError when there is nothing to show."""
+    """Write `report.html` and SVGs into `folder` and return the page. Raises KimiError if there is nothing to show."""
     if not analysis.groups:
         raise KimiError(
             "none of the runs has a usable measurement",
             where=", ".join(str(run.folder) for run in analysis.runs),
-            remedy="each result.json names the problem; measure again",
+            remedy="read the problem in each result.json and measure again",
         )
     require(*PACKAGES)
     try:
@@ -64,13 +64,13 @@ def write_report(analysis: Analysis, folder: Path) -> Path:
         write_atomic(page, _render(analysis, sections))
     except OSError as error:
         raise KimiError(
-            f"the report cannot be written: {error.strerror}", where=str(folder), remedy="choose a folder with --output"
+            f"cannot write the report: {error.strerror}", where=str(folder), remedy="choose a folder with --output"
         ) from error
     return page
 
 
 def _sections(analysis: Analysis, folder: Path) -> Iterator[Section]:
-    """The page's figures in its order, each saved as a file, too."""
+    """Yield the page's sections in order and save each figure as a file."""
     from . import plots  # optional: matplotlib
 
     def panels(name: str, title: str, text: str, bars: plots.Bars, aside: bool = False) -> Section:
@@ -84,17 +84,18 @@ def _sections(analysis: Analysis, folder: Path) -> Iterator[Section]:
     reproduced = plots.measured_bars(analysis.groups, reproducing=True)
     others = plots.measured_bars(analysis.groups, reproducing=False)
     text = (
-        "Dots were measured. A verify step costs the same whatever the text, so the curve tells what other text would "
+        "Dots are measurements. A verify step costs the same for any text, so the curve shows what other text would "
         "give; 'even at' is the accept length below which speculation costs time. Grey lines: published accept lengths."
     )
-    marks = {each.mark: each.accept_length for each in published.accept_lengths() if each.mark}
+    marks = {text.mark: text.accept_length for text in published.accept_lengths() if text.mark}
     alt = "; ".join(
-        f"{each.title}: {each.measured:.2f}x at accept length {each.accept_length:.2f}" for each in analysis.speedups
+        f"{speedup.title}: {speedup.measured:.2f}x at accept length {speedup.accept_length:.2f}"
+        for speedup in analysis.speedups
     )
     figure = plots.speedup_curves(analysis.speedups, marks)
     yield one("speedup", "Speed-up and accept length", text, alt, figure)
     if others:
-        text = f"On {_machine(analysis.runs[0])}. Workloads that are not published points. Thin lines: 95% intervals."
+        text = f"On {_machine(analysis.runs[0])}. These workloads are not published points. Thin lines: 95% intervals."
         yield panels("measured", "Measured here", text, others)
     bars = plots.published_bars()
     for key, more in reproduced.items():
@@ -140,11 +141,11 @@ def _render(analysis: Analysis, sections: Sequence[Section]) -> str:
 
 
 def _acceptance(analysis: Analysis) -> list[tuple[Measurement, Speedup | None]]:
-    """Of every speculating side a measurement, whose text was examined if any was, and the speed-up it came with."""
+    """Return one measurement of every speculating side, with its speed-up; one with examined text if there is any."""
     rows = []
     for (workload, concurrency), sides in analysis.groups.items():
         for side, cell in sides.items():
-            examined = next((each for each in cell.measurements if each.text is not None), cell.measurements[0])
+            examined = next((found for found in cell.measurements if found.text is not None), cell.measurements[0])
             if examined.acceptance is not None:
                 rows.append((examined, analysis.measured_speedups.get((workload, concurrency, side))))
     return rows
@@ -152,8 +153,8 @@ def _acceptance(analysis: Analysis) -> list[tuple[Measurement, Speedup | None]]:
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
     found = [f"{run.name} is incomplete: {run.result.reason or run.result.status}" for run in runs if _unfinished(run)]
-    for each in (each for run in runs for each in run.usable):
-        found += _remarks(each)
+    for measurement in (found for run in runs for found in run.usable):
+        found += _remarks(measurement)
     return list(dict.fromkeys(found))
 
 
@@ -161,8 +162,8 @@ def _unfinished(run: Run) -> bool:
     return run.result.status != "complete"
 
 
-def _remarks(each: Measurement) -> list[str]:
-    lines = [f"{each.workload.name}: {note}" for note in each.notes]
-    if each.text is not None and each.text.warning:
-        lines.append(f"{each.workload.name}: {each.text.warning}")
+def _remarks(measurement: Measurement) -> list[str]:
+    lines = [f"{measurement.workload.name}: {note}" for note in measurement.notes]
+    if measurement.text is not None and measurement.text.warning:
+        lines.append(f"{measurement.workload.name}: {measurement.text.warning}")
     return lines

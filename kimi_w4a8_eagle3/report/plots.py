@@ -44,7 +44,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its group on the x axis, the side, whether it is a published figure, and its value."""
+    """One bar: group on the x axis, side, published or measured, and value."""
 
     group: str
     side: str
@@ -56,7 +56,7 @@ Bars = Mapping[str, Sequence[Bar]]  # metric key (or accept_length) -> bars
 
 
 def colour(side: str, sides: Sequence[str]) -> str:
-    """A side's colour: grey for plain sides, the article's for its configurations, else the next free one."""
+    """Return a side's colour: grey for plain sides, the article's for its configurations, else the next free one."""
     if side in _ARTICLE:
         return _ARTICLE[side]
     if side.endswith(":plain"):
@@ -66,7 +66,7 @@ def colour(side: str, sides: Sequence[str]) -> str:
 
 
 def measured_bars(groups: Groups, reproducing: bool) -> dict[str, list[Bar]]:
-    """Bars of the workloads that reproduce a published point, or of all the others."""
+    """Make the bars of workloads that reproduce a published point, or of all others."""
     bars: dict[str, list[Bar]] = {}
     for (workload, concurrency), sides in groups.items():
         for side, cell in sides.items():
@@ -83,7 +83,7 @@ def measured_bars(groups: Groups, reproducing: bool) -> dict[str, list[Bar]]:
 
 
 def published_bars() -> dict[str, list[Bar]]:
-    """Bars of the article's points."""
+    """Make the bars of the article's points."""
     bars: dict[str, list[Bar]] = {}
     for point, sides in published.points().items():
         for side, values in sides.items():
@@ -93,25 +93,25 @@ def published_bars() -> dict[str, list[Bar]]:
 
 
 def ordered_sides(bars: Bars) -> list[str]:
-    """The sides of all bars: the article's in its order, then plain ones, then the others."""
+    """Return the sides of all bars: the article's in its order, then plain ones, then the others."""
     known = list(_ARTICLE)
     return sorted(
-        dict.fromkeys(bar.side for each in bars.values() for bar in each),
+        dict.fromkeys(bar.side for group in bars.values() for bar in group),
         key=lambda side: known.index(side) if side in known else len(known) * (not side.endswith(":plain")),
     )
 
 
 def panels(bars: Bars) -> Iterator[tuple[str, str, Figure]]:
-    """(key, what it shows in words, figure) for TPOT, throughput, TPOT P99, ITL, TTFT and accept length.
+    """Yield (key, description, figure) for TPOT, throughput, TPOT P99, ITL, TTFT and accept length.
 
-    Published bars are hatched, measured ones solid; a logarithmic axis has dots, because a bar has no length there.
+    Published bars are hatched, measured ones solid. A logarithmic axis has dots, because a bar has no length there.
     """
     sides = ordered_sides(bars)
     for key in (*_PANELS, "accept_length"):
         if not bars.get(key):
             continue
         metric = METRICS.get(key)
-        name = f"{metric.title} ({metric.unit})" if metric else "accept length (tokens a verify step)"
+        name = f"{metric.title} ({metric.unit})" if metric else "accept length (tokens per verify step)"
         values = [
             f"{bar.group} {bar.side}{' published' * bar.published} {_short(bar.value.value)}" for bar in bars[key]
         ]
@@ -159,7 +159,7 @@ def _panel(axis: Axes, bars: Sequence[Bar], sides: Sequence[str], log: bool) -> 
 
 
 def speedup_curves(curves: Sequence[Speedup], marks: Mapping[str, float]) -> Figure:
-    """TPOT speed-up over the accept length, with what was measured, the break-even line and known texts."""
+    """Plot the TPOT speed-up over the accept length, with measurements, the break-even line and known texts."""
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(8.5, 4.6))
         ceiling = 4.0  # accept length with four draft tokens

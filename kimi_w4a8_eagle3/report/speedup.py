@@ -1,8 +1,8 @@
-"""What speculation would give on other text: the measured costs, with the accept length as the only unknown.
+"""Speed-up by speculation on other text: the measured costs, with the accept length as the only unknown.
 
-A request's time per output token is `stall + step / L`: a verify step (with its drafts) takes `step` and commits L
-tokens on average; `stall` is the waiting a token that does not come from decoding, above all other requests' prefill.
-`step` does not depend on the text, so one run tells the speed-up at any accept length, and where it is lost.
+A request's time per output token is `stall + step / L`. A verify step with its drafts takes `step` and commits L tokens
+on average. `stall` is the waiting time per token outside decoding, mostly other requests' prefill. `step` does not
+depend on the text, so one run gives the speed-up at any accept length, and the break-even point.
 """
 
 from __future__ import annotations
@@ -32,23 +32,22 @@ class Speedup:
     base_step_ms: float | None = None
 
     def at(self, accept_length: float) -> float:
-        """Speed-up over the plain side if the text were accepted at this length."""
+        """Return the speed-up over the plain side at this accept length."""
         return self.base_tpot_ms / (self.stall_ms + self.step_ms / accept_length)
 
     @property
     def measured(self) -> float:
-        """Speed-up that was measured."""
         return self.base_tpot_ms / self.tpot_ms
 
     @property
     def break_even(self) -> float:
-        """Accept length below which speculation costs time; infinite when it always does."""
+        """Accept length below which speculation costs time; infinite if it always does."""
         spare = self.base_tpot_ms - self.stall_ms
         return self.step_ms / spare if spare > 0 else float("inf")
 
 
 def measured(groups: Groups) -> dict[tuple[str, int, str], Speedup]:
-    """Every speculating side that was measured beside a plain one, by workload, concurrency and side."""
+    """Return the curves of speculating sides measured beside a plain one, by workload, concurrency and side."""
     found = {}
     for (workload, concurrency), sides in groups.items():
         plain = next((cell for cell in sides.values() if cell.accept_length is None), None)
@@ -60,7 +59,7 @@ def measured(groups: Groups) -> dict[tuple[str, int, str], Speedup]:
 
 
 def _curve(title: str, base: Cell, fast: Cell, length: float) -> Speedup:
-    """`fast`, which speculates and is accepted at `length`, over `base`."""
+    """Return the curve of `fast`, which speculates with accept length `length`, over `base`."""
     tpot, base_tpot = (cell.figures["tpot_median_ms"].value for cell in (fast, base))
     step = _step_ms(fast.repetitions)
     if step is None or step / length > tpot:
@@ -69,7 +68,7 @@ def _curve(title: str, base: Cell, fast: Cell, length: float) -> Speedup:
 
 
 def from_published() -> list[Speedup]:
-    """The same from the published figures, where the median gap between tokens times the accept length is a step."""
+    """Return the curves of the published figures; a step is the median gap between tokens times the accept length."""
     found = []
     for point, sides in published.points().items():
         base = sides[published.BASELINE]["tpot_median_ms"]
@@ -83,8 +82,11 @@ def from_published() -> list[Speedup]:
 
 
 def step_gaps_ms(repetition: Repetition) -> list[float]:
-    """Times between the chunks of the stream. The generator divides a gap by the tokens that came with it and repeats
-    the quotient for each of them, so a run of equal values is one chunk."""
+    """Return the times between chunks of the stream.
+
+    The generator divides a gap by the number of tokens that came with it and repeats the quotient for each token, so a
+    run of equal values is one chunk.
+    """
     if repetition.details is None:
         return []
     return [value * 1000 * sum(1 for _ in same) for gaps in repetition.details.itls for value, same in groupby(gaps)]

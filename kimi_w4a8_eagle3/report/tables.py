@@ -21,7 +21,7 @@ from .analysis import Analysis
 
 
 def print_figures(analysis: Analysis, console: Console | None = None) -> None:
-    """The figures of runs, what the servers say, and the published comparison."""
+    """Print the figures of runs, the servers' metrics, and the published comparison."""
     console = console or table_console()
     for sides in analysis.groups.values():
         for cell in sides.values():
@@ -31,26 +31,26 @@ def print_figures(analysis: Analysis, console: Console | None = None) -> None:
                 console.print(_turns(cell))
     if analysis.against_published:
         table = Table("published", "figure", "published", "measured", "difference", "what it means", title_style="bold")
-        for each in analysis.against_published:
+        for comparison in analysis.against_published:
             table.add_row(
-                f"{each.workload} {each.side}",
-                each.metric.title,
-                number(each.published, each.metric),
-                number(each.measured.value, each.metric),
-                f"{each.difference:+.1%}",
-                each.verdict,
+                f"{comparison.workload} {comparison.side}",
+                comparison.metric.title,
+                number(comparison.published, comparison.metric),
+                number(comparison.measured.value, comparison.metric),
+                f"{comparison.difference:+.1%}",
+                comparison.verdict,
             )
         console.print(table)
     for run in analysis.runs:
         for refused, reason in run.refused:
             console.print(f"[red]left out[/] {refused.workload.name}, {refused.side}: {reason}")
-        console.print(f"Everything is in {run.folder}; `kimi-w4a8 report {run.folder}` makes a page", markup=False)
+        console.print(f"All files are in {run.folder}; `kimi-w4a8 report {run.folder}` makes a page", markup=False)
 
 
 def print_comparison(analysis: Analysis) -> None:
-    """Every side against the base, figure by figure; refused measurements with their reason.
+    """Print every side against the base, figure by figure, and refused measurements with their reason.
 
-    Raises KimiError when the runs have no two sides of one workload.
+    Raises KimiError if no workload was measured on two sides.
     """
     console = table_console()
     for run in analysis.runs:
@@ -87,40 +87,40 @@ def _ratio(change: Interval) -> str:
 
 
 def print_model(fit: Fit, points: Sequence[Point]) -> None:
-    """The fitted unknowns, and every published figure beside the model's."""
+    """Print the fitted unknowns, and every published figure with the model's value."""
     console = table_console()
     table = Table("article", "point", "figure", "published", "model", "error", title="8x MI325X, 10240 in / 512 out")
-    for each in points:
-        metric = METRICS[each.key]
-        error = "calibrated" if each.calibrated else f"{each.error:+.1%}"
-        values = (number(each.published, metric), number(each.predicted, metric))
-        table.add_row(each.source, f"{each.point} {each.side}", metric.title, *values, error)
+    for point in points:
+        metric = METRICS[point.key]
+        error = "calibrated" if point.calibrated else f"{point.error:+.1%}"
+        values = (number(point.published, metric), number(point.predicted, metric))
+        table.add_row(point.source, f"{point.point} {point.side}", metric.title, *values, error)
     console.print(table)
     console.print(
-        f"fitted: {fit.layer_s * 1e6:.0f} us a layer and step, decode at {fit.decode_efficiency:.0%} and prefill at "
+        f"fitted: {fit.layer_s * 1e6:.0f} us per layer and step, decode at {fit.decode_efficiency:.0%} and prefill at "
         f"{fit.prefill_efficiency:.0%} of the peaks; mean error of the {sum(not p.calibrated for p in points)} other "
         f"points: {mean_error(points):.1%}"
     )
 
 
 def print_choices(load: Load, found: Sequence[Choice]) -> None:
-    """Draft steps from 0 up, the best one marked."""
+    """Print the figures by draft steps from 0 up, with the best one marked."""
     console = table_console()
     best = max(found, key=lambda choice: choice.throughput_tok_s)
     title = (
-        f"concurrency {load.concurrency}, {load.input_len} in / {load.output_len} out, text accepted at "
-        f"{load.accept_length:.2f} with {load.steps} draft steps"
+        f"concurrency {load.concurrency}, {load.input_len} in / {load.output_len} out, text with accept length "
+        f"{load.accept_length:.2f} at {load.steps} draft steps"
     )
     table = Table("draft steps", "draft tokens", "accept length", "TPOT", "output throughput", "", title=title)
-    for each in found:
-        tokens = str(each.steps + 1) if each.steps else "no speculation"
-        values = (f"{each.accept_length:.2f}", f"{each.tpot_ms:.2f} ms", f"{each.throughput_tok_s:,.0f} tok/s")
-        table.add_row(str(each.steps), tokens, *values, "best" if each is best else "")
+    for choice in found:
+        tokens = str(choice.steps + 1) if choice.steps else "no speculation"
+        values = (f"{choice.accept_length:.2f}", f"{choice.tpot_ms:.2f} ms", f"{choice.throughput_tok_s:,.0f} tok/s")
+        table.add_row(str(choice.steps), tokens, *values, "best" if choice is best else "")
     console.print(table)
 
 
 def print_account(account: Account) -> None:
-    """Every part of a step and of a prefill, and what each change would give alone."""
+    """Print the parts of a step and of a prefill, and the effect of each change alone."""
     console, load = table_console(), account.load
     what = f"step of {load.concurrency} requests x {load.steps + 1} tokens", f"prefill of {load.input_len} tokens"
     for title, rows, total in zip(
@@ -134,23 +134,28 @@ def print_account(account: Account) -> None:
             table.add_row(row.name, *figures, str(row.launches or ""), row.formula, row.source)
         console.print(table)
     table = Table(
-        "change, alone", "ms a step", "ms a prefill", "TPOT", "output throughput", title="levers, by the model"
+        "change, alone",
+        "ms per step",
+        "ms per prefill",
+        "TPOT",
+        "output throughput",
+        title="possible changes, by the model",
     )
     for lever in (account.now, *account.levers):
         saved = (f"{-ms:+.2f}" if ms else "" for ms in (lever.step_ms, lever.prefill_ms))
         table.add_row(lever.name, *saved, f"{lever.tpot_ms:.2f} ms", f"{lever.throughput_tok_s:,.0f} tok/s")
     console.print(table)
-    console.print(f"totals: {account.source}; its kernels were AITER's")
+    console.print(f"totals: {account.source}, with AITER's kernels")
 
 
 def number(value: float, metric: Metric) -> str:
-    """A figure with its unit and three significant digits or more."""
+    """Format a figure with its unit and at least three significant digits."""
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
     return f"{value:,.{digits}f} {metric.unit}"
 
 
 def interval(found: Interval, metric: Metric) -> str:
-    """A figure with its 95% interval where there is one."""
+    """Format a figure with its 95% interval, if it has one."""
     if found.low is None or found.high is None:
         return number(found.value, metric)
     low, high = (number(bound, metric).removesuffix(f" {metric.unit}") for bound in (found.low, found.high))
@@ -168,9 +173,9 @@ def _figures(cell: Cell) -> Table:
 
 
 def _turns(cell: Cell) -> Table:
-    """Where a user waits in a conversation, and what of each turn's prompt was known."""
+    """Make the table of a conversation's turns: TTFT, and the cached part of each prompt."""
     table = Table("turn", "prompt, tokens", "computed", "from the prefix cache", "TTFT median", "TTFT P99")
-    for number, same in enumerate(zip(*(each.turns for each in cell.measurements), strict=True), start=1):
+    for number, same in enumerate(zip(*(measurement.turns for measurement in cell.measurements), strict=True), start=1):
         prompt, cached, median, p99 = np.mean([list(turn.model_dump().values()) for turn in same], axis=0)
         counts = (f"{prompt:,.0f}", f"{prompt - cached:,.1f}", f"{cached / prompt:.1%}")
         table.add_row(str(number), *counts, f"{median:,.1f} ms", f"{p99:,.1f} ms")
@@ -178,7 +183,7 @@ def _turns(cell: Cell) -> Table:
 
 
 def _facts(found: Measurement, console: Console) -> None:
-    """Acceptance, server and text, one line each."""
+    """Print acceptance, server and text, one line each."""
     if found.acceptance is not None:
         accepted = found.acceptance
         detail = ", ".join(f"{share:.0%}" for share in accepted.per_position)
