@@ -1,7 +1,7 @@
-"""The `kimi-w4a8` command: the table of its sub-commands, and KimiError as one clear message.
+"""The `kimi-w4a8` command: the table of its sub-commands, and KimiError as one message.
 
-Each sub-command is a module of `commands/`, imported when it is asked for: `kimi-w4a8 --help` answers at once on a bare
-machine, and a module imports what it needs where everybody looks, at its top.
+Each sub-command is a module of `commands/`, imported when it is used. `kimi-w4a8 --help` therefore answers at once on a
+machine without the dependencies, and the modules can import theirs at the top.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .base.extras import failed_import
 
 PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client
 
-# Name and first line of help, in the order of `--help`. The module has the same name, with underscores; it holds
-# a function of that name, or an `app` with sub-commands of its own.
+# Name and first line of help, in the order of `--help`. The module has the same name, with underscores. It holds a
+# function of that name, or an `app` with sub-commands.
 COMMANDS = {
     "check": "Check a checkpoint from its configs, safetensors headers and scales; no weight is loaded.",
     "doctor": "Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.",
@@ -48,20 +48,20 @@ COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """The table as a group: a line of help costs no import, the command itself is loaded when it runs."""
+    """Group of the commands in the table; each command is imported only when it runs."""
 
     def __init__(self, **attributes: Any) -> None:
         stubs = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
         super().__init__(**{**attributes, "commands": stubs})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that was typed, complete."""
+        """Return the typed command, fully loaded."""
         name, stub, rest = super().resolve_command(ctx, args)
         return name, load(name) if name in COMMANDS else stub, rest
 
 
 def load(name: str) -> Any:
-    """Import a sub-command with everything it needs; a command of the click that this Typer uses."""
+    """Import a sub-command with its dependencies and return it as a click command."""
     module_name = name.replace("-", "_")
     module = import_module(f".commands.{module_name}", __package__)
     if hasattr(module, "app"):

@@ -1,1 +1,1 @@
-"""One module per sub-command of `kimi-w4a8`; each imports its machinery inside its function."""
+"""One module per sub-command of `kimi-w4a8`."""

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 accept`: prove on a machine with GPUs what could not be proved without one."""
+"""`kimi-w4a8 accept`: checks on a machine with GPUs that cannot run without them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ _STYLES = {"passed": "green", "failed": "bold red", "not run": "dim"}
 
 def accept(
     recipe: list[str] = typer.Option(
-        [], "--recipe", "-r", help="May be repeated; default: those for MI325X, without GPUs the built-in model too."
+        [], "--recipe", "-r", help="May be repeated; default: the MI325X recipes, without GPUs also the built-in model."
     ),
-    quick: bool = typer.Option(False, "--quick", help="A few prompts a stage: whether everything runs, no figures."),
-    restart: bool = typer.Option(False, "--restart", help="Begin anew instead of after the last stage that passed."),
+    quick: bool = typer.Option(
+        False, "--quick", help="A few prompts per stage: shows that everything runs, gives no figures."
+    ),
+    restart: bool = typer.Option(
+        False, "--restart", help="Start a new run instead of resuming after the last passed stage."
+    ),
     sharegpt: str = typer.Option("", "--sharegpt", help="ShareGPT JSON file to send; default: fetched from the Hub."),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="GSM8K: train.jsonl and test.jsonl (no Hub)."),
     runs: Path = RUNS,
 ) -> None:
     """Prove on this machine what is not proved yet: checks, kernels, speed, answers; one page, one bundle.
 
-    It stops at the first stage that fails, with the remedy; the same command goes on there.
+    The run stops at the first stage that fails and prints a remedy. The same command resumes there.
     """
     require_packages()
     from ..accept import claims, journal, stages  # optional: aiohttp
@@ -43,8 +47,8 @@ def accept(
     recipes = recipe or [*stages.ON_GPUS, *([] if machine.devices else ["tiny"])]
     texts, console = Texts(sharegpt=sharegpt or None), table_console()
     folder, found = journal.open_journal(runs, str(sizes), restart)
-    write_json(folder / RECORD, record(journal.KIND, {}, {}, gpus=[asdict(each) for each in machine.devices]))
-    console.print(f"kimi-w4a8 accept: everything is kept in {folder}")
+    write_json(folder / RECORD, record(journal.KIND, {}, {}, gpus=[asdict(device) for device in machine.devices]))
+    console.print(f"kimi-w4a8 accept: results are kept in {folder}")
     run = stages.Trial(folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
     todo = run.stages()
     try:
@@ -60,4 +64,4 @@ def accept(
             table.add_row(name, state, f"{outcome.seconds:.0f}", escape(outcome.found.partition("\n")[0]))
         console.print(table)
         page = claims.write_page(todo, found, folder)
-        console.print(f"page: {page}\nto send home: {claims.write_bundle(folder)}", markup=False)
+        console.print(f"page: {page}\nbundle: {claims.write_bundle(folder)}", markup=False)

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from ..base.console import table_console
 from ..base.errors import UsageError
 from ..base.extras import require
-from ..bench import ab as machinery
+from ..bench import ab as comparison
 from ..bench.runs import read_run
 from ..bench.side import Side, Texts, bench
 from ..bench.workloads import Workload, load_workload, with_changes, workload_names
@@ -31,7 +31,7 @@ from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 
 class _WorkloadGroup(TyperGroup):
-    """`kimi-w4a8 bench con2` is short for `kimi-w4a8 bench run con2`."""
+    """Group in which `kimi-w4a8 bench con2` is short for `kimi-w4a8 bench run con2`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
@@ -48,7 +48,7 @@ app = typer.Typer(
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes of a workload that one run and an A/B comparison take alike."""
+    """Changes to a workload, shared by `run` and `ab`."""
 
     sharegpt: str = typer.Option(
         "", "--sharegpt", help="ShareGPT JSON file whose texts are sent; default: fetched from the Hub."
@@ -56,7 +56,7 @@ class Changes:
     prompts: str = typer.Option(
         "",
         "--prompts-file",
-        help="Text of your own instead: ShareGPT .json, .jsonl, .txt, or hf://datasets/OWNER/NAME/FILE.",
+        help="Your own text instead: ShareGPT .json, .jsonl, .txt, or hf://datasets/OWNER/NAME/FILE.",
     )
     concurrency: list[int] = typer.Option([], "--concurrency", "-c", help="Instead of the workload's; may be repeated.")
     seed: list[int] = typer.Option([], "--seed", help="Instead of the workload's; may be repeated.")
@@ -67,12 +67,12 @@ class Changes:
     output_len: int | None = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's.")
 
     def workload(self, name: str) -> Workload:
-        """The workload of that name with the changes."""
+        """Return the workload of that name with the changes."""
         lengths = self.input_len, self.output_len
         return with_changes(load_workload(name), self.concurrency, self.seed, self.num_prompts, *lengths)
 
     def texts(self) -> Texts:
-        """Where text comes from."""
+        """Return the sources of the text."""
         return Texts(self.sharegpt or None, self.prompts or None)
 
 
@@ -81,7 +81,7 @@ SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi
 
 @app.command("list")
 def list_workloads(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
-    """Show the workloads."""
+    """List the workloads."""
     if as_json:
         typer.echo(json.dumps({name: load_workload(name).model_dump() for name in workload_names()}, indent=2))
         return
@@ -103,7 +103,7 @@ def run(
         "",
         "--recipe",
         "-r",
-        help="Start this recipe (RECIPE:plain: without its draft); with --base-url: what it serves.",
+        help="Start this recipe (RECIPE:plain: without its draft); with --base-url: the recipe it serves.",
     ),
     *,
     load: Changes,
@@ -112,9 +112,9 @@ def run(
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
-    """Run one workload against a server and compare with the published figures.
+    """Run one workload against a server and compare it with the published figures.
 
-    Needs SGLang on this machine, for its load generator. No extra installs SGLang: use its image, or `make venv`.
+    This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
     """
     work = load.workload(workload)
     if not base_url and not recipe:
@@ -147,23 +147,23 @@ def ab(
     b: list[str] = typer.Option(..., "--b", help="Second side; more with another --b."),
     workload: list[str] = typer.Option(["con2", "con40"], "--workload", "-w", help="May be repeated."),
     repeats: int = typer.Option(4, "--repeats", min=1, help="Measurements of each workload and side."),
-    rounds: int = typer.Option(2, "--rounds", min=1, help="Times each side gets its turn; 2 is A B B A."),
+    rounds: int = typer.Option(2, "--rounds", min=1, help="Server starts per side; 2 gives the order A B B A."),
     *,
     load: Changes,
     settings: list[str] = SETTINGS,
     runs: Path = RUNS,
     report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
 ) -> None:
-    """Start the sides in turn, measure all alike, and say what differs.
+    """Measure two or more sides in turn, and compare them.
 
-    Needs SGLang, which no extra installs: use its image, or `make venv`.
+    This needs SGLang, which no extra installs: use its image, or `make venv`.
     """
     if report:
         require(*PACKAGES)  # before the hours of measuring
     works = [load.workload(name) for name in dict.fromkeys(workload)]
-    plan = machinery.Plan([Side.parse(each) for each in (a, *b)], works, repeats, rounds)
+    plan = comparison.Plan([Side.parse(side) for side in (a, *b)], works, repeats, rounds)
     with signals(runs):
-        folder = machinery.ab(plan, load.texts(), runs, typer.echo, settings, client_key(None, os.environ))
+        folder = comparison.ab(plan, load.texts(), runs, typer.echo, settings, client_key(None, os.environ))
     analysis = Analysis([read_run(folder)], base=a)
     print_figures(analysis)
     print_comparison(analysis)
@@ -178,7 +178,7 @@ def compare(
     base: str = typer.Option("", "--base", help="Side that the others are compared with; default: the first measured."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Compare the sides of runs made earlier. Runs that crashed or failed are left out, with the reason."""
+    """Compare the sides of earlier runs. Crashed or failed runs are left out, with the reason."""
     analysis = Analysis([read_run(run) for run in runs], base or None)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in analysis.changes], indent=2, default=str))
@@ -196,13 +196,13 @@ def predict(
     steps: int = typer.Option(3, "--steps", min=1, help="... and the number of draft steps at which it is known."),
     input_len: int = typer.Option(10240, "--input-len", help="Tokens of a prompt."),
     output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
-    account: bool = typer.Option(False, "--explain", help="Where the time goes, and what would help."),
+    account: bool = typer.Option(False, "--explain", help="Show the parts of a step, and what would help."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     adaptive: bool = typer.Option(False, "--adaptive", help="Print the table of draft steps by batch size instead."),
 ) -> None:
     """Predict TPOT and throughput on 8x MI325X from first principles, and the best number of draft steps.
 
-    With --adaptive: SGLang's table for options.speculation = "adaptive", up to --steps.
+    With --adaptive it prints SGLang's table for options.speculation = "adaptive", up to --steps.
     """
     length = published_accept_length(concurrency) if accept_length is None else accept_length
     load = Load(concurrency, input_len, output_len, steps=steps, accept_length=length)

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 chat`: talk with a server; thinking is dimmed, tool calls are shown and run, drafts are counted."""
+"""`kimi-w4a8 chat`: talk with a server; thinking is dimmed, tool calls run, and drafts are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..engine.reply import Reply
 from ..tiny import tools
 from .options import KEY_FILE
 
-_MOST_ROUNDS = 32  # of calls and results for one question
+_MOST_ROUNDS = 32  # rounds of calls and results per question
 _REQUEST = {"stream_options": {"include_usage": True}, "return_spec_tokens_details": True}
 
 Message = dict[str, Any]
@@ -28,28 +28,28 @@ Message = dict[str, Any]
 
 @dataclass
 class Screen:
-    """Where a conversation is shown: all of it on a terminal, the answer alone in a pipe."""
+    """Display of a conversation: all of it on a terminal, only the answer in a pipe."""
 
     console: Console
     _dim: bool = False
 
     def text(self, piece: str, *, thought: bool = False) -> None:
-        """The next piece of an answer; thinking begins and ends a paragraph of its own."""
+        """Print the next piece of an answer; thinking is a paragraph of its own."""
         if thought and not self.console.is_terminal:
             return
         if piece and self._dim and not thought:
             self.console.print()
         self._dim = thought if piece else self._dim
-        piece = piece.replace("\x1b", "\u241b")  # a model's text does not steer the terminal
+        piece = piece.replace("\x1b", "\u241b")  # the model must not send escape sequences to the terminal
         self.console.print(piece, end="", style="dim" if thought else "", markup=False, soft_wrap=True)
 
     def line(self, text: str = "", style: str = "dim") -> None:
-        """A line between answers, for people."""
+        """Print a line between answers, on a terminal only."""
         if self.console.is_terminal:
             self.console.print(text, style=style, markup=False)
 
     def end(self, reply: Reply, seconds: float) -> None:
-        """The answer is complete: its status line."""
+        """End the answer and print its status line."""
         self._dim = False
         if reply.content or self.console.is_terminal:
             self.console.print()
@@ -57,7 +57,7 @@ class Screen:
 
 
 def status(reply: Reply, seconds: float) -> str:
-    """Tokens, speed from the request to the last token, tokens per verify step, and why an answer ended early."""
+    """Return tokens, speed up to the last token, accept length, cached tokens, and truncation."""
     count = reply.usage.get("completion_tokens", 0)
     parts = [f"{count} tokens", f"{count / seconds:.1f} tok/s" if seconds else ""]
     parts.append(f"accept length {reply.verify['spec_accept_length']:.2f}" if reply.verify else "no speculation")
@@ -68,9 +68,9 @@ def status(reply: Reply, seconds: float) -> str:
 
 
 def answer(client: EngineClient, messages: list[Message], settings: Message, screen: Screen) -> str:
-    """Let the model answer; its calls are run and answered until it has done. Appends to `messages`; returns the text.
+    """Let the model answer, run its tool calls until it stops calling, append all to `messages`, and return the text.
 
-    settings: fields of every request, `tools` among them where the model may call the calculator.
+    settings: fields of every request, with `tools` if the model may call the calculator.
     """
     for _ in range(_MOST_ROUNDS):
         reply, began = Reply(), time.monotonic()
@@ -90,17 +90,19 @@ def answer(client: EngineClient, messages: list[Message], settings: Message, scr
     raise KimiError(
         f"the model still calls tools after {_MOST_ROUNDS} rounds",
         where=client.base_url,
-        remedy="ask otherwise, or with --no-tools",
+        remedy="rephrase the question, or add --no-tools",
     )
 
 
 def chat(
-    question: str = typer.Argument("", help="Ask this and end; without it, what comes from a pipe."),
+    question: str = typer.Argument("", help="Ask this question and exit; default: standard input."),
     base_url: str = typer.Option("http://127.0.0.1:9527", "--base-url", help="The server."),
     system: str = typer.Option("", "--system", help="A system prompt."),
-    temperature: float = typer.Option(1.0, "--temperature", min=0.0, help="1.0 is Kimi's for thinking, 0.6 without."),
+    temperature: float = typer.Option(
+        1.0, "--temperature", min=0.0, help="Kimi's values are 1.0 with thinking, 0.6 without."
+    ),
     max_tokens: int = typer.Option(4096, "--max-tokens", min=1, help="Longest answer, thinking included."),
-    no_thinking: bool = typer.Option(False, "--no-thinking", help="Answer at once."),
+    no_thinking: bool = typer.Option(False, "--no-thinking", help="Answer without thinking."),
     no_tools: bool = typer.Option(False, "--no-tools", help="Do not offer the calculator."),
     api_key_file: Path | None = KEY_FILE,
 ) -> None:
@@ -116,21 +118,21 @@ def chat(
             messages.append({"role": "user", "content": asked})
             try:
                 answer(client, messages, settings, Screen(console))
-            except KeyboardInterrupt:  # of this answer only; the conversation goes on before it
+            except KeyboardInterrupt:  # drops only this question; the conversation continues
                 del messages[before:]
                 console.print("\nstopped", style="dim")
 
 
 def _questions(question: str, console: Console, model: Callable[[], str]) -> Iterator[str]:
-    """The one that was given or piped, or what is typed until an empty line or the end."""
+    """Yield the given or piped question, or typed ones until an empty line or the end of input."""
     if not question and not sys.stdin.isatty():
         question = sys.stdin.read().strip()
         if not question:
-            raise UsageError("no question", "kimi-w4a8 chat", "one as an argument, in a pipe, or typed on a terminal")
+            raise UsageError("no question", "kimi-w4a8 chat", "a question as an argument, in a pipe, or on a terminal")
     if question:
         yield question
         return
-    console.print(f"{model()}; an empty line ends", style="dim")
+    console.print(f"{model()}; an empty line exits", style="dim")
     while True:
         try:
             asked = console.input("[bold]> [/]").strip()

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 check`: is this checkpoint, with this draft and tensor-parallel size, one that can be served?"""
+"""`kimi-w4a8 check`: check that a checkpoint can be served with this draft and tensor-parallel size."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def check(
 ) -> None:
     """Check a checkpoint from its configs, safetensors headers and scales; no weight is loaded.
 
-    Exit status 0 when it can be served, 1 when there are problems.
+    The exit status is 0 if the checkpoint can be served, and 1 if there are problems.
     """
-    from ..quark.preflight import preflight  # start-up: torch, which --help does without
+    from ..quark.preflight import preflight  # start-up: torch
 
     report = preflight(model, draft, tp)
     report.problems += _code_problems([path for path in (model, draft) if path is not None and path.is_dir()])
@@ -48,7 +48,7 @@ def check(
 
 
 def _code_problems(folders: list[Path]) -> list[Problem]:
-    """Python files of the checkpoints that `kimi-w4a8 serve` would refuse to run."""
+    """Return the problems of Python files that `kimi-w4a8 serve` would refuse to run."""
     problems = []
     for folder in folders:
         try:

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 doctor`: what keeps this machine from serving a recipe, one line a check."""
+"""`kimi-w4a8 doctor`: checks of this machine for a recipe, one line each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def doctor(
 ) -> None:
     """Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.
 
-    Without RECIPE: for eagle3-opt.
+    The default recipe is eagle3-opt.
     """
     needs = Needs.of(load_recipe(one_recipe(name, recipe, "eagle3-opt")))
     if port is not None:
@@ -43,7 +43,7 @@ def doctor(
 
 
 def _print(report: Report) -> None:
-    """One line a check; the remedy follows what was found."""
+    """Print one line per check, with its remedy."""
     console = table_console()
     width = max(len(result.name) for result in report.results)
     for result in report.results:

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 eval`: is this deployment accurate, and does speculation change its answers?"""
+"""`kimi-w4a8 eval`: accuracy of a deployment, and proof that speculation does not change its answers."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 _HELP = """Accuracy with a verdict, and proof that speculation changes no answer.
 
-Exit codes: 0 pass; 3 fail; 4 invalid: too many requests failed or nothing was tested; 5 inconclusive: too few problems
-to tell; 6 measured, not judged: there was nothing to compare with.
+Exit codes: 0 pass; 3 fail; 4 invalid (too many requests failed, or nothing was tested); 5 inconclusive (too few
+problems to tell); 6 measured, not judged (nothing to compare with).
 """
 app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 _BASE_URL = typer.Option(None, "--base-url", help="A running server, e.g. http://127.0.0.1:9527.")
-_RECIPE = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for the time of the run.")
-_MODEL = typer.Option(None, "--served-model-name", help="What the server must serve.")
+_RECIPE = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for this run.")
+_MODEL = typer.Option(None, "--served-model-name", help="Model name that the server must serve.")
 _SETTINGS = typer.Option([], "--set", help="With --recipe: KEY=VALUE, an engine argument or a dotted recipe key.")
 _BASELINE = typer.Option(None, "--baseline", help="Run directory to compare with, problem by problem.")
 
 
 @dataclass(frozen=True)
 class Server:
-    """The server to test."""
+    """Options that name the server under test."""
 
     base_url: str | None = _BASE_URL
     recipe: str | None = _RECIPE
@@ -46,30 +46,30 @@ class Server:
     settings: list[str] = _SETTINGS
 
     def choice(self, api_key_file: Path | None) -> Choice:
-        """As the machinery takes it."""
+        """Return the options as a choice of server."""
         speculate, key = not self.no_speculation, client_key(api_key_file, os.environ)
         return Choice(self.base_url, self.recipe, self.model, speculate, tuple(self.settings), key)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """When a run is not judged, and where it is kept."""
+    """Options for the validity of a run and its folder."""
 
     max_unusable: float = typer.Option(0.01, min=0.0, max=1.0, help="Share of failed or cut answers allowed.")
-    resume: Path | None = typer.Option(None, help="Finish an interrupted run; nothing answered is asked again.")
+    resume: Path | None = typer.Option(None, help="Finish an interrupted run; answered requests are not repeated.")
     api_key_file: Path | None = KEY_FILE
     runs: Path = RUNS
 
 
 @dataclass(frozen=True)
 class Judged(Kept):
-    """How an accuracy run is judged, and where it is kept."""
+    """Options for the verdict of an accuracy run and its folder."""
 
-    margin: float = typer.Option(0.01, min=0.0001, max=1.0, help="Loss against --baseline that counts as none.")
+    margin: float = typer.Option(0.01, min=0.0001, max=1.0, help="Accepted loss against --baseline.")
 
 
 def require_packages() -> None:
-    """Raise KimiError at once for a package that an evaluation would miss at its end."""
+    """Raise KimiError now for a package that the evaluation needs later."""
     require("lm_eval", "aiohttp", "scipy", "jinja2", "jsonschema")
 
 
@@ -80,15 +80,17 @@ def gsm8k(
     server: Server,
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder with train.jsonl and test.jsonl (no Hub)."),
     limit: int | None = typer.Option(None, "--limit", min=1, help="Only the first problems."),
-    chat: bool = typer.Option(False, "--chat", help="Through the chat template instead of plain completions."),
+    chat: bool = typer.Option(False, "--chat", help="Use the chat template instead of plain completions."),
     shots: int = typer.Option(10, "--shots", min=0, help="Examples before each question."),
-    max_tokens: int = typer.Option(512, "--max-tokens", min=1, help="Longest answer; a longer one counts as cut."),
+    max_tokens: int = typer.Option(
+        512, "--max-tokens", min=1, help="Longest answer; a longer one counts as truncated."
+    ),
     concurrency: int = typer.Option(256, "--concurrency", "-c", min=1, help="Requests in flight."),
     baseline: Path | None = _BASELINE,
     published: str | None = typer.Option(None, "--published", help="Judge against this published configuration."),
     judged: Judged,
 ) -> None:
-    """GSM8K, 10-shot, 1,319 problems, by lm-eval: accuracy with intervals and a verdict."""
+    """Run GSM8K (10-shot, 1,319 problems) by lm-eval: accuracy with intervals and a verdict."""
     require_packages()
     from ..eval import accuracy, tasks  # optional: aiohttp
     from ..eval.harness import Protocol
@@ -108,7 +110,7 @@ def tiny_math(
     baseline: Path | None = _BASELINE,
     judged: Judged,
 ) -> None:
-    """The built-in model's own task through the same chain; judged against the accuracy recorded for the model."""
+    """Run the built-in model's own task in the same way, judged against its recorded accuracy."""
     require_packages()
     from ..eval import accuracy, tasks  # optional: aiohttp
     from ..eval.harness import Protocol
@@ -127,19 +129,19 @@ def tools(
         None, "--data", help="Requests: a JSONL file, or hf://datasets/OWNER/REPO/FILE; default: built-in problems."
     ),
     limit: int | None = typer.Option(None, "--limit", min=1, help="Only the first requests."),
-    stream: bool | None = typer.Option(None, "--stream/--no-stream", help="Default: as each request says."),
-    extra: str = typer.Option("{}", "--extra", help="JSON that every request gets, e.g. '{\"temperature\": 1.0}'."),
+    stream: bool | None = typer.Option(None, "--stream/--no-stream", help="Default: as each request asks."),
+    extra: str = typer.Option("{}", "--extra", help="JSON added to every request, e.g. '{\"temperature\": 1.0}'."),
     tokenizer: str | None = typer.Option(
         None, "--tokenizer", help="Folder of the checkpoint, to count prompts; default: the server's, if it is here."
     ),
     max_tokens: int = typer.Option(2048, "--max-tokens", min=1, help="Longest tool call of a check."),
     concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
     baseline: Path | None = typer.Option(None, "--baseline", help="Run directory whose answers are the reference."),
-    published: str | None = typer.Option(None, "--published", help="Judge against this table of the vendor's."),
+    published: str | None = typer.Option(None, "--published", help="Judge against this table of the vendor."),
     min_similarity: float | None = typer.Option(None, min=0.0, max=1.0, help="F1 of calling; default: the table's."),
     kept: Kept,
 ) -> None:
-    """Tool calls as the vendor's verifiers measure them: triggers, schemas, parameters, prompt token counts."""
+    """Measure tool calls as the vendor's verifiers do: triggers, schemas, parameters, prompt token counts."""
     require_packages()
     from ..eval import show, tool_run  # optional: aiohttp
     from ..eval.earlier_run import load_run
@@ -170,7 +172,9 @@ def _object(text: str) -> dict[str, Any]:
 @app.command("lossless")
 def lossless(
     base_url: str | None = _BASE_URL,
-    reference_url: str | None = typer.Option(None, "--reference-url", help="The same model without speculation."),
+    reference_url: str | None = typer.Option(
+        None, "--reference-url", help="Server of the same model without speculation."
+    ),
     recipe: str | None = _RECIPE,
     model: str | None = _MODEL,
     settings: list[str] = _SETTINGS,
@@ -178,40 +182,42 @@ def lossless(
     max_tokens: int = typer.Option(128, "--max-tokens", min=2, help="Tokens compared per prompt."),
     samples: int = typer.Option(400, "--samples", min=0, help="Sampled continuations per prefix; 0: greedy only."),
     exact: bool = typer.Option(
-        False, "--exact", help="The same bits, logprobs included, with no rule for ties: the built-in model on a CPU."
+        False, "--exact", help="Compare bit for bit, with logprobs and no rule for ties: the built-in model on a CPU."
     ),
     ask: str = typer.Option("mixed", "--ask", help="With --exact: greedy, seeded, penalized or mixed requests."),
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
-    """Speculation changes no answer: greedy tokens and logprobs against a prefill, and the distribution of samples."""
+    """Check that speculation changes no answer: greedy tokens, logprobs against a prefill, and sampled distributions."""
     require_packages()
-    from ..eval import exact as bits  # optional: aiohttp
-    from ..eval import lossless as machinery
+    from ..eval import exact as exact_check  # optional: aiohttp
+    from ..eval import lossless as lossless_check
     from ..eval import show
 
-    if ask not in bits.ASKS:
-        raise UsageError(f"--ask {ask} is not known", expected=", ".join(bits.ASKS))
+    if ask not in exact_check.ASKS:
+        raise UsageError(f"unknown value --ask {ask}", expected=", ".join(exact_check.ASKS))
     if (base_url is None) != (reference_url is None):
-        raise UsageError("--base-url and --reference-url go together", expected="two servers, or one --recipe")
+        raise UsageError(
+            "--base-url and --reference-url must be given together", expected="two servers, or one --recipe"
+        )
     key = client_key(api_key_file, os.environ)
     target = Choice(base_url, recipe, model, True, tuple(settings), key)
     reference = Choice(reference_url, recipe, model, False, tuple(settings), key)
-    plan = machinery.Plan(prompts, max_tokens, samples, runs=runs)
+    plan = lossless_check.Plan(prompts, max_tokens, samples, runs=runs)
     console = table_console()
-    report: machinery.Report | bits.Report
+    report: lossless_check.Report | exact_check.Report
     with signals(runs):
         if exact:
             sides = (
-                [bits.Side(reference, "reference", False), bits.Side(target, "EAGLE3", True)]
+                [exact_check.Side(reference, "reference", False), exact_check.Side(target, "EAGLE3", True)]
                 if recipe is None
-                else bits.sides_of_recipe(
+                else exact_check.sides_of_recipe(
                     lambda draft, words: replace(target, speculate=draft, settings=(*words, *settings))
                 )
             )
-            folder, report = bits.run(sides, bits.Plan(prompts, max_tokens, ask, runs=runs), console)
+            folder, report = exact_check.run(sides, exact_check.Plan(prompts, max_tokens, ask, runs=runs), console)
         else:
-            folder, report = machinery.run(reference, target, plan, console)
+            folder, report = lossless_check.run(reference, target, plan, console)
     raise typer.Exit(show.conclude(report.state, report.reasons, folder, console))
 
 
@@ -228,25 +234,25 @@ def smoke(
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
-    """A quick gate for a rollout: no failures, sane answers, accepted drafts."""
+    """Check a server before a rollout: no failures, sane answers, accepted drafts."""
     require_packages()
     from ..eval import show  # optional: aiohttp
-    from ..eval import smoke as machinery
+    from ..eval import smoke as smoke_check
 
     console = table_console()
-    floors = machinery.Floors(
+    floors = smoke_check.Floors(
         limit, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
     )
     with signals(runs):
         choice = replace(server.choice(api_key_file), ops_url=ops_url)
-        folder, state, checks = machinery.run(choice, floors, console, runs)
+        folder, state, checks = smoke_check.run(choice, floors, console, runs)
     lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
     raise typer.Exit(show.conclude(state, lines, folder, console))
 
 
 def _resumed(server: Server, kept: Kept, earlier: dict[str, Any]) -> Choice:
-    """The server of a resumed run: its own, unless another is named."""
-    model = server.model or earlier["model"]  # a resumed run mixes its answers: they must come from one model
+    """Return the server of a resumed run: its own, unless another is named."""
+    model = server.model or earlier["model"]  # all answers of a run must come from one model
     if server.base_url is None and server.recipe is None:
         key = client_key(kept.api_key_file, os.environ)
         return Choice(**{**earlier["choice"], "model": model, "api_key": key})

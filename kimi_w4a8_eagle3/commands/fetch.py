@@ -17,24 +17,24 @@ def fetch(
         str | None, typer.Option("--recipe", "-r", help="Fetch a recipe's target and draft, at its revisions.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit (default: main).")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Hash what is here; download nothing.")] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Use no network; list what is missing.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Files that are transferred at once.")] = 8,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash the local files; download nothing.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Use no network; list missing files.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of parallel transfers.")] = 8,
 ) -> None:
     """Download checkpoints to the Hugging Face cache (HF_HOME), and check every file's digest.
 
-    The disk space is checked first. After a kill the same command brings the rest.
+    The disk space is checked first. An interrupted download resumes with the same command.
     """
     repositories = wanted(repos or [], recipe, revision)
     if not repositories:
-        print(f"recipe {recipe}: its models are built in or local; there is nothing to fetch")
+        print(f"recipe {recipe}: its models are built in or local, so there is nothing to fetch")
         return
     session = Session(table_console(), jobs)
     offline = offline or constants.HF_HUB_OFFLINE
     try:
         done = [session.run(repository, verify=verify, offline=offline) for repository in repositories]
     except KeyboardInterrupt:
-        session.console.print("stopped; what arrived is kept, and the same command continues there")
+        session.console.print("stopped; received data is kept, and the same command resumes")
         raise typer.Exit(130) from None
     if not all(done):
         raise typer.Exit(1)

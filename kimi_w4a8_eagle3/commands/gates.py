@@ -1,4 +1,4 @@
-"""`kimi-w4a8 gates`: the table of kernel gates with their current values and where those come from."""
+"""`kimi-w4a8 gates`: the kernel gates with their current values and origins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..gates import OUR_BACKENDS, TABLE, ignored_gates, read_gates
 from ..recipe.launch import load_recipe
 from .options import RECIPE, RECIPE_NAME, one_recipe
 
-LEAST_WIDTH = 150  # a narrower terminal scrolls instead of breaking names
+LEAST_WIDTH = 150  # columns; a narrower terminal wraps the lines, not the names
 
 
 def gates(
@@ -26,13 +26,15 @@ def gates(
 ) -> None:
     """List every kernel gate: value, origin, allowed values, reader, effect. A misspelt gate is an error.
 
-    With RECIPE: the values that it sets.
+    With RECIPE it shows the values that the recipe sets.
     """
     if moe_backend not in OUR_BACKENDS:
-        raise UsageError(f"no MoE backend {moe_backend!r}", where="--moe-backend", expected=", ".join(OUR_BACKENDS))
+        raise UsageError(
+            f"unknown MoE backend {moe_backend!r}", where="--moe-backend", expected=", ".join(OUR_BACKENDS)
+        )
     chosen = one_recipe(name, recipe, default="")
     recipe_env = load_recipe(chosen).environment if chosen else {}
-    checked = read_gates({**os.environ, **recipe_env})  # a server's environment: the recipe's values win
+    checked = read_gates({**os.environ, **recipe_env})  # as in a server's environment, the recipe's values win
     rows: list[dict[str, Any]] = []
     for gate in TABLE:
         value = checked.get(gate.name)

@@ -1,4 +1,4 @@
-"""What commands share: options one by one and in groups (a dataclass is one parameter of a command), how they end."""
+"""Shared options of the commands, single or grouped in dataclasses, and their handling of signals."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..base.errors import KimiError, UsageError
 from ..base.signals import Terminated, signals_raise
 from ..recipe.schema import recipe_names
 
-RUNS = typer.Option(Path("runs"), "--runs", help="Where the run directory is created.")
+RUNS = typer.Option(Path("runs"), "--runs", help="Folder in which the run directory is created.")
 RECIPE_NAME = typer.Argument(
     None, metavar="RECIPE", help="A packaged recipe (agent; agent:plain without its draft) or a TOML file."
 )
-RECIPE = typer.Option(None, "--recipe", "-r", help="The same as an option.")
-KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as for `kimi-w4a8 serve`.")
-OPS_URL = typer.Option(None, "--ops-url", help="Of a router: its ops endpoint; default: the port after its own.")
+RECIPE = typer.Option(None, "--recipe", "-r", help="The recipe, as an option.")
+KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as in `kimi-w4a8 serve`.")
+OPS_URL = typer.Option(None, "--ops-url", help="A router's ops endpoint; default: the port after the router's.")
 
 
 def one_recipe(named: str | None, option: str | None, default: str | None = None) -> str:
-    """The recipe, given as RECIPE or by --recipe; UsageError when it is both, or neither and there is no default."""
+    """Return the recipe given as RECIPE or by --recipe; raise UsageError for both, or for neither without a default."""
     if named and option:
-        raise UsageError("two recipes were given", where=f"{named}, --recipe {option}", remedy="drop one")
+        raise UsageError("two recipes were given", where=f"{named}, --recipe {option}", remedy="remove one of them")
     if found := named or option:
         return found
     if default is None:
@@ -37,7 +37,7 @@ def one_recipe(named: str | None, option: str | None, default: str | None = None
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` for typer: each parameter whose type is a dataclass becomes that class's fields, in its place."""
+    """Return `command` for typer, with each dataclass parameter replaced by the fields of that class."""
     hints = get_type_hints(command)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[Parameter] = []
@@ -45,7 +45,7 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
         group = groups.get(name)
         types = get_type_hints(group) if group else hints
         inner = signature(group).parameters.values() if group else [parameter]
-        parameters += [each.replace(kind=Parameter.KEYWORD_ONLY, annotation=types[each.name]) for each in inner]
+        parameters += [field.replace(kind=Parameter.KEYWORD_ONLY, annotation=types[field.name]) for field in inner]
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -60,18 +60,19 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def signals(runs: Path) -> Iterator[None]:
-    """Signals stop servers and generators cleanly; a full disk is one message."""
+    """Stop servers and generators on signals, and report a full disk as one message."""
     try:
         with signals_raise():
             yield
     except Terminated as stopped:
         typer.echo(
-            f"kimi-w4a8: {stopped} received; what was started is stopped; the run directory is not complete", err=True
+            f"kimi-w4a8: {stopped} received; all started processes have ended; the run directory is incomplete",
+            err=True,
         )
         raise typer.Exit(stopped.exit_code) from None
     except OSError as error:
         raise KimiError(
-            f"a file cannot be written: {error.strerror}",
+            f"cannot write a file: {error.strerror}",
             where=str(error.filename or runs),
-            remedy="is the disk full? What was measured before stays in the run directory",
+            remedy="check the free disk space; finished measurements remain in the run directory",
         ) from error

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 patch`: changes to installed files of other projects, applied, verified and reverted."""
+"""`kimi-w4a8 patch`: apply, verify and revert changes to installed files of other projects."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..patching.patches import load_manifest, select
 
 app = typer.Typer(no_args_is_help=True, help="Change installed files of AITER, safely and reversibly.")
 
-_IDS = typer.Option([], "--id", help="Only this patch; may be given several times. Default: all.")
+_IDS = typer.Option([], "--id", help="Only this patch; may be repeated. Default: all.")
 _ROOT = typer.Option(
-    None, "--root", exists=True, file_okay=False, help="The tree to work on. Default: where the package is installed."
+    None, "--root", exists=True, file_okay=False, help="Tree to patch. Default: the installed package."
 )
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 
@@ -35,10 +35,10 @@ def apply(
     root: Path | None = _ROOT,
     as_json: bool = _JSON,
     remove_stale: bool = typer.Option(
-        False, "--remove-stale", help="Delete modules that were compiled before the patch; they are built on next use."
+        False, "--remove-stale", help="Delete modules compiled before the patch; they are rebuilt on next use."
     ),
 ) -> None:
-    """Apply patches; one that is applied or not needed is left alone, a file that is not recognised is refused."""
+    """Apply patches; applied or unneeded ones are left alone, and an unrecognised file is refused."""
     patches = _selected(ids)
     _refuse_unrecognised([patcher.inspect(patch, root) for patch in patches])
     for patch in patches:
@@ -50,7 +50,7 @@ def apply(
 
 @app.command()
 def verify(ids: list[str] = _IDS, root: Path | None = _ROOT, as_json: bool = _JSON) -> None:
-    """Exit with 1 unless every patch is applied or not needed; packages that are absent count when named."""
+    """Exit with 1 unless every patch is applied or not needed; absent packages count only if named with --id."""
     reports = [patcher.inspect(patch, root) for patch in _selected(ids)]
     _print(reports, as_json)
     satisfied = SATISFIED if ids else {*SATISFIED, Status.NOT_INSTALLED}
@@ -60,7 +60,7 @@ def verify(ids: list[str] = _IDS, root: Path | None = _ROOT, as_json: bool = _JS
 
 @app.command()
 def revert(ids: list[str] = _IDS, root: Path | None = _ROOT) -> None:
-    """Restore the original files byte for byte; refuses a file that was changed after it was patched."""
+    """Restore the original files byte for byte; a file that was changed after the patch is refused."""
     for patch in _selected(ids):
         restored = patcher.revert(patch, root)
         typer.echo(f"{patch.id}: " + (", ".join(map(str, restored)) or "nothing to revert"))
@@ -71,7 +71,7 @@ def _selected(ids: list[str]) -> list:
 
 
 def _refuse_unrecognised(reports: list[PatchReport]) -> None:
-    """Before anything is written: one bad patch stops them all."""
+    """Raise an error before anything is written if a patch does not recognise its file."""
     for report in reports:
         if report.status in (Status.UNKNOWN, Status.MODIFIED):
             raise refusal(report)

@@ -1,4 +1,4 @@
-"""`plan`: what a recipe takes of each GPU's memory, what the page-offset guard makes of it."""
+"""`kimi-w4a8 plan`: a recipe's memory per GPU, and the verdict of the page-offset guard."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plan(
 ) -> None:
     """Show the memory map per GPU, the KV capacity and the page-offset guard's verdict, from configs alone.
 
-    With --gpu A,B: one row for each. Needs no GPU.
+    With --gpu A,B it prints one row for each GPU model. It needs no GPU.
     """
     if tp:
         settings = [*settings, f"tp-size={tp}"]
@@ -47,21 +47,22 @@ def plan(
     machine = Machine.detect()
     if aiter:
         machine = replace(machine, installed={**machine.installed, "aiter": aiter})
-    found = [gpu_by_name(each) for each in gpu.split(",")] if gpu else [machine.gpu] if machine.gpu else []
+    found = [gpu_by_name(model_name) for model_name in gpu.split(",")] if gpu else [machine.gpu] if machine.gpu else []
     if not found and chosen.hardware.reference:
         found = [gpu_by_name(chosen.hardware.reference)]
     if not found:
         raise UsageError(
-            f"the recipe {chosen.name!r} needs no GPU: there is no GPU memory to plan", remedy="name a recipe for GPUs"
+            f"the recipe {chosen.name!r} needs no GPU, so there is no GPU memory to plan",
+            remedy="name a recipe for GPUs",
         )
     regime = detect_regime(aiter) if aiter else installed_regime()
     cards = [ModelCard.from_directory(path) if path else None for path in (model, draft)]
-    plans = [make_plan(chosen, args, each, regime, *cards) for each in found]
+    plans = [make_plan(chosen, args, model_gpu, regime, *cards) for model_gpu in found]
     if output is not None:
         _draw(plans, output)
     if len(plans) > 1:
         if as_json:
-            typer.echo(json.dumps([as_dict(each) for each in plans], indent=2))
+            typer.echo(json.dumps([as_dict(row) for row in plans], indent=2))
         else:
             _compare(plans, chosen.hardware.arch)
         return
@@ -74,13 +75,13 @@ def plan(
         _print(result)
         if args.get("mem-fraction-static") == "auto":
             ceiling = chosen.options.memory_ceiling
-            typer.echo(f"ceiling: {ceiling:g} of the memory (options.memory_ceiling); more was never run with a draft")
+            typer.echo(f"ceiling: {ceiling:g} of the memory (options.memory_ceiling); never run higher with a draft")
         for fault in faults:
             typer.echo(f"known fault {fault.id} ({fault.verdict}): {fault.sentence}; {fault.remedy}")
 
 
 def as_dict(plan: MemoryPlan) -> dict[str, Any]:
-    """The plan as plain data; sizes in bytes."""
+    """Return the plan as plain data; sizes in bytes."""
     verdict = plan.verdict
     content: dict[str, Any] = {
         "recipe": plan.recipe,
@@ -94,7 +95,7 @@ def as_dict(plan: MemoryPlan) -> dict[str, Any]:
         "requests": {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "count": plan.requests(INPUT_LEN, OUTPUT_LEN)},
     }
     if plan.engine != "sglang":
-        return content  # the guard and SGLang's own sizing are not vLLM's
+        return content  # the guard and SGLang's sizing do not apply to vLLM
     content |= {
         "guard": {
             "aiter": verdict.regime.value,
@@ -153,16 +154,16 @@ def _print(plan: MemoryPlan) -> None:
     console.print(table)
     verdict = plan.verdict
     console.print(
-        f"KV cache: {plan.budget.cell_bytes:,} bytes a token, {plan.tokens:,} tokens = "
+        f"KV cache: {plan.budget.cell_bytes:,} bytes per token, {plan.tokens:,} tokens = "
         f"{plan.requests(INPUT_LEN, OUTPUT_LEN)} requests of {INPUT_LEN:,}+{OUTPUT_LEN}"
     )
     if plan.engine != "sglang":
-        console.print(f"{plan.engine} measures and sizes its own cache; the page-offset guard is SGLang's")
+        console.print(f"{plan.engine} sizes its own cache; the page-offset guard applies only to SGLang")
         return
     for kernel in plan.kernels:
         limit = kernel.max_tokens(plan.budget.page_size)
         reach = "no limit" if limit is None else f"{limit:,} tokens"
-        console.print(f"  {kernel.name} ({kernel.row_elements:,} elements a row): {reach}")
+        console.print(f"  {kernel.name} ({kernel.row_elements:,} elements per row): {reach}")
     console.print(
         f"guard: AITER {verdict.regime.value}; --mem-fraction-static {verdict.fraction:g} "
         f"--max-total-tokens {verdict.max_total_tokens} ({_limit(plan)} binds)"
@@ -177,7 +178,7 @@ def _print(plan: MemoryPlan) -> None:
 
 
 def _draw(plans: list[MemoryPlan], path: Path) -> None:
-    """One stacked horizontal bar for each GPU; parts below 4 % of the memory are in the legend only."""
+    """Draw one stacked horizontal bar for each GPU; parts below 4 % of the memory appear only in the legend."""
     from matplotlib import colormaps  # optional: matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -24,15 +24,15 @@ app = typer.Typer(
 
 SOURCE = typer.Argument(..., metavar="SRC", help="Folder of the checkpoint to quantize.")
 DESTINATION = typer.Argument(
-    ..., metavar="DST", help="Folder to make; an interrupted run continues with the same command."
+    ..., metavar="DST", help="Folder to create; an interrupted run resumes with the same command."
 )
 
 
 @dataclass(frozen=True)
 class Job:
-    """How to quantize."""
+    """Options of a quantization."""
 
-    device: str = typer.Option("cpu", "--device", help="Where Quark computes: cpu, cuda, cuda:1, ...")
+    device: str = typer.Option("cpu", "--device", help="Device for Quark: cpu, cuda, cuda:1, ...")
     verbose: bool = typer.Option(False, "--verbose", help="Show Quark's own messages.")
 
 
@@ -41,11 +41,11 @@ class Job:
 def w4a8_target(
     source: Path = SOURCE,
     destination: Path = DESTINATION,
-    exclude: list[str] = typer.Option([], "--exclude", help="Layers to leave alone instead of the published list."),
+    exclude: list[str] = typer.Option([], "--exclude", help="Layers not to quantize, instead of the published list."),
     *,
     job: Job,
 ) -> None:
-    """Kimi-K2-Thinking, K2.5, K2.6 or K2.7-Code -> INT4 experts in the format of amd/Kimi-K2.5-W4A8.
+    """Quantize Kimi-K2-Thinking, K2.5, K2.6 or K2.7-Code to INT4 experts in the format of amd/Kimi-K2.5-W4A8.
 
     SRC is BF16, or INT4 in groups (compressed-tensors `pack-quantized`), as Moonshot ships all four.
     """
@@ -66,11 +66,11 @@ def w4a8_target(
 def fp8_draft(
     source: Path = SOURCE,
     destination: Path = DESTINATION,
-    vllm_exclude: bool = typer.Option(False, "--vllm-exclude", help="Write the exclude list as vLLM reads it."),
+    vllm_exclude: bool = typer.Option(False, "--vllm-exclude", help="Write the exclude list in vLLM's form."),
     *,
     job: Job,
 ) -> None:
-    """EAGLE3 draft -> FP8 weights per channel (`ptpc_fp8`); fc and lm_head stay."""
+    """Quantize an EAGLE3 draft to FP8 weights per channel (`ptpc_fp8`); fc and lm_head stay."""
     version = sources.require_quark()
     config, checkpoint = sources.read_source(source)
     sources.require_draft(config, checkpoint)
@@ -86,9 +86,9 @@ def fp8_draft(
 
 @app.command("fix-exclude")
 def fix_exclude(directory: Path = typer.Argument(..., metavar="DIR", help="Folder of an FP8 draft.")) -> None:
-    """Rewrite a draft's exclude list (fc, lm_head) as the patterns that vLLM needs; doing it twice is harmless."""
+    """Rewrite a draft's exclude list (fc, lm_head) as the patterns that vLLM needs; repeating it is harmless."""
     changed = exclude.fix_exclude(directory)
-    typer.echo(f"{directory / 'config.json'}: {'rewritten' if changed else 'already as vLLM reads it'}")
+    typer.echo(f"{directory / 'config.json'}: {'rewritten' if changed else 'already in the form of vLLM'}")
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 report`: a page to look at, from run directories of `kimi-w4a8 bench`."""
+"""`kimi-w4a8 report`: an HTML page from run directories of `kimi-w4a8 bench` and `kimi-w4a8 eval`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ..report.page import write_report
 
 
 def report(
-    runs: list[Path] = typer.Argument(help="Run directories of `kimi-w4a8 bench` and `kimi-w4a8 eval`, any machine."),
+    runs: list[Path] = typer.Argument(
+        help="Run directories of `kimi-w4a8 bench` and `kimi-w4a8 eval`, from any machine."
+    ),
     out: Path | None = typer.Option(
         None, "--output", "-o", help="Folder of the report; default: `report` in the last run."
     ),

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 route`: the router in front of replicas that run elsewhere."""
+"""`kimi-w4a8 route`: the router in front of replicas on other machines."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from .options import RUNS
 
 
 def route(
-    worker: list[str] = typer.Option([], "--worker", "-w", help="http://HOST:PORT of a replica; once for each."),
+    worker: list[str] = typer.Option([], "--worker", "-w", help="http://HOST:PORT of a replica; may be repeated."),
     workers_dns: str = typer.Option("", "--workers-dns", help="NAME:PORT; every address of the name is a replica."),
-    recipe: str = typer.Option("", "--recipe", "-r", help="Take the model's name and the router's settings from it."),
-    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE: a key of the recipe's table, as router.policy."),
-    host: str = typer.Option("127.0.0.1", "--host", help="Where clients reach the router."),
-    port: int = typer.Option(9527, "--port", help="Where clients reach the router."),
+    recipe: str = typer.Option("", "--recipe", "-r", help="Recipe with the model's name and the router's settings."),
+    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE for the recipe, such as router.policy."),
+    host: str = typer.Option("127.0.0.1", "--host", help="Address of the router."),
+    port: int = typer.Option(9527, "--port", help="Port of the router."),
     ops_port: int | None = typer.Option(None, "--ops-port", help="Probes and metrics; default: port + 1; 0: none."),
     drain_timeout: float = typer.Option(
         120.0, "--drain-timeout", min=0, help="Seconds for running requests at SIGTERM."
     ),
-    ops_host: str = typer.Option("127.0.0.1", "--ops-host", help="Where probes and metrics listen."),
+    ops_host: str = typer.Option("127.0.0.1", "--ops-host", help="Address for probes and metrics."),
     runs: Path = RUNS,
 ) -> None:
     """Route requests to replicas on other nodes; a replica with another model or other weights is refused.
 
-    Replicas may come and go: addresses and identities are looked at every few seconds.
+    Replicas may come and go: the router checks addresses and identities every few seconds.
     """
     if bool(worker) == bool(workers_dns):
         raise UsageError(
-            "no replicas were named, or twice", expected="either --worker URL ... or --workers-dns NAME:PORT"
+            "give exactly one of --worker and --workers-dns",
+            expected="either --worker URL ... or --workers-dns NAME:PORT",
         )
     discover = discovery.static(worker) if worker else discovery.dns(workers_dns)
     router, model = RouterSettings().resolved(prefix_cache=True), None
@@ -44,6 +45,6 @@ def route(
         router = chosen.router.resolved(chosen.prefix_cache)
         model = str(args["served-model-name"]) if "served-model-name" in args else str(args["model-path"])
     elif settings:
-        raise UsageError("there is nothing to set", where="--set", expected="--recipe together with --set")
+        raise UsageError("--set needs a recipe", where="--set", expected="--recipe together with --set")
     options = ServeOptions(ops_host, port + 1 if ops_port is None else ops_port or None, drain_timeout, runs=runs)
     raise typer.Exit(route_foreground(host, port, model, router, discover, options))

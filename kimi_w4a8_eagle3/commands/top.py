@@ -11,11 +11,11 @@ from ..ops.top import run
 
 def top(
     url: Annotated[str, typer.Argument(help="The ops endpoint.")] = "http://127.0.0.1:9528",
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one table of one interval, and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the table of one interval and exit.")] = False,
 ) -> None:
     """Watch replicas: phase, load, KV pool, throughput, prefix cache, acceptance."""
     try:
         run(url, interval, once)
-    except KeyboardInterrupt:  # the way to leave it
+    except KeyboardInterrupt:  # Ctrl-C ends the command
         return

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 trust`: show the Python code that checkpoints bring, and record that it was read and may run."""
+"""`kimi-w4a8 trust`: show the Python code of checkpoints, and record that it was read and may run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def trust(
 ) -> None:
     """Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.
 
-    `kimi-w4a8 serve` runs accepted files only. Exit status 1 while some are not accepted.
+    `kimi-w4a8 serve` runs only accepted files. The exit status is 1 while some are not accepted.
     """
     wanted = [(name, revision) for name in names or []] + (_of_recipe(recipe) if recipe else [])
     if not wanted and recipe is None:
-        raise UsageError("nothing was named", expected="MODEL ..., or --recipe NAME")
+        raise UsageError("no checkpoint was named", expected="MODEL ..., or --recipe NAME")
     cache = Path(constants.HF_HUB_CACHE)
     record = TrustRecord.load(record_path(os.environ))
     files = [file for name, wanted_revision in wanted for file in code_of(locate(name, wanted_revision, cache), cache)]
@@ -43,7 +43,7 @@ def trust(
         raise typer.Exit(0 if all(state["accepted"] for state in states) else 1)
     console = table_console()
     if not files:
-        console.print("these checkpoints bring no code of their own: there is nothing to accept")
+        console.print("these checkpoints contain no Python code, so there is nothing to accept")
         return
     for source in dict.fromkeys(file.source for file in files):
         console.print(_table([file for file in files if file.source == source], record))
@@ -52,12 +52,12 @@ def trust(
         record.add(files)
         console.print(f"recorded in {record.path}", soft_wrap=True, markup=False)
     elif not all(record.trusts(file) for file in files):
-        console.print("read them; then the same command with --yes records them", soft_wrap=True)
+        console.print("read these files, then accept them with --yes", soft_wrap=True)
         raise typer.Exit(1)
 
 
 def _of_recipe(name: str) -> list[tuple[str, str]]:
-    """The Hub repositories and directories of a recipe; a built-in model brings no code."""
+    """Return a recipe's Hub repositories and directories; a built-in model has no code."""
     recipe = load_recipe(name)
     checkpoints = [checkpoint for checkpoint in (recipe.model, recipe.draft) if checkpoint is not None]
     return [(item.repo, item.revision) for item in checkpoints if not item.repo.startswith("builtin:")]

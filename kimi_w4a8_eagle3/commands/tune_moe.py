@@ -21,15 +21,17 @@ TUNABLE = ("flydsl", "triton")
 def tune_moe(
     hidden: int = typer.Option(7168, min=16, help="Hidden size."),
     inter: int = typer.Option(2048, min=16, help="MoE intermediate size of the whole model."),
-    tp: int = typer.Option(8, min=1, help="Ranks that share it."),
+    tp: int = typer.Option(8, min=1, help="Tensor-parallel ranks."),
     experts: int = typer.Option(384, min=1, help="Routed experts."),
-    top_k: int = typer.Option(8, min=1, help="Experts a token."),
+    top_k: int = typer.Option(8, min=1, help="Experts per token."),
     tokens: list[int] = typer.Option([], "--tokens", min=1, help="Batch sizes to tune; default: 2 to 10240."),
-    moe_backend: str = typer.Option("auto", "--moe-backend", help="flydsl, triton, or auto for what would serve."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="The table to update; default: the package's own."),
+    moe_backend: str = typer.Option(
+        "auto", "--moe-backend", help="flydsl, triton, or auto for the backend that would serve."
+    ),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Table to update; default: the package's."),
 ) -> None:
     """Measure tile choices on this GPU and write the fastest into the table; rows of other shapes and GPUs stay."""
-    import torch  # start-up: torch, after the arguments are read
+    import torch  # start-up: torch
 
     if moe_backend not in (AUTO, *TUNABLE):
         raise UsageError(
@@ -47,9 +49,11 @@ def tune_moe(
             expected="a GPU that torch sees (torch.cuda.is_available())",
             remedy="run `kimi-w4a8 tune-moe` on the machine that will serve",
         )
-    require("triton")  # whose benchmark routine measures both backends
+    require("triton")  # its benchmark routine measures both backends
     table = output or TABLE
-    rows = read_rows(table if table.exists() else TABLE)  # a table that cannot be read fails before the measuring
+    rows = read_rows(
+        table if table.exists() else TABLE
+    )  # read first, so that an unreadable table fails before the measurement
 
     # start-up: torch
     from ..moe.stopwatch import stopwatch

@@ -1,4 +1,4 @@
-"""`warm`: compile every gfx942 kernel of Kimi-K2.5's MoE to code objects, ahead of serving."""
+"""`kimi-w4a8 warm`: compile every gfx942 kernel of Kimi-K2.5's MoE to code objects before serving."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..predict.machine_model import Cluster, kimi, moe_shape
 
 def warm(
     objects: Path | None = typer.Option(None, "--objects", help="Folder of the code objects; default: KIMI_KERNELS."),
-    jobs: int = typer.Option(0, "--jobs", min=0, help="Processes that compile; default: one a core."),
+    jobs: int = typer.Option(0, "--jobs", min=0, help="Compiler processes; default: one per core."),
 ) -> None:
     """Compile the MoE kernels ahead of serving; needs no GPU, but FlyDSL and a linker for gfx942.
 
-    The code objects of Kimi-K2.5 for TP 8 and 4, whatever the gates and the tiles, those of `kimi-w4a8 tune-moe`
-    included; what serves without any gate comes first. What the folder has is not compiled again.
+    It compiles the code objects of Kimi-K2.5 for TP 8 and 4 with all gates and tiles, including those of `kimi-w4a8
+    tune-moe`. The kernels that serve without gates come first. Objects already in the folder are kept.
     """
     require("flydsl", "torch")
-    from ..moe.flydsl.backend import FlydslBackend  # start-up: torch, which --help does without
+    from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
     from ..moe.flydsl.objects import objects_folder
     from ..moe.flydsl.tune import every_kernel
     from ..moe.flydsl.warm import default_jobs

@@ -31,11 +31,11 @@ def refusal(*arguments: str) -> KimiError:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no replicas were named, or twice"),
-        ((*WORKER, "--workers-dns", "replicas:9527"), "no replicas were named, or twice"),
+        ((), "give exactly one of --worker and --workers-dns"),
+        ((*WORKER, "--workers-dns", "replicas:9527"), "give exactly one of --worker and --workers-dns"),
         (("--worker", "node1"), "cannot read the replica"),
         ((*WORKER, *WORKER), "twice"),
-        ((*WORKER, "--set", "router.policy=random"), "there is nothing to set"),
+        ((*WORKER, "--set", "router.policy=random"), "--set needs a recipe"),
         ((*WORKER, "--recipe", "tny"), "did you mean 'tiny'"),
         ((*WORKER, "--recipe", "tiny", "--set", "router.policy=fastest"), "router.policy"),
     ],
