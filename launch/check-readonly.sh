@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Serve the built-in model as the container does (docs/security.md): uid 10001 without any capability, no new privileges,
-# a read-only root file system, and only /tmp, /home/kimi and /runs to write to. Without Docker: bubblewrap (Debian
-# package of that name) makes the namespaces. Ends with the list of what was written.
+# Serve the built-in model as the container does (docs/security.md), without Docker. The server runs as uid 10001 with no
+# capability, no new privileges and a read-only root file system. It can write to /tmp, /home/kimi and /runs only.
+# bubblewrap (a Debian package) makes the namespaces. At the end the script lists the written files.
 #
 #   launch/check-readonly.sh [ARGUMENT of kimi-w4a8 serve ...]
 set -euo pipefail
@@ -14,7 +14,7 @@ base=$(mktemp -d)
 trap 'rm -rf "$base"' EXIT
 mkdir "$base"/{home,runs,models,trust}
 
-# The machine's own folders, read-only; what is writable in the container is empty here.
+# Mount the machine's folders read-only. The folders that the container can write to start empty.
 sandbox=(bwrap --unshare-user --uid 10001 --gid 10001 --unshare-pid --unshare-ipc --cap-drop ALL --die-with-parent)
 for path in /*; do
   case $path in

@@ -4,12 +4,16 @@
 #   launch/docker-run.sh serve --recipe agent
 #   launch/docker-run.sh doctor
 #
-# It runs as the caller, with the caller's own folders and Hugging Face cache; no sudo. Called by root (systemd) it runs as
-# the image's user, to whom it gives the folders.
+# The container runs as the caller, with the caller's folders and Hugging Face cache, and needs no sudo. If root calls it
+# (systemd), it runs as the image's user, who becomes the owner of the folders.
 #
-# Settings come from the environment: IMAGE, MODELS and RUNS (folders on the host), CONFIG (the record of `kimi-w4a8 trust`),
-# API_KEY_FILE and ADMIN_KEY_FILE (docs/security.md), PORT, NAME, DOCKER (docker or podman), DOCKER_ARGS (more arguments),
-# HF_TOKEN (for `fetch` only, passed on by name, never printed). --print shows the command only.
+# --print shows the command and does not run it. Settings come from the environment:
+#   IMAGE, NAME, PORT              image, container name, port of the API
+#   MODELS, RUNS                   folders on the host
+#   CONFIG                         folder with the record of `kimi-w4a8 trust`
+#   API_KEY_FILE, ADMIN_KEY_FILE   files with keys (docs/security.md)
+#   DOCKER, DOCKER_ARGS            docker or podman; more arguments for it
+#   HF_TOKEN                       token for `fetch` only, passed on by name and never printed
 set -euo pipefail
 
 IMAGE=${IMAGE:-kimi-w4a8-eagle3}
@@ -18,7 +22,7 @@ RUNS=${RUNS:-$PWD/runs}
 CONFIG=${CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/kimi-w4a8-eagle3}
 DOCKER=${DOCKER:-docker}
 PORT=${PORT:-9527}
-DEV=${DEV:-/dev} # the tests' nodes lie elsewhere
+DEV=${DEV:-/dev} # tests use another folder
 user=$(id -u):$(id -g)
 ((EUID != 0)) || user=10001:10001 # of the image
 
@@ -32,7 +36,7 @@ if (($# == 0)); then
   exit 2
 fi
 
-# What is missing is said in one message, with one command.
+# Collect everything that is missing, and report it in one message with one command.
 reasons=() commands=()
 need() { # WHY COMMAND
   reasons+=("$1")
@@ -52,7 +56,7 @@ if [[ -z $print_only ]]; then
   fi
 fi
 
-# A server reads weights and the record of trusted code; what fetches and records may write them.
+# A server only reads the weights and the record of trusted code. `fetch` and `trust` write them.
 access=:ro
 gpu=1
 case $1 in
@@ -62,8 +66,8 @@ case $1 in
   *) access='' ;;
 esac
 
-# The root file system is read-only, no capability is left: docs/security.md says what is written where. An added
-# capability would be without effect, because Docker gives none to a user that is not root.
+# The root file system is read-only and all capabilities are dropped. docs/security.md lists the writable paths. Adding a
+# capability would have no effect, because Docker grants none to a user other than root.
 args=(
   run --rm --init
   --user "$user"
@@ -84,8 +88,8 @@ args=(
   --env "HEALTHCHECK_URL=http://127.0.0.1:$((PORT + 1))/live"
 )
 
-# Groups by number: the container's have other numbers than the host's. The nodes', for whoever runs it; and the caller's,
-# by which folders may be shared.
+# Pass groups by number, because their numbers differ between container and host: the groups of the device nodes, and the
+# caller's groups, through which folders can be shared.
 groups=()
 ((EUID == 0)) || read -r -a groups <<<"$(id -G)"
 if [[ -n $gpu ]]; then
@@ -105,7 +109,7 @@ for kind in API ADMIN; do
   fi
 done
 [[ -z ${NAME:-} ]] || args+=(--name "$NAME")
-# What serves requests needs nothing of the Hub's, and whoever breaks into it would have the token.
+# A server does not need the Hub's token, and an attacker who breaks into it could read it.
 [[ $1 != fetch || -z ${HF_TOKEN:-} ]] || args+=(--env HF_TOKEN)
 if [[ -t 0 && -t 1 ]]; then
   args+=(--interactive --tty)
@@ -125,7 +129,7 @@ for file in "${API_KEY_FILE:-}" "${ADMIN_KEY_FILE:-}"; do
   [[ -z $file || -r $file ]] || need "$file cannot be read" "sudo chown $user $(printf %q "$file")"
 done
 
-# usable FOLDER r|w: may the container's user read or write it, or the caller make it?
+# usable FOLDER r|w: succeed if the container's user can read or write the folder, or the caller can make it.
 usable() {
   local folder=$1 mode=$2
   until [[ -e $folder ]]; do

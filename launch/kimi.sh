@@ -1,5 +1,5 @@
 #!/bin/sh
-# `kimi-w4a8` as it is installed on this host; where it is not, the image's.
+# Run the host's `kimi-w4a8`, or the image's on a host that has none.
 if command -v kimi-w4a8 >/dev/null; then
   exec kimi-w4a8 "$@"
 fi
