@@ -1,8 +1,8 @@
-"""Does a backend compute what the contract says, on the device at hand? Eagerly and replayed from a captured graph.
+"""Check that a backend computes what the contract says on this device, eagerly and replayed from a captured graph.
 
-Two questions. Numbers whose answer is known without computing it: every intermediate is a small integer times a power
-of two, so that no format on the way rounds and the output must be equal bit for bit, in whatever order a kernel adds;
-one unit more or less in one accumulator of either stage shows. And random numbers, against the reference backend.
+Two checks run. `KnownLayer` gives outputs that are known without computing them: every intermediate is a small integer
+times a power of two, so no format rounds. The output must be equal bit for bit, in whatever order a kernel adds, and an
+error of one unit in one accumulator of either stage shows. Random numbers are compared with the reference backend.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from .reference import ReferenceBackend
 from .tiles import buckets
 from .tune import random_batch, random_layer
 
-# Of a token's norm: its rows may be rounded to bfloat16 once by slot and once as their sum, half a unit in the last of
-# 8 bits each time.
+# Part of a token's norm. Rows may be rounded to bfloat16 twice, by slot and as their sum. Each rounding is off by half
+# a unit in the last of 8 bits.
 TOLERANCE = 2**-8
-_FIXED = (1, 8, 160, 256, 257, 10240)  # decode, verify, both sides of the sorting kernel's limit, a prefill chunk
-_EXPERTS = 32  # at a time in the reference, whose weights take eight times the memory
-_SMALL = 15  # of the values that reach the output: eight slots of them, halved, fit bfloat16's 8 bits
+# Tokens of a decode batch, a verify step, both sides of the sorting kernel's limit, and a prefill chunk.
+_FIXED = (1, 8, 160, 256, 257, 10240)
+_EXPERTS = 32  # experts that the reference prepares at a time: its weights take eight times the memory
+_SMALL = 15  # largest value that reaches the output: the sum of eight, halved, fits bfloat16's 8 bits
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -37,18 +38,19 @@ class Agreement:
 
 
 class KnownLayer:
-    """A layer whose outputs are known: dense weights over all of [-8, 7] that cancel but for one weight a row.
+    """A layer whose outputs are known: its dense weights, all of [-8, 7], cancel except for one weight a row.
 
-    A token is `x = (r, r)`, a weight row `(v, -v)` but for one weight that is one off: its accumulator is +-r[j]. Gates
-    see r[1] = 1 and a scale that saturates SiLU, so stage 1 gives +-r[j]; the largest is r[0] = +-127, which makes its
-    row's scale 1. Channels i and i + I/2 are alike, and stage 2 picks one with a small r[j] in the same way.
+    A token is `x = (r, r)`. A weight row is `(v, -v)` with one weight changed by one, so its accumulator is +-r[j].
+    Gates see r[1] = 1 and a scale that saturates SiLU, so stage 1 gives +-r[j]. The largest element is r[0] = +-127,
+    which makes its row's scale 1. Channels i and i + I/2 are alike, and stage 2 picks one with a small r[j] in the same
+    way.
     """
 
     def __init__(self, shape: MoeShape, device: torch.device) -> None:
         self.shape, self.device = shape, device
         self._generator = torch.Generator(device).manual_seed(1)
         e, h, half, pairs = shape.num_experts, shape.hidden, shape.hidden // 2, shape.inter // 2
-        # Pair 0 takes r[0]; half of the others a small element of r, the rest any other.
+        # Pair 0 takes r[0]. Half of the other pairs take a small element of r, the rest take any other element.
         element = self._integers(half // 2, half, e, pairs)
         element[:, 1 : pairs // 2] = self._integers(2, half // 2, e, pairs // 2 - 1)
         element[:, 0] = 0
@@ -62,13 +64,13 @@ class KnownLayer:
         exponent = self._integers(5, 8, e, shape.inter).float()
         s13 = torch.cat([exponent.exp2(), (-exponent).exp2()], dim=1)
         self.column_scale = self._integers(-8, -5, h).float().exp2()
-        self.element = element.gather(1, picked)  # [E, H]: the element of r that an output shows
+        self.element = element.gather(1, picked)  # [E, H]: index of the element of r that an output shows
         self.sign = sign * unit.gather(1, picked)
         words = pack_reorder(torch.cat([gate, up], dim=1)), pack_reorder(down)
         self.weights = QuarkMoeWeights(shape, *words, s13, self.column_scale.expand(e, h).contiguous())
 
     def batch(self, tokens: int, seed: int) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-        """(x, router weights, expert ids), and bfloat16 [T, H]; every fifth slot is on another rank."""
+        """Return ((x, router weights, expert ids), expected bfloat16 [T, H]); a fifth of the ids is -1."""
         self._generator.manual_seed(seed)
         half, slots = self.shape.hidden // 2, (tokens, self.shape.top_k)
         row = self._integers(1, INT8_MAX + 1, tokens, half)
@@ -99,7 +101,7 @@ class KnownLayer:
 
 
 def batches(backend: str) -> list[int]:
-    """Batch sizes at both ends of every bucket of the tile table, and where else the code takes another way."""
+    """Return the batch sizes at both ends of every bucket of the tile table, and others where the code path changes."""
     bounds = buckets(backend)[:-1]
     return sorted({*_FIXED, *bounds, *(bound + 1 for bound in bounds)})
 
@@ -107,9 +109,9 @@ def batches(backend: str) -> list[int]:
 def agreements(
     backend: MoeBackend, shape: MoeShape, tokens: Iterable[int], device: torch.device
 ) -> Iterator[Agreement]:
-    """Try each batch size, eagerly and, on a GPU, from a captured graph with other numbers than it was captured with.
+    """Check each batch size eagerly and, on a GPU, from a captured graph that is replayed with other numbers.
 
-    Raises KimiError for the first that differs, with the token, the channel and both values.
+    Raises KimiError for the first batch that differs, with the token, the channel and both values.
     """
     known, drawn, reference = KnownLayer(shape, device), random_layer(shape, device), ReferenceBackend()
     known_moe, drawn_moe, expected_moe = (
@@ -128,21 +130,23 @@ def agreements(
         expected = reference.forward(x, expected_moe, router, ids).float()
         away = (backend.forward(x, drawn_moe, router, ids).float() - expected).norm(dim=1) / expected.norm(dim=1)
         worst = float(away.max())
-        if not worst <= TOLERANCE:  # NaN is not
+        if not worst <= TOLERANCE:  # also true for NaN
             token = int(away.nan_to_num(torch.inf).argmax())
             raise _differs(f"T={count}: token {token} is {worst:.2%} of its norm away from the reference", TOLERANCE)
         yield Agreement(count, worst)
 
 
 def require_layer(name: str, backend: MoeBackend, moe: PreparedMoe, weights: QuarkMoeWeights) -> None:
-    """Try every expert of a layer with one token of its own; raises KimiError for one that is not the reference's.
+    """Check every expert of a layer with one token of its own; raise KimiError if one differs from the reference.
 
-    A token that one expert answers shows that expert's scales: beside seven others an error of 1 % would drown.
+    Each token is routed to a single expert, so an error of 1 % in that expert's scales shows. Beside seven other
+    experts it would drown.
     """
     shape, device, reference = weights.shape, weights.w13.device, ReferenceBackend()
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(shape.num_experts, shape.hidden, device=device, generator=generator)
-    x *= torch.linspace(0.5, 2.0, shape.num_experts, device=device)[:, None]  # a neighbour's row scale shows
+    # Rows of different size reveal a kernel that takes a neighbour's row scale.
+    x *= torch.linspace(0.5, 2.0, shape.num_experts, device=device)[:, None]
     expert = torch.arange(shape.num_experts, device=device)
     ids = torch.full((shape.num_experts, shape.top_k), -1, dtype=torch.int32, device=device)
     ids[expert, expert % shape.top_k] = expert.int()
@@ -155,15 +159,18 @@ def require_layer(name: str, backend: MoeBackend, moe: PreparedMoe, weights: Qua
         own = torch.where(ids[some] < 0, -1, ids[some] - first)
         expected = reference.forward(x[some], prepared, router[some], own).float()
         away = (found[some] - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
-        if not float(away.max()) <= TOLERANCE:  # NaN is not
+        if not float(away.max()) <= TOLERANCE:  # also true for NaN
             worst = int(away.nan_to_num(torch.inf).argmax())
             what = f"{name}, expert {first + worst} on {backend.name}: {float(away[worst]):.2%} away from the reference"
             raise _differs(what, TOLERANCE)
 
 
 def _captured(backend: MoeBackend, moe: PreparedMoe, *inputs: torch.Tensor) -> Forward:
-    """A forward that copies its arguments to where the graph reads and replays it; `inputs` ran eagerly before."""
-    static = [each.clone() for each in inputs]
+    """Capture a graph and return a forward that copies its arguments to the graph's inputs and replays it.
+
+    `inputs` must have run eagerly before.
+    """
+    static = [tensor.clone() for tensor in inputs]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = backend.forward(static[0], moe, *static[1:])
@@ -187,8 +194,8 @@ def _require_equal(found: torch.Tensor, expected: torch.Tensor, where: str) -> N
 
 def _differs(what: str, tolerance: float) -> KimiError:
     return KimiError(
-        f"the kernels do not compute what the contract says, {what}",
+        f"the MoE kernels give wrong results: {what}",
         where="numbers with a known answer" if not tolerance else "random numbers",
         expected="equal bit for bit" if not tolerance else f"at most {tolerance:.2%}",
-        remedy="do not serve with these kernels; KIMI_MOE_BACKEND=triton is the other backend",
+        remedy="do not serve with these kernels; set KIMI_MOE_BACKEND=triton to use the other GPU backend",
     )

@@ -1,13 +1,13 @@
-"""What every W4A8 MoE backend takes and gives, and the arithmetic they all agree on.
+"""Interface of the W4A8 MoE backends, and the arithmetic that all of them implement.
 
-One projection: `a8 = round_half_even(x / sx)` with `sx = max|x| / 127` per token, `acc = sum(a8 * w4)` exactly in
-int32, `y = acc * sx[t] * sw[n]` in float32. Stage 1 computes gate and up and `silu(g) * u`; its result is quantized
-again per (token, expert slot) for stage 2, whose rows are weighted by the router in float32 and summed over the
-slots; the output is bfloat16. Integer accumulators agree bit for bit between backends.
+One projection computes `a8 = round_half_even(x / sx)` with `sx = max|x| / 127` per token, `acc = sum(a8 * w4)` exactly
+in int32, and `y = acc * sx[t] * sw[n]` in float32. Stage 1 computes gate and up and `silu(g) * u`. Its result is
+quantized again per (token, expert slot) for stage 2. Stage 2's rows are weighted by the router in float32 and summed
+over the slots; the output is bfloat16. Integer accumulators agree bit for bit between backends.
 
-Every backend is deterministic: a token's bits depend on its row, its experts and their weights, never on the rest of
-the batch, the tiles or the run. So its slots are added in an order that the token alone fixes, and nothing adds
-atomically. A slot's row may be rounded before that, no coarser than to bfloat16.
+Every backend is deterministic. The output of a token depends on its row, its experts and their weights, never on the
+rest of the batch, the tiles or the run. Its slots are therefore added in an order that the token alone fixes, without
+atomics. A slot's row may be rounded before that, no coarser than to bfloat16.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class QuarkMoeWeights:
 
 @dataclass(frozen=True)
 class PreparedMoe:
-    """One MoE layer in a backend's own weight layout; `layout` names it so that a mix-up is an error."""
+    """One MoE layer in a backend's own weight layout, which `layout` names so that a mix-up raises an error."""
 
     shape: MoeShape
     layout: str
@@ -62,24 +62,24 @@ class PreparedMoe:
 
 
 class GateReader(Protocol):
-    """The part of `gates.Gates` that a backend and its choice need; a plain dict has it too."""
+    """The part of `gates.Gates` that backends need; a plain dict satisfies it too."""
 
     def get(self, name: str, /) -> Any:
-        """The gate's value, or None when it is unset."""
+        """Return the gate's value, or None when it is unset."""
         ...
 
 
 class MoeBackend(Protocol):
-    """A backend prepares a layer's weights once and then computes; it keeps nothing of a layer or of a batch."""
+    """A backend prepares a layer's weights once and then computes. It keeps no state of a layer or a batch."""
 
     name: str
 
     def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
-        """Why this backend cannot run `shape` on `device`, or None when it can."""
+        """Return the reason why this backend cannot run `shape` on `device`, or None."""
         ...
 
     def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
-        """Repack one layer: vectorised, no loop over experts, at most one layer of extra memory."""
+        """Repack one layer, vectorised without a loop over experts, in at most one layer of extra memory."""
         ...
 
     def forward(
@@ -94,8 +94,8 @@ class MoeBackend(Protocol):
 
 
 def gpu_arch(device: torch.device) -> str | None:
-    """`gfx942` and the like on ROCm, `sm_90` and the like on CUDA, None when `device` is no GPU."""
-    import torch  # not above: commands that only name shapes start without it
+    """Return `gfx942` and the like on ROCm, `sm_90` and the like on CUDA, or None when `device` is no GPU."""
+    import torch  # not at the top: commands that only name shapes start without it
 
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
@@ -107,11 +107,11 @@ def gpu_arch(device: torch.device) -> str | None:
 def check_call(
     x: torch.Tensor, moe: PreparedMoe, layout: str, topk_weights: torch.Tensor, topk_ids: torch.Tensor
 ) -> None:
-    """Raise KimiError for weights in another `layout` than the backend's, or for what `forward` does not take."""
+    """Raise KimiError for weights in another `layout` than the backend's, or for inputs of a wrong size or dtype."""
     import torch  # as above
 
     if moe.layout != layout:
-        raise KimiError(f"weights in layout {moe.layout!r} reached a backend that does not read it", expected=layout)
+        raise KimiError(f"the backend cannot read weights in layout {moe.layout!r}", expected=layout)
     tokens, slots = x.shape[0], (x.shape[0], moe.shape.top_k)
     wanted = {
         "x": (x, (tokens, moe.shape.hidden), torch.bfloat16),

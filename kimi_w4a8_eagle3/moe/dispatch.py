@@ -1,7 +1,7 @@
 """Choose the W4A8 MoE backend: flydsl on gfx942 with its code objects, else triton on a GPU, else reference.
 
-`--moe-backend` (the `requested` argument) overrides the gate KIMI_MOE_BACKEND, which overrides the choice. An
-override that cannot run is an error with the reason, never a silent fallback.
+`--moe-backend` (the `requested` argument) overrides the gate KIMI_MOE_BACKEND, which overrides the automatic choice. A
+backend that was requested and cannot run raises an error with the reason; there is no silent fallback.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ _selected: set[str] = set()
 
 
 def select_backend(shape: MoeShape, device: torch.device, gates: GateReader, requested: str = AUTO) -> MoeBackend:
-    """The backend that runs `shape` on `device`; logs once what was chosen and why the preferred ones were not.
+    """Return the backend that runs `shape` on `device`, and log the choice once with the reasons.
 
-    requested: `auto` or a name from BACKENDS. Raises KimiError when the name is unknown, or when the backend asked
-    for (by `requested` or by the gate) cannot run here.
+    requested: `auto` or a name from BACKENDS. Raises KimiError when the name is unknown, or when the backend that
+        `requested` or the gate names cannot run here.
     """
     asked, asked_by = _override(gates, requested)
     rejected: list[str] = []
     for name in [asked] if asked else BACKENDS:
         backend, reason = _try_backend(name, shape, device, gates)
         if backend is not None:
-            why = f"asked for by {asked_by}" if asked else "; ".join(rejected) or "preferred"
-            slower = bool(rejected) and gpu_arch(device) == FLYDSL_ARCH  # FlyDSL's GPU: something is missing
+            why = f"requested by {asked_by}" if asked else "; ".join(rejected) or "preferred"
+            # FlyDSL supports this GPU, but something is missing.
+            slower = bool(rejected) and gpu_arch(device) == FLYDSL_ARCH
             _record(backend, shape, device, why, slower)
             return backend
         rejected.append(f"not {name}: {reason}")
-    raise KimiError(  # only for one that was asked for: the reference always runs
+    raise KimiError(  # only for a requested backend: the reference always runs
         f"the MoE backend {asked!r} cannot run: {reason}",
         where=asked_by,
         expected=f"a backend that runs {shape} on {device}",
@@ -52,13 +53,13 @@ def select_backend(shape: MoeShape, device: torch.device, gates: GateReader, req
 
 
 def selected_backends() -> frozenset[str]:
-    """Names of the backends that were selected in this process so far."""
+    """Return the names of the backends that this process has selected so far."""
     return frozenset(_selected)
 
 
 def load_backend(name: str, gates: GateReader) -> MoeBackend:
-    """Import and construct one backend; raises ImportError when its package is absent."""
-    # Imported here: Triton is optional, and a process loads only what it runs.
+    """Import and construct one backend; raise ImportError when its package is absent."""
+    # Imported here because Triton is optional, and a process loads only the backend that it runs.
     if name == "flydsl":
         from .flydsl.backend import FlydslBackend  # start-up: torch
 
@@ -73,7 +74,7 @@ def load_backend(name: str, gates: GateReader) -> MoeBackend:
 
 
 def _override(gates: GateReader, requested: str) -> tuple[str | None, str]:
-    """(backend asked for or None, who asked)."""
+    """Return (requested backend or None, the option or gate that requested it)."""
     gate = str(gates.get(GATE) or AUTO)
     for value, asked_by in ((requested, "--moe-backend"), (gate, GATE)):
         if value not in (AUTO, *BACKENDS):
@@ -86,7 +87,7 @@ def _override(gates: GateReader, requested: str) -> tuple[str | None, str]:
 
 
 def _try_backend(name: str, shape: MoeShape, device: torch.device, gates: GateReader) -> tuple[MoeBackend | None, str]:
-    """(backend, "") when it can run, else (None, reason)."""
+    """Return (backend, "") when it can run, else (None, reason)."""
     if name == "triton" and not find_spec("triton"):
         return None, "the package triton is not installed"
     try:
@@ -98,7 +99,7 @@ def _try_backend(name: str, shape: MoeShape, device: torch.device, gates: GateRe
 
 
 def _record(backend: MoeBackend, shape: MoeShape, device: torch.device, why: str, slower: bool) -> None:
-    """Remember the choice, and log it once for each shape; as a warning when this machine could have a faster one."""
+    """Remember the choice and log it once a shape, as a warning when a faster backend exists for this machine."""
     _selected.add(backend.name)
     describe = getattr(backend, "describe", None)
     tiles = f" | {describe(shape, device)}" if describe else ""

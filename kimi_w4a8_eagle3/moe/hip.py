@@ -1,7 +1,7 @@
 """HIP's module API over ctypes: load a code object on a device, find a kernel in it, launch it on a stream.
 
-A launch is one `hipModuleLaunchKernel` and nothing else, so a stream that is being captured records it. It shares no
-buffer with another launch: any number of threads may launch the same kernel.
+A launch is a single `hipModuleLaunchKernel`, so a stream that is being captured records it. Launches share no buffer,
+so any number of threads may launch the same kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..base.errors import KimiError
 
-NAMES = ("libamdhip64.so.7", "libamdhip64.so.6")  # ROCm 7 and 6, for a process that has loaded none yet
+NAMES = ("libamdhip64.so.7", "libamdhip64.so.6")  # ROCm 7 and 6, for a process that has loaded neither yet
 
 _HANDLE, _INT, _UNSIGNED = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 _SIGNATURES = {  # each returns a hipError_t
@@ -28,7 +28,7 @@ _SIGNATURES = {  # each returns a hipError_t
 
 
 class _Extra(ctypes.Structure):
-    """The five pointers of `extra`: a marker, the arguments' bytes, a marker, the address of their size, the end."""
+    """Five pointers of `extra`: a marker, the arguments' bytes, a marker, the address of their size, an end marker."""
 
     _fields_ = [
         ("buffer_pointer", ctypes.c_void_p),
@@ -43,7 +43,7 @@ _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 3
 
 
 class Hip:
-    """The HIP runtime in `library`; `Hip.of_process()` is the one to use."""
+    """The HIP runtime in `library`. Use `Hip.of_process()` to get one."""
 
     def __init__(self, library: str) -> None:
         self.library = library
@@ -58,9 +58,9 @@ class Hip:
     @classmethod
     @cache
     def of_process(cls) -> Hip:
-        """The runtime that this process has loaded (torch's: streams belong to one runtime), or else ROCm's.
+        """Return the runtime that this process has loaded, or else ROCm's.
 
-        Raises KimiError when there is none.
+        Streams belong to one runtime, so torch's must be used where it is loaded. Raises KimiError when there is none.
         """
         found = loaded_library()
         if found:
@@ -71,7 +71,7 @@ class Hip:
             return cls(NAMES[1])
 
     def load(self, image: bytes, device: int) -> Module:
-        """Load a code object on a device; raises KimiError with HIP's error, such as hipErrorNoBinaryForGpu."""
+        """Load a code object on a device; raise KimiError with HIP's error, such as hipErrorNoBinaryForGpu."""
         handle = _HANDLE()
         with self.on_device(device):
             self.check(self.calls.hipModuleLoadData(handle, image), f"loading a code object on GPU {device}")
@@ -79,7 +79,7 @@ class Hip:
 
     @contextmanager
     def on_device(self, device: int) -> Iterator[None]:
-        """Inside, `device` is this thread's device."""
+        """Make `device` this thread's device inside the block."""
         before = _INT()
         self.check(self.calls.hipGetDevice(before), "asking for the current GPU")
         if before.value == device:
@@ -94,18 +94,18 @@ class Hip:
     def check(self, status: int, doing: str) -> None:
         """Raise KimiError unless `status` is hipSuccess."""
         if status:
-            raise KimiError(f"HIP says {self.calls.hipGetErrorName(status).decode()} ({status})", where=doing)
+            raise KimiError(f"HIP error {self.calls.hipGetErrorName(status).decode()} ({status})", where=doing)
 
 
 class Module:
-    """A code object on one device, for the rest of the process."""
+    """A code object on one device, loaded until the process ends."""
 
     def __init__(self, hip: Hip, image: bytes, device: int, handle: ctypes.c_void_p) -> None:
         self.hip, self.device, self.handle = hip, device, handle
         self._image = image  # HIP keeps the pointer, not a copy
 
     def function(self, name: str) -> Function:
-        """The kernel of this name; raises KimiError when the code object has none."""
+        """Return the kernel of this name; raise KimiError when the code object has none."""
         handle = _HANDLE()
         with self.hip.on_device(self.device):  # HIP 6 aborts the process when another device is current
             status = self.hip.calls.hipModuleGetFunction(handle, self.handle, name.encode())
@@ -130,12 +130,13 @@ class Function:
     ) -> None:
         """Launch `grid` workgroups of `block` threads on `stream` (0: the default one) of the module's device.
 
-        lds_bytes: dynamic LDS, beside what the kernel declares. arguments: the explicit part of the kernarg segment,
-        laid out as the kernel's metadata says. Raises KimiError when HIP refuses; what the kernel itself does wrong
-        shows later, at a synchronisation.
+        lds_bytes: dynamic LDS, in addition to what the kernel declares.
+        arguments: the explicit part of the kernarg segment, laid out as the kernel's metadata says.
+
+        Raises KimiError when HIP refuses the launch. An error inside the kernel shows later, at a synchronisation.
         """
         extra = _Extra(_BUFFER_POINTER, arguments, _BUFFER_SIZE, _size_address(len(arguments)), _END)
-        # The default stream is that of whichever device is current; every other one knows its own.
+        # The default stream belongs to the current device; every other stream knows its own device.
         with nullcontext() if stream else self.module.hip.on_device(self.module.device):
             status = self._launch(self._handle, *grid, *block, lds_bytes, stream, None, ctypes.byref(extra))
         if status:
@@ -144,7 +145,7 @@ class Function:
 
 @cache
 def _size(count: int) -> ctypes.c_size_t:
-    """A size that stays where it is."""
+    """Return the size as a C value that is cached, so that its address stays valid."""
     return ctypes.c_size_t(count)
 
 
@@ -154,7 +155,7 @@ def _size_address(count: int) -> int:
 
 
 def loaded_library() -> str | None:
-    """The libamdhip64 that this process has mapped, or None."""
+    """Return the path of the libamdhip64 that this process has mapped, or None."""
     mapped = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     paths = [fields[5] for fields in mapped if len(fields) == 6]
     return next((path for path in paths if Path(path).name.startswith("libamdhip64.so")), None)

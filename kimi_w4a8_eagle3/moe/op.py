@@ -1,7 +1,7 @@
-"""One prepared layer, and `kimi::w4a8_moe`: the custom operator that torch.compile sees in the place of its kernels.
+"""One prepared layer, and `kimi::w4a8_moe`: the custom operator that torch.compile sees instead of its kernels.
 
-An operator's schema has tensors and numbers but no objects, so it takes a layer by its handle. Where nothing is traced
-a layer does without it: its dispatch takes as long as three of torch's small operators.
+An operator's schema has tensors and numbers but no objects, so the operator takes a layer by its handle. Outside of
+tracing a layer skips the operator, whose dispatch takes as long as three of torch's small operators.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MoeLayer:
         _layers[self.handle] = self
 
     def __call__(self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
-        """Both stages; see MoeBackend.forward for shapes."""
+        """Run both stages; see MoeBackend.forward for shapes."""
         if torch.compiler.is_compiling():
             return w4a8_moe(x, topk_weights, topk_ids, self.handle)
         return self.backend.forward(x, self.prepared, topk_weights, topk_ids)
@@ -35,7 +35,7 @@ class MoeLayer:
 
 @torch.library.custom_op("kimi::w4a8_moe", mutates_args=())
 def w4a8_moe(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, handle: int) -> torch.Tensor:
-    """Both stages of the MoeLayer with this `handle`, bfloat16 [T, H] to bfloat16 [T, H]."""
+    """Run both stages of the MoeLayer with this `handle`, bfloat16 [T, H] to bfloat16 [T, H]."""
     layer = _layers[handle]
     return layer.backend.forward(x, layer.prepared, topk_weights, topk_ids)
 

@@ -29,22 +29,25 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def silu(gate: torch.Tensor) -> torch.Tensor:
-    """float32, by the contract's formula. torch's own has two, and the batch's size decides which an element gets."""
+    """Apply SiLU in float32 by the contract's formula.
+
+    torch has two implementations, and the size of the batch decides which of them an element gets.
+    """
     return gate / (1 + torch.exp(-gate))
 
 
 def exact_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Batched integer matmul: a float32 [B, M, K] x w int8 [B, N, K] -> exact sums [B, M, N] as float32 or float64."""
+    """Multiply a float32 [B, M, K] by w int8 [B, N, K]; return exact sums [B, M, N] as float32 or float64."""
     dtype = torch.float32 if a.shape[-1] <= _FLOAT32_EXACT_K else torch.float64
-    # Exact in any order, so not by `bmm`, which on a CPU costs more to keep one (sglang_plugin/cpu/batch_invariant.py).
+    # These sums are exact in any order. `bmm` keeps one order, slower on a CPU (sglang_plugin/cpu/batch_invariant.py).
     return torch.baddbmm(a.new_empty(1, 1, 1, dtype=dtype), a.to(dtype), w.to(dtype).transpose(1, 2), beta=0)
 
 
 def _group_rows(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Group the routed slots by expert.
 
-    topk_ids: [T, top_k], -1 = not on this rank. Returns (experts in use [B], grid [B, M] of slot numbers
-    `t * top_k + s`, the routed slots [S], the cell of each in the grid [S]); unused cells hold slot 0.
+    topk_ids: [T, top_k], -1 = not on this rank. Returns (experts in use [B], grid [B, M] of slot numbers `t * top_k +
+        s`, the routed slots [S], the grid cell of each routed slot [S]). Unused cells hold slot 0.
     """
     flat = topk_ids.reshape(-1)
     slots = torch.nonzero(flat >= 0).squeeze(1)
@@ -60,17 +63,17 @@ def _group_rows(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def _pick(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """`table[index]`, which on a CPU takes six times as long."""
+    """Return `table[index]`, six times as fast on a CPU."""
     return table.index_select(0, index.flatten()).view(*index.shape, *table.shape[1:])
 
 
 class ReferenceBackend:
-    """Integer-exact torch implementation; the yardstick of every other backend and the one that runs on a CPU."""
+    """Integer-exact torch implementation that the other backends are compared with and that runs on a CPU."""
 
     name = "reference"
 
     def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
-        """Never refuses: any shape runs on any device that torch runs on."""
+        """Return None: any shape runs on any device that torch runs on."""
         return None
 
     def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
@@ -103,5 +106,5 @@ class ReferenceBackend:
 
         weighted = down * _pick(topk_weights.reshape(-1), grid).float().unsqueeze(-1)
         slots = torch.zeros(topk_ids.numel(), hidden, dtype=torch.float32, device=x.device)
-        slots[used] = weighted.view(-1, hidden).index_select(0, cells)  # and not added here: a GPU would, atomically
+        slots[used] = weighted.view(-1, hidden).index_select(0, cells)  # not index_add_, which uses atomics on a GPU
         return slots.view(*topk_ids.shape, hidden).sum(1).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Group the routed slots by expert into blocks of rows: static sizes, no host sync, the same on any device.
+"""Group the routed slots by expert into blocks of rows, with static sizes and no host sync, alike on any device.
 
 A slot is `token * top_k + j`. Slots whose expert is not on this rank (-1) are left out everywhere.
 """
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-ROUTE_IN_KERNEL = 2048  # slots that one program sorts; beyond, several torch launches cost less than its bitonic sort
+# Most slots that one program sorts. Beyond it several torch launches cost less than the program's bitonic sort.
+ROUTE_IN_KERNEL = 2048
 
 
 @dataclass(frozen=True)
@@ -29,23 +30,23 @@ class Routing:
 
     @property
     def tables(self) -> tuple[torch.Tensor, ...]:
-        """What a kernel takes, in order."""
+        """The tables in the order in which the kernels take them."""
         return self.order, self.block_expert, self.block_first, self.block_rows, self.num_blocks
 
     @property
     def max_blocks(self) -> int:
-        """The static bound of num_blocks: the grid that is launched."""
+        """Static upper bound of num_blocks, which is the grid that is launched."""
         return self.block_expert.numel()
 
 
 def max_blocks(slots: int, num_experts: int, block_m: int) -> int:
-    """An upper bound of sum(ceil(rows of expert / block_m)) over every way to route `slots`."""
+    """Return an upper bound of sum(ceil(rows of expert / block_m)) over every way to route `slots`."""
     experts = min(num_experts, slots)
     return min(slots, (slots + experts * (block_m - 1)) // block_m)
 
 
 def empty_routing(slots: int, num_experts: int, block_m: int, device: torch.device) -> Routing:
-    """Uninitialised tables in one allocation, for a kernel to fill."""
+    """Allocate uninitialised tables in one piece, for a kernel to fill."""
     blocks = max_blocks(slots, num_experts, block_m)
     wide = _aligned(blocks)
     storage = torch.empty(_aligned(slots) + 3 * wide + 1, dtype=torch.int32, device=device)
@@ -73,7 +74,7 @@ def route(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> Routing:
     position = torch.arange(slots, device=device)
     rank = position - first[expert]
     starts_block = (expert < num_experts) & (rank % block_m == 0)
-    # Rows that start no block are written to one spare entry past the end.
+    # Rows that do not start a block are written to one spare entry past the end.
     block = torch.where(starts_block, block_start[expert] + rank // block_m, blocks)
     tables = torch.zeros(3, _aligned(blocks + 1), dtype=torch.int32, device=device)
     rows = torch.clamp(counts[expert] - rank, max=block_m)
@@ -84,5 +85,5 @@ def route(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> Routing:
 
 
 def _aligned(count: int) -> int:
-    """int32 entries up to a multiple of 16 bytes: Triton compiles a kernel anew for a pointer that is not aligned."""
+    """Round a number of int32 entries up to 16 bytes: Triton compiles a kernel anew for an unaligned pointer."""
     return -(-count // 4) * 4

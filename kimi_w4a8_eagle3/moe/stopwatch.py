@@ -1,4 +1,4 @@
-"""What times the stages of each backend that has tiles."""
+"""Timing of the two stages of a backend that has tiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tune import Measure, Space, gpu_timer
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """What times a backend's stages for one shape. chosen: the tiles that serve a batch."""
+    """Candidate tiles of a backend for one shape, and how to time them. chosen: the tiles that serve a batch."""
 
     space: Space
     measure: Measure
@@ -24,7 +24,7 @@ class Stopwatch:
 
 
 def stopwatch(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device) -> Stopwatch:
-    """Of a backend with tiles; raises KimiError for one without."""
+    """Return the stopwatch of a backend with tiles; raise KimiError for a backend without."""
     if backend.name == "triton":
         from .triton.backend import TritonBackend  # optional: triton
         from .triton.tune import triton_measure, triton_space
@@ -39,4 +39,4 @@ def stopwatch(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.dev
         assert isinstance(backend, FlydslBackend)
         measure = flydsl_measure(shape, backend, device, gpu_timer)
         return Stopwatch(flydsl_space(shape), measure, partial(backend.tiles_for, shape))
-    raise KimiError(f"the {backend.name} backend has no tiles to measure", where="the dispatcher's choice")
+    raise KimiError(f"the {backend.name} backend has no tiles to measure", where="the chosen MoE backend")

@@ -1,7 +1,7 @@
-"""The table of tile choices, `tiles.json`: which tiles a backend takes for an architecture, a shape and a batch.
+"""The tile table `tiles.json`: the tiles that a backend takes for an architecture, a shape and a batch.
 
 A row holds for batches of at most `max_tokens` tokens (null: any) and, when it names `hidden` and `inter`, for that
-shape alone. `source` says where the choice comes from: "measured: ..." by `kimi-w4a8 tune-moe`, or how it was derived.
+shape alone. `source` gives the origin of the choice: "measured: ..." by `kimi-w4a8 tune-moe`, or how it was derived.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Row = dict[str, Any]
 
 @lru_cache(maxsize=4)
 def read_rows(path: Path = TABLE) -> tuple[Row, ...]:
-    """All rows of a table; raises KimiError when it is unreadable or a row lacks a key."""
+    """Return all rows of a table; raise KimiError when it is unreadable or a row lacks a key."""
     try:
         rows = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise KimiError("the tiles cannot be read", where=f"{path}: {error}", remedy="kimi-w4a8 tune-moe") from error
     if not isinstance(rows, list):
-        raise KimiError("the tile table is no list", where=str(path), expected="a list of rows")
+        raise KimiError("the tile table is not a list", where=str(path), expected="a list of rows")
     for number, row in enumerate(rows):
         missing = [key for key in _KEYS if key not in row] if isinstance(row, dict) else list(_KEYS)
         if missing:
@@ -39,7 +39,7 @@ def read_rows(path: Path = TABLE) -> tuple[Row, ...]:
 
 
 def find_row(backend: str, arch: str, hidden: int, inter: int, tokens: int, path: Path = TABLE) -> Row | None:
-    """The row for this batch: exact shape before general, exact arch before "any", then the tightest bound."""
+    """Return the row for a batch: exact shape before general, exact arch before "any", then the tightest bound."""
     candidates = [
         row
         for row in read_rows(path)
@@ -54,19 +54,19 @@ def find_row(backend: str, arch: str, hidden: int, inter: int, tokens: int, path
 
 @lru_cache(maxsize=4)
 def buckets(backend: str, path: Path = TABLE) -> tuple[int, ...]:
-    """The largest batch of each bucket, ascending, the last unbounded: batches of one bucket share their tiles."""
+    """Return the largest batch of each bucket, ascending and the last unbounded; batches of a bucket share tiles."""
     bounds = {row["max_tokens"] for row in read_rows(path) if row["backend"] == backend}
     return (*sorted(bounds - {None}), sys.maxsize)
 
 
 def bucket_of(backend: str, tokens: int, path: Path = TABLE) -> int:
-    """The bucket of a batch, by its largest batch."""
+    """Return the bucket of a batch, named by its largest batch."""
     bounds = buckets(backend, path)
     return bounds[bisect_left(bounds, tokens)]
 
 
 def write_rows(rows: list[Row], path: Path = TABLE) -> None:
-    """Replace the table in one step, one row a line so that a review sees what changed."""
+    """Replace the table atomically, with one row a line so that a review sees the changes."""
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     write_atomic(path, f"[\n{lines}\n]\n")
     read_rows.cache_clear()

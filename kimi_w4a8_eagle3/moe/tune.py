@@ -1,6 +1,6 @@
 """Search tiles by measurement: stage 1 and stage 2 are timed apart, for each block size and batch.
 
-A backend's `Space` lists its candidates; `triton/tune.py` and `flydsl/tune.py` make one each, and its stopwatch.
+A backend's `Space` lists its candidates. `triton/tune.py` and `flydsl/tune.py` make one each, with its timing function.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ INFINITE = float("inf")
 
 
 class Tiles(Protocol):
-    """A tile choice of some backend."""
+    """Tile choice of a backend."""
 
     def to_row(self) -> dict[str, Any]:
-        """The `tiles` of a table row."""
+        """Return the `tiles` of a table row."""
         ...
 
 
-# Microseconds of one call, or None when it does not run.
+# Returns the microseconds of one call, or None when it does not run.
 Timer = Callable[[Callable[[], object]], float | None]
-# (tiles, tokens) -> microseconds up to stage 2, of stage 2 with the reduction; None: does not run.
+# (tiles, tokens) -> microseconds (up to stage 2, of stage 2 with the reduction), None where it does not run.
 Measure = Callable[[Any, int], tuple[float | None, float | None]]
 
 
@@ -39,8 +39,9 @@ Measure = Callable[[Any, int], tuple[float | None, float | None]]
 class Space:
     """The candidates of a backend for one shape.
 
-    stage1, stage2: block size -> tiles of that stage, none where the block size has no kernel.
-    join: (block size, tile of stage 1, tile of stage 2) -> tiles. variants: (the best, tokens) -> what else to try.
+    stage1, stage2: block size -> tiles of that stage, empty where the block size has no kernel.
+    join: (block size, tile of stage 1, tile of stage 2) -> tiles.
+    variants: (the best tiles, tokens) -> further tiles to try.
     """
 
     backend: str
@@ -61,7 +62,7 @@ class Best:
 
 
 def search(shape: MoeShape, batches: Iterable[int], space: Space, measure: Measure) -> Iterator[Best]:
-    """The fastest tiles for each batch: every stage tile for every block size, then the variants of the best.
+    """Yield the fastest tiles of each batch: try all stage tiles for all block sizes, then variants of the best.
 
     Raises KimiError when none runs.
     """
@@ -78,7 +79,7 @@ def search(shape: MoeShape, batches: Iterable[int], space: Space, measure: Measu
 
 
 def table_rows(found: Iterable[Best], backend: str, shape: MoeShape, arch: str, gpu: str) -> list[Row]:
-    """Rows of the tile table: each batch is the upper bound of its row, the last row has none."""
+    """Return rows of the tile table: each batch is the upper bound of its row, and the last row has no bound."""
     best = list(found)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return [
@@ -97,18 +98,18 @@ def table_rows(found: Iterable[Best], backend: str, shape: MoeShape, arch: str, 
 
 
 def merged(rows: Iterable[Row], new: list[Row]) -> list[Row]:
-    """`rows` with those that measure the same (backend, GPU, shape) as `new` replaced by it."""
+    """Return `rows` with those of the same backend, GPU and shape replaced by `new`."""
     replaced = {_key(row) for row in new}
     return [row for row in rows if _key(row) not in replaced] + new
 
 
 def gpu_timer(function: Callable[[], object]) -> float | None:
-    """Microseconds of one call on the GPU at hand, or None when the tile does not compile or run."""
+    """Return the microseconds of one call on the current GPU, or None when the tile does not compile or run."""
     from triton.testing import do_bench  # Triton is optional
 
     try:
         return 1000 * float(do_bench(function, warmup=5, rep=20))
-    except KimiError:  # a kernel that was not compiled is no slow one
+    except KimiError:  # a missing code object is an error, not a slow tile
         raise
     except Exception as error:  # compilers raise their own types for a tile that needs too much memory or registers
         if "out of memory" in str(error).lower():
@@ -117,14 +118,14 @@ def gpu_timer(function: Callable[[], object]) -> float | None:
 
 
 def pairs(space: Space, block_m: int) -> list[tuple[Any, Any]]:
-    """Tiles of stage 1 and stage 2, each at least once: none where a stage has no kernel for this block size."""
+    """Pair tiles of stage 1 and stage 2, each at least once; return none where a stage has no kernel."""
     stage1, stage2 = space.stage1(block_m), space.stage2(block_m)
     count = max(len(stage1), len(stage2)) if stage1 and stage2 else 0
     return [(stage1[index % len(stage1)], stage2[index % len(stage2)]) for index in range(count)]
 
 
 def random_layer(shape: MoeShape, device: torch.device) -> QuarkMoeWeights:
-    """Weights with uniform nibbles and scales of a trained model's size."""
+    """Make weights with uniform nibbles and scales of a trained model's size."""
     generator = torch.Generator(device).manual_seed(0)
 
     def words(*size: int) -> torch.Tensor:
@@ -138,7 +139,7 @@ def random_layer(shape: MoeShape, device: torch.device) -> QuarkMoeWeights:
 
 
 def random_batch(shape: MoeShape, tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(x, router weights, expert ids): each token takes top_k distinct experts, all equally likely."""
+    """Make (x, router weights, expert ids); each token takes top_k distinct experts, all equally likely."""
     generator = torch.Generator(device).manual_seed(tokens)
     x = torch.randn(tokens, shape.hidden, device=device, generator=generator).bfloat16()
     logits = torch.rand(tokens, shape.num_experts, device=device, generator=generator)
@@ -147,13 +148,13 @@ def random_batch(shape: MoeShape, tokens: int, device: torch.device) -> tuple[to
 
 
 def _block_sizes(shape: MoeShape, tokens: int) -> list[int]:
-    """Block sizes around the rows that an expert gets; more than twice that is padding."""
+    """Return the block sizes up to twice the rows that an expert gets; larger blocks would be mostly padding."""
     rows = tokens * shape.top_k / shape.num_experts
     return [size for size in BLOCK_SIZES if size == BLOCK_SIZES[0] or size <= 2 * rows]
 
 
 def _search_block(tokens: int, block_m: int, space: Space, measure: Measure) -> Best | None:
-    """Time both stages' candidates in one pass: a pair shares a call."""
+    """Time both stages' candidates in one pass; a pair of tiles shares a call."""
     times1: dict[Any, float] = {}
     times2: dict[Any, float] = {}
     for first, second in pairs(space, block_m):

@@ -114,7 +114,7 @@ def test_what_hip_refuses(gpu: InterpretedGpu) -> None:
     older[48] = 0x3F  # e_flags: gfx90a
     with gpu:
         for broken, error in ((b"\x7fELP" + image[4:], "hipErrorInvalidImage"), (older, "hipErrorNoBinaryForGpu")):
-            with pytest.raises(KimiError, match=rf"HIP says {error} \(\d+\)\n.*loading a code object on GPU 0"):
+            with pytest.raises(KimiError, match=rf"HIP error {error} \(\d+\)\n.*loading a code object on GPU 0"):
                 hip.load(bytes(broken), 0)
         with pytest.raises(KimiError, match=r"hipErrorNotFound.*\n.*finding the kernel ad in"):
             hip.load(image, 0).function("ad")

@@ -1,1 +1,1 @@
-"""The FlyDSL backend: gfx942 kernels with INT8 MFMA, and what compiles, tunes and warms them."""
+"""The FlyDSL backend: gfx942 kernels with INT8 MFMA, and the code that compiles, tunes and warms them."""

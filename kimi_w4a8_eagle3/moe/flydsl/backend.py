@@ -1,10 +1,10 @@
-"""The FlyDSL backend for gfx942: tile choice and the order of launches of the code objects that `warm` compiled.
+"""The FlyDSL backend for gfx942: chooses tiles and launches the code objects that `warm` compiled, in order.
 
-Route and quantize (one launch), stage 1, stage 2 (one row a slot), reduce. Up to 64 tokens stage 1 does the first of
-them, up to 16 stage 2 the last. A prefill runs the last two by chunks of columns; its first stage 2 quantizes the rows
-for the others. FLYDSL_W4A16_HYBRID runs the BF16 baseline instead: route, stage 1, stage 2, reduce. Grids follow from
-shapes alone and nothing waits for the device, so a call can be captured in a graph; `prepare` loads every kernel that a
-layer may launch.
+A forward launches route and quantize (one kernel), stage 1, stage 2 (one row a slot) and reduce. Up to 64 tokens stage
+1 also routes and quantizes, and up to 16 stage 2 also reduces. A prefill runs stage 2 and reduce by chunks of columns;
+its first stage 2 quantizes the rows for the others. FLYDSL_W4A16_HYBRID runs the BF16 baseline instead: route, stage 1,
+stage 2, reduce. Grids follow from shapes alone and nothing waits for the device, so a call can be captured in a graph.
+`prepare` loads every kernel that a layer may launch.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from .configs import (
 from .objects import ARCH, GATE, MANIFEST, CodeObjects, code_objects, objects_folder
 
 _MAX_BUFFER = 2**32 - 1  # bytes that a buffer descriptor spans
-# Most bytes of slots between stage 2 and the reduction: what stays in the last-level cache, 256 MiB on an MI300X and
-# MI325X, beside the weights that stream through. 1,024 columns of 10,240 tokens.
+# Most bytes of slots between stage 2 and the reduction: 1,024 columns of 10,240 tokens. They stay in the last-level
+# cache (256 MiB on MI300X and MI325X) beside the weights that stream through.
 PARTIAL_BYTES = 160 << 20
 W4A16_GATE = "FLYDSL_W4A16_HYBRID"
 XCD_GATE = "KIMI_MOE_XCD_ORDER"
-W4A16_ROWS = 32  # most rows of a block that leave the baseline more than one wave a SIMD
+W4A16_ROWS = 32  # most rows of a block with which the baseline still has more than one wave a SIMD
 
 Kernels = dict[str, KernelConfig]
 Tables = tuple[torch.Tensor, torch.Tensor]  # order and blocks of `block.RoutingAddresses`
-Count = int | tuple[int, int]  # row blocks, rows or tokens; with columns, where a launch takes some of them
+Count = int | tuple[int, int]  # row blocks, rows or tokens; and columns, where a launch computes only some of them
 
 
 class FlydslBackend:
@@ -59,7 +59,7 @@ class FlydslBackend:
         self._plans: dict[tuple[MoeShape, int], Kernels] = {}
 
     def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
-        """Why this backend cannot run `shape` on `device`, or None when it can.
+        """Return the reason why this backend cannot run `shape` on `device`, or None.
 
         Raises KimiError as `shape_problem` does, and for code objects that are missing, foreign or altered.
         """
@@ -72,17 +72,20 @@ class FlydslBackend:
         return problem
 
     def _nothing_compiled(self) -> str | None:
-        """Nobody ran `kimi-w4a8 warm` here; where KIMI_KERNELS names a folder, that is an error instead."""
+        """Return a reason when `kimi-w4a8 warm` never ran here, or None.
+
+        Where KIMI_KERNELS names a folder, missing code objects are an error instead.
+        """
         folder = objects_folder(self._gates)
         if self._gates.get(GATE) or (folder / MANIFEST).exists():
             return None
         return f"no code objects in {folder}: run `kimi-w4a8 warm` where FlyDSL is installed, or set {GATE}"
 
     def shape_problem(self, shape: MoeShape) -> str | None:
-        """Why no tile fits `shape`, or None.
+        """Return the reason why no tile fits `shape`, or None.
 
-        Raises KimiError when it is the tiles of the gates alone that do not: what somebody asked for must not become
-        another, slower backend in silence.
+        Raises KimiError when only the tiles of the gates do not fit: tiles that the operator requested must not
+        silently select another, slower backend.
         """
         try:
             for tokens in buckets(self.name, self._table):
@@ -95,12 +98,12 @@ class FlydslBackend:
         return None
 
     def describe(self, shape: MoeShape, device: torch.device) -> str:
-        """The tile choices for a few batches, for the log."""
+        """Describe the tile choices for a few batches, for the log."""
         tiles = "; ".join(f"T<={t}: {self.tiles_for(shape, t).to_row()}" for t in (8, 160, 10240))
         return f"code objects of {objects_folder(self._gates)} | {tiles}"
 
     def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
-        """Repack one layer into `flydsl_layout`, and load its kernels where it lies."""
+        """Repack one layer into `layout.LAYOUT`, and load its kernels on the device of the weights."""
         if weights.w13.is_cuda:
             for config in self.wanted(weights.shape):
                 self.objects.load(config, device_of(weights.w13))
@@ -113,7 +116,7 @@ class FlydslBackend:
 
     # -- tiles ----------------------------------------------------------------------------------------------------
     def tiles_for(self, shape: MoeShape, tokens: int) -> FlydslTiles:
-        """The table's tiles, fitted to the shape; then the gates, taken as they are."""
+        """Return the table's tiles, fitted to the shape, with the gates' tiles put over them unchanged."""
         row = find_row(self.name, ARCH, shape.hidden, shape.inter, tokens, self._table)
         if row is None:
             raise KimiError(f"no FlyDSL tiles for {tokens} tokens", where=str(self._table))
@@ -121,12 +124,12 @@ class FlydslBackend:
         if tiles.tile_m == OWN_ROWS and not fits_small(shape, tiles, row["max_tokens"]):
             tiles = FlydslTiles(16, (32, 256), tiles.stage2)
         tiles = replace(tiles, stage2=fitted(shape, *tiles.stage2))
-        if tiles.tile_m >= PREFILL_ROWS and _stage2(shape, tiles).problem():  # its rows do not fit LDS
+        if tiles.tile_m >= PREFILL_ROWS and _stage2(shape, tiles).problem():  # the rows of stage 2 do not fit LDS
             tiles = FlydslTiles(32, (64, 256), fitted(shape, 256, 256))
         return self._gated(tiles)
 
     def _asked(self) -> dict[tuple[int, str], int | None]:
-        """What the gates fix, by stage and axis."""
+        """Return the tile sizes that the gates fix, by stage and axis."""
         return {(stage, axis): self._gates.get(tile_gate(stage, axis)) for stage in (1, 2) for axis in "MNK"}
 
     def _gated(self, tiles: FlydslTiles) -> FlydslTiles:
@@ -134,14 +137,14 @@ class FlydslBackend:
         rows = {m for s in (1, 2) if (m := asked[s, "M"]) is not None}
         if len(rows) > 1:
             raise KimiError(
-                f"the two stages share their blocks of rows, but {sorted(rows)} are asked for",
+                f"both stages use the same blocks of rows, but the gates set {sorted(rows)}",
                 where="AITER_FLYDSL_STAGE1_TILE_M and AITER_FLYDSL_STAGE2_TILE_M",
-                expected="one number, or only one of the two set",
+                expected="the same number for both, or only one of them set",
             )
         if tiles.tile_m == OWN_ROWS and {asked[1, "N"], asked[1, "K"]} - {None, *tiles.stage1}:
             tiles = FlydslTiles(16, (32, 256), tiles.stage2)
         tile_m = rows.pop() if rows else tiles.tile_m
-        if tile_m != tiles.tile_m:  # another kind of kernel: its own defaults instead of the table's
+        if tile_m != tiles.tile_m:  # another kind of kernel takes its own defaults instead of the table's
             decode = tile_m < PREFILL_ROWS
             tiles = FlydslTiles(tile_m, (64, 256 if decode else 128), tiles.stage2)
         (n1, k1), (n2, k2) = tiles.stage1, tiles.stage2
@@ -149,18 +152,18 @@ class FlydslBackend:
         return replace(tiles, stage1=stage1, stage2=stage2, by_token=tiles.by_token and stage2 == tiles.stage2)
 
     def configs(self, shape: MoeShape, tokens: int) -> Kernels:
-        """The plan of a batch, every kernel that it launches: made once for all batches of its bucket."""
+        """Return every kernel that a batch launches; batches of one bucket share this plan."""
         key = shape, bucket_of(self.name, tokens, self._table)
         if key not in self._plans:
             self._plans[key] = self.configs_of(shape, self.tiles_for(shape, tokens))
         return self._plans[key]
 
     def configs_of(self, shape: MoeShape, tiles: FlydslTiles) -> Kernels:
-        """Every kernel that these tiles need; raises KimiError when one does not exist."""
+        """Return every kernel that these tiles need; raise KimiError when one does not exist."""
         if self._gates.get(W4A16_GATE):
             return self._checked(_w4a16_configs(shape, min(max(tiles.tile_m, 16), W4A16_ROWS)), tiles)
         size = (shape.hidden, shape.inter, shape.top_k)
-        # The gates are about decode's schedule; prefill's loses its loads in flight when it is left to the compiler.
+        # The gates apply to decode only: prefill loses its loads in flight when the compiler schedules it.
         unpinned = tiles.tile_m < PREFILL_ROWS
         pinned = [not (unpinned and self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is False) for s in (1, 2)]
         prefill = tiles.tile_m >= PREFILL_ROWS
@@ -190,7 +193,7 @@ class FlydslBackend:
         return kernels
 
     def wanted(self, shape: MoeShape) -> list[KernelConfig]:
-        """Every kernel that some batch launches, each once."""
+        """Return every kernel that some batch launches, each once."""
         plans = [self.configs(shape, tokens) for tokens in buckets(self.name, self._table)]
         return list(dict.fromkeys(config for plan in plans for config in plan.values()))
 
@@ -200,7 +203,7 @@ class FlydslBackend:
     ) -> torch.Tensor:
         """Run both stages; see MoeBackend.forward for shapes.
 
-        A row of x with NaN or Inf makes its own output NaN and no other; T = 0 gives an empty result.
+        A row of x with NaN or Inf makes its own output NaN and no other. T = 0 gives an empty result.
         """
         check_call(x, moe, layout.LAYOUT, topk_weights, topk_ids)
         if x.shape[0] == 0:
@@ -217,7 +220,7 @@ class FlydslBackend:
         self.objects.launch(config, count, device_of(x), stream_of(x), numbers)
 
     def blocks(self, slots: int, experts: int, tile_m: int) -> int:
-        """Row blocks to launch: those that can have rows, or the padded worst case where the gate asks for it."""
+        """Return the row blocks to launch: those that can have rows, or with the gate off the padded worst case."""
         if self._gates.get("AITER_FLYDSL_MOE_GRID_TRIM") is False:
             return (slots + experts * (tile_m - 1)) // tile_m
         return max_blocks(slots, experts, tile_m)
@@ -239,13 +242,13 @@ def _by_token(shape: MoeShape) -> ByTokenConfig:
 
 
 def fitted(shape: MoeShape, n: int, k: int) -> tuple[int, int]:
-    """The tile of stage 2 that comes nearest for this shape."""
-    n = max((each for each in STAGE2_TILES["N"] if each <= n and shape.hidden % each == 0), default=n)
+    """Return the nearest tile of stage 2 that divides this shape."""
+    n = max((width for width in STAGE2_TILES["N"] if width <= n and shape.hidden % width == 0), default=n)
     return n, k if shape.inter % k == 0 else layout.CHUNK_K
 
 
 def fits_small(shape: MoeShape, tiles: FlydslTiles, most_tokens: int | None) -> bool:
-    """Whether the kernels for few tokens take this shape; others sort in a launch of their own."""
+    """True if the kernels for few tokens take this shape; otherwise slots are sorted in a separate launch."""
     if most_tokens is None or most_tokens * shape.top_k > OWN_SLOTS or _own_stage1(shape, tiles, True).problem():
         return False
     return not (tiles.by_token and _by_token(shape).problem())
@@ -262,17 +265,17 @@ def _w4a16_configs(shape: MoeShape, tile_m: int) -> Kernels:
 
 
 def stream_of(tensor: torch.Tensor) -> int:
-    """HIP's handle of the current stream of a tensor's device; 0, the default one, for memory of the host."""
+    """Return HIP's handle of the current stream of a tensor's device; 0, the default stream, for host memory."""
     return int(torch.cuda.current_stream(tensor.device).cuda_stream) if tensor.is_cuda else 0
 
 
 def device_of(tensor: torch.Tensor) -> int:
-    """HIP's number of a tensor's device."""
+    """Return HIP's number of a tensor's device."""
     return tensor.device.index or 0
 
 
 class FlydslCall:
-    """One forward: its buffers and launches."""
+    """Buffers and launches of one forward."""
 
     def __init__(
         self,
@@ -292,16 +295,16 @@ class FlydslCall:
         self.baseline = routed is not None and not routed.hidden
 
     def run(self) -> torch.Tensor:
-        """All launches; returns bfloat16 [T, H]."""
+        """Launch all kernels; return bfloat16 [T, H]."""
         a8, info, tables = self.route()
         if self.baseline:
             return self._run_w4a16(tables)
         return self.down(self.stage1(a8, info, tables), tables)
 
     def route(self) -> tuple[torch.Tensor, torch.Tensor, Tables]:
-        """(int8 [T, H], its row info, the blocks of rows): see `sort_slots.py`; the first two empty in the baseline.
+        """Return (int8 [T, H], its row info, the blocks of rows); see `sort_slots.py`. The baseline has no int8 rows.
 
-        Where stage 1 sorts and quantizes: the tokens, the expert ids, room for what it says of the blocks.
+        Where stage 1 sorts and quantizes, returns the tokens, the expert ids and empty tables that stage 1 fills.
         """
         if "route" not in self.kernels:
             order = self._new((self.slots * OWN_ROWS,), torch.int32)
@@ -312,13 +315,13 @@ class FlydslCall:
         return a8, info, tables
 
     def stage1(self, a8: torch.Tensor, info: torch.Tensor, tables: Tables) -> torch.Tensor:
-        """Gate, up and SiLU: float32 [S, I] by slot."""
+        """Compute gate, up and SiLU: float32 [S, I] by slot."""
         moe, h = self.moe, self._new((self.slots, self.moe.shape.inter), torch.float32)
         self._launch("stage1", self.blocks, a8, info, moe.w13, moe.s13, *tables, h, self.tokens)
         return h
 
     def down(self, h: torch.Tensor, tables: Tables) -> torch.Tensor:
-        """Stage 2 and the sum over a token's slots, by chunks of columns: bfloat16 [T, H]."""
+        """Run stage 2 and the sum over a token's slots, by chunks of columns: bfloat16 [T, H]."""
         moe, hidden = self.moe, self.moe.shape.hidden
         out, step = torch.empty_like(self.x), columns_at_once(self.kernels, self.slots)
         if "reduce" not in self.kernels:
@@ -334,7 +337,7 @@ class FlydslCall:
         return out
 
     def _run_w4a16(self, tables: Tables) -> torch.Tensor:
-        """The baseline with bfloat16 activations: no quantization, the router weight is the reduction's scale."""
+        """Run the baseline with bfloat16 activations; nothing is quantized, the reduction scales by router weight."""
         shape, blocks = self.moe.shape, self.blocks
         h = self._new((self.slots, shape.inter), torch.bfloat16)
         self._launch("stage1", blocks, self.x, self.moe.w13, self.moe.s13, *tables, h, self.tokens)
@@ -352,15 +355,15 @@ class FlydslCall:
         self.backend.launch(self.kernels[name], count, x, *args)
 
     def _quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """For a kernel to fill: (int8 like x, [rows, 2] of float32 scale and int32 low sum)."""
+        """Allocate (int8 like x, [rows, 2] of float32 scale and int32 low sum) for a kernel to fill."""
         return self._new(tuple(x.shape), torch.int8), self._new((len(x), 2), torch.int32)
 
 
 def columns_at_once(kernels: Kernels, slots: int) -> int:
-    """Columns of a launch of stage 2: even parts of the hidden size whose slots take at most PARTIAL_BYTES."""
+    """Return the columns of one stage 2 launch: even parts of hidden whose slots take at most PARTIAL_BYTES."""
     stage2 = kernels["stage2"]
     if isinstance(stage2, W4A16Config | ByTokenConfig):
-        return stage2.hidden  # the baseline keeps all slots, a kernel by token none
+        return stage2.hidden  # the baseline keeps all slots in memory, the kernel by token keeps none
     assert isinstance(stage2, Stage2Config)
     tiles = stage2.hidden // stage2.tile_n
     fitting = max(PARTIAL_BYTES // (2 * slots * stage2.tile_n), 1)
@@ -368,9 +371,10 @@ def columns_at_once(kernels: Kernels, slots: int) -> int:
 
 
 def size_problem(shape: MoeShape, tokens: int, columns: int) -> str | None:
-    """Why a batch is too large: every buffer, with one row past its end, must be addressable by 32-bit offsets.
+    """Return the reason why a batch is too large, or None.
 
-    columns: of the slots that stage 2 writes at once.
+    Every buffer, with one row past its end, must be addressable by 32-bit offsets. columns: those of the slots that one
+    launch of stage 2 writes.
     """
     row_bytes = max(2 * shape.top_k * columns, 2 * shape.hidden, 4 * shape.top_k * shape.inter)
     return f"{tokens} tokens exceed the kernels' 4 GiB buffers" if (tokens + 1) * row_bytes > _MAX_BUFFER else None

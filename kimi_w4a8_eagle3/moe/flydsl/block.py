@@ -1,4 +1,4 @@
-"""The rows of one workgroup: which expert, and which routed slot each row is, as `sort_slots.py` sorted them."""
+"""The rows of one workgroup: its expert, and the routed slot of each row, as `sort_slots.py` sorted them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from .configs import TOGETHER, XCDS
 
 @dataclass
 class RoutingAddresses:
-    """Addresses (i64) of the int32 tables that say which rows a block has.
+    """Addresses (i64) of the int32 routing tables.
 
-    order [slots]: slots by expert. blocks [B, 4], B as many as are launched: expert, first row's place in `order`, rows
-    (0: there is no such block), how many blocks there are.
+    order [slots]: slots by expert.
+    blocks [B, 4] for the B blocks that are launched: expert, place of the first row in `order`, number of rows (0:
+    unused block), number of used blocks.
     """
 
     order: Any
@@ -38,25 +39,27 @@ class Arguments:
 
 
 def work_of(number: Any, blocks: Any, parts: int) -> tuple[fx.Int32, Any]:
-    """(the piece of work of a launch's workgroup `number`, whether there is one), with neighbours on one XCD.
+    """Return (piece of work of a launch's workgroup `number`, true if there is one), with neighbours on one XCD.
 
-    Workgroups go round the XCDs by their number; each XCD gets an equal run of the pieces. blocks: address of the
-    table; parts: pieces of a block.
+    Workgroups go round the XCDs by their number, and each XCD gets an equal run of the pieces.
+    blocks: address of the table.
+    parts: pieces of a block.
     """
     total = ops.scalar_load(blocks, fx.Int32(3)) * parts
-    xcd, each, more = number & (XCDS - 1), total >> 3, total & (XCDS - 1)
+    xcd, share, more = number & (XCDS - 1), total >> 3, total & (XCDS - 1)
     longer = fx.Int32(arith.minsi(ops.raw(xcd), ops.raw(more)))
     here = (number < total).ir_value()
-    work = arith.select(here, ops.raw(xcd * each + longer + (number >> 3)), ops.const_i32(0))
+    work = arith.select(here, ops.raw(xcd * share + longer + (number >> 3)), ops.const_i32(0))
     return fx.Int32(work), here
 
 
 class RowBlock:
-    """Block number `block` of the routing; `slots` is T * top_k, which also stands for "no row here".
+    """Block number `block` of the routing.
 
-    A row that does not exist gets slot number `slots`: its offsets lie past the end of every per-slot and per-token
-    buffer, where the hardware loads 0 and drops stores. here: whether the workgroup has a block (`work_of`).
-    rows: how many it has.
+    `slots` is T * top_k. A row that does not exist gets it as its slot number: its offsets lie past the end of every
+    per-slot and per-token buffer, where the hardware loads 0 and drops stores.
+    here: true if the workgroup has a block (`work_of`).
+    rows: number of rows of the block.
     """
 
     def __init__(self, routing: RoutingAddresses, block: Any, slots: Any, top_k: int, here: Any = None) -> None:
@@ -64,30 +67,33 @@ class RowBlock:
         self.expert, self._first, self.rows, _ = ops.scalar_row(routing.blocks, block)
 
     def exists(self) -> Any:
-        """Whether the routing has so many blocks: the grid is a static bound."""
+        """True if the block is used: the grid is a static bound."""
         return self.rows > 0 if self._here is None else self._here
 
     def open(self) -> None:
-        """Only where it exists."""
+        """Open the order table; call it only where the block exists."""
         self._order = ops.buffer(self._routing.order, self.rows * 4, fx.Int64(self._first) * 4)
 
     def together(self, first: Any, tiles: int) -> list[tuple[range, Any]]:
-        """A wave's row tiles from row `first` on, TOGETHER at a time, and whether there are such (None: always)."""
+        """Return a wave's row tiles from row `first` on, TOGETHER at a time, each with the condition that they exist.
+
+        The first group always exists and has None.
+        """
         groups = [range(m, min(m + TOGETHER, tiles)) for m in range(0, tiles, TOGETHER)]
         return [(g, (first + 16 * g.start < self.rows).ir_value() if g.start else None) for g in groups]
 
     def slot(self, row: Any) -> fx.Int32:
-        """The slot of row `row` (0 .. tile_m - 1) of this block."""
+        """Return the slot of row `row` (0 .. tile_m - 1) of this block."""
         loaded = ops.load(self._order, ops.i32_type(), row * 4)
         return fx.Int32(arith.select((row < self.rows).ir_value(), loaded, self._slots.ir_value()))
 
     def token(self, slot: fx.Int32) -> fx.Int32:
-        """The token of a slot; T for a row that does not exist."""
+        """Return the token of a slot; T for a row that does not exist."""
         return fx.Int32(arith.divui(slot.ir_value(), ops.const_i32(self._top_k)))
 
 
 class ShortBlock(RowBlock):
-    """A block as `stage1_small.py` lists it: its few slots are scalars, known as soon as its expert is."""
+    """A block as `stage1_small.py` lists it: its few slots are scalars, loaded together with its expert."""
 
     def __init__(self, routing: RoutingAddresses, block: Any, slots: Any, top_k: int) -> None:
         super().__init__(routing, block, slots, top_k)
@@ -95,10 +101,10 @@ class ShortBlock(RowBlock):
         ops.keep(self.rows, *self._few)
 
     def open(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the slots are scalars already."""
 
     def slot(self, row: Any) -> fx.Int32:
-        """As RowBlock."""
+        """See RowBlock.slot."""
         slot = ops.raw(self._slots)
         for number, few in enumerate(self._few):
             slot = arith.select((row == number).ir_value(), ops.raw(few), slot)

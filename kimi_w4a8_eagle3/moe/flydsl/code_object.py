@@ -1,4 +1,4 @@
-"""What a code object says of its kernel: the AMDGPU metadata note of the ELF file, a MessagePack document."""
+"""Reader of a code object's AMDGPU metadata, a MessagePack document in a note of the ELF file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOTE_SEGMENT, _METADATA_NOTE = 4, 32
 
 
 def describe(image: bytes, arguments: int) -> CodeObject:
-    """The manifest's entry of a code object, whose kernel takes so many arguments from the host."""
+    """Return the manifest entry of a code object whose kernel takes `arguments` arguments from the host."""
     metadata = read_metadata(image)
     arch, kernels = metadata["amdhsa.target"].rpartition("-")[2].partition(":")[0], metadata["amdhsa.kernels"]
     if arch != ARCH or len(kernels) != 1 or len(kernels[0][".args"]) < arguments:
@@ -41,17 +41,17 @@ def describe(image: bytes, arguments: int) -> CodeObject:
 
 
 def read_metadata(image: bytes) -> dict[str, Any]:
-    """The AMDGPU metadata of a code object; raises KimiError for a file that has none."""
+    """Return the AMDGPU metadata of a code object; raise KimiError for a file that has none."""
     try:
         return next(_value(BytesIO(note)) for kind, note in _notes(image) if kind == _METADATA_NOTE)
     except (struct.error, StopIteration):
         raise KimiError(
-            "this is no code object: it has no AMDGPU metadata", expected="an ELF file for AMDGPU"
+            "this is not a code object: it has no AMDGPU metadata", expected="an ELF file for AMDGPU"
         ) from None
 
 
 def _notes(image: bytes) -> Iterator[tuple[int, bytes]]:
-    """(type, content) of every note of a 64-bit little-endian ELF file."""
+    """Yield (type, content) of every note of a 64-bit little-endian ELF file."""
     (headers,) = struct.unpack_from("<Q", image, 32)
     size, count = struct.unpack_from("<HH", image, 54)
     for number in range(count):
@@ -69,7 +69,7 @@ def _padded(size: int) -> int:
 
 
 def _value(stream: BytesIO) -> Any:
-    """One value of a MessagePack document, of the kinds that LLVM writes: map, list, text, bool, number >= 0."""
+    """Read one MessagePack value of the kinds that LLVM writes: map, list, text, bool, number >= 0."""
 
     def number(size: int) -> int:
         return int.from_bytes(stream.read(size), "big")

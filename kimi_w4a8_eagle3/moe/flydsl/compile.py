@@ -20,8 +20,8 @@ from .objects import CodeObject
 
 
 def launcher_of(config: KernelConfig) -> Any:
-    """What FlyDSL compiles."""
-    # FlyDSL takes a second to import; tests of what needs none of it are collected beside those that compile.
+    """Build the launcher of a kernel, which FlyDSL compiles."""
+    # FlyDSL takes a second to import, and this module is also imported where nothing is compiled.
     from . import rows, sort_slots, stage1, stage2, stage2_token, w4a16
 
     builders: dict[type, Any] = {
@@ -36,7 +36,7 @@ def launcher_of(config: KernelConfig) -> Any:
 
 
 def compile_kernel(config: KernelConfig) -> tuple[bytes, CodeObject]:
-    """(the code object, what the manifest says of it)."""
+    """Return (the code object, its manifest entry)."""
     launcher = launcher_of(config)
     image = toolchain.compiled(launcher)
     return image, describe(image, len(inspect.signature(launcher.func).parameters))

@@ -1,6 +1,6 @@
-"""The kernels' compile-time parameters and grids; needs neither FlyDSL nor Triton.
+"""Compile-time parameters and grids of the kernels; needs neither FlyDSL nor Triton.
 
-A configuration names its kernel: `repr` of it is the kernel's key in the manifest of the code objects.
+A configuration names its kernel: its `repr` is the kernel's key in the manifest of the code objects.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ...gates import PREFILL_ROWS, STAGE1_TILES, STAGE2_TILES
 from .layout import CHUNK_K, LOW_K_BIT, PAIR, TILE_N
 
 WAVES = 4
-ROW_REGISTER_BYTES = 16 * 1024  # of one wave's activations in stage 2: 64 vector registers
-QUANTIZED_BYTES = 20 * 1024  # of LDS for the rows that stage 2 quantizes: three workgroups have room
-W4A16_TILES = 2  # 16-channel tiles of a wave
-REDUCED = 512  # columns that a wave of the sum takes
-XCDS = 8  # dies of an MI300X and MI325X, each with an L2 cache; workgroups go round them by their number
+ROW_REGISTER_BYTES = 16 * 1024  # one wave's activations in stage 2: 64 vector registers
+QUANTIZED_BYTES = 20 * 1024  # LDS for the rows that stage 2 quantizes: three workgroups fit
+W4A16_TILES = 2  # 16-channel tiles of a wave of the baseline
+REDUCED = 512  # columns that a wave of the reduction takes
+XCDS = 8  # dies of MI300X and MI325X, each with an L2 cache; workgroups go round them by their number
 SORTERS = 8  # workgroups that sort the slots
-OWN_ROWS, OWN_SLOTS = 4, 512  # of stage 1 where it sorts: rows of a workgroup, most slots of a batch
+OWN_ROWS, OWN_SLOTS = 4, 512  # where stage 1 sorts: rows of a workgroup, most slots of a batch
 OWN_TILES = ((OWN_ROWS, 16, 256), (OWN_ROWS, 32, 256))
-TOGETHER = 2  # 16-row tiles of prefill that are multiplied or, where a block has no such rows, left out together
+TOGETHER = 2  # 16-row tiles of prefill that are multiplied together, or skipped where a block has no such rows
 LDS_BYTES = 65536
 
 
@@ -29,7 +29,7 @@ LDS_BYTES = 65536
 class FlydslTiles:
     """One tile choice: rows a block and (n, k) of both stages; by_token: stage 2 adds a token's slots itself.
 
-    With blocks of OWN_ROWS rows stage 1 sorts and quantizes, for as many tokens as have OWN_SLOTS slots.
+    With blocks of OWN_ROWS rows stage 1 sorts and quantizes. This holds for batches of at most OWN_SLOTS slots.
     """
 
     tile_m: int
@@ -39,7 +39,7 @@ class FlydslTiles:
 
     @classmethod
     def from_row(cls, tiles: dict[str, Any]) -> FlydslTiles:
-        """Read the `tiles` of a table row: {"tile_m", "stage1": [n, k], "stage2": [n, k], "by_token" (if so)}."""
+        """Read the `tiles` of a table row: {"tile_m", "stage1": [n, k], "stage2": [n, k], "by_token" (optional)}."""
         try:
             (n1, k1), (n2, k2) = tiles["stage1"], tiles["stage2"]
             return cls(int(tiles["tile_m"]), (int(n1), int(k1)), (int(n2), int(k2)), bool(tiles.get("by_token")))
@@ -47,25 +47,25 @@ class FlydslTiles:
             raise KimiError(f"a FlyDSL row of the tile table is malformed: {error!r}", where=str(tiles)) from error
 
     def to_row(self) -> dict[str, Any]:
-        """The inverse of `from_row`."""
+        """Return the `tiles` of a table row, the inverse of `from_row`."""
         row = {"tile_m": self.tile_m, "stage1": list(self.stage1), "stage2": list(self.stage2)}
         return {**row, "by_token": True} if self.by_token else row
 
 
 class KernelConfig(Protocol):
-    """What every configuration below has."""
+    """Interface of every configuration below."""
 
     def grid(self, count: Any) -> tuple[Any, Any, Any]:
-        """Workgroups for so many row blocks, rows or tokens; (these, columns) where a launch takes some columns."""
+        """Return the workgroups for `count` row blocks, rows or tokens, or (these, columns) for part of the columns."""
         ...
 
     def problem(self) -> str | None:
-        """Why no kernel can be built for these sizes, or None."""
+        """Return the reason why no kernel can be built for these sizes, or None."""
         ...
 
 
 def padded_to(tile_m: int) -> int:
-    """What a block's rows are padded to: in prefill less than the block."""
+    """Return the multiple that a block's rows are padded to; in prefill it is less than the block."""
     return 16 * TOGETHER if tile_m >= PREFILL_ROWS else tile_m
 
 
@@ -73,12 +73,13 @@ def padded_to(tile_m: int) -> int:
 class Stage1Config:
     """Compile-time parameters of stage 1.
 
-    tile_m: rows a workgroup; tile_n: intermediate channels a workgroup (as many gate and up rows of w13);
-    tile_k: k a wave covers in one turn of its loop (decode) or k of one LDS tile (prefill);
-    pinned: keep the written order of loads (else the compiler's);
-    by_xcd: in prefill, neighbours in the list of work run on one XCD (`block.work_of`);
-    experts: 0, or so many, and tile_m OWN_ROWS: it takes bfloat16 tokens and expert ids, and finds, quantizes and lists
-        its rows itself (stage1_small.py);
+    tile_m: rows a workgroup.
+    tile_n: intermediate channels a workgroup (as many gate and up rows of w13).
+    tile_k: k a wave covers in one turn of its loop (decode) or k of one LDS tile (prefill).
+    pinned: keep the written order of loads (else the compiler's).
+    by_xcd: in prefill, neighbours in the list of work run on one XCD (`block.work_of`).
+    experts: 0, or the number of experts with tile_m OWN_ROWS. Stage 1 then takes bfloat16 tokens and expert ids, and
+        finds, quantizes and lists its rows itself (stage1_small.py).
     accumulators: write the int32 sums [slots, 2*inter] instead of h (tests).
     """
 
@@ -100,12 +101,12 @@ class Stage1Config:
 
     @property
     def decode(self) -> bool:
-        """Whether the waves split K (decode) or the tile (prefill)."""
+        """True if the waves split K (decode), false if they split the tile (prefill)."""
         return self.tile_m < PREFILL_ROWS
 
     @property
     def padded_to(self) -> int:
-        """The rows of a block are multiplied in multiples of so many."""
+        """Multiple in which the rows of a block are multiplied."""
         return padded_to(self.tile_m)
 
     @property
@@ -116,16 +117,15 @@ class Stage1Config:
 
     @property
     def hints(self) -> dict[str, Any]:
-        """Compiler hints: left alone, the compiler loads so far ahead that registers allow two waves a SIMD."""
+        """Compiler hints that limit load-ahead: without them registers allow only two waves a SIMD."""
         far_ahead = not self.pinned and (self.tile_m, self.tile_n) == (16, 64)
         return {"waves_per_eu": 3} if far_ahead else {}
 
     def grid(self, blocks: Any) -> tuple[Any, Any, Any]:
-        """Workgroups for `blocks` row blocks."""
+        """Return the workgroups for `blocks` row blocks."""
         return self.inter // self.tile_n, blocks, 1
 
     def problem(self) -> str | None:
-        """Why no kernel can be built for these sizes, or None."""
         tile = (self.tile_m, self.tile_n, self.tile_k)
         if tile not in (OWN_TILES if self.experts else STAGE1_TILES):
             return f"stage 1 has no kernel for tile (m, n, k) {tile}; it has {', '.join(map(str, STAGE1_TILES))}"
@@ -142,14 +142,16 @@ class Stage1Config:
 class Stage2Config:
     """Compile-time parameters of stage 2.
 
-    tile_m: rows a workgroup; tile_n: output channels a workgroup; tile_k: k of one slot of the weight ring;
-    pinned: keep the written order of loads (else the compiler's);
-    by_xcd: in prefill, neighbours in the list of blocks run on one XCD (`block.work_of`);
-    quantize: rows are stage 1's float32: each workgroup quantizes its block's, and the first of them writes the row
-        info that the sum takes, in prefill the rows too, for the launches of other columns; without: rows and info
-        are given (tests);
-    short: blocks have up to OWN_ROWS rows, as stage 1 lists them for few tokens;
-    accumulators: write the exact sums, float32, in the place of scaled float16 [T * top_k, columns] (tests).
+    tile_m: rows a workgroup.
+    tile_n: output channels a workgroup.
+    tile_k: k of one slot of the weight ring.
+    pinned: keep the written order of loads (else the compiler's).
+    by_xcd: in prefill, neighbours in the list of blocks run on one XCD (`block.work_of`).
+    quantize: rows are stage 1's float32, and each workgroup quantizes those of its block. The first workgroup of a
+        block writes the row info that the reduction takes; in prefill it also writes the rows, for the launches of
+        other columns. Without it rows and info are given (tests).
+    short: blocks have up to OWN_ROWS rows, as stage 1 lists them for few tokens.
+    accumulators: write the exact sums, float32, instead of scaled float16 [T * top_k, columns] (tests).
     """
 
     hidden: int
@@ -166,33 +168,33 @@ class Stage2Config:
 
     @property
     def row_tiles(self) -> int:
-        """16-row tiles that a wave holds."""
+        """16-row tiles that a wave keeps in registers."""
         return min(self.tile_m // 16, ROW_REGISTER_BYTES // (16 * self.inter))
 
     @property
     def padded_to(self) -> int:
-        """As in stage 1."""
+        """Multiple in which the rows of a block are multiplied."""
         return padded_to(self.tile_m)
 
     @property
     def keeps(self) -> bool:
-        """Whether the launch for column 0 quantizes for the others."""
+        """True if the launch for column 0 quantizes the rows for the other launches."""
         return self.quantize and self.tile_m >= PREFILL_ROWS
 
     @property
     def row_bytes(self) -> int:
-        """Of a quantized row in LDS, its low sum behind it; rows that follow each other start in different banks."""
+        """LDS bytes of a quantized row and its low sum; consecutive rows start in different banks."""
         return self.inter + 16
 
     @property
     def quantized_tiles(self) -> int:
-        """Row tiles of each of `waves_m` waves that are in LDS at a time: more would take waves off the SIMD."""
+        """Row tiles of each of `waves_m` waves that are in LDS at a time; more would reduce the waves a SIMD."""
         at_once = QUANTIZED_BYTES // (16 * self.waves_m * self.row_bytes)
         return next(n for n in (self.row_tiles, 2, 1) if n <= max(at_once, 1) and self.row_tiles % n == 0)
 
     @property
     def lds_bytes(self) -> int:
-        """Of the rows that are quantized at a time."""
+        """LDS bytes of the rows that are quantized at a time."""
         return (OWN_ROWS if self.short else 16 * self.waves_m * self.quantized_tiles) * self.row_bytes
 
     @property
@@ -211,20 +213,19 @@ class Stage2Config:
         return self.tiles * self.row_tiles * (self.inter // 32)
 
     def grid(self, count: Any) -> tuple[Any, Any, Any]:
-        """Workgroups for `count`, (row blocks, columns)."""
+        """Return the workgroups for `count`, (row blocks, columns)."""
         blocks, columns = count
-        if self.by_xcd:  # all blocks of some columns; a multiple of XCDS keeps a block's columns on its XCD
+        if self.by_xcd:  # x counts the blocks: a multiple of XCDS keeps a block's columns on its XCD
             return -(-blocks // XCDS) * XCDS, columns // self.tile_n, 1
         return columns // self.tile_n, blocks, 1
 
     def problem(self) -> str | None:
-        """Why no kernel can be built for these sizes, or None."""
         if self.inter % CHUNK_K or not CHUNK_K <= self.inter <= 1024:
             return f"intermediate size {self.inter}: stage 2 takes multiples of {CHUNK_K} up to 1024"
         if self.tile_m not in STAGE2_TILES["M"] or self.tile_m // 16 % self.row_tiles or self.waves_m > WAVES:
             return f"stage 2 tile_m {self.tile_m} does not fit an intermediate size of {self.inter}"
         if self.lds_bytes > LDS_BYTES:
-            return f"stage 2 tile_m {self.tile_m}: so many rows of {self.inter} do not fit LDS"
+            return f"stage 2 tile_m {self.tile_m}: the rows of {self.inter} values do not fit LDS"
         if self.hidden % (TILE_N * PAIR):
             return f"hidden size {self.hidden} is not a multiple of {TILE_N * PAIR} (stage 2)"
         for axis, tile, size in (("K", self.tile_k, self.inter), ("N", self.tile_n, self.hidden)):
@@ -236,7 +237,7 @@ class Stage2Config:
 
 @dataclass(frozen=True)
 class ByTokenConfig:
-    """Stage 2 and the sum in one, for few tokens: a workgroup takes tile_n channels of all slots of a token."""
+    """Stage 2 and the reduction in one, for few tokens: a workgroup takes tile_n channels of all slots of a token."""
 
     hidden: int
     inter: int
@@ -259,11 +260,9 @@ class ByTokenConfig:
         return self.slots * (self.tile_n // TILE_N) * (self.inter // 32)
 
     def grid(self, tokens: Any) -> tuple[Any, Any, Any]:
-        """Workgroups for `tokens` tokens."""
         return self.hidden // self.tile_n, tokens, 1
 
     def problem(self) -> str | None:
-        """Why no kernel can be built for these sizes, or None."""
         if self.inter % CHUNK_K or not CHUNK_K <= self.inter <= 1024 or self.hidden % self.tile_n:
             return f"stage 2 by token: {self.inter} x {self.hidden} is no multiple of {CHUNK_K} x {self.tile_n}"
         if self.top_k % WAVES:
@@ -281,21 +280,19 @@ class QuantizeConfig:
 
     @property
     def waves_per_row(self) -> int:
-        """A whole workgroup for long rows, or where it is `together` anyway, else one wave."""
+        """Waves a row: the whole workgroup for long rows or where it works `together`, else one wave."""
         return WAVES if self.columns > 2048 or self.together else 1
 
     def grid(self, rows: Any) -> tuple[Any, Any, Any]:
-        """Workgroups for `rows` rows."""
         return (rows if self.waves_per_row > 1 else (rows + (WAVES - 1)) // WAVES), 1, 1
 
     def problem(self) -> str | None:
-        """Why no kernel can be built, or None."""
         return f"rows of {self.columns} values: not a multiple of 16" if self.columns % (2 * LOW_K_BIT) else None
 
 
 @dataclass(frozen=True)
 class ReduceConfig:
-    """out[t] = sum over s of scale[t, s] * slots[t, s], in the order of s; slots of no expert here are left out.
+    """out[t] = sum over s of scale[t, s] * slots[t, s], in the order of s; slots without an expert here are left out.
 
     bf16: the slots are bfloat16 (the W4A16 baseline's), else float16.
     """
@@ -306,18 +303,20 @@ class ReduceConfig:
     bf16: bool = False
 
     def grid(self, count: Any) -> tuple[Any, Any, Any]:
-        """Workgroups for `count`, (tokens, columns)."""
+        """Return the workgroups for `count`, (tokens, columns)."""
         tokens, columns = count
         return -(-columns // REDUCED), -(-tokens // WAVES), 1
 
     def problem(self) -> str | None:
-        """Why no kernel can be built, or None."""
         return f"hidden size {self.hidden} is not a multiple of 8" if self.hidden % 8 else None
 
 
 @dataclass(frozen=True)
 class W4A16Config:
-    """Compile-time parameters; `stage` 1 gathers token rows and applies SiLU, `stage` 2 takes slot rows."""
+    """Compile-time parameters of the W4A16 baseline.
+
+    Stage 1 gathers token rows and applies SiLU; stage 2 takes slot rows.
+    """
 
     stage: int
     hidden: int
@@ -341,11 +340,9 @@ class W4A16Config:
         return WAVES * 16 if self.stage == 1 else WAVES * 16 * W4A16_TILES
 
     def grid(self, blocks: Any) -> tuple[Any, Any, Any]:
-        """Workgroups for `blocks` row blocks."""
         return self.columns // self.tile_n, blocks, 1
 
     def problem(self) -> str | None:
-        """Why no kernel can be built for these sizes, or None."""
         if self.k % CHUNK_K or self.columns % self.tile_n:
             return f"W4A16 stage {self.stage}: {self.k} x {self.columns} is no multiple of {CHUNK_K} x {self.tile_n}"
         return None
@@ -353,9 +350,9 @@ class W4A16Config:
 
 @dataclass(frozen=True)
 class RouteConfig:
-    """The first launch: the slots sorted by expert into blocks of tile_m rows, and the bfloat16 tokens quantized.
+    """The first launch: sorts the slots by expert into blocks of tile_m rows, and quantizes the bfloat16 tokens.
 
-    hidden: columns of a token; 0 leaves them as they are (the W4A16 baseline).
+    hidden: columns of a token; 0 leaves the tokens as they are (the W4A16 baseline).
     """
 
     experts: int
@@ -364,9 +361,7 @@ class RouteConfig:
     hidden: int = 0
 
     def grid(self, tokens: Any) -> tuple[Any, Any, Any]:
-        """Workgroups for `tokens` tokens."""
         return SORTERS + (QuantizeConfig(self.hidden, bf16=True).grid(tokens)[0] if self.hidden else 0), 1, 1
 
     def problem(self) -> str | None:
-        """Why no kernel can be built, or None."""
         return QuantizeConfig(self.hidden, bf16=True).problem()

@@ -1,18 +1,18 @@
 """The packed INT4 layout that the FlyDSL kernels read, and its conversion from Quark's words.
 
-One expert projection [N, K] becomes tiles of 16 channels x 128 k, 1 KiB each, ordered [N/16, K/128]. Within a tile
-lane `l = 16*g + n` of a wave owns 16 consecutive bytes, so that one 16-byte load per lane brings the operands of four
+One expert projection [N, K] becomes tiles of 16 channels x 128 k, 1 KiB each, ordered [N/16, K/128]. Within a tile lane
+`l = 16*g + n` of a wave owns 16 consecutive bytes, so one 16-byte load per lane brings the operands of four
 `v_mfma_i32_16x16x32_i8`. The bytes are two groups j = 0, 1 of eight; byte i of group j holds
 
     high nibble: w[n, 64*j + 16*g + i]          two's complement      -> `w & 0xF0F0F0F0` is 16 * weight
     low nibble:  w[n, 64*j + 16*g + 8 + i] + 8  offset binary, 0..15  -> `w & 0x0F0F0F0F` is weight + 8
 
-Both masks give signed bytes that the matrix unit takes as they are: two vector operations unpack eight weights. The
-two kinds of product go to two accumulators and `sum = high / 16 + low - 8 * low_sum`, where `low_sum` is the sum of
-the row's INT8 values at the k with bit 3 set; the kernel that quantizes a row writes it beside the scale.
+Both masks give signed bytes that the matrix unit takes as they are: two vector operations unpack eight weights. The two
+kinds of product go to two accumulators, and `sum = high / 16 + low - 8 * low_sum`. `low_sum` is the sum of the row's
+INT8 values at the k with bit 3 set; the kernel that quantizes a row writes it beside the scale.
 
 The down projection's channels are paired: of 32 channels `8*g + 4*half + r` is number `4*g + r` of tile `half`. A lane
-group g of the matrix unit's result then holds eight neighbours, which one 16-byte store writes. Its scales are
+group g of the matrix unit's result then has eight neighbouring channels, which one 16-byte store writes. Its scales are
 relative to the largest of their expert, which follows them: see `slot_scales`.
 """
 
@@ -27,22 +27,22 @@ TILE_N = 16
 CHUNK_K = 128
 TILE_BYTES = TILE_N * CHUNK_K // 2
 PAIR = 2  # tiles whose channels are interleaved in the down projection
-SCALES_PAD = 4  # floats behind the scales of an expert: what they are relative to, and zeros
-LOW_K_BIT = 8  # k & LOW_K_BIT: the k whose weights sit in low nibbles
+SCALES_PAD = 4  # floats behind the scales of an expert: their unit, then zeros
+LOW_K_BIT = 8  # weights with k & LOW_K_BIT set sit in low nibbles
 
 _SIGN_BITS = 0x88888888 - (1 << 32)  # flips two's complement nibbles to offset binary
 _LOW_NIBBLES = 0x0F0F0F0F
-# Quark's `reorder` keeps k % 8 = 0, 4, 1, 5 in the low and 2, 6, 3, 7 in the high nibbles of bytes 0..3: where each
-# k is found once the low nibbles' bytes are followed by the high nibbles' bytes.
+# Quark's `reorder` keeps k % 8 = 0, 4, 1, 5 in the low and 2, 6, 3, 7 in the high nibbles of bytes 0..3. This is the
+# place of each k once the bytes of the low nibbles are followed by those of the high nibbles.
 _BYTE_OF_K = (0, 2, 4, 6, 1, 3, 5, 7)
 _SLICE_WORDS = 1 << 23
 _FLOAT16_MAX = 65504
 
 
 def pack(words: torch.Tensor, paired: bool = False) -> torch.Tensor:
-    """Quark words int32 [E, N, K/8] -> uint8 [E, N/16, K/128, 64, 16]; 16 (paired: 32) divides N and 128 divides K.
+    """Convert Quark words int32 [E, N, K/8] to uint8 [E, N/16, K/128, 64, 16].
 
-    Slices of the layer are converted one after another, so the temporaries stay small beside the layer.
+    16 (paired: 32) must divide N and 128 must divide K. The layer is converted in slices, so temporaries stay small.
     """
     experts, channels, k_words = words.shape
     shape = (experts, channels // TILE_N, k_words * 8 // CHUNK_K, 64, 16)
@@ -57,7 +57,7 @@ def pack(words: torch.Tensor, paired: bool = False) -> torch.Tensor:
 
 
 def _pack_slice(words: torch.Tensor) -> torch.Tensor:
-    """`pack` on whole words: bit operations merge a word of high nibbles with the word of the next eight k."""
+    """Apply `pack` to whole words: bit operations merge a word of high nibbles with the word of the next eight k."""
     experts, channels, _ = words.shape
     tiles = words.view(experts, channels // TILE_N, TILE_N, -1, 2, 4, 2)  # ..., chunk, j, g, low
     high, low = tiles[..., 0], tiles[..., 1] ^ _SIGN_BITS
@@ -69,7 +69,7 @@ def _pack_slice(words: torch.Tensor) -> torch.Tensor:
 
 
 def prepare(weights: QuarkMoeWeights) -> PreparedMoe:
-    """Repack one layer for the kernels; s2 float32 [E, H + SCALES_PAD] as `slot_scales` makes it."""
+    """Repack one layer for the kernels; s2 becomes float32 [E, H + SCALES_PAD] (`slot_scales`)."""
     return PreparedMoe(
         shape=weights.shape,
         layout=LAYOUT,
@@ -81,9 +81,9 @@ def prepare(weights: QuarkMoeWeights) -> PreparedMoe:
 
 
 def slot_scales(s2: torch.Tensor, inter: int) -> torch.Tensor:
-    """float32 [E, H] -> [E, H + SCALES_PAD]: each scale over its expert's `unit`, then the unit.
+    """Convert float32 [E, H] to [E, H + SCALES_PAD]: each scale divided by its expert's `unit`, then the unit.
 
-    With it |sum * scale| fits float16, as |sum| <= 127 * 8 * inter.
+    The unit makes |sum * scale| fit float16, as |sum| <= 127 * 8 * inter.
     """
     largest = s2.abs().amax(dim=1, keepdim=True)
     largest = torch.where(largest == 0, torch.ones_like(largest), largest)

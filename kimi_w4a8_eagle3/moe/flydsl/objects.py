@@ -1,8 +1,8 @@
 """The kernels as code objects: the manifest that names them, and their launches through HIP's module API.
 
-`warm` writes a folder of them where FlyDSL is; whoever serves reads it and needs no compiler. A kernel's key in
-the manifest is `repr` of its configuration. Nothing is launched that differs from what was compiled: the kernel sources
-of this package, the architecture and the SHA-256 of every object are compared first.
+`kimi-w4a8 warm` writes a folder of them where FlyDSL is installed; a server reads the folder and needs no compiler. A
+kernel's key in the manifest is the `repr` of its configuration. Before anything is launched, the kernel sources of this
+package, the architecture and the SHA-256 of every object are compared with the manifest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ARCH = "gfx942"
 GATE = "KIMI_KERNELS"
 MANIFEST = "manifest.json"
-# The modules that run on the host; every other one of this folder may change what a kernel does.
+# Modules that run on the host. A change of any other module of this folder may change a kernel.
 _HOST = ("__init__", "backend", "code_object", "compile", "objects", "toolchain", "tune", "warm")
 _FORMATS = {8: "Q", 4: "i"}  # an address, a count
 
@@ -39,8 +39,8 @@ class _Model(BaseModel):
 class CodeObject(_Model):
     """One compiled kernel.
 
-    arguments: (offset, bytes) of each that the host gives; the rest of the kernarg segment is zero. block: threads.
-    Registers are per lane, sgprs per wave.
+    arguments: (offset, bytes) of each argument that the host passes; the rest of the kernarg segment is zero.
+    block: threads. vgprs and agprs are per lane, sgprs per wave.
     """
 
     file: str = Field(pattern=r"^[\w-]+\.co$")
@@ -58,9 +58,9 @@ class CodeObject(_Model):
 
 
 class Manifest(_Model):
-    """What lies in a folder of code objects: by which compilers, from which sources, for which GPU.
+    """Contents of a folder of code objects, with their compilers, sources and GPU.
 
-    remaining: kernels that the last `kimi-w4a8 warm` has not got to, or did not before it was interrupted.
+    remaining: kernels that an interrupted `kimi-w4a8 warm` has not compiled yet.
     """
 
     arch: str = ARCH
@@ -72,7 +72,7 @@ class Manifest(_Model):
 
 @cache
 def source_hash() -> str:
-    """SHA-256 of the sources that a kernel's machine code depends on."""
+    """Return the SHA-256 of the sources that a kernel's machine code depends on."""
     digest = hashlib.sha256()
     for path in sorted(path for path in Path(__file__).parent.glob("*.py") if path.stem not in _HOST):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -80,19 +80,19 @@ def source_hash() -> str:
 
 
 def cache_dir() -> Path:
-    """Where this package keeps what it compiled: below $XDG_CACHE_HOME or ~/.cache."""
+    """Return this package's cache of compiled files, below $XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "kimi-w4a8-eagle3"
 
 
 def objects_folder(gates: GateReader) -> Path:
-    """The folder of the code objects: KIMI_KERNELS, else below `cache_dir`."""
+    """Return the folder of the code objects: KIMI_KERNELS, or one below `cache_dir`."""
     given = gates.get(GATE)
     return Path(given) if given else cache_dir() / "kernels"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder; raises KimiError when it cannot be read."""
+    """Return the manifest of a folder; raise KimiError when it cannot be read."""
     path = folder / MANIFEST
     try:
         return Manifest.model_validate_json(path.read_bytes())
@@ -111,7 +111,7 @@ class _Loaded(NamedTuple):
 class CodeObjects:
     """The kernels of one folder, loaded on a device at their first use there.
 
-    Raises KimiError when the folder holds none, or those of another GPU or of other sources than this package's.
+    Raises KimiError when the folder has none, or those of another GPU or of other sources than this package's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -124,17 +124,17 @@ class CodeObjects:
             raise _refused(folder, "the code objects were compiled from other kernel sources than this package's")
 
     def image(self, key: str) -> bytes:
-        """The code object of a kernel; raises KimiError when it is missing or altered."""
+        """Return the code object of a kernel; raise KimiError when it is missing or altered."""
         found = self.manifest.kernels.get(key)
         if found is None:
-            raise _refused(self.folder, f"there is no code object of {key}", "; another model: --recipe R")
+            raise _refused(self.folder, f"there is no code object of {key}", "; for another model add --recipe R")
         image = self.intact(found)
         if image is None:
             raise _refused(self.folder, f"{found.file}, the code object of {key}, was altered or removed")
         return image
 
     def intact(self, found: CodeObject) -> bytes | None:
-        """An object of the manifest as it was compiled; None when the file is anything else."""
+        """Return an object of the manifest as it was compiled, or None when the file is missing or differs."""
         try:
             image = (self.folder / found.file).read_bytes()
         except OSError:
@@ -142,19 +142,19 @@ class CodeObjects:
         return image if hashlib.sha256(image).hexdigest() == found.sha256 else None
 
     def check_all(self) -> int:
-        """How many kernels there are; raises KimiError for one that is not whole, and after an interrupted `warm`."""
+        """Return the number of kernels; raise KimiError for a damaged one, and after an interrupted `warm`."""
         if self.manifest.remaining:
             raise _refused(self.folder, f"{self.manifest.remaining} kernels are missing: `warm` was interrupted")
         self.check(self.manifest.kernels)
         return len(self.manifest.kernels)
 
     def check(self, keys: Iterable[str]) -> None:
-        """Raise KimiError unless every one of these kernels is there and whole."""
+        """Raise KimiError unless every one of these kernels is present and intact."""
         for key in keys:
             self.image(key)
 
     def load(self, config: KernelConfig, device: int) -> _Loaded:
-        """Load a kernel on a device, once; not while a stream is being captured. Raises KimiError as `image` does."""
+        """Load a kernel on a device, once and not during a graph capture; raise KimiError as `image` does."""
         if (config, device) not in self._loaded:
             image, found = self.image(repr(config)), self.manifest.kernels[repr(config)]
             function = Hip.of_process().load(image, device).function(found.symbol)
@@ -162,7 +162,7 @@ class CodeObjects:
         return self._loaded[config, device]
 
     def launch(self, config: KernelConfig, count: Any, device: int, stream: int, arguments: tuple[int, ...]) -> None:
-        """Launch a kernel for `count`, as `KernelConfig.grid` takes it."""
+        """Launch a kernel for `count`, which `KernelConfig.grid` takes."""
         kernel = self._loaded.get((config, device)) or self.load(config, device)
         packed = kernel.arguments.pack(*arguments)
         kernel.function.launch(config.grid(count), kernel.block, 0, stream, packed)
@@ -170,12 +170,12 @@ class CodeObjects:
 
 @lru_cache(maxsize=4)
 def code_objects(folder: Path) -> CodeObjects:
-    """The kernels of a folder, which every layer of a process shares."""
+    """Return the kernels of a folder, which every layer of a process shares."""
     return CodeObjects(folder)
 
 
 def _packing(found: CodeObject) -> struct.Struct:
-    """How the host's arguments become the kernarg segment."""
+    """Return the format that packs the host's arguments into the kernarg segment."""
     text, end = "<", 0
     for offset, size in found.arguments:
         text += f"{offset - end}x{_FORMATS[size]}"
@@ -185,4 +185,6 @@ def _packing(found: CodeObject) -> struct.Struct:
 
 def _refused(folder: Path, problem: str, more: str = "") -> KimiError:
     remedy = f"kimi-w4a8 warm --objects {folder} (where FlyDSL is installed{more})"
-    return KimiError(problem, where=str(folder / MANIFEST), expected="what `kimi-w4a8 warm` wrote", remedy=remedy)
+    return KimiError(
+        problem, where=str(folder / MANIFEST), expected="code objects that `kimi-w4a8 warm` wrote", remedy=remedy
+    )

@@ -1,7 +1,7 @@
-"""The few machine-level operations that the FlyDSL kernels are written in: buffer access, MFMA, LDS, loops.
+"""Machine-level operations that the FlyDSL kernels are written in: buffer access, MFMA, LDS, loops.
 
-Everything here emits MLIR while a `@flyc.kernel` is traced. Integer scalars are `fx.Int32` (they carry Python
-operators); vectors and floats are plain MLIR values. Offsets are in bytes.
+Everything here emits MLIR while a `@flyc.kernel` is traced. Integer scalars are `fx.Int32`, which has Python operators;
+vectors and floats are plain MLIR values. Offsets are in bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ BUFFER_FLAGS = (7 << 12) | (4 << 15)  # word 3 of a gfx9 buffer descriptor: raw,
 
 
 def raw(value: Value) -> Any:
-    """The MLIR value behind a FlyDSL scalar."""
+    """Return the MLIR value behind a FlyDSL scalar."""
     return value.ir_value() if hasattr(value, "ir_value") else value
 
 
 def launcher(kernel: Any, hints: dict[str, Any] | None = None) -> Any:
-    """What FlyDSL compiles: a host function with the parameters of `kernel` (@flyc.kernel) that launches it."""
+    """Return the host function that launches `kernel` (@flyc.kernel) and that FlyDSL compiles; same parameters."""
 
     @flyc.jit
     def launch(**arguments: Any) -> None:
@@ -45,53 +45,47 @@ def launcher(kernel: Any, hints: dict[str, Any] | None = None) -> Any:
 
 
 def i32_type() -> Any:
-    """MLIR's i32."""
     return ir.IntegerType.get_signless(32)
 
 
 def f32_type() -> Any:
-    """MLIR's f32."""
     return ir.F32Type.get()
 
 
 def f16_type() -> Any:
-    """MLIR's f16."""
     return ir.F16Type.get()
 
 
 def vec_type(count: int, element: Any) -> Any:
-    """vector<count x element>."""
+    """Return vector<count x element>."""
     return ir.VectorType.get([count], element)
 
 
 def const_i32(value: int) -> Any:
-    """An i32 constant; values of 2**31 and more are taken as bit patterns."""
+    """Return an i32 constant; values of 2**31 and more are taken as bit patterns."""
     return arith.constant(i32_type(), value - (1 << 32) if value >= 1 << 31 else value)
 
 
 def const_f32(value: float) -> Any:
-    """An f32 constant."""
     return arith.constant(f32_type(), float(value))
 
 
 def splat(value: Any, count: int) -> Any:
-    """A vector with `value` in every element."""
+    """Return a vector with `value` in every element."""
     return vector.broadcast(vec_type(count, raw(value).type), raw(value))
 
 
 def pack(values: Sequence[Value]) -> Any:
-    """A vector from scalars of one type."""
+    """Build a vector from scalars of one type."""
     items = [raw(v) for v in values]
     return vector.from_elements(vec_type(len(items), items[0].type), items)
 
 
 def element(vec: Any, index: int) -> Any:
-    """One element of a vector."""
     return vector.extract(vec, dynamic_position=[], static_position=[index])
 
 
 def elements(vec: Any) -> list[Any]:
-    """All elements of a vector."""
     return [element(vec, i) for i in range(vec.type.shape[0])]
 
 
@@ -104,7 +98,7 @@ def bitcast(value: Any, to: Any) -> Any:
 
 
 def to_bf16(values: Any) -> Any:
-    """float32 vector -> bfloat16 bits packed in i32s, rounded to nearest (ties away from zero); any NaN stays one."""
+    """Convert a float32 vector to bfloat16 packed in i32s, rounded to nearest (ties away from zero); NaN stays NaN."""
     rounded = elements(_plus_bits(values, 0x8000))  # carries out of the NaN 0x7FFFFFFF
     quiet = const_i32(NAN_BITS)
     for i, value in enumerate(elements(values)):
@@ -120,10 +114,10 @@ def _plus_bits(values: Any, bits: int) -> Any:
 
 
 def to_f16(values: Any) -> Any:
-    """float32 vector below 65520 -> float16 packed in i32s, rounded to nearest (ties away from zero).
+    """Convert a float32 vector below 65520 to float16 packed in i32s, rounded to nearest (ties away from zero).
 
-    One rounding addition and a conversion of pairs toward zero: the conversion to nearest takes one value at a time
-    and, by LLVM's model, four times as long.
+    This takes one rounding addition and a conversion of pairs toward zero. The conversion to nearest takes one value at
+    a time and, by LLVM's model, four times as long.
     """
     both = vec_type(2, f16_type())
     rounded = elements(bitcast(_plus_bits(values, 0x1000), vec_type(values.type.shape[0], f32_type())))
@@ -133,7 +127,7 @@ def to_f16(values: Any) -> Any:
 
 
 def bf16_bits(words: Any) -> list[Any]:
-    """Packed bfloat16 pairs -> the bits of the float32 values."""
+    """Return the float32 bit patterns of packed bfloat16 pairs."""
     bits = []
     for word in elements(words):
         bits += [arith.shli(word, const_i32(16)), arith.andi(word, const_i32(0xFFFF0000))]
@@ -141,68 +135,69 @@ def bf16_bits(words: Any) -> list[Any]:
 
 
 def low_bytes(words: Sequence[Any]) -> Any:
-    """The low bytes of four i32 as one i32, first byte lowest."""
+    """Return the low bytes of four i32 as one i32, first byte lowest."""
     pairs = [perm_b32(words[i + 1], words[i], const_i32(0x0C0C0400)) for i in (0, 2)]
     return perm_b32(pairs[1], pairs[0], const_i32(0x05040100))
 
 
 def float_bits(value: float) -> int:
-    """The bits of a float32."""
+    """Return the bit pattern of a float32."""
     return int.from_bytes(struct.pack("<f", value), "little")
 
 
 def reciprocal(value: Any) -> Any:
-    """1 / value, refined to (almost always) the nearest float32; value is neither tiny nor zero."""
+    """Return 1 / value, refined to (almost always) the nearest float32; value is neither tiny nor zero."""
     estimate = rocdl.rcp(f32_type(), value)
     error = math.fma(arith.negf(value), estimate, const_f32(1.0))
     return math.fma(error, estimate, estimate)
 
 
 def divide(numerator: Any, denominator: Any, inverse: Any) -> Any:
-    """The correctly rounded quotient, given a good inverse: one residual correction."""
+    """Return the correctly rounded quotient, given a good inverse, with one residual correction."""
     quotient = arith.mulf(numerator, inverse)
     residual = math.fma(arith.negf(quotient), denominator, numerator)
     return math.fma(residual, inverse, quotient)
 
 
 def fma_f16(word: Any, high: bool, factor: Any, addend: Any) -> Any:
-    """half * factor + addend in float32, rounded once; half: the low or high float16 of an i32.
+    """Return half * factor + addend in float32, rounded once; half is the low or high float16 of an i32.
 
-    In assembly: the compiler prefers two conversions and a packed multiply-add, by LLVM's model nine times as long.
+    Written in assembly: the compiler prefers two conversions and a packed multiply-add, by LLVM's model nine times as
+    long.
     """
     text = f"v_fma_mix_f32 $0, $1, $2, $3 op_sel:[{int(high)},0,0] op_sel_hi:[1,0,0]"
     return llvm.inline_asm(f32_type(), [raw(word), raw(factor), raw(addend)], text, "=v,v,v,v")
 
 
 def from_lane(value: Any, lane: Value) -> Any:
-    """The i32 of another lane of the wave."""
+    """Return the i32 of another lane of the wave."""
     return rocdl.ds_bpermute(i32_type(), raw(lane * 4), value)
 
 
 def ballot(condition: Value) -> Any:
-    """i64: one bit for each lane where an i1 holds."""
+    """Return an i64 with one bit for each lane where an i1 is true."""
     return rocdl.ballot(ir.IntegerType.get_signless(64), raw(condition))
 
 
 def count_bits(mask: Any) -> fx.Int32:
-    """Bits set in an i64."""
+    """Count the bits set in an i64."""
     return fx.Int32(arith.trunci(i32_type(), math.ctpop(mask)))
 
 
 def count_below(mask: Any, base: Value) -> fx.Int32:
-    """base + bits set in an i64 below this lane's own."""
+    """Return base + the number of bits of an i64 that are set below this lane's own."""
     low = arith.trunci(i32_type(), mask)
     high = arith.trunci(i32_type(), arith.shrui(mask, arith.constant(mask.type, 32)))
     return fx.Int32(rocdl.mbcnt_hi(i32_type(), high, rocdl.mbcnt_lo(i32_type(), low, raw(base))))
 
 
 def uniform(value: Value) -> fx.Int32:
-    """Tell the compiler that a value is the same in all lanes, so that it lives in a scalar register."""
+    """Mark a value as the same in all lanes, so that the compiler keeps it in a scalar register."""
     return fx.Int32(rocdl.readfirstlane(i32_type(), raw(value)))
 
 
 def buffer(address: Value, num_bytes: Value, offset: Value | None = None) -> Any:
-    """A buffer descriptor: loads past `num_bytes` give 0, stores past it are dropped by the hardware.
+    """Make a buffer descriptor: the hardware returns 0 for loads past `num_bytes` and drops stores past it.
 
     address: i64; num_bytes: i32 (below 4 GiB); offset: i64 bytes added to the base, uniform in the wave.
     """
@@ -214,13 +209,13 @@ def buffer(address: Value, num_bytes: Value, offset: Value | None = None) -> Any
 
 
 def load(rsrc: Any, kind: Any, offset: Value, uniform_offset: Value = 0) -> Any:
-    """Per-lane load of `kind` at offset + uniform_offset; 0 outside of the buffer."""
+    """Load `kind` per lane at offset + uniform_offset; 0 outside of the buffer."""
     soffset = const_i32(uniform_offset) if isinstance(uniform_offset, int) else raw(uniform_offset)
     return rocdl.raw_ptr_buffer_load(kind, rsrc, raw(offset), soffset)
 
 
 def store(rsrc: Any, value: Any, offset: Value, uniform_offset: Value = 0) -> None:
-    """Per-lane store at offset + uniform_offset; dropped outside of the buffer."""
+    """Store per lane at offset + uniform_offset; dropped outside of the buffer."""
     soffset = const_i32(uniform_offset) if isinstance(uniform_offset, int) else raw(uniform_offset)
     rocdl.raw_ptr_buffer_store(raw(value), rsrc, raw(offset), soffset)
 
@@ -231,7 +226,7 @@ def scalar_load(address: Value, index: Value) -> fx.Int32:
 
 
 def keep(*values: Value) -> None:
-    """Have uniform values in scalar registers here: the compiler would load each where it is used first, and wait."""
+    """Load uniform values into scalar registers here; the compiler would load each at its first use and wait for it."""
     llvm.inline_asm(None, [raw(v) for v in values], "", ",".join("s" * len(values)), has_side_effects=True)
 
 
@@ -255,9 +250,9 @@ def _scalar_load(address: Value, offset: Value, kind: Any, alignment: int) -> An
 
 
 def unpack_weights(words: Any) -> list[tuple[Any, Any]]:
-    """16 packed bytes -> two pairs (16 * weight, weight + 8) of MFMA operands; two operations per eight weights.
+    """Unpack 16 bytes to two pairs (16 * weight, weight + 8) of MFMA operands; two operations per eight weights.
 
-    See flydsl_layout: pair j multiplies the row bytes 64*j + 16*g + 0..7 and 64*j + 16*g + 8..15.
+    See layout.py: pair j multiplies the row bytes 64*j + 16*g + 0..7 and 64*j + 16*g + 8..15.
     """
     words = elements(words)
     high = [arith.andi(w, const_i32(0xF0F0F0F0)) for w in words]
@@ -266,7 +261,7 @@ def unpack_weights(words: Any) -> list[tuple[Any, Any]]:
 
 
 def split_rows(bytes16: Any) -> tuple[Any, Any]:
-    """16 activation bytes of a row -> the operands that meet the high and the low nibbles."""
+    """Split 16 activation bytes of a row into the operands for the high and the low nibbles."""
     words = elements(bytes16)
     return pack(words[0:2]), pack(words[2:4])
 
@@ -282,7 +277,7 @@ def _as_i64(value: Any, i64: Any) -> Any:
 
 
 def multiply(weights: list[tuple[Any, Any]], rows: list[list[tuple[Any, Any]]], sums: list[Any]) -> list[Any]:
-    """The high and the low sums of some row tiles, each plus a tile of weights times its rows."""
+    """Return the high and the low sums of some row tiles, each plus a tile of weights times its rows."""
     for k, both in enumerate(weights):
         for n, total in enumerate(sums):
             sums[n] = mfma_i8(both[n % 2], rows[n // 2][k][n % 2], total)
@@ -295,12 +290,12 @@ def mfma_bf16(weights: Any, rows: Any, acc: Any) -> Any:
 
 
 def bf16x4(first: Any, second: Any) -> Any:
-    """Two i32 of packed bfloat16 pairs as the operand of mfma_bf16."""
+    """Combine two i32 of packed bfloat16 pairs into an operand of mfma_bf16."""
     return vector.bitcast(vec_type(4, ir.IntegerType.get_signless(16)), pack([first, second]))
 
 
 def silu_mul(gate: Any, up: Any) -> Any:
-    """silu(gate) * up element by element on float vectors, with the hardware's exp2 and reciprocal."""
+    """Compute silu(gate) * up element by element on float vectors, with the hardware's exp2 and reciprocal."""
     result = []
     for g, u in zip(elements(gate), elements(up), strict=True):
         exp = rocdl.exp2(f32_type(), arith.mulf(g, const_f32(-LOG2_E)))
@@ -310,12 +305,12 @@ def silu_mul(gate: Any, up: Any) -> Any:
 
 
 def pin_schedule() -> None:
-    """Nothing may be moved across this point by the compiler's scheduler."""
+    """Forbid the compiler's scheduler to move anything across this point."""
     rocdl.sched_barrier(ir.Attribute.parse("#rocdl<sched_group_mask none>"))
 
 
 def barrier() -> None:
-    """Wait until all waves of the workgroup are here and their LDS accesses are done.
+    """Wait until all waves of the workgroup arrive and their LDS accesses are done.
 
     Global loads may stay in flight: the compiler's own barrier would wait for the prefetched weights too.
     """
@@ -324,47 +319,47 @@ def barrier() -> None:
 
 
 def lds_alloc(num_bytes: int) -> Any:
-    """Static LDS allocation, 16-byte aligned: a pointer for lds_load and lds_store."""
+    """Allocate static LDS, 16-byte aligned, and return a pointer for lds_load and lds_store."""
     return fx.SharedAllocator().allocate(num_bytes, 16).peek().ptr.llvm_ptr
 
 
 def lds_at(base: Any, offset: Value) -> Any:
-    """The pointer that many bytes further."""
+    """Return the pointer `offset` bytes after `base`."""
     dynamic = -(2**31)  # MLIR's marker of a run-time index
     return llvm.GEPOp(base.type, base, [raw(offset)], [dynamic], ir.IntegerType.get_signless(8), None).result
 
 
 def lds_load(base: Any, kind: Any, offset: Value, alignment: int = 16) -> Any:
-    """Per-lane LDS load; `offset` is a multiple of `alignment`."""
+    """Load from LDS per lane; `offset` is a multiple of `alignment`."""
     return llvm.LoadOp(kind, lds_at(base, offset), alignment=alignment).result
 
 
 def lds_store(base: Any, value: Any, offset: Value, alignment: int = 16) -> None:
-    """Per-lane LDS store; `offset` is a multiple of `alignment`."""
+    """Store to LDS per lane; `offset` is a multiple of `alignment`."""
     llvm.StoreOp(raw(value), lds_at(base, offset), alignment=alignment)
 
 
 def lds_add(base: Any, offset: Value) -> Any:
-    """Add 1 to an i32 in LDS; what it was."""
+    """Add 1 to an i32 in LDS; return its value before."""
     kind, order = llvm.AtomicBinOp.add, llvm.AtomicOrdering.monotonic
     where, one = lds_at(base, offset), const_i32(1)
     return llvm.AtomicRMWOp(kind, where, one, order, syncscope="workgroup", alignment=4).result
 
 
 def when(condition: Value) -> Any:
-    """`with when(cond):` executes the block only in the lanes where cond holds."""
+    """Return a context manager: `with when(cond):` executes the block only in the lanes where cond is true."""
     return _region(scf.IfOp(raw(condition)))
 
 
 def changed(here: Value | None, values: Sequence[Any], change: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """change(values) where a uniform i1 holds (None: everywhere), else the values: the others branch around it."""
+    """Return change(values) where a uniform i1 is true (None: everywhere), else the values after a branch."""
     if here is None:
         return list(change(list(values)))
     return choose(here, [raw(v).type for v in values], lambda: change(list(values)), lambda: values)
 
 
 def choose(here: Value, types: Sequence[Any], one: Callable[[], Sequence[Any]], other: Callable[[], Any]) -> list[Any]:
-    """one() where a uniform i1 holds, else other(), values of these types; only that one is executed."""
+    """Execute and return one() where a uniform i1 is true, else other(); both give values of these types."""
     op = scf.IfOp(raw(here), list(types), has_else=True)
     for block, body in ((op.then_block, one), (op.else_block, other)):
         with ir.InsertionPoint(block):
@@ -382,7 +377,7 @@ def _region(op: Any) -> Iterator[None]:
 def loop(
     start: Value, stop: Value, carried: Sequence[Any], body: Callable[[fx.Int32, list[Any]], Sequence[Any]]
 ) -> list[Any]:
-    """A rolled loop over [start, stop); `body(i, carried)` returns the values of the next iteration."""
+    """Emit a rolled loop over [start, stop); `body(i, carried)` returns the values of the next iteration."""
     if isinstance(start, int) and isinstance(stop, int) and stop <= start:
         return list(carried)
     bounds = [const_i32(v) if isinstance(v, int) else raw(v) for v in (start, stop)]

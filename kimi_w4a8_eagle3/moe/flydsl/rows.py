@@ -16,21 +16,22 @@ from .layout import LOW_K_BIT
 INF_BITS = 0x7F800000
 ROUND_BIAS = 12582912.0  # 1.5 * 2**23: adding it rounds a float to an integer in its low bits, half to even
 ROUND_BIAS_BITS = 0x4B400000
-TINY = 2.0**-60  # below: scale up first, so that the reciprocal stays finite
+TINY = 2.0**-60  # rows below it are scaled up first, so that the reciprocal stays finite
 GROW = 2.0**64
 VALUES = 4  # consecutive values of a lane
 EXCHANGE = 2 * 16 * WAVES
 
 
 def is_expert(number: Any, experts: int) -> Any:
-    """0 <= number < experts, by one unsigned comparison."""
+    """Return the i1 0 <= number < experts, by one unsigned comparison."""
     return arith.cmpi(arith.CmpIPredicate.ult, number.ir_value(), ops.const_i32(experts))
 
 
 def row_scale(values: list[Any], over_row: Any) -> tuple[Any, Any, tuple[Any, Any]]:
-    """(scale of the grown values, its inverse, (factor that grows values, factor that shrinks the scale back)).
+    """Return (scale of the grown values, its inverse, (factor that grows values, factor that shrinks the scale back)).
 
-    values: float32 vectors; over_row(value, combine): an i32 combined over all lanes of the row.
+    values: float32 vectors.
+    over_row(value, combine): combines an i32 over all lanes of the row.
     """
     largest = None
     for vector in values:
@@ -50,7 +51,7 @@ def row_scale(values: list[Any], over_row: Any) -> tuple[Any, Any, tuple[Any, An
 
 
 def quantized(values: list[Any], scale: Any, inverse: Any, grow: Any) -> tuple[list[Any], Any]:
-    """(four int8 of each vector in an i32, the sum of all of them): round_half_even(value / scale)."""
+    """Return (four int8 of each vector in an i32, the sum of all of them): round_half_even(value / scale)."""
     words, total = [], None
     for vector in values:
         bits = []
@@ -65,17 +66,17 @@ def quantized(values: list[Any], scale: Any, inverse: Any, grow: Any) -> tuple[l
 
 
 class Quantize:
-    """One row: a8 = round_half_even(x / scale), scale = max|x| / 127 (1 for a row of zeros, NaN if not finite)."""
+    """Quantize one row: a8 = round_half_even(x / scale), scale = max|x| / 127 (zero row: 1, not finite: NaN)."""
 
     def __init__(self, cfg: QuantizeConfig, row: Any, x: Any, lds: Any) -> None:
-        """row: its number in x. lds: EXCHANGE bytes, where a whole workgroup has a row."""
+        """row: its number in x. lds: EXCHANGE bytes, needed where a whole workgroup takes one row."""
         self.cfg, self.row, self.x, self.lds = cfg, row, x, lds
         self.lane, self.wave = fx.thread_idx.x & 63, ops.uniform(fx.thread_idx.x >> 6)
         self.first = (fx.thread_idx.x if cfg.waves_per_row > 1 else self.lane) * VALUES
         self.step = 64 * cfg.waves_per_row * VALUES
 
     def column_offsets(self, size: int) -> list[Any]:
-        """Byte offset in the row of each group of this lane; past the buffer where the row has ended."""
+        """Return the byte offset of each group of this lane in its row; beyond the row it lies past the buffer."""
         offsets = []
         for start in range(0, self.cfg.columns, self.step):
             column = self.first + start
@@ -87,7 +88,7 @@ class Quantize:
         return offsets
 
     def load(self, there: Any = True) -> list[Any]:
-        """Start to load all values of this lane; zeros past the end of the row, and where it is not there."""
+        """Start to load all values of this lane; they are zero past the end of the row and where `there` is false."""
         size, kind = (2, ops.vec_type(2, ops.i32_type())) if self.cfg.bf16 else (4, ops.vec_type(4, ops.f32_type()))
         row_bytes = self.cfg.columns * size
         length = (
@@ -97,7 +98,7 @@ class Quantize:
         return [ops.load(source, kind, at) for at in self.column_offsets(size)]
 
     def quantize(self, loaded: list[Any]) -> tuple[list[Any], Any, Any]:
-        """(four INT8 of each group in an i32, the row's scale, the groups' sum of this lane)."""
+        """Return (four INT8 of each group in an i32, the row's scale, the groups' sum of this lane)."""
         values = loaded
         if self.cfg.bf16:
             values = [ops.bitcast(ops.pack(ops.bf16_bits(pair)), ops.vec_type(4, ops.f32_type())) for pair in loaded]
@@ -106,7 +107,7 @@ class Quantize:
         return words, arith.mulf(scale, shrink), total
 
     def low_sum(self, total: Any) -> Any:
-        """The sum of the row's INT8 at the k whose weights sit in low nibbles."""
+        """Sum the row's INT8 at the k whose weights sit in low nibbles."""
         in_low = ((self.first & LOW_K_BIT) != 0).ir_value()
         return self.over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi, slot=1)
 
@@ -116,7 +117,7 @@ class Quantize:
             value = combine(value, ops.from_lane(value, self.lane ^ distance))
         if self.cfg.waves_per_row == 1:
             return value
-        first = slot * 16 * WAVES  # each exchange has its own place: no wave can overwrite what another still reads
+        first = slot * 16 * WAVES  # each exchange has its own place, so no wave overwrites what another still reads
         ops.lds_store(self.lds, ops.splat(value, 4), self.wave * 16 + first)
         ops.barrier()
         four = ops.vec_type(4, ops.i32_type())
@@ -141,7 +142,7 @@ def quantize_row(cfg: QuantizeConfig, group: Any, x: Any, out: Any, info: Any, r
 
 
 class _Reduce:
-    """A wave: 512 columns of one token."""
+    """One wave, which takes 512 columns of one token."""
 
     def __init__(self, cfg: ReduceConfig, slots: Any, info: Any, ids: Any, out: Any) -> None:
         self.cfg, self.slots, self.info, self.ids, self.out = cfg, slots, info, ids, out
@@ -166,7 +167,7 @@ class _Reduce:
             ops.store(out, ops.to_bf16(ops.pack(total)), at)
 
     def add(self, words: Any, scale: Any, total: list[Any]) -> list[Any]:
-        """total + scale * the eight values of `words`."""
+        """Return total + scale * the eight values of `words`."""
         if self.cfg.bf16:
             values = [ops.bitcast(bits, ops.f32_type()) for bits in ops.bf16_bits(words)]
             return [math.fma(v, scale, t) for v, t in zip(values, total, strict=True)]
@@ -175,9 +176,10 @@ class _Reduce:
 
 
 def build_reduce(cfg: ReduceConfig) -> Any:
-    """Kernel: (slots [T * top_k, columns], info, ids [T, top_k], out bfloat16 [T, hidden], T, first column, columns).
+    """Build the kernel of the reduction.
 
-    A slot whose expert id is not in range counts as zero, whatever its row holds.
+    Its arguments: slots [T * top_k, columns], info, ids [T, top_k], out bfloat16 [T, hidden], T, first column, columns.
+    A slot whose expert id is not in range counts as zero, whatever its row contains.
     """
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])

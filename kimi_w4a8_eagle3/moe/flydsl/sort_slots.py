@@ -1,8 +1,8 @@
-"""The first launch of a forward: the slots sorted by expert into blocks of rows, and the tokens quantized meanwhile.
+"""The first launch of a forward: sorts the slots by expert into blocks of rows, and quantizes the tokens meanwhile.
 
-The first SORTERS workgroups sort, each for itself: all of them count all slots in LDS, those before their own share
-apart from the rest, and then know where the slots of their share belong. None waits for another. Within an expert the
-order of the slots is that of LDS atomics; no result depends on it, because a row's arithmetic does not depend on its
+The first SORTERS workgroups sort a share of the slots each, and none waits for another. Each counts all slots in LDS,
+and counts those before its own share apart. It then knows where the slots of its share belong. Within an expert the
+order of the slots is that of LDS atomics. No result depends on it, because a row's arithmetic does not depend on its
 place in a block.
 """
 
@@ -19,12 +19,12 @@ from .configs import SORTERS, WAVES, QuantizeConfig, RouteConfig
 from .rows import EXCHANGE, is_expert, quantize_row
 
 THREADS = WAVES * ops.WAVE
-LOADS = 4  # of 16 bytes, of a thread in a step
-STEP = THREADS * 4 * LOADS  # slots
+LOADS = 4  # 16-byte loads of a thread in a step
+STEP = THREADS * 4 * LOADS  # slots of a step
 
 
 class _Sort:
-    """One workgroup of SORTERS."""
+    """One workgroup of the SORTERS."""
 
     def __init__(self, cfg: RouteConfig, lds: Any, ids: Any, order: Any, blocks: Any, slots: Any) -> None:
         self.cfg, self.lds, self.slots, self.tid = cfg, lds, slots, fx.thread_idx.x
@@ -32,11 +32,12 @@ class _Sort:
         self.order = ops.buffer(order, slots * 4)
         self.blocks = blocks
         self.own = _own(cfg)
-        self.counters = self.own * THREADS * 4  # bytes: slots before the share, which become places; then the others
+        # Bytes of each of two arrays: slots before the share (turned into places), and the other slots.
+        self.counters = self.own * THREADS * 4
         self.i32 = ops.i32_type()
 
     def run(self, sorter: Any, blocks: Any) -> None:
-        """Emit all of it. blocks: rows of the table, of which the unused are filled with 0."""
+        """Emit the sort. blocks: rows of the table; unused rows are filled with 0."""
         steps = (self.slots + (STEP - 1)) // STEP
         share = (steps + (SORTERS - 1)) // SORTERS
         first = sorter * share
@@ -67,7 +68,7 @@ class _Sort:
             ops.loop(first, last, [], place)
 
     def load(self, step: Any) -> list[tuple[Any, Any, Any]]:
-        """(slot, expert, whether there is such a slot and expert) of this thread."""
+        """Return (slot, expert, true if both exist) of this thread."""
         first = [step * STEP + self.tid * 4 + i * (4 * THREADS) for i in range(LOADS)]
         words = [ops.load(self.ids, ops.vec_type(4, self.i32), slot * 4) for slot in first]
         found = []
@@ -78,7 +79,7 @@ class _Sort:
         return found
 
     def scan(self, sorter: Any, blocks: Any) -> None:
-        """From counts to places; the first workgroup writes the blocks."""
+        """Turn counts into places; the first workgroup also writes the blocks."""
         before, rows, tiles = [], [], []
         shift = self.cfg.tile_m.bit_length() - 1
         for i in range(self.own):
@@ -115,7 +116,7 @@ class _Sort:
         ops.loop(0, fx.Int32(arith.select((sorter == 0).ir_value(), ops.raw(unused), ops.const_i32(0))), [], clear)
 
     def exclusive(self, *lists: list[Any]) -> list[tuple[Any, Any]]:
-        """For each list of a thread's numbers: (sum over all threads before this one, sum over all)."""
+        """Return, for each list of a thread's numbers, (sum over all threads before this one, sum over all threads)."""
         lane, wave = self.tid & 63, ops.uniform(self.tid >> 6)
         own = [sum(numbers[1:], numbers[0]) for numbers in lists]
         total = own
@@ -141,7 +142,7 @@ class _Sort:
 
 
 def _own(cfg: RouteConfig) -> int:
-    """Experts of a thread."""
+    """Return the number of experts of a thread."""
     return -(-cfg.experts // THREADS)
 
 
@@ -156,7 +157,7 @@ def _quantize(cfg: RouteConfig, number: Any, x: Any, a8: Any, info: Any, tokens:
 
 
 def build(cfg: RouteConfig) -> Any:
-    """Kernel: (x, ids [T, top_k], a8 and info of the tokens, order [T * top_k], blocks [B, 4], T, B)."""
+    """Build the kernel: (x, ids [T, top_k], a8 and info of the tokens, order [T * top_k], blocks [B, 4], T, B)."""
 
     @flyc.kernel(known_block_size=[THREADS, 1, 1])
     def moe_route(

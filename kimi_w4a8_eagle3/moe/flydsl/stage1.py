@@ -1,7 +1,6 @@
-"""Stage 1, h = silu(gate) * up for the routed rows: the kernel of both variants.
+"""Stage 1, h = silu(gate) * up for the routed rows: the kernel of all variants.
 
-`flydsl_stage1_decode` (tile_m 16, 32) is bound by reading weights, `flydsl_stage1_prefill` (64, 128) by the matrix
-unit.
+`stage1_decode` (tile_m 16, 32) is bound by reading weights, `stage1_prefill` (64, 128) by the matrix unit.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .stage1_small import Stage1Small
 
 
 def build(cfg: Stage1Config) -> Any:
-    """The kernel of one configuration, for `toolchain.compiled`: (seven addresses, tokens)."""
+    """Build the kernel of one configuration, for `toolchain.compiled`: (seven addresses, tokens)."""
     workgroup: Any = (Stage1Small if cfg.experts else Stage1Decode) if cfg.decode else Stage1Prefill
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])

@@ -1,8 +1,8 @@
 """Stage 1 for decode: h = silu(gate) * up for 16 or 32 routed rows a workgroup, bound by reading the weights.
 
-The four waves of a workgroup split K: chunk c of 128 k belongs to wave c % 4, so every wave streams its own weights
-and reads its own part of the rows straight into MFMA operands. The main loop has no LDS and no barrier; the waves'
-integer sums meet once, in the epilogue. A ring of weight registers keeps RING_BYTES of loads in flight: a slot is
+The four waves of a workgroup split K: chunk c of 128 k belongs to wave c % 4. Every wave streams its own weights and
+reads its own part of the rows straight into MFMA operands. The main loop has no LDS and no barrier; the waves' integer
+sums meet once, in the epilogue. A ring of weight registers keeps RING_BYTES of loads in flight: a slot of the ring is
 loaded again as soon as its weights are unpacked.
 """
 
@@ -24,7 +24,7 @@ RING_BYTES = 8192
 
 @dataclass
 class _State:
-    """What a step of the main loop hands to the next: loaded chunks, oldest first, and the sums."""
+    """Loaded chunks, oldest first, and the sums that a step of the main loop passes to the next."""
 
     weights: list[list[Any]]
     rows: list[list[Any]]
@@ -58,7 +58,7 @@ class Stage1Decode:
         self.block = self.find_block()
 
     def find_block(self) -> RowBlock:
-        """The rows of this workgroup."""
+        """Return the rows of this workgroup."""
         return RowBlock(self.args.routing, fx.block_idx.y, self.args.tokens * self.cfg.top_k, self.cfg.top_k)
 
     def run(self) -> None:
@@ -68,7 +68,7 @@ class Stage1Decode:
             self.finish(self.main_loop())
 
     def open_buffers(self) -> None:
-        """The block's tables, buffers and the slots of this lane's rows."""
+        """Open the block's tables and buffers, and find the slots of this lane's rows."""
         cfg, args = self.cfg, self.args
         self.block.open()
         expert_bytes = cfg.inter * cfg.hidden
@@ -83,42 +83,42 @@ class Stage1Decode:
         self.open_rows()
 
     def open_rows(self) -> None:
-        """What can be done for the rows before any weight is loaded."""
+        """Prepare the rows before any weight is loaded."""
         self.rows = ops.buffer(self.args.rows, self.args.tokens * self.cfg.hidden)
 
     def start_rows(self) -> None:
-        """What has to wait for the row numbers, while the first weights are on their way."""
+        """Compute the row offsets, which wait for the row numbers while the first weights are loading."""
         self.token = [self.block.token(s) for s in self.slot]
         corner = (self.lane >> 4) * 16 + self.wave * CHUNK_K
         self.row_lane = [t * self.cfg.hidden + corner for t in self.token]
 
     def load_weight(self, chunk: Any, tile: int) -> Any:
-        """One tile of a chunk: 16 channels x 128 k."""
+        """Load one tile of a chunk: 16 channels x 128 k."""
         return ops.load(self.weights, self.v4i, self.weight_lane, self.tile_at[tile] + chunk * (WAVES * TILE_BYTES))
 
     def load_rows(self, chunk: Any) -> list[Any]:
-        """This wave's 128 k of the rows, 32 bytes a lane and row tile."""
+        """Load this wave's 128 k of the rows, 32 bytes a lane and row tile."""
         at = chunk * (WAVES * CHUNK_K)
         return [ops.load(self.rows, self.v4i, lane + 64 * j, at) for lane in self.row_lane for j in (0, 1)]
 
     def pin(self) -> None:
-        """Keep what was written before this point before it, unless the compiler may reorder."""
+        """Keep earlier instructions before this point, unless the compiler may reorder."""
         if self.cfg.pinned:
             ops.pin_schedule()
 
     def main_loop(self) -> list[Any]:
-        """This wave's sums: for each tile and row tile a high and a low accumulator."""
+        """Return this wave's sums: a high and a low accumulator for each tile and row tile."""
         chunks = self.cfg.hidden // CHUNK_K // WAVES
         ring = min(self.ring, chunks)
         weights = [[self.load_weight(fx.Int32(c), t) for t in range(self.tiles)] for c in range(ring)]
-        ops.pin_schedule()  # the weights are on their way before the row numbers are waited for
+        ops.pin_schedule()  # start the weight loads before waiting for the row numbers
         self.start_rows()
         rows = [self.load_rows(fx.Int32(c)) for c in range(ring)]
         zero = ops.splat(ops.const_i32(0), 4)
         state = _State(weights, rows, [zero] * (2 * self.tiles * self.row_tiles))
 
-        # A turn of the rolled loop covers `turn` chunks. Chunks that do not fill turns run before it, at least one
-        # ring of them, so that the loop is entered with its loads in the order in which its own turns leave them.
+        # A turn of the rolled loop covers `turn` chunks. Chunks that do not fill turns run before it, at least one ring
+        # of them, so that the loop starts with its loads in the order in which its own turns leave them.
         turn = max(self.cfg.tile_k // CHUNK_K, ring)
         refilled = chunks - ring
         before = min(refilled, ring + (refilled - ring) % turn)
@@ -187,12 +187,12 @@ class Stage1Decode:
                 ops.store(out, ops.silu_mul(g, u), self.slot[m] * (cfg.inter * 4) + channel * 4)
 
     def exchange(self, size: int) -> tuple[Any, list[Any]]:
-        """(LDS of that size for the sums, [scale, low sum] of each row tile's rows)."""
+        """Return (`size` bytes of LDS for the sums, [scale, low sum] of each row tile's rows)."""
         per_row = ops.buffer(self.args.row_info, self.args.tokens * 8)
         return ops.lds_alloc(size), [ops.load(per_row, ops.vec_type(2, ops.i32_type()), t * 8) for t in self.token]
 
     def sum_over_waves(self, lds: Any, sums: list[Any], half: int) -> list[Any]:
-        """Exchange the gate (half 0) or up tiles through LDS: for each row tile the total of this wave's tile."""
+        """Exchange gate (half 0) or up tiles through LDS; return the total of this wave's tile for each row tile."""
         if half:
             ops.barrier()  # the other half has been read
         wave_bytes = self.pairs * self.row_tiles * 1024

@@ -2,8 +2,8 @@
 
 A wave computes 64 rows x (16 or 32 gate and as many up channels); it branches around products with 32 rows that do not
 exist. Rows go through LDS, 128 k at a time and double buffered, in exactly the order in which lanes read MFMA operands,
-so that neither side has bank conflicts; weights go straight to registers. The LDS tile that a step writes was last read
-before the previous step's barrier: one barrier a step is enough.
+so neither side has bank conflicts. Weights go straight to registers. The LDS tile that a step writes was last read
+before the previous step's barrier, so one barrier a step is enough.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RING_BYTES = 4096
 
 @dataclass
 class _State:
-    """What a step hands to the next: weights loaded ahead (chunks, oldest first) and the sums."""
+    """Weights loaded ahead (chunks, oldest first) and the sums that a step passes to the next."""
 
     weights: list[list[Any]]
     sums: list[Any]
@@ -68,7 +68,7 @@ class Stage1Prefill:
             self.finish(self.main_loop())
 
     def open_buffers(self) -> None:
-        """The block's tables and buffers, and the LDS for rows."""
+        """Open the block's tables and buffers, and allocate the LDS for rows."""
         cfg, args = self.cfg, self.args
         self.block.open()
         expert_bytes = cfg.inter * cfg.hidden
@@ -84,32 +84,32 @@ class Stage1Prefill:
         self.groups = self.block.together(self.wave % self.waves_m * (16 * ROW_TILES), ROW_TILES)
 
     def slots_of(self, first_row: Any, tiles: int) -> list[fx.Int32]:
-        """The slot of each lane's row, for `tiles` 16-row tiles."""
+        """Return the slot of each lane's row, for `tiles` 16-row tiles."""
         return [self.block.slot(first_row + (self.lane & 15) + 16 * m) for m in range(tiles)]
 
     def load_weight(self, chunk: Any, tile: int) -> Any:
-        """One tile of a chunk: 16 channels x 128 k."""
+        """Load one tile of a chunk: 16 channels x 128 k."""
         return ops.load(self.weights, self.v4i, self.lane * 16, self.tile_at[tile] + chunk * TILE_BYTES)
 
     def fetch_rows(self, chunk: Any) -> list[Any]:
-        """This wave's share of the rows of one chunk, from memory."""
+        """Load this wave's share of the rows of one chunk from memory."""
         return [ops.load(self.rows, self.v4i, at + 64 * j, chunk * CHUNK_K) for at in self.row_lane for j in (0, 1)]
 
     def stage_rows(self, fetched: list[Any], chunk: Any) -> None:
-        """Write them to the LDS tile of that chunk."""
+        """Write fetched rows to the LDS tile of their chunk."""
         at = (chunk & 1) * (self.cfg.tile_m * CHUNK_K) + self.wave * (self.staged * ROW_TILE_BYTES) + self.lane * 16
         for i, part in enumerate(fetched):
             ops.lds_store(self.lds, part, at + i * 1024)
 
     def read_rows(self, chunk: Any) -> list[list[tuple[Any, Any]]]:
-        """MFMA operands of this wave's rows: [row tile][k half] (high, low)."""
+        """Return MFMA operands of this wave's rows: [row tile][k half] (high, low)."""
         wave_m = self.wave % self.waves_m
         at = (chunk & 1) * (self.cfg.tile_m * CHUNK_K) + wave_m * (ROW_TILES * ROW_TILE_BYTES) + self.lane * 16
         parts = [ops.lds_load(self.lds, self.v4i, at + i * 1024) for i in range(2 * ROW_TILES)]
         return [[ops.split_rows(p) for p in parts[2 * m : 2 * m + 2]] for m in range(ROW_TILES)]
 
     def main_loop(self) -> list[Any]:
-        """Sums of this wave: for each tile and row tile a high and a low accumulator."""
+        """Return this wave's sums: a high and a low accumulator for each tile and row tile."""
         chunks = self.cfg.hidden // CHUNK_K
         staged_slots = self.slots_of(self.wave * (16 * self.staged), self.staged)
         corner = (self.lane >> 4) * 16
@@ -158,7 +158,7 @@ class Stage1Prefill:
         return _State([*state.weights[1:], loaded] if refill else state.weights[1:], sums)
 
     def pin(self) -> None:
-        """Keep what was written before this point before it, unless the compiler may reorder."""
+        """Keep earlier instructions before this point, unless the compiler may reorder."""
         if self.cfg.pinned:
             ops.pin_schedule()
 
@@ -193,6 +193,6 @@ class Stage1Prefill:
                 ops.store(out, ops.silu_mul(*scaled), at, channel * 4)
 
     def total(self, sums: list[Any], tile: int, m: int) -> Any:
-        """high / 16 + low of one result tile."""
+        """Return high / 16 + low of one result tile."""
         at = 2 * (tile * ROW_TILES + m)
         return arith.addi(arith.shrsi(sums[at], ops.splat(ops.const_i32(4), 4)), sums[at + 1])

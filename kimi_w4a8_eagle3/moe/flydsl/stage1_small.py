@@ -1,10 +1,10 @@
-"""Stage 1 for few tokens: decode's kernel, which sorts and quantizes for itself, so that it is the first launch.
+"""Stage 1 for few tokens: decode's kernel, which also sorts and quantizes, so that it is the first launch.
 
-A workgroup belongs to a slot. Its waves compare the experts of all slots with that slot's; unless four, eight and so on
-slots of that expert come before it, others have its row. Else its rows are that slot and the next three of the expert:
-bfloat16 tokens, which the workgroup quantizes into LDS while the first weights are on their way. Their loads come
-before those of the weights, because loads return in order. Beside `h` it writes the tables that stage 2 reads: block
-`slot` has places `OWN_ROWS * slot` and on of `order`.
+A workgroup belongs to a slot, and its waves compare the experts of all slots with that slot's. If the number of earlier
+slots of the expert is a multiple of four, the workgroup's rows are that slot and the next three of the expert;
+otherwise another workgroup has its row. The workgroup quantizes the bfloat16 tokens of its rows into LDS while the
+first weights are loading. The tokens are loaded before the weights, because loads return in order. Beside `h` the
+kernel writes the tables that stage 2 reads: block `slot` has places `OWN_ROWS * slot` and on of `order`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from .stage1_decode import Stage1Decode
 
 
 class OwnBlock(RowBlock):
-    """The block of slot `first`; args.row_info: the slots' expert ids. list: LDS for its rows' slots, given later."""
+    """The block of slot `first`, found from the slots' expert ids in args.row_info.
+
+    list: LDS for the slots of its rows, set later.
+    """
 
     list: Any
 
@@ -58,27 +61,27 @@ class OwnBlock(RowBlock):
             before = before + ops.count_bits(mask)
 
     def row(self, number: Any) -> Any:
-        """Where row `number` lies among those that exist: the first for those that do not."""
+        """Return the place of row `number` among those that exist; the first place for a row that does not."""
         return fx.Int32(arith.select((number < self.rows).ir_value(), ops.raw(number), ops.const_i32(0)))
 
     def slot(self, row: Any) -> fx.Int32:
-        """The slot of row `row`."""
+        """Return the slot of row `row`."""
         slot = ops.lds_load(self.list, ops.i32_type(), self.at + self.row(row) * 4, alignment=4)
         return fx.Int32(arith.select((row < self.rows).ir_value(), slot, self._slots.ir_value()))
 
     def write_block(self, blocks: Any) -> None:
-        """Its line in stage 2's table."""
+        """Write this block's line in stage 2's table."""
         line = ops.pack([self.expert, self.first * OWN_ROWS, self.rows, fx.Int32(0)])
         here = arith.select((self.lane == 0).ir_value(), ops.raw(self.first * 16), ops.const_i32(ops.NOWHERE))
         ops.store(ops.buffer(blocks, self._slots * 16), line, here)
 
     @property
     def nowhere(self) -> Any:
-        """The slot of a row that does not exist."""
+        """Slot of a row that does not exist."""
         return self._slots
 
     def write_order(self, order: Any, slot: Any) -> None:
-        """OWN_ROWS slots, of rows that do not exist too, one of each lane."""
+        """Write OWN_ROWS slots, one from each lane, including those of rows that do not exist."""
         at = (self.first * OWN_ROWS + self.lane) * 4
         here = arith.select((self.lane < OWN_ROWS).ir_value(), ops.raw(at), ops.const_i32(ops.NOWHERE))
         ops.store(ops.buffer(order, self._slots * (4 * OWN_ROWS)), slot, here)
@@ -90,7 +93,7 @@ class Stage1Small(Stage1Decode):
     block: OwnBlock
 
     def find_block(self) -> OwnBlock:
-        """The rows of this workgroup; the first workgroup of each slot says so to stage 2."""
+        """Return the rows of this workgroup; the first workgroup of each slot writes them to stage 2's tables."""
         block = OwnBlock(self.cfg, self.args, fx.block_idx.y)
         with ops.when((self.column * WAVES + self.wave) == 0):
             block.write_block(self.args.routing.blocks)
@@ -99,7 +102,7 @@ class Stage1Small(Stage1Decode):
         return block
 
     def open_buffers(self) -> None:
-        """As decode does; LDS: rows (later the waves' sums), exchange of maxima, scales and low sums, lists."""
+        """Open decode's buffers; LDS: rows (later the waves' sums), exchange of maxima, scales and low sums, lists."""
         self.row_bytes = -(-self.cfg.hidden // 1024) * 1024 + 16  # rows begin in different banks
         self.rows_end = max(OWN_ROWS * self.row_bytes, WAVES * self.pairs * 1024)
         self.lds = ops.lds_alloc(self.rows_end + EXCHANGE + 8 * OWN_ROWS + 4 * OWN_ROWS * WAVES)
@@ -135,12 +138,12 @@ class Stage1Small(Stage1Decode):
         self.row_at = self.lane_row * self.row_bytes + (self.lane >> 4) * 16 + self.wave * CHUNK_K
 
     def load_rows(self, chunk: Any) -> list[Any]:
-        """This wave's 128 k of the rows, from LDS."""
+        """Load this wave's 128 k of the rows from LDS."""
         at = self.row_at + chunk * (WAVES * CHUNK_K)
         return [ops.lds_load(self.lds, self.v4i, at + 64 * j) for j in (0, 1)]
 
     def exchange(self, size: int) -> tuple[Any, list[Any]]:
-        """The rows make room for the sums."""
+        """Return the LDS of the rows for the sums, and [scale, low sum] of this lane's row."""
         ops.barrier()
         pair = ops.vec_type(2, ops.i32_type())
         return self.lds, [ops.lds_load(self.lds, pair, self.lane_row * 8 + self.info_at, alignment=8)]

@@ -1,19 +1,20 @@
 """Stage 2: the down projection of the routed rows, one float16 row a slot; `rows.build_reduce` sums a token's slots.
 
-K is short (256 at TP 8, 512 at TP 4), so a wave keeps its rows in registers for its whole life and streams weight
-tiles past them. A ring of weight registers keeps RING_BYTES of loads in flight. A workgroup quantizes its rows itself,
-16 lanes a row, while the first weights are on their way; LDS hands them to the waves. Of a prefill's launches the one
-for the first columns does so, and writes the quantized rows, which the others load. Rows that a block lacks cost
-nothing there, 32 at a time.
+K is short (256 at TP 8, 512 at TP 4), so a wave keeps its rows in registers for its whole life and streams weight tiles
+past them. A ring of weight registers keeps RING_BYTES of loads in flight. A workgroup quantizes its rows itself, 16
+lanes a row, while the first weights are loading; LDS passes them to the waves. In a prefill only the launch for the
+first columns quantizes. It also writes the quantized rows, which the other launches load. Rows that a block lacks cost
+nothing in prefill, 32 at a time.
 
-A slot's row is acc * (weight scale / its expert's largest): it fits float16 whatever the scales are, and what depends
-on the slot multiplies in float32 in the sum. One launch computes `columns` of the channels: a prefill's slots are
-written and read again by chunks that stay in the last-level cache (see backend.py).
+A slot's row is acc * (weight scale / its expert's largest), which fits float16 whatever the scales are. Factors that
+depend on the slot are multiplied in float32 in the reduction. One launch computes `columns` of the channels: a
+prefill's slots are written and read again by chunks that stay in the last-level cache (see backend.py).
 
-Two tiles make a store: the channels of a pair are packed so (`layout.PAIR`) that a lane ends with eight neighbours.
+Two tiles make one store: channels are packed in pairs of tiles (`layout.PAIR`), so that a lane ends with eight
+neighbours.
 
-Conversion to float32 costs nothing: accumulators start at the integer whose bits are the float 1.5 * 2**23, so that
-their final bits *are* the float 1.5 * 2**23 + sum, exact while |sum| < 2**22 (K <= 512).
+Conversion to float32 costs nothing: accumulators start at the integer whose bits are the float 1.5 * 2**23. Their final
+bits are then the float 1.5 * 2**23 + sum, exact while |sum| < 2**22 (K <= 512).
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ BIASED_K = 512  # 16 * 8 * 127 * 512 / 2 < 2**22
 
 
 def high_start(k: int) -> int:
-    """Where a high accumulator starts."""
+    """Return the start value of a high accumulator."""
     return FLOAT_BIAS_BITS if k <= BIASED_K else 0
 
 
 def low_start(low_sum: Any, k: int) -> Any:
-    """Where the low accumulator of a row starts: minus what the offset-binary nibbles add, plus the bias."""
+    """Return a row's low start value: minus the offset of the offset-binary nibbles, plus the bias."""
     correction = arith.muli(low_sum, ops.const_i32(-8))
     return arith.addi(correction, ops.const_i32(FLOAT_BIAS_BITS)) if k <= BIASED_K else correction
 
 
 def exact_sum(high: Any, low: Any, k: int) -> Any:
-    """high / 16 + low as float32, exact."""
+    """Return high / 16 + low as float32, exact."""
     v4f = ops.vec_type(4, ops.f32_type())
     if k > BIASED_K:
         return arith.sitofp(v4f, arith.addi(arith.shrsi(high, ops.splat(ops.const_i32(4), 4)), low))
@@ -94,7 +95,7 @@ class _Workgroup:
                 self.stream()
 
     def open_buffers(self) -> None:
-        """The block's tables and buffers."""
+        """Open the block's tables and buffers."""
         cfg, args = self.cfg, self.args
         self.block.open()
         expert_bytes, scale_bytes = cfg.hidden * cfg.inter // 2, (cfg.hidden + SCALES_PAD) * 4
@@ -110,7 +111,7 @@ class _Workgroup:
         self.out = ops.buffer(args.out, slots * (self.columns * self.size))
 
     def load_unit(self, base: Any, tile: int, step: int) -> list[Any]:
-        """One slot of the weight ring, tile_k x 16 channels; in the loop a tile's first slot brings its scales."""
+        """Load one slot of the weight ring, tile_k x 16 channels; in the loop a tile's first slot brings its scales."""
         chunks = self.cfg.tile_k // CHUNK_K
         tile_bytes = self.cfg.inter // CHUNK_K * TILE_BYTES
         at = self.first_channel * (tile_bytes // TILE_N) + (base + tile) * tile_bytes + step * (chunks * TILE_BYTES)
@@ -118,12 +119,12 @@ class _Workgroup:
         return words if step or not self.rolled else [*words, self.load_scale(base, tile)]
 
     def load_ahead(self, base: Any, tile: int, step: int) -> list[Any]:
-        """The slot that follows slot (tile, step) by a ring."""
+        """Load the slot that follows slot (tile, step) by a ring."""
         tiles, step = divmod(step + self.ring, self.steps)
         return self.load_unit(base, tile + tiles, step)
 
     def load_rows(self) -> None:
-        """Start the first weight loads, then gather the rows and what the epilogue needs of them."""
+        """Start the first weight loads, then gather the rows and their values for the epilogue."""
         cfg = self.cfg
         self.ring = min(max(1, RING_BYTES // (cfg.tile_k * TILE_N // 2)), cfg.tiles * self.steps)
         self.group = max(PAIR, self.ring // self.steps)  # tiles of one turn of the loop over tiles
@@ -133,12 +134,12 @@ class _Workgroup:
             self.group, self.turns = cfg.tiles, 1
         row = self.first_row + (self.lane & 15)
         self.slot = [self.block.slot(row + 16 * m) for m in range(self.row_tiles)]
-        # The row that this lane's neighbours quantize: sixteen of them, or a whole wave where there are but four.
+        # Sixteen lanes quantize a row, or a whole wave where a block has only four rows.
         self.share = ops.WAVE if cfg.short else 16
         self.own = self.wave if cfg.short else self.wave * 4 + (self.lane >> 4)
         slots = self.quantized_slots(0) if cfg.quantize and not cfg.keeps else []
         loaded = self.load_own(slots) if cfg.short else []  # before the weights: loads return in order
-        self.held = [self.load_unit(fx.Int32(0), *divmod(u, self.steps)) for u in range(self.ring)]
+        self.in_flight = [self.load_unit(fx.Int32(0), *divmod(u, self.steps)) for u in range(self.ring)]
         ops.pin_schedule()
         parts = cfg.inter // 64
         kinds = ([self.v4i] * parts + [ops.i32_type()]) * self.row_tiles
@@ -152,7 +153,7 @@ class _Workgroup:
         self.zero = ops.splat(ops.const_i32(high_start(cfg.inter)), 4)
 
     def kept_before(self) -> list[Any]:
-        """Of each row of this lane the parts that it multiplies, and its low sum, as an earlier launch wrote them."""
+        """Return the parts of each row that this lane multiplies, and the row's low sum, from an earlier launch."""
         found, v2i = [], ops.vec_type(2, ops.i32_type())
         for slot in self.slot:
             at = slot * self.cfg.inter + (self.lane >> 4) * 16
@@ -161,13 +162,13 @@ class _Workgroup:
         return found
 
     def quantized_slots(self, start: int) -> list[Any]:
-        """Of the rows that this lane's neighbours quantize: for each wave, row tiles from `start` on."""
+        """Return the slots of the rows that this lane helps to quantize: row tiles from `start` on, for each wave."""
         cfg = self.cfg
         tiles = [w * self.row_tiles + start + i for w in range(cfg.waves_m) for i in range(cfg.quantized_tiles)]
         return [self.block.slot(self.own + 16 * tile) for tile in tiles]
 
     def quantized_rows(self, slots: list[Any], loaded: list[Any]) -> list[Any]:
-        """The same of rows that are quantized here, through LDS, as many row tiles at a time as it has room for."""
+        """Quantize rows through LDS, as many row tiles at a time as fit, and return the same as `kept_before`."""
         cfg, at_once = self.cfg, self.cfg.quantized_tiles
         self.lds = ops.lds_alloc(cfg.lds_bytes)
         place, found = self.lane & (OWN_ROWS - 1 if cfg.short else 15), []
@@ -184,19 +185,19 @@ class _Workgroup:
         return found
 
     def load_own(self, slots: list[Any]) -> list[tuple[list[Any], Any, Any]]:
-        """Start to load what quantizing these slots takes: values, router weight, the expert's unit."""
+        """Start to load the input of quantizing these slots: values, router weight, the expert's unit."""
         cfg, part = self.cfg, self.lane & (self.share - 1)
         router = ops.buffer(self.router, self.args.tokens * (cfg.top_k * 4))
         unit = ops.load(self.scales, ops.f32_type(), fx.Int32(cfg.hidden * 4))
         found = []
         for slot in slots:
             at = [slot * (cfg.inter * 4) + part * 16 + j for j in range(0, cfg.inter * 4, self.share * 16)]
-            values = [ops.load(self.rows, self.v4f, each) for each in at]
+            values = [ops.load(self.rows, self.v4f, offset) for offset in at]
             found.append((values, ops.load(router, ops.f32_type(), slot * 4), unit))
         return found
 
     def quantize_rows(self, slots: list[Any], loaded: list[tuple[list[Any], Any, Any]]) -> None:
-        """Bring rows to LDS as INT8, each with its low sum behind it; to places own, own + 16 and so on."""
+        """Bring rows to LDS as INT8, each followed by its low sum; to places own, own + 16 and so on."""
         cfg, part = self.cfg, self.lane & (self.share - 1)
 
         def over_row(value: Any, combine: Any) -> Any:
@@ -217,7 +218,7 @@ class _Workgroup:
                     ops.store(self.kept_rows, word, fx.Int32(kept_at) + in_row)
             in_low = ((part & (LOW_K_BIT // 4)) != 0).ir_value()
             low = over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi)
-            ops.lds_store(self.lds, low, at + cfg.inter, alignment=4)  # all neighbours the same
+            ops.lds_store(self.lds, low, at + cfg.inter, alignment=4)  # all lanes of the row store the same value
             stored = arith.mulf(arith.mulf(arith.mulf(scale, shrink), weight), unit)
             writes = arith.andi(self.writes_info, (part == 0).ir_value())
             place = arith.select(writes, ops.raw(slot * 8), ops.const_i32(ops.NOWHERE))
@@ -225,19 +226,19 @@ class _Workgroup:
         ops.barrier()
 
     def stream(self) -> None:
-        """All tiles of this wave: unrolled when they are few, else in a rolled loop over ring-sized groups."""
+        """Compute all tiles of this wave: unrolled when they are few, else in a rolled loop over ring-sized groups."""
         group, turns = self.group, self.turns
-        sizes = [len(unit) for unit in self.held]
+        sizes = [len(unit) for unit in self.in_flight]
 
         def turn(i: Any, flat: list[Any], is_last: bool = False) -> list[Any]:
             items, base = iter(flat), i * group
-            held = [[next(items) for _ in range(size)] for size in sizes]
+            in_flight = [[next(items) for _ in range(size)] for size in sizes]
             unwritten: list[list[Any]] = []
             scales: list[Any] = []
             for t in range(group):
-                if not self.rolled and t == group - 1:  # not earlier: they would take the place of weights
+                if not self.rolled and t == group - 1:  # earlier, scales would take registers from the weights
                     scales = [self.load_scale(base, s) for s in range(group)]
-                held, sums, scale = self.one_tile(base, t, held, group - t if is_last else None)
+                in_flight, sums, scale = self.one_tile(base, t, in_flight, group - t if is_last else None)
                 if self.rolled:
                     self.write(base, t, sums, scale)
                 else:
@@ -246,46 +247,46 @@ class _Workgroup:
                 ops.pin_schedule()  # all weights are used before anything else is computed
             for t, (sums, scale) in enumerate(zip(unwritten, scales, strict=True)):
                 self.write(base, t, sums, scale)
-            return [x for unit in held for x in unit]
+            return [x for unit in in_flight for x in unit]
 
-        flat = ops.loop(0, turns - 1, [x for unit in self.held for x in unit], turn)
+        flat = ops.loop(0, turns - 1, [x for unit in self.in_flight for x in unit], turn)
         turn(fx.Int32(turns - 1), flat, is_last=True)
 
     def one_tile(
-        self, base: Any, tile: int, held: list[list[Any]], tiles_left: int | None
+        self, base: Any, tile: int, in_flight: list[list[Any]], tiles_left: int | None
     ) -> tuple[list[list[Any]], list[Any], Any]:
-        """Multiply 16 channels: (ring, high and low sums of each row tile, scales).
+        """Multiply 16 channels; return (ring, high and low sums of each row tile, scales).
 
-        tiles_left: tiles up to the last, when known; ends the loading ahead.
+        tiles_left: number of tiles up to the last, when known; it ends the loading ahead.
         """
         acc = [start for m in range(self.row_tiles) for start in (self.zero, self.low_start[m])]
-        scale = held[0][-1] if self.rolled else None
+        scale = in_flight[0][-1] if self.rolled else None
         for step in range(self.steps):
             chunks = self.cfg.tile_k // CHUNK_K
-            words, held = held[0][:chunks], held[1:]
+            words, in_flight = in_flight[0][:chunks], in_flight[1:]
             for c in range(chunks):
                 operands = ops.unpack_weights(words[c])
                 if self.cfg.pinned:
                     ops.pin_schedule()
                 more = tiles_left is None or step + self.ring < tiles_left * self.steps
                 if more and c == chunks - 1:
-                    held = [*held, self.load_ahead(base, tile, step)]
+                    in_flight = [*in_flight, self.load_ahead(base, tile, step)]
                 part = 2 * (step * chunks + c)
                 for group, here in self.groups:
                     rows = [self.operands[m][part : part + 2] for m in group]
                     multiply = partial(ops.multiply, operands, rows)
                     first, last = 2 * group.start, 2 * group.stop
                     acc[first:last] = ops.changed(here, acc[first:last], multiply)
-        return held, acc, scale
+        return in_flight, acc, scale
 
     def load_scale(self, base: Any, tile: int) -> Any:
-        """Weight scales of a lane's four channels of a tile."""
+        """Load the weight scales of a lane's four channels of a tile."""
         half = tile % PAIR
         at = (self.first_channel + (base + (tile - half)) * TILE_N) * 4
         return ops.load(self.scales, self.v4f, (self.lane >> 4) * (PAIR * 16) + half * 16, at)
 
     def write(self, base: Any, tile: int, sums: list[Any], scale: Any) -> None:
-        """Store the results of a pair of tiles with its second, eight channels of one row a lane."""
+        """Store the results of a pair of tiles with its second tile, eight channels of one row a lane."""
         half = tile % PAIR
         at = (self.out_channel + (base + (tile - half)) * TILE_N) * self.size
         row_bytes, lane_at = self.columns * self.size, (self.lane >> 4) * (PAIR * 4 * self.size)
@@ -304,10 +305,10 @@ class _Workgroup:
 
 
 def build(cfg: Stage2Config) -> Any:
-    """The kernel of one configuration, for `toolchain.compiled`: (nine addresses, tokens, first column, columns).
+    """Build the kernel of one configuration, for `toolchain.compiled`: (nine addresses, tokens, first column, columns).
 
-    rows: float32, and router float32 [T, top_k], for who quantizes: row_info is written, in prefill also kept, INT8.
-    Else those two are read.
+    A kernel that quantizes takes float32 rows and router float32 [T, top_k]. It writes row_info, and in prefill also
+    `kept`, the INT8 rows. Other kernels read both.
     """
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])

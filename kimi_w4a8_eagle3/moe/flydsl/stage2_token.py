@@ -1,9 +1,9 @@
-"""Stage 2 and the sum in one launch, for few tokens: no row is sorted, no slot is written.
+"""Stage 2 and the reduction in one launch, for few tokens: no row is sorted, no slot is written.
 
 A workgroup takes `tile_n` channels of one token, each wave a few of its slots. A wave starts to load all weights that
 it needs, quantizes its slots' rows into its own part of LDS meanwhile, and multiplies with a row in all sixteen places
 of the matrix instruction. The slots' float16 results meet in LDS, where they are added in the order and the arithmetic
-of `rows.build_reduce`: a token's bits are those of the kernels for more tokens.
+of `rows.build_reduce`. A token's result is therefore bit for bit that of the kernels for more tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .stage2 import exact_sum, high_start, low_start
 
 
 class _Slot:
-    """One slot of a wave: its expert's weights on their way, then its row, then `tile_n` float16 results."""
+    """One slot of a wave: loads its expert's weights and its row, and computes `tile_n` float16 results."""
 
     def __init__(self, work: _Workgroup, number: Any, expert: Any) -> None:
         cfg, self.work = work.cfg, work
@@ -82,7 +82,7 @@ class _Slot:
             self.halves += ops.elements(ops.to_f16(arith.mulf(exact_sum(sums[0], sums[1], cfg.inter), scales)))
 
     def write(self) -> None:
-        """Results and the factor of the sum to LDS, by the first of each sixteen lanes: channels 8 * g and on."""
+        """Write results and the factor of the sum to LDS, from each sixteenth lane: channels 8 * g and on."""
         work = self.work
         with ops.when((work.lane & 15) == 0):
             at = self.number * (work.cfg.tile_n * 2) + work.lane + work.results_at
@@ -92,7 +92,7 @@ class _Slot:
 
 
 class _Workgroup:
-    """`tile_n` channels of a token."""
+    """One workgroup: `tile_n` channels of a token."""
 
     def __init__(self, cfg: ByTokenConfig, rows: Any, weights: Any, scales: Any, router: Any, ids: Any) -> None:
         self.cfg, self.rows, self.weights, self.scales, self.router, self.ids = cfg, rows, weights, scales, router, ids
@@ -127,7 +127,7 @@ class _Workgroup:
 
 
 def build(cfg: ByTokenConfig) -> Any:
-    """Kernel: (float32 rows [T * top_k, inter], weights, scales, router weights, ids, out bfloat16 [T, hidden])."""
+    """Build the kernel: (float32 rows [T * top_k, inter], weights, scales, router, ids, out bfloat16 [T, hidden])."""
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
     def moe_stage2_token(

@@ -1,7 +1,8 @@
 """Compile FlyDSL kernels to gfx942 without a GPU.
 
 FlyDSL links with `$ROCM_PATH/llvm/bin/ld.lld`. The linker of the package `ziglang` (extra `kernels`) comes first, so
-that every machine links alike, then ROCm's own, then Debian's; all but ROCm's through a private folder like ROCm's.
+that every machine links alike, then ROCm's own, then Debian's. All but ROCm's are called through a private folder that
+is laid out like ROCm's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DEFAULT_ROCM = Path("/opt/rocm")
 
 
 def flydsl_problem() -> str | None:
-    """Why FlyDSL cannot be used, or None."""
+    """Return the reason why FlyDSL cannot be used, or None."""
     try:
         version = metadata.version("flydsl")
     except metadata.PackageNotFoundError:
@@ -39,7 +40,7 @@ def flydsl_problem() -> str | None:
 
 
 def linker_problem() -> str | None:
-    """Why compiled kernels cannot be linked, or None."""
+    """Return the reason why compiled kernels cannot be linked, or None."""
     if _wheel_linker() or _rocm_linker() or _debian_linker():
         return None
     return "no linker: package ziglang (extra `kernels`), ROCm's llvm/bin/ld.lld and Debian's ld.lld-19 are all missing"
@@ -61,7 +62,7 @@ def _debian_linker() -> list[str] | None:
 
 
 def rocm_path() -> Path:
-    """A folder with llvm/bin/ld.lld: ROCm itself, or a private one whose linker is a script that calls another.
+    """Return a folder with llvm/bin/ld.lld: ROCm, or a private one whose linker is a script that calls another.
 
     Raises KimiError when there is no linker.
     """
@@ -93,7 +94,7 @@ def _private_rocm(command: list[str]) -> Path:
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Variables that are set inside: FlyDSL takes its options from the environment only."""
+    """Set environment variables inside the block: FlyDSL takes its options from the environment only."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -108,14 +109,14 @@ def environment(**values: str) -> Iterator[None]:
 
 @contextmanager
 def linking() -> Iterator[None]:
-    """Inside, FlyDSL finds a linker."""
+    """Let FlyDSL find a linker inside the block."""
     with environment(ROCM_PATH=str(rocm_path())):
         yield
 
 
 def compiled(launcher: Any) -> bytes:
-    """The gfx942 code object of the one kernel that a launcher (`ops.launcher`) launches."""
-    # FlyDSL is optional: this module must be able to say that it is missing.
+    """Return the gfx942 code object of the one kernel that a launcher (`ops.launcher`) launches."""
+    # Imported here because FlyDSL is optional and this module must be able to report that it is missing.
     from flydsl._mlir import ir
     from flydsl._mlir.dialects import gpu
     from flydsl.compiler.jit_function import _create_mlir_context
@@ -131,13 +132,13 @@ def compiled(launcher: Any) -> bytes:
 
 
 def compilers() -> dict[str, str]:
-    """What compiles the kernels, by version; raises KimiError when something is missing."""
+    """Return the versions of the compilers; raise KimiError when one is missing."""
     problem = flydsl_problem() or linker_problem()
     if problem:
         raise KimiError(
             problem,
             where="compiling the gfx942 kernels",
-            expected=f"flydsl {SUPPORTED[0]} and a linker; who only serves needs neither",
+            expected=f"flydsl {SUPPORTED[0]} and a linker (a machine that only serves needs neither)",
             remedy="in a checkout of this package: pip install '.[kernels,serve]', in an environment without AITER",
         )
     linker = [str(rocm_path() / "llvm" / "bin" / "ld.lld"), "--version"]

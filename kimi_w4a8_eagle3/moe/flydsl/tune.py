@@ -1,4 +1,4 @@
-"""The FlyDSL backend's tile candidates, and how they are timed."""
+"""The FlyDSL backend's tile candidates and their timing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .configs import OWN_TILES, FlydslTiles, KernelConfig, Stage1Config, Stage2C
 
 
 def flydsl_space(shape: MoeShape) -> Space:
-    """Every tile that a kernel exists for."""
+    """Return every tile for which a kernel exists."""
 
     def stage1(tile_m: int) -> list[tuple[int, int]]:
         tiles = [(n, k) for m, n, k in STAGE1_TILES if m == tile_m]
@@ -39,14 +39,17 @@ def flydsl_space(shape: MoeShape) -> Space:
 
 
 def small_tiles(shape: MoeShape, tokens: int) -> list[FlydslTiles]:
-    """Those whose stage 1 sorts for itself, where a batch has few slots."""
+    """Return the tiles whose stage 1 sorts its slots itself, for a batch of few slots."""
     pairs = product(OWN_TILES, (False, True))
     found = [FlydslTiles(m, (n, k), fitted(shape, 256, 256), by_token) for (m, n, k), by_token in pairs]
     return [tiles for tiles in found if fits_small(shape, tiles, tokens)]
 
 
 def every_kernel(shape: MoeShape) -> list[KernelConfig]:
-    """What a server of this shape can ask for under any gates and any table of tiles, and `tune-moe` tries."""
+    """Return every kernel that `tune-moe` tries or that a server of this shape can launch.
+
+    Covers any gates and any tile table.
+    """
     space, found = flydsl_space(shape), list[KernelConfig]()
     unpinned = {"FLYDSL_MOE_STAGE1_SCHED": False, "FLYDSL_MOE_STAGE2_SCHED": False}
     for tile_m in BLOCK_SIZES:
@@ -60,12 +63,12 @@ def every_kernel(shape: MoeShape) -> list[KernelConfig]:
 
 
 def refuse_fixed_tiles(gates: GateReader) -> None:
-    """Raise KimiError for a gate that would put one kernel in the place of every candidate."""
+    """Raise KimiError for a gate that would replace every candidate by one kernel."""
     names = [tile_gate(stage, axis) for stage in (1, 2) for axis in "MNK"] + [W4A16_GATE]
     given = [name for name in names if gates.get(name)]
     if given:
         raise KimiError(
-            f"{', '.join(given)} would override the tiles that are to be measured",
+            f"{', '.join(given)} would override the tiles that tune-moe measures",
             where="environment",
             remedy=f"unset {' '.join(given)}",
         )

@@ -1,10 +1,10 @@
 """The W4A16 baseline for A/B runs: bfloat16 rows and BF16 MFMA on the same packed INT4 weights.
 
-One kernel for both stages: a wave computes 16 gate and 16 up channels (stage 1) or 32 channels (stage 2) of the
-workgroup's rows over all of K, weights and rows straight from memory to operands.
+One kernel serves both stages: a wave computes 16 gate and 16 up channels (stage 1) or 32 channels (stage 2) of the
+workgroup's rows over all of K. Weights and rows go straight from memory to operands.
 
 A nibble becomes bfloat16 without conversion: `0x4300 | (weight + 8)` is the bfloat16 136 + weight. The surplus is
-taken off at the end as 136 times the sum of the row, which one more MFMA per step collects with an operand of ones.
+subtracted at the end as 136 times the sum of the row, which one more MFMA per step computes with an operand of ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .block import RoutingAddresses, RowBlock
 from .configs import W4A16_TILES, WAVES, W4A16Config
 from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 
-RING = 4  # chunks of weights held in registers: 8 KiB a wave
+RING = 4  # chunks of weights in registers: 8 KiB a wave
 SURPLUS = 136.0
 ROW_LOADS = 4  # 16-byte loads of 128 k of a row, spread over four lanes
 
@@ -40,11 +40,11 @@ class _Arguments:
 
 
 def _weights_bf16(words: Any) -> list[Any]:
-    """16 packed bytes -> eight operands of four bfloat16, each weight + 136."""
+    """Unpack 16 bytes to eight operands of four bfloat16, each weight + 136."""
     mask, exponent = ops.const_i32(0x000F000F), ops.const_i32(0x43004300)
     operands = []
     for word in ops.elements(words):
-        binary = arith.xori(word, ops.const_i32(0x80808080))  # high nibbles to offset binary too
+        binary = arith.xori(word, ops.const_i32(0x80808080))  # turns high nibbles into offset binary too
         low0, high0, low1, high1 = (
             arith.ori(arith.andi(arith.shrui(binary, ops.const_i32(s)), mask), exponent) for s in (0, 4, 8, 12)
         )
@@ -53,7 +53,7 @@ def _weights_bf16(words: Any) -> list[Any]:
 
 
 def _rows_bf16(parts: list[Any]) -> list[Any]:
-    """Four loads (k 0-7, 8-15, 64-71, 72-79 of the lane's group) -> operands in the order of `_weights_bf16`."""
+    """Reorder four loads (k 0-7, 8-15, 64-71, 72-79 of the lane's group) to the operand order of `_weights_bf16`."""
     operands = []
     for first, second in (parts[0:2], parts[2:4]):
         high, low = ops.elements(first), ops.elements(second)
@@ -66,7 +66,7 @@ def _rows_bf16(parts: list[Any]) -> list[Any]:
 
 
 class _Workgroup:
-    """`tile_m` routed rows x `tile_n` channels."""
+    """One workgroup: `tile_m` routed rows x `tile_n` channels."""
 
     def __init__(self, cfg: W4A16Config, args: _Arguments) -> None:
         self.cfg, self.args = cfg, args
@@ -84,7 +84,7 @@ class _Workgroup:
             self.finish(self.main_loop())
 
     def open_buffers(self) -> None:
-        """The block's tables and buffers, and which tiles this wave computes."""
+        """Open the block's tables and buffers, and choose the tiles that this wave computes."""
         cfg, args = self.cfg, self.args
         self.block.open()
         self.channels = 2 * cfg.inter if cfg.stage == 1 else cfg.hidden
@@ -103,22 +103,22 @@ class _Workgroup:
         self.row_at = [r * (cfg.k * 2) + (self.lane >> 4) * 32 for r in row]
 
     def load_weights(self, chunk: Any) -> list[Any]:
-        """One chunk of 128 k of this wave's tiles."""
+        """Load one chunk of 128 k of this wave's tiles."""
         tile_bytes = self.cfg.k // CHUNK_K * TILE_BYTES
         return [
             ops.load(self.weights, self.v4i, self.lane * 16, t * tile_bytes + chunk * TILE_BYTES) for t in self.tile
         ]
 
     def load_rows(self, chunk: Any) -> list[Any]:
-        """One chunk of all rows."""
+        """Load one chunk of all rows."""
         at = chunk * (CHUNK_K * 2)
         return [ops.load(self.rows, self.v4i, r + o, at) for r in self.row_at for o in (0, 16, 128, 144)]
 
     def main_loop(self) -> list[Any]:
-        """Sums of [tile][row tile], then the row sums of [row tile]."""
+        """Return the sums of [tile][row tile], then the row sums of [row tile]."""
         chunks = self.cfg.k // CHUNK_K
         ring = min(RING, chunks)
-        held = [x for c in range(ring) for x in self.load_weights(fx.Int32(c))] + self.load_rows(fx.Int32(0))
+        in_flight = [x for c in range(ring) for x in self.load_weights(fx.Int32(c))] + self.load_rows(fx.Int32(0))
         zero = ops.splat(ops.const_f32(0.0), 4)
         sums = [zero] * ((W4A16_TILES + 1) * self.row_tiles)
 
@@ -135,13 +135,13 @@ class _Workgroup:
             return [*weights[W4A16_TILES:], *ahead, *next_rows, *self.multiply(operands, rows, acc)]
 
         refilled = chunks - ring
-        state = ops.loop(0, refilled, [*held, *sums], lambda i, flat: step(i, flat, refill=True, more=True))
+        state = ops.loop(0, refilled, [*in_flight, *sums], lambda i, flat: step(i, flat, refill=True, more=True))
         for c in range(refilled, chunks):
             state = step(fx.Int32(c), state, refill=False, more=c < chunks - 1)
         return split(state)[2]
 
     def multiply(self, operands: list[list[Any]], rows: list[Any], acc: list[Any]) -> list[Any]:
-        """One chunk; `acc` as main_loop returns it."""
+        """Multiply one chunk; `acc` is laid out as main_loop returns it."""
         acc = list(acc)
         ones = ops.bf16x4(*[ops.const_i32(0x3F803F80)] * 2)
         for m in range(self.row_tiles):
@@ -153,14 +153,14 @@ class _Workgroup:
         return acc
 
     def finish(self, acc: list[Any]) -> None:
-        """Take the surplus off, scale, apply SiLU in stage 1, and store four channels of one row a lane."""
+        """Subtract the surplus, scale, apply SiLU in stage 1, and store four channels of one row a lane."""
         cfg, args = self.cfg, self.args
         scale_bytes = (self.channels + (SCALES_PAD if cfg.stage == 2 else 0)) * 4
         scales = ops.buffer(args.w_scale, fx.Int32(scale_bytes), fx.Int64(self.block.expert) * scale_bytes)
         group = self.lane >> 4
         if cfg.stage == 1:
             scale = [ops.load(scales, self.v4f, group * 16, t * (TILE_N * 4)) for t in self.tile]
-        else:  # a lane's eight neighbours, relative to their expert's unit
+        else:  # the scales of a lane's eight channels are relative to their expert's unit
             parts = [ops.load(scales, self.v4f, group * (PAIR * 16) + h * 16, self.tile[0] * 64) for h in range(PAIR)]
             unit = ops.splat(ops.load(scales, ops.f32_type(), fx.Int32(self.channels * 4)), 4)
             scale = [arith.mulf(part, unit) for part in parts]
@@ -178,7 +178,7 @@ class _Workgroup:
 
 
 def build(cfg: W4A16Config) -> Any:
-    """The kernel, for `toolchain.compiled`: (rows, weights, scales, two routing tables, out, tokens)."""
+    """Build the kernel, for `toolchain.compiled`: (rows, weights, scales, two routing tables, out, tokens)."""
 
     @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
     def moe_w4a16(

@@ -1,4 +1,4 @@
-"""Compile code objects into a folder: what is there and right stays, every finished kernel is kept."""
+"""Compile code objects into a folder: intact objects stay, and every finished kernel is kept."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .configs import KernelConfig
 from .objects import MANIFEST, CodeObject, CodeObjects, Manifest, source_hash
 from .toolchain import compilers
 
-MOST_JOBS = 16  # a process of the compiler takes 0.7 GB
-Watch = Callable[[Iterable[Any], int], Iterable[Any]]  # (what gets finished, how many) -> the same, shown
+MOST_JOBS = 16  # one compiler process takes 0.7 GB
+Watch = Callable[[Iterable[Any], int], Iterable[Any]]  # (items, their number) -> the same items, with progress shown
 
 
 def default_jobs() -> int:
-    """One process a core of this machine that may be used, within reason."""
+    """Return the number of compiler processes: one a usable core, at most MOST_JOBS."""
     return min(len(os.sched_getaffinity(0)), MOST_JOBS)
 
 
 def warm(configs: Iterable[KernelConfig], folder: Path, jobs: int, watch: Watch) -> tuple[Manifest, int]:
-    """Compile what the folder lacks, in the order of `configs`; returns its manifest, and how many were compiled.
+    """Compile what the folder lacks, in the order of `configs`; return (its manifest, number of compiled kernels).
 
     Raises KimiError when a kernel does not compile, or when compilers are needed that are not installed.
     """
     wanted = list(dict.fromkeys(configs))
     manifest, missing = _lacking(wanted, folder)
-    if not missing:  # also where nobody may write or compile
+    if not missing:  # works in a read-only folder without compilers too
         return manifest, 0
     with _alone(folder):
         manifest, missing = _lacking(wanted, folder)
@@ -56,22 +56,26 @@ def warm(configs: Iterable[KernelConfig], folder: Path, jobs: int, watch: Watch)
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Inside, no other process writes to the folder."""
+    """Lock the folder, so that no other process writes to it inside the block."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
     except BlockingIOError:
-        raise KimiError("another `kimi-w4a8 warm` is writing there", where=str(folder), remedy="wait for it") from None
+        raise KimiError(
+            "another `kimi-w4a8 warm` writes to this folder", where=str(folder), remedy="wait until it has finished"
+        ) from None
     except OSError as error:
         raise KimiError(
-            f"the code objects cannot be written: {error}", where=str(folder), remedy="--objects with another folder"
+            f"the code objects cannot be written: {error}",
+            where=str(folder),
+            remedy="use another folder: --objects",
         ) from error
 
 
 def _lacking(wanted: list[KernelConfig], folder: Path) -> tuple[Manifest, list[KernelConfig]]:
-    """(what of the manifest is whole and of this package's sources, what of `wanted` is not)."""
+    """Return (manifest of the intact objects of this package's sources, those of `wanted` that it lacks)."""
     try:
         objects = CodeObjects(folder)
     except KimiError:
@@ -82,7 +86,7 @@ def _lacking(wanted: list[KernelConfig], folder: Path) -> tuple[Manifest, list[K
 
 
 def _compile(configs: list[KernelConfig], jobs: int, watch: Watch) -> Iterator[tuple[str, bytes, CodeObject]]:
-    """(key, code object, entry) of each kernel as it gets finished, by `jobs` processes."""
+    """Yield (key, code object, entry) of each kernel as it is finished, from `jobs` processes."""
     context = multiprocessing.get_context("spawn")  # a fork would inherit locks of torch's threads
     pool = ProcessPoolExecutor(max(min(jobs, len(configs)), 1), context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
@@ -92,7 +96,11 @@ def _compile(configs: list[KernelConfig], jobs: int, watch: Watch) -> Iterator[t
             try:
                 yield repr(config), *future.result()
             except BrokenProcessPool:
-                raise KimiError("a process of the compiler was killed", where=repr(config), remedy="--jobs 1") from None
+                raise KimiError(
+                    "a compiler process was killed",
+                    where=repr(config),
+                    remedy="run with --jobs 1, which takes less memory",
+                ) from None
             except KimiError:
                 raise
             except Exception as error:  # compilers raise their own types
@@ -102,6 +110,6 @@ def _compile(configs: list[KernelConfig], jobs: int, watch: Watch) -> Iterator[t
 
 
 def _compile_one(config: KernelConfig) -> tuple[bytes, CodeObject]:
-    from .compile import compile_kernel  # in the compiler's process: FlyDSL
+    from .compile import compile_kernel  # imports FlyDSL, which only the compiler process needs
 
     return compile_kernel(config)

@@ -1,1 +1,1 @@
-"""The Triton backend: kernels for any GPU that Triton compiles for, and what compiles and tunes them."""
+"""The Triton backend: kernels for any GPU that Triton compiles for, and the code that compiles and tunes them."""

@@ -1,11 +1,12 @@
-"""The Triton backend: layout, tile choice and the launches; the kernels are in triton_kernels.py.
+"""The Triton backend: layout, tile choice and launches; the kernels are in kernels.py.
 
-Five launches for a decode batch (quantize and route in one; stage 1; quantize; stage 2; reduce), four when stage 1's
-tile covers the intermediate size and quantizes itself. No host sync; every grid follows from shapes alone.
+A decode batch takes five launches (quantize and route in one; stage 1; quantize; stage 2; reduce). It takes four when
+stage 1's tile covers the intermediate size, because stage 1 then quantizes itself. There is no host sync, and every
+grid follows from shapes alone.
 
-Stage 2 writes each slot's row as float16, and a second kernel adds the slots in a fixed order: deterministic, and
-independent of the batch and of the tiles. In prefill it runs in column chunks whose partial rows stay in the last
-level cache (`partial_mib`), instead of writing and reading back [T, top_k, H] through memory.
+Stage 2 writes each slot's row as float16, and a second kernel adds the slots in a fixed order, so results are
+deterministic and independent of the batch and of the tiles. In prefill stage 2 runs in column chunks whose partial rows
+stay in the last-level cache (`partial_mib`), instead of writing and reading back [T, top_k, H] through memory.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class TritonTiles:
             raise KimiError(f"a Triton row of the tile table is malformed: {error!r}", where=str(tiles)) from error
 
     def to_row(self) -> dict[str, Any]:
-        """The inverse of `from_row`."""
+        """Return the `tiles` of a table row, the inverse of `from_row`."""
         stages = {
             name: [tile.block_n, tile.block_k, tile.num_warps, tile.num_stages]
             for name, tile in (("stage1", self.stage1), ("stage2", self.stage2))
@@ -72,7 +73,7 @@ class TritonTiles:
 
 
 def run_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """The ordinary launcher; proofs pass one that only compiles."""
+    """Launch a kernel. Proofs pass a launcher that only compiles."""
     kernel[grid](*arguments, **constants)
 
 
@@ -96,7 +97,7 @@ class TritonBackend:
         self._plans: dict[tuple[MoeShape, int, str], TritonTiles] = {}
 
     def unsupported(self, shape: MoeShape, device: torch.device) -> str | None:
-        """Why this backend cannot run `shape` on `device`, or None when it can."""
+        """Return the reason why this backend cannot run `shape` on `device`, or None."""
         if device.type != "cuda" and not knobs.runtime.interpret:
             return f"needs a GPU, got {device} (TRITON_INTERPRET=1 runs it on a CPU, slowly)"
         if shape.hidden % 16 or shape.inter % 16:
@@ -106,14 +107,14 @@ class TritonBackend:
         return None
 
     def describe(self, shape: MoeShape, device: torch.device) -> str:
-        """The tile choices for a few batches, for the log."""
+        """Describe the tile choices for a few batches, for the log."""
         arch = self._arch or gpu_arch(device) or "any"
         return "; ".join(f"T<={t}: {self.tiles_for(shape, t, arch).to_row()}" for t in (8, 160, 10240))
 
     def tiles_for(self, shape: MoeShape, tokens: int, arch: str) -> TritonTiles:
-        """The plan of a batch, made once for all batches of its bucket: the tiles that it launches.
+        """Return the tiles of a batch; batches of one bucket share this plan.
 
-        They are those given at construction, else the table's, cut down to what the shape has.
+        They are those given at construction, else the table's, cut down to the size of the shape.
         """
         key = shape, bucket_of(self.name, tokens, self._table), arch
         if key not in self._plans:
@@ -136,7 +137,7 @@ class TritonBackend:
 
         w13 int8 [E, 2I, H/2] and w2 int8 [E, H, I/2]: byte j of a row holds elements j and j + K/2. s13 [E, 2I]: / 16.
         s2 [E * H + E]: each row's scale relative to its expert's largest (and / 16 / a power of two), then the largest
-        (times that power), so that a row of stage 2 fits float16 whatever the scales are.
+        (times that power). A row of stage 2 then fits float16 whatever the scales are.
         """
         peak = weights.s2.amax(dim=1)
         peak = torch.where(peak > 0, peak, torch.ones_like(peak))
@@ -159,7 +160,7 @@ class TritonBackend:
         check_call(x, moe, LAYOUT, topk_weights, topk_ids)
         if x.shape[0] * max(moe.shape.hidden, moe.shape.top_k * moe.shape.inter) > _MAX_INT32:
             raise KimiError(f"{x.shape[0]} tokens overflow the kernels' int32 offsets", remedy="smaller prefill chunks")
-        # Triton's interpreter truncates to bfloat16 where a GPU rounds to nearest even: there, torch rounds.
+        # Triton's interpreter truncates to bfloat16 where a GPU rounds to nearest even, so torch rounds its results.
         out = torch.empty_like(x, dtype=torch.float32 if knobs.runtime.interpret else torch.bfloat16)
         if x.shape[0] == 0:
             return out.to(torch.bfloat16)
@@ -171,7 +172,7 @@ class TritonBackend:
 
 
 class MoeCall:
-    """One forward: its sizes, its buffers and its launches."""
+    """Sizes, buffers and launches of one forward."""
 
     def __init__(
         self,
@@ -189,13 +190,13 @@ class MoeCall:
         self.tokens, self.slots = x.shape[0], topk_ids.numel()
 
     def run(self, out: torch.Tensor) -> None:
-        """Both stages into `out`, bfloat16 [T, H]."""
+        """Run both stages into `out`, bfloat16 [T, H]."""
         q, scale, routing = self.quantize_and_route()
         act, factor = self.stage1(q, scale, routing)
         self.down(act, factor, routing, out)
 
     def down(self, act: torch.Tensor, factor: torch.Tensor, routing: Routing, out: torch.Tensor) -> None:
-        """Stage 2 and the sum over the slots, by column chunks."""
+        """Run stage 2 and the sum over the slots, by column chunks."""
         hidden = self.moe.shape.hidden
         columns = self._chunk_columns()
         partial = self._new((self.slots * columns,), torch.float16)
@@ -208,14 +209,14 @@ class MoeCall:
         return torch.empty(size, dtype=dtype, device=self.x.device)
 
     def _chunk_columns(self) -> int:
-        """Columns of stage 2 at a time: all, or as many whole tiles as keep the partial rows within partial_mib."""
+        """Return the columns of stage 2 at a time: all, or the whole tiles whose partial rows fit partial_mib."""
         hidden, block_n = self.moe.shape.hidden, self.tiles.stage2.block_n
         fitting = (self.tiles.partial_mib << 20) // (2 * self.slots)
         fitting = min(fitting, _MAX_INT32 // self.slots)
         return hidden if fitting >= hidden else max(fitting // block_n, 1) * block_n
 
     def quantize_and_route(self) -> tuple[torch.Tensor, torch.Tensor, Routing]:
-        """(q int8 [T, H], scale float32 [T], the routing)."""
+        """Return (q int8 [T, H], scale float32 [T], the routing)."""
         shape, block_m = self.moe.shape, self.tiles.block_m
         q = self._new((self.tokens, shape.hidden), torch.int8)
         scale = self._new((self.tokens,), torch.float32)
@@ -248,7 +249,7 @@ class MoeCall:
     def stage1(
         self, q: torch.Tensor, scale: torch.Tensor, routing: Routing, mode: str = ""
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(int8 [S, I] in sorted order, factor by slot); mode "acc": (int32 [S, 2I], unused), for tests."""
+        """Return (int8 [S, I] in sorted order, factor by slot); mode "acc": (int32 [S, 2I], unused), for tests."""
         shape, tile = self.moe.shape, self.tiles.stage1
         mode = mode or ("quant" if tile.block_n >= shape.inter else "float")
         dtype = {"float": torch.float32, "quant": torch.int8, "acc": torch.int32}[mode]
@@ -310,7 +311,7 @@ class MoeCall:
         columns: int,
         mode: str = "partial",
     ) -> None:
-        """Columns column..column+columns-1 into out, float16 (mode "acc": int32) [S, columns] by slot."""
+        """Write columns column..column+columns-1 to out, float16 (mode "acc": int32) [S, columns] by slot."""
         shape, tile = self.moe.shape, self.tiles.stage2
         self._launch(
             kernels.stage2,
@@ -363,7 +364,7 @@ class MoeCall:
 
 
 def halves_from_reorder(words: torch.Tensor) -> torch.Tensor:
-    """Quark's words to bytes that hold elements j (low nibble) and j + K/2 (high nibble).
+    """Convert Quark's words to bytes that hold elements j (low nibble) and j + K/2 (high nibble).
 
     words: int32 [..., K/8], K a multiple of 16. Returns int8 [..., K/2].
     """
@@ -380,7 +381,7 @@ def halves_from_reorder(words: torch.Tensor) -> torch.Tensor:
 
 
 def _split_natural(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Elements 0..3 and 4..7 of each `reorder` word, one a byte (its low nibble).
+    """Return elements 0..3 and 4..7 of each `reorder` word, one in the low nibble of each byte.
 
     In byte order a word is (e0|e2, e4|e6, e1|e3, e5|e7), low nibble first.
     """
@@ -392,7 +393,7 @@ def _split_natural(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _fit(tile: StageTile, columns: int, k: int) -> StageTile:
-    """No tile wider than the matrix; 16 and 32 are the least that every GPU's int8 dot takes."""
+    """Limit a tile to the size of the matrix; 16 and 32 are the least that every GPU's int8 dot takes."""
     block_n = min(tile.block_n, max(triton.next_power_of_2(columns), 16))
     block_k = min(tile.block_k, max(triton.next_power_of_2(k // 2), 32))
     return replace(tile, block_n=block_n, block_k=block_k)

@@ -4,13 +4,14 @@ Weights are bytes: byte j of a row holds element j in its low and element j + K/
 activations are two contiguous runs. A nibble is used in the *high* half of its byte, `p << 4` and `p & 0xF0`, which is
 16 times its value; `prepare` folds 1/16 into the scales. 7168 * 127 * 128 < 2**31, so int32 cannot overflow.
 
-Accumulators are [n, m], output column by row of the block. With LEFT the weights are the left operand of the dot: on
-Hopper they then feed wgmma from registers, where they are unpacked, and 16 tokens fill the instruction. On CDNA they
-are the right one in stage 2, where a lane then ends with four neighbouring columns of a row and stores them as one.
+Accumulators are [n, m], output column by row of the block. With LEFT the weights are the left operand of the dot. On
+Hopper wgmma then takes them from the registers where they are unpacked, and 16 tokens fill the instruction. On CDNA
+they are the right operand in stage 2, where a lane then ends with four neighbouring columns of a row and stores them at
+once.
 
-Columns of stage 2 are passed in units of 16, from which Triton sees that rows are aligned.
-Offsets are int32 but for an expert's weights; the backend refuses a batch that is too large for that. Sizes of the
-model are constexpr; what follows from the batch is not specialised on, so that one compiled kernel serves every T.
+Columns of stage 2 are passed in units of 16, which shows Triton that rows are aligned. Offsets are int32 except for an
+expert's weights; the backend refuses a batch that is too large for that. Sizes of the model are constexpr. Values that
+follow from the batch are not specialised on, so one compiled kernel serves every T.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -26,7 +27,7 @@ HIGH = tl.constexpr(-16)  # 0xF0 as int8
 
 @triton.jit
 def _unpack(packed, PTX: tl.constexpr):
-    """int8 bytes -> (16 * low nibble, 16 * high nibble) as int8; Triton alone does not do four bytes in one word."""
+    """Unpack int8 bytes to (16 * low nibble, 16 * high nibble) as int8, in PTX four bytes at once unlike Triton."""
     if PTX:
         low, high = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 4; and.b32 $0, $0, 0xF0F0F0F0; and.b32 $1, $2, 0xF0F0F0F0;",
@@ -44,7 +45,7 @@ def _unpack(packed, PTX: tl.constexpr):
 
 @triton.jit
 def _dot(weights, x, acc, LEFT: tl.constexpr):
-    """acc + weights [n, k] @ x [k, m]; the accumulator is [n, m] with LEFT, else its transpose."""
+    """Return acc + weights [n, k] @ x [k, m]; the accumulator is [n, m] with LEFT, else its transpose."""
     if LEFT:
         return tl.dot(weights, x, acc, out_dtype=tl.int32)
     else:
@@ -66,7 +67,7 @@ def _by_column(acc, LEFT: tl.constexpr):
 
 @triton.jit
 def _quantize(x):
-    """float32 [R, K] -> (int8 [R, K], scale [R]). A row with NaN or Inf gets scale NaN and zeros."""
+    """Quantize float32 [R, K] to (int8 [R, K], scale [R]). A row with NaN or Inf gets scale NaN and zeros."""
     size = tl.abs(x)
     peak = tl.max(tl.where(size <= FLOAT32_MAX, size, float("inf")), axis=1)  # NaN fails the comparison too
     finite = peak <= FLOAT32_MAX
@@ -80,7 +81,7 @@ def _quantize(x):
 @triton.jit
 def _route_block(ids, order, block_expert, block_first, block_rows, num_blocks, slots, E: tl.constexpr,
                  EP: tl.constexpr, SP: tl.constexpr, BM: tl.constexpr):  # fmt: skip
-    """One program sorts up to SP slots by expert; see routing.route for the outputs."""
+    """Sort up to SP slots by expert in one program; see routing.route for the outputs."""
     i = tl.arange(0, SP)
     expert = tl.load(ids + i, mask=i < slots, other=-1)
     expert = tl.where((expert < 0) | (expert >= E), E, expert)
@@ -107,7 +108,7 @@ def _route_block(ids, order, block_expert, block_first, block_rows, num_blocks, 
 def quantize_and_route(x, q, scale, ids, order, block_expert, block_first, block_rows, num_blocks, tokens,
                        H: tl.constexpr, HP: tl.constexpr, TOP_K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr,
                        SP: tl.constexpr, BM: tl.constexpr, ROUTE: tl.constexpr):  # fmt: skip
-    """Programs 0..tokens-1 quantize one row of x each; with ROUTE a further program sorts the slots meanwhile."""
+    """Quantize a row of x in each of programs 0..tokens-1; with ROUTE a further program sorts the slots meanwhile."""
     row = tl.program_id(0)
     if row < tokens:
         k = tl.arange(0, HP)[None, :]
@@ -120,7 +121,7 @@ def quantize_and_route(x, q, scale, ids, order, block_expert, block_first, block
 
 @triton.jit
 def _block(order, block_expert, block_first, block_rows, block, BM: tl.constexpr):
-    """(expert, sorted position of row m, slot of row m, whether row m exists); dead rows read slot 0's data."""
+    """Return (expert, sorted position, slot, true if it exists) of each row m; dead rows read slot 0's data."""
     m = tl.arange(0, BM)
     live = m < tl.load(block_rows + block)
     position = tl.load(block_first + block) + m
@@ -130,7 +131,7 @@ def _block(order, block_expert, block_first, block_rows, block, BM: tl.constexpr
 
 @triton.jit
 def _load_k(pointers, k, limit: tl.constexpr, EVEN: tl.constexpr, AXIS: tl.constexpr):
-    """A tile whose K runs along AXIS; bytes past the row's end are zero, and zero nibbles add nothing."""
+    """Load a tile whose K runs along AXIS; bytes past the row's end are zero, and zero nibbles add nothing."""
     if EVEN:
         return tl.load(pointers)
     elif AXIS == 0:
@@ -144,11 +145,12 @@ def stage1(q, scale, w13, s13, order, block_expert, block_first, block_rows, num
            topk_weights, s2, H: tl.constexpr, INTER: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr,
            BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, LEFT: tl.constexpr,
            PTX: tl.constexpr, MODE: tl.constexpr):  # fmt: skip
-    """silu(gate) * up of one block of BM rows and BN columns.
+    """Compute silu(gate) * up of one block of BM rows and BN columns.
 
     q int8 [T, H], scale [T], w13 bytes [E, 2I, H/2], s13 [E, 2I] (already / 16). Row p of `out` is sorted position p.
-    MODE "float": out float32 [S, I]. MODE "quant" (BN covers I): out int8 [S, I] and factor[slot], as in
-    quantize_act. MODE "acc": out int32 [S, 2I], the accumulators, for tests.
+    MODE "float": out float32 [S, I].
+    MODE "quant" (BN covers I): out int8 [S, I] and factor[slot], as in quantize_act.
+    MODE "acc": out int32 [S, 2I], the accumulators, for tests.
     """
     NB: tl.constexpr = (INTER + BN - 1) // BN
     HB: tl.constexpr = H // 2
@@ -202,7 +204,7 @@ def stage1(q, scale, w13, s13, order, block_expert, block_first, block_rows, num
 @triton.jit(do_not_specialize=["slots"])
 def quantize_act(act, q, factor, order, ids, topk_weights, s2, slots, H: tl.constexpr, INTER: tl.constexpr,
                  IP: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Quantize stage 1's rows; what multiplies a row in the end goes to factor[slot].
+    """Quantize stage 1's rows, and write the factor that finally multiplies each row to factor[slot].
 
     act float32 [S, I] in sorted order -> q int8 [S, I], factor float32 [S] = scale * router weight * peak.
     """
@@ -223,10 +225,12 @@ def quantize_act(act, q, factor, order, ids, topk_weights, s2, slots, H: tl.cons
 def stage2(q, w2, s2, order, block_expert, block_first, block_rows, num_blocks, out, column16, columns16,
            H: tl.constexpr, INTER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
            STAGES: tl.constexpr, LEFT: tl.constexpr, PTX: tl.constexpr, MODE: tl.constexpr):  # fmt: skip
-    """Down projection of one block of BM rows and BN of the columns column..column+columns-1.
+    """Compute the down projection of one block of BM rows and BN of the columns column..column+columns-1.
 
-    q int8 [S, I] in sorted order, w2 bytes [E, H, I/2], s2 float32: [E, H] relative to the expert's peak, then the
-    peaks [E]. MODE "partial": out float16 [S, columns] by slot. MODE "acc": int32 accumulators instead, for tests.
+    q int8 [S, I] in sorted order, w2 bytes [E, H, I/2], s2 float32: [E, H] relative to the expert's peak, then peaks
+    [E].
+    MODE "partial": out float16 [S, columns] by slot.
+    MODE "acc": int32 accumulators instead, for tests.
     """
     IB: tl.constexpr = INTER // 2
     EVEN: tl.constexpr = IB % BK == 0
@@ -262,7 +266,7 @@ def stage2(q, w2, s2, order, block_expert, block_first, block_rows, num_blocks, 
 @triton.jit(do_not_specialize=["column16", "columns16"])
 def reduce_slots(partial, factor, ids, out, column16, columns16, H: tl.constexpr, TOP_K: tl.constexpr, E: tl.constexpr,
                  BN: tl.constexpr):  # fmt: skip
-    """out[t, column + n] = sum over the token's slots j, in this order, of partial[slot, n] * factor[slot]."""
+    """Write out[t, column + n] = sum over the token's slots j, in this order, of partial[slot, n] * factor[slot]."""
     column, columns = column16 * 16, columns16 * 16
     token = tl.program_id(0)
     n = tl.program_id(1) * BN + tl.arange(0, BN)

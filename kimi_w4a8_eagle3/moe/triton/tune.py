@@ -1,4 +1,4 @@
-"""The Triton backend's tile candidates, and how they are timed."""
+"""The Triton backend's tile candidates and their timing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTIAL_MIB = (32, 128, 512)
 
 
 def triton_space(shape: MoeShape) -> Space:
-    """Every stage tile for every block size; last, the budget of stage 2's partial rows."""
+    """Return every stage tile for every block size, and as variants the budgets of stage 2's partial rows."""
     return Space(
         "triton",
         stage1=lambda block_m: _candidates(_STAGE1_N, shape.inter, shape.hidden),
@@ -48,7 +48,7 @@ def triton_measure(
 
 
 def _candidates(block_n: tuple[int, ...], columns: int, k: int) -> list[StageTile]:
-    """Tiles within the matrix; a K loop of one step is not pipelined, so its stages are not varied."""
+    """Return tiles within the matrix; a K loop of one step is not pipelined, so its stages are not varied."""
     found = []
     for n in block_n:
         for step in _BLOCK_K:

@@ -44,7 +44,7 @@ def test_every_row_of_the_table_has_a_kernel_for_kimi(tp: int) -> None:
         ({"AITER_FLYDSL_STAGE2_TILE_K": 64}, "tile_k 64"),
         ({"AITER_FLYDSL_STAGE1_TILE_N": 256}, r"no kernel for tile .*256"),
         ({"AITER_FLYDSL_STAGE1_TILE_M": 48}, r"no kernel for tile .*48"),
-        ({"AITER_FLYDSL_STAGE1_TILE_M": 16, "AITER_FLYDSL_STAGE2_TILE_M": 64}, "share their blocks"),
+        ({"AITER_FLYDSL_STAGE1_TILE_M": 16, "AITER_FLYDSL_STAGE2_TILE_M": 64}, "use the same blocks"),
     ],
 )
 def test_env_tiles_that_do_not_fit_are_errors(gates: dict[str, Any], message: str) -> None:
