@@ -1,1 +1,1 @@
-"""AMD Quark W4A8 checkpoints: reading the configuration, unpacking INT4, checking files, running the quantizer."""
+"""AMD Quark W4A8 checkpoints: read the configuration, unpack INT4, check files, run the quantizer."""

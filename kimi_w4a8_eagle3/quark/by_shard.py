@@ -1,7 +1,7 @@
 """Quantize a checkpoint shard by shard, so that an interrupted run continues and a finished one appears at once.
 
-Everything grows in `.<name>.partial` beside the destination: finished shards, and beside each what its part of index
-and config says. The folder is renamed to the destination when it is complete.
+Results are written to `.<name>.partial` beside the destination: the finished shards, and for each a record of its part
+of the index and config. The complete folder is renamed to the destination.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _JOB, _DONE, _OUT, _WORK = "job.json", "done", "out", "work"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did: shards in all, and how many of them an earlier, interrupted run had finished."""
+    """Result of a run: the number of shards, and how many of them an earlier, interrupted run had finished."""
 
     shards: int
     resumed: int
@@ -36,9 +36,12 @@ def quantize_by_shard(
 ) -> Outcome:
     """Call `quantize(folder with one shard, new folder)` for each shard and put the results together.
 
-    job: what else the result depends on; an earlier attempt continues only if it and the source are the same. advance:
-    told the bytes of each finished source shard. Raises KimiError when the destination is taken or the disk too small;
-    what was finished stays in the partial folder for the next run.
+    job: everything else that the result depends on; an earlier attempt continues only if it and the source are the
+        same.
+    advance: called with the bytes of each finished source shard.
+
+    Raises KimiError when the destination is not empty or the disk too small. Finished shards stay in the partial folder
+    for the next run.
     """
     _require_free(destination)
     partial = destination.with_name(f".{destination.name}.partial")
@@ -57,24 +60,24 @@ def quantize_by_shard(
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """A quantized shard is smaller than its source, so the source's size is room enough. Raises KimiError."""
+    """Raise KimiError unless the source's size is free: a quantized shard is smaller than its source."""
     free = shutil.disk_usage(_existing(folder)).free
     if free < needed + RESERVE_BYTES:
         raise KimiError(
             f"not enough disk: {free / 2**30:.1f} GiB free, up to {needed / 2**30:.1f} GiB needed",
             str(folder),
             "room for a copy of the source's remaining shards",
-            "free some space, or name a destination on another disk",
+            "free some space, or choose a destination on another disk",
         )
 
 
 def _require_free(destination: Path) -> None:
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise KimiError("the destination is not empty", str(destination), remedy="name a new folder or empty this one")
+        raise KimiError("the destination is not empty", str(destination), remedy="choose a new folder or empty it")
 
 
 def _continue(partial: Path, job: dict[str, Any], checkpoint: Checkpoint) -> list[Path]:
-    """Shards that are still to be done; an attempt at another job is thrown away."""
+    """Return the shards that are still to be done; an attempt at another job is deleted."""
     record = partial / _JOB
     if not record.is_file() or json.loads(record.read_text()) != job:
         shutil.rmtree(partial, ignore_errors=True)
@@ -99,14 +102,14 @@ def _one_shard(checkpoint: Checkpoint, file: Path, partial: Path, quantize: Quan
     quantize(source, result)
     index = json.loads((result / INDEX_NAME).read_text())
     config = json.loads((result / "config.json").read_text())
-    # The shard goes last: its presence says that its record is there too.
+    # The shard is moved last, so its presence means that its record exists too.
     (partial / _DONE / f"{file.name}.json").write_text(json.dumps({"index": index["weight_map"], "config": config}))
     (result / file.name).rename(partial / _OUT / file.name)
     shutil.rmtree(work)
 
 
 def _finish(checkpoint: Checkpoint, partial: Path) -> None:
-    """Index and config of the whole, and the source's other files."""
+    """Write index and config of the whole checkpoint, and copy the source's other files."""
     out = partial / _OUT
     records = [json.loads((partial / _DONE / f"{file.name}.json").read_text()) for file in checkpoint.files]
     weight_map = {name: shard for record in records for name, shard in record["index"].items()}
@@ -132,7 +135,7 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _identity(checkpoint: Checkpoint) -> dict[str, list[int]]:
-    """Size and time of every file that the result depends on."""
+    """Return size and modification time of every file that the result depends on."""
     files = [checkpoint.directory / "config.json", *checkpoint.files]
     return {os.fspath(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says: model sizes and AMD Quark's quantization entry, typed and checked on entry."""
+"""Model sizes and AMD Quark's quantization entry from a checkpoint's config.json, typed and validated."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class TensorQuant(BaseModel):
 
 
 class LayerQuant(BaseModel):
-    """What Quark does to a layer's weight: nothing, one stage, or a list of stages applied in order."""
+    """Quantization of a layer's weight: none, one stage, or a list of stages applied in order."""
 
     weight: TensorQuant | list[TensorQuant] | None = None
 
     @property
     def is_w4a8_two_stage(self) -> bool:
-        """FP8 per tensor and then INT4 per output channel, both static: the W4A8 format of this package."""
+        """True for FP8 per tensor, then INT4 per output channel, both static: the W4A8 format of this package."""
         if not isinstance(self.weight, list) or len(self.weight) != 2:
             return False
         first, second = self.weight
@@ -48,7 +48,7 @@ class LayerQuant(BaseModel):
 
 
 class QuarkExport(BaseModel):
-    """How Quark wrote the weights."""
+    """Quark's export settings for the weights."""
 
     pack_method: str | None = None
 
@@ -64,20 +64,20 @@ class QuantizationConfig(BaseModel):
 
     @property
     def is_w4a8_two_stage(self) -> bool:
-        """Whether the checkpoint's default for a layer is the W4A8 format."""
+        """True if the checkpoint's default for a layer is the W4A8 format."""
         default = self.global_quant_config
         return self.quant_method == "quark" and default is not None and default.is_w4a8_two_stage
 
     def excludes(self) -> ExcludeRules:
-        """The exclude list, ready to be asked about many names."""
+        """Return the exclude list compiled for many lookups."""
         return ExcludeRules(self.exclude or [])
 
 
 def is_w4a8_two_stage(config: Mapping[str, Any]) -> bool:
-    """Whether weights are stored as `[fp8_e4m3 per_tensor, int4 per_channel ch_axis 0]`.
+    """Return True if weights are stored as `[fp8_e4m3 per_tensor, int4 per_channel ch_axis 0]`.
 
-    config: a `quantization_config`, or one of its layer entries (`{"weight": ..., "input_tensors": ...}`). A config
-    of another kind, whatever its fields, is answered with False.
+    config: a `quantization_config`, or one of its layer entries (`{"weight": ..., "input_tensors": ...}`). For a config
+        of another kind the result is False, whatever its fields.
     """
     if config.get("quant_method", "quark") != "quark":
         return False
@@ -88,15 +88,15 @@ def is_w4a8_two_stage(config: Mapping[str, Any]) -> bool:
 
 
 def is_glob(entry: str) -> bool:
-    """Whether an entry of an exclude list is neither a plain name nor a `re:` pattern."""
+    """Return True if an entry of an exclude list is a glob, neither a plain name nor a `re:` pattern."""
     return not entry.startswith("re:") and any(character in entry for character in _GLOB_CHARACTERS)
 
 
 class ExcludeRules:
-    """Which modules a Quark `exclude` list leaves unquantized.
+    """The modules that a Quark `exclude` list leaves unquantized.
 
-    An entry is a module name, a `re:` pattern (matched from the start of the name, as SGLang and vLLM do) or a glob
-    (as Quark itself matches). A multimodal wrapper's prefix `language_model.` may be present or absent on both sides.
+    An entry is a module name, a `re:` pattern (matched from the start of the name, as SGLang and vLLM do) or a glob (as
+    Quark itself matches). A multimodal wrapper's prefix `language_model.` may be present or absent on both sides.
     """
 
     def __init__(self, patterns: list[str]) -> None:
@@ -118,7 +118,7 @@ class ExcludeRules:
 
 
 class TextShape(BaseModel):
-    """Sizes of a DeepSeek-V3-style text model, by the names of its config.json."""
+    """Sizes of a DeepSeek-V3-style text model, with the names of its config.json."""
 
     hidden_size: PositiveInt
     vocab_size: PositiveInt
@@ -150,7 +150,7 @@ MHA_DRAFT, MLA_DRAFT = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
 
 
 class LatentShape(BaseModel):
-    """Sizes of DeepSeek's multi-head latent attention, by the names of config.json."""
+    """Sizes of DeepSeek's multi-head latent attention, with the names of config.json."""
 
     q_lora_rank: PositiveInt
     kv_lora_rank: PositiveInt
@@ -160,11 +160,12 @@ class LatentShape(BaseModel):
 
 
 class DraftShape(BaseModel):
-    """Sizes of an EAGLE3 draft, by the names of its config.json.
+    """Sizes of an EAGLE3 draft, with the names of its config.json.
 
-    mla: of a draft whose KV cache holds latents, as the target's does; None where it holds keys and values of heads.
-    fc_norm: each captured state has a norm of its own before `fc`. draft_vocab_size: rows of its output head, None for
-    the target's head. names_vocabulary: config.json has that field, be it null.
+    mla: sizes of latents, if the draft's KV cache stores latents like the target's; None for keys and values of heads.
+    fc_norm: each captured state has a norm of its own before `fc`.
+    draft_vocab_size: rows of its output head, None for the target's head.
+    names_vocabulary: config.json has that field, even if it is null.
     """
 
     architectures: list[str] = Field(default_factory=list)
@@ -187,7 +188,7 @@ class DraftShape(BaseModel):
 class ModelConfig(BaseModel):
     """A target's config.json: the text model's sizes and the quantization, wherever a wrapper keeps them.
 
-    tower_layers: of a Kimi-K2.5 vision tower; None where the model has none, or is served without.
+    tower_layers: layers of a Kimi-K2.5 vision tower; None where the model has none, or is served without it.
     """
 
     architectures: list[str] = Field(default_factory=list)
@@ -197,7 +198,7 @@ class ModelConfig(BaseModel):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; a missing or unreadable file and other JSON are a KimiError."""
+    """Return the JSON object in a file; raise KimiError for a missing or unreadable file and for other JSON."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -209,12 +210,12 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path.name} cannot be read: {error}", str(path), "a JSON object", "fetch the file again"
         ) from error
     if not isinstance(content, dict):
-        raise KimiError(f"{path.name} holds a JSON {type(content).__name__}", str(path), "a JSON object")
+        raise KimiError(f"{path.name} contains a JSON {type(content).__name__}", str(path), "a JSON object")
     return content
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """Read and check a target's config.json; raises KimiError naming each field that is missing or wrong."""
+    """Read and validate a target's config.json; raise KimiError naming each field that is missing or wrong."""
     path = model_dir / "config.json"
     raw = read_json(path)
     text = raw.get("text_config")
@@ -228,13 +229,13 @@ def read_model_config(model_dir: Path) -> ModelConfig:
 
 
 def read_draft_config(draft_dir: Path) -> DraftShape:
-    """Read and check a draft's config.json; raises KimiError naming each field that is missing or wrong."""
+    """Read and validate a draft's config.json; raise KimiError naming each field that is missing or wrong."""
     path = draft_dir / "config.json"
     return draft_shape(read_json(path), path)
 
 
 def draft_shape(config: Mapping[str, Any], where: Path) -> DraftShape:
-    """A draft's sizes from its config.json, which was read from `where`; a null means absent."""
+    """Return a draft's sizes from its config.json, which was read from `where`; a null counts as absent."""
     fields = config.get("text_config", config)
     content = {key: value for key, value in fields.items() if value is not None}
     content["names_vocabulary"] = "draft_vocab_size" in fields

@@ -1,4 +1,4 @@
-"""Checks of an EAGLE3 draft against its target: sizes, vocabulary map and the hidden states it is fed with."""
+"""Checks of an EAGLE3 draft against its target: sizes, vocabulary map and the hidden states that it reads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _OTHER_DRAFT = "use the draft that was trained for this target"
 
 
 def captured_layers(draft: DraftShape, target: TextShape) -> list[int]:
-    """Layers of the target whose *incoming* hidden state SGLang captures for this draft.
+    """Return the layers of the target whose *incoming* hidden state SGLang captures for this draft.
 
-    Without a list in the draft's `eagle_config` these are 2, the middle and the third last; a list that begins with 1
-    is shifted by one (SGLang reads it as "the output of layer i").
+    Without a list in the draft's `eagle_config` these are 2, the middle and the third last. A list that begins with 1
+    is shifted by one, because SGLang reads it as "the output of layer i".
     """
     ids = draft.eagle_config.eagle_aux_hidden_state_layer_ids
     layers = target.num_hidden_layers
@@ -30,9 +30,9 @@ def captured_layers(draft: DraftShape, target: TextShape) -> list[int]:
 def check_draft(
     draft: DraftShape, checkpoint: Checkpoint, target: TextShape, tp: int, sglang: Path | None = None
 ) -> list[Problem]:
-    """Everything that would make the draft fail to load, or load and accept nothing.
+    """Report everything that would make the draft fail to load, or load and never get a token accepted.
 
-    sglang: the folder of the SGLang that will serve it; None asks for no class.
+    sglang: folder of the SGLang that will serve the draft; None skips the check for SGLang's class.
     """
     findings = Findings("draft")
     config = checkpoint.directory / "config.json"
@@ -83,7 +83,7 @@ def _check_sizes(draft: DraftShape, target: TextShape, tp: int, config: Path, fi
 
 
 def _check_vocabulary(draft: DraftShape, target: TextShape, config: Path, findings: Findings) -> None:
-    """What the config alone says of the tokens that a draft proposes."""
+    """Check the draft's vocabulary by its config alone."""
     size = draft.draft_vocab_size
     if not draft.mla and not draft.names_vocabulary:
         expected = "the rows of its lm_head, or null for the target's lm_head: SGLang reads the field"
@@ -97,7 +97,7 @@ def _check_vocabulary(draft: DraftShape, target: TextShape, config: Path, findin
 
 
 def vocabulary_note(draft: DraftShape, target: TextShape) -> list[str]:
-    """One sentence about a draft that cannot propose every token of the target."""
+    """Return one sentence about a draft that cannot propose every token of the target, or nothing."""
     size = draft.draft_vocab_size
     if size is None or size >= target.vocab_size:
         return []
@@ -140,7 +140,7 @@ def _check_tensors(
 
 
 def _mla_layer(draft: DraftShape, mla: LatentShape) -> dict[str, tuple[int, ...]]:
-    """The layer's weights: queries and latents come from [embedding, state], so twice the hidden size in."""
+    """Return the shapes of the layer; queries and latents read [embedding, state], twice the hidden size."""
     hidden, heads, inter = draft.hidden_size, draft.num_attention_heads, draft.intermediate_size or 0
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm": (hidden,),
@@ -161,14 +161,12 @@ def _mla_layer(draft: DraftShape, mla: LatentShape) -> dict[str, tuple[int, ...]
 
 
 def _check_mla_names(draft: DraftShape, checkpoint: Checkpoint, known: set[str], findings: Findings) -> None:
-    """SGLang's class logs a name that it does not know and serves without that weight, and takes 16 bits alone."""
+    """Report names that SGLang's class would skip with a log line, and a kv_b_proj that is not in 16 or 32 bits."""
     for tensor in checkpoint.tensors.values():
         name = tensor.name.replace("layers.0.", "midlayer.")
         if name not in known and name.rpartition(".")[2] not in ("d2t", "t2d"):
-            asked = (
-                " (its config does not ask for fc_norm)" if name.startswith("fc_norm.") and not draft.fc_norm else ""
-            )
-            found = f"draft has weights that {MLA_DRAFT} leaves out{asked}"
+            asked = " (its config does not enable fc_norm)" if name.startswith("fc_norm.") and not draft.fc_norm else ""
+            found = f"draft has weights that {MLA_DRAFT} does not load{asked}"
             findings.add(
                 found, tensor.file, "names of the layer, fc, norm and lm_head alone", _OTHER_DRAFT, tensor.name
             )
@@ -178,7 +176,7 @@ def _check_mla_names(draft: DraftShape, checkpoint: Checkpoint, known: set[str],
 
 
 def _check_vocabulary_map(draft: DraftShape, checkpoint: Checkpoint, target: TextShape, findings: Findings) -> None:
-    """`d2t[i] + i` is the target's token for the draft's token i: needed when the draft's vocabulary is smaller."""
+    """Check the map d2t of a smaller vocabulary: `d2t[i] + i` is the target's token for the draft's token i."""
     size = draft.draft_vocab_size or draft.vocab_size
     d2t = _find(checkpoint, "d2t")
     if d2t is None:
@@ -205,13 +203,13 @@ def _check_vocabulary_map(draft: DraftShape, checkpoint: Checkpoint, target: Tex
 
 
 def _find(checkpoint: Checkpoint, name: str) -> TensorInfo | None:
-    """The tensor by its name or by one that SGLang's loaders take for it."""
+    """Return the tensor with this name or with another one that SGLang's loaders accept for it."""
     names = (name, f"model.{name}", name.replace("midlayer.", "layers.0."))
-    return next((tensor for each in names if (tensor := checkpoint.tensors.get(each)) is not None), None)
+    return next((tensor for known in names if (tensor := checkpoint.tensors.get(known)) is not None), None)
 
 
 def installed_sglang() -> Path | None:
-    """The folder of the SGLang that is installed here, found without importing it."""
+    """Return the folder of the installed SGLang, found without importing it."""
     spec = find_spec("sglang")
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 

@@ -1,4 +1,4 @@
-"""The exclude list of a quantized draft, as vLLM has to read it: regular expressions instead of module names."""
+"""The exclude list of a quantized draft in the form that vLLM needs: regular expressions instead of module names."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ..base.errors import KimiError
 from ..base.files import write_atomic
 from .config import read_json
 
-# What an FP8 draft leaves unquantized, and the pattern by which vLLM finds it under whatever prefix it gives the draft.
+# Modules that an FP8 draft leaves unquantized, and patterns that match them under any prefix that vLLM adds.
 VLLM_PATTERNS = {"fc": "re:.*fc.*", "lm_head": "re:.*lm_head.*"}
 
 
 def fix_exclude(directory: Path) -> bool:
-    """Rewrite `fc` and `lm_head` in the exclude list of a draft's config.json; True when something was changed.
+    """Rewrite `fc` and `lm_head` in the exclude list of a draft's config.json; return True when it changed.
 
-    Other entries stay. The file is replaced at once, so a reader sees the old list or the new one. Raises KimiError
-    when there is no Quark configuration or its list leaves one of the two out.
+    Other entries stay. The file is replaced atomically, so a reader sees the old list or the new one. Raises KimiError
+    when there is no Quark configuration or its list lacks one of the two.
     """
     path = directory / "config.json"
     config = read_json(path)
@@ -30,7 +30,7 @@ def fix_exclude(directory: Path) -> bool:
     missing = [name for name, pattern in VLLM_PATTERNS.items() if pattern not in new]
     if missing:
         raise KimiError(
-            f"the exclude list does not name {' and '.join(missing)}: they are quantized, or this is no EAGLE3 draft",
+            f"the exclude list lacks {' and '.join(missing)}: they are quantized, or this is not an EAGLE3 draft",
             str(path),
             "fc and lm_head excluded",
             "quantize the draft with `kimi-w4a8 quantize fp8-draft`",

@@ -1,4 +1,4 @@
-"""Checks of a W4A8 target: every routed expert is stored in the published format, and nothing else is quantized."""
+"""Checks of a W4A8 target: every routed expert has the published format, and nothing else is quantized."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 def check_config(config: ModelConfig, where: str) -> list[Problem]:
-    """pack_method, and reduction sizes that whole words of eight INT4 values can hold."""
+    """Check pack_method, and that reduction sizes fill whole words of eight INT4 values."""
     findings = Findings("format")
     export = config.quantization.export if config.quantization else None
     method = export.pack_method if export else None
@@ -35,7 +35,7 @@ def check_config(config: ModelConfig, where: str) -> list[Problem]:
 
 
 def check_experts(checkpoint: Checkpoint, shape: TextShape) -> list[Problem]:
-    """Presence, dtype and shape of `weight`, `weight_scale` and `weight_scale_2` of every routed expert."""
+    """Check presence, dtype and shape of `weight`, `weight_scale` and `weight_scale_2` of every routed expert."""
     findings = Findings("experts")
     hidden, inter = shape.hidden_size, shape.moe_intermediate_size or 0
     sizes = {"gate_proj": (inter, hidden), "up_proj": (inter, hidden), "down_proj": (hidden, inter)}
@@ -49,15 +49,15 @@ def check_experts(checkpoint: Checkpoint, shape: TextShape) -> list[Problem]:
 
 
 def glob_notes(quantization: QuantizationConfig) -> list[str]:
-    """A sentence about globs in the exclude list, which other loaders read otherwise than ours."""
+    """Return a sentence about globs in the exclude list, which this package and other loaders read differently."""
     globs = [entry for entry in quantization.exclude or [] if is_glob(entry)]
     if not globs:
         return []
-    return [f"the exclude list has globs ({', '.join(globs)}): this package heeds them, SGLang alone would not"]
+    return [f"the exclude list has globs ({', '.join(globs)}): this package applies them, SGLang alone ignores them"]
 
 
 def check_excludes(checkpoint: Checkpoint, quantization: QuantizationConfig, where: str) -> list[Problem]:
-    """The exclude list says the truth: routed experts are quantized, other linear layers are excluded and are not."""
+    """Check the exclude list: routed experts must be quantized, other linear layers excluded and not quantized."""
     findings = Findings("excludes")
     excludes = quantization.excludes()
     for name, tensor in checkpoint.tensors.items():
@@ -96,7 +96,7 @@ def check_excludes(checkpoint: Checkpoint, quantization: QuantizationConfig, whe
 
 
 def check_scale_values(checkpoint: Checkpoint) -> tuple[list[Problem], int]:
-    """NaN or Inf in the scales of routed experts. Returns the problems and how many scale tensors were read."""
+    """Find NaN or Inf in the scales of routed experts; return the problems and the number of scale tensors read."""
     names = (".weight_scale", ".weight_scale_2")
     scales = [t for n, t in checkpoint.tensors.items() if n.endswith(names) and t.dtype in EXPONENT_BITS]
     findings = Findings("scales")
@@ -104,7 +104,7 @@ def check_scale_values(checkpoint: Checkpoint) -> tuple[list[Problem], int]:
         kind = tensor.name.rsplit(".", 1)[1]
         values = math.prod(tensor.shape)
         findings.add(
-            f"{kind} holds NaN or Inf ({count:,} of {values:,} values)",
+            f"{kind} contains NaN or Inf ({count:,} of {values:,} values)",
             tensor.file,
             "finite scales",
             _REQUANTIZE,
@@ -114,7 +114,7 @@ def check_scale_values(checkpoint: Checkpoint) -> tuple[list[Problem], int]:
 
 
 def check_tensor_parallel(shape: TextShape, tp: int, where: str) -> list[Problem]:
-    """Each rank gets an equal part of heads, rows of gate/up and whole packed words of down."""
+    """Check that each rank gets an equal part of heads, rows of gate/up and whole packed words of down."""
     findings = Findings("tensor-parallel")
     expected = f"a multiple of the tensor-parallel size {tp}"
     sizes = {"num_attention_heads": shape.num_attention_heads, "intermediate_size": shape.intermediate_size or 0}
@@ -135,7 +135,7 @@ def check_tensor_parallel(shape: TextShape, tp: int, where: str) -> list[Problem
 
 
 def text_prefix(checkpoint: Checkpoint) -> str:
-    """What stands before `layers.` in the text model's tensor names."""
+    """Return the prefix of `layers.` in the text model's tensor names."""
     wrapped = any(name.startswith("language_model.") for name in checkpoint.tensors)
     return "language_model.model." if wrapped else "model."
 

@@ -1,4 +1,4 @@
-"""What a check found: one entry per kind of mistake, with the tensors it concerns counted instead of repeated."""
+"""Problems that a check finds: one entry per kind of mistake, with its tensors counted instead of repeated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXAMPLES = 3
 
 @dataclass
 class Problem:
-    """One kind of mistake in a checkpoint. `tensors` are the first few names it concerns, `count` is all of them."""
+    """One kind of mistake in a checkpoint, with the names of its first tensors and the `count` of all of them."""
 
     check: str
     what: str
@@ -23,19 +23,19 @@ class Problem:
 
     @classmethod
     def of(cls, check: str, error: KimiError) -> Problem:
-        """The problem that an error states."""
+        """Return the problem that an error describes."""
         return cls(check, error.what, error.where, error.expected, error.remedy)
 
     @property
     def message(self) -> str:
-        """What was found, with the names of the first tensors."""
+        """The problem with the names of its first tensors."""
         if not self.tensors:
             return self.what
         rest = f" and {self.count - len(self.tensors):,} more" if self.count > len(self.tensors) else ""
         return f"{self.what}: {', '.join(self.tensors)}{rest}"
 
     def error(self) -> KimiError:
-        """The same as the error that a user sees."""
+        """Return the problem as the error that a user sees."""
         return KimiError(self.message, self.where, self.expected, self.remedy)
 
 
@@ -47,7 +47,7 @@ class Findings:
         self._problems: dict[tuple[str, str], Problem] = {}
 
     def add(self, what: str, where: object, expected: str, remedy: str = "", tensor: str | None = None) -> None:
-        """Note a mistake, of the file `where` and, if it is about one, of a tensor."""
+        """Add a mistake in the file `where` and, if it concerns one, in a tensor."""
         problem = self._problems.get((what, expected))
         if problem is None:
             problem = self._problems[what, expected] = Problem(self.check, what, str(where), expected, remedy, count=0)
@@ -56,5 +56,5 @@ class Findings:
             problem.tensors.append(tensor)
 
     def problems(self) -> list[Problem]:
-        """All problems in the order in which they were first seen."""
+        """Return all problems in the order in which they were first seen."""
         return list(self._problems.values())

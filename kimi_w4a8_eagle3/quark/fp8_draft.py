@@ -1,4 +1,4 @@
-"""BF16 EAGLE3 draft -> AMD Quark `ptpc_fp8`: FP8 weights with a scale per channel, inputs quantized per token."""
+"""Quantize a BF16 EAGLE3 draft to AMD Quark `ptpc_fp8`: FP8 weights with a scale per channel, inputs per token."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .quantize import run_quark
 if TYPE_CHECKING:
     from quark.torch.quantization.config.config import QConfig
 
-# `fc` merges three hidden states of the target and lm_head chooses the token: both stay as they are.
+# `fc` merges three hidden states of the target and lm_head chooses the token, so both stay in BF16.
 DRAFT_EXCLUDE = ("fc", "lm_head")
 
 
 def quantize_fp8(source: Path, destination: Path, *, device: str = "cpu", verbose: bool = False) -> None:
-    """Quantize every linear layer of the draft in `source` but `fc` and `lm_head` into the new folder `destination`.
+    """Quantize every linear layer of the draft in `source` except `fc` and `lm_head` to the new folder `destination`.
 
-    A projection [N, K] comes out as `weight` F8_E4M3 [N, K] and `weight_scale` float32 [N].
+    A projection [N, K] becomes `weight` F8_E4M3 [N, K] and `weight_scale` float32 [N].
     """
     run_quark(source, destination, _config, device, verbose)
 

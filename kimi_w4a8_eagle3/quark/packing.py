@@ -1,8 +1,8 @@
-"""INT4 words as AMD Quark stores them: unpack, pack, fold the two scales.
+"""INT4 words in AMD Quark's format: unpack, pack, fold the two scales.
 
-Eight two's complement nibbles share an int32. With nibble 0 the lowest four bits, `pack_method: reorder` keeps
-element k of every group of eight in nibble (0, 4, 1, 5, 2, 6, 3, 7)[k]. Two delta swaps turn that order into the
-natural one (nibble k = element k), so no table and no loop over elements or experts is needed.
+Eight two's complement nibbles share an int32. With nibble 0 the lowest four bits, `pack_method: reorder` keeps element
+k of every group of eight in nibble (0, 4, 1, 5, 2, 6, 3, 7)[k]. Two delta swaps turn that order into the natural one
+(nibble k = element k), so no table and no loop over elements or experts is needed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from ..base.errors import KimiError
 
 NIBBLES_PER_WORD = 8
 
-# (distance in bits, which lower partner moves): bytes 1 and 2 change places, then nibbles 1 and 2 of each half word.
+# (distance in bits, mask of the lower partner): swap bytes 1 and 2, then nibbles 1 and 2 of each half word.
 _DELTA_SWAPS = ((8, 0x0000FF00), (4, 0x00F000F0))
 _SIGN_BITS = 0x88888888 - (1 << 32)  # bit 3 of every nibble: two's complement <-> offset by 8
-# Words handled at once: on a CPU the temporaries stay in the cache, on a GPU they stay below 0.5 GiB.
+# Words converted at once: on a CPU the temporaries stay in the cache, on a GPU they stay below 0.5 GiB.
 _CHUNK_WORDS = {"cpu": 1 << 16}
 _GPU_CHUNK_WORDS = 1 << 24
 
 
 def unpack_reorder(words: torch.Tensor) -> torch.Tensor:
-    """INT4 values of packed words.
+    """Unpack the INT4 values of packed words.
 
     words: int32 [..., K/8]. Returns int8 [..., K], values in [-8, 7].
     """
@@ -41,7 +41,7 @@ def unpack_reorder(words: torch.Tensor) -> torch.Tensor:
 
 
 def pack_reorder(values: torch.Tensor) -> torch.Tensor:
-    """int8 [..., K] in [-8, 7] -> int32 [..., K/8]: the inverse of `unpack_reorder`, spelled out."""
+    """Pack int8 [..., K] in [-8, 7] to int32 [..., K/8], the inverse of `unpack_reorder`."""
     words = torch.zeros(*values.shape[:-1], values.shape[-1] // 8, dtype=torch.int32, device=values.device)
     for element, nibble in enumerate((0, 4, 1, 5, 2, 6, 3, 7)):
         words |= (values[..., element::8].int() & 15) << (4 * nibble)
@@ -49,7 +49,7 @@ def pack_reorder(values: torch.Tensor) -> torch.Tensor:
 
 
 def fold_scales(weight_scale: torch.Tensor, weight_scale_2: torch.Tensor) -> torch.Tensor:
-    """One float32 scale a row, `weight_scale * weight_scale_2`.
+    """Return one float32 scale a row, `weight_scale * weight_scale_2`.
 
     weight_scale: one stage-1 scale per projection, e.g. [] or [1] (one projection), [E] or [E, 2] (gate and up).
     weight_scale_2: stage-2 scales of the rows, [N] or [E, N]; each stage-1 scale covers an equal run of them.
@@ -68,7 +68,7 @@ def fold_scales(weight_scale: torch.Tensor, weight_scale_2: torch.Tensor) -> tor
 
 
 def _natural_order(words: torch.Tensor) -> torch.Tensor:
-    """Exchange the masked bits of each int32 word with the bits `distance` above them, in place."""
+    """Swap the masked bits of each int32 word with the bits `distance` above them, in place."""
     for distance, mask in _DELTA_SWAPS:
         moved = words >> distance
         moved ^= words

@@ -20,7 +20,7 @@ _SHOWN = 5
 
 @dataclass
 class Report:
-    """What `preflight` looked at and what it found wrong."""
+    """Result of `preflight`: the files it read and the problems it found."""
 
     model: str
     draft: str | None
@@ -36,11 +36,10 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.problems
 
     def raise_for_problems(self) -> None:
-        """Raise one KimiError that states the only problem, or the first few with their number."""
+        """Raise one KimiError that states the only problem, or the first few and the number of the others."""
         if len(self.problems) == 1:
             raise self.problems[0].error()
         if self.problems:
@@ -63,8 +62,8 @@ class Report:
 def preflight(model_dir: Path | str, draft_dir: Path | str | None = None, tp: int = 1) -> Report:
     """Check a target, and a draft against it, from configs, safetensors headers and the small scale tensors.
 
-    Never raises for a bad checkpoint: see `Report.problems`, `Report.raise_for_problems`. A target in another format
-    than W4A8 is checked for complete files, tensor-parallel size and draft only.
+    A bad checkpoint raises nothing: see `Report.problems` and `Report.raise_for_problems`. A target in another format
+    than W4A8 is only checked for complete files, tensor-parallel size and draft.
     """
     started = time.monotonic()
     model_dir = Path(model_dir)
@@ -81,7 +80,7 @@ def preflight(model_dir: Path | str, draft_dir: Path | str | None = None, tp: in
 
 def _check_target(model_dir: Path, report: Report) -> ModelConfig | None:
     if not model_dir.is_dir():
-        error = KimiError("no such model directory", str(model_dir), "a local checkpoint", "`fetch` brings one")
+        error = KimiError("no such model directory", str(model_dir), "a local checkpoint", "run `kimi-w4a8 fetch`")
         report.problems.append(Problem.of("files", error))
         return None
     checkpoint = _read_files(model_dir, "files", report)
@@ -111,7 +110,7 @@ def _check_w4a8(checkpoint: Checkpoint, config: ModelConfig, where: str, report:
     assert config.quantization is not None
     problems = expert_checks.check_config(config, where)
     report.notes += expert_checks.glob_notes(config.quantization)
-    if not checkpoint.tensors:  # no header could be read, which is reported already
+    if not checkpoint.tensors:  # unreadable headers are reported already
         return problems
     problems += expert_checks.check_experts(checkpoint, config.text)
     try:
@@ -124,7 +123,7 @@ def _check_w4a8(checkpoint: Checkpoint, config: ModelConfig, where: str, report:
 
 def _check_draft(draft_dir: Path, target: ModelConfig, report: Report) -> None:
     if not draft_dir.is_dir():
-        error = KimiError("no such draft directory", str(draft_dir), "a local EAGLE3 draft", "`fetch` brings one")
+        error = KimiError("no such draft directory", str(draft_dir), "a local EAGLE3 draft", "run `kimi-w4a8 fetch`")
         report.problems.append(Problem.of("draft", error))
         return
     checkpoint = _read_files(draft_dir, "draft", report)

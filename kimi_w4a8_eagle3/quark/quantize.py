@@ -1,4 +1,4 @@
-"""BF16 (or compressed-tensors INT4) checkpoint -> AMD Quark W4A8, shard by shard."""
+"""Quantize a BF16 (or compressed-tensors INT4) checkpoint to AMD Quark W4A8, shard by shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..base.errors import KimiError
 if TYPE_CHECKING:
     from quark.torch.quantization.config.config import QConfig
 
-# What amd/Kimi-K2.5-W4A8 leaves as it is, so that only the routed experts are quantized.
+# Layers that amd/Kimi-K2.5-W4A8 leaves unquantized, so that only the routed experts are quantized.
 KIMI_EXCLUDE = (
     "*self_attn*",
     "*mlp.gate",
@@ -35,17 +35,17 @@ def quantize_w4a8(
     device: str = "cpu",
     verbose: bool = False,
 ) -> None:
-    """Quantize every linear layer that no pattern of `exclude` names; copy the other tensors and files.
+    """Quantize every linear layer that no pattern of `exclude` matches; copy the other tensors and files.
 
     Weights go through Quark's ProgressiveSpec: FP8 e4m3 per tensor, then INT4 per output channel. A projection [N, K]
-    comes out as `weight` int32 [N, K/8] in `reorder` packing, `weight_scale` float32 [] and `weight_scale_2` float32
-    [N]. One shard at a time is in memory. Raises KimiError when Quark cannot be imported.
+    becomes `weight` int32 [N, K/8] in `reorder` packing, `weight_scale` float32 [] and `weight_scale_2` float32 [N].
+    One shard at a time is in memory. Raises KimiError when Quark cannot be imported.
     """
     run_quark(source, destination, lambda: _config(exclude), device, verbose)
 
 
 def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], device: str, verbose: bool) -> None:
-    """Quark's file-to-file quantization with what `config` returns; called once quark can be imported."""
+    """Run Quark's file-to-file quantization with the result of `config()`, called after quark is imported."""
     import_quark()
     from quark.common.utils.log import ScreenLogger  # optional: amd-quark
     from quark.torch import ModelQuantizer  # optional: amd-quark
@@ -59,7 +59,7 @@ def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], de
 
 
 def import_quark() -> None:
-    """Import Quark, which compiles an extension the first time. Raises KimiError where that fails."""
+    """Import Quark, which compiles an extension the first time; raise KimiError where that fails."""
     from torch.utils import cpp_extension  # start-up: torch
 
     from ..base import torchvision_ops  # start-up: torch
@@ -72,7 +72,7 @@ def import_quark() -> None:
 
         ScreenLogger.set_shared_level(logging.WARNING)
         import quark.torch  # noqa: F401  # optional: amd-quark
-    except (ImportError, RuntimeError) as error:  # RuntimeError: the extension
+    except (ImportError, RuntimeError) as error:  # RuntimeError: the extension does not compile
         raise KimiError(
             f"AMD Quark cannot be imported: {error}",
             expected="amd-quark 0.13, and a C++ compiler for the extension that it builds at its first import",
@@ -81,7 +81,10 @@ def import_quark() -> None:
 
 
 def _config(exclude: Sequence[str]) -> QConfig:
-    """Quark's configuration. `scale_type` must be said: without it Quark stores the FP8 scale in the weight's dtype."""
+    """Return Quark's configuration.
+
+    `scale_type` must be given: without it Quark stores the FP8 scale in the weight's dtype.
+    """
     # optional: amd-quark
     from quark.torch.quantization.config.config import (
         FP8E4M3PerTensorSpec,

@@ -1,8 +1,8 @@
-"""Safetensors files by their headers alone: where each tensor lies, and whether files and index agree.
+"""Reader of safetensors headers: finds where each tensor lies, and checks that files and index agree.
 
 A file is an 8-byte little-endian header length, a JSON header `{name: {dtype, shape, data_offsets}}` and the data.
-Reading headers takes seconds for a checkpoint of hundreds of gigabytes, and every slip is named file and tensor,
-which the safetensors library's own errors do not do.
+Reading headers takes seconds for a checkpoint of hundreds of gigabytes. Every error names file and tensor, which the
+safetensors library's own errors do not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TensorInfo:
 
 @dataclass
 class Checkpoint:
-    """All tensors of a checkpoint directory, and what is wrong with its files.
+    """All tensors of a checkpoint directory, and the problems of its files.
 
     `unread` names the tensors that the index places in shards whose headers could not be read.
     """
@@ -63,7 +63,7 @@ class Checkpoint:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Tensors of one safetensors file.
+    """Return the tensors of one safetensors file.
 
     Raises KimiError when the file is missing, its header is malformed, or the data is shorter than the header says.
     """
@@ -99,10 +99,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """Headers of all shards of a directory, checked against the index; problems are collected, not raised.
+    """Read the headers of all shards of a directory and check them against the index; collect problems, raise none.
 
-    Reported: no safetensors at all, an unreadable index, shards that are missing, truncated or malformed, tensors
-    that the index places in a shard which does not hold them, files whose tensors no index entry names.
+    Reported are: no safetensors at all, an unreadable index, shards that are missing, truncated or malformed, tensors
+    that the index places in a shard without them, and files whose tensors no index entry names.
     """
     checkpoint = Checkpoint(directory)
     try:
@@ -132,10 +132,10 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 
 def find_non_finite(tensors: Iterable[TensorInfo]) -> list[tuple[TensorInfo, int]]:
-    """Tensors that hold NaN or Inf, with how many such values.
+    """Return the tensors that contain NaN or Inf, with the number of such values.
 
-    tensors: of a dtype in EXPONENT_BITS. Neighbours in a file are read as one run, so a shard whose scales lie
-    together (safetensors sorts by dtype) costs one read; files are read in parallel.
+    tensors: of a dtype in EXPONENT_BITS. Neighbours in a file are read as one run, so a shard whose scales lie together
+        (safetensors sorts by dtype) costs one read. Files are read in parallel.
     """
     groups: dict[tuple[Path, str], list[TensorInfo]] = {}
     for tensor in tensors:
@@ -146,8 +146,8 @@ def find_non_finite(tensors: Iterable[TensorInfo]) -> list[tuple[TensorInfo, int
 
 
 def _non_finite_in_group(tensors: list[TensorInfo]) -> list[tuple[TensorInfo, int]]:
-    """The same for tensors of one file and one dtype: NaN and Inf are the values whose exponent bits are all ones."""
-    import numpy as np  # a fifth of a command's start, and most read headers only
+    """Search tensors of one file and one dtype; NaN and Inf are the values whose exponent bits are all ones."""
+    import numpy as np  # takes a fifth of a command's start, and most commands read headers only
 
     integer, exponent = EXPONENT_BITS[tensors[0].dtype]
     size = np.dtype(integer).itemsize
@@ -163,7 +163,7 @@ def _non_finite_in_group(tensors: list[TensorInfo]) -> list[tuple[TensorInfo, in
 
 
 def _runs(tensors: list[TensorInfo]) -> Iterator[list[TensorInfo]]:
-    """Group tensors of one file into stretches without gaps, of at most _MAX_RUN bytes (or one tensor)."""
+    """Group tensors of one file into runs without gaps, of at most _MAX_RUN bytes (or one tensor)."""
     run: list[TensorInfo] = []
     for tensor in sorted(tensors, key=lambda t: t.start):
         if run and (
@@ -177,7 +177,7 @@ def _runs(tensors: list[TensorInfo]) -> Iterator[list[TensorInfo]]:
 
 
 def _read_index(directory: Path) -> dict[str, str] | None:
-    """The index's tensor -> shard map, or None for a checkpoint of a single file."""
+    """Return the index's tensor -> shard map, or None for a checkpoint of a single file."""
     path = directory / INDEX_NAME
     if not path.exists():
         if (directory / SINGLE_NAME).exists():
@@ -211,7 +211,7 @@ def _read_headers(directory: Path, names: list[str], checkpoint: Checkpoint) -> 
 
 
 def _check_unlisted(directory: Path, named: set[str], checkpoint: Checkpoint) -> None:
-    """A file that the index does not name is fine when it only repeats tensors; otherwise those would not load."""
+    """Report files that the index does not name, unless they only repeat tensors: the others would not load."""
     for path in sorted(directory.glob("*.safetensors")):
         if path.name in named:
             continue

@@ -1,4 +1,4 @@
-"""What can be quantized, asked before anything is written: a whole checkpoint in a format that Quark reads."""
+"""Checks before quantization writes anything: the source must be complete and in a format that Quark reads."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 
 QUARK_MINIMUM = "0.13"
 INSTALL_QUARK = f"pip install amd-quark=={QUARK_MINIMUM}"
-# A text-only checkpoint of the same model has none of these layers.
+# Layers that a text-only checkpoint of the same model does not have.
 VISION = ("*mm_projector*", "*vision_tower*")
 # Parts of one weight in compressed-tensors' pack-quantized format.
 PACKED_PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 
 
 def require_quark() -> str:
-    """The installed version of AMD Quark; raises KimiError when it is missing or too old."""
+    """Return the installed version of AMD Quark; raise KimiError when it is missing or too old."""
     try:
         version = metadata.version("amd-quark")
     except metadata.PackageNotFoundError:
@@ -35,7 +35,7 @@ def require_quark() -> str:
 
 
 def read_source(directory: Path) -> tuple[dict[str, Any], Checkpoint]:
-    """config.json and the tensors of a checkpoint; raises KimiError for the first problem of its files."""
+    """Return config.json and the tensors of a checkpoint; raise KimiError for the first problem of its files."""
     config = read_json(directory / "config.json")
     checkpoint = read_checkpoint(directory)
     if checkpoint.problems:
@@ -46,8 +46,11 @@ def read_source(directory: Path) -> tuple[dict[str, Any], Checkpoint]:
 def require_target(
     config: dict[str, Any], checkpoint: Checkpoint, exclude: Sequence[str], optional: Sequence[str]
 ) -> None:
-    """A target that is BF16 or compressed-tensors INT4, whose weights lie in one shard each, and that has what
-    `exclude` names; patterns in `optional` may match nothing."""
+    """Raise KimiError unless this is a target that can be quantized.
+
+    It must be BF16 or compressed-tensors INT4, with each weight in one shard. Every pattern of `exclude` must match a
+    layer; patterns in `optional` may match none.
+    """
     quantization = quantization_of(config)
     if quantization is not None and not is_packed_int4(quantization):
         raise _already(quantization, checkpoint, "16-bit weights, or compressed-tensors INT4 (pack-quantized)")
@@ -55,10 +58,10 @@ def require_target(
     unmatched = [p for p in exclude if p not in optional and not fnmatch.filter(modules, p)]
     if unmatched:
         raise KimiError(
-            f"no layer of this checkpoint is named by the exclude patterns {', '.join(unmatched)}",
+            f"no layer of this checkpoint matches the exclude patterns {', '.join(unmatched)}",
             str(checkpoint.directory),
             "a Kimi-K2 target, with attention, router, dense and shared-expert layers",
-            "check the source, or give the patterns that leave its layers alone with --exclude",
+            "check the source, or give patterns that match its layers with --exclude",
         )
     if all(any(fnmatch.fnmatch(module, p) for p in exclude) for module in modules):
         raise KimiError("every layer is excluded: nothing would be quantized", str(checkpoint.directory))
@@ -66,20 +69,20 @@ def require_target(
 
 
 def require_draft(config: dict[str, Any], checkpoint: Checkpoint) -> None:
-    """An EAGLE3 draft with 16-bit weights and its `fc`."""
+    """Raise KimiError unless this is an EAGLE3 draft with 16-bit weights and `fc`."""
     quantization = quantization_of(config)
     if quantization is not None:
         raise _already(quantization, checkpoint, "16-bit weights")
     if "fc" not in linear_modules(checkpoint):
         raise KimiError(
-            "the draft has no fc.weight, so it is no EAGLE3 draft",
+            "the draft has no fc.weight, so it is not an EAGLE3 draft",
             str(checkpoint.directory),
             "fc.weight, which merges hidden states of the target",
-            "name the folder of an EAGLE3 draft",
+            "give the folder of an EAGLE3 draft",
         )
     if MLA_DRAFT in config.get("architectures", ()):
         raise KimiError(
-            "SGLang's class for MLA drafts reads kv_b_proj in 16 bits only, so a quantized one is never served",
+            "SGLang's class for MLA drafts reads kv_b_proj in 16 bits only, so it cannot serve a quantized one",
             str(checkpoint.directory / "config.json"),
             f"architectures with {MHA_DRAFT}",
             "serve it in BF16, or quantize an MHA draft",
@@ -87,14 +90,14 @@ def require_draft(config: dict[str, Any], checkpoint: Checkpoint) -> None:
 
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The `quantization_config`, at the top or in `text_config`."""
+    """Return the `quantization_config`, at the top or in `text_config`."""
     text = config.get("text_config")
     found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
     return found if isinstance(found, dict) else None
 
 
 def is_packed_int4(quantization: dict[str, Any]) -> bool:
-    """Whether this is compressed-tensors' symmetric INT4 in groups, as moonshotai/Kimi-K2.5 ships it."""
+    """Return True for compressed-tensors' symmetric INT4 in groups, the format of moonshotai/Kimi-K2.5."""
     groups = quantization.get("config_groups")
     weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
     return (
@@ -106,7 +109,7 @@ def is_packed_int4(quantization: dict[str, Any]) -> bool:
 
 
 def linear_modules(checkpoint: Checkpoint) -> list[str]:
-    """Names of the modules that Quark takes for linear layers: a matrix called weight, no norm, no embedding."""
+    """Return the modules that Quark takes for linear layers: a matrix called weight, not a norm or an embedding."""
     names = []
     for tensor in checkpoint.tensors.values():
         module, _, leaf = tensor.name.rpartition(".")
@@ -117,7 +120,7 @@ def linear_modules(checkpoint: Checkpoint) -> list[str]:
 
 
 def _require_whole_modules(checkpoint: Checkpoint) -> None:
-    """Quark reads shard by shard: the parts of a packed weight must lie together."""
+    """Raise KimiError if parts of a packed weight lie in two shards, because Quark reads shard by shard."""
     packed: dict[str, TensorInfo] = {}
     for tensor in checkpoint.tensors.values():
         module, _, leaf = tensor.name.rpartition(".")

@@ -1,11 +1,11 @@
-"""Check of a vision tower: SGLang starts when weights of it are missing, and then sees noise."""
+"""Check of a vision tower: with missing weights SGLang would start and then see noise."""
 
 from __future__ import annotations
 
 from .findings import Findings, Problem
 from .safetensors_header import Checkpoint
 
-# By SGLang's own names, with which it replaces the published ones while it loads.
+# SGLang replaces the published names by its own while it loads.
 _RENAMED = {
     "wqkv.": "attn.qkv_proj.",
     "wo.": "attn.proj.",
@@ -23,11 +23,11 @@ _IN_A_LAYER = ("norm0", "norm1", "attn.qkv_proj", "attn.proj", "mlp.fc0", "mlp.f
 
 
 def check_tower(checkpoint: Checkpoint, layers: int) -> list[Problem]:
-    """Every weight and bias that SGLang has for a Kimi-K2.5 tower of `layers` is there."""
+    """Check that every weight and bias of SGLang's Kimi-K2.5 tower with `layers` layers is present."""
     findings = Findings("vision tower")
     found = {_sglang_name(name) for name in (*checkpoint.tensors, *checkpoint.unread)}
-    repeated = [f"vision_tower.encoder.blocks.{i}.{each}" for i in range(layers) for each in _IN_A_LAYER]
-    wanted = [f"{each}.{kind}" for each in (*_ONCE, *repeated) for kind in ("weight", "bias")]
+    repeated = [f"vision_tower.encoder.blocks.{i}.{module}" for i in range(layers) for module in _IN_A_LAYER]
+    wanted = [f"{module}.{kind}" for module in (*_ONCE, *repeated) for kind in ("weight", "bias")]
     for name in [*wanted, "vision_tower.patch_embed.pos_emb.weight"]:
         if name not in found:
             findings.add(

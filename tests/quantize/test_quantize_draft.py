@@ -97,7 +97,7 @@ def test_fix_exclude_keeps_other_entries(copy: Path) -> None:
     [
         (None, "was not quantized by AMD Quark"),
         ({"quant_method": "fp8"}, "was not quantized by AMD Quark"),
-        ({"quant_method": "quark", "exclude": ["lm_head"]}, "does not name fc"),
+        ({"quant_method": "quark", "exclude": ["lm_head"]}, "lacks fc"),
     ],
 )
 def test_fix_exclude_refuses_what_is_no_fp8_draft(copy: Path, quantization: object, message: str) -> None:

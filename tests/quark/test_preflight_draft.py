@@ -177,12 +177,12 @@ def test_a_whole_mla_draft_has_no_problem(quark_target: Path, mla_draft: Path) -
         (lambda t: t.pop("midlayer.self_attn.kv_b_proj.weight"), "draft has no midlayer.self_attn.kv_b_proj.weight"),
         (
             lambda t: _rename(t, "midlayer.", "model.midlayer."),
-            "draft has weights that Eagle3DeepseekV2ForCausalLM leaves out",
+            "draft has weights that Eagle3DeepseekV2ForCausalLM does not load",
         ),
-        (lambda t: t.update({"fc_norm.0.weight": torch.ones(HIDDEN)}), "(its config does not ask for fc_norm)"),
+        (lambda t: t.update({"fc_norm.0.weight": torch.ones(HIDDEN)}), "(its config does not enable fc_norm)"),
         (
             lambda t: t.update({f"midlayer.self_attn.{n}_proj.weight": torch.zeros(8, HIDDEN) for n in "qkv"}),
-            "draft has weights that Eagle3DeepseekV2ForCausalLM leaves out",
+            "draft has weights that Eagle3DeepseekV2ForCausalLM does not load",
         ),
         (
             lambda t: t.update({KV_B: t[KV_B].to(torch.float8_e4m3fn)}),

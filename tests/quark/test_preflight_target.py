@@ -69,7 +69,7 @@ def test_scale_that_is_not_finite(target: Path, value: float, suffix: str) -> No
     rewrite(target, poison)
     problem = only_problem(target)
     total = INTER if suffix == "_scale_2" else 1
-    assert problem.what == f"weight{suffix} holds NaN or Inf (1 of {total} values)"
+    assert problem.what == f"weight{suffix} contains NaN or Inf (1 of {total} values)"
     assert problem.tensors == [GATE + suffix] and problem.where == str(target / SHARD)
 
 
@@ -86,7 +86,7 @@ def test_scale_shapes_that_are_accepted(target: Path, shape: tuple[int, ...], dt
 
 def test_bfloat16_nan_scale_is_seen(target: Path) -> None:
     rewrite(target, set_tensor(f"{GATE}_scale", torch.tensor(float("nan"), dtype=torch.bfloat16)))
-    assert only_problem(target).what == "weight_scale holds NaN or Inf (1 of 1 values)"
+    assert only_problem(target).what == "weight_scale contains NaN or Inf (1 of 1 values)"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_another_quantization_is_not_ours_to_judge(target: Path) -> None:
     [
         (None, "config.json is missing"),
         ("{", "config.json cannot be read"),
-        ("[]", "config.json holds a JSON list"),
+        ("[]", "config.json contains a JSON list"),
         ('{"text_config": {"hidden_size": 64}}', "text.vocab_size: field required"),
         (json.dumps({"hidden_size": -1}), "text.hidden_size: input should be greater than 0"),
     ],
