@@ -28,11 +28,11 @@ ONLY_EXTRAS = SUPPORT / "only_extras"  # its sitecustomize.py hides the other pa
 INSTALLATIONS = {"": set(), "bench": {"bench"}, "all": {"all", "serve", "bench", "scale", "eval"}}
 ADVICE = re.compile(r"pip install '\.\[([\w,]+)\]'|`(make venv)`")
 
-MODEL, DEAD = tiny.target_path(), "http://127.0.0.1:9"
+DEAD = "http://127.0.0.1:9"
 # A small real call of each command, and what its message advises where no extra is installed: the extras, `make venv`
-# for SGLang, or nothing. PORT becomes a port that is taken.
+# for SGLang, or nothing. MODEL becomes the built-in checkpoint, PORT a port that is taken.
 CALLS = {
-    f"check {MODEL}": "serve",
+    "check MODEL": "serve",
     "doctor tiny": "make venv",
     "fetch -r tiny": "",
     "patch status": "",
@@ -49,8 +49,8 @@ CALLS = {
     "plan agent --gpu mi325x": "",
     "plan agent --gpu mi325x -o plan.svg": "bench",
     "gates": "",
-    f"quantize w4a8-target {MODEL} out": "quantize",
-    f"quantize fp8-draft {MODEL} out": "quantize",
+    "quantize w4a8-target MODEL out": "quantize",
+    "quantize fp8-draft MODEL out": "quantize",
     "quantize fix-exclude nowhere": "",
     "tune-moe --tokens 2 -o tiles.json": "serve",
     "warm --objects kernels": "serve,kernels",
@@ -99,8 +99,8 @@ def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = os.pathsep.join(map(str, (ONLY_EXTRAS, ROOT / "tests", ROOT)))
     environment = {**os.environ, "ONLY_EXTRAS": extras, "PYTHONPATH": path, "HF_HOME": str(folder / "hub")}
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        calls = [[port if word == "PORT" else word for word in call.split(" ")] for call in CALLS]
+        values = {"MODEL": str(tiny.target_path()), "PORT": str(taken.getsockname()[1])}
+        calls = [[values.get(word, word) for word in call.split(" ")] for call in CALLS]
         done = subprocess.run(
             [sys.executable, PROGRAM, json.dumps(calls)],
             cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,

@@ -30,7 +30,7 @@ class Machine:
         self.venv.parent.mkdir()
         for tool in TOOLS:
             self.link(tool)
-        (self.programs / "python3").symlink_to(sys.executable)
+        self.script("python3", f'exec "{sys.executable}" "$@"')  # a relocated Python does not find its home by a link
 
     def link(self, tool: str) -> None:
         found = shutil.which(tool)
