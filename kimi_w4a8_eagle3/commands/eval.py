@@ -188,7 +188,7 @@ def lossless(
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
-    """Check that speculation changes no answer: greedy tokens, logprobs against a prefill, and sampled distributions."""
+    """Check that speculation changes no answer: greedy tokens, logprobs against a prefill, samples."""
     require_packages()
     from ..eval import exact as exact_check  # optional: aiohttp
     from ..eval import lossless as lossless_check
