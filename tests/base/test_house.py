@@ -147,7 +147,7 @@ def calls(command: Path, module: Path) -> bool:
         name
         for node in ast.walk(tree(PACKAGE / command))
         if isinstance(node, ast.ImportFrom)
-        for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names))
+        for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
     }
     return command.parent == Path("commands") and dotted in names
 

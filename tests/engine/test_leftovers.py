@@ -71,8 +71,8 @@ def test_folders_are_short_enough_for_sockets_and_private():
     assert first.folder != second.folder
     assert len(first.folder.name) <= 16
     assert first.folder.stat().st_mode & 0o077 == 0
-    for each in (first, second):
-        each.remove()
+    for belongings in (first, second):
+        belongings.remove()
 
 
 def test_orphans_of_a_killed_supervisor_are_removed_at_the_next_start(segment):

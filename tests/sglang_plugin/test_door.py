@@ -23,7 +23,7 @@ def test_a_body_that_is_too_large() -> None:
 
     async def lying(scope_headers: list[tuple[bytes, bytes]], chunks: list[bytes]) -> int:
         status: list[int] = []
-        waiting = [{"type": "http.request", "body": each, "more_body": True} for each in chunks]
+        waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
         waiting.append({"type": "http.request", "body": b"", "more_body": False})
 
         async def receive() -> dict[str, Any]:

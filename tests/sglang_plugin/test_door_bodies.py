@@ -85,7 +85,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "effort": ("/v1/chat/completions", {**CHAT, "reasoning": {"effort": "high"}}, None),
     "schema": (
         "/v1/chat/completions",
-        schema({**properties(500), "required": [f"{each:04}" for each in range(480)], "additionalProperties": False}),
+        schema({**properties(500), "required": [f"{i:04}" for i in range(480)], "additionalProperties": False}),
         None,
     ),
     "a length": ("/v1/chat/completions", schema({"type": "string", "maxLength": 2**31 - 1}), None),

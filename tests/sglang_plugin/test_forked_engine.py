@@ -28,7 +28,7 @@ with masking_utils.TransformGetItemToIndex() as mode:
     mode = type(mode).__module__
 print(json.dumps({
     "loaded": loaded,
-    "same": all(each is print for each in compiled),
+    "same": all(function is print for function in compiled),
     "models": [kimi, early, other, ModelRegistry.resolve_model_cls(["NoSuch"])[1]],
     "real": [
         model_runner.model_parallel.apply_torch_tp.__module__,

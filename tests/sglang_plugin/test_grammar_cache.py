@@ -19,7 +19,7 @@ from kimi_w4a8_eagle3.sglang_plugin.grammar_cache import MAX_GRAMMARS, at_a_time
 
 class Tokenizer:
     def init_xgrammar(self):
-        return TokenizerInfo([bytes([each]) for each in range(256)], VocabType.RAW, stop_token_ids=[0]), None
+        return TokenizerInfo([bytes([byte]) for byte in range(256)], VocabType.RAW, stop_token_ids=[0]), None
 
 backend = XGrammarGrammarBackend(Tokenizer(), vocab_size=256)
 keys = [("regex", f"a{{{number}}}") for number in range(1, MAX_GRAMMARS + 6)]
@@ -36,7 +36,7 @@ at_once = [backend.executor.submit(gate.wait) for _ in range(50)]
 print(json.dumps({
     "timed_out": ["late" in backend.cache, "wrong" in backend.cache],
     "at_a_time": at_a_time(len(os.sched_getaffinity(0))),
-    "threads": sum(each.name.startswith("grammar") for each in threading.enumerate()),
+    "threads": sum(thread.name.startswith("grammar") for thread in threading.enumerate()),
     "kept": kept,
     "most": MAX_GRAMMARS,
     "again": again,
@@ -58,7 +58,7 @@ def test_the_oldest_grammars_are_forgotten_and_few_are_compiled_at_a_time(newest
 
 def test_half_of_the_cores_are_left_to_others() -> None:
     cores = (1, 2, 4, 16, 32, 192)
-    assert [(grammar_cache.at_a_time(each), grammar_cache.threads_of(each)) for each in cores] == [
+    assert [(grammar_cache.at_a_time(count), grammar_cache.threads_of(count)) for count in cores] == [
         *[(2, 1)] * 3,
         (2, 2),
         (2, 4),

@@ -40,9 +40,9 @@ def test_a_request_is_ended_only_where_every_rank_failed(tmp_path: Path, others:
             assert ranks[1].wait(200) == 0
             assert (folders[1] / "output").read_text().strip() == "True"
     finally:
-        for each in ranks:
-            each.kill()
-            each.wait()
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ _EDGES = (
     *(1.0, 1.0000001, 2.0, 2.0000001, 100.0, 3.4028235e38, 3.4028236e38, 1e38, 1e39, 1.7e308, math.inf, math.nan),
 )
 _NUMBERS = (
-    st.sampled_from([*_EDGES, *(-each for each in _EDGES)]) | st.floats() | st.floats(0, 2) | st.floats(-100, 100)
+    st.sampled_from([*_EDGES, *(-edge for edge in _EDGES)]) | st.floats() | st.floats(0, 2) | st.floats(-100, 100)
 )
 _FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias")
 _COUNTS = ("top_k", "max_new_tokens", "min_new_tokens", "stream_interval")
@@ -82,7 +82,7 @@ def accepted(name):
         yield value
 
 names = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty")
-rows = [SamplingParams(**dict(zip(names, each))) for each in itertools.product(*map(accepted, names))]
+rows = [SamplingParams(**dict(zip(names, values))) for values in itertools.product(*map(accepted, names))]
 for row in rows:
     row.verify(64)
 column = lambda name: torch.tensor([[getattr(row, name)] for row in rows], dtype=torch.float32)
@@ -103,7 +103,7 @@ print(json.dumps({"rows": len(rows), "sound": bool(((0 <= tokens) & (tokens < 64
 
 
 def test_sglangs_sampling_takes_every_combination_of_what_is_accepted() -> None:
-    edges = [each for each in _EDGES if math.isfinite(each)]
+    edges = [edge for edge in _EDGES if math.isfinite(edge)]
     answer = found(f"EDGES = {edges}\n{SAMPLED}")
     assert answer["sound"]
     assert answer["rows"] > 1000
