@@ -1,4 +1,4 @@
-"""`kimi-w4a8 eval smoke`: one-minute check before a rollout of failures, plausible answers and draft acceptance."""
+"""`kimi-w4a8 eval smoke`: one-minute check before a rollout: failures, plausible answers, accepted drafts."""
 
 from __future__ import annotations
 

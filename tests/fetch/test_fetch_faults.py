@@ -72,7 +72,7 @@ def test_ctrl_c_keeps_the_bytes_and_says_how_to_go_on(hub, repo, tmp_path):
     process.send_signal(signal.SIGINT)
     hub.closing.set()  # the silent connection ends; without it the read timeout would
     output, _ = process.communicate(timeout=30)
-    assert process.returncode == 130 and "the same command continues" in output
+    assert process.returncode == 130 and "the same command resumes" in output
     assert size(partial) == BLOCK
 
 
