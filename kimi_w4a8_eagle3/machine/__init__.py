@@ -1,1 +1,1 @@
-"""What a GPU holds, and how the kernels of the installed AITER index it: hardware, page-offset guard, AITER regimes."""
+"""GPUs of this machine, and the limits of the installed AITER: hardware, page-offset guard, AITER regimes."""

@@ -1,9 +1,9 @@
-"""How the installed AITER treats a page offset beyond int32: abort, silently wrong, or 64 bits.
+"""Behaviour of the installed AITER for a page offset beyond int32: abort, silently wrong, or 64 bits.
 
 The history of its batch-prefill FMHA, read from AITER's commits and release tags: offsets were 32-bit and overflowed
-silently until 57cc2291 (2026-03-06) brought asserts that abort the server; 48b0fb59 (2026-04-08) removed the asserts
-again; 2b042dba (2026-04-24), shipped in 0.1.13, chooses 64-bit loads when the cache is large. No release has the
-asserts, only builds between those commits: the article's AITER (511df6a, b5757d6) is one.
+silently until 57cc2291 (2026-03-06) added asserts that abort the server. 48b0fb59 (2026-04-08) removed the asserts
+again. 2b042dba (2026-04-24), shipped in 0.1.13, uses 64-bit loads when the cache is large. No release has the asserts,
+only builds between those commits, such as the article's AITER (511df6a, b5757d6).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..patching.page_offset import page_offset_regime
 
 
 class Regime(Enum):
-    """What happens when a page offset exceeds int32."""
+    """Effect of a page offset that exceeds int32."""
 
     ABORT = "abort"
     SILENT = "silently wrong"
@@ -27,7 +27,7 @@ class Regime(Enum):
 
     @property
     def wide_offsets(self) -> bool:
-        """True only where 64-bit offsets are known to be in place."""
+        """True only where AITER is known to use 64-bit offsets."""
         return self is Regime.FIXED64
 
 
@@ -37,7 +37,7 @@ DISTRIBUTIONS = ("amd-aiter", "aiter")
 
 
 def installed_regime() -> Regime:
-    """The regime of the AITER on this machine: by its headers, else by its version. AITER itself is not imported."""
+    """Return the regime of the installed AITER, by its headers or else its version, without importing it."""
     root = find_root("aiter")
     if root is None:
         return Regime.UNKNOWN
@@ -45,11 +45,10 @@ def installed_regime() -> Regime:
 
 
 def detect_regime(version: str | None, headers: str | None = None) -> Regime:
-    """The regime of an AITER installation.
+    """Return the regime of an AITER installation, UNKNOWN when it cannot be determined.
 
-    version: its package version, with a local part such as `+gb5757d6` if there is one. headers: what the installed
-    ck_tile headers do, `silent` or `fixed` (patches included); it outweighs the version. Whatever cannot be
-    told is UNKNOWN.
+    version: its package version, with a local part such as `+gb5757d6` if there is one.
+    headers: behaviour of the installed ck_tile headers, `silent` or `fixed` (patches included), which takes precedence.
     """
     if headers is not None:
         return {"silent": Regime.SILENT, "fixed": Regime.FIXED64}.get(headers, Regime.UNKNOWN)
@@ -62,7 +61,7 @@ def detect_regime(version: str | None, headers: str | None = None) -> Regime:
 
 
 def _regime_of_release(version: str) -> Regime:
-    """Only final releases can be placed: a development build's number does not say which commit it is."""
+    """Return the regime of a final release; the number of a development build does not identify its commit."""
     try:
         parsed = Version(version)
     except InvalidVersion:

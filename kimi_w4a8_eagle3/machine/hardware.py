@@ -1,6 +1,6 @@
-"""What a GPU is (architecture, compute units, memory) and what this machine has, read from sysfs without a driver call.
+"""GPU models and the GPUs of this machine, read from sysfs without a driver call.
 
-`Machine.detect()` needs no ROCm tools; tests hand it a directory tree of their own as `sysfs`.
+`Machine.detect()` needs no ROCm tools; tests pass a directory tree of their own as `sysfs`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GPUS: dict[str, Gpu] = {
 
 
 def gpu_by_name(name: str) -> Gpu:
-    """The entry of `GPUS` called `name` (case does not matter)."""
+    """Return the entry of `GPUS` called `name`, ignoring case."""
     key = name.lower().replace("-", "").replace(" ", "").removeprefix("instinct")
     if key not in GPUS:
         raise UsageError(
@@ -68,7 +68,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """The accelerators of a machine, none on a CPU-only one, and the versions of what drives them, where known."""
+    """The accelerators of a machine, none on a CPU-only one, and the versions of their software, where known."""
 
     devices: tuple[Device, ...] = ()
     installed: Mapping[str, str] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Machine:
 
     @property
     def gpu(self) -> Gpu | None:
-        """The model that all devices are; None if they differ or are unknown here."""
+        """The common model of all devices; None if they differ or the model is unknown here."""
         kinds = {(device.arch, device.compute_units) for device in self.devices}
         if len(kinds) != 1:
             return None
@@ -93,7 +93,7 @@ class Machine:
         return best if best is not None and abs(best.hbm_bytes - hbm) < 0.1 * best.hbm_bytes else None
 
     def numa_nodes(self, count: int) -> list[int] | None:
-        """NUMA node of each of the first `count` GPUs; None where the machine does not say."""
+        """Return the NUMA node of each of the first `count` GPUs; None where the machine does not report them."""
         nodes = [device.numa_node for device in self.devices[:count]]
         if len(nodes) < count or any(node is None for node in nodes):
             return None
@@ -127,7 +127,7 @@ def _read_properties(path: Path) -> dict[str, int]:
 
 
 def _arch(version: int) -> str:
-    """90402 -> gfx942: major, minor and stepping are two decimal digits each; the stepping is written in hex."""
+    """Convert 90402 to gfx942: major, minor, stepping have two decimal digits each; stepping is written in hex."""
     return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}"
 
 
@@ -139,4 +139,4 @@ def _read_numa_node(path: Path) -> int | None:
     if not path.is_file():
         return None
     node = int(path.read_text())
-    return node if node >= 0 else None  # -1: firmware did not say
+    return node if node >= 0 else None  # -1: the firmware does not report it

@@ -1,4 +1,4 @@
-"""Versions of the programs under this package, read without importing any of them."""
+"""Versions of the programs that this package runs on, read without importing any of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROCM = "opt/rocm/.info/version"
 
 
 def distribution(*names: str) -> str | None:
-    """The version of the first of these distributions that is installed."""
+    """Return the version of the first of these distributions that is installed."""
     for name in names:
         try:
             return importlib.metadata.version(name)
@@ -28,7 +28,10 @@ def distribution(*names: str) -> str | None:
 
 
 def installed_versions(version: Callable[..., str | None] = distribution, rocm: str | None = None) -> dict[str, str]:
-    """Package -> version of what is here. rocm: the text of its version file, read here unless given."""
+    """Return package -> version of the installed programs.
+
+    rocm: text of ROCm's version file, which is read unless given.
+    """
     if rocm is None:
         file = Path("/") / ROCM
         rocm = file.read_text().strip() if file.is_file() else ""

@@ -1,13 +1,13 @@
-"""Keeps every KV-cache offset of a paged attention kernel inside 32 bits. Pure arithmetic, no I/O.
+"""Keep every KV-cache offset of a paged attention kernel within 32 bits. Pure arithmetic, no I/O.
 
-AITER's ck_tile batch-prefill FMHA multiplies a page index by the page stride in int32, in elements. SGLang hands it
+AITER's ck_tile batch-prefill FMHA multiplies a page index by the page stride in int32, in elements. SGLang passes it
 the cache as rows of one token, `[tokens + page_size, kv_heads, head_dim]` (the extra page takes padded tokens), so the
-largest offset is `(rows - 1) * kv_heads * head_dim`. The target of these recipes is MLA and prefills elsewhere; an
-EAGLE3 draft that is MHA takes that kernel, so it is the *draft's* shape that limits the pool both models share.
+largest offset is `(rows - 1) * kv_heads * head_dim`. The target of these recipes is MLA and prefills with another
+kernel. An EAGLE3 draft that is MHA uses this kernel, so the *draft's* shape limits the pool that both models share.
 
 AITER's MLA decode kernels address a window of 4 GiB from the start of a layer's latents, those in Gluon one of 2 GiB.
-That was measured with bf16, where 4 GiB are 2^31 elements. Rows of FP8 take half the bytes, but whether their kernels
-count elements in 32 bits is not known, so as many rows are allowed as of bf16.
+That was measured with bf16, where 4 GiB are 2^31 elements. Rows of FP8 take half the bytes. It is not known whether
+their kernels count elements in 32 bits, so FP8 gets as many rows as bf16.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..base.errors import KimiError
 from .aiter_regime import Regime
 
 INT32_MAX = 2**31 - 1
-# aiter#5765, measured on gfx950 and open: rows beyond it are read from the wrong place.
+# aiter#5765, measured on gfx950 and still open: rows beyond the window are read from the wrong place.
 MLA_WINDOW = 2**32
-# aiter#4474: beyond it a segmentation fault. The kernel is for gfx950; which AITER has the cure is not known.
+# aiter#4474: a segmentation fault beyond the window. The kernel is for gfx950; no fixed AITER version is known.
 GLUON_MLA_WINDOW, GLUON_ARCH = 2**31, "gfx950"
 FRACTION_STEPS = 1000  # an operator types 0.815, not 0.81539917
 
@@ -32,7 +32,7 @@ class KvShape:
     """The KV cache of one model on one rank.
 
     row_elements: elements from one token to the next in one buffer (K of one layer, or the MLA latent).
-    buffers: how many such buffers there are (2 a layer for MHA, 1 a layer for MLA).
+    buffers: number of such buffers (2 a layer for MHA, 1 a layer for MLA).
     """
 
     kind: str
@@ -49,18 +49,18 @@ class KvShape:
 
 @dataclass(frozen=True)
 class PagedKernel:
-    """A kernel that indexes a paged cache; `largest` is the last offset it computes correctly, None without a limit."""
+    """A kernel that indexes a paged cache; `largest` is its last correct offset, None without a limit."""
 
     name: str
     row_elements: int
     largest: int | None
 
     def largest_offset(self, tokens: int, page_size: int) -> int:
-        """Offset of the last row, in elements, of a pool of `tokens`: what must not exceed INT32_MAX."""
+        """Return the offset of the last row, in elements, of a pool of `tokens`; it must not exceed INT32_MAX."""
         return (tokens + page_size - 1) * self.row_elements
 
     def max_tokens(self, page_size: int) -> int | None:
-        """The largest whole-page pool this kernel can index; None without a limit."""
+        """Return the largest whole-page pool that this kernel can index; None without a limit."""
         if self.largest is None:
             return None
         rows = self.largest // self.row_elements + 1
@@ -70,7 +70,7 @@ class PagedKernel:
 def kv_shape(config: Mapping[str, Any], tp: int, dtype_bytes: int) -> KvShape:
     """Read the KV shape of a model from its Hugging Face config.
 
-    MLA (`kv_lora_rank`) keeps one latent of `kv_lora_rank + qk_rope_head_dim` on every rank; MHA/GQA keeps K and V of
+    MLA (`kv_lora_rank`) keeps one latent of `kv_lora_rank + qk_rope_head_dim` on every rank. MHA/GQA keeps K and V of
     `num_key_value_heads / tp` heads, at least one (heads are replicated when TP exceeds them).
     """
     text = config.get("text_config", config)
@@ -87,10 +87,11 @@ def kv_shape(config: Mapping[str, Any], tp: int, dtype_bytes: int) -> KvShape:
 def paged_kernels(
     shapes: Iterable[KvShape], regime: Regime, int_max: int = INT32_MAX, arch: str | None = None
 ) -> list[PagedKernel]:
-    """The paged kernels that AITER's attention backend runs over these caches on GPUs of `arch`.
+    """Return the paged kernels that AITER's attention backend runs over these caches on GPUs of `arch`.
 
-    MHA caches meet the batch-prefill FMHA, limited unless `regime` says 64-bit. MLA latents meet the MLA decode kernel,
-    which is right for the rows that lie in its window and whose elements 32 bits count: 3,728,270 of 576 bf16 or FP8.
+    MHA caches use the batch-prefill FMHA, limited unless `regime` has 64-bit offsets. MLA latents use the MLA decode
+    kernel. It is correct for the rows that lie in its window and whose elements 32 bits can count: 3,728,270 rows of
+    576 bf16 or FP8.
     """
     kernels = []
     for shape in shapes:
@@ -114,20 +115,21 @@ class Budget:
     page_size: int = 1
 
     def tokens(self, fraction: float) -> int:
-        """Whole-page tokens that fit when weights and KV cache may take `fraction` of the memory."""
+        """Return the whole-page tokens that fit when weights and KV cache may take `fraction` of the memory."""
         room = int(self.hbm_bytes * fraction) - self.weight_bytes
         return max(room // self.cell_bytes, 0) // self.page_size * self.page_size
 
     def fraction_for(self, tokens: int) -> float:
-        """The exact fraction at which `tokens` fit."""
+        """Return the exact fraction at which `tokens` fit."""
         return (self.weight_bytes + tokens * self.cell_bytes) / self.hbm_bytes
 
 
 @dataclass(frozen=True)
 class PoolDecision:
-    """What the guard decides for one machine and recipe.
+    """The guard's decision for one machine and recipe.
 
-    limit: tokens that every kernel can index, None without a limit. fraction and max_total_tokens: what to start with.
+    limit: tokens that every kernel can index, None without a limit.
+    fraction, max_total_tokens: values to start the engine with.
     binding: the kernel that sets the limit, None when memory does.
     """
 
@@ -138,18 +140,18 @@ class PoolDecision:
     regime: Regime
 
     def safe(self, tokens: int) -> bool:
-        """True when a pool of `tokens` overflows no kernel."""
+        """Return True when a pool of `tokens` overflows no kernel."""
         return self.limit is None or tokens <= self.limit
 
 
 def token_limit(kernels: Iterable[PagedKernel], page_size: int) -> tuple[int | None, PagedKernel | None]:
-    """The smallest token limit of `kernels` and the kernel that sets it."""
+    """Return the smallest token limit of `kernels` and the kernel that sets it."""
     limited = [(limit, kernel) for kernel in kernels if (limit := kernel.max_tokens(page_size)) is not None]
     return min(limited, key=lambda pair: pair[0]) if limited else (None, None)
 
 
 def decide(budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceiling: float = 0.90) -> PoolDecision:
-    """The largest pool that fits `ceiling` of the memory and overflows no kernel.
+    """Return the largest pool that fits `ceiling` of the memory and overflows no kernel.
 
     The fraction is rounded down to three decimals, so that it is safe even if the token cap is lost; the cap is exact.
     Raises KimiError when not even one page fits.
@@ -171,16 +173,16 @@ def decide(budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceili
 
 
 def cap_tokens(requested: int, kernels: Iterable[PagedKernel], page_size: int) -> tuple[int, str]:
-    """Reduce a pool of `requested` tokens to what every kernel can index.
+    """Reduce a pool of `requested` tokens to the number that every kernel can index.
 
-    Returns the tokens to use and the reason in one sentence (empty when nothing was changed).
+    Returns that number and the reason in one sentence (empty when nothing was changed).
     """
     limit, kernel = token_limit(kernels, page_size)
     if limit is None or kernel is None or requested <= limit:
         return requested, ""
     offset = kernel.largest_offset(requested, page_size)
     return limit, (
-        f"KV pool capped from {requested:,} to {limit:,} tokens: {kernel.name} is right to offset {kernel.largest:,} "
+        f"KV pool capped from {requested:,} to {limit:,} tokens: {kernel.name} is correct to offset {kernel.largest:,} "
         f"and {requested:,} tokens of {kernel.row_elements:,} elements reach {offset:,}"
     )
 

@@ -57,7 +57,7 @@ def test_a_machine_without_the_driver_has_no_devices(tmp_path: Path) -> None:
     assert Machine().gpu is None
 
 
-def test_models_are_told_apart_by_units_and_memory(tmp_path: Path) -> None:
+def test_models_are_distinguished_by_units_and_memory(tmp_path: Path) -> None:
     add_node(tmp_path, 1, simds=1216, bus=1, hbm=191 * GIB)
     assert Machine.detect(tmp_path).gpu == gpu_by_name("mi300x")
     add_node(tmp_path, 2, simds=320, bus=2, hbm=191 * GIB)

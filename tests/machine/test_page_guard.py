@@ -237,6 +237,6 @@ def test_a_wider_row_never_allows_more(budget: Budget, row: int) -> None:
         ("0.1.20", "something new", Regime.UNKNOWN),
     ],
 )
-def test_the_regime_is_told_from_headers_then_version(version: str | None, headers: str | None, regime: Regime) -> None:
+def test_the_regime_follows_headers_then_version(version: str | None, headers: str | None, regime: Regime) -> None:
     assert detect_regime(version, headers) is regime
     assert regime.wide_offsets == (regime is Regime.FIXED64)
