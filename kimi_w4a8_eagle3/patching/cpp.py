@@ -1,4 +1,4 @@
-"""Just enough C++ to find a function's definition: a lexer and bracket matching, no preprocessor.
+"""Minimal C++ parser that finds a function's definition: a lexer and bracket matching, no preprocessor.
 
 Text inside `#if 0` counts like any other; brackets must balance in it, as they do in the headers edited here.
 """
@@ -27,7 +27,7 @@ _CLOSING = {"(": ")", "{": "}", "[": "]"}
 
 @dataclass(frozen=True)
 class Token:
-    """One token: its text and where it lies in the source (character offsets)."""
+    """One token, with its text and character offsets in the source."""
 
     text: str
     start: int
@@ -36,7 +36,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Function:
-    """One function definition: its tokens between the parentheses and where its body lies."""
+    """One function definition: its parameters and body as tokens."""
 
     parameters: tuple[str, ...]
     body: tuple[str, ...]
@@ -44,18 +44,18 @@ class Function:
 
 
 def tokens(source: str) -> list[Token]:
-    """The tokens of `source` without white space, comments and preprocessor directives."""
+    """Return the tokens of `source` without white space, comments and preprocessor directives."""
     kept = (match for match in _TOKEN.finditer(source) if match.lastgroup not in ("space", "comment", "directive"))
     return [Token(match.group(), match.start(), match.end()) for match in kept]
 
 
 def texts(source: str) -> list[str]:
-    """The tokens' texts alone, for comparing code whatever its layout."""
+    """Return the tokens' texts, to compare code regardless of its layout."""
     return [token.text for token in tokens(source)]
 
 
 def functions(source: str, names: set[str]) -> list[Function]:
-    """Every definition (not call, not declaration) of a function with one of these names.
+    """Return every definition (not call, not declaration) of a function with one of these names.
 
     Raises:
         ValueError: when brackets do not match.
@@ -82,7 +82,7 @@ def _functions(stream: list[Token], names: set[str]) -> Iterator[Function]:
 
 
 def _matching(stream: list[Token], opening: int) -> int:
-    """Index of the bracket that closes the one at `opening`."""
+    """Return the index of the bracket that closes the one at `opening`."""
     expected: list[str] = []
     for index in range(opening, len(stream)):
         text = stream[index].text

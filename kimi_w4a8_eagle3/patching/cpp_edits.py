@@ -1,9 +1,9 @@
-"""An edit of ck_tile's batch-prefill FMHA, whose page offsets outgrow 32 bits.
+"""Edit of ck_tile's batch-prefill FMHA, whose page offsets outgrow 32 bits.
 
-A page smaller than one K/V tile cannot have a buffer descriptor of its own, so the kernel puts the whole offset
-`page * page stride` into the 32-bit offset register of a buffer load. Computing that product in 64 bits changes
-nothing, because the register cuts it again. Newer trees have a second load path with 64-bit addresses and a function
-that chooses between the two; the edit lets it choose the second for every small page.
+A page smaller than one K/V tile cannot have a buffer descriptor of its own, so the kernel puts the whole offset `page *
+page stride` into the 32-bit offset register of a buffer load. Computing that product in 64 bits changes nothing,
+because the register truncates it again. Newer trees have a second load path with 64-bit addresses and a function that
+selects the path. The edit makes it select the second path for every small page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SmallPagesLoadGlobally:
     """In `fmha_fwd.hpp`: pages smaller than a K/V tile always take the load path with 64-bit addresses."""
 
     def inspect(self, source: bytes) -> tuple[State, str]:
-        """PREDATES when the tree has no second load path, UPSTREAM when its choice looks at the addresses itself."""
+        """Return PREDATES for a tree without a second load path, UPSTREAM when its choice considers the addresses."""
         text = _decode(source)
         found = _definitions(text, {SELECTOR})
         if found is None:
@@ -45,7 +45,7 @@ class SmallPagesLoadGlobally:
         return State.ORIGINAL, "the 64-bit load path is chosen by the size of the pool alone"
 
     def apply(self, source: bytes) -> bytes:
-        """Put the choice in front of the function's own."""
+        """Insert our choice before the function's own."""
         text = _decode(source)
         return _encode(_insert(text, [(f.body_start, _SELECT_GLOBAL) for f in functions(text, {SELECTOR})]))
 
@@ -71,7 +71,7 @@ def _starts_with(function: Function, block: str) -> bool:
 
 
 def _insert(text: str, places: list[tuple[int, str]]) -> str:
-    """Put each block on lines of its own behind its offset, indented one step deeper than the brace's line."""
+    """Insert each block on new lines after its offset, indented one step deeper than the brace's line."""
     newline = _newline(text)
     for offset, block in sorted(places, reverse=True):
         line = text[text.rfind("\n", 0, offset) + 1 : offset]

@@ -1,4 +1,4 @@
-"""What an edit says about one file."""
+"""The state of a file with respect to an edit, and the interface of edits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class State(str, Enum):
 
     ORIGINAL = "original"  # the structure is there, unedited: apply() may be called
     APPLIED = "applied"  # the edit is in place
-    UPSTREAM = "upstream"  # the file already does by itself what the edit is for
-    PREDATES = "predates"  # older than the feature that is edited: nothing to do here
+    UPSTREAM = "upstream"  # upstream has fixed the file itself
+    PREDATES = "predates"  # the file is older than the edited feature: nothing to do
     UNKNOWN = "unknown"  # not recognised: never written to
 
 
@@ -20,9 +20,9 @@ class Edit(Protocol):
     """One change of one file, as a pure function of the file's bytes."""
 
     def inspect(self, source: bytes) -> tuple[State, str]:
-        """The state of `source` and, for a reader, why."""
+        """Return the state of `source`, and the reason for a reader."""
         ...
 
     def apply(self, source: bytes) -> bytes:
-        """The edited file; only called when `inspect` says ORIGINAL. The result inspects as APPLIED."""
+        """Return the edited file, which inspects as APPLIED; call it only when `inspect` returns ORIGINAL."""
         ...

@@ -1,6 +1,6 @@
-"""The original of a patched file lies beside it, as `mha.py.kimi-orig`, from before the file changes.
+"""Backups of patched files: the original is stored beside the file, as `mha.py.kimi-orig`, before the file changes.
 
-What an edit makes of the original is known, so the two tell whether somebody has changed the file since.
+Applying the edit to the original again shows whether the patched file was changed since.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from .edit_state import Edit, State
 
 
 def backup_path(path: Path) -> Path:
-    """Where the original of `path` lies once it was patched."""
+    """Return the path of the original of `path` after it was patched."""
     return path.with_name(path.name + ".kimi-orig")
 
 
 def is_patched(path: Path) -> bool:
-    """Whether a patch of ours was begun here."""
+    """Return True if a patch of ours was begun on this file."""
     return backup_path(path).is_file()
 
 
 def replace(path: Path, original: bytes, edited: bytes) -> None:
-    """Back `path` up, then change it: a crash in between leaves a file that can be patched again, or reverted."""
+    """Back up `path`, then change it: after a crash in between it can still be patched again, or reverted."""
     write_atomic(backup_path(path), original, like=path)
     shutil.copystat(path, backup_path(path))
     write_atomic(path, edited)
 
 
 def objection(path: Path, edit: Edit) -> KimiError | None:
-    """Why a patched file cannot be put back: it was changed since, or its backup is not the original."""
+    """Return the reason why a patched file cannot be restored: a later change, or a damaged backup."""
     backup = backup_path(path)
     if not is_patched(path):
         return None
@@ -48,5 +48,5 @@ def objection(path: Path, edit: Edit) -> KimiError | None:
 
 
 def restore(path: Path) -> None:
-    """Put the backup back, byte for byte and with its time stamps."""
+    """Restore the backup, byte for byte and with its time stamps."""
     backup_path(path).replace(path)

@@ -1,4 +1,4 @@
-"""Finds the tree that holds a package, and its version, without importing the package."""
+"""Find the folder of a package, and its version, without importing it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def find_root(package: str) -> Path | None:
-    """The folder that contains the package's folder (site-packages, or a checkout); None when not installed."""
+    """Return the folder that contains the package's folder (site-packages, or a checkout); None if not installed."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -22,7 +22,7 @@ def find_root(package: str) -> Path | None:
 
 
 def find_version(distributions: tuple[str, ...], root: Path | None) -> str | None:
-    """The recorded version, looked for in `root` first when one is given; None when nothing is recorded."""
+    """Return the recorded version, searched in `root` if one is given; None when nothing is recorded."""
     for name in distributions:
         if root is not None:
             for found in metadata.distributions(name=name, path=[str(root)]):
@@ -36,5 +36,5 @@ def find_version(distributions: tuple[str, ...], root: Path | None) -> str | Non
 
 
 def first_file(root: Path, candidates: tuple[str, ...]) -> Path | None:
-    """The first candidate that is a file below `root`, symbolic links resolved."""
+    """Return the first candidate that is a file below `root`, symbolic links resolved."""
     return next(((root / name).resolve() for name in candidates if (root / name).is_file()), None)

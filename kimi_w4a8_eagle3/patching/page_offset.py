@@ -1,4 +1,4 @@
-"""Which arithmetic the installed batch-prefill FMHA uses for page offsets: read from its headers, nothing is run."""
+"""Page-offset arithmetic of the installed batch-prefill FMHA, read from its headers without running anything."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PIPELINE = "include/ck_tile/ops/fmha/pipeline/block_fmha_batch_prefill_pipeline
 
 
 def page_offset_regime(root: Path | None = None) -> Regime | None:
-    """How the ck_tile headers below `root` treat a pool whose page offsets exceed int32 (page size below a tile).
+    """Return how the ck_tile headers below `root` treat page offsets beyond int32 (page size below a tile).
 
-    root: the folder that holds the package `aiter` (site-packages or a checkout), or a composable_kernel or
-    rocm-libraries checkout; None looks for the installed aiter.
+    root: the folder that contains the package `aiter` (site-packages or a checkout), or a composable_kernel or
+        rocm-libraries checkout; None looks for the installed aiter.
 
     Returns "silent" (wrong pages are read), "fixed" (loads with 64-bit addresses: no limit), or None when there are no
-    headers or they are not recognised, which a caller must treat like "silent".
+    headers or they are not recognised. A caller must treat None like "silent".
     """
     root = root or find_root("aiter")
     if root is None:

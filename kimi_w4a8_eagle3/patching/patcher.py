@@ -1,4 +1,4 @@
-"""Applies, verifies and reverts the patches of the manifest on one root: all files of a patch, or none."""
+"""Apply, verify and revert the patches of the manifest on one root: all files of a patch, or none."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Status(str, Enum):
 
     APPLIED = "applied"
     NOT_APPLIED = "not applied"
-    NOT_NEEDED = "not needed"  # upstream does it
+    NOT_NEEDED = "not needed"  # upstream has the change
     TOO_OLD = "not applicable"  # the tree predates what the patch edits
     NOT_INSTALLED = "not installed"
-    STALE_BUILD = "stale build"  # applied, but a module compiled before that is still there
-    MODIFIED = "modified"  # changed by somebody else after it was patched
+    STALE_BUILD = "stale build"  # applied, but a module that was compiled before is still there
+    MODIFIED = "modified"  # changed after it was patched
     UNKNOWN = "not recognised"
 
 
@@ -46,7 +46,7 @@ class FileReport:
 
 @dataclass(frozen=True)
 class PatchReport:
-    """What `kimi-w4a8 patch status` prints for one patch."""
+    """State of one patch, which `kimi-w4a8 patch status` prints."""
 
     id: str
     title: str
@@ -58,7 +58,7 @@ class PatchReport:
 
 
 def inspect(patch: Patch, root: Path | None = None) -> PatchReport:
-    """Look at the patch's files below `root` (default: where the package is installed); changes nothing."""
+    """Read the patch's files below `root` (default: the package's installation) and report; change nothing."""
     base = root or find_root(patch.package)
     version = find_version(patch.distributions, root)
     files = tuple(_inspect_file(spec, base) for spec in patch.file) if base else ()
@@ -88,7 +88,7 @@ def apply(patch: Patch, root: Path | None = None) -> PatchReport:
 
 
 def revert(patch: Patch, root: Path | None = None) -> list[Path]:
-    """Restore every file of the patch that has a backup; returns those files.
+    """Restore every file of the patch that has a backup; return those files.
 
     Raises:
         KimiError: when one of them was changed after it was patched; then none is restored.
@@ -108,7 +108,7 @@ def revert(patch: Patch, root: Path | None = None) -> list[Path]:
 
 
 def remove_stale(patch: Patch, root: Path | None = None) -> list[Path]:
-    """Delete the modules that were compiled before the patch, so that they are built again; returns them."""
+    """Delete the modules that were compiled before the patch, so that they are built again; return them."""
     report = inspect(patch, root)
     if report.status is not Status.STALE_BUILD or report.root is None:
         return []
@@ -141,7 +141,7 @@ def _summary(patch: Patch, root: Path | None, version: str | None, files: tuple[
     if states == {State.PREDATES}:
         return Status.TOO_OLD, details
     if State.UPSTREAM in states and states <= {State.UPSTREAM, State.ORIGINAL}:
-        return Status.NOT_NEEDED, details  # a release that does it itself, possibly in fewer places
+        return Status.NOT_NEEDED, details  # a release with its own fix, possibly in fewer places
     if states == {State.APPLIED}:
         stale = _stale_builds(patch, root, files)
         if stale:
@@ -153,7 +153,7 @@ def _summary(patch: Patch, root: Path | None, version: str | None, files: tuple[
 
 
 def _stale_builds(patch: Patch, root: Path, files: tuple[FileReport, ...]) -> list[Path]:
-    """Compiled modules older than a source that we patched; sources patched by others are taken as built."""
+    """Return compiled modules older than a source that we patched; sources patched by others count as built."""
     times = [file.path.stat().st_mtime for file in files if file.path and ledger.is_patched(file.path)]
     built = [path for pattern in patch.built for path in root.glob(pattern)]
     return sorted(path for path in built if times and path.stat().st_mtime < max(times))
@@ -164,7 +164,7 @@ def _edited(patch: Patch, spec: PatchedFile, path: Path, original: bytes) -> byt
     edited = edit.apply(original)
     state, detail = edit.inspect(edited)
     if state is not State.APPLIED:
-        raise KimiError(f"the edit of patch {patch.id} did not take", where=f"{path}: {detail}")
+        raise KimiError(f"the edit of patch {patch.id} had no effect", where=f"{path}: {detail}")
     return edited
 
 
@@ -185,7 +185,7 @@ def _write(patch: Patch, plan: list[tuple[Path, bytes, bytes]]) -> None:
 
 
 def refusal(report: PatchReport) -> KimiError:
-    """The error for a patch that must not be written."""
+    """Return the error for a patch that must not be written."""
     bad = [file for file in report.files if file.modified or file.state in (None, State.UNKNOWN)]
     where = "; ".join(f"{file.path or report.root}: {file.detail}" for file in bad)
     return KimiError(
@@ -198,7 +198,7 @@ def refusal(report: PatchReport) -> KimiError:
 
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """One `kimi-w4a8 patch` at a time on a root."""
+    """Allow one `kimi-w4a8 patch` at a time on a root."""
     handle = os.open(root, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

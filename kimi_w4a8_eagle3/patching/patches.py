@@ -1,4 +1,4 @@
-"""The manifest of patches: what is edited, why, and how to see that it is."""
+"""The manifest of patches: edited files, purpose, and check of each patch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Strict(BaseModel):
 
 
 class PatchedFile(_Strict):
-    """One file of a patch: where it may lie below the root, and the edit with its options."""
+    """One file of a patch: its possible places below the root, and the edit with its options."""
 
     any_of: tuple[str, ...] = Field(min_length=1)
     edit: str
@@ -33,7 +33,7 @@ class PatchedFile(_Strict):
         return self
 
     def make_edit(self) -> Edit:
-        """The edit itself; ValueError for an unknown name or wrong options."""
+        """Return the edit; raise ValueError for an unknown name or wrong options."""
         try:
             return _EDITS[self.edit](**self.options)
         except KeyError:
@@ -71,7 +71,7 @@ class _Manifest(_Strict):
         return self
 
 
-TRIED = "AITER v0.1.1 to v0.1.20.post1"  # whose files the edits were tried on; docs/page-guard.md
+TRIED = "AITER v0.1.1 to v0.1.20.post1"  # the edits were tried on these files; docs/page-guard.md
 _EDITS: dict[str, Any] = {
     "parameter-default": ParameterDefault,
     "small-pages-load-globally": SmallPagesLoadGlobally,
@@ -79,7 +79,7 @@ _EDITS: dict[str, Any] = {
 
 
 def load_manifest(path: Path | None = None) -> list[Patch]:
-    """All patches of the manifest (default: the installation's own `patches/manifest.toml`)."""
+    """Return all patches of the manifest (default: the installation's own `patches/manifest.toml`)."""
     path = path or operator_dir("patches") / "manifest.toml"
     try:
         return list(_Manifest.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).patch)
@@ -96,7 +96,7 @@ def load_manifest(path: Path | None = None) -> list[Patch]:
 
 
 def select(patches: list[Patch], ids: list[str]) -> list[Patch]:
-    """The patches named by `ids` in the manifest's order, all of them for an empty list."""
+    """Return the patches named by `ids` in the manifest's order, all of them for an empty list."""
     known = [patch.id for patch in patches]
     for name in ids:
         if name not in known:

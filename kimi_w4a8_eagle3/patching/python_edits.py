@@ -1,4 +1,4 @@
-"""Edits of Python files through LibCST: everything that is not edited keeps its bytes, comments and layout."""
+"""Edits of Python files through LibCST, which keeps the bytes, comments and layout of everything else."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .edit_state import State
 
 @dataclass(frozen=True)
 class ParameterDefault:
-    """Changes the default of one parameter from `old` to `new` in every function that has both."""
+    """Change the default of one parameter from `old` to `new` in every function that has both."""
 
     parameter: str
     old: int
     new: int
 
     def inspect(self, source: bytes) -> tuple[State, str]:
-        """ORIGINAL when every default is `old`, APPLIED when every one is `new`; anything mixed is not touched."""
+        """Return ORIGINAL when every default is `old`, APPLIED when every one is `new`; a mix is UNKNOWN."""
         tree = _parsed(source)
         if tree is None:
             return State.UNKNOWN, "not valid Python"
@@ -55,7 +55,7 @@ def _parsed(source: bytes) -> ast.Module | None:
 
 
 def _defaults(tree: ast.Module, parameter: str) -> list[ast.expr]:
-    """The defaults of every parameter with this name, in functions and lambdas alike."""
+    """Return the defaults of every parameter with this name, in functions and lambdas alike."""
     found: list[ast.expr] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.arguments):

@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.patching.edit_state import State
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 
 
-def test_definitions_are_told_from_calls_and_declarations() -> None:
+def test_definitions_are_distinguished_from_calls_and_declarations() -> None:
     source = """
     int f(int a);               // f() { in a comment
     const char* s = "f() {";

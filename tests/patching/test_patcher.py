@@ -89,7 +89,7 @@ def test_a_file_that_is_not_recognised_is_refused(aiter_tree: Path) -> None:
     assert snapshot(aiter_tree) == before
 
 
-def test_a_later_change_by_somebody_else_is_kept(aiter_tree: Path) -> None:
+def test_a_later_change_of_the_file_is_kept(aiter_tree: Path) -> None:
     mha = aiter_tree / "aiter/ops/mha.py"
     patcher.apply(ROUNDING, aiter_tree)
     mha.write_bytes(mha.read_bytes() + b"\n# local change\n")
