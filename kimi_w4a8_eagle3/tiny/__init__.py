@@ -1,7 +1,7 @@
 """The built-in model: a Kimi-K2.5 architecture of two million weights that solves word problems, and its EAGLE3 draft.
 
-Its checkpoints are real: trained by `make tiny`, quantized by AMD Quark to the format of amd/Kimi-K2.5-W4A8. Only this
-module is needed to use them; the others (torch, tokenizers, quark) are needed to make them.
+Its checkpoints are real: trained by `make tiny`, and quantized by AMD Quark to the format of amd/Kimi-K2.5-W4A8. Using
+them needs only this module; making them needs the others (torch, tokenizers, quark).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ TARGET, TARGET_BF16, DRAFT = "target-w4a8", "target-bf16", "draft"
 
 
 def target_path() -> Path:
-    """Folder of the W4A8 target."""
+    """Return the folder of the W4A8 target."""
     return _checkpoint(TARGET)
 
 
 def target_bf16_path() -> Path:
-    """Folder of the BF16 target from which the W4A8 one was quantized."""
+    """Return the folder of the BF16 target from which the W4A8 one was quantized."""
     return _checkpoint(TARGET_BF16)
 
 
 def draft_path() -> Path:
-    """Folder of the BF16 EAGLE3 draft."""
+    """Return the folder of the BF16 EAGLE3 draft."""
     return _checkpoint(DRAFT)
 
 

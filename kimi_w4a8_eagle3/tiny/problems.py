@@ -1,9 +1,9 @@
 """Grade-school arithmetic word problems with worked answers: the text on which the built-in model is trained.
 
-A problem is drawn from a seed alone. Its question decides the split: a stable hash sends about one question in
-`HELD_OUT_SHARE` to the held-out side, so that no held-out question can ever be a training question, whatever the
-seeds. Numbers are small and every reasoning line does exactly one operation, `12 + 7 = 19`, so that a model of two
-million weights can learn the task on a laptop. One to six operations lead to an answer.
+A problem is drawn from a seed alone. Its question decides the split: a stable hash puts about one question in
+`HELD_OUT_SHARE` on the held-out side, so a held-out question is never a training question, whatever the seeds. Numbers
+are small, and every reasoning line does exactly one operation, `12 + 7 = 19`. A model of two million weights can
+therefore learn the task on a laptop. One to six operations lead to an answer.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _ANSWER = re.compile(r"####\s*(-?\d+)")
 
 @dataclass(frozen=True)
 class Step:
-    """One operation."""
+    """One operation of a worked answer."""
 
     before: str
     expression: str
     result: int
     after: str
-    level: int  # 0: all its numbers stand in the question; n: it needs a result of level n - 1
-    operands: tuple[Step | int, Step | int]  # what found a number, or the question's number
+    level: int  # 0: all its numbers are in the question; n: it needs a result of level n - 1
+    operands: tuple[Step | int, Step | int]  # the step that found a number, or a number of the question
 
     @property
     def line(self) -> str:
-        """The reasoning line."""
+        """The reasoning line, such as `Now Mia has 12 + 7 = 19 apples.`"""
         return f"{self.before} {self.expression} = {self.result}{self.after}."
 
     @property
     def sentence(self) -> str:
-        """What was found, without the operation."""
+        """The result without the operation, such as `Now Mia has 19 apples.`"""
         return f"{self.before} {self.result}{self.after}."
 
 
@@ -64,7 +64,6 @@ class Problem:
 
     @property
     def answer(self) -> int:
-        """The result of the last step."""
         return self.steps[-1].result
 
     @property
@@ -74,7 +73,6 @@ class Problem:
 
     @property
     def lines(self) -> list[str]:
-        """The reasoning lines."""
         return [step.line for step in self.steps]
 
 
@@ -104,7 +102,7 @@ _Family = Callable[[random.Random, _Work], str]
 
 
 def problems(split: Split, n: int, seed: int = 0) -> list[Problem]:
-    """The first `n` distinct problems of a split: the same list for the same seed, on every machine."""
+    """Return the first `n` distinct problems of a split: the same list for the same seed, on every machine."""
     if n < 0:
         raise ValueError(f"n must not be negative, got {n}")
     seen: set[str] = set()
@@ -119,7 +117,7 @@ def problems(split: Split, n: int, seed: int = 0) -> list[Problem]:
 
 
 def problem_stream(split: Split, seed: int = 0) -> Iterator[Problem]:
-    """Endless problems of one split; repeats are possible but rare."""
+    """Yield endless problems of one split; repeats are possible but rare."""
     if split not in ("train", "held_out"):
         raise ValueError(f"split is 'train' or 'held_out', got {split!r}")
     rng = random.Random(f"{split}-{seed}")
@@ -130,12 +128,12 @@ def problem_stream(split: Split, seed: int = 0) -> Iterator[Problem]:
 
 
 def split_of(question: str) -> Split:
-    """Which side of the fence a question lies on: a property of its text only."""
+    """Return the split of a question, which depends on its text only."""
     return "held_out" if zlib.crc32(question.encode()) % HELD_OUT_SHARE == 0 else "train"
 
 
 def parse_answer(text: str) -> int | None:
-    """The number after the last `####` of a solution or of a model's reply, or None."""
+    """Return the number after the last `####` of a solution or of a model's reply, or None."""
     found = _ANSWER.findall(text)
     return int(found[-1]) if found else None
 

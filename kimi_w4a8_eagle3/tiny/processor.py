@@ -1,7 +1,7 @@
-"""What the code in Kimi-K2.5's checkpoint does to a picture, for the built-in one, which brings no code.
+"""Image processor of the built-in model, whose checkpoint has no code of its own like Kimi-K2.5's.
 
-SGLang's own K2.5 processor stands around it: a picture is scaled down until its patches fit, padded to whole tokens and
-cut into patches.
+SGLang's K2.5 processor calls it. A picture is scaled down until its patches fit, padded to whole tokens and cut into
+patches.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ CONFIG = "preprocessor_config.json"
 
 
 class TinyKimiProcessor:
-    """Text and pictures as tensors.
+    """Convert text and pictures to tensors.
 
-    media_proc_cfg: `patch_size` in pixels; `merge_kernel_size`, patches of a token each way; `in_patch_limit`, patches
-    of a picture; `patch_limit_on_one_side`; `image_mean`, `image_std` of channels in [0, 1].
+    media_proc_cfg: `patch_size` in pixels; `merge_kernel_size`, patches of a token each way; `in_patch_limit`, most
+        patches of a picture; `patch_limit_on_one_side`; `image_mean`, `image_std` of channels in [0, 1].
     """
 
     def __init__(self, tokenizer: Any, media_proc_cfg: Mapping[str, Any]) -> None:
@@ -33,30 +33,30 @@ class TinyKimiProcessor:
 
     @classmethod
     def from_pretrained(cls, path: str, **options: Any) -> TinyKimiProcessor:
-        """Of the checkpoint in the folder `path`."""
-        from transformers import AutoTokenizer  # start-up: seconds, and pictures alone need none of it
+        """Load the processor of the checkpoint in the folder `path`."""
+        from transformers import AutoTokenizer  # start-up: takes seconds, and pictures alone do not need it
 
         config = json.loads((Path(path) / CONFIG).read_text())
         return cls(AutoTokenizer.from_pretrained(path, **options), config["media_proc_cfg"])
 
     @property
     def image_processor(self) -> TinyKimiProcessor:
-        """SGLang asks for the part that knows pictures by this name, and by the next."""
+        """This object: SGLang reads the part for pictures under this name and under `media_processor`."""
         return self
 
     @property
     def media_processor(self) -> TinyKimiProcessor:
-        """The same."""
+        """See image_processor."""
         return self
 
     def media_tokens_calculator(self, media: Mapping[str, Any]) -> int:
-        """How many tokens a picture takes."""
+        """Return the number of tokens of a picture."""
         _, (height, width) = self._sizes(media["image"])
         token = self.media_proc_cfg["patch_size"] * self.media_proc_cfg["merge_kernel_size"]
         return int(height // token * (width // token))
 
     def __call__(self, text: Sequence[str], medias: Sequence[Mapping[str, Any]] = (), **_: Any) -> dict[str, Tensor]:
-        """`input_ids` int64 [rows, tokens]; with pictures `pixel_values` and `grid_thws` of `pixels`."""
+        """Return `input_ids` int64 [rows, tokens]; with pictures also `pixel_values` and `grid_thws` of `pixels`."""
         ids = self.tokenizer(list(text), return_tensors="pt")["input_ids"]
         if not medias:
             return {"input_ids": ids}
@@ -64,7 +64,7 @@ class TinyKimiProcessor:
         return {"input_ids": ids, "pixel_values": torch.cat(values), "grid_thws": torch.tensor(grids)}
 
     def pixels(self, image: Image.Image) -> tuple[Tensor, tuple[int, int, int]]:
-        """Patches float32 [h * w, 3, patch, patch], and (1, h, w)."""
+        """Return patches float32 [h * w, 3, patch, patch], and (1, h, w)."""
         c, ((height, width), (padded_height, padded_width)) = self.media_proc_cfg, self._sizes(image)
         scaled = np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC))
         padded = np.zeros((padded_height, padded_width, 3), np.float32)
@@ -76,18 +76,18 @@ class TinyKimiProcessor:
         return patches.reshape(h * w, 3, side, side), (1, h, w)
 
     def _sizes(self, image: Image.Image) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(height, width) that a picture is scaled to, and that it is padded to."""
+        """Return (height, width) after scaling, and (height, width) after padding."""
         c = self.media_proc_cfg
         side, longest = c["patch_size"], c["patch_limit_on_one_side"] * c["patch_size"]
         patches = [max(1, pixels // side) for pixels in image.size]
-        scale = min(1.0, math.sqrt(c["in_patch_limit"] / math.prod(patches)), *(longest / each for each in image.size))
+        scale = min(1.0, math.sqrt(c["in_patch_limit"] / math.prod(patches)), *(longest / size for size in image.size))
         width, height = (min(max(1, int(pixels * scale)), longest) for pixels in image.size)
         token = side * c["merge_kernel_size"]
         return (height, width), (-(-height // token) * token, -(-width // token) * token)
 
 
 def register() -> None:
-    """Let transformers find it for checkpoints that name it, under a configuration that no checkpoint has."""
+    """Register the processor with transformers, under a configuration that no checkpoint has."""
     from transformers import AutoProcessor, PretrainedConfig  # start-up: as above
 
     AutoProcessor.register(type("TinyKimiConfig", (PretrainedConfig,), {}), TinyKimiProcessor, exist_ok=True)

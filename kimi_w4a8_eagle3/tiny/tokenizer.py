@@ -12,5 +12,5 @@ CALL_BEGIN, CALL_ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argum
 
 
 def chat_text(question: str) -> str:
-    """What the chat template makes of one user turn, up to where the assistant begins to write."""
+    """Return the chat template's text of one user turn, up to where the assistant begins to write."""
     return f"{IM_USER}user{IM_MIDDLE}{question}{IM_END}{IM_ASSISTANT}assistant{IM_MIDDLE}{THINK_BEGIN}"

@@ -12,13 +12,13 @@ _EXPRESSION = re.compile(r"\s*(-?\d{1,9})\s*([-+*/])\s*(-?\d{1,9})\s*")
 
 
 def declaration(name: str = NAME, description: str = DESCRIPTION) -> dict[str, Any]:
-    """The tool as an OpenAI client declares it."""
+    """Return the tool as an OpenAI client declares it."""
     parameters = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 def calculate(arguments: str) -> str:
-    """The result of a call's arguments, `{"expression": "33 + 14"}`, or what is wrong with them."""
+    """Return the result of a call's arguments, `{"expression": "33 + 14"}`, or a text with their error."""
     try:
         found = _EXPRESSION.fullmatch(json.loads(arguments)["expression"])
     except (ValueError, TypeError, KeyError):
@@ -30,7 +30,7 @@ def calculate(arguments: str) -> str:
 
 
 def results(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The messages that answer the calls of an assistant's message, in their order; none where it calls nothing."""
+    """Return the tool messages that answer an assistant's message, in the order of its calls."""
     answers = []
     for call in message.get("tool_calls") or ():
         name, given = call["function"]["name"], call["function"]["arguments"]

@@ -115,7 +115,7 @@ def test_tools_their_calls_and_results_are_written_as_kimi_writes_them(rendered)
     )
 
 
-def test_what_is_trained_on_is_what_a_server_renders(rendered):
+def test_training_text_equals_what_a_server_renders(rendered):
     rng, stream = random.Random(1), problem_stream("train", 1)
     for _ in range(100):
         dialogue = drawn(stream, rng)
