@@ -1,7 +1,7 @@
-"""Draw one token per row: top-k, top-p and min-p as SGLang joins them, then an exponential race on counter noise.
+"""Draw one token per row: SGLang's top-k, top-p and min-p, then an exponential race on counter noise.
 
 The token with the smallest E / p wins, where E is exponential noise of (seed, position, token). That is a draw from p,
-also when p is not normalized after a filter. `draw` runs a Triton kernel on a GPU and numpy on a CPU; the two use the
+also when p is not normalized after a filter. `draw` runs a Triton kernel on a GPU and numpy on a CPU. The two use the
 same random words and differ in rounding alone.
 
 A filter is a threshold on p, so tokens whose probability equals that of the last one kept are kept too. top_k = 1 is
@@ -21,9 +21,9 @@ from .philox import philox
 
 @dataclass(frozen=True)
 class Filters:
-    """What each row filters by.
+    """Sampling filters of each row.
 
-    top_k: int32 [R], 1 is greedy. top_p, min_p: float32 [R]. active: False where no row filters at all.
+    top_k: int32 [R], 1 is greedy. top_p, min_p: float32 [R]. active: False when no row filters at all.
     """
 
     top_k: torch.Tensor
@@ -32,7 +32,7 @@ class Filters:
     active: bool = True
 
     def repeated(self, times: int) -> Filters:
-        """Each row `times` times, for the positions that a verify step draws at."""
+        """Repeat each row `times` times, for the positions that a verify step draws at."""
         top_k, top_p, min_p = (tensor.repeat_interleave(times) for tensor in (self.top_k, self.top_p, self.min_p))
         return Filters(top_k, top_p, min_p, self.active)
 
@@ -45,7 +45,7 @@ def draw(probs: torch.Tensor, filters: Filters, seeds: torch.Tensor, positions: 
     """
     tensors = probs, filters.top_k, filters.top_p, filters.min_p, seeds, positions
     if probs.device.type != "cpu":
-        from .triton_draw import launch  # start-up: Triton, which a CPU does without
+        from .triton_draw import launch  # start-up: Triton, which a CPU does not need
 
         return launch(*tensors, filtered=filters.active)
     return torch.from_numpy(draw_rows(*(tensor.numpy() for tensor in tensors)).astype(np.int32))
@@ -59,9 +59,9 @@ def draw_rows(
     seeds: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
-    """The same in numpy, int64 [R]: the definition that the kernel is tested against.
+    """Draw in numpy, int64 [R]; the kernel is tested against this definition.
 
-    float64 noise keeps the winner independent of how a row of numbers is split over vector instructions.
+    float64 noise makes the winner independent of how a row of numbers is split over vector instructions.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         race = _exponential(seeds, positions, probs.shape[1]) / probs
@@ -74,7 +74,7 @@ def draw_rows(
 
 
 def _exponential(seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.float64]:
-    """Exponential noise float64 [R, size]. Token t takes word t // q of counter t % q, with q = ceil(size / 4)."""
+    """Return exponential noise float64 [R, size]; token t takes word t // q of counter t % q, q = ceil(size / 4)."""
     words = np.concatenate(philox(seeds, positions, -(-size // 4)), axis=1)[:, :size]
     return -np.log1p(-(words.astype(np.float64) + 0.5) * 2.0**-32)
 
@@ -85,7 +85,7 @@ def _thresholds(
     top_p: npt.NDArray[np.float32],
     min_p: npt.NDArray[np.float32],
 ) -> npt.NDArray[np.float32]:
-    """The smallest probability that each row's filters keep, float32 [R]."""
+    """Return the smallest probability that each row's filters keep, float32 [R]."""
     thresholds = np.zeros(len(probs), np.float32)
     for row in np.flatnonzero((top_k < probs.shape[1]) | (top_p < 1) | (min_p > 0)):
         ordered = np.sort(probs[row])[::-1]

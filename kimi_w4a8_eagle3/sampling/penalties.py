@@ -1,8 +1,9 @@
 """Penalties and `min_tokens` at every position, also at those that a verify step draws at before it accepts drafts.
 
-The state of a request is how often it has produced each token. It lies on the device, in a row of one table, and is
-updated after every draw. So it is right when the scheduler has not seen the last results yet, and a verify step adds
-the drafts before a position to that position alone. Penalties count produced tokens, as SGLang's do, not the prompt.
+The state of a request is the count of each token that it has produced. It is a row of one table on the device and is
+updated after every draw, so it is correct even when the scheduler has not seen the last results yet. A verify step adds
+the drafts before a position to the counts of that position alone. Penalties count produced tokens, as SGLang's do, not
+the prompt.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import torch
 
 @dataclass(frozen=True)
 class Penalized:
-    """What one request of a batch asked for. row: its place in the batch.
+    """Penalties that one request of a batch set. row: its place in the batch.
 
-    produced: the tokens that it has produced, where the state must be made anew (at a prefill), otherwise None.
-    stops: the tokens that `min_new` forbids until so many were produced after `prompt` tokens.
+    produced: the tokens that it has produced, where the state must be rebuilt (at a prefill), otherwise None.
+    stops: the tokens that `min_new` forbids until that many tokens follow the `prompt` tokens.
     """
 
     row: int
@@ -32,10 +33,10 @@ class Penalized:
 
 
 class Penalties:
-    """Those of one forward pass.
+    """Penalties of one forward pass.
 
     table: int32 [slots, V] on the device of the logits, shared by all passes. slots: int64 [B], the row of the table of
-    each request of the batch.
+        each request of the batch.
     """
 
     def __init__(self, table: torch.Tensor, slots: torch.Tensor, requests: Sequence[Penalized]) -> None:
@@ -47,7 +48,7 @@ class Penalties:
         self._weights = torch.tensor(weights, dtype=torch.float32, device=device).T[:, :, None, None]
         stops = [(i, token) for i, request in enumerate(requests) for token in request.stops if request.min_new]
         self._stops = torch.tensor(stops, dtype=torch.long, device=device).view(-1, 2)
-        # Draws at a position before this one come too early for a stop.
+        # A stop is forbidden at positions before this one.
         first = [request.prompt + request.min_new - 1 for request in requests]
         self._first_stop = torch.tensor(first, device=device)
         self._restore(requests)
@@ -82,14 +83,14 @@ class Penalties:
         logits.view(-1, n, logits.shape[1])[self._rows] = mine
 
     def _forbid_stops(self, logits: torch.Tensor, positions: torch.Tensor) -> None:
-        """logits: [k, n, V], positions: [k, n]. A stop of a request is forbidden at each of its n positions."""
+        """Forbid each stop of a request at each of its n positions. logits: [k, n, V], positions: [k, n]."""
         if len(self._stops):
             request, token = self._stops.T
             early = positions[request] < self._first_stop[request, None]  # [stops, n]
             logits[request, :, token] = logits[request, :, token].masked_fill(early, float("-inf"))
 
     def count(self, tokens: torch.Tensor) -> None:
-        """Add what was drawn. tokens: [B] or [B, n], -1 where a verify step accepted nothing more."""
+        """Count drawn tokens. tokens: [B] or [B, n], -1 where a verify step accepted nothing more."""
         mine = tokens.view(len(tokens), -1)[self._rows].long()
         slots = self._slots[:, None].expand_as(mine)
         self._table.index_put_((slots, mine.clamp(min=0)), (mine >= 0).to(self._table.dtype), accumulate=True)

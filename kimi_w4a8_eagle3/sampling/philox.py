@@ -1,7 +1,7 @@
 """Philox4x32-10, the counter-based generator behind every draw (Salmon et al., SC 2011), in numpy.
 
-Noise depends on the request's seed (the key) and on the position and the token (the counter), and on nothing else. So
-a position has the same noise in plain decoding and in a verify step, in any batch, and after a retraction.
+Noise depends only on the request's seed (the key) and on the position and the token (the counter). A position therefore
+has the same noise in plain decoding and in a verify step, in any batch, and after a retraction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def philox(
 ) -> tuple[npt.NDArray[np.uint64], ...]:
     """Return four uint64 arrays [R, counters] of 32-bit random words.
 
-    seeds: int64 [R], the 64-bit key of each row. positions: int64 [R], below 2^32, the second counter word of a row.
+    seeds: int64 [R], the 64-bit key of each row.
+    positions: int64 [R], below 2^32, the second counter word of a row.
     The first counter word is 0 to counters - 1; the other two are 0.
     """
     rows = len(seeds)

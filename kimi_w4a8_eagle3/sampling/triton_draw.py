@@ -26,7 +26,7 @@ def _exponential(word):
 
 @triton.jit
 def _above(row, size, threshold, BLOCK: tl.constexpr):
-    """(how many probabilities of the row exceed the threshold, their sum)."""
+    """Return (the number of probabilities of the row that exceed the threshold, their sum)."""
     count = tl.zeros((BLOCK,), tl.int32)
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
@@ -52,7 +52,7 @@ def draw_kernel(
     BLOCK: tl.constexpr,
     RACE_BLOCK: tl.constexpr,
 ):
-    """tokens[r] = the draw from row r of probs, float32 [R, size] with `stride` elements from row to row."""
+    """Store in tokens[r] the draw from row r of probs, float32 [R, size] with `stride` elements from row to row."""
     r = tl.program_id(0)
     row = probs + r.to(tl.int64) * stride
     peak, first = tl.full((), -1.0, tl.float32), 0
@@ -103,7 +103,7 @@ def launch(
     positions: torch.Tensor,
     filtered: bool,
 ) -> torch.Tensor:
-    """Return the token drawn from each row, int32 [R]; `draw.draw` says what the arguments are."""
+    """Return the token drawn from each row, int32 [R]; see `draw.draw` for the arguments."""
     rows, size = probs.shape
     tokens = torch.empty(rows, dtype=torch.int32, device=probs.device)
     draw_kernel[(rows,)](

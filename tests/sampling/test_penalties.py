@@ -58,7 +58,7 @@ def test_a_verify_step_has_the_state_of_each_position(
     assert (table[[0, 1, 2, 3, 5]] == 9).all()
 
 
-def test_a_prefill_makes_the_state_anew() -> None:
+def test_a_prefill_rebuilds_the_state() -> None:
     """The row belonged to another request, or this one was retracted."""
     table = torch.full((2, SIZE), 3, dtype=torch.int32)
     Penalties(table, torch.tensor([1]), [request(0, [4, 4])])
