@@ -1,7 +1,7 @@
-"""The environment variables that steer a kernel (gates.toml), typed: default, allowed values, reader, effect.
+"""Environment variables that steer a kernel (gates.toml), typed: default, allowed values, reader, effect.
 
-`read_gates` checks an environment against the table: a misspelt name and a value out of range are errors, because the
-programs that read these variables ignore both silently.
+`read_gates` checks an environment against the table. A misspelt name and a value out of range are errors here, because
+the programs that read these variables ignore both silently.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ OUR_BACKENDS = ("flydsl", "triton", "reference")  # in order of preference
 class Gate:
     """One environment variable.
 
-    allowed: valid values, empty for any. minimum: the least number. backends: which MoE backends of this package honour
-    it; None when it does not concern them. always: what this package's backends behave as, where that is fixed.
+    allowed: valid values, empty for any. minimum: the smallest valid number. always: our backends' fixed value.
+    backends: the MoE backends of this package that honour it; None when it does not concern them.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Gate:
     always: Any = None
 
     def parse(self, text: str) -> Any:
-        """The typed value of `text`; raises KimiError when it is not allowed."""
+        """Return the typed value of `text`; raise KimiError when it is not allowed."""
         value = self._convert(text)
         if (self.allowed and value not in self.allowed) or (self.minimum is not None and value < self.minimum):
             raise self._refused(text)
@@ -76,26 +76,26 @@ class Gate:
         return KimiError(f"{self.name}={text!r} is not allowed", where="environment", expected=self.expected)
 
 
-# The tiles that our FlyDSL kernels exist for: stage 1 as (m, n, k); of stage 2 every combination that fits the shape.
+# Tiles with a FlyDSL kernel of ours: stage 1 as (m, n, k), stage 2 in every combination that fits the shape.
 STAGE1_TILES = (
     *((m, n, k) for m in (16, 32) for n in (32, 64) for k in (128, 256)),
     (64, 64, 128),
     (64, 128, 128),
     (128, 64, 128),
 )
-PREFILL_ROWS = 64  # blocks of this many rows and more have prefill's kernels
+PREFILL_ROWS = 64  # blocks with at least so many rows take prefill's kernels
 STAGE2_TILES = {"M": (16, 32, 64, 128), "N": (128, 256, 512, 1024), "K": (128, 256, 512)}
 _TILE_READER = "the article's AITER, this package"
 _TILES = {1: dict(zip("MNK", zip(*STAGE1_TILES, strict=True), strict=True)), 2: STAGE2_TILES}
 
 
 def tile_gate(stage: int, axis: str) -> str:
-    """The variable that fixes an axis, M, N or K, of a stage's tiles."""
+    """Return the variable that fixes an axis, M, N or K, of a stage's tiles."""
     return f"AITER_FLYDSL_STAGE{stage}_TILE_{axis}"
 
 
 def _tile(stage: int, axis: str, effect: str, aiter: tuple[int, ...] = ()) -> Gate:
-    """aiter: what only AITER has kernels for; our backend refuses it."""
+    """Return the gate of a tile axis. aiter: tiles that only AITER has kernels for; our backend refuses them."""
     allowed = tuple(sorted({*_TILES[stage][axis], *aiter}))
     return Gate(tile_gate(stage, axis), "int", None, _TILE_READER, effect, allowed, backends=("flydsl",))
 
@@ -132,7 +132,7 @@ class Gates:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def get(self, name: str, /) -> Any:
-        """The typed value of the gate `name`, or None when the environment does not set it."""
+        """Return the typed value of the gate `name`, or None when the environment does not set it."""
         return self.given.get(name)
 
 
@@ -157,7 +157,7 @@ def read_gates(environ: Mapping[str, str]) -> Gates:
 
 
 def ignored_gates(gates: Gates, backend: str) -> list[str]:
-    """One sentence for each gate that is set to something the MoE backend `backend` of this package does not do."""
+    """Return one sentence for each gate whose value has no effect on the MoE backend `backend` of this package."""
     sentences = []
     for name, value in gates.given.items():
         gate = BY_NAME[name]
@@ -170,7 +170,7 @@ def ignored_gates(gates: Gates, backend: str) -> list[str]:
 
 
 def _is_gate(name: str) -> bool:
-    """True for a name in the table; raises KimiError for one that looks like a gate and is none."""
+    """Return True for a name in the table; raise KimiError for one that only looks like a gate."""
     if name in BY_NAME:
         return True
     if name in DOOR_VARIABLES:
@@ -181,7 +181,7 @@ def _is_gate(name: str) -> bool:
     hint = nearest(name, BY_NAME)
     ours = [known for known in BY_NAME if known.startswith("KIMI_")]
     if name.startswith("KIMI_") and not difflib.get_close_matches(name, ours, cutoff=0.8):
-        return False  # other programs use this prefix too, KIMI_API_KEY for one
+        return False  # other programs use this prefix too, for example KIMI_API_KEY
     raise KimiError(
         f"unknown kernel gate {name}{hint}",
         where="environment",
