@@ -22,14 +22,14 @@ CPU = torch.device("cpu")
 
 
 def check(backend: ReferenceBackend, tokens: int = 7) -> list[float]:
-    return [each.worst for each in agreements(backend, SHAPE, [tokens], CPU)]
+    return [agreement.worst for agreement in agreements(backend, SHAPE, [tokens], CPU)]
 
 
 @pytest.mark.parametrize("shape", [SHAPE, MoeShape(16, 512, 64, 8)])
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_the_reference_gives_the_known_answers(shape: MoeShape, tokens: int) -> None:
     """Which were computed without a product, a scale's quotient or a SiLU."""
-    assert [each.worst for each in agreements(ReferenceBackend(), shape, [tokens], CPU)] == [0.0]
+    assert [agreement.worst for agreement in agreements(ReferenceBackend(), shape, [tokens], CPU)] == [0.0]
 
 
 @pytest.mark.parametrize("channel", [0, 3, 79, 80, 83, 159], ids=lambda n: f"{'gate' if n < 80 else 'up'} {n % 80}")

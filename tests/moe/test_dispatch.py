@@ -156,7 +156,7 @@ def test_a_prepared_layer_cannot_be_changed() -> None:
             setattr(prepared, name, getattr(prepared, name))
 
 
-def test_what_a_backend_is_called_with_is_checked() -> None:
+def test_arguments_of_a_backend_are_checked() -> None:
     prepared = ReferenceBackend().prepare(_layer())
     x, weights, ids = torch.zeros(3, 64).bfloat16(), torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int32)
     check_call(x, prepared, prepared.layout, weights, ids)

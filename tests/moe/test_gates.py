@@ -87,7 +87,7 @@ def test_a_misspelt_gate_names_the_nearest(wrong: str, right: str) -> None:
 @pytest.mark.parametrize(
     "name", ["KIMI_API_KEY", "FLYDSL_DUMP_IR", "FLYDSL_RUNTIME_CACHE_DIR", "AITER_FLYDSL_AOT_WORKERS", "AITER_LOG_MORE"]
 )
-def test_other_programs_variables_are_none_of_our_business(name: str) -> None:
+def test_variables_of_other_programs_are_ignored(name: str) -> None:
     assert read_gates({name: "anything"}).given == {}
 
 

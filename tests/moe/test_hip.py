@@ -100,7 +100,7 @@ def test_a_launch_reaches_the_kernel_as_it_was_made(gpu: InterpretedGpu) -> None
     assert launch.arguments == arguments
 
 
-def test_what_a_kernel_does_wrong_is_named(gpu: InterpretedGpu) -> None:
+def test_a_fault_of_a_kernel_is_named(gpu: InterpretedGpu) -> None:
     with gpu:
         words = torch.zeros(64, dtype=torch.int32)
         with pytest.raises(KimiError, match=r"hipErrorLaunchFailure \(719\)\n.*launching add, grid \(2, 1, 1\)"):
@@ -108,7 +108,7 @@ def test_what_a_kernel_does_wrong_is_named(gpu: InterpretedGpu) -> None:
     assert isinstance(gpu.error, OutOfBounds) and "int32 [64] + 256 (of 256 bytes)" in str(gpu.error)
 
 
-def test_what_hip_refuses(gpu: InterpretedGpu) -> None:
+def test_errors_of_hip(gpu: InterpretedGpu) -> None:
     hip, image = Hip.of_process(), code_object(ADD)
     older = bytearray(image)
     older[48] = 0x3F  # e_flags: gfx90a
@@ -154,6 +154,6 @@ def test_threads_launch_one_kernel_with_their_own_arguments(gpu: InterpretedGpu)
 
 
 @pytest.mark.parametrize("library", ["/nowhere/libamdhip64.so.7", "libc.so.6"])
-def test_a_process_without_hip_is_told_so(library: str) -> None:
+def test_a_process_without_hip_gets_an_error(library: str) -> None:
     with pytest.raises(KimiError, match=r"no HIP runtime.*\n.*\n.*a ROCm build of torch"):
         Hip(library)

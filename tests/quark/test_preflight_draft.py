@@ -123,8 +123,8 @@ def test_a_vocabulary_that_cannot_be_served_is_seen_in_the_config_alone(
 ) -> None:
     (draft / "model.safetensors").unlink()
     edit_json(draft / "config.json", change)
-    found = [each for each in messages(quark_target, draft) if "vocab" in each or "tokens" in each]
-    assert [each[: len(message)] for each in found] == [message]
+    found = [text for text in messages(quark_target, draft) if "vocab" in text or "tokens" in text]
+    assert [text[: len(message)] for text in found] == [message]
 
 
 def test_a_draft_without_a_head_shares_the_targets(quark_target: Path, draft: Path) -> None:

@@ -116,7 +116,7 @@ def test_expert_that_is_not_quantized(target: Path) -> None:
     assert only_problem(target).message == f"expert is not quantized (BF16): {GATE}"
 
 
-def test_expert_that_is_excluded(target: Path) -> None:
+def test_excluded_expert(target: Path) -> None:
     module = GATE.removesuffix(".weight")
     edit_json(target / "config.json", lambda c: c["quantization_config"]["exclude"].append(module))
     assert only_problem(target).message == f"routed expert is in the exclude list: {GATE}"
@@ -229,7 +229,7 @@ def test_of_many_problems_the_first_five_are_shown(draft: str | None, where: str
         assert caught.value.what.splitlines() == [f"the checkpoint has {found} problems:", *shown, *more]
 
 
-def test_another_quantization_is_not_ours_to_judge(target: Path) -> None:
+def test_other_quantizations_are_not_checked(target: Path) -> None:
     def change(config: dict) -> None:  # type: ignore[type-arg]
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 

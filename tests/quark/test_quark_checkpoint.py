@@ -73,7 +73,7 @@ def test_random_shapes_and_magnitudes(quark_target: Path, rows: int, words: int,
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_what_quark_writes_passes_preflight(quark_target: Path, draft: Path, tp: int) -> None:
+def test_a_quark_checkpoint_passes_preflight(quark_target: Path, draft: Path, tp: int) -> None:
     report = preflight(quark_target, draft, tp)
     assert report.problems == []
     assert report.weight_format == "Quark W4A8"

@@ -47,7 +47,7 @@ def test_the_two_stage_list_is_recognised() -> None:
         {},
     ],
 )
-def test_everything_else_is_not(other: dict[str, Any]) -> None:
+def test_other_quantizations_are_not_two_stage(other: dict[str, Any]) -> None:
     assert not is_w4a8_two_stage(other)
 
 

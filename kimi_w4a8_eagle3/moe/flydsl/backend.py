@@ -220,7 +220,7 @@ class FlydslBackend:
         self.objects.launch(config, count, device_of(x), stream_of(x), numbers)
 
     def blocks(self, slots: int, experts: int, tile_m: int) -> int:
-        """Return the row blocks to launch: those that can have rows, or with the gate off the padded worst case."""
+        """Return the row blocks to launch: those that can have rows, or all with AITER_FLYDSL_MOE_GRID_TRIM=0."""
         if self._gates.get("AITER_FLYDSL_MOE_GRID_TRIM") is False:
             return (slots + experts * (tile_m - 1)) // tile_m
         return max_blocks(slots, experts, tile_m)

@@ -33,7 +33,7 @@ def raw(value: Value) -> Any:
 
 
 def launcher(kernel: Any, hints: dict[str, Any] | None = None) -> Any:
-    """Return the host function that launches `kernel` (@flyc.kernel) and that FlyDSL compiles; same parameters."""
+    """Return a host function with the parameters of `kernel` that launches it; FlyDSL compiles this function."""
 
     @flyc.jit
     def launch(**arguments: Any) -> None:
@@ -352,7 +352,7 @@ def when(condition: Value) -> Any:
 
 
 def changed(here: Value | None, values: Sequence[Any], change: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """Return change(values) where a uniform i1 is true (None: everywhere), else the values after a branch."""
+    """Return change(values) where a uniform i1 is true (None: always), else the values; the other waves skip it."""
     if here is None:
         return list(change(list(values)))
     return choose(here, [raw(v).type for v in values], lambda: change(list(values)), lambda: values)

@@ -1,7 +1,7 @@
 """The first launch of a forward: sorts the slots by expert into blocks of rows, and quantizes the tokens meanwhile.
 
 The first SORTERS workgroups sort a share of the slots each, and none waits for another. Each counts all slots in LDS,
-and counts those before its own share apart. It then knows where the slots of its share belong. Within an expert the
+separately those before its own share. It then knows where the slots of its share belong. Within an expert the
 order of the slots is that of LDS atomics. No result depends on it, because a row's arithmetic does not depend on its
 place in a block.
 """

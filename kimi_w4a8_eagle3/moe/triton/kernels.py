@@ -27,7 +27,7 @@ HIGH = tl.constexpr(-16)  # 0xF0 as int8
 
 @triton.jit
 def _unpack(packed, PTX: tl.constexpr):
-    """Unpack int8 bytes to (16 * low nibble, 16 * high nibble) as int8, in PTX four bytes at once unlike Triton."""
+    """Unpack int8 bytes to (16 * low nibble, 16 * high nibble); PTX does four bytes at once, Triton alone one."""
     if PTX:
         low, high = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 4; and.b32 $0, $0, 0xF0F0F0F0; and.b32 $1, $2, 0xF0F0F0F0;",

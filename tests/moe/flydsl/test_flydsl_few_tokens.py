@@ -40,7 +40,7 @@ def own_stage1(
     ("n", "kind", "order"),
     [(16, "ragged", "reverse"), (32, "one expert", 3), (32, "absent slots", "forward")],
 )
-def test_stage1_that_sorts_for_itself(n: int, kind: str, order: str | int) -> None:
+def test_stage1_that_sorts(n: int, kind: str, order: str | int) -> None:
     ids = route_ids(kind)
     got, places, blocks, expected = own_stage1(n, Layer(512, 128), ids, wave_order(order))
     assert torch.equal(got, expected)
@@ -147,7 +147,7 @@ def test_a_missing_barrier_of_the_kernels_for_few_tokens_is_found(kernel: str, m
         assert found, f"the barrier in line {number + 1} could be removed unnoticed"
 
 
-def test_the_very_code_that_serves_kimi_few_tokens() -> None:
+def test_the_code_objects_that_serve_kimi_few_tokens() -> None:
     """Real sizes (TP 8) and the table's tiles: both launches, for two tokens with three experts of this rank."""
     configs = FlydslBackend().configs(MoeShape(384, 7168, 256, 8), 8)
     cfg1, cfg2 = configs["stage1"], configs["stage2"]

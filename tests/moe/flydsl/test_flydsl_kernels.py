@@ -283,7 +283,7 @@ def test_reduction_skips_absent_slots(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("tokens", [160, 10240])
-def test_the_very_code_that_serves_kimi(tokens: int) -> None:
+def test_the_code_objects_that_serve_kimi(tokens: int) -> None:
     """Real hidden and intermediate size (TP 8) and the table's tiles: the same machine code, for two tokens."""
     configs = FlydslBackend().configs(MoeShape(384, 7168, 256, 8), tokens)
     cfg1, cfg2 = configs["stage1"], configs["stage2"]

@@ -111,7 +111,7 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", SPOILED)
-def test_what_was_not_compiled_for_this_is_refused(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_code_objects_are_refused(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flydsl_backend, "gpu_arch", lambda device: "gfx942")
     kernels = small_kernels()
     monkeypatch.setattr(FlydslBackend, "wanted", lambda self, shape: kernels)  # with one of the sorts
@@ -125,16 +125,14 @@ def test_what_was_not_compiled_for_this_is_refused(case: str, folder: Path, monk
     assert f"kimi-w4a8 warm --objects {folder}" in error.value.remedy
 
 
-def test_where_nobody_compiled_the_next_backend_may_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_code_objects_the_next_backend_may_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flydsl_backend, "gpu_arch", lambda device: "gfx942")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     reason = FlydslBackend().unsupported(SMALL, torch.device("cuda"))
     assert reason is not None and "no code objects in" in reason and "kimi-w4a8 warm" in reason
 
 
-def test_what_is_there_needs_no_compiler_and_only_what_is_not_is_compiled(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_missing_kernels_are_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, (compiled, also) = read_manifest(folder), small_kernels()[:2]
     alter(folder)
     whole, count = flydsl_warm.warm([compiled, also], folder, 1, silent)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.commands import tune_moe
-from kimi_w4a8_eagle3.moe import dispatch, tune
+from kimi_w4a8_eagle3.moe import dispatch, stopwatch, tune
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from kimi_w4a8_eagle3.moe.tiles import TABLE, read_rows
@@ -68,7 +68,7 @@ def cost(launched: list[Any]) -> float | None:
 
 @pytest.mark.parametrize("tp", KIMI)
 @pytest.mark.parametrize("tile_m", tune.BLOCK_SIZES)
-def test_candidates_are_what_the_backend_accepts_each_once(tp: int, tile_m: int, tmp_path: Path) -> None:
+def test_the_backend_accepts_every_candidate_once(tp: int, tile_m: int, tmp_path: Path) -> None:
     shape = KIMI[tp]
     space = flydsl_space(shape)
     stage1, stage2 = space.stage1(tile_m), space.stage2(tile_m)
@@ -86,7 +86,7 @@ def test_candidates_are_what_the_backend_accepts_each_once(tp: int, tile_m: int,
         assert FlydslBackend(table=path).tiles_for(shape, 8) == tiles
 
 
-def test_candidates_hold_the_table() -> None:
+def test_candidates_contain_the_table() -> None:
     """What the table has by count is among what would be measured."""
     space = flydsl_space(KIMI[8])
     for row in read_rows():
@@ -114,7 +114,7 @@ def test_each_stage_is_timed_with_its_own_launches() -> None:
     ]
 
 
-def test_few_tokens_are_also_tried_with_kernels_that_sort_for_themselves() -> None:
+def test_few_tokens_are_also_measured_with_kernels_that_sort() -> None:
     variants = flydsl_space(KIMI[8]).variants
     small, none = variants(None, 64), variants(None, 65)
     assert {(tiles.stage1[0], tiles.by_token) for tiles in small} == set(product((16, 32), (False, True))) and not none
@@ -147,7 +147,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "load_backend", load)
     monkeypatch.setattr(torch, "device", lambda name: CPU)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "AMD Instinct MI325X")
-    monkeypatch.setattr(tune, "gpu_timer", lambda function: backends[-1].timer(function))
+    monkeypatch.setattr(stopwatch, "gpu_timer", lambda function: backends[-1].timer(function))
 
 
 SIZES = {"hidden": 1024, "inter": 256, "tp": 1, "experts": 6, "top-k": 3}

@@ -92,7 +92,7 @@ def test_warm_compiles_what_the_server_launches(case: str, monkeypatch: pytest.M
     assert f"flydsl: {len(everything)} kernels" in output
 
 
-def test_what_serves_without_gates_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_without_gates_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = warmed(monkeypatch)
     serves = [FlydslBackend().wanted(replace(KIMI, inter=inter)) for inter in (256, 512)]
     first = list(dict.fromkeys([*serves[0], *serves[1]]))

@@ -119,7 +119,7 @@ def test_a_broken_table_is_named(tmp_path: Path, content: str) -> None:
         read_rows(path)
 
 
-def test_every_row_says_where_it_comes_from() -> None:
+def test_every_row_names_its_source() -> None:
     assert all(row["source"].split()[0].rstrip(":") in ("counted", "measured") for row in read_rows(TABLE))
 
 
@@ -151,7 +151,7 @@ def test_a_bucket_ends_at_a_bound_of_the_table(
     assert bucket_of("triton", tokens, path) == bucket
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_batches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     def meta(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device="meta")
 

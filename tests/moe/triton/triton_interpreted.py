@@ -124,7 +124,7 @@ def test_forward_agrees_with_the_reference(layer: QuarkMoeWeights, tiles: str, r
         assert (out.float() - expected.float()).norm() / expected.float().norm() < 2e-3
 
 
-def test_it_passes_what_kimi_accept_asks_on_a_gpu() -> None:
+def test_it_passes_the_gpu_checks_of_kimi_accept() -> None:
     (found,) = agreements(TritonBackend(TILES["separate quantization"]), SHAPE, [3], torch.device("cpu"))
     assert found.worst > 0
 
