@@ -207,7 +207,7 @@ def _shop(rng: random.Random, work: _Work) -> str:
 
 
 def _compare(rng: random.Random, work: _Work) -> str:
-    """One has more, fewer or a multiple of what another has; then both together."""
+    """One person has more, fewer or a multiple of another's items; then both together."""
     (first, second), items = rng.sample(NAMES, 2), rng.choice(ITEMS)
     kind = rng.choice(["more", "fewer", "times"])
     if kind == "times":

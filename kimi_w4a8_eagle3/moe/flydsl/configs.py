@@ -292,7 +292,7 @@ class QuantizeConfig:
 
 @dataclass(frozen=True)
 class ReduceConfig:
-    """out[t] = sum over s of scale[t, s] * slots[t, s], in the order of s; slots without an expert here are left out.
+    """Sum out[t] = sum over s of scale[t, s] * slots[t, s], in the order of s; slots without an expert are left out.
 
     bf16: the slots are bfloat16 (the W4A16 baseline's), else float16.
     """

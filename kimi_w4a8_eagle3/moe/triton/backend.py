@@ -37,7 +37,7 @@ Launch = Callable[..., Any]  # (kernel, grid, *arguments, **constants and option
 
 @dataclass(frozen=True)
 class StageTile:
-    """block_n output columns by block_k packed bytes (2 * block_k values) of K a step."""
+    """Tile of a stage: block_n output columns by block_k packed bytes (2 * block_k values) of K a step."""
 
     block_n: int
     block_k: int
