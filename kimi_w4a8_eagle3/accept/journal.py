@@ -81,9 +81,7 @@ def open_journal(runs: Path, sizes: str, restart: bool) -> tuple[Path, Journal]:
     changed = [name for name in names if identity.get(name) != journal.identity.get(name)]
     if changed:
         changes = (f"{name} is {identity.get(name)}, was {journal.identity.get(name)}" for name in changed)
-        raise KimiError(
-            f"the run began under other conditions: {'; '.join(changes)}", where=str(earlier[-1]), remedy=remedy
-        )
+        raise KimiError(f"the conditions have changed: {'; '.join(changes)}", where=str(earlier[-1]), remedy=remedy)
     return earlier[-1].parent, journal
 
 
@@ -116,8 +114,6 @@ def run_stages(stages: Sequence[Stage], journal: Journal, folder: Path, say: Cal
         )
         journal.save(folder)
         if failure:
-            remedy = "; then ".join(
-                filter(None, (failure.remedy, "repeat the same command to continue with this stage"))
-            )
+            remedy = "; then ".join(filter(None, (failure.remedy, "repeat the command to resume with this stage")))
             raise replace(failure, what=f"{stage.name} failed: {failure.what}", remedy=remedy)
     journal.save(folder)

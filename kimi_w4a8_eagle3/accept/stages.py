@@ -206,12 +206,8 @@ class Trial:
         options = accuracy.Options(self.data_dir, published=judged, runs=self.folder)
         folder = accuracy.run(self._choice(recipe), protocol, options, self.console)
         result = json.loads((folder / accuracy.RESULT).read_text())
-        verdict, references = result["verdict"], [found["reference"] for found in result["verdict"]["references"]]
-        reported = {
-            reference["metric"]: reference
-            for reference in references
-            if reference["configuration"] == result["judged_against"]
-        }
+        verdict, compared = result["verdict"], [found["reference"] for found in result["verdict"]["references"]]
+        reported = {row["metric"]: row for row in compared if row["configuration"] == result["judged_against"]}
         figures = [
             Figure(
                 name=f"{recipe.name} {result['task']} {metric['metric']}, share solved",

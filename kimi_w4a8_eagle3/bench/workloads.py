@@ -22,9 +22,8 @@ AGENT_DATASET = ("--dataset-name", "agentic-trace")
 class Workload(BaseModel):
     """One workload; lengths in tokens. `random` repeats text to `input_len`, `conversations` sends it unchanged.
 
-    `agent`: a prompt is a conversation of `turns` messages after a system prompt of `system_words` that all users
-    share. The messages alternate between questions and tool results of `turn_words`, with the server's answers in
-    between.
+    `agent`: a prompt is a conversation of `turns` messages after a shared system prompt of `system_words`.
+    The messages alternate between questions and tool results of `turn_words`, with the server's answers in between.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -25,12 +25,8 @@ def accept(
     recipe: list[str] = typer.Option(
         [], "--recipe", "-r", help="May be repeated; default: the MI325X recipes, without GPUs also the built-in model."
     ),
-    quick: bool = typer.Option(
-        False, "--quick", help="A few prompts per stage: shows that everything runs, gives no figures."
-    ),
-    restart: bool = typer.Option(
-        False, "--restart", help="Start a new run instead of resuming after the last passed stage."
-    ),
+    quick: bool = typer.Option(False, "--quick", help="A few prompts per stage: a test run without figures."),
+    restart: bool = typer.Option(False, "--restart", help="Start a new run instead of resuming the last one."),
     sharegpt: str = typer.Option("", "--sharegpt", help="ShareGPT JSON file to send; default: fetched from the Hub."),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="GSM8K: train.jsonl and test.jsonl (no Hub)."),
     runs: Path = RUNS,

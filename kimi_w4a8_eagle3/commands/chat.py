@@ -98,9 +98,7 @@ def chat(
     question: str = typer.Argument("", help="Ask this question and exit; default: standard input."),
     base_url: str = typer.Option("http://127.0.0.1:9527", "--base-url", help="The server."),
     system: str = typer.Option("", "--system", help="A system prompt."),
-    temperature: float = typer.Option(
-        1.0, "--temperature", min=0.0, help="Kimi's values are 1.0 with thinking, 0.6 without."
-    ),
+    temperature: float = typer.Option(1.0, "--temperature", min=0.0, help="Kimi's: 1.0 with thinking, 0.6 without."),
     max_tokens: int = typer.Option(4096, "--max-tokens", min=1, help="Longest answer, thinking included."),
     no_thinking: bool = typer.Option(False, "--no-thinking", help="Answer without thinking."),
     no_tools: bool = typer.Option(False, "--no-tools", help="Do not offer the calculator."),

@@ -29,9 +29,7 @@ def gates(
     With RECIPE it shows the values that the recipe sets.
     """
     if moe_backend not in OUR_BACKENDS:
-        raise UsageError(
-            f"unknown MoE backend {moe_backend!r}", where="--moe-backend", expected=", ".join(OUR_BACKENDS)
-        )
+        raise UsageError(f"no MoE backend {moe_backend!r}", where="--moe-backend", expected=", ".join(OUR_BACKENDS))
     chosen = one_recipe(name, recipe, default="")
     recipe_env = load_recipe(chosen).environment if chosen else {}
     checked = read_gates({**os.environ, **recipe_env})  # as in a server's environment, the recipe's values win

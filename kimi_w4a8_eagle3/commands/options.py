@@ -66,8 +66,7 @@ def signals(runs: Path) -> Iterator[None]:
             yield
     except Terminated as stopped:
         typer.echo(
-            f"kimi-w4a8: {stopped} received; all started processes have ended; the run directory is incomplete",
-            err=True,
+            f"kimi-w4a8: {stopped} received; started processes have ended; the run directory is incomplete", err=True
         )
         raise typer.Exit(stopped.exit_code) from None
     except OSError as error:

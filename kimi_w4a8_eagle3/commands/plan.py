@@ -52,8 +52,7 @@ def plan(
         found = [gpu_by_name(chosen.hardware.reference)]
     if not found:
         raise UsageError(
-            f"the recipe {chosen.name!r} needs no GPU, so there is no GPU memory to plan",
-            remedy="name a recipe for GPUs",
+            f"the recipe {chosen.name!r} uses no GPU, so no memory can be planned", remedy="name a recipe for GPUs"
         )
     regime = detect_regime(aiter) if aiter else installed_regime()
     cards = [ModelCard.from_directory(path) if path else None for path in (model, draft)]

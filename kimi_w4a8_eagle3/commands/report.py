@@ -13,9 +13,7 @@ from ..report.page import write_report
 
 
 def report(
-    runs: list[Path] = typer.Argument(
-        help="Run directories of `kimi-w4a8 bench` and `kimi-w4a8 eval`, from any machine."
-    ),
+    runs: list[Path] = typer.Argument(help="Run directories of `kimi-w4a8 bench` or `eval`, from any machine."),
     out: Path | None = typer.Option(
         None, "--output", "-o", help="Folder of the report; default: `report` in the last run."
     ),

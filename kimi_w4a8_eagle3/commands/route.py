@@ -34,8 +34,7 @@ def route(
     """
     if bool(worker) == bool(workers_dns):
         raise UsageError(
-            "give exactly one of --worker and --workers-dns",
-            expected="either --worker URL ... or --workers-dns NAME:PORT",
+            "give exactly one of --worker and --workers-dns", expected="--worker URL ..., or --workers-dns NAME:PORT"
         )
     discover = discovery.static(worker) if worker else discovery.dns(workers_dns)
     router, model = RouterSettings().resolved(prefix_cache=True), None

@@ -25,9 +25,7 @@ def tune_moe(
     experts: int = typer.Option(384, min=1, help="Routed experts."),
     top_k: int = typer.Option(8, min=1, help="Experts per token."),
     tokens: list[int] = typer.Option([], "--tokens", min=1, help="Batch sizes to tune; default: 2 to 10240."),
-    moe_backend: str = typer.Option(
-        "auto", "--moe-backend", help="flydsl, triton, or auto for the backend that would serve."
-    ),
+    moe_backend: str = typer.Option("auto", "--moe-backend", help="flydsl, triton, or auto, as for serving."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Table to update; default: the package's."),
 ) -> None:
     """Measure tile choices on this GPU and write the fastest into the table; rows of other shapes and GPUs stay."""
@@ -51,9 +49,7 @@ def tune_moe(
         )
     require("triton")  # its benchmark routine measures both backends
     table = output or TABLE
-    rows = read_rows(
-        table if table.exists() else TABLE
-    )  # read first, so that an unreadable table fails before the measurement
+    rows = read_rows(table if table.exists() else TABLE)  # an unreadable table fails before the measurement
 
     # start-up: torch
     from ..moe.stopwatch import stopwatch

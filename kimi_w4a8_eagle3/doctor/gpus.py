@@ -96,9 +96,7 @@ def hbm(facts: Facts) -> Result:
     smallest, free = min(gpu.total for gpu in memory), min(gpu.total - gpu.used for gpu in memory)
     found = f"{free / GIB:.1f} of {smallest / GIB:.1f} GiB free on the fullest GPU"
     if smallest < needs.hbm * (1 - TOLERANCE):
-        return fail(
-            "hbm", f"{found}; {needs.hbm / GIB:.0f} GiB per GPU needed", "use larger GPUs, or choose a recipe for these"
-        )
+        return fail("hbm", f"{found}; {needs.hbm / GIB:.0f} GiB per GPU needed", "use larger GPUs, or another recipe")
     busy = [f"GPU {index} {gpu.used / GIB:.1f} GiB" for index, gpu in enumerate(memory) if gpu.used > IN_USE]
     if busy:
         return fail("hbm", f"in use: {', '.join(busy)}", "find the processes with `amd-smi process` and stop them")

@@ -55,9 +55,7 @@ def numa(facts: Facts) -> Result:
         fixed = " ".join(map(str, needs.numa))
         return warn("numa", f"{found}, but the recipe has {fixed}", "set numa-node = auto in the recipe")
     if needs.environment.get("SGLANG_NUMA_BIND_V2") == "1" and not facts.probe.has_program("numactl"):
-        return warn(
-            "numa", f"{found}, but numactl is missing, and SGLang needs it for binding", "install the package numactl"
-        )
+        return warn("numa", f"{found}, but numactl is missing, which SGLang needs", "install the package numactl")
     return ok("numa", found)
 
 

@@ -33,9 +33,7 @@ def sglang(facts: Facts) -> Result:
         return skip("sglang", f"the recipe serves with {facts.needs.engine}")
     version = facts.probe.package("sglang")
     if version is None:
-        return fail(
-            "sglang", "not installed", f"use the image, or run `make venv`; the pinned release is {SGLANG_PINNED}"
-        )
+        return fail("sglang", "not installed", f"use the image or `make venv`; the pinned release is {SGLANG_PINNED}")
     return ok("sglang", version)
 
 
@@ -67,7 +65,7 @@ def torch(facts: Facts) -> Result:
     """Check that torch is built for the recipe's hardware."""
     version, build = facts.probe.package("torch"), facts.probe.torch_build()
     if version is None or build is None:
-        return fail("torch", "not installed", "use the image, or run `make venv`")
+        return fail("torch", "not installed", "use the image or `make venv`")
     found = version if version.endswith(f"+{build}") else f"{version} ({build})"
     if facts.needs.on_gpu and not build.startswith("hip"):
         return fail("torch", f"{found}: not built for ROCm", "use the ROCm SGLang image (see the Dockerfile)")

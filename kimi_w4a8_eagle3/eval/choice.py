@@ -40,10 +40,8 @@ class Choice:
 
     def __post_init__(self) -> None:
         if (self.base_url is None) == (self.recipe is None):
-            raise UsageError(
-                "give exactly one of --base-url and --recipe",
-                expected="--base-url of a running server, or --recipe to start one",
-            )
+            wanted = "--base-url of a running server, or --recipe to start one"
+            raise UsageError("give exactly one of --base-url and --recipe", expected=wanted)
 
     def launch(self) -> Launch | None:
         """Render the recipe on a free port; None for a server that already runs."""
@@ -87,9 +85,7 @@ class Target:
 def record_of(kind: str, *targets: Target, **facts: Any) -> dict[str, Any]:
     """Return a run's record: all servers with their launches, and the last server's environment and model."""
     last = targets[-1]
-    servers = {
-        target.name: target.launch.described() if target.launch else {"base_url": target.base_url} for target in targets
-    }
+    servers = {t.name: t.launch.described() if t.launch else {"base_url": t.base_url} for t in targets}
     return record(kind, servers, last.launch.env if last.launch else {}, model=last.model, **facts)
 
 

@@ -137,8 +137,8 @@ def step_parts(load: Load, cluster: Cluster, shapes: Shapes, rereads: float | No
 def published_rereads(cluster: Cluster, shapes: Shapes) -> float:
     """Return how often the published verify step reads KV after the first time.
 
-    The value is the difference between verify and plain decode, minus the known other differences. It is 0 if one
-    reading serves all tokens of a request and 3 if each token reads for itself. Common errors cancel.
+    That is verify minus plain decode, less the other known differences: 0 if one reading serves all tokens of a
+    request, 3 if each token reads for itself. Common errors cancel.
     """
     fit = Fit(1.0, 1.0, 1.0)  # unused, because both loads are published
     loads = Load(40), Load(40, steps=3, accept_length=1.0)
@@ -191,10 +191,8 @@ def _small(launches: int, name: str) -> Row:
 def _with_rest(rows: Sequence[Row], total: float) -> list[Row]:
     rest = total - sum(row.ms for row in rows)
     spread = sum((row.ms * row.uncertainty) ** 2 for row in rows) ** 0.5
-    return [
-        *rows,
-        Row("unexplained", rest, 0, "total minus the rows above", "includes host work", spread / max(abs(rest), 1e-9)),
-    ]
+    uncertainty = spread / max(abs(rest), 1e-9)
+    return [*rows, Row("unexplained", rest, 0, "total minus the rows above", "includes host work", uncertainty)]
 
 
 def _lever(

@@ -106,8 +106,7 @@ def expected_blocks(shape: MoeShape, tokens: int, tile_m: int) -> tuple[float, f
     p = shape.top_k / shape.num_experts
     experts, blocks = 0.0, 0.0
     probability = (1 - p) ** tokens
-    # Each binomial term follows from the one before. For large batches they underflow at 0 rows, so those use the
-    # limit.
+    # Each binomial term follows from the one before. Large batches, which underflow at 0 rows, use the limit.
     if probability > 1e-250:
         for rows in range(1, tokens + 1):
             probability *= (tokens - rows + 1) / rows * p / (1 - p)

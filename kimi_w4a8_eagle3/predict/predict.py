@@ -32,7 +32,7 @@ _BATCHES, _UNKNOWN_TEXT = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128), 1.2
 
 @dataclass(frozen=True)
 class Load:
-    """Closed loop of equal requests. steps: draft steps per verify step, 0 without speculation."""
+    """Closed loop of equal requests. steps: draft steps, 0 for no speculation; accept_length: tokens per verify step."""
 
     concurrency: int
     input_len: int = 10240
@@ -180,9 +180,8 @@ def adaptive_table(most: int, fit: Fit, cluster: Cluster) -> dict[str, dict[str,
     table: dict[str, dict[str, list[int]]] = {}
     last: list[int] = []
     for batch in _BATCHES:
-        ways = [
-            choices(Load(batch, steps=_SPECULATIVE_STEPS, accept_length=length), fit, cluster) for length in lengths
-        ]
+        loads = (Load(batch, steps=_SPECULATIVE_STEPS, accept_length=length) for length in lengths)
+        ways = [choices(load, fit, cluster) for load in loads]
         found = sorted({max(way[1 : most + 1], key=lambda choice: choice.throughput_tok_s).steps for way in ways})
         if found != last:
             table[str(batch)] = {"candidate_steps": found}

@@ -42,9 +42,7 @@ def parse_arguments(words: Sequence[str], engine: str = "sglang") -> Args:
     for word in [*(SHORT.get(word, word) for word in words), "--"]:
         if not word.startswith("--"):
             if name is None:
-                raise UsageError(
-                    f"unexpected word {word!r}", where="after --", expected="engine arguments as --name value"
-                )
+                raise UsageError(f"unexpected {word!r}", where="after --", expected="engine arguments: --name value")
             values.append(word)
             continue
         if name is not None:

@@ -89,10 +89,7 @@ def concerning(
 
 
 def apply_faults(faults: Sequence[Fault], args: Args, accepted: Sequence[str], notes: list[str]) -> list[Fault]:
-    """Set arguments and add warnings for the faults; return those that refuse the launch.
-
-    accepted: ids of faults that the operator accepts.
-    """
+    """Set arguments and add warnings; return the faults that refuse. `accepted`: ids that the operator accepts."""
     require_known(accepted)
     refused = []
     for fault in faults:

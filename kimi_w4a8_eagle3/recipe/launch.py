@@ -266,8 +266,7 @@ def _derive_numa(args: Args, published_args: Args, machine: Machine, notes: list
     else:
         del args["numa-node"]
         notes.append(
-            f"--numa-node left out: this machine's NUMA layout is not readable, and the published list does not fit "
-            f"{count} GPUs"
+            f"--numa-node left out: this machine's layout is unreadable, the published list is not for {count} GPUs"
         )
 
 

@@ -251,9 +251,7 @@ def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:
     dtype = str(args.get(name, args.get("kv-cache-dtype", "auto")))
     if dtype not in DTYPE_BYTES:
         raise UsageError(
-            f"the page-offset guard does not know the KV dtype {dtype!r}",
-            where=f"--{name}",
-            expected=", ".join(DTYPE_BYTES),
+            f"KV dtype {dtype!r} is unknown to the guard", where=f"--{name}", expected=", ".join(DTYPE_BYTES)
         )
     return DTYPE_BYTES[dtype]
 

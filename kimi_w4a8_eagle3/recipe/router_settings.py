@@ -41,9 +41,8 @@ class RouterSettings(BaseModel):
     def resolved(self, prefix_cache: bool) -> RouterSettings:
         """Return a copy with its balance thresholds set: the differences in running requests beyond which load decides.
 
-        A node runs 40 requests well, so with a prefix cache up to 16 more may go to the replica with their prefix.
-        Without a cache that affinity only crowds one replica (measured: nearly all of 8 clients on one of two), so load
-        alone decides.
+        A node runs 40 requests well, so with a prefix cache 16 more may go to the replica with their prefix. Without
+        one, affinity only crowds one replica (measured: nearly all of 8 clients on one of two), so load alone decides.
         """
         absolute, relative = (16, 1.5) if prefix_cache else (1, 1.01)
         changes = {
@@ -57,8 +56,7 @@ class RouterSettings(BaseModel):
         return self.model_dump(exclude_none=True) | {
             "retry_backoff_multiplier": 2.0,
             # The router's circuit breaker counts 4xx answers as failures of the replica (measured, 0.3.2), so one
-            # client with a wrong key would close the service to all clients. The registrar removes unhealthy replicas
-            # instead.
+            # client with a wrong key would close the service to all. The registrar removes unhealthy replicas.
             "disable_circuit_breaker": True,
             "worker_startup_check_interval": 1,  # only replicas that answer are registered
             "history_backend": "none",  # otherwise the router keeps conversations in memory without limit

@@ -106,9 +106,8 @@ class Recipe(_Strict):
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of the engine."""
-        improved = {
-            name[len(_ENV) :]: str(change.value) for name, change in self.improve.items() if name.startswith(_ENV)
-        }
+        changes = {name: change for name, change in self.improve.items() if name.startswith(_ENV)}
+        improved = {name[len(_ENV) :]: str(change.value) for name, change in changes.items()}
         return {name: value for name, value in self.env.items() if value is not False} | improved
 
     @property

@@ -82,8 +82,7 @@ def require_hits(groups: Groups) -> None:
 
     Two prompt tokens may be computed again. EAGLE's keys are pairs of neighbouring tokens, one fewer than there are
     tokens. And if the target drew an answer's last token after drafts, its KV is not computed yet, while without drafts
-    the next step has already computed it. The first turn is left out, because chance decides which user brings the
-    shared prompt.
+    the next step has already computed it. In the first turn, chance decides which user brings the shared prompt.
     """
     for (workload, concurrency), sides in groups.items():
         cells = [cell for cell in sides.values() if cell.measurements[0].turns]

@@ -89,8 +89,8 @@ def _sections(analysis: Analysis, folder: Path) -> Iterator[Section]:
     )
     marks = {text.mark: text.accept_length for text in published.accept_lengths() if text.mark}
     alt = "; ".join(
-        f"{speedup.title}: {speedup.measured:.2f}x at accept length {speedup.accept_length:.2f}"
-        for speedup in analysis.speedups
+        f"{curve.title}: {curve.measured:.2f}x at accept length {curve.accept_length:.2f}"
+        for curve in analysis.speedups
     )
     figure = plots.speedup_curves(analysis.speedups, marks)
     yield one("speedup", "Speed-up and accept length", text, alt, figure)

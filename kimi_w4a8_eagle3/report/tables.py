@@ -133,14 +133,8 @@ def print_account(account: Account) -> None:
             figures = f"{row.ms:.2f}", f"{abs(row.ms * row.uncertainty):.2f}", f"{row.ms / total:.0%}"
             table.add_row(row.name, *figures, str(row.launches or ""), row.formula, row.source)
         console.print(table)
-    table = Table(
-        "change, alone",
-        "ms per step",
-        "ms per prefill",
-        "TPOT",
-        "output throughput",
-        title="possible changes, by the model",
-    )
+    columns = "change, alone", "ms per step", "ms per prefill", "TPOT", "output throughput"
+    table = Table(*columns, title="possible changes, by the model")
     for lever in (account.now, *account.levers):
         saved = (f"{-ms:+.2f}" if ms else "" for ms in (lever.step_ms, lever.prefill_ms))
         table.add_row(lever.name, *saved, f"{lever.tpot_ms:.2f} ms", f"{lever.throughput_tok_s:,.0f} tok/s")

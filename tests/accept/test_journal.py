@@ -64,7 +64,7 @@ def test_it_stops_at_the_first_failure_and_says_what_to_do(tmp_path: Path) -> No
     stages = [passing("good", ran), bad, passing("later", ran)]
     with pytest.raises(KimiError, match="bad failed: port 9527 is taken") as caught:
         run(stages, tmp_path)
-    assert caught.value.remedy == "stop the other server; then repeat the same command to continue with this stage"
+    assert caught.value.remedy == "stop the other server; then repeat the command to resume with this stage"
     assert caught.value.exit_code == 1 and ran == ["good"]
     outcomes = open_journal(tmp_path, "all", restart=False)[1].outcomes
     assert outcomes["bad"].state == "failed" and "stop the other server" in outcomes["bad"].found

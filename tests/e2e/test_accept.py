@@ -31,7 +31,7 @@ def test_a_taken_port_stops_it_and_the_same_command_goes_on_to_the_bundle(
     with socket.create_server(("127.0.0.1", int(str(load_recipe("tiny").args["port"])))):
         stopped = CliRunner().invoke(app, command)
     assert isinstance(stopped.exception, KimiError) and stopped.exception.exit_code == 1
-    assert "doctor failed: port" in stopped.exception.what and "continue with this stage" in stopped.exception.remedy
+    assert "doctor failed: port" in stopped.exception.what and "resume with this stage" in stopped.exception.remedy
     assert "report.html" in stopped.output
 
     done = CliRunner().invoke(app, command)

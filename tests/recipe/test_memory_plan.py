@@ -264,7 +264,7 @@ def test_kimi_plan_for_a_fixed_aiter() -> None:
     ("arguments", "message"),
     [
         (["-r", "eagle3", "--gpu", "mi300"], "did you mean 'mi300x'"),
-        (["-r", "tiny"], "needs no GPU"),
+        (["-r", "tiny"], "uses no GPU"),
         (["-r", "eagle3", "--gpu", "mi300x", "--tp", "2"], "no room for the KV cache"),
         (["-r", "eagle3", "--output", "map.jpg"], "cannot draw to 'map.jpg'"),
         (["-r", "eagle3", "--model", "/does/not/exist"], "no config.json found"),

@@ -244,7 +244,7 @@ def test_the_guard_reads_the_draft_that_is_served(tmp_path: Path) -> None:
 
 
 def test_a_stray_word_after_the_dashes_is_refused() -> None:
-    with pytest.raises(KimiError, match="unexpected word 'eagle3'"):
+    with pytest.raises(KimiError, match="unexpected 'eagle3'"):
         parse_arguments(["eagle3", "--port", "1"])
 
 
