@@ -32,7 +32,7 @@ _BATCHES, _UNKNOWN_TEXT = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128), 1.2
 
 @dataclass(frozen=True)
 class Load:
-    """Closed loop of equal requests. steps: draft steps, 0 for no speculation; accept_length: tokens per verify step."""
+    """Closed loop of equal requests. steps: draft steps, 0 without speculation; accept_length: tokens per verify."""
 
     concurrency: int
     input_len: int = 10240
