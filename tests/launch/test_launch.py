@@ -149,6 +149,7 @@ class Ordinary:
 def ordinary() -> Iterator[Ordinary]:
     """As root another user, as anybody else oneself. The home is 0700, as is the cache that `hf auth login` makes."""
     root = os.geteuid() == 0
+    umask = os.umask(0o022)  # the other user reads the nodes, also where the umask of the tests is 077
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are for their owner only
         folder = Path(name)
         folder.chmod(0o755)
@@ -171,6 +172,7 @@ def ordinary() -> Iterator[Ordinary]:
             path.chmod(0o700)
             if root:
                 os.chown(path, user.uid, user.groups[0])
+        os.umask(umask)
         yield user
 
 
