@@ -25,7 +25,7 @@ from .section import write_page
 from .tokens import Prefill, Probe, Tokens
 
 KIND = "eval-lossless"
-CONCURRENCIES = (1, 40)
+CONCURRENCIES = (1, 8, 40)  # from the second on, prompts come from the prefix cache where there is one
 _PREFIX_TOKENS = 3
 _SAMPLES_PER_REQUEST = 25
 _MAX_LISTED = 5
@@ -165,7 +165,7 @@ def _ask(server: Target, asked: list[Prompt], plan: Plan, earlier: Answers | Non
         if plan.samples:
             with console.status(f"{server.name}: {plan.samples} samples after each of {plan.prefixes} prefixes"):
                 answers.sampled = [_sample(probe, prefix, plan) for prefix in answers.prefixes]
-    console.print(f"[green]✓[/] {server.name}: {len(asked)} prompts at concurrency {_both(plan)}, sampled")
+    console.print(f"[green]✓[/] {server.name}: {len(asked)} prompts at concurrency {_levels(plan)}, sampled")
     return answers
 
 
@@ -210,7 +210,7 @@ def _judge_greedy(report: Report, expected: Answers, found: Answers, plan: Plan)
     else:
         report.reasons.append(
             f"{total - len(report.divergences)} of {total} greedy answers have the same tokens (concurrency "
-            f"{_both(plan)}); every token is the argmax of the logits that verified it; accept length "
+            f"{_levels(plan)}); every token is the argmax of the logits that verified it; accept length "
             f"{found.accept_length:.2f}"
         )
         report.reasons += map(str, report.prefill.measures)
@@ -247,8 +247,8 @@ def _judge_sampling(report: Report, match: SamplingMatch) -> None:
             report.state = Verdict.FAIL
 
 
-def _both(plan: Plan) -> str:
-    return " and ".join(map(str, plan.concurrencies))
+def _levels(plan: Plan) -> str:
+    return ", ".join(map(str, plan.concurrencies))
 
 
 def _result(asked: list[Prompt], expected: Answers, found: Answers, report: Report, plan: Plan) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def test_an_engine_compares_its_experts_with_the_files(eagle3):
     assert "MoE layers are compared with" in eagle3.log_path.read_text()
 
 
-def test_eagle3_changes_no_greedy_token_at_concurrency_1_and_40(healthy):
+def test_eagle3_changes_no_greedy_token(healthy):
     assert healthy.state == "pass", healthy.reasons
     assert healthy.accept_length > 1.5
     assert healthy.divergences == [] and healthy.self_differences == 0
@@ -68,7 +68,7 @@ def test_a_verify_step_that_accepts_everything_is_found(plain, faulty, tmp_path)
     report = compared(plain, server, tmp_path, prompts=3, max_tokens=24, samples=0)
     assert report.state == "fail"
     assert report.accept_length > 3.5  # it looks splendid
-    assert {each.concurrency for each in report.divergences} == {1, 40}
+    assert {each.concurrency for each in report.divergences} == {1, 8, 40}
     assert report.prefill.not_best > 9 and "not the argmax of the logits" in report.reasons[0]
 
 

@@ -121,7 +121,7 @@ def answers(name, greedy, info=None, sampled=()):
 
 def report(found, plan=None, expected=None, **info):
     expected = expected or answers("plain", tokens(7, 5, 9, top=TOP))
-    return lossless.compare(PROMPT, expected, found, plan or Plan(samples=0))
+    return lossless.compare(PROMPT, expected, found, plan or Plan(samples=0, concurrencies=(1, 40)))
 
 
 def test_verdicts():
@@ -151,7 +151,7 @@ def test_an_engine_that_ignores_temperature_fails():
     weights = [0.5, 0.3, 0.2]
     expected = answers("plain", tokens(7, 5, 9, top=TOP), sampled=[draw(rng, weights, 200)])
     found = answers("eagle3", tokens(7, 5, 9, steps=1), sampled=[draw(rng, weights, 200, greedy_after_first=True)])
-    assert report(found, Plan(samples=200), expected).state == "fail"
+    assert report(found, Plan(concurrencies=(1, 40), samples=200), expected).state == "fail"
 
 
 def test_a_reference_that_parts_from_itself_is_reported():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def planted() -> str:
     return Path(os.environ["KIMI_PLANTED"]).read_text().removesuffix(ROUNDING)
 
 
+@wraps(eagle_utils.eagle_sample)  # the plugin looks at its arguments before it lets an engine speculate
 def sample(verify_input: Any, batch: Any, logits_output: Any, *args: Any, **named: Any) -> Any:
     _logits[:] = [logits_output.next_token_logits]
     return _sample(verify_input, batch, logits_output, *args, **named)
