@@ -54,4 +54,4 @@ def test_fp8_draft_and_cache_change_no_token_of_the_target_and_drafts_are_accept
 
 def test_its_layers_were_multiplied_in_fp8(fp8: EngineServer) -> None:
     log = Path(fp8.log_path).read_text(errors="replace")
-    assert set(re.findall(r"(\w+): FP8 weights by channel", log)) == QUANTIZED
+    assert set(re.findall(r"(\w+): per-channel FP8 weights", log)) == QUANTIZED

@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-from sglang.srt.speculative import eagle_utils
 
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.sampling.penalties import Penalties
@@ -37,7 +35,7 @@ ROUNDING = " and rounding"  # after a fault, or alone: every MoE output is off b
 _verify, _build = draft_chain.verify_tree_greedy_cpu, draft_chain.build_tree_kernel_efficient_cpu
 _locations, _moe = locations.assign_extend_cache_locs_cpu, ReferenceBackend.forward
 _draw, _accept, _penalize = exact_sampling.draw, exact_sampling._accept, Penalties.apply
-_read, _sample = KimiToolCalls.parse_streaming_increment, eagle_utils.eagle_sample
+_read = KimiToolCalls.parse_streaming_increment
 _step: tuple[list[int], list[int]] = ([], [])  # rows of the request pool and lengths at the step under way
 _rejected: dict[int, int] = {}  # by row, the length at which a draft was rejected last
 _logits: list[torch.Tensor] = []  # of the verify step under way
@@ -47,10 +45,8 @@ def planted() -> str:
     return Path(os.environ["KIMI_PLANTED"]).read_text().removesuffix(ROUNDING)
 
 
-@wraps(eagle_utils.eagle_sample)  # the plugin looks at its arguments before it lets an engine speculate
-def sample(verify_input: Any, batch: Any, logits_output: Any, *args: Any, **named: Any) -> Any:
+def keep_logits(verify_input: Any, batch: Any, logits_output: Any, *args: Any, **named: Any) -> None:
     _logits[:] = [logits_output.next_token_logits]
-    return _sample(verify_input, batch, logits_output, *args, **named)
 
 
 def almost(candidates: torch.Tensor, chosen: torch.Tensor, nats: float) -> torch.Tensor:
@@ -160,12 +156,13 @@ if __name__ == "__main__":
     exact_sampling.draw, exact_sampling._accept = draw, accept
     Penalties.apply = penalize  # type: ignore[method-assign]
     # SGLang took them by `from sgl_kernel import`; the scheduler is a fork of this process.
-    for right, wrong in ((_verify, verify), (_build, build_tree), (_locations, verified_locations), (_sample, sample)):
+    for right, wrong in ((_verify, verify), (_build, build_tree), (_locations, verified_locations)):
         for module in list(sys.modules.values()):
             for name in [name for name, held in getattr(module, "__dict__", {}).items() if held is right]:
                 setattr(module, name, wrong)
     schedule, worker = "sglang.srt.managers.schedule_batch.Req", "sglang.srt.speculative.eagle_worker_v2"
     HookRegistry.register(f"{worker}.EagleDraftWorker._draft_extend_for_decode", draft_extend, HookType.BEFORE)
+    HookRegistry.register("sglang.srt.speculative.eagle_utils.eagle_sample", keep_logits, HookType.BEFORE)
     HookRegistry.register(f"{schedule}.init_next_round_input", next_round, HookType.AROUND)
     HookRegistry.register(f"{schedule}._check_str_based_finish", stop_string, HookType.AROUND)
     run(sys.argv[1:])
