@@ -54,7 +54,7 @@ def require_known_verification(*_: Any, **__: Any) -> None:
     """BEFORE hook of EAGLE's worker: refuse a release whose verification takes other arguments."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.runtime_context import get_spec
-    from sglang.srt.speculative import eagle_utils
+    from sglang.srt.speculative import eagle_utils, eagle_worker_common
 
     taken = tuple(signature(eagle_utils.eagle_sample).parameters)
     with or_end("speculation cannot be verified"):
@@ -71,6 +71,13 @@ def require_known_verification(*_: Any, **__: Any) -> None:
                 where=_VERIFY,
                 expected=", ".join(_VERIFY_TAKES),
                 remedy="serve with options.speculation = 'off', or with a release that `kimi-w4a8 doctor` names",
+            )
+        if eagle_worker_common.eagle_sample is not eagle_utils.eagle_sample:
+            raise KimiError(
+                "SGLang's EAGLE worker calls another verification than the plugin's",
+                where="sglang.srt.speculative.eagle_worker_common.eagle_sample",
+                expected=_VERIFY,
+                remedy="remove the plugin or patch that replaces it (SGLANG_PLUGINS names what is loaded)",
             )
 
 

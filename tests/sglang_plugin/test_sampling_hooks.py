@@ -33,6 +33,9 @@ answer["tree"] = ended(exact_sampling.require_known_verification)
 topk = 1
 known, eagle_utils.eagle_sample = eagle_utils.eagle_sample, lambda verify_input, logits: None
 answer["other arguments"] = ended(exact_sampling.require_known_verification)
+eagle_utils.eagle_sample = lambda *args, **named: known(*args, **named)
+eagle_utils.eagle_sample.__wrapped__ = known
+answer["not called"] = ended(exact_sampling.require_known_verification)
 eagle_utils.eagle_sample = known
 
 seeds = [SimpleNamespace(rid=rid, sampling_params=SimpleNamespace(sampling_seed=seed))
@@ -55,6 +58,7 @@ def test_what_cannot_be_verified_is_not_served(newest: bool) -> None:
         "verify_input, logits" in answer["other arguments"]
         and "options.speculation = 'off'" in answer["other arguments"]
     )
+    assert "calls another verification" in answer["not called"]
     assert "Sampler.renamed, which the plugin changes" in answer["renamed"]
 
 
