@@ -188,10 +188,11 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.T
     rows = m * heads // groups
     # One product per key head: its query heads share the keys.
     q = q.float().view(batch, m, groups, -1, dim).transpose(1, 2).reshape(batch * groups, rows, dim)
-    scores = torch.baddbmm(q.new_empty(1, 1, 1), padded(q * scale, batched_rows()), k.transpose(1, 2), beta=0)[:, :rows]
+    q = padded(q * scale, batched_rows(dim, transposed=True))
+    scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0)[:, :rows]
     unseen = torch.arange(length) > position.view(batch, 1, m, 1, 1)
     scores.view(batch, groups, m, -1, length).masked_fill_(unseen, float("-inf"))
-    weights = padded(scores.sub_(scores.amax(-1, keepdim=True)).exp_(), batched_rows())
+    weights = padded(scores.sub_(scores.amax(-1, keepdim=True)).exp_(), batched_rows(_BLOCK, transposed=False))
     out = weights.new_zeros(*weights.shape[:2], v.shape[-1])
     for block in range(0, length, _BLOCK):
         out.baddbmm_(weights[..., block : block + _BLOCK], v[:, block : block + _BLOCK])

@@ -72,20 +72,19 @@ def bf16_keeps_order() -> bool:
 
 
 @cache
-def batched_rows() -> int:
-    """Return the number of rows, at most `ROWS`, from which a batched float32 product keeps its order on this CPU.
+def batched_rows(k: int, transposed: bool) -> int:
+    """Return the number of rows, at most `ROWS`, from which batched float32 sums of `k` keep their order on this CPU.
 
-    Used by attention, which has few rows per request: the built-in model has 4 in a decode step, its draft 2.
+    transposed: the second factor is a transposed view. Attention has few rows, in a decode step of the draft two.
     """
     seed = torch.Generator().manual_seed(0)
-    needed = 1
-    for k, n in ((48, 256), (64, 65)):  # the built-in model's scores, and its sums over a block of keys
-        x, w = torch.randn(2, 3 * ROWS, k, generator=seed), torch.randn(2, k, n, generator=seed)
-        x, w = torch.cat([x, -x], -1), torch.cat([w, w], 1)
-        whole = unreplaced(x, w)
-        alike = [torch.equal(unreplaced(x[:, :rows], w), whole[:, :rows]) for rows in range(1, ROWS)]
-        needed = max([needed, *(rows + 1 for rows, same in enumerate(alike, 1) if not same)])
-    return needed
+    x, w = (torch.randn(2, *shape, generator=seed) for shape in ((3 * ROWS, k // 2), (k // 2, 65)))
+    x, w = torch.cat([x, -x], -1), torch.cat([w, w], 1)
+    if transposed:
+        w = w.transpose(1, 2).contiguous().transpose(1, 2)
+    whole = unreplaced(x, w)
+    alike = [torch.equal(unreplaced(x[:, :rows], w), whole[:, :rows]) for rows in range(1, ROWS)]
+    return max([1, *(rows + 1 for rows, same in enumerate(alike, 1) if not same)])
 
 
 def unreplaced(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
