@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from collections import defaultdict
 from functools import cache
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT, known_paths, tracked
 
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "kimi_w4a8_eagle3"
 LONGEST = 400
 BACKENDS = ("flydsl", "triton")  # of moe/: the same parts by the same names, beside what they share
@@ -29,15 +28,6 @@ PINS = {
 }
 OF_OTHERS = {"pool_configurator.py"}  # SGLang's
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")})
-
-
-@cache
-def tracked() -> tuple[str, ...]:
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return tuple(name for name in listed.stdout.splitlines() if (ROOT / name).is_file())
 
 
 @cache
@@ -66,14 +56,6 @@ def test_every_folder_of_the_package_is_on_the_map() -> None:
     page = (ROOT / "docs/map.md").read_text()
     folders = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("__init__.py")} - {"."}
     assert {folder for folder in folders if f"`{folder}/`" not in page} == set()
-
-
-@cache
-def known_paths() -> frozenset[str]:
-    """Every file and folder of the repository, and every end of their paths: `recipe/launch.py` is one of two names."""
-    parts = [Path(name).parts for name in tracked()]
-    heads = {names[:end] for names in parts for end in range(1, len(names) + 1)}
-    return frozenset("/".join(head[start:]) for head in heads for start in range(len(head)))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -1,0 +1,27 @@
+"""The files of this repository, as git lists them."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    """Return the paths of all files, also of new ones that git does not ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return tuple(name for name in listed.stdout.splitlines() if (ROOT / name).is_file())
+
+
+@cache
+def known_paths() -> frozenset[str]:
+    """Return every file and folder, and every end of their paths: `recipe/launch.py` is one of two names."""
+    parts = [Path(name).parts for name in tracked()]
+    heads = {names[:end] for names in parts for end in range(1, len(names) + 1)}
+    return frozenset("/".join(head[start:]) for head in heads for start in range(len(head)))
