@@ -14,8 +14,8 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.machine.hardware import Gpu, gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.predict import moe_time
 
+from .account import moe_time
 from .assembly import assembly
 from .gfx942.parser import parse_kernel
 from .kernel_counts import Figures, figures, floors, read_figures, regressions, write_figures

@@ -20,13 +20,12 @@ from ..bench.runs import read_run
 from ..bench.side import Side, Texts, bench
 from ..bench.workloads import Workload, load_workload, with_changes, workload_names
 from ..door.settings import client_key
-from ..predict.explain import explain
 from ..predict.machine_model import Cluster
 from ..predict.predict import Load, adaptive_table, calibrate, check, choices, published_accept_length
 from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.page import PACKAGES, write_report
-from ..report.tables import print_account, print_choices, print_comparison, print_figures, print_model
+from ..report.tables import print_choices, print_comparison, print_figures, print_model
 from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 
@@ -196,7 +195,6 @@ def predict(
     steps: int = typer.Option(3, "--steps", min=1, help="... and the number of draft steps at which it is known."),
     input_len: int = typer.Option(10240, "--input-len", help="Tokens of a prompt."),
     output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
-    account: bool = typer.Option(False, "--explain", help="Show the parts of a step, and what would help."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     adaptive: bool = typer.Option(False, "--adaptive", help="Print the table of draft steps by batch size instead."),
 ) -> None:
@@ -210,10 +208,6 @@ def predict(
     fit = calibrate(cluster)
     if adaptive:
         typer.echo(json.dumps(adaptive_table(steps, fit, cluster), indent=2))
-        return
-    if account:
-        explained = explain(load, fit, cluster)
-        typer.echo(json.dumps(asdict(explained), indent=2)) if as_json else print_account(explained)
         return
     points = check(fit, cluster)
     found = choices(load, fit, cluster)

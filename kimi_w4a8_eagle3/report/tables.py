@@ -15,7 +15,6 @@ from ..base.errors import KimiError
 from ..bench.measure import Measurement
 from ..bench.runs import Cell
 from ..bench.statistics import METRICS, Interval, Metric
-from ..predict.explain import Account
 from ..predict.predict import Choice, Fit, Load, Point, mean_error
 from .analysis import Analysis
 
@@ -117,29 +116,6 @@ def print_choices(load: Load, found: Sequence[Choice]) -> None:
         values = (f"{choice.accept_length:.2f}", f"{choice.tpot_ms:.2f} ms", f"{choice.throughput_tok_s:,.0f} tok/s")
         table.add_row(str(choice.steps), tokens, *values, "best" if choice is best else "")
     console.print(table)
-
-
-def print_account(account: Account) -> None:
-    """Print the parts of a step and of a prefill, and the effect of each change alone."""
-    console, load = table_console(), account.load
-    what = f"step of {load.concurrency} requests x {load.steps + 1} tokens", f"prefill of {load.input_len} tokens"
-    for title, rows, total in zip(
-        what, (account.step, account.prefill), (account.step_ms, account.prefill_ms), strict=True
-    ):
-        table = Table(
-            "part", "ms", "+-", "share", "launches", "formula", "calibration", title=f"{title}, {total:.1f} ms"
-        )
-        for row in rows:
-            figures = f"{row.ms:.2f}", f"{abs(row.ms * row.uncertainty):.2f}", f"{row.ms / total:.0%}"
-            table.add_row(row.name, *figures, str(row.launches or ""), row.formula, row.source)
-        console.print(table)
-    columns = "change, alone", "ms per step", "ms per prefill", "TPOT", "output throughput"
-    table = Table(*columns, title="possible changes, by the model")
-    for lever in (account.now, *account.levers):
-        saved = (f"{-ms:+.2f}" if ms else "" for ms in (lever.step_ms, lever.prefill_ms))
-        table.add_row(lever.name, *saved, f"{lever.tpot_ms:.2f} ms", f"{lever.throughput_tok_s:,.0f} tok/s")
-    console.print(table)
-    console.print(f"totals: {account.source}, with AITER's kernels")
 
 
 def number(value: float, metric: Metric) -> str:

@@ -7,15 +7,25 @@ the rest, including host work between steps. The published figures ran AITER's k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
-from ..bench import published
-from ..recipe.deterministic import CHUNK
+from kimi_w4a8_eagle3.bench import published
+from kimi_w4a8_eagle3.predict.machine_model import (
+    BF16_BYTES,
+    Cluster,
+    Shapes,
+    draft_step,
+    fixed_weights,
+    kimi,
+    moe_shape,
+)
+from kimi_w4a8_eagle3.predict.predict import Fit, Load, choices, predict, terms
+from kimi_w4a8_eagle3.recipe.deterministic import CHUNK
+
 from . import moe_time
 from .draw_time import draw_ms
-from .machine_model import BF16_BYTES, Cluster, Shapes, draft_step, fixed_weights, kimi, moe_shape
-from .predict import Fit, Load, choices, predict, terms
 
 # Kernels of a layer beside routed experts and all-reduces, counted in SGLang's DeepSeek model on AITER: two norms (with
 # the residual); q and kv down, two norms of them, q up, key absorption, rotary, concatenation of q, and of k with the
@@ -28,12 +38,22 @@ READ_TB_S = moe_time.STAGE_TB_S[1]
 REDUCE_US, REDUCE_US_PER_MB = 6.0, 11.6
 LINK_TB_S = 7 * 0.048  # 48 of 64 GB/s per link are usable (ROCm blog on RCCL and xGMI)
 GEMM_TFLOPS, ATTENTION_TFLOPS = 620.0, 400.0  # BF16 on an MI300X; the second is assumed
-_MODEL, _MOE_SOURCE = "counted", "predict/moe_time.py"
+_MODEL, _MOE_SOURCE = "counted", "proof/account/moe_time.py"
+
+
+class Part(str, Enum):
+    """Part of a step or prefill that a change can reduce."""
+
+    EXPERTS = "experts"
+    KV_ONCE = "KV once"
+    KV_AGAIN = "KV again"
+    REDUCES = "all-reduces"
+    OTHER = "other"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Part of a step or prefill; uncertainty is a share of ms. Rows without launches share the launches of others."""
+    """Row of the account; uncertainty is a share of ms. Rows without launches share the launches of others."""
 
     name: str
     ms: float
@@ -41,6 +61,7 @@ class Row:
     formula: str
     source: str
     uncertainty: float
+    part: Part = Part.OTHER
 
 
 @dataclass(frozen=True)
@@ -112,18 +133,30 @@ def step_parts(load: Load, cluster: Cluster, shapes: Shapes, rereads: float | No
     rows = _moe_rows(cluster, s, tokens)
     kv = load.concurrency * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
     formula = f"{load.concurrency} x {context:.0f} tokens, {kv / 1e9:.1f} GB / {READ_TB_S} TB/s"
-    rows.append(Row("attention: KV cache, once", kv / READ_TB_S / 1e9, 0, formula, _MODEL, 0.2))
+    rows.append(Row("attention: KV cache, once", kv / READ_TB_S / 1e9, 0, formula, _MODEL, 0.2, Part.KV_ONCE))
     if load.steps:
         again = published_rereads(cluster, s) if rereads is None else rereads
         what = "eagle3 minus w4a8 at concurrency 40, published"
-        rows.append(Row("attention: KV cache, again", again * kv / READ_TB_S / 1e9, 0, f"{again:.1f} x", what, 0.6))
+        rows.append(
+            Row(
+                "attention: KV cache, again",
+                again * kv / READ_TB_S / 1e9,
+                0,
+                f"{again:.1f} x",
+                what,
+                0.6,
+                Part.KV_AGAIN,
+            )
+        )
     fixed = fixed_weights(s, cluster.tp) * BF16_BYTES
     formula = f"{fixed / 1e9:.1f} GB / {moe_time.SMALL_TB_S} TB/s"
     rows.append(Row("attention, shared, head weights", fixed / moe_time.SMALL_TB_S / 1e9, 0, formula, _MODEL, 0.2))
     message = tokens * s.hidden * BF16_BYTES / 1e6
     one_us, count = REDUCE_US + REDUCE_US_PER_MB * message, 2 * s.layers
     formula = f"{count} x ({REDUCE_US} us + {message:.2f} MB x {REDUCE_US_PER_MB} us)"
-    rows.append(Row("all-reduces", count * one_us / 1000, count, formula, "vllm#39080, TP 8 on MI355X", 0.4))
+    rows.append(
+        Row("all-reduces", count * one_us / 1000, count, formula, "vllm#39080, TP 8 on MI355X", 0.4, Part.REDUCES)
+    )
     rows.append(_small(s.layers * LAYER_KERNELS, "other kernels"))
     if load.steps:
         launches = load.steps * DRAFT_KERNELS
@@ -144,7 +177,7 @@ def published_rereads(cluster: Cluster, shapes: Shapes) -> float:
     loads = Load(40), Load(40, steps=3, accept_length=1.0)
     known = [sum(row.ms for row in step_parts(load, cluster, shapes, rereads=0.0)) for load in loads]
     plain, verify = (_totals(load, fit, cluster)[0] for load in loads)
-    once = next(row.ms for row in step_parts(loads[0], cluster, shapes) if "once" in row.name)
+    once = _ms(step_parts(loads[0], cluster, shapes), Part.KV_ONCE)
     return min(max(0.0, ((verify - plain) - (known[1] - known[0])) / once), 3.0)
 
 
@@ -164,7 +197,9 @@ def prefill_parts(load: Load, cluster: Cluster, shapes: Shapes) -> list[Row]:
         *(replace(row, source="at least: MFMA at its peak", uncertainty=1.0) for row in _moe_rows(cluster, s, tokens)),
         Row("dense matrix products", linear / GEMM_TFLOPS / 1e9, 0, gemm, "BF16 of an MI300X, SemiAnalysis 2024", 0.3),
         Row("attention", attention / ATTENTION_TFLOPS / 1e9, 0, scores, "assumed", 0.4),
-        Row("all-reduces", reduced / LINK_TB_S / 1e9, 2 * s.layers, link, "ROCm blog, RCCL and xGMI", 0.2),
+        Row(
+            "all-reduces", reduced / LINK_TB_S / 1e9, 2 * s.layers, link, "ROCm blog, RCCL and xGMI", 0.2, Part.REDUCES
+        ),
         replace(small, ms=small.ms + passes / moe_time.SMALL_TB_S / 1e9, formula=formula),
     ]
 
@@ -178,6 +213,7 @@ def _moe_rows(cluster: Cluster, s: Shapes, tokens: int) -> list[Row]:
             f"{s.moe_layers} x ({part.formula})",
             _MOE_SOURCE,
             0.25,
+            Part.EXPERTS,
         )
         for part in moe_time.aiter(cluster.gpu, moe_shape(s, cluster), tokens)
     ]
@@ -219,22 +255,19 @@ def _levers(
 ) -> list[Lever]:
     """Return each change alone by throughput gain, then all changes but other draft steps, then what costs."""
 
-    def of(rows: list[Row], wanted: Callable[[str], bool]) -> float:
-        return sum(row.ms for row in rows if wanted(row.name))
-
     def moe(tokens: int, rows: list[Row]) -> float:
         ours = moe_time.ours(cluster.gpu, moe_shape(s, cluster), tokens)
-        return of(rows, lambda name: name.startswith("MoE")) - s.moe_layers * sum(part.us for part in ours) / 1000
+        return _ms(rows, Part.EXPERTS) - s.moe_layers * sum(part.us for part in ours) / 1000
 
-    again = of(step, lambda name: name.endswith("again"))
+    again = _ms(step, Part.KV_AGAIN)
     small = moe_time.SMALL_US / 1000
     tokens = load.concurrency * (load.steps + 1)
     saved = {
         "this package's MoE kernels": (moe(tokens, step), moe(load.input_len, prompt)),
         "a verify reads KV once": (again, 0.0),
-        "FP8 KV cache": (of(step, lambda name: "KV cache" in name) / 2, 0.0),
+        "FP8 KV cache": ((_ms(step, Part.KV_ONCE) + again) / 2, 0.0),
         "all-reduce, residual and norm in one kernel": (2 * s.layers * small, 2 * s.layers * small),
-        "prefill all-reduces in INT8": (0.0, of(prompt, lambda name: name == "all-reduces") / 2),
+        "prefill all-reduces in INT8": (0.0, _ms(prompt, Part.REDUCES) / 2),
         "shared expert on a second stream, SGLANG_ROCM_USE_MULTI_STREAM": (
             s.moe_layers * (SHARED_KERNELS - 1) * small,  # all but the addition
             0.0,  # in decode's graphs only
@@ -268,5 +301,8 @@ def _deterministic_ms(load: Load, prompt: list[Row], cluster: Cluster, s: Shapes
     """
     chunks = math.ceil(load.input_len / CHUNK)
     again = chunks * sum(row.ms for row in _moe_rows(cluster, s, CHUNK))
-    whole = sum(row.ms for row in prompt if row.name.startswith("MoE"))
-    return max(again - whole, 0.0) + 3 * sum(row.ms for row in prompt if row.name == "all-reduces")
+    return max(again - _ms(prompt, Part.EXPERTS), 0.0) + 3 * _ms(prompt, Part.REDUCES)
+
+
+def _ms(rows: Sequence[Row], part: Part) -> float:
+    return sum(row.ms for row in rows if row.part is part)

@@ -1,18 +1,17 @@
-"""`bench predict --explain`: parts that sum to published figures, and the time model of a MoE layer."""
+"""`python -m proof.account`: parts that sum to published figures, and the time model of a MoE layer."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.predict import moe_time
-from kimi_w4a8_eagle3.predict.explain import Account, explain, published_rereads
 from kimi_w4a8_eagle3.predict.machine_model import Cluster, kimi
 from kimi_w4a8_eagle3.predict.predict import Load, calibrate
+from proof.account import moe_time
+from proof.account.__main__ import main
+from proof.account.parts import Account, Part, explain, published_rereads
 
 CLUSTER = Cluster()
 PUBLISHED = [  # milliseconds of a step: TPOT or ITL times accept length, less other requests' prefills at concurrency 2
@@ -35,7 +34,7 @@ def test_the_parts_sum_to_the_published_step_and_little_is_unexplained(load: Loa
         assert sum(row.ms for row in rows) == pytest.approx(total)
         assert [row.name for row in rows].count("unexplained") == 1 and rows[-1].name == "unexplained"
     assert abs(found.step[-1].ms) < 0.15 * step_ms  # of a prefill a third is
-    assert any("again" in row.name for row in found.step) == (load.steps > 0)
+    assert any(row.part is Part.KV_AGAIN for row in found.step) == (load.steps > 0)
 
 
 def test_an_unpublished_load_is_held_against_the_fitted_model() -> None:
@@ -51,22 +50,26 @@ def test_levers_are_in_order_and_none_saves_what_is_not_there() -> None:
     assert rates == sorted(rates, reverse=True) and together.throughput_tok_s > max(rates)
     by_name = {lever.name: lever.step_ms for lever in alone}
     assert by_name["a verify reads KV once"] == pytest.approx(
-        sum(row.ms for row in found.step if row.name.endswith("again"))
+        sum(row.ms for row in found.step if row.part is Part.KV_AGAIN)
     )
-    kv = sum(row.ms for row in found.step if "KV cache" in row.name)
+    kv = sum(row.ms for row in found.step if row.part in (Part.KV_ONCE, Part.KV_AGAIN))
     assert by_name["FP8 KV cache"] == pytest.approx(kv / 2)
     once = kv - by_name["a verify reads KV once"]
     others = sum(ms for name, ms in by_name.items() if "KV" not in name and "sampled" not in name)
     assert together.step_ms == pytest.approx(others + kv - once / 2)
-    reduces, experts = (sum(row.ms for row in found.prefill if part in row.name) for part in ("all-reduces", "MoE"))
+    reduces, experts = (
+        sum(row.ms for row in found.prefill if row.part is part) for part in (Part.REDUCES, Part.EXPERTS)
+    )
     assert 3 * reduces < -fixed.prefill_ms < 3 * reduces + 10 * experts and fixed.step_ms == 0  # ten chunks of 1,024
     assert "options.deterministic" in fixed.name and fixed.throughput_tok_s < min(rates)
 
 
-def test_the_command_prints_tables_and_json() -> None:
-    shown = CliRunner().invoke(app, ["bench", "predict", "--explain", "-c", "2"])
-    assert shown.exit_code == 0 and "unexplained" in shown.output and "tok/s" in shown.output
-    found = json.loads(CliRunner().invoke(app, ["bench", "predict", "--explain", "-c", "2", "--json"]).output)
+def test_the_command_prints_tables_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    main(2, None, 3, 10240, 512, as_json=False)
+    shown = capsys.readouterr().out
+    assert "unexplained" in shown and "tok/s" in shown
+    main(2, None, 3, 10240, 512, as_json=True)
+    found = json.loads(capsys.readouterr().out)
     assert found["load"]["accept_length"] == 3.97 and found["now"]["tpot_ms"] == pytest.approx(5.4)
 
 

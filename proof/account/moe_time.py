@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..machine.hardware import Gpu
-from ..moe.contract import MoeShape
+from kimi_w4a8_eagle3.machine.hardware import Gpu
+from kimi_w4a8_eagle3.moe.contract import MoeShape
 
 INT8_TOPS_PER_CU = 2614.9 / 304  # data sheet
 STAGE_US = {1: 11.3, 2: 8.3}
@@ -34,7 +34,7 @@ class Part:
 
 def ours(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
     """Return the launches of this package's kernels."""
-    from ..moe.flydsl.backend import FlydslBackend, columns_at_once  # torch, slow to import
+    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, columns_at_once  # torch, slow to import
 
     kernels: Any = FlydslBackend().configs(shape, tokens)
     slots, columns = tokens * shape.top_k, columns_at_once(kernels, tokens * shape.top_k)

@@ -1,0 +1,59 @@
+"""`python -m proof.account -c 40`: the account of one load as tables or JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import typer
+from rich.table import Table
+
+from kimi_w4a8_eagle3.base.console import table_console
+from kimi_w4a8_eagle3.cli import run
+from kimi_w4a8_eagle3.predict.machine_model import Cluster
+from kimi_w4a8_eagle3.predict.predict import Load, calibrate, published_accept_length
+
+from .parts import Account, explain
+
+
+def main(
+    concurrency: int = typer.Option(40, "--concurrency", "-c", help="Requests in flight."),
+    accept_length: float | None = typer.Option(None, "--accept-length", "-l", help="Default: the published one."),
+    steps: int = typer.Option(3, "--steps", min=1, help="Draft steps at which the accept length is known."),
+    input_len: int = typer.Option(10240, "--input-len", help="Tokens of a prompt."),
+    output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Show the parts of a step and of a prefill on 8x MI325X, and what each change alone would give."""
+    length = published_accept_length(concurrency) if accept_length is None else accept_length
+    load, cluster = Load(concurrency, input_len, output_len, steps=steps, accept_length=length), Cluster()
+    found = explain(load, calibrate(cluster), cluster)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+    else:
+        print_account(found)
+
+
+def print_account(account: Account) -> None:
+    """Print the parts of a step and of a prefill, and the effect of each change alone."""
+    console, load = table_console(), account.load
+    titles = f"step of {load.concurrency} requests x {load.steps + 1} tokens", f"prefill of {load.input_len} tokens"
+    totals = (account.step, account.step_ms), (account.prefill, account.prefill_ms)
+    for title, (rows, total) in zip(titles, totals, strict=True):
+        names = "part", "ms", "+-", "share", "launches", "formula", "calibration"
+        table = Table(*names, title=f"{title}, {total:.1f} ms")
+        for row in rows:
+            figures = f"{row.ms:.2f}", f"{abs(row.ms * row.uncertainty):.2f}", f"{row.ms / total:.0%}"
+            table.add_row(row.name, *figures, str(row.launches or ""), row.formula, row.source)
+        console.print(table)
+    columns = "change, alone", "ms per step", "ms per prefill", "TPOT", "output throughput"
+    table = Table(*columns, title="possible changes, by the model")
+    for lever in (account.now, *account.levers):
+        saved = (f"{-ms:+.2f}" if ms else "" for ms in (lever.step_ms, lever.prefill_ms))
+        table.add_row(lever.name, *saved, f"{lever.tpot_ms:.2f} ms", f"{lever.throughput_tok_s:,.0f} tok/s")
+    console.print(table)
+    console.print(f"totals: {account.source}, with AITER's kernels")
+
+
+if __name__ == "__main__":
+    run(lambda: typer.run(main))
