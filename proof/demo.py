@@ -26,7 +26,6 @@ from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, rec
 from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
 from kimi_w4a8_eagle3.bench.generator import LoadResult
 from kimi_w4a8_eagle3.bench.measure import measure
-from kimi_w4a8_eagle3.bench.subject import inspect
 from kimi_w4a8_eagle3.bench.texts import prepare
 from kimi_w4a8_eagle3.bench.workloads import Workload
 from kimi_w4a8_eagle3.cli import run
@@ -36,6 +35,7 @@ from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.fleet import serve as serving
+from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_eagle3.tiny.tools import declaration, results
 
@@ -157,7 +157,8 @@ def _measure(
             )
     with console.status(f"{name}: load, {LOAD_PROMPTS} requests at concurrency {CONCURRENCY}"):
         (point,) = LOAD.points()
-        found = measure(inspect(server.base_url, _label(launch)), point, prepare(LOAD, folder, None, None), folder)
+        measured = replace(Target(server.base_url).connected, name=_label(launch))
+        found = measure(measured, point, prepare(LOAD, folder, None, None), folder)
     if found.problems:
         raise KimiError(found.problems[0], where=str(folder / found.raw))
     console.print(f"[green]✓[/] {name}: load finished in {found.load.duration:.0f} s")

@@ -22,9 +22,9 @@ from scipy import stats
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.run_dir import new_run_dir, write_json
 from kimi_w4a8_eagle3.eval import sampling_match
-from kimi_w4a8_eagle3.eval.choice import Choice, reached
 from kimi_w4a8_eagle3.eval.sampling_match import ALPHA, LENGTH, Samples
 from kimi_w4a8_eagle3.eval.tokens import Probe
+from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -39,11 +39,11 @@ _CHOICES = 100  # of a request
 _DRAFT_TOKENS = 4
 
 
-def samples(choice: Choice, folder: Path, name: str, prefixes: int, number: int, console: Console) -> list[Samples]:
+def samples(target: Target, folder: Path, name: str, prefixes: int, number: int, console: Console) -> list[Samples]:
     """`number` continuations of each prefix under each setting, in the order of SETTINGS and prefixes."""
     questions = [problem.question for problem in tiny.problems("held_out", prefixes, seed=77)]
     with (
-        reached(choice, folder, console, name) as server,
+        target.running(folder / f"{name}.log", console.print) as server,
         Probe(server.base_url, server.api_key) as probe,
         console.status(f"{name}: {number} continuations of each of {prefixes} prefixes, {len(SETTINGS)} settings"),
     ):
@@ -88,14 +88,14 @@ def main(words: list[str]) -> int:
     settings = ("disable-radix-cache=false",)
     found = [
         samples(
-            Choice(recipe="tiny", speculate=speculate, settings=settings),
+            Target(recipe=recipe, settings=settings),
             folder,
             name,
             options.prefixes,
             options.samples,
             console,
         )
-        for speculate, name in ((False, "plain"), (True, "EAGLE3"))
+        for recipe, name in (("tiny:plain", "plain"), ("tiny", "EAGLE3"))
     ]
     plain, speculated = found
     match = sampling_match.compare(plain, speculated, temperature=1.0)

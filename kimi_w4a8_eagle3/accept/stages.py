@@ -17,18 +17,17 @@ from ..base.run_dir import write_json
 from ..base.verdict import Verdict
 from ..bench import published
 from ..bench.runs import grouped, read_run
-from ..bench.side import Side, Texts, bench, running
+from ..bench.single import Texts, bench
 from ..bench.statistics import METRICS
-from ..bench.subject import Subject
 from ..bench.workloads import Workload, load_workload, with_changes
 from ..doctor.needs import Needs
 from ..doctor.probe import Probe
 from ..doctor.result import Severity
 from ..doctor.runner import examine
 from ..eval import accuracy, lossless, smoke, tasks
-from ..eval.choice import Choice
 from ..eval.harness import Protocol
 from ..fetch.session import Session, wanted_by_recipe
+from ..fleet.target import Server, Target
 from ..gates import BY_NAME, read_gates
 from ..machine.hardware import Machine
 from ..moe.tiles import TABLE, read_rows
@@ -74,7 +73,7 @@ class Trial:
     api_key: str | None = field(default=None, repr=False)
     machine: Machine = field(default_factory=Machine.detect)
     _engines: ExitStack = field(default_factory=ExitStack, repr=False)
-    _up: tuple[str, Subject] | None = None
+    _up: tuple[str, Server] | None = None
 
     def stop(self) -> None:
         """Stop the running engine."""
@@ -153,31 +152,30 @@ class Trial:
         changed = [row for row in read_rows(table) if row not in read_rows(TABLE)]
         return "; ".join(f"{row['tiles']} {row['source']}" for row in changed), []
 
-    def _serving(self, recipe: Recipe) -> Subject:
+    def _serving(self, recipe: Recipe) -> Server:
         """Return the recipe's running engine, or start it in place of another."""
         if self._up is None or self._up[0] != recipe.name:
             self.stop()
-            side = Side.parse(recipe.name)
-            log, say = self.folder / f"engine-{recipe.name}.log", self.console.print
-            started = running(side, side.launch([]), log, say, api_key=self.api_key)
+            started = Target(recipe=recipe.name, api_key=self.api_key).running(
+                self.folder / f"engine-{recipe.name}.log", self.console.print
+            )
             self._up = recipe.name, self._engines.enter_context(started)
         return self._up[1]
 
-    def _choice(self, recipe: Recipe) -> Choice:
-        subject = self._serving(recipe)
-        return Choice(base_url=subject.base_url, model=subject.model, api_key=self.api_key)
+    def _target(self, recipe: Recipe) -> Target:
+        server = self._serving(recipe)
+        return Target(server.base_url, recipe.name, server.model, api_key=self.api_key)
 
     def _smoke(self, recipe: Recipe) -> Found:
         longest = 2048 if recipe.hardware.gpus else 512  # Kimi-K2.5 reasons before it answers
         floors = smoke.Floors(self.sizes.smoke, longest, speculates=recipe.draft is not None)
-        folder, state, checks = smoke.run(self._choice(recipe), floors, self.console, self.folder)
+        folder, state, checks = smoke.run(self._target(recipe), floors, self.console, self.folder)
         details = "; ".join(f"{c.name}: {c.found}" for c in checks if state is Verdict.PASS or not c.passed)
         return _passed(state, details, folder), []
 
     def _speed(self, recipe: Recipe, workload: Workload) -> Found:
         workload = with_changes(workload, num_prompts=self.sizes.prompts)
-        side, url, say = Side.parse(recipe.name), self._serving(recipe).base_url, self.console.print
-        run = read_run(bench(workload, self.texts, self.folder, say, base_url=url, side=side, api_key=self.api_key))
+        run = read_run(bench(workload, self.texts, self._target(recipe), self.folder, self.console.print))
         (sides,) = grouped([run]).values()
         cell = sides[recipe.name]
         reported, _ = published.reported(recipe.name, workload.reference or "")
@@ -204,7 +202,7 @@ class Trial:
         names = {reference.configuration for reference in accuracy.load_references()}
         judged = recipe.name if recipe.name in names and not built_in else None
         options = accuracy.Options(self.data_dir, published=judged, runs=self.folder)
-        folder = accuracy.run(self._choice(recipe), protocol, options, self.console)
+        folder = accuracy.run(self._target(recipe), protocol, options, self.console)
         result = json.loads((folder / accuracy.RESULT).read_text())
         verdict, compared = result["verdict"], [found["reference"] for found in result["verdict"]["references"]]
         reported = {row["metric"]: row for row in compared if row["configuration"] == result["judged_against"]}
@@ -225,7 +223,7 @@ class Trial:
 
     def _lossless(self, name: str) -> Found:
         self.stop()  # eight GPUs hold one engine
-        reference, target = (Choice(recipe=name, speculate=drafts, api_key=self.api_key) for drafts in (False, True))
+        reference, target = (Target(recipe=f"{name}{variant}", api_key=self.api_key) for variant in (":plain", ""))
         plan = lossless.Plan(self.sizes.lossless, samples=self.sizes.samples, runs=self.folder)
         folder, report = lossless.run(reference, target, plan, self.console)
         details = _passed(report.state, "; ".join(report.reasons), folder)

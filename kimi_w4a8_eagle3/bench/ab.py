@@ -14,8 +14,8 @@ from pathlib import Path
 from ..base.errors import UsageError
 from ..base.extras import require
 from ..base.run_dir import new_run_dir
-from .runs import RunWriter
-from .side import Say, Side, Texts, measure_points, recorded, require_usable, running
+from ..fleet.target import Say, Target
+from .single import Texts, measure_points, recorded, require_usable
 from .texts import prepare
 from .workloads import Workload
 
@@ -24,7 +24,7 @@ from .workloads import Workload
 class Plan:
     """A comparison. repeats: measurements of each workload and side, spread evenly over `rounds` server starts."""
 
-    sides: Sequence[Side]
+    sides: Sequence[Target]
     workloads: Sequence[Workload]
     repeats: int
     rounds: int
@@ -40,10 +40,10 @@ class Plan:
                 expected="at least one repetition in every round, and at least one round",
             )
 
-    def blocks(self) -> list[tuple[Side, list[int]]]:
+    def blocks(self) -> list[tuple[Target, list[int]]]:
         """Return (side, repetition numbers) in measuring order; a block is one server start."""
         shares = [list(range(self.repeats))[start :: self.rounds] for start in range(self.rounds)]
-        blocks: list[tuple[Side, list[int]]] = []
+        blocks: list[tuple[Target, list[int]]] = []
         for number, share in enumerate(shares):
             for side in self.sides if number % 2 == 0 else reversed(self.sides):
                 if blocks and blocks[-1][0] is side:
@@ -53,42 +53,25 @@ class Plan:
         return blocks
 
 
-def ab(plan: Plan, texts: Texts, runs: Path, say: Say, settings: list[str], api_key: str | None = None) -> Path:
-    """Measure all sides and return the run directory. Raises KimiError and keeps finished measurements.
-
-    api_key: key that the started servers require.
-    """
+def ab(plan: Plan, texts: Texts, runs: Path, say: Say) -> Path:
+    """Measure all sides and return the run directory. Raises KimiError and keeps finished measurements."""
     require("sglang")
-    names = [side.name for side in plan.sides]
-    launches = {side.name: side.launch(settings) for side in plan.sides}
-    folder = new_run_dir("ab-" + "-".join(names).replace(":", "-"), runs)
-    with recorded(folder, "ab", names, launches, None) as writer:
+    for side in plan.sides:
+        side.check()
+    sides = {side.name: side for side in plan.sides}
+    folder = new_run_dir("ab-" + "-".join(sides).replace(":", "-"), runs)
+    with recorded(folder, "ab", sides) as writer:
         datasets = {}
         for workload in plan.workloads:
             place = folder / workload.name
             place.mkdir()
             datasets[workload.name] = prepare(workload, place, texts.sharegpt, texts.prompts)
         for number, (side, repetitions) in enumerate(plan.blocks()):
-            _block(plan, side, repetitions, datasets, writer, folder / f"server-{number}.log", settings, say, api_key)
+            with side.running(folder / f"server-{number}.log", say) as server:
+                for repetition in repetitions:
+                    for workload in plan.workloads:
+                        seeds = [seed + 1000 * repetition for seed in workload.seeds]
+                        fresh, dataset = workload.model_copy(update={"seeds": seeds}), datasets[workload.name]
+                        measure_points(server, fresh, dataset, writer, say, repetition, examine=repetition == 0)
     require_usable(writer)
     return folder
-
-
-def _block(
-    plan: Plan,
-    side: Side,
-    repetitions: list[int],
-    datasets: dict[str, Path],
-    writer: RunWriter,
-    log: Path,
-    settings: list[str],
-    say: Say,
-    api_key: str | None,
-) -> None:
-    """Start one server and measure every workload once for each repetition number, workloads interleaved."""
-    with running(side, side.launch(settings), log, say, api_key=api_key) as subject:
-        for repetition in repetitions:
-            for workload in plan.workloads:
-                fresh = workload.model_copy(update={"seeds": [seed + 1000 * repetition for seed in workload.seeds]})
-                dataset = datasets[workload.name]
-                measure_points(subject, fresh, dataset, writer, say, repetition, examine=repetition == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from ..engine import metrics
 from ..engine.client import EngineClient, Generation
 from ..engine.fork_server import PROGRAM
 from ..engine.metrics import Acceptance
+from ..fleet.target import Server
 from . import repetition
 from .generator import (
     LoadDetails,
@@ -31,7 +33,6 @@ from .generator import (
 )
 from .repetition import Repetition
 from .sampler import Sampler, ServerSummary
-from .subject import Subject
 from .workloads import CHAT_BACKEND, Point, Workload
 
 _PROBES = 4
@@ -84,27 +85,28 @@ class Measurement(BaseModel):
         return not self.problems
 
 
-def measure(subject: Subject, point: Point, dataset: Path, folder: Path, repetition_index: int = 0) -> Measurement:
+def measure(server: Server, point: Point, dataset: Path, folder: Path, repetition_index: int = 0) -> Measurement:
     """Run the generator once, writing to `folder`. Raises KimiError if it fails; failed requests are `problems`."""
-    raw = folder / f"{point.label}-{subject.label.replace(':', '-')}-r{repetition_index}.jsonl"
-    arguments = ["--model", subject.model, "--tokenizer", subject.tokenizer, *point.arguments(dataset)]
+    side = re.sub(r"[^\w.-]+", "-", server.name)  # an address has slashes
+    raw = folder / f"{point.label}-{side}-r{repetition_index}.jsonl"
+    arguments = ["--model", server.model, "--tokenizer", server.facts.tokenizer, *point.arguments(dataset)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before: list[metrics.Counters] = []
-    with Sampler(subject.metrics_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
+    with Sampler(server.metrics_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
 
         def open_window() -> None:
-            before.append(metrics.scrape(subject.metrics_url))
+            before.append(metrics.scrape(server.metrics_url))
             sampler.open_window()
 
-        drive(subject.base_url, arguments, raw, on_measured=open_window, api_key=subject.api_key)
+        drive(server.base_url, arguments, raw, on_measured=open_window, api_key=server.api_key)
         load, details = read_result(raw), read_details(raw)
         if not before:
             raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
-        counted = metrics.scrape(subject.metrics_url).since(before[0])
-        server = sampler.summary()
+        counted = metrics.scrape(server.metrics_url).since(before[0])
+        summary = sampler.summary()
     notes, problems = _judge(point, load, details, counted)
     return Measurement(
-        side=subject.label,
+        side=server.name,
         workload=point.workload,
         concurrency=point.concurrency,
         num_prompts=point.num_prompts,
@@ -112,12 +114,12 @@ def measure(subject: Subject, point: Point, dataset: Path, folder: Path, repetit
         repetition_index=repetition_index,
         started=started,
         raw=raw.name,
-        command=generator_command(subject.base_url, arguments, raw),
+        command=generator_command(server.base_url, arguments, raw),
         load=load,
-        acceptance=metrics.acceptance_from_counters(counted, subject.num_draft_tokens or 1)
-        if subject.num_draft_tokens
+        acceptance=metrics.acceptance_from_counters(counted, server.facts.num_draft_tokens or 1)
+        if server.facts.num_draft_tokens
         else None,
-        server=server,
+        server=summary,
         cached=counted.cached_tokens / counted.prompt_tokens if counted.prompt_tokens else None,
         turns=turns_of(details, point.workload.turns),
         notes=notes,
@@ -125,19 +127,19 @@ def measure(subject: Subject, point: Point, dataset: Path, folder: Path, repetit
     )
 
 
-def examine_text(subject: Subject, point: Point, dataset: Path, folder: Path, found: Measurement) -> Measurement:
+def examine_text(server: Server, point: Point, dataset: Path, folder: Path, found: Measurement) -> Measurement:
     """Add the repetition of the text, and the acceptance per position from a few repeated requests.
 
     Conversations are skipped, because their prompts contain answers.
     """
     if point.workload.dataset == "agent":
         return found
-    prompts = _prompts(subject, point, dataset, folder)
+    prompts = _prompts(server, point, dataset, folder)
     outputs = read_details(folder / found.raw).generated_texts
-    answers = _probe(subject, point, prompts) if subject.num_draft_tokens else []
+    answers = _probe(server, point, prompts) if server.facts.num_draft_tokens else []
     acceptance = found.acceptance
     histograms = [answer.accepted_histogram for answer in answers]
-    if acceptance and (detail := metrics.acceptance_from_histograms(histograms, subject.num_draft_tokens or 1)):
+    if acceptance and (detail := metrics.acceptance_from_histograms(histograms, server.facts.num_draft_tokens or 1)):
         acceptance = replace(acceptance, per_position=detail.per_position)
     return found.model_copy(
         update={
@@ -202,11 +204,11 @@ def judge_lengths(point: Point, load: LoadResult, details: LoadDetails) -> list[
     return problems
 
 
-def _prompts(subject: Subject, point: Point, dataset: Path, folder: Path) -> list[str]:
+def _prompts(server: Server, point: Point, dataset: Path, folder: Path) -> list[str]:
     """Return the texts that the generator sent, from its own dataset code."""
     path = folder / f"{point.label}-prompts.jsonl"
     if not path.is_file():
-        command = [sys.executable, *PROGRAM, _PROMPTS_MODULE, str(path), "--tokenizer", subject.tokenizer]
+        command = [sys.executable, *PROGRAM, _PROMPTS_MODULE, str(path), "--tokenizer", server.facts.tokenizer]
         with tempfile.TemporaryFile() as log:
             if start_program([*command, *point.arguments(dataset)], {}, log).wait() != 0:
                 log.seek(0)
@@ -215,10 +217,10 @@ def _prompts(subject: Subject, point: Point, dataset: Path, folder: Path) -> lis
     return [str(json.loads(line)["prompt"]) for line in path.read_text().splitlines()]
 
 
-def _probe(subject: Subject, point: Point, prompts: Sequence[str]) -> list[Generation]:
+def _probe(server: Server, point: Point, prompts: Sequence[str]) -> list[Generation]:
     """Send a few prompts again, one at a time, for the accept histograms that the generator does not keep."""
     work = point.workload
     extra: dict[str, Any] = {"ignore_eos": True} if work.ignore_eos else {}
-    with EngineClient(subject.base_url, subject.api_key) as client:
+    with EngineClient(server.base_url, server.api_key) as client:
         ask = client.chat if work.backend == CHAT_BACKEND else client.generate
         return [ask(prompt, work.output_len, **extra) for prompt in prompts[:_PROBES]]

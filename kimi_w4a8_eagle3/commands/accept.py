@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.run_dir import RECORD, record, write_json
-from ..bench.side import Texts
+from ..bench.single import Texts
 from ..door.settings import client_key
 from ..machine.hardware import Machine
 from .eval import require_packages

@@ -13,13 +13,13 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from ..base.console import table_console
-from ..base.errors import UsageError
 from ..base.extras import require
 from ..bench import ab as comparison
 from ..bench.runs import read_run
-from ..bench.side import Side, Texts, bench
+from ..bench.single import Texts, bench
 from ..bench.workloads import Workload, load_workload, with_changes, workload_names
 from ..door.settings import client_key
+from ..fleet.target import Target
 from ..predict.machine_model import Cluster
 from ..predict.predict import Load, adaptive_table, calibrate, check, choices, published_accept_length
 from ..report.analysis import Analysis
@@ -116,26 +116,10 @@ def run(
     This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
     """
     work = load.workload(workload)
-    if not base_url and not recipe:
-        raise UsageError(
-            "no server to measure",
-            where="kimi-w4a8 bench",
-            expected="--base-url URL of a running server, or --recipe NAME to start one",
-            remedy="for example --recipe tiny with a tiny-* workload, on any machine",
-        )
-    side = Side.parse(recipe) if recipe else None
+    key = client_key(api_key_file, os.environ)
+    target = Target(base_url or None, recipe or None, None, tuple(settings), key, ops_url)
     with signals(runs):
-        folder = bench(
-            work,
-            load.texts(),
-            runs,
-            typer.echo,
-            base_url=base_url or None,
-            side=side,
-            settings=settings,
-            api_key=client_key(api_key_file, os.environ),
-            ops_url=ops_url,
-        )
+        folder = bench(work, load.texts(), target, runs, typer.echo)
     print_figures(Analysis([read_run(folder)]))
 
 
@@ -160,9 +144,11 @@ def ab(
     if report:
         require(*PACKAGES)  # before the hours of measuring
     works = [load.workload(name) for name in dict.fromkeys(workload)]
-    plan = comparison.Plan([Side.parse(side) for side in (a, *b)], works, repeats, rounds)
+    key = client_key(None, os.environ)
+    sides = [Target(recipe=side, settings=tuple(settings), api_key=key) for side in (a, *b)]
+    plan = comparison.Plan(sides, works, repeats, rounds)
     with signals(runs):
-        folder = comparison.ab(plan, load.texts(), runs, typer.echo, settings, client_key(None, os.environ))
+        folder = comparison.ab(plan, load.texts(), runs, typer.echo)
     analysis = Analysis([read_run(folder)], base=a)
     print_figures(analysis)
     print_comparison(analysis)

@@ -14,7 +14,7 @@ from ..base.console import table_console
 from ..base.errors import UsageError
 from ..base.extras import require
 from ..door.settings import client_key
-from ..eval.choice import Choice
+from ..fleet.target import Target
 from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _BASELINE = typer.Option(None, "--baseline", help="Run directory to compare with
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerOptions:
     """Options that name the server under test."""
 
     base_url: str | None = _BASE_URL
@@ -45,10 +45,11 @@ class Server:
     no_speculation: bool = typer.Option(False, "--no-speculation", help="With --recipe: without its draft.")
     settings: list[str] = _SETTINGS
 
-    def choice(self, api_key_file: Path | None) -> Choice:
-        """Return the options as a choice of server."""
-        speculate, key = not self.no_speculation, client_key(api_key_file, os.environ)
-        return Choice(self.base_url, self.recipe, self.model, speculate, tuple(self.settings), key)
+    def target(self, api_key_file: Path | None) -> Target:
+        """Return the server under test."""
+        key = client_key(api_key_file, os.environ)
+        target = Target(self.base_url, self.recipe, self.model, tuple(self.settings), key)
+        return target.plain() if self.no_speculation else target
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def require_packages() -> None:
 @expanded
 def gsm8k(
     *,
-    server: Server,
+    server: ServerOptions,
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder with train.jsonl and test.jsonl (no Hub)."),
     limit: int | None = typer.Option(None, "--limit", min=1, help="Only the first problems."),
     chat: bool = typer.Option(False, "--chat", help="Use the chat template instead of plain completions."),
@@ -104,7 +105,7 @@ def gsm8k(
 @expanded
 def tiny_math(
     *,
-    server: Server,
+    server: ServerOptions,
     limit: int = typer.Option(300, "--limit", min=1, help="Held-out problems to ask."),
     concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
     baseline: Path | None = _BASELINE,
@@ -124,7 +125,7 @@ def tiny_math(
 @expanded
 def tools(
     *,
-    server: Server,
+    server: ServerOptions,
     data: str | None = typer.Option(
         None, "--data", help="Requests: a JSONL file, or hf://datasets/OWNER/REPO/FILE; default: built-in problems."
     ),
@@ -147,15 +148,15 @@ def tools(
     from ..eval.earlier_run import load_run
 
     if kept.resume is None:
-        choice = server.choice(kept.api_key_file)
+        target = server.target(kept.api_key_file)
         plan = tool_run.Plan(data, limit, stream, _object(extra), max_tokens, concurrency)
     else:
         earlier = load_run(kept.resume, tool_run.plan_of, "`kimi-w4a8 eval tools`")
-        choice, plan = _resumed(server, kept, earlier), tool_run.plan_of(earlier)
+        target, plan = _resumed(server, kept, earlier), tool_run.plan_of(earlier)
     judging = tool_run.Judging(published, baseline, min_similarity, tokenizer, kept.max_unusable, kept.runs)
     console = table_console()
     with signals(kept.runs):
-        folder = tool_run.run(choice, plan, judging, console, kept.resume)
+        folder = tool_run.run(target, plan, judging, console, kept.resume)
     raise typer.Exit(show.run(folder, console))
 
 
@@ -201,8 +202,8 @@ def lossless(
             "--base-url and --reference-url must be given together", expected="two servers, or one --recipe"
         )
     key = client_key(api_key_file, os.environ)
-    target = Choice(base_url, recipe, model, True, tuple(settings), key)
-    reference = Choice(reference_url, recipe, model, False, tuple(settings), key)
+    target = Target(base_url, recipe, model, tuple(settings), key)
+    reference = replace(target, base_url=reference_url).plain()
     plan = lossless_check.Plan(prompts, max_tokens, samples, runs=runs)
     console = table_console()
     report: lossless_check.Report | exact_check.Report
@@ -212,7 +213,7 @@ def lossless(
                 [exact_check.Side(reference, "reference", False), exact_check.Side(target, "EAGLE3", True)]
                 if recipe is None
                 else exact_check.sides_of_recipe(
-                    lambda draft, words: replace(target, speculate=draft, settings=(*words, *settings))
+                    lambda draft, words: replace(target if draft else reference, settings=(*words, *settings))
                 )
             )
             folder, report = exact_check.run(sides, exact_check.Plan(prompts, max_tokens, ask, runs=runs), console)
@@ -225,7 +226,7 @@ def lossless(
 @expanded
 def smoke(
     *,
-    server: Server,
+    server: ServerOptions,
     limit: int = typer.Option(30, "--limit", min=1, help="Problems to ask."),
     max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Longest answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
@@ -244,33 +245,33 @@ def smoke(
         limit, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
     )
     with signals(runs):
-        choice = replace(server.choice(api_key_file), ops_url=ops_url)
-        folder, state, checks = smoke_check.run(choice, floors, console, runs)
+        target = replace(server.target(api_key_file), ops_url=ops_url)
+        folder, state, checks = smoke_check.run(target, floors, console, runs)
     lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
     raise typer.Exit(show.conclude(state, lines, folder, console))
 
 
-def _resumed(server: Server, kept: Kept, earlier: dict[str, Any]) -> Choice:
+def _resumed(server: ServerOptions, kept: Kept, earlier: dict[str, Any]) -> Target:
     """Return the server of a resumed run: its own, unless another is named."""
     model = server.model or earlier["model"]  # all answers of a run must come from one model
     if server.base_url is None and server.recipe is None:
         key = client_key(kept.api_key_file, os.environ)
-        return Choice(**{**earlier["choice"], "model": model, "api_key": key})
-    return replace(server, model=model).choice(kept.api_key_file)
+        return Target(**{**earlier["targets"]["server"], "model": model, "api_key": key})
+    return replace(server, model=model).target(kept.api_key_file)
 
 
-def _accuracy(server: Server, kept: Kept, protocol: Protocol, options: Options) -> None:
+def _accuracy(server: ServerOptions, kept: Kept, protocol: Protocol, options: Options) -> None:
     from ..eval import accuracy, show  # optional: aiohttp
     from ..eval.earlier_run import load_run, protocol_of
 
     if kept.resume is None:
-        choice = server.choice(kept.api_key_file)
+        target = server.target(kept.api_key_file)
     else:
         earlier = load_run(kept.resume)
-        choice, protocol = _resumed(server, kept, earlier), protocol_of(earlier)
+        target, protocol = _resumed(server, kept, earlier), protocol_of(earlier)
         if options.data_dir is None and earlier["data_dir"]:
             options = replace(options, data_dir=Path(earlier["data_dir"]))
     console = table_console()
     with signals(kept.runs):
-        folder = accuracy.run(choice, protocol, options, console, kept.resume)
+        folder = accuracy.run(target, protocol, options, console, kept.resume)
     raise typer.Exit(show.run(folder, console))

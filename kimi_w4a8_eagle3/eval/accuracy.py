@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from rich.console import Console
 from .. import tiny
 from ..base.errors import KimiError, UsageError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
+from ..fleet.target import Server, Target, record_of
 from . import tasks
-from .choice import Choice, Target, reached, record_of
 from .earlier_run import load_run, require_same_protocol, resumable
 from .harness import Protocol, command, run_lm_eval
 from .judge import Reference, judge, load_references
@@ -40,7 +40,7 @@ class Options:
     patience: Patience = field(default_factory=Patience)
 
 
-def run(choice: Choice, protocol: Protocol, options: Options, console: Console, resume: Path | None = None) -> Path:
+def run(target: Target, protocol: Protocol, options: Options, console: Console, resume: Path | None = None) -> Path:
     """Run one accuracy evaluation and return its run directory, whose result.json holds the verdict.
 
     Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
@@ -52,38 +52,38 @@ def run(choice: Choice, protocol: Protocol, options: Options, console: Console, 
     if baseline is not None:
         require_same_protocol(baseline, protocol)
     files = tasks.check_data(options.data_dir) if options.data_dir and protocol.task is tasks.GSM8K else None
-    choice.check()
+    target.check()
     folder = resume or new_run_dir(f"eval-{protocol.task.title.lower()}", options.runs)
     if protocol.task is tasks.TINY_MATH:
         files = {"test": folder / "problems-asked.jsonl"}
         tasks.write_tiny_problems(files["test"], protocol.limit or 0)
     tasks.write_task(protocol.task, folder / "task", files)
 
-    with reached(choice, folder, console) as target:
+    with target.running(folder / "server.log", console.print) as server:
         if resume is None:
-            write_json(folder / RECORD, _record(target, choice, protocol, options))
-        console.print(f"{protocol.task.title}: {_describe(protocol)} on {target.model} at {target.base_url}; {folder}")
+            write_json(folder / RECORD, _record(server, target, protocol, options))
+        console.print(f"{protocol.task.title}: {_describe(protocol)} on {server.model} at {server.base_url}; {folder}")
         with resumable(folder, console):
-            recorder = _ask(target, protocol, folder, options.patience, console, offline=files is not None)
-    return _conclude(target, protocol, options, folder, recorder, baseline is not None)
+            recorder = _ask(server, protocol, folder, options.patience, console, offline=files is not None)
+    return _conclude(target, server, protocol, options, folder, recorder, baseline is not None)
 
 
 def _ask(
-    target: Target, protocol: Protocol, folder: Path, patience: Patience, console: Console, offline: bool
+    server: Server, protocol: Protocol, folder: Path, patience: Patience, console: Console, offline: bool
 ) -> Recorder:
     output = folder / "lm_eval"
     shutil.rmtree(output, ignore_errors=True)  # left by an interrupted run; its answers are in requests.jsonl
     with (
-        Recorder(target.base_url, folder / REQUESTS, patience, target.api_key) as recorder,
+        Recorder(server.base_url, folder / REQUESTS, patience, server.api_key) as recorder,
         progress(protocol.task.title, protocol.limit or protocol.task.counts.get("test"), console) as shown,
     ):
-        words = command(protocol, target.model, recorder.base_url, folder / "task", output)
+        words = command(protocol, server.model, recorder.base_url, folder / "task", output)
         run_lm_eval(words, recorder, folder / "lm_eval.log", offline, lambda: shown(recorder))
     return recorder
 
 
 def _conclude(
-    target: Target, protocol: Protocol, options: Options, folder: Path, recorder: Recorder, paired: bool
+    target: Target, server: Server, protocol: Protocol, options: Options, folder: Path, recorder: Recorder, paired: bool
 ) -> Path:
     outcomes = read_outcomes(folder / "lm_eval", folder / REQUESTS, protocol.chat)
     expected = protocol.limit or protocol.task.counts.get("test", len(outcomes))
@@ -103,8 +103,8 @@ def _conclude(
         "kind": KIND,
         "task": protocol.task.title,
         "protocol": describe(protocol),
-        "configuration": target.name,
-        "model": target.model,
+        "configuration": server.name,
+        "model": server.model,
         "baseline": str(options.baseline) if options.baseline else None,
         "judged_against": judged,
         "requests": {"asked": recorder.finished - len(recorder.reused), "reused": len(recorder.reused),
@@ -151,11 +151,11 @@ def _recorded_tiny() -> list[Reference]:
     ]
 
 
-def _record(target: Target, choice: Choice, protocol: Protocol, options: Options) -> dict[str, Any]:
+def _record(server: Server, target: Target, protocol: Protocol, options: Options) -> dict[str, object]:
     return record_of(
         KIND,
-        target,
-        choice=asdict(replace(choice, api_key=None)),
+        {"server": target},
+        model=server.model,
         protocol=describe(protocol),
         data_dir=str(options.data_dir.resolve()) if options.data_dir else None,
     )

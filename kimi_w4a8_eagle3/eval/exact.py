@@ -24,7 +24,7 @@ from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from ..base.verdict import Verdict
 from ..engine.client import Refused
 from ..engine.metrics import read
-from .choice import Choice, reached
+from ..fleet.target import Target
 from .greedy_match import first_difference
 from .lossless import KIND
 from .prompts import prompts
@@ -93,7 +93,7 @@ class Request:
 class Side:
     """One server and the behaviours it must show; the run is invalid if one does not occur."""
 
-    choice: Choice
+    target: Target
     label: str
     speculates: bool
     caches: bool = False
@@ -128,13 +128,13 @@ class Report:
     seen: dict[str, dict[str, float]]
 
 
-def sides_of_recipe(recipe: Callable[[bool, tuple[str, ...]], Choice]) -> list[Side]:
-    """Return a recipe's four servers, the reference first; `recipe` makes a choice from (speculate, settings)."""
+def sides_of_recipe(recipe: Callable[[bool, tuple[str, ...]], Target]) -> list[Side]:
+    """Return a recipe's four servers, the reference first; `recipe` makes a target from (speculate, settings)."""
 
     def side(speculates: bool, caches: bool) -> Side:
         label = f"{'EAGLE3' if speculates else 'plain'}, prefix cache {'on' if caches else 'off'}"
-        choice = recipe(speculates, (f"disable-radix-cache={'false' if caches else 'true'}", *_SETTINGS))
-        return Side(choice, label, speculates, caches, True)
+        target = recipe(speculates, (f"disable-radix-cache={'false' if caches else 'true'}", *_SETTINGS))
+        return Side(target, label, speculates, caches, True)
 
     return [side(speculates, caches) for speculates in (False, True) for caches in (False, True)]
 
@@ -142,7 +142,7 @@ def sides_of_recipe(recipe: Callable[[bool, tuple[str, ...]], Choice]) -> list[S
 def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Report]:
     """Ask all servers, one after the other. The first one's sequential answers are expected from all of them."""
     for side in sides:
-        side.choice.check()
+        side.target.check()
     folder = new_run_dir("eval-lossless", plan.runs)
     report = Report(Verdict.PASS, [], 0, 0, [], {})
     asked: list[Request] = []
@@ -150,10 +150,10 @@ def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Repo
     model = ""
     for number, side in enumerate(sides):
         with (
-            reached(side.choice, folder, console, f"side{number}") as target,
-            Probe(target.base_url, target.api_key) as probe,
+            side.target.running(folder / f"side{number}.log", console.print) as server,
+            Probe(server.base_url, server.api_key) as probe,
         ):
-            model = target.model
+            model = server.model
             with console.status(f"{side.label}: one request after the other"):
                 if not asked:
                     asked, expected = _expectation(probe, model, plan)
@@ -164,10 +164,10 @@ def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Repo
                 report.tokens += sum(len(answer.ids) for answer in found)
                 report.differences += differences(asked, expected, found, side.label, concurrency)
                 _count(report.seen.setdefault(side.label, {}), found)
-            report.seen[side.label]["retracted"] = read(target.base_url).total(RETRACTED) or 0.0
+            report.seen[side.label]["retracted"] = read(server.base_url).total(RETRACTED) or 0.0
         console.print(f"[green]✓[/] {side.label}: {report.seen[side.label]}")
     _judge(report, sides, asked, plan)
-    servers = {side.label: side.choice.base_url or side.choice.recipe for side in sides}
+    servers = {side.label: side.target.base_url or side.target.recipe for side in sides}
     write_json(folder / RECORD, record(KIND, servers, {}, plan=asdict(plan), model=model))
     write_json(folder / "result.json", _result(sides, asked, expected, report, plan))
     write_page(folder)

@@ -15,8 +15,8 @@ from rich.console import Console
 from ..base.errors import KimiError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..base.verdict import Verdict
+from ..fleet.target import Server, Target, record_of
 from . import prefill_match, sampling_match
-from .choice import Choice, Target, reached, record_of
 from .greedy_match import Divergence, divergences
 from .prefill_match import PrefillMatch
 from .prompts import Prompt, prompts
@@ -53,7 +53,7 @@ class Answers:
     answers with a stop string, whether they continued behind it.
     """
 
-    target: Target
+    server: Server
     prompt_ids: list[tuple[int, ...]]
     greedy: dict[int, list[Tokens]] = field(default_factory=dict)
     prefixes: list[tuple[int, ...]] = field(default_factory=list)
@@ -88,18 +88,19 @@ class Report:
     sampling: SamplingMatch | None
 
 
-def run(reference: Choice, target: Choice, plan: Plan, console: Console) -> tuple[Path, Report]:
+def run(reference: Target, target: Target, plan: Plan, console: Console) -> tuple[Path, Report]:
     """Ask both servers, one after the other, and return the run directory and the comparison."""
     reference.check()
     target.check()
     folder = new_run_dir("eval-lossless", plan.runs)
     asked = prompts(plan.prompts)
-    with reached(target, folder, console, "speculated") as server:
+    with target.running(folder / "speculated.log", console.print) as server:
         found = _ask(server, asked, plan, None, console)
-    with reached(reference, folder, console, "reference") as server:
+    with reference.running(folder / "reference.log", console.print) as server:
         expected = _ask(server, asked, plan, found, console)
     report = compare(asked, expected, found, plan)
-    write_json(folder / RECORD, record_of(KIND, expected.target, found.target, plan=asdict(plan)))
+    sides = {"reference": reference, "speculated": target}
+    write_json(folder / RECORD, record_of(KIND, sides, model=found.server.model, plan=asdict(plan)))
     write_json(folder / "result.json", _result(asked, expected, found, report, plan))
     write_page(folder)
     return folder, report
@@ -135,7 +136,7 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) 
     return report
 
 
-def _ask(server: Target, asked: list[Prompt], plan: Plan, earlier: Answers | None, console: Console) -> Answers:
+def _ask(server: Server, asked: list[Prompt], plan: Plan, earlier: Answers | None, console: Console) -> Answers:
     """Ask one server. The second server also prefills all greedy answers and continues the prefixes of `earlier`."""
     if server.ops_url is not None:
         raise KimiError(
@@ -203,7 +204,7 @@ def _judge_greedy(report: Report, expected: Answers, found: Answers, plan: Plan)
         report.reasons.append("the servers tokenize the prompts differently, so they do not serve the same model")
     elif found.accept_length is None:
         report.state = Verdict.INVALID
-        report.reasons.append(f"{found.target.name} does not speculate, so nothing was tested")
+        report.reasons.append(f"{found.server.name} does not speculate, so nothing was tested")
     elif problems := _problems(report, bugs, found):
         report.state = Verdict.FAIL
         report.reasons += problems
@@ -257,8 +258,8 @@ def _result(asked: list[Prompt], expected: Answers, found: Answers, report: Repo
 
     return {
         "kind": KIND,
-        "configuration": found.target.name,
-        "reference": expected.target.name,
+        "configuration": found.server.name,
+        "reference": expected.server.name,
         "plan": asdict(plan),
         "report": asdict(report),
         "prompts": [asdict(prompt) for prompt in asked],

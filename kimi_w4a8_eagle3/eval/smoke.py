@@ -16,7 +16,7 @@ from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..base.verdict import Verdict
 from ..engine.client import EngineClient, Generation
 from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
-from .choice import Choice, reached, record_of
+from ..fleet.target import Target, record_of
 from .section import write_page
 
 KIND = "eval-smoke"
@@ -48,13 +48,16 @@ class Check:
 
 
 def run(
-    choice: Choice, floors: Floors, console: Console, runs: Path = DEFAULT_ROOT
+    target: Target, floors: Floors, console: Console, runs: Path = DEFAULT_ROOT
 ) -> tuple[Path, Verdict, list[Check]]:
     """Ask easy problems and return the run directory, pass or fail, and the checks."""
-    choice.check()
+    target.check()
     folder = new_run_dir("eval-smoke", runs)
     problems = tiny.problems("held_out", floors.problems, seed=21)
-    with reached(choice, folder, console) as server, EngineClient(server.base_url, server.api_key) as client:
+    with (
+        target.running(folder / "server.log", console.print) as server,
+        EngineClient(server.base_url, server.api_key) as client,
+    ):
 
         def ask(problem: tiny.Problem) -> Generation | KimiError:
             try:
@@ -69,7 +72,7 @@ def run(
     counted = acceptance_from_counters(added, _DRAFT_TOKENS) if added else None
     checks = check(problems, answers, floors, counted)
     state = Verdict.PASS if all(check.passed for check in checks) else Verdict.FAIL
-    write_json(folder / RECORD, record_of(KIND, server))
+    write_json(folder / RECORD, record_of(KIND, {"server": target}, model=server.model))
     shown = [
         {"question": p.question, "answer": p.answer, "reply": asdict(a) if isinstance(a, Generation) else str(a)}
         for p, a in zip(problems, answers, strict=True)

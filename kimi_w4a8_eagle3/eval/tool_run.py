@@ -17,8 +17,8 @@ from ..base.errors import KimiError
 from ..base.files import lines, write_atomic
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..engine.client import EngineClient
+from ..fleet.target import Server, Target, record_of
 from . import tool_requests, tool_scores, vendor_checks
-from .choice import Choice, Target, reached, record_of
 from .earlier_run import resumable
 from .recorder import ENDPOINTS, REQUESTS, Answer, Patience, Recorder, read_answers, request_key
 from .section import write_page
@@ -67,7 +67,7 @@ def plan_of(run: dict[str, Any]) -> Plan:
     return Plan(**run["plan"])
 
 
-def run(choice: Choice, plan: Plan, judging: Judging, console: Console, resume: Path | None = None) -> Path:
+def run(target: Target, plan: Plan, judging: Judging, console: Console, resume: Path | None = None) -> Path:
     """Run one tool-call evaluation and return its run directory, whose result.json holds the verdict.
 
     Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
@@ -76,20 +76,20 @@ def run(choice: Choice, plan: Plan, judging: Judging, console: Console, resume: 
     baseline = load_outcomes(judging.baseline) if judging.baseline else None
     requests = tool_requests.load(plan.data, plan.limit)
     count = vendor_checks.counter(judging.tokenizer) if judging.tokenizer else None
-    choice.check()
+    target.check()
     folder = resume or new_run_dir(KIND, judging.runs)
-    with reached(choice, folder, console) as target:
+    with target.running(folder / "server.log", console.print) as server:
         if resume is None:
-            asked_as = asdict(replace(choice, api_key=None))
-            write_json(folder / RECORD, record_of(KIND, target, choice=asked_as, plan=asdict(plan)))
-        count = count or _own_counter(target)
-        probes = vendor_checks.probes(target.model, plan.max_tokens)
-        bodies = [_body(request.body, target.model, plan) for request in requests]
+            found = record_of(KIND, {"server": target}, model=server.model, plan=asdict(plan))
+            write_json(folder / RECORD, found)
+        count = count or _own_counter(server)
+        probes = vendor_checks.probes(server.model, plan.max_tokens)
+        bodies = [_body(request.body, server.model, plan) for request in requests]
         console.print(
-            f"{len(bodies)} requests and {len(probes)} checks on {target.model} at {target.base_url}; {folder}"
+            f"{len(bodies)} requests and {len(probes)} checks on {server.model} at {server.base_url}; {folder}"
         )
         with resumable(folder, console):
-            recorder = _ask([*bodies, *(probe.body for probe in probes)], target, plan, judging, folder, console)
+            recorder = _ask([*bodies, *(probe.body for probe in probes)], server, plan, judging, folder, console)
     answers = read_answers(folder / REQUESTS)
 
     def answer(body: dict[str, Any]) -> Answer:
@@ -102,7 +102,7 @@ def run(choice: Choice, plan: Plan, judging: Judging, console: Console, resume: 
     schemas = [(probe.body, found) for probe, found in asked if "tools" in probe.body]
     counted = [*((body, answer(body)) for body in bodies), *schemas]
     checks.append(vendor_checks.check_counts(counted, count))
-    return _conclude(folder, target, plan, judging, table, baseline, outcomes, checks, recorder)
+    return _conclude(folder, server, plan, judging, table, baseline, outcomes, checks, recorder)
 
 
 def load_outcomes(folder: Path) -> dict[str, ToolOutcome]:
@@ -122,9 +122,9 @@ def _table(judging: Judging) -> Published:
     return table if judging.min_similarity is None else replace(table, min_similarity=judging.min_similarity)
 
 
-def _own_counter(target: Target) -> Callable[[dict[str, Any]], int] | None:
+def _own_counter(server: Server) -> Callable[[dict[str, Any]], int] | None:
     """Return a counter for the server's tokenizer if it is on this machine."""
-    with EngineClient(target.base_url, target.api_key) as client:
+    with EngineClient(server.base_url, server.api_key) as client:
         try:
             path = client.tokenizer_path()
         except KimiError:
@@ -142,11 +142,11 @@ def _body(body: dict[str, Any], model: str, plan: Plan) -> dict[str, Any]:
 
 
 def _ask(
-    bodies: Sequence[dict[str, Any]], target: Target, plan: Plan, judging: Judging, folder: Path, console: Console
+    bodies: Sequence[dict[str, Any]], server: Server, plan: Plan, judging: Judging, folder: Path, console: Console
 ) -> Recorder:
     """Send every request through the recorder, which keeps the answers."""
     with (
-        Recorder(target.base_url, folder / REQUESTS, judging.patience, target.api_key) as recorder,
+        Recorder(server.base_url, folder / REQUESTS, judging.patience, server.api_key) as recorder,
         httpx.Client(base_url=recorder.base_url, timeout=None, limits=httpx.Limits(max_connections=None)) as http,  # noqa: S113 the recorder sets the time limits
         progress("tool calls", len(bodies), console) as shown,
         ThreadPoolExecutor(plan.concurrency) as pool,
@@ -155,7 +155,7 @@ def _ask(
             shown(recorder)
             if recorder.fatal is not None:
                 pool.shutdown(cancel_futures=True)
-                raise KimiError(recorder.fatal, where=target.base_url)
+                raise KimiError(recorder.fatal, where=server.base_url)
             done.result()
     return recorder
 
@@ -167,7 +167,7 @@ def _marker_check(outcomes: Sequence[ToolOutcome]) -> Check:
 
 
 def _conclude(
-    folder: Path, target: Target, plan: Plan, judging: Judging, table: Published,
+    folder: Path, server: Server, plan: Plan, judging: Judging, table: Published,
     baseline: dict[str, ToolOutcome] | None, outcomes: list[ToolOutcome], checks: list[Check], recorder: Recorder,
 ) -> Path:  # fmt: skip
     judged = table.references[0].configuration if table.references else None  # the vendor's own service comes first
@@ -178,8 +178,8 @@ def _conclude(
         "kind": KIND,
         "task": "tool calls",
         "plan": asdict(plan),
-        "configuration": target.name,
-        "model": target.model,
+        "configuration": server.name,
+        "model": server.model,
         "baseline": str(judging.baseline) if judging.baseline else None,
         "judged_against": judged,
         "finish_reasons": dict(Counter(str(outcome.finish_reason) for outcome in outcomes)),

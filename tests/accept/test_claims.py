@@ -12,7 +12,7 @@ from rich.console import Console
 from kimi_w4a8_eagle3.accept.claims import CLAIMS, rows, write_bundle, write_page
 from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Outcome, Stage
 from kimi_w4a8_eagle3.accept.stages import IMAGE, ON_GPUS, Sizes, Trial, predicted
-from kimi_w4a8_eagle3.bench.side import Texts
+from kimi_w4a8_eagle3.bench.single import Texts
 from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
 from kimi_w4a8_eagle3.predict.machine_model import Cluster

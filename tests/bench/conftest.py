@@ -12,8 +12,9 @@ from support.bench_null import KEY, NUM_PROMPTS, serve
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.measure import Measurement
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
-from kimi_w4a8_eagle3.bench.side import Texts, bench
+from kimi_w4a8_eagle3.bench.single import Texts, bench
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
+from kimi_w4a8_eagle3.fleet.target import Target
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +25,7 @@ def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     try:
         workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
         runs = tmp_path_factory.mktemp("runs")
-        folder = bench(workload, Texts(), runs, lambda _: None, base_url=server.base_url, api_key=KEY)
+        folder = bench(workload, Texts(), Target(server.base_url, api_key=KEY), runs, lambda _: None)
     finally:
         server.shutdown()
     return read_run(folder)
@@ -38,7 +39,7 @@ def failed_run(null_run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple
     try:
         workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
         with pytest.raises(KimiError) as caught:
-            bench(workload, Texts(), runs, lambda _: None, base_url=server.base_url)
+            bench(workload, Texts(), Target(server.base_url), runs, lambda _: None)
     finally:
         server.shutdown()
     return read_run(next(runs.iterdir())), caught.value

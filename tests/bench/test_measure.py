@@ -16,10 +16,9 @@ from kimi_w4a8_eagle3.bench import generator
 from kimi_w4a8_eagle3.bench.generator import read_details, read_result
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
 from kimi_w4a8_eagle3.bench.sampler import summarize
-from kimi_w4a8_eagle3.bench.side import Texts, bench
-from kimi_w4a8_eagle3.bench.subject import inspect
+from kimi_w4a8_eagle3.bench.single import Texts, bench
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.report.analysis import Analysis
 from kimi_w4a8_eagle3.report.tables import print_figures
 from proof.load.null_server import steps_of
@@ -104,7 +103,7 @@ def test_conversations_are_measured_turn_by_turn(null_run: Run, tmp_path: Path) 
     workload = with_changes(load_workload("tiny-agent"), num_prompts=2, output_len=8)
     server = serve()
     try:
-        run = read_run(bench(workload, Texts(), tmp_path, lambda _: None, base_url=server.base_url))
+        run = read_run(bench(workload, Texts(), Target(server.base_url), tmp_path, lambda _: None))
     finally:
         server.shutdown()
     [found] = run.result.measurements
@@ -153,8 +152,8 @@ def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch
     server = serve(api_key=KEY)
     try:
         with pytest.raises(KimiError, match="signal 9") as caught:
-            texts, url = Texts(), server.base_url
-            bench(load_workload("tiny-con2"), texts, tmp_path, lambda _: None, base_url=url, api_key=KEY)
+            target = Target(server.base_url, api_key=KEY)
+            bench(load_workload("tiny-con2"), Texts(), target, tmp_path, lambda _: None)
     finally:
         server.shutdown()
     run = read_run(next(tmp_path.iterdir()))
@@ -164,7 +163,7 @@ def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch
 
 def test_a_server_that_is_down_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="does not answer"):
-        bench(load_workload("tiny-con2"), Texts(), tmp_path, lambda _: None, base_url="http://127.0.0.1:9")
+        bench(load_workload("tiny-con2"), Texts(), Target("http://127.0.0.1:9"), tmp_path, lambda _: None)
     assert not list(tmp_path.iterdir())
 
 
@@ -173,7 +172,7 @@ def test_a_server_that_asks_for_another_key_leaves_no_folder(tmp_path: Path, key
     server = serve(api_key=KEY)
     try:
         with pytest.raises(KimiError, match="needs a key"):
-            bench(load_workload("tiny-con2"), Texts(), tmp_path, lambda _: None, base_url=server.base_url, api_key=key)
+            bench(load_workload("tiny-con2"), Texts(), Target(server.base_url, api_key=key), tmp_path, lambda _: None)
     finally:
         server.shutdown()
     assert not list(tmp_path.iterdir())
@@ -189,11 +188,11 @@ def test_the_wrong_model_and_a_short_context_are_refused(tmp_path: Path) -> None
     server = serve(context_len=1024)
     try:
         with pytest.raises(KimiError, match="the server serves null-model"):
-            inspect(server.base_url, "tiny", render(load_recipe("tiny")))
+            Target(server.base_url, "tiny").check()
         sharegpt = tmp_path / "texts.json"
         sharegpt.write_text(json.dumps([{"conversations": [{"value": f"a {i}"}, {"value": "b"}]} for i in range(10)]))
         with pytest.raises(KimiError, match=r"needs 10,752 tokens per request, the server's context has 1,024"):
             texts = Texts(sharegpt=str(sharegpt))
-            bench(load_workload("con2"), texts, tmp_path / "runs", lambda _: None, base_url=server.base_url)
+            bench(load_workload("con2"), texts, Target(server.base_url), tmp_path / "runs", lambda _: None)
     finally:
         server.shutdown()

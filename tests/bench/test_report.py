@@ -15,10 +15,11 @@ from kimi_w4a8_eagle3.base.run_dir import RECORD
 from kimi_w4a8_eagle3.bench import runs
 from kimi_w4a8_eagle3.bench.ab import Plan
 from kimi_w4a8_eagle3.bench.runs import Run, read_run
-from kimi_w4a8_eagle3.bench.side import Side, recorded
+from kimi_w4a8_eagle3.bench.single import recorded
 from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval
 from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.cli import app
+from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.report import changes
 from kimi_w4a8_eagle3.report.analysis import Analysis
 from kimi_w4a8_eagle3.report.page import write_report
@@ -104,7 +105,7 @@ def test_no_run_is_one_message(tmp_path: Path) -> None:
 
 
 def plan(repeats: int, rounds: int) -> Plan:
-    return Plan((Side.parse("tiny:plain"), Side.parse("tiny")), [load_workload("tiny-con2")], repeats, rounds)
+    return Plan((Target(recipe="tiny:plain"), Target(recipe="tiny")), [load_workload("tiny-con2")], repeats, rounds)
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,15 @@ def test_sides_take_turns_and_both_measure_every_repetition(
 
 
 def test_plain_is_the_recipe_without_speculation() -> None:
-    assert Side.parse("tiny").launch([]).num_draft_tokens == 4
-    assert Side.parse("tiny:plain").launch([]).num_draft_tokens is None
-    assert Side.parse("tiny:adaptive").launch([]).args["speculative-adaptive"] is True
+    eagle3, plain, adaptive = (Target(recipe=name).launch for name in ("tiny", "tiny:plain", "tiny:adaptive"))
+    assert eagle3 and eagle3.num_draft_tokens == 4
+    assert plain and plain.num_draft_tokens is None
+    assert adaptive and adaptive.args["speculative-adaptive"] is True
+    assert Target(recipe="tiny").plain() == Target(recipe="tiny:adaptive").plain() == Target(recipe="tiny:plain")
 
 
 def test_the_record_of_a_run_says_how_each_server_was_started(tmp_path: Path) -> None:
-    with recorded(tmp_path, "ab", ["tiny"], {"tiny": Side.parse("tiny").launch([])}, None):
+    with recorded(tmp_path, "ab", {"tiny": Target(recipe="tiny")}):
         pass
     server = json.loads((tmp_path / RECORD).read_text())["servers"]["tiny"]
     assert "sglang.launch_server" in server["argv"] and server["env"]["SGLANG_USE_CPU_ENGINE"] == "1"
@@ -138,7 +141,7 @@ def test_bad_plans_are_refused() -> None:
     with pytest.raises(KimiError, match="1 repetition"):
         plan(1, 2)
     with pytest.raises(KimiError, match="two sides have the name tiny"):
-        Plan((Side.parse("tiny"), Side.parse("tiny")), [], 1, 1)
+        Plan((Target(recipe="tiny"), Target(recipe="tiny")), [], 1, 1)
 
 
 def test_the_command_line_compares_and_predicts(copies: Copies) -> None:
@@ -150,4 +153,4 @@ def test_the_command_line_compares_and_predicts(copies: Copies) -> None:
 
 def test_a_workload_name_is_short_for_run() -> None:
     result = CliRunner().invoke(app, ["bench", "con2"])
-    assert isinstance(result.exception, KimiError) and "no server to measure" in str(result.exception)
+    assert isinstance(result.exception, KimiError) and "no server was named" in str(result.exception)

@@ -13,11 +13,11 @@ from support.tiny_servers import tiny_launch, with_faults
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.eval import accuracy, exact, lossless, smoke, tasks
-from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
 from kimi_w4a8_eagle3.eval.prompts import prompts
 from kimi_w4a8_eagle3.eval.tokens import Probe, Tokens
+from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.tiny.tools import declaration
 
 pytestmark = pytest.mark.server
@@ -39,7 +39,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineSer
 
 
 def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: object) -> lossless.Report:
-    choices = (Choice(base_url=reference.base_url), Choice(base_url=target.base_url))
+    choices = (Target(base_url=reference.base_url), Target(base_url=target.base_url))
     _, report = lossless.run(*choices, lossless.Plan(runs=runs, **plan), SILENT)
     return report
 
@@ -117,7 +117,7 @@ def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_leng
     named.write_text("hidden state of the wrong token")
     with Probe(server.base_url) as probe:
         assert not exact.differences(asked, answers, [exact.ask(probe, each) for each in asked], "EAGLE3", 1)
-    _, state, checks = smoke.run(Choice(base_url=server.base_url), FLOORS, SILENT, tmp_path)
+    _, state, checks = smoke.run(Target(base_url=server.base_url), FLOORS, SILENT, tmp_path)
     assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"], checks
 
 
@@ -147,7 +147,7 @@ def test_a_server_has_its_own_distribution_and_does_not_count_as_speculating(pla
 def test_tiny_math_reaches_the_recorded_accuracy(eagle3, tmp_path):
     protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit=50, concurrency=32)
     folder = accuracy.run(
-        Choice(base_url=eagle3.base_url), protocol, accuracy.Options(runs=tmp_path, max_unusable=0.02), SILENT
+        Target(base_url=eagle3.base_url), protocol, accuracy.Options(runs=tmp_path, max_unusable=0.02), SILENT
     )
     outcomes = load_outcomes(folder)
     assert len(outcomes) == 50 and sum(o.correct["strict-match"] for o in outcomes) >= 46
@@ -156,5 +156,5 @@ def test_tiny_math_reaches_the_recorded_accuracy(eagle3, tmp_path):
 
 
 def test_smoke_passes_with_eagle3(eagle3, tmp_path):
-    _, state, checks = smoke.run(Choice(base_url=eagle3.base_url), FLOORS, SILENT, tmp_path)
+    _, state, checks = smoke.run(Target(base_url=eagle3.base_url), FLOORS, SILENT, tmp_path)
     assert state == "pass", checks

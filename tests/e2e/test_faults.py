@@ -20,13 +20,12 @@ from support import supervisor
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.runs import read_run
-from kimi_w4a8_eagle3.bench.side import Side, Texts, bench
-from kimi_w4a8_eagle3.bench.subject import inspect
+from kimi_w4a8_eagle3.bench.single import Texts, bench
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
 from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.eval import smoke
-from kimi_w4a8_eagle3.eval.choice import Choice
+from kimi_w4a8_eagle3.fleet.target import Target
 from proof.load.load import Load, forbidden
 from proof.load.load_questions import endless_question, known_questions
 from proof.load.load_request import Client, Manner, Outcome
@@ -105,7 +104,7 @@ def test_the_router_lets_nobody_in_without_the_key(fleet, questions, sent):
 def test_the_whole_fleet_is_measured_through_its_router(fleet, tmp_path):
     workload = with_changes(load_workload("tiny-maths"), num_prompts=8)
     server = {"base_url": fleet.base_url, "ops_url": fleet.ops_url, "api_key": KEY}
-    run = read_run(bench(workload, Texts(), tmp_path, lambda _: None, side=Side.parse("tiny"), **server))
+    run = read_run(bench(workload, Texts(), Target(recipe="tiny", **server), tmp_path, lambda _: None))
     [found] = run.usable
     assert run.result.status == "complete" and run.refused == [] and found.load.completed == 8
     # Every verify step commits its accepted drafts and one token of the target's own; requests may end inside a step.
@@ -116,13 +115,13 @@ def test_the_whole_fleet_is_measured_through_its_router(fleet, tmp_path):
     assert list(found.acceptance.per_position) == sorted(found.acceptance.per_position, reverse=True)
     assert found.text is not None and found.text.warning is None
     assert found.server is not None and found.server.samples > 0
-    _, state, _ = smoke.run(Choice(**server), smoke.Floors(problems=6), Console(quiet=True), tmp_path)
+    _, state, _ = smoke.run(Target(**server), smoke.Floors(problems=6), Console(quiet=True), tmp_path)
     assert state == "pass"
 
 
 def test_a_router_without_its_ops_endpoint_cannot_be_measured(fleet):
     with pytest.raises(KimiError, match="is a router, and the ops endpoint with its engines' counters does not answer"):
-        inspect(fleet.base_url, api_key=KEY, ops_url="http://127.0.0.1:9")
+        Target(fleet.base_url, api_key=KEY, ops_url="http://127.0.0.1:9").check()
 
 
 def test_a_killed_router_comes_back_with_both_replicas(fleet, questions):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from kimi_w4a8_eagle3.eval import exact
-from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.tokens import Tokens
+from kimi_w4a8_eagle3.fleet.target import Target
 
 ASKED = [exact.Request("chat", (1, 2), {})]
 ANSWER = Tokens((7, 5, 9), "abc", "stop", (((-0.1, 7), (-2.4, 8)), ((-0.69, 5), (-0.75, 6)), ((-0.01, 9), (-5.0, 4))))
@@ -60,7 +60,7 @@ def judged(differences=(), kinds=("chat",), longest=2, **seen: float) -> exact.R
     }
     report = exact.Report("pass", [], 1, 3, list(differences), {"EAGLE3": counted})
     asked = [exact.Request(kind, tuple(range(longest)), {}) for kind in kinds]
-    side = exact.Side(Choice(recipe="tiny"), "EAGLE3", speculates=True, caches=True, retracts=True)
+    side = exact.Side(Target(recipe="tiny"), "EAGLE3", speculates=True, caches=True, retracts=True)
     exact._judge(report, [side], asked, exact.Plan())
     return report
 
@@ -85,12 +85,12 @@ def test_a_difference_fails_whatever_else_is_missing(retracted):
 
 
 def test_the_sides_of_a_recipe_are_all_four_and_the_first_is_the_plainest():
-    sides = exact.sides_of_recipe(lambda draft, words: Choice(recipe="tiny", speculate=draft, settings=words))
+    sides = exact.sides_of_recipe(lambda draft, words: Target(recipe="tiny" if draft else "tiny:plain", settings=words))
     assert [(s.speculates, s.caches, s.retracts) for s in sides] == [
         (d, c, True) for d in (False, True) for c in (False, True)
     ]
     for side in sides:
-        launch = side.choice.launch()
+        launch = side.target.launch
         assert (launch.draft is not None) == side.speculates
         assert ("--disable-radix-cache" in launch.argv) != side.caches
         assert launch.env["SGLANG_TEST_RETRACT"] == "1"

@@ -12,13 +12,13 @@ from rich.console import Console
 from support.openai_server import OpenAIServer, Reply, openai_server
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.commands.eval import Judged, Server, _resumed
+from kimi_w4a8_eagle3.commands.eval import Judged, ServerOptions, _resumed
 from kimi_w4a8_eagle3.eval import accuracy, tasks
-from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.earlier_run import load_run
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
 from kimi_w4a8_eagle3.eval.recorder import Patience
+from kimi_w4a8_eagle3.fleet.target import Target
 
 LIMIT = 24
 KEY = "a-key-for-this-test"
@@ -84,7 +84,7 @@ def resumed(data, tmp_path_factory):
     server.append(OpenAIServer(mortal, api_key=KEY))
     options = accuracy.Options(data_dir=data, runs=runs, patience=QUICK)
     with pytest.raises(KimiError) as caught:
-        accuracy.run(Choice(base_url=server[0].base_url, api_key=KEY), PROTOCOL, options, SILENT)
+        accuracy.run(Target(base_url=server[0].base_url, api_key=KEY), PROTOCOL, options, SILENT)
     server[0].close()
     (folder,) = runs.iterdir()
     assert not (folder / accuracy.RESULT).exists()
@@ -114,7 +114,7 @@ def test_the_key_of_the_server_is_written_nowhere(resumed):
 def test_a_server_that_asks_for_another_key_is_named_before_anything_starts(data, tmp_path, key):
     with openai_server(answer, api_key=KEY) as server, pytest.raises(KimiError, match="needs a key"):
         options = accuracy.Options(data_dir=data, runs=tmp_path)
-        accuracy.run(Choice(base_url=server.base_url, api_key=key), PROTOCOL, options, SILENT)
+        accuracy.run(Target(base_url=server.base_url, api_key=key), PROTOCOL, options, SILENT)
     assert not list(tmp_path.iterdir())
 
 
@@ -155,16 +155,16 @@ def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
     options = accuracy.Options(data_dir=data, runs=tmp_path)
     with openai_server(answer, model="other") as server:
         with pytest.raises(KimiError, match="serves 'other', not 'kimi'"):
-            accuracy.run(Choice(base_url=server.base_url, model="kimi"), PROTOCOL, options, SILENT)
+            accuracy.run(Target(base_url=server.base_url, model="kimi"), PROTOCOL, options, SILENT)
         assert server.total() == 0
     assert not list(tmp_path.iterdir())  # no half-made run directory
 
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
     kept, earlier = Judged(0.01, resumed.folder, None, Path()), load_run(resumed.folder)
-    other = Server("http://127.0.0.1:1", None, None, False, [])
+    other = ServerOptions("http://127.0.0.1:1", None, None, False, [])
     assert _resumed(other, kept, earlier).model == "test-model"
-    assert _resumed(replace(other, base_url=None), kept, earlier).base_url == earlier["choice"]["base_url"]
+    assert _resumed(replace(other, base_url=None), kept, earlier).base_url == earlier["targets"]["server"]["base_url"]
 
 
 def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
@@ -172,25 +172,24 @@ def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
     five_shot = Protocol(tasks.GSM8K, chat=False, shots=5, max_tokens=64, limit=LIMIT)
     with openai_server(answer) as server:
         with pytest.raises(KimiError, match="another protocol: shots 10, this run has 5"):
-            accuracy.run(Choice(base_url=server.base_url), five_shot, options, SILENT)
+            accuracy.run(Target(base_url=server.base_url), five_shot, options, SILENT)
         options = accuracy.Options(data_dir=data, runs=tmp_path, baseline=tmp_path)
         with pytest.raises(KimiError, match="not a run that can be used here"):
-            accuracy.run(Choice(base_url=server.base_url), PROTOCOL, options, SILENT)
+            accuracy.run(Target(base_url=server.base_url), PROTOCOL, options, SILENT)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("choice", [{}, {"base_url": "http://127.0.0.1:1", "recipe": "tiny"}])
-def test_the_server_must_be_named_once(choice):
-    with pytest.raises(KimiError, match="give exactly one of --base-url and --recipe"):
-        Choice(**choice)
+def test_a_server_must_be_named():
+    with pytest.raises(KimiError, match="no server was named"):
+        Target()
 
 
 def test_nobody_at_the_address_is_said_before_a_long_run(data, tmp_path):
     with pytest.raises(KimiError, match="does not answer"):
         options = accuracy.Options(data_dir=data, runs=tmp_path)
-        accuracy.run(Choice(base_url="http://127.0.0.1:9"), PROTOCOL, options, SILENT)
+        accuracy.run(Target(base_url="http://127.0.0.1:9"), PROTOCOL, options, SILENT)
 
 
 def test_a_recipe_for_gpus_is_refused_on_a_machine_without_them(data, tmp_path):
     with pytest.raises(KimiError, match="this machine cannot serve the recipe 'eagle3-opt'"):
-        accuracy.run(Choice(recipe="eagle3-opt"), PROTOCOL, accuracy.Options(data_dir=data, runs=tmp_path), SILENT)
+        accuracy.run(Target(recipe="eagle3-opt"), PROTOCOL, accuracy.Options(data_dir=data, runs=tmp_path), SILENT)

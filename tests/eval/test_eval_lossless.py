@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from kimi_w4a8_eagle3.eval import lossless, prefill_match, sampling_match
-from kimi_w4a8_eagle3.eval.choice import Target
 from kimi_w4a8_eagle3.eval.greedy_match import divergences, first_difference
 from kimi_w4a8_eagle3.eval.lossless import Answers, Plan
 from kimi_w4a8_eagle3.eval.prompts import KINDS, Prompt, prompts
 from kimi_w4a8_eagle3.eval.tokens import Prefill, Tokens
+from kimi_w4a8_eagle3.fleet.target import Server
 
 PROMPT = [Prompt("chat", "hello")]
 TOP = (((-0.1, 7), (-2.4, 8)), ((-0.69, 5), (-0.75, 6)), ((-0.01, 9), (-5.0, 4)))
@@ -114,9 +114,9 @@ class Agreeing(dict):
 
 
 def answers(name, greedy, info=None, sampled=()):
-    target = Target(name, "http://127.0.0.1:1", "m")
+    server = Server(name, "http://127.0.0.1:1", "m")
     greedy = {1: [greedy], 40: [greedy]}
-    return Answers(target, [(1, 2)], greedy, [(1,)], list(sampled), info or {}, prefills=Agreeing())
+    return Answers(server, [(1, 2)], greedy, [(1,)], list(sampled), info or {}, prefills=Agreeing())
 
 
 def report(found, plan=None, expected=None, **info):

@@ -11,8 +11,8 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_eagle3.eval import section, tool_requests, tool_run, tool_scores, vendor_checks
-from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.recorder import Patience
+from kimi_w4a8_eagle3.fleet.target import Target
 
 SILENT = Console(quiet=True)
 QUICK = Patience(attempts=2, first_pause_s=0.01, longest_pause_s=0.05, server_away_s=0.3, request_timeout_s=5)
@@ -110,7 +110,7 @@ def run(server, data, tmp_path, resume=None, stream=None, **judged):
     judging = tool_run.Judging(runs=tmp_path / "runs", patience=QUICK, **{"max_unusable": 0.2, **judged})
     plan = tool_run.Plan(str(data), stream=stream, concurrency=4)
     with scripted_server(server) as listening:
-        folder = tool_run.run(Choice(listening.base_url), plan, judging, SILENT, resume)
+        folder = tool_run.run(Target(listening.base_url), plan, judging, SILENT, resume)
     return folder, json.loads((folder / "result.json").read_text())
 
 

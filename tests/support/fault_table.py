@@ -26,10 +26,10 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.engine.startup_check import FLOOR, measure
 from kimi_w4a8_eagle3.eval import accuracy, exact, lossless, smoke, tasks
-from kimi_w4a8_eagle3.eval.choice import Choice
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.prompts import prompts
 from kimi_w4a8_eagle3.eval.tokens import Probe, Tokens
+from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.moe.agreement import agreements, require_layer
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
@@ -103,7 +103,7 @@ def on_gpus(faults: list[str]) -> None:
 
 
 def against_prefill(reference: EngineServer, server: EngineServer, folder: Path) -> str:
-    choices = (Choice(base_url=each.base_url) for each in (reference, server))
+    choices = (Target(base_url=each.base_url) for each in (reference, server))
     _, report = lossless.run(*choices, replace(PLAN, runs=folder), SILENT)
     match = report.prefill
     apart = "; ".join(f"{m.further} to {m.nearer}, {m.beyond} beyond, p {m.p:.1g}" for m in match.measures)
@@ -165,7 +165,7 @@ def same(server: EngineServer, asked: list[exact.Request], answers: list[Tokens]
 
 
 def gate(server: EngineServer, folder: Path) -> str:
-    _, _, checks = smoke.run(Choice(base_url=server.base_url), smoke.Floors(problems=30), SILENT, folder)
+    _, _, checks = smoke.run(Target(base_url=server.base_url), smoke.Floors(problems=30), SILENT, folder)
     failed = "; ".join(f"{check.name}: {check.found}" for check in checks if not check.passed)
     return failed or f"passes, {checks[-1].name} {checks[-1].found}"
 
@@ -179,7 +179,7 @@ def canary(server: EngineServer) -> str:
 
 def lm_eval(server: EngineServer, folder: Path) -> str:
     protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit=PROBLEMS, concurrency=32)
-    run = accuracy.run(Choice(base_url=server.base_url), protocol, accuracy.Options(runs=folder), SILENT)
+    run = accuracy.run(Target(base_url=server.base_url), protocol, accuracy.Options(runs=folder), SILENT)
     verdict = json.loads((run / accuracy.RESULT).read_text())["verdict"]
     return f"{verdict['accuracies'][0]['correct']} of {PROBLEMS} right, {verdict['state']}"
 
