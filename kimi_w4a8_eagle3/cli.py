@@ -25,7 +25,7 @@ PROGRAM = "kimi-w4a8"  # `kimi` alone is Moonshot's own client
 # Name and first line of help, in the order of `--help`. The module has the same name, with underscores. It holds a
 # function of that name, or an `app` with sub-commands.
 COMMANDS = {
-    "check": "Check a checkpoint from its configs, safetensors headers and scales; no weight is loaded.",
+    "check": "Check a checkpoint from its configs, headers and small tensors; no weight matrix is read.",
     "doctor": "Check this machine for a recipe: GPUs, ROCm, NUMA, memory, limits, disk, packages, patches, ports.",
     "fetch": "Download checkpoints to the Hugging Face cache (HF_HOME), and check every file's digest.",
     "patch": "Change installed files of AITER, safely and reversibly.",

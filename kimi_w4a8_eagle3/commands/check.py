@@ -27,7 +27,7 @@ def check(
     tp: int = typer.Option(1, "--tp", min=1, help="Tensor-parallel size that must divide the shapes."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON instead of tables."),
 ) -> None:
-    """Check a checkpoint from its configs, safetensors headers and scales; no weight is loaded.
+    """Check a checkpoint from its configs, headers and small tensors; no weight matrix is read.
 
     The exit status is 0 if the checkpoint can be served, and 1 if there are problems.
     """
@@ -70,7 +70,7 @@ def _summary(report: Report) -> Table:
         "tensor parallel": str(report.tp),
         "weights": report.weight_format,
         "files": f"{report.shards} shards, {report.tensors:,} tensors, {report.nbytes / 1e9:,.3f} GB",
-        "scales read": f"{report.scales_read:,}",
+        "small tensors read": f"{report.small_tensors_read:,}",
         "time": f"{report.seconds:.2f} s",
     }
     for name, value in rows.items():

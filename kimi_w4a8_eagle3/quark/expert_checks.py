@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from .config import ModelConfig, QuantizationConfig, TextShape, is_glob
 from .findings import Findings, Problem
 from .packing import NIBBLES_PER_WORD
-from .safetensors_header import EXPONENT_BITS, Checkpoint, TensorInfo, find_non_finite
+from .safetensors_header import Checkpoint
 
 _REQUANTIZE = "quantize the model again (`kimi-w4a8 quantize`) or fetch the published checkpoint"
 _EXPERT = re.compile(r"\.mlp\.experts\.\d+\.\w+$")
@@ -23,12 +22,11 @@ def check_config(config: ModelConfig, where: str) -> list[Problem]:
     method = export.pack_method if export else None
     if method != "reorder":
         findings.add(f"pack_method is {method!r}", where, "export.pack_method: 'reorder'", _REQUANTIZE)
-    for name in ("hidden_size", "moe_intermediate_size"):
-        size = getattr(config.text, name) or 0
+    sizes = {"hidden_size": config.text.hidden_size, "moe_intermediate_size": config.text.moe_intermediate_size or 0}
+    for name, size in sizes.items():
         if size % NIBBLES_PER_WORD:
-            findings.add(
-                f"K = {name} = {size} is not a multiple of {NIBBLES_PER_WORD}", where, "eight INT4 values in each word"
-            )
+            found = f"K = {name} = {size} is not a multiple of {NIBBLES_PER_WORD}"
+            findings.add(found, where, "eight INT4 values in each word")
     if not config.text.moe_layers:
         findings.add("the model has no routed experts to quantize", where, "n_routed_experts and moe_intermediate_size")
     return findings.problems()
@@ -64,73 +62,42 @@ def check_excludes(checkpoint: Checkpoint, quantization: QuantizationConfig, whe
         module = name.removesuffix(".weight")
         if module == name:
             continue
+        excluded = module in excludes
         quantized = f"{module}.weight_scale" in checkpoint.tensors or tensor.dtype not in _FLOATS
         if _EXPERT.search(module):
-            if module in excludes:
+            if excluded:
                 findings.add("routed expert is in the exclude list", where, "all experts quantized", _REQUANTIZE, name)
-        elif quantized and module in excludes:
-            findings.add(
+        elif quantized and excluded:
+            found, expected = (
                 f"excluded layer is quantized ({tensor.dtype})",
-                tensor.file,
                 "BF16, as quantization_config.exclude says",
-                _REQUANTIZE,
-                name,
             )
+            findings.add(found, tensor.file, expected, _REQUANTIZE, name)
         elif quantized:
-            findings.add(
-                f"layer outside the routed experts is quantized ({tensor.dtype})",
-                tensor.file,
-                "only routed experts in W4A8",
-                "quantize again with this layer excluded",
-                name,
-            )
-        elif _LINEAR.search(module) and module not in excludes:
-            findings.add(
-                f"layer is neither quantized ({tensor.dtype}) nor excluded",
-                where,
-                "its name in quantization_config.exclude",
-                "add the name to the exclude list, or quantize again",
-                name,
-            )
+            found = f"layer outside the routed experts is quantized ({tensor.dtype})"
+            remedy = "quantize again with this layer excluded"
+            findings.add(found, tensor.file, "only routed experts in W4A8", remedy, name)
+        elif _LINEAR.search(module) and not excluded:
+            found = f"layer is neither quantized ({tensor.dtype}) nor excluded"
+            remedy = "add the name to the exclude list, or quantize again"
+            findings.add(found, where, "its name in quantization_config.exclude", remedy, name)
     return findings.problems()
-
-
-def check_scale_values(checkpoint: Checkpoint) -> tuple[list[Problem], int]:
-    """Find NaN or Inf in the scales of routed experts; return the problems and the number of scale tensors read."""
-    names = (".weight_scale", ".weight_scale_2")
-    scales = [t for n, t in checkpoint.tensors.items() if n.endswith(names) and t.dtype in EXPONENT_BITS]
-    findings = Findings("scales")
-    for tensor, count in find_non_finite(scales):
-        kind = tensor.name.rsplit(".", 1)[1]
-        values = math.prod(tensor.shape)
-        findings.add(
-            f"{kind} contains NaN or Inf ({count:,} of {values:,} values)",
-            tensor.file,
-            "finite scales",
-            _REQUANTIZE,
-            tensor.name,
-        )
-    return findings.problems(), len(scales)
 
 
 def check_tensor_parallel(shape: TextShape, tp: int, where: str) -> list[Problem]:
     """Check that each rank gets an equal part of heads, rows of gate/up and whole packed words of down."""
     findings = Findings("tensor-parallel")
-    expected = f"a multiple of the tensor-parallel size {tp}"
     sizes = {"num_attention_heads": shape.num_attention_heads, "intermediate_size": shape.intermediate_size or 0}
     inter = shape.moe_intermediate_size or 0
     if shape.moe_layers:
         sizes["moe_intermediate_size"] = inter
     for name, size in sizes.items():
         if size % tp:
+            expected = f"a multiple of the tensor-parallel size {tp}"
             findings.add(f"TP {tp} does not divide {name} = {size}", where, expected, "choose another --tp")
     if shape.moe_layers and inter % tp == 0 and inter // tp % NIBBLES_PER_WORD:
-        findings.add(
-            f"TP {tp} cuts a packed word of down_proj: {inter} / {tp} = {inter // tp} columns a rank",
-            where,
-            "a multiple of 8 INT4 values on each rank",
-            "choose a smaller --tp",
-        )
+        found = f"TP {tp} cuts a packed word of down_proj: {inter} / {tp} = {inter // tp} columns a rank"
+        findings.add(found, where, "a multiple of 8 INT4 values on each rank", "choose a smaller --tp")
     return findings.problems()
 
 
@@ -141,35 +108,23 @@ def text_prefix(checkpoint: Checkpoint) -> str:
 
 
 def _check_projection(checkpoint: Checkpoint, name: str, rows: int, columns: int, findings: Findings) -> None:
-    weight = _require(checkpoint, f"{name}.weight", findings)
+    weight = checkpoint.tensors.get(f"{name}.weight")
     if weight is not None and weight.dtype in _FLOATS:
         findings.add(f"expert is not quantized ({weight.dtype})", weight.file, "I32 words", _REQUANTIZE, weight.name)
         return
     words = -(-columns // NIBBLES_PER_WORD)
-    _expect(weight, ("I32",), ((rows, words),), f"I32 [{rows}, {columns}/8 = {words}]", findings)
-    scale = _require(checkpoint, f"{name}.weight_scale", findings)
-    # Quark writes BF16 here unless its FP8 stage asks for a float32 scale; the loader converts it.
-    _expect(scale, ("F32", "BF16"), ((), (1,)), "F32 [] or [1]", findings)
-    row_scale = _require(checkpoint, f"{name}.weight_scale_2", findings)
-    _expect(row_scale, ("F32",), ((rows,),), f"F32 [{rows}]", findings)
-
-
-def _require(checkpoint: Checkpoint, name: str, findings: Findings) -> TensorInfo | None:
-    tensor = checkpoint.tensors.get(name)
-    if tensor is None and name not in checkpoint.unread:
-        kind = name.rsplit(".", 1)[1]
-        findings.add(f"{kind} is missing", checkpoint.directory, "one for each expert projection", _REQUANTIZE, name)
-    return tensor
-
-
-def _expect(
-    tensor: TensorInfo | None,
-    dtypes: tuple[str, ...],
-    shapes: tuple[tuple[int, ...], ...],
-    expected: str,
-    findings: Findings,
-) -> None:
-    if tensor is not None and (tensor.dtype not in dtypes or tensor.shape not in shapes):
-        kind = tensor.name.rsplit(".", 1)[1]
-        found = f"{kind} is {tensor.dtype} {list(tensor.shape)}"
-        findings.add(found, tensor.file, expected, _REQUANTIZE, tensor.name)
+    wanted = {
+        "weight": (("I32",), ((rows, words),), f"I32 [{rows}, {columns}/8 = {words}]"),
+        # Quark writes BF16 here unless its FP8 stage asks for a float32 scale; the loader converts it.
+        "weight_scale": (("F32", "BF16"), ((), (1,)), "F32 [] or [1]"),
+        "weight_scale_2": (("F32",), ((rows,),), f"F32 [{rows}]"),
+    }
+    for kind, (dtypes, shapes, expected) in wanted.items():
+        full_name = f"{name}.{kind}"
+        tensor = checkpoint.tensors.get(full_name)
+        if tensor is not None and (tensor.dtype not in dtypes or tensor.shape not in shapes):
+            found = f"{kind} is {tensor.dtype} {list(tensor.shape)}"
+            findings.add(found, tensor.file, expected, _REQUANTIZE, full_name)
+        elif tensor is None and full_name not in checkpoint.unread:
+            expected = "one for each expert projection"
+            findings.add(f"{kind} is missing", checkpoint.directory, expected, _REQUANTIZE, full_name)

@@ -1,4 +1,4 @@
-"""The check before any weight is loaded: configs, safetensors headers and scales of a target and its draft."""
+"""The check before any weight is loaded: configs, headers and small tensors of a target and its draft."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from ..base.errors import KimiError
 from . import expert_checks
-from .config import ModelConfig, read_draft_config, read_model_config
+from .config import ModelConfig, QuantizationConfig, read_draft_config, read_model_config
 from .draft_checks import check_draft, installed_sglang, vocabulary_note
 from .findings import Problem
+from .finite import check_small_tensors
 from .safetensors_header import Checkpoint, read_checkpoint
 from .tower_checks import check_tower
 
@@ -29,7 +30,7 @@ class Report:
     shards: int = 0
     tensors: int = 0
     nbytes: int = 0
-    scales_read: int = 0
+    small_tensors_read: int = 0
     seconds: float = 0.0
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -60,10 +61,10 @@ class Report:
 
 
 def preflight(model_dir: Path | str, draft_dir: Path | str | None = None, tp: int = 1) -> Report:
-    """Check a target, and a draft against it, from configs, safetensors headers and the small scale tensors.
+    """Check a target, and a draft against it, from configs, safetensors headers and small tensors.
 
     A bad checkpoint raises nothing: see `Report.problems` and `Report.raise_for_problems`. A target in another format
-    than W4A8 is only checked for complete files, tensor-parallel size and draft.
+    than W4A8 is only checked for complete files, finite values, tensor-parallel size and draft.
     """
     started = time.monotonic()
     model_dir = Path(model_dir)
@@ -79,11 +80,9 @@ def preflight(model_dir: Path | str, draft_dir: Path | str | None = None, tp: in
 
 
 def _check_target(model_dir: Path, report: Report) -> ModelConfig | None:
-    if not model_dir.is_dir():
-        error = KimiError("no such model directory", str(model_dir), "a local checkpoint", "run `kimi-w4a8 fetch`")
-        report.problems.append(Problem.of("files", error))
-        return None
     checkpoint = _read_files(model_dir, "files", report)
+    if checkpoint is None:
+        return None
     report.shards, report.tensors = len(checkpoint.files), len(checkpoint.tensors)
     report.nbytes = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
     try:
@@ -92,41 +91,37 @@ def _check_target(model_dir: Path, report: Report) -> ModelConfig | None:
         report.problems.append(Problem.of("config", error))
         return None
     where = str(model_dir / "config.json")
-    quantization = config.quantization
-    if quantization is None:
+    if config.quantization is None:
         report.weight_format = "not quantized"
-    elif quantization.is_w4a8_two_stage:
+    elif config.quantization.is_w4a8_two_stage:
         report.weight_format = "Quark W4A8"
-        report.problems += _check_w4a8(checkpoint, config, where, report)
+        report.problems += _check_w4a8(checkpoint, config, config.quantization, where)
+        report.notes += expert_checks.glob_notes(config.quantization)
     else:
-        report.weight_format = f"{quantization.quant_method or 'unnamed quantization'}, not W4A8"
+        report.weight_format = f"{config.quantization.quant_method or 'unnamed quantization'}, not W4A8"
     if config.tower_layers is not None and checkpoint.tensors:
         report.problems += check_tower(checkpoint, config.tower_layers)
     report.problems += expert_checks.check_tensor_parallel(config.text, report.tp, where)
     return config
 
 
-def _check_w4a8(checkpoint: Checkpoint, config: ModelConfig, where: str, report: Report) -> list[Problem]:
-    assert config.quantization is not None
+def _check_w4a8(
+    checkpoint: Checkpoint, config: ModelConfig, quantization: QuantizationConfig, where: str
+) -> list[Problem]:
     problems = expert_checks.check_config(config, where)
-    report.notes += expert_checks.glob_notes(config.quantization)
     if not checkpoint.tensors:  # unreadable headers are reported already
         return problems
     problems += expert_checks.check_experts(checkpoint, config.text)
     try:
-        problems += expert_checks.check_excludes(checkpoint, config.quantization, where)
+        return problems + expert_checks.check_excludes(checkpoint, quantization, where)
     except KimiError as error:
-        problems.append(Problem.of("excludes", error))
-    found, report.scales_read = expert_checks.check_scale_values(checkpoint)
-    return problems + found
+        return [*problems, Problem.of("excludes", error)]
 
 
 def _check_draft(draft_dir: Path, target: ModelConfig, report: Report) -> None:
-    if not draft_dir.is_dir():
-        error = KimiError("no such draft directory", str(draft_dir), "a local EAGLE3 draft", "run `kimi-w4a8 fetch`")
-        report.problems.append(Problem.of("draft", error))
-        return
     checkpoint = _read_files(draft_dir, "draft", report)
+    if checkpoint is None:
+        return
     try:
         draft = read_draft_config(draft_dir)
     except KimiError as error:
@@ -136,7 +131,15 @@ def _check_draft(draft_dir: Path, target: ModelConfig, report: Report) -> None:
     report.notes += vocabulary_note(draft, target.text)
 
 
-def _read_files(directory: Path, check: str, report: Report) -> Checkpoint:
+def _read_files(directory: Path, check: str, report: Report) -> Checkpoint | None:
+    """Read headers and small tensors; None without the directory."""
+    if not directory.is_dir():
+        kind, expected = ("draft", "a local EAGLE3 draft") if check == "draft" else ("model", "a local checkpoint")
+        found = f"no such {kind} directory"
+        report.problems.append(Problem(check, found, str(directory), expected, "run `kimi-w4a8 fetch`"))
+        return None
     checkpoint = read_checkpoint(directory)
-    report.problems += [Problem.of(check, error) for error in checkpoint.problems]
+    problems, read = check_small_tensors(checkpoint)
+    report.small_tensors_read += read
+    report.problems += [Problem.of(check, error) for error in checkpoint.problems] + problems
     return checkpoint

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, rewrite, seeing
+from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, read_shards, rewrite, seeing
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.findings import Problem
@@ -69,7 +71,7 @@ def test_scale_that_is_not_finite(target: Path, value: float, suffix: str) -> No
     rewrite(target, poison)
     problem = only_problem(target)
     total = INTER if suffix == "_scale_2" else 1
-    assert problem.what == f"weight{suffix} contains NaN or Inf (1 of {total} values)"
+    assert problem.what == f"NaN or Inf in 1 of {total} values"
     assert problem.tensors == [GATE + suffix] and problem.where == str(target / SHARD)
 
 
@@ -86,7 +88,34 @@ def test_scale_shapes_that_are_accepted(target: Path, shape: tuple[int, ...], dt
 
 def test_bfloat16_nan_scale_is_seen(target: Path) -> None:
     rewrite(target, set_tensor(f"{GATE}_scale", torch.tensor(float("nan"), dtype=torch.bfloat16)))
-    assert only_problem(target).what == "weight_scale contains NaN or Inf (1 of 1 values)"
+    assert only_problem(target).what == "NaN or Inf in 1 of 1 values"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_every_small_tensor_is_read(tmp_path: Path, value: float) -> None:
+    """Twenty tensors of the built-in target: norms, router, its bias, scales, embedding, head, latents, tower."""
+    folder = seeing(tmp_path / "seeing")
+    tensors = [(n, t) for shard in read_shards(folder).values() for n, t in shard.items() if t.is_floating_point()]
+    kinds = {re.sub(r"\d+", "N", name): name for name, _ in tensors}  # the last of each kind
+    planted = sorted(kinds.values())[:: max(1, len(kinds) // 20)][:20]
+    assert len(planted) == 20 and any("norm" in n for n in planted) and any("_scale" in n for n in planted)
+    for number, name in enumerate(planted):
+        broken = Path(shutil.copytree(folder, tmp_path / str(number)))
+
+        def poison(tensors: dict[str, torch.Tensor], name: str = name) -> None:
+            if name in tensors:
+                tensors[name].view(-1)[-1] = value
+
+        rewrite(broken, poison)
+        problem = only_problem(broken)
+        assert problem.what.startswith("NaN or Inf in 1 of ") and problem.tensors == [name]
+        shutil.rmtree(broken)
+
+
+def test_a_draft_with_a_nan_is_refused(target: Path, draft: Path) -> None:
+    rewrite(draft, set_tensor("norm.weight", torch.full((HIDDEN,), float("nan"))))
+    (problem,) = preflight(target, draft).problems
+    assert problem.message == f"NaN or Inf in {HIDDEN} of {HIDDEN} values: norm.weight"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +289,13 @@ def test_config_that_is_missing_or_wrong(target: Path, content: str | None, mess
 def test_no_such_directory(tmp_path: Path) -> None:
     assert only_problem(tmp_path / "absent").what == "no such model directory"
     nothing = preflight(tmp_path, tp=0)
-    assert (nothing.shards, nothing.tensors, nothing.nbytes, nothing.scales_read, nothing.seconds) == (0, 0, 0, 0, 0)
+    assert (nothing.shards, nothing.tensors, nothing.nbytes, nothing.small_tensors_read, nothing.seconds) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def test_report_is_json(target: Path) -> None:
