@@ -110,11 +110,10 @@ def as_dict(plan: MemoryPlan) -> dict[str, Any]:
         "fractions": [
             {
                 "mem_fraction_static": fraction,
-                "tokens": plan.budget.tokens(fraction),
-                "tokens_as_sglang_sizes": plan.engine_tokens(fraction),
-                "safe": verdict.safe(plan.budget.tokens(fraction)),
-                "safe_as_sglang_sizes": verdict.safe(plan.engine_tokens(fraction)),
-                "guard_gains_tokens": verdict.max_total_tokens - plan.budget.tokens(fraction),
+                "tokens": plan.sizing.tokens(fraction),
+                "tokens_that_fit": plan.budget.tokens(fraction),
+                "safe": verdict.safe(plan.sizing.tokens(fraction)),
+                "guard_gains_tokens": plan.tokens - plan.sizing.tokens(fraction),
             }
             for fraction in FRACTIONS
         ],
@@ -168,11 +167,10 @@ def _print(plan: MemoryPlan) -> None:
         f"--max-total-tokens {verdict.max_total_tokens} ({_limit(plan)} binds)"
     )
     for row in as_dict(plan)["fractions"]:
-        state = "fits" if row["safe"] else "OVERFLOWS"
-        alone = "fits" if row["safe_as_sglang_sizes"] else "OVERFLOWS"
+        state = "within the kernels' limit" if row["safe"] else "OVERFLOWS"
         console.print(
-            f"  at {row['mem_fraction_static']:.2f}: {row['tokens']:,} tokens, {state} (as SGLang sizes it without the "
-            f"cap: {row['tokens_as_sglang_sizes']:,}, {alone}); guard: {row['guard_gains_tokens']:+,} tokens"
+            f"  at {row['mem_fraction_static']:.2f} SGLang makes {row['tokens']:,} tokens, {state}; "
+            f"guard: {row['guard_gains_tokens']:+,}"
         )
 
 

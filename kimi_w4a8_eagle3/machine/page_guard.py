@@ -107,21 +107,25 @@ def paged_kernels(
 
 @dataclass(frozen=True)
 class Budget:
-    """Memory of one GPU: `hbm_bytes` in all, `weight_bytes` of target and draft, `cell_bytes` per KV token."""
+    """Memory of one GPU: `hbm_bytes` in all, `weight_bytes` of target and draft, `cell_bytes` per KV token.
+
+    scale: factor that the engine applies to a memory fraction before it uses it.
+    """
 
     hbm_bytes: int
     weight_bytes: int
     cell_bytes: int
     page_size: int = 1
+    scale: float = 1.0
 
     def tokens(self, fraction: float) -> int:
         """Return the whole-page tokens that fit when weights and KV cache may take `fraction` of the memory."""
-        room = int(self.hbm_bytes * fraction) - self.weight_bytes
+        room = int(self.hbm_bytes * fraction * self.scale) - self.weight_bytes
         return max(room // self.cell_bytes, 0) // self.page_size * self.page_size
 
     def fraction_for(self, tokens: int) -> float:
         """Return the exact fraction at which `tokens` fit."""
-        return (self.weight_bytes + tokens * self.cell_bytes) / self.hbm_bytes
+        return (self.weight_bytes + tokens * self.cell_bytes) / self.hbm_bytes / self.scale
 
 
 @dataclass(frozen=True)
@@ -150,14 +154,22 @@ def token_limit(kernels: Iterable[PagedKernel], page_size: int) -> tuple[int | N
     return min(limited, key=lambda pair: pair[0]) if limited else (None, None)
 
 
-def decide(budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceiling: float = 0.90) -> PoolDecision:
-    """Return the largest pool that fits `ceiling` of the memory and overflows no kernel.
+def decide(
+    budget: Budget,
+    kernels: Iterable[PagedKernel],
+    regime: Regime,
+    ceiling: float = 0.90,
+    engine: Budget | None = None,
+) -> PoolDecision:
+    """Return the largest pool that fits `ceiling` of the memory, overflows no kernel, and that the engine makes.
 
+    engine: the budget by which the engine sizes its pool, where that differs from the bytes that the pool takes.
     The fraction is rounded down to three decimals, so that it is safe even if the token cap is lost; the cap is exact.
     Raises KimiError when not even one page fits.
     """
+    engine = engine or budget
     limit, kernel = token_limit(kernels, budget.page_size)
-    fits = budget.tokens(ceiling)
+    fits = min(budget.tokens(ceiling), engine.tokens(ceiling))
     tokens = fits if limit is None else min(fits, limit)
     if tokens < budget.page_size:
         raise KimiError(
@@ -168,7 +180,7 @@ def decide(budget: Budget, kernels: Iterable[PagedKernel], regime: Regime, ceili
         )
     if limit is None or fits <= limit:
         return PoolDecision(limit, ceiling, tokens, None, regime)
-    fraction = int(budget.fraction_for(tokens) * FRACTION_STEPS) / FRACTION_STEPS
+    fraction = int(engine.fraction_for(tokens) * FRACTION_STEPS) / FRACTION_STEPS
     return PoolDecision(limit, fraction, tokens, kernel, regime)
 
 

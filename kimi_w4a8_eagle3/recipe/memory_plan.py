@@ -34,6 +34,11 @@ GRAPH_MAX_REQUESTS = 512
 # whose activations in the vision tower are a tenth of that.
 ACTIVATION_BYTES_PER_TOKEN = 3 << 19
 ACTIVATION_BYTES, ACTIVATION_BYTES_PER_RANK = 1 << 29, 1 << 27
+PICTURE_CACHE_BYTES = 100 << 20  # SGLANG_VLM_CACHE_SIZE_MB, which SGLang takes out of the KV pool
+# SGLang multiplies the memory fraction by this with AITER's attention and a longer context (attention_hook.py), unless
+# the variable is set.
+AITER_SCALE, AITER_SCALE_CONTEXT = 0.85, 8192
+HONOR_FRACTION = "SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION"
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ def draft_weights(card: ModelCard, tp: int) -> dict[str, int]:
 class MemoryPlan:
     """Memory of one GPU that serves a recipe, in bytes.
 
+    budget: the bytes that weights and KV take. sizing: the bytes by which the engine sizes its pool.
     working: the engine's own estimate beside weights and KV; includes activations if a chunk size is set.
     """
 
@@ -136,6 +142,7 @@ class MemoryPlan:
     target_kv: KvShape
     draft_kv: KvShape | None
     budget: Budget
+    sizing: Budget
     kernels: list[PagedKernel]
     verdict: PoolDecision
     engine: str = "sglang"
@@ -143,7 +150,8 @@ class MemoryPlan:
 
     @property
     def tokens(self) -> int:
-        return self.verdict.max_total_tokens
+        """Tokens of the pool that the engine makes with the verdict's arguments."""
+        return min(self.verdict.max_total_tokens, self.sizing.tokens(self.verdict.fraction))
 
     @property
     def segments(self) -> dict[str, int]:
@@ -159,18 +167,6 @@ class MemoryPlan:
     def requests(self, input_len: int = 10240, output_len: int = 512) -> int:
         """Return how many requests of this length fit the KV pool at once."""
         return self.tokens // (input_len + output_len)
-
-    @property
-    def engine_cell_bytes(self) -> int:
-        """Bytes per token in SGLang's own sizing, which counts a draft layer as large as a target layer."""
-        cell = self.target_kv.bytes_per_token
-        if self.draft_kv is None:
-            return cell
-        return cell + cell * self.draft_kv.layers // self.target_kv.layers
-
-    def engine_tokens(self, fraction: float) -> int:
-        """Return the tokens that SGLang would size for `fraction` without a cap."""
-        return max(int(self.gpu.hbm_bytes * fraction) - self.budget.weight_bytes, 0) // self.engine_cell_bytes
 
 
 def make_plan(
@@ -203,15 +199,38 @@ def make_plan(
     # The guard covers SGLang's kernels only.
     kernels = paged_kernels(shapes, regime, arch=gpu.arch) if recipe.engine == "sglang" else []
     budget = Budget(gpu.hbm_bytes, sum(weights.values()), sum(shape.bytes_per_token for shape in shapes), page_size)
-    working = _working(args, tp) if recipe.engine == "sglang" else {}
+    working, sizing = {}, budget
+    if recipe.engine == "sglang":
+        working = _working(args, tp, target.config)
+        sizing = _sizing(budget, target, target_kv, draft_kv, args, recipe.environment)
     most = min(recipe.options.memory_ceiling, int((1 - sum(working.values()) / gpu.hbm_bytes) * 1000) / 1000)
-    verdict = decide(budget, kernels, regime, _ceiling(args, most))
+    verdict = decide(budget, kernels, regime, _ceiling(args, most), sizing)
     return MemoryPlan(
-        recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, kernels, verdict, recipe.engine, working
+        recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, sizing, kernels, verdict, recipe.engine, working
     )
 
 
-def _working(args: Mapping[str, ArgValue], tp: int) -> dict[str, int]:
+def _sizing(
+    budget: Budget,
+    target: ModelCard,
+    target_kv: KvShape,
+    draft_kv: KvShape | None,
+    args: Mapping[str, ArgValue],
+    environment: Mapping[str, str],
+) -> Budget:
+    """Return the budget by which SGLang sizes the pool: it scales the fraction and underrates the draft's KV bytes."""
+    # It takes a draft layer to be as large as a target layer (pool_configurator.py).
+    draft_layers = draft_kv.layers if draft_kv else 0
+    cell = int(target_kv.bytes_per_token * (1 + draft_layers / target_kv.layers))
+    text = target.config.get("text_config", target.config)
+    context = number(args, "context-length", text.get("max_position_embeddings", math.inf))
+    honored = environment.get(HONOR_FRACTION, "").lower() in ("1", "true", "yes", "y")
+    scaled = args.get("attention-backend") == "aiter" and context > AITER_SCALE_CONTEXT and not honored
+    weights = budget.weight_bytes + (PICTURE_CACHE_BYTES if target.config.get("vision_config") else 0)
+    return Budget(budget.hbm_bytes, weights, cell, budget.page_size, AITER_SCALE if scaled else 1.0)
+
+
+def _working(args: Mapping[str, ArgValue], tp: int, config: Mapping[str, Any]) -> dict[str, int]:
     requests = int(number(args, "cuda-graph-max-bs-decode", GRAPH_MAX_REQUESTS))
     # Adaptive steps capture one set of graphs for each number of steps.
     sets = int(number(args, "speculative-num-steps", 1)) if args.get("speculative-adaptive") else 1
@@ -220,6 +239,8 @@ def _working(args: Mapping[str, ArgValue], tp: int) -> dict[str, int]:
         chunk = max(int(number(args, "chunked-prefill-size", 0)), 2048)
         fixed = ACTIVATION_BYTES + tp * ACTIVATION_BYTES_PER_RANK
         working["activations"] = chunk * ACTIVATION_BYTES_PER_TOKEN + fixed
+    if config.get("vision_config"):
+        working["picture cache"] = PICTURE_CACHE_BYTES
     return working
 
 

@@ -37,7 +37,7 @@ def test_dry_run_prints_environment_command_and_notes() -> None:
     assert result.stdout.startswith("export TRITON_MAX_CACHE_SIZE=2147483648\n")
     assert "export AITER_FLYDSL_STAGE2_TILE_K=256\n" in result.stdout
     assert "\npython -m sglang.launch_server \\\n" in result.stdout
-    assert "# --mem-fraction-static 0.824 --max-total-tokens 2093740: page-offset guard" in result.stderr
+    assert "# --mem-fraction-static 0.824 --max-total-tokens 1702894: page-offset guard" in result.stderr
     assert "#" not in result.stdout  # the notes do not get in the way of a shell
 
 

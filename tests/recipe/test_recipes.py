@@ -27,6 +27,7 @@ VLLM = [
     "mi355x-minimax-m2.5",
     "mi355x-minimax-m2.5-eagle3-bf16",
 ]
+UNSCALED = "env.SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION=1"  # SGLang uses the fraction as it is
 
 
 def write(folder: Path, text: str, name: str = "mine") -> Path:
@@ -239,7 +240,8 @@ def test_the_guard_reads_the_draft_that_is_served(tmp_path: Path) -> None:
         "vocab_size": 163840,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    launch = render(load_recipe("eagle3"), [], ["--speculative-draft-model-path", str(tmp_path)], machine=MI325X)
+    draft = ["--speculative-draft-model-path", str(tmp_path)]
+    launch = render(load_recipe("eagle3"), [UNSCALED], draft, machine=MI325X)
     assert int(value_of(launch.argv, "max-total-tokens")) > 2_097_151  # an eighth of the heads, memory binds first
 
 
@@ -286,7 +288,7 @@ def test_missing_hardware_is_warned_about() -> None:
 
 
 def test_auto_fraction_is_capped_exactly_and_explained() -> None:
-    launch = render(load_recipe("eagle3"), ["options.memory_ceiling=0.9"], machine=MI325X)
+    launch = render(load_recipe("eagle3"), ["options.memory_ceiling=0.9", UNSCALED], machine=MI325X)
     assert value_of(launch.argv, "max-total-tokens") == "2097151"
     assert 0.80 < float(value_of(launch.argv, "mem-fraction-static")) < 0.90
     assert any("page-offset guard" in note and "over the published 0.8" in note for note in launch.notes)
@@ -299,11 +301,11 @@ def test_with_a_draft_memory_ends_where_anybody_has_been_and_every_aiter_gives_t
         launch = render(load_recipe("eagle3"), machine=MI325X, regime=regime)
         pools.add((launch.args["mem-fraction-static"], launch.args["max-total-tokens"]))
         assert any("at most 0.824 of the memory (options.memory_ceiling)" in note for note in launch.notes)
-    assert pools == {(0.824, 2_093_740)}
+    assert pools == {(0.824, 1_702_894)}
 
 
 def test_a_fraction_of_ones_own_is_still_capped() -> None:
-    launch = render(load_recipe("eagle3"), [], ["--mem-fraction-static", "0.9"], machine=MI325X)
+    launch = render(load_recipe("eagle3"), [UNSCALED], ["--mem-fraction-static", "0.9"], machine=MI325X)
     assert value_of(launch.argv, "mem-fraction-static") == "0.9"
     assert value_of(launch.argv, "max-total-tokens") == "2097151"
 
@@ -312,11 +314,12 @@ def test_a_pool_of_ones_own_is_kept_when_it_is_smaller_and_capped_when_larger() 
     small = render(load_recipe("eagle3"), ["max-total-tokens=100000"], machine=MI325X)
     assert value_of(small.argv, "max-total-tokens") == "100000"
     large = render(load_recipe("eagle3"), ["max-total-tokens=9000000"], machine=MI325X)
-    assert value_of(large.argv, "max-total-tokens") == "2093740"
+    assert value_of(large.argv, "max-total-tokens") == "1702894"
 
 
 def test_a_64_bit_kernel_lifts_the_limit() -> None:
-    launch = render(load_recipe("eagle3"), ["options.memory_ceiling=0.9"], machine=MI325X, regime=Regime.FIXED64)
+    ceiling = ["options.memory_ceiling=0.9", UNSCALED]
+    launch = render(load_recipe("eagle3"), ceiling, machine=MI325X, regime=Regime.FIXED64)
     assert int(value_of(launch.argv, "max-total-tokens")) > 2_097_151
     assert any("at most 0.9 of the memory" in note for note in launch.notes)
 
