@@ -3,13 +3,17 @@
 #
 #   docker build -t kimi-w4a8-eagle3 .
 #
-# Public documents name this tag; it was not pulled here. A tag can move: NAME:TAG@sha256:DIGEST does not.
+# Public documents name this tag. It was not pulled here and its digest is not known here. A tag can move:
+# launch/pin-base.sh asks the registry for the digest and writes it here, or moves to another tag.
 ARG BASE_IMAGE=lmsysorg/sglang-rocm:v0.5.20-rocm724-mi30x-20260919
 # Compiles the kernels, any Python 3.11 or 3.12. TORCH_BACKEND= (empty) takes torch from the package index as it is there.
 ARG KERNELS_IMAGE=python:3.12-slim-bookworm
 
 # Everything that is added is built in a stage of its own, with the Python of the base image.
 FROM ${BASE_IMAGE} AS wheels
+ARG BASE_IMAGE
+COPY launch/docker/record_base.py /opt/kimi/
+RUN python3 /opt/kimi/record_base.py /opt/kimi/base.json
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 COPY requirements/docker-build.txt requirements/docker.txt requirements/
@@ -49,6 +53,11 @@ LABEL org.opencontainers.image.title="kimi-w4a8-eagle3" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"
 
 USER 0
+# SGLang binds each rank to its GPU's NUMA node with numactl, and warns and goes on without it.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends numactl \
+ && rm -rf /var/lib/apt/lists/*
 # Our packages lie in a folder of their own at the end of sys.path: the versions of the base image always win, so
 # nothing of it (sglang, torch, aiter, ...) can be upgraded or replaced.
 COPY --from=wheels /wheels /opt/kimi/wheels
@@ -59,6 +68,7 @@ ENV PATH=/opt/kimi/packages/bin:${PATH}
 COPY launch/docker/check_closure.py launch/docker/healthcheck.py /opt/kimi/
 RUN python3 /opt/kimi/check_closure.py "kimi-w4a8-eagle3[${EXTRAS}]"
 
+COPY --from=wheels /opt/kimi/base.json /opt/kimi/base.json
 COPY --from=kernels /opt/kimi/kernels /opt/kimi/kernels
 ENV KIMI_KERNELS=/opt/kimi/kernels
 

@@ -18,16 +18,12 @@ ACCELERATOR_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # display contro
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """HBM of one GPU in bytes."""
-
     total: int
     used: int
 
 
 @dataclass
 class Facts:
-    """A machine, a recipe's needs, and the facts read so far."""
-
     probe: Probe
     needs: Needs
     _unreachable: KimiError | None = None
@@ -44,7 +40,6 @@ class Facts:
 
     @cached_property
     def installed(self) -> dict[str, str]:
-        """Package versions by name."""
         return installed_versions(self.probe.package, self.rocm or "")
 
     @cached_property
@@ -56,12 +51,10 @@ class Facts:
 
     @cached_property
     def archs(self) -> list[str]:
-        """Architecture of each GPU."""
         return [device.arch for device in self.machine.devices]
 
     @cached_property
     def count(self) -> int:
-        """GPUs that this process can use."""
         return len(self.machine.devices)
 
     @cached_property

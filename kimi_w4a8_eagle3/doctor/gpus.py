@@ -18,11 +18,12 @@ def gpus(facts: Facts) -> Result:
         return skip("gpus", f"recipe {needs.recipe} runs on a CPU" + (f"; {count} AMD GPUs found" if count else ""))
     if count == 0:
         return fail("gpus", *_none(facts))
-    hiding = [f"{name}={value}" for name in VISIBLE if (value := facts.probe.environment(name)) is not None]
+    hiding = [f"{name}={value}" for name in VISIBLE if (value := facts.probe.environment().get(name)) is not None]
     short = [text for text in hiding if len(text.split("=")[1].split(",")) < needs.gpus]
     if short:
         return fail("gpus", f"{short[0]} hides GPUs, {needs.gpus} needed", f"unset {short[0].split('=')[0]}")
-    found = _names(facts)
+    model = facts.machine.gpu
+    found = f"{count} x {model.name.upper() if model else 'AMD GPU'}"
     if count < needs.gpus:
         hidden = facts.pci_count - count
         more = f"; {hidden} more are on the PCI bus but not offered to this process" if hidden > 0 else ""
@@ -51,16 +52,9 @@ def _none(facts: Facts) -> tuple[str, str]:
     )
 
 
-def _names(facts: Facts) -> str:
-    model = facts.machine.gpu
-    return f"{facts.count} x {model.name.upper() if model else 'AMD GPU'}"
-
-
 def arch(facts: Facts) -> Result:
     """Check that the GPUs have an architecture of the recipe's kernels."""
     needs = facts.needs
-    if not needs.on_gpu or not facts.count:
-        return skip("arch", "no GPU is needed" if not needs.on_gpu else "no GPU found")
     found = summary(facts.archs)
     wrong = [value for value in facts.archs[: needs.gpus] if needs.arch and value not in needs.arch]
     if wrong:
@@ -71,8 +65,6 @@ def arch(facts: Facts) -> Result:
 def partition(facts: Facts) -> Result:
     """Check for whole GPUs; in a compute partition mode like CPX, one GPU appears as eight small ones."""
     devices = facts.machine.devices
-    if not facts.needs.on_gpu or not devices:
-        return skip("partition", "no GPU is needed" if not facts.needs.on_gpu else "no GPU found")
     folder = "sys/bus/pci/devices/{}/current_{}_partition"
     compute = [facts.probe.read(folder.format(device.pci, "compute")) for device in devices]
     memory = [facts.probe.read(folder.format(device.pci, "memory")) for device in devices]
@@ -88,8 +80,6 @@ def partition(facts: Facts) -> Result:
 def hbm(facts: Facts) -> Result:
     """Check that every GPU has enough memory and that no other process uses it."""
     needs = facts.needs
-    if not needs.on_gpu or not facts.count:
-        return skip("hbm", "no GPU is needed" if not needs.on_gpu else "no GPU found")
     memory = facts.memory[: needs.gpus]
     if not memory:
         return warn("hbm", "the driver does not report free memory", "see `amd-smi metric --mem-usage`")

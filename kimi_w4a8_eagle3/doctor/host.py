@@ -16,17 +16,12 @@ SHOWN = 4
 
 def rocm(facts: Facts) -> Result:
     """Check the ROCm user space; the recipes' images carry 7.2."""
-    if not facts.needs.on_gpu:
-        return skip("rocm", "not needed on a CPU")
     if facts.rocm is None:
         return fail("rocm", "not installed", "use the ROCm SGLang image (see the Dockerfile), or install ROCm 7.2")
     return ok("rocm", facts.rocm)
 
 
 def driver(facts: Facts) -> Result:
-    """Check the amdgpu kernel driver."""
-    if not facts.needs.on_gpu:
-        return skip("driver", "not needed on a CPU")
     version = facts.probe.read("sys/module/amdgpu/version")
     if version:
         return ok("driver", f"amdgpu {version}")
@@ -41,8 +36,6 @@ def driver(facts: Facts) -> Result:
 def numa(facts: Facts) -> Result:
     """Check the `--numa-node` list of this machine, to which a recipe's `numa-node = auto` resolves."""
     needs = facts.needs
-    if not needs.on_gpu or not facts.count:
-        return skip("numa", "no GPU is needed" if not needs.on_gpu else "no GPU found")
     nodes = facts.numa_nodes
     if nodes is None:
         return warn(
@@ -61,8 +54,6 @@ def numa(facts: Facts) -> Result:
 
 def numa_balancing(facts: Facts) -> Result:
     """Check that the kernel does not move pages between nodes while GPUs use them."""
-    if not facts.needs.on_gpu:
-        return skip("numa_balancing", "matters with GPUs only")
     value = facts.probe.read("proc/sys/kernel/numa_balancing")
     if value is None:
         return ok("numa_balancing", "not in this kernel")
@@ -89,8 +80,6 @@ def shm(facts: Facts) -> Result:
 
 def devices(facts: Facts) -> Result:
     """Check that /dev/kfd and the render nodes exist and that this user may open them."""
-    if not facts.needs.on_gpu:
-        return skip("devices", "not needed on a CPU")
     probe = facts.probe
     if not facts.count and not facts.pci_count:
         return skip("devices", "no AMD GPU found")
@@ -114,8 +103,6 @@ def devices(facts: Facts) -> Result:
 
 def memlock(facts: Facts) -> Result:
     """Check the limit of pinned host memory, used for transfers to the GPUs."""
-    if not facts.needs.on_gpu:
-        return skip("memlock", "matters with GPUs only")
     limit = facts.probe.limit("memlock")
     if limit is None:
         return ok("memlock", "unlimited")
@@ -133,7 +120,6 @@ def nofile(facts: Facts) -> Result:
 
 
 def port(facts: Facts) -> Result:
-    """Check that the server's port is free."""
     needs = facts.needs
     problem = facts.probe.port_problem(needs.host, needs.port)
     if problem:

@@ -11,7 +11,6 @@ import grp
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import resource
 import shutil
 from dataclasses import dataclass
@@ -43,12 +42,9 @@ class Process:
 
 @dataclass(frozen=True)
 class Probe:
-    """The machine at `root`."""
-
     root: Path = Path("/")
 
     def has_program(self, name: str) -> bool:
-        """True if a program is on the path."""
         return shutil.which(name) is not None
 
     def read(self, path: str) -> str | None:
@@ -59,15 +55,12 @@ class Probe:
             return None
 
     def glob(self, pattern: str) -> list[Path]:
-        """Return the matching paths below `root`."""
         return sorted(self.root.glob(pattern))
 
     def exists(self, path: str) -> bool:
-        """True if there is such a file, directory or device."""
         return (self.root / path).exists()
 
     def usable(self, path: str) -> bool:
-        """True if this user may read and write it."""
         return os.access(self.root / path, os.R_OK | os.W_OK)
 
     def group_of(self, path: str) -> str:
@@ -90,12 +83,9 @@ class Probe:
         soft, _ = resource.getrlimit({"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE}[name])
         return None if soft == resource.RLIM_INFINITY else soft
 
-    def environment(self, name: str) -> str | None:
-        return os.environ.get(name)
-
-    def python_version(self) -> str:
-        """Return the version, such as `3.11.7`."""
-        return platform.python_version()
+    def environment(self) -> dict[str, str]:
+        """Return the variables that an engine would inherit."""
+        return dict(os.environ)
 
     def package(self, *names: str) -> str | None:
         """Return the version of the first of these distributions that is installed."""
@@ -115,20 +105,17 @@ class Probe:
         return "cpu"
 
     def plugins(self) -> list[str]:
-        """Return the names of the installed SGLang plugins."""
         return [entry.name for entry in importlib.metadata.entry_points(group="sglang.srt.plugins")]
 
     def code_objects(self) -> tuple[Path, int]:
         """Return the folder and number of the gfx942 code objects; raise KimiError if they are invalid."""
-        objects = CodeObjects(objects_folder({KERNELS: self.environment(KERNELS)}))
+        objects = CodeObjects(objects_folder({KERNELS: self.environment().get(KERNELS)}))
         return objects.folder, objects.check_all()
 
     def patches(self) -> list[PatchReport]:
-        """Return the state of every patch of the manifest."""
         return [patcher.inspect(patch) for patch in load_manifest()]
 
     def aiter_regime(self) -> Regime:
-        """Return how the installed AITER treats page offsets beyond 32 bits."""
         return installed_regime()
 
     def router_lacks(self) -> list[str] | None:
@@ -141,7 +128,6 @@ class Probe:
         return sorted(RouterSettings().router_arguments().keys() - known)
 
     def port_problem(self, host: str, port: int) -> str | None:
-        """Return why a server cannot listen there, or None."""
         try:
             require_free_port(host, port)
         except KimiError as error:
@@ -149,7 +135,6 @@ class Probe:
         return None
 
     def processes(self) -> list[Process]:
-        """Return all processes that this user may see, except this one."""
         found = []
         for process in psutil.process_iter(["pid", "name", "cmdline"]):
             if process.pid != os.getpid():
@@ -158,11 +143,9 @@ class Probe:
         return found
 
     def cache(self) -> Path:
-        """Return the folder of the Hugging Face cache."""
         return Path(constants.HF_HUB_CACHE)
 
     def offline(self) -> bool:
-        """True if the user disabled access to the Hub (HF_HUB_OFFLINE)."""
         return constants.HF_HUB_OFFLINE
 
     def listing(self, repo: str, revision: str) -> Listing:

@@ -36,7 +36,6 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """True if a check found that the recipe cannot be served."""
         return any(result.verdict is Severity.FAIL for result in self.results)
 
     def as_json(self) -> dict[str, Any]:
@@ -49,20 +48,16 @@ class Report:
 
 
 def ok(name: str, found: str) -> Result:
-    """Make a result without a problem."""
     return Result(name, Severity.OK, found)
 
 
 def warn(name: str, found: str, remedy: str) -> Result:
-    """Make a result for a recipe that runs with a drawback."""
     return Result(name, Severity.WARN, found, remedy)
 
 
 def fail(name: str, found: str, remedy: str) -> Result:
-    """Make a result for a recipe that cannot run."""
     return Result(name, Severity.FAIL, found, remedy)
 
 
 def skip(name: str, why: str) -> Result:
-    """Make a result for a check that does not apply."""
     return Result(name, Severity.SKIP, why)

@@ -8,7 +8,7 @@ from . import gpus, host, software, storage
 from .facts import Facts
 from .needs import Needs
 from .probe import Probe
-from .result import Report, Result, fail
+from .result import Report, Result, fail, skip
 
 Check = Callable[[Facts], Result | list[Result]]
 
@@ -25,10 +25,9 @@ CHECKS: tuple[Check, ...] = (
     host.shm,
     host.memlock,
     host.nofile,
-    software.python,
-    software.sglang,
+    software.base,
+    software.engine,
     software.known_faults,
-    software.vllm,
     software.plugin,
     software.torch,
     software.kernels,
@@ -39,6 +38,10 @@ CHECKS: tuple[Check, ...] = (
     host.port,
     host.processes,
 )
+
+# Checks that a recipe for a CPU skips, and checks that also need a GPU to look at.
+FOR_GPUS = {host.driver, host.rocm, host.devices, host.numa_balancing, host.memlock, software.base, software.patches}
+OF_GPUS = {gpus.arch, gpus.partition, gpus.hbm, host.numa}
 
 
 def examine(probe: Probe, needs: Needs) -> Report:
@@ -51,6 +54,10 @@ def examine(probe: Probe, needs: Needs) -> Report:
 def _run(check: Check, facts: Facts) -> list[Result]:
     name = check.__name__
     try:
+        if check in FOR_GPUS | OF_GPUS and not facts.needs.on_gpu:
+            return [skip(name, "not needed on a CPU")]
+        if check in OF_GPUS and not facts.count:
+            return [skip(name, "no GPU found")]
         results = check(facts)
     except Exception as error:  # an unexpected machine must not hide the results of other checks
         found = f"the check itself failed: {type(error).__name__}: {error}"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from packaging.version import Version
-
 from ..base.errors import KimiError
+from ..machine.base_image import base_problem, read_base
 from ..patching.patcher import SATISFIED, Status
 from ..patching.patches import TRIED
 from ..recipe.known_faults import concerning
 from .facts import Facts
 from .result import Result, fail, ok, skip, warn
 
-PYTHON_MINIMUM = Version("3.10")
 SGLANG_PINNED = "0.5.20"  # a test compares it with requirements/constraints.txt and the Dockerfile
 SGLANG_NEWEST = "0.5.23"  # the second supported release; the plugin's tests run on both
 VLLM_READ = "0.19.0"
@@ -19,46 +17,46 @@ ROUTER_READ = "0.3.2"
 PLUGIN = "kimi_w4a8_eagle3"
 
 
-def python(facts: Facts) -> Result:
-    """Check the Python version."""
-    text = facts.probe.python_version()
-    if Version(text) < PYTHON_MINIMUM:
-        return fail("python", text, f"use Python {PYTHON_MINIMUM} or later")
-    return ok("python", text)
-
-
-def sglang(facts: Facts) -> Result:
-    """Check that SGLang is installed; `known_faults` checks its release."""
-    if facts.needs.engine != "sglang":
-        return skip("sglang", f"the recipe serves with {facts.needs.engine}")
-    version = facts.probe.package("sglang")
+def engine(facts: Facts) -> Result:
+    """Check that the engine is installed; `known_faults` checks SGLang's release, the recipe's image names vLLM's."""
+    name = facts.needs.engine
+    version = facts.probe.package(name)
+    if version is None and name == "vllm":
+        command = f"kimi-w4a8 serve --recipe {facts.needs.recipe} --dry-run --docker"
+        return fail(name, "not installed", f"run it in the recipe's image: `{command}`")
     if version is None:
-        return fail("sglang", "not installed", f"use the image or `make venv`; the pinned release is {SGLANG_PINNED}")
-    return ok("sglang", version)
+        return fail(name, "not installed", f"use the image or `make venv`; the pinned release is {SGLANG_PINNED}")
+    return ok(name, version if name == "sglang" else f"{version} (options were checked with {VLLM_READ})")
+
+
+def base(facts: Facts) -> Result:
+    """Check the record of the base image: of this image, pinned, and with a reason for each of its variables."""
+    if facts.needs.engine != "sglang":
+        return skip("base", "only for the image of SGLang's recipes")
+    if problem := base_problem(facts.installed, facts.probe.root):
+        return warn("base", problem.what, problem.remedy)
+    record = read_base(facts.probe.root)
+    found = ", ".join([record.reference, *(f"{name} {commit[:10]}" for name, commit in record.commits.items())])
+    if record.unclassified:
+        unknown = f"{found}; not in launch/base-image.toml: {', '.join(record.unclassified)}"
+        return warn("base", unknown, "find out what each does, then add it there with its reason")
+    if record.digest is None:
+        return warn("base", f"{found}; its tag can move", "launch/pin-base.sh, then build the image again")
+    return ok("base", f"{found}, {record.digest[:19]}")
 
 
 def known_faults(facts: Facts) -> list[Result]:
     """Check the known faults of the installed packages; `kimi-w4a8 serve` warns of those of the recipe alone."""
     needs, arch = facts.needs, next(iter(facts.archs or facts.needs.arch), None)
     results = []
-    for fault in concerning(needs.args, needs.environment, arch, facts.installed):
+    environment = {**facts.probe.environment(), **needs.environment}
+    for fault in concerning(needs.args, environment, arch, facts.installed):
         name, refused = f"fault {fault.id}", fault.verdict == "refuse"
         if fault.id in needs.accepted_faults:
             results.append(ok(name, f"accepted: {fault.sentence}"))
-        elif refused or fault.installed:
+        elif refused or fault.installed or fault.env:
             results.append((fail if refused else warn)(name, fault.sentence, fault.remedy))
     return results or [ok("known_faults", "none on this machine with this recipe")]
-
-
-def vllm(facts: Facts) -> Result:
-    """Check that vLLM is installed; the recipe's image names the build."""
-    if facts.needs.engine != "vllm":
-        return skip("vllm", f"the recipe serves with {facts.needs.engine}")
-    version = facts.probe.package("vllm")
-    if version is None:
-        command = f"kimi-w4a8 serve --recipe {facts.needs.recipe} --dry-run --docker"
-        return fail("vllm", "not installed", f"run it in the recipe's image: `{command}`")
-    return ok("vllm", f"{version} (options were checked with {VLLM_READ})")
 
 
 def torch(facts: Facts) -> Result:
@@ -114,12 +112,8 @@ def router(facts: Facts) -> Result:
 
 
 def patches(facts: Facts) -> list[Result]:
-    """Check the state of every patch."""
     if facts.needs.engine != "sglang":
         return [skip("patches", "only for SGLang's kernels")]
-    if not facts.needs.on_gpu:
-        return [skip("patches", "only for GPU kernels")]
-
     results = []
     for report in facts.probe.patches():
         name, found = f"patch {report.id}", f"{report.status.value}: {report.detail}"

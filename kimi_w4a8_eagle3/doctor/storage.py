@@ -25,7 +25,6 @@ class Presence:
 
     @property
     def here(self) -> bool:
-        """True if every file is here."""
         return self.known and self.missing == 0
 
 
@@ -44,7 +43,6 @@ def presence(facts: Facts, checkpoint: Checkpoint) -> Presence:
 
 
 def checkpoints(facts: Facts) -> list[Result]:
-    """Return one line for each checkpoint of the recipe."""
     names = ["model", "draft"]
     return [_checkpoint(facts, names[i], checkpoint) for i, checkpoint in enumerate(facts.needs.checkpoints)]
 

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..base.errors import UsageError
+from ..base.errors import KimiError, UsageError
 from ..base.nearest import nearest
+from .base_image import base_problem
 from .installed import installed_versions
 
 GIB = 1 << 30
@@ -68,10 +70,15 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """The accelerators of a machine, none on a CPU-only one, and the versions of their software, where known."""
+    """The accelerators of a machine, none on a CPU-only one, and the versions of their software, where known.
+
+    environment: variables that an engine inherits. base_problem: what is wrong with the record of the base image.
+    """
 
     devices: tuple[Device, ...] = ()
     installed: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    base_problem: KimiError | None = None
 
     @classmethod
     def detect(cls, sysfs: Path = Path("/sys")) -> Machine:
@@ -79,7 +86,9 @@ class Machine:
         nodes = sysfs / "class/kfd/kfd/topology/nodes"
         found = sorted(nodes.iterdir(), key=_node_number) if nodes.is_dir() else []
         devices = (_read_device(node, sysfs) for node in found)
-        return cls(tuple(device for device in devices if device is not None), installed_versions())
+        installed = installed_versions()
+        there = tuple(device for device in devices if device is not None)
+        return cls(there, installed, dict(os.environ), base_problem(installed) if there else None)
 
     @property
     def gpu(self) -> Gpu | None:

@@ -1,10 +1,12 @@
 """Known faults of installed packages, and the launches they concern, from `launch/known-faults.toml`.
 
-Conditions on versions and numbers are Python requirement specifiers, such as `>=0.5.16,<0.5.18` or `>4`.
+Conditions on versions and numbers are Python requirement specifiers, such as `>=0.5.16,<0.5.18` or `>4`. Conditions on
+the environment hold for the recipe's variables and for those that the engine inherits.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -34,7 +36,9 @@ def _comparable(text: str) -> str:
 
 
 Specifier = Annotated[str, AfterValidator(_comparable)]
-Condition = bool | Annotated[str, AfterValidator(lambda text: _comparable(text) if text[:1] in _COMPARES else text)]
+_One = Annotated[str, AfterValidator(lambda text: _comparable(text) if text[:1] in _COMPARES else text)]
+Condition = bool | _One | list[_One]
+_COMMIT = re.compile(r"\bg([0-9a-f]{7,40})\b")
 
 
 class Fault(BaseModel):
@@ -45,6 +49,7 @@ class Fault(BaseModel):
     id: str
     verdict: Literal["refuse", "warn", "set"]
     installed: dict[Package, Specifier] = {}
+    tried: dict[Package, list[str]] = {}
     arch: list[str] = []
     args: dict[str, Condition] = {}
     env: dict[str, Condition] = {}
@@ -64,6 +69,7 @@ class Fault(BaseModel):
         """True if all conditions hold and, for `set`, an argument differs from its required value."""
         return (
             all(name in installed and _compares(text, installed[name]) for name, text in self.installed.items())
+            and not any(_is_one_of(listed, installed.get(name, "")) for name, listed in self.tried.items())
             and (not self.arch or arch in self.arch)
             and all(_holds(condition, args.get(name)) for name, condition in self.args.items())
             and all(_holds(condition, env.get(name)) for name, condition in self.env.items())
@@ -116,7 +122,21 @@ def require_known(accepted: Sequence[str]) -> None:
         )
 
 
-def _holds(condition: bool | str, value: Any) -> bool:
+def _is_one_of(listed: Sequence[str], text: str) -> bool:
+    """True if the version is a listed final release, or a build of a listed commit (`0.5.20.dev1+g1234567`)."""
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        return False
+    commit = _COMMIT.search(version.local or "")
+    if commit and any(known.startswith(commit[1]) or commit[1].startswith(known) for known in listed):
+        return True
+    return not version.is_prerelease and ".".join(map(str, version.release)) in listed
+
+
+def _holds(condition: bool | str | list[str], value: Any) -> bool:
+    if isinstance(condition, list):
+        return any(_holds(one, value) for one in condition)
     given = value is not None and value is not False
     if isinstance(condition, bool) or not given:
         return condition is given

@@ -170,7 +170,8 @@ class Resolved:
         reference = self.recipe.hardware.reference
         known = gpu or machine.gpu or (gpu_by_name(reference) if reference else None)
         arch = known.arch if known else next((device.arch for device in machine.devices), None)
-        return concerning(self.args, self.recipe.environment, arch, machine.installed)
+        environment = {**machine.environment, **self.recipe.environment}
+        return concerning(self.args, environment, arch, machine.installed)
 
 
 def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] = ()) -> Resolved:
@@ -306,7 +307,7 @@ def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgVal
         cause = f"{verdict.binding.name} is correct up to {verdict.limit:,} tokens"
     gain = ""
     if isinstance(published, float):
-        more = verdict.max_total_tokens - plan.budget.tokens(published)
+        more = plan.tokens - plan.sizing.tokens(published)
         gain = f"; {more:+,} tokens over the published {published}"
     return (
         f"{show('mem-fraction-static', args['mem-fraction-static'])} "
@@ -321,6 +322,8 @@ def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> Non
     gates = read_gates(recipe.environment)
     backend = gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0]
     warnings = ignored_gates(gates, backend) + unmet_requirements(recipe, machine)
+    if recipe.hardware.gpus and machine.base_problem:
+        warnings.append(f"{machine.base_problem.what}; {machine.base_problem.remedy}")
     notes += [f"warning: {text}" for text in warnings]
 
 

@@ -131,4 +131,4 @@ def test_an_mi355x_with_vllm_is_ready_for_its_recipe(tmp_path):
     assert found["arch"] == "8 x gfx950" and found["gpus"].startswith("8 x MI35")
     assert found["vllm"].startswith("0.19.0+rocm722")
     skipped = {result.name for result in report.results if result.verdict.value == "skip"}
-    assert {"sglang", "plugin", "aiter", "kernels", "patches"} <= skipped
+    assert {"base", "plugin", "aiter", "kernels", "patches"} <= skipped

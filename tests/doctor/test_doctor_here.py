@@ -68,7 +68,6 @@ def test_the_real_probe(tmp_path):
     assert 0 < free <= total
     assert probe.package("no-such-distribution", "pytest") == pytest.__version__
     assert probe.package("no-such-distribution") is None
-    assert probe.python_version() == ".".join(map(str, sys.version_info[:3]))
     assert "kimi_w4a8_eagle3" in probe.plugins()
     assert all(process.pid != os.getpid() for process in probe.processes())
     assert [report.id for report in probe.patches()]

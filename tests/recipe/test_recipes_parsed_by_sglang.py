@@ -91,7 +91,12 @@ def test_eagle3_opt_has_the_published_environment_and_explains_what_it_adds() ->
     assert recipe.env == dict(pair.split("=", 1) for pair in PUBLISHED_ENV.split())
     launch = render(recipe, machine=Machine())
     added = {name: value for name, value in launch.env.items() if name not in recipe.env}
-    assert added == {"SGLANG_WARMUP_TIMEOUT": "3600", "HIP_FORCE_DEV_KERNARG": "1", "HSA_ENABLE_IPC_MODE_LEGACY": "1"}
+    assert added == {
+        "SGLANG_WARMUP_TIMEOUT": "3600",
+        "HIP_FORCE_DEV_KERNARG": "1",
+        "HSA_ENABLE_IPC_MODE_LEGACY": "1",
+        "ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
+    }
     for name, value in added.items():
         assert any(note.startswith(f"env.{name}={value} (") for note in launch.notes)
     assert render(recipe, ["env.SGLANG_WARMUP_TIMEOUT=60"], machine=Machine()).env["SGLANG_WARMUP_TIMEOUT"] == "60"

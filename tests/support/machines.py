@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from kimi_w4a8_eagle3.fetch.cache import Manifest, Store
 from kimi_w4a8_eagle3.fetch.hub import HubUnreachable
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
+from kimi_w4a8_eagle3.machine.base_image import RECORD
 from kimi_w4a8_eagle3.patching.patcher import PatchReport, Status
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
@@ -25,6 +27,43 @@ PCI = [f"0000:{bus:02x}:00.0" for bus in (0x05, 0x15, 0x65, 0x75, 0x85, 0x95, 0x
 TOTAL_MIB, USED_MIB = 262_128, 287
 EAGLE3 = Needs.of(load_recipe("eagle3-opt"))
 TINY = Needs.of(load_recipe("tiny"))
+# Every ENV of SGLang's docker/rocm.Dockerfile for gfx942-rocm724.
+OF_THE_BASE = [
+    "AITER_COMMIT",
+    "AITER_COMMIT_DEFAULT",
+    "AITER_USE_SYSTEM_TRITON",
+    "BUILD_AITER_ALL",
+    "BUILD_LLVM",
+    "BUILD_MOONCAKE",
+    "BUILD_TRITON",
+    "BUILD_VLLM",
+    "CARGO_BUILD_JOBS",
+    "DEBIAN_FRONTEND",
+    "GPU_ARCH",
+    "GPU_ARCH_LIST",
+    "HIP_FORCE_DEV_KERNARG",
+    "HSA_ENABLE_IPC_MODE_LEGACY",
+    "HSA_NO_SCRATCH_RECLAIM",
+    "LIBGL_ALWAYS_INDIRECT",
+    "NCCL_MIN_NCHANNELS",
+    "PATH",
+    "PIP_CONSTRAINT",
+    "PYTORCH_ROCM_ARCH",
+    "ROCM_QUICK_REDUCE_QUANTIZATION",
+    "SETUPTOOLS_SCM_PRETEND_VERSION",
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+    "SGLANG_DISABLE_CUDNN_CHECK",
+    "SGLANG_INT4_WEIGHT",
+    "SGLANG_MOE_PADDING",
+    "SGLANG_ROCM_DISABLE_LINEARQUANT",
+    "SGLANG_ROCM_FUSED_DECODE_MLA",
+    "SGLANG_SET_CPU_AFFINITY",
+    "SGLANG_USE_AITER",
+    "SGLANG_USE_ROCM700A",
+    "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE",
+    "TRITON_COMMIT",
+]
 
 
 def patch(name: str, status: Status) -> PatchReport:
@@ -49,7 +88,6 @@ class Recorded(Probe):
     running: tuple[Process, ...] = ()
     hub_answers: bool = True
     is_offline: bool = False
-    python_is: str = "3.12.3"
     variables: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     lacks: list[str] | None = None
@@ -67,14 +105,11 @@ class Recorded(Probe):
         free = next((free for part, free in self.spaces.items() if part in str(path)), 2000 * GIB)
         return 4000 * GIB, free
 
-    def environment(self, name: str) -> str | None:
-        return self.variables.get(name)
+    def environment(self) -> dict[str, str]:
+        return self.variables
 
     def limit(self, name: str) -> int | None:
         return self.limits[name]
-
-    def python_version(self) -> str:
-        return self.python_is
 
     def package(self, *names: str) -> str | None:
         return next((self.packages[name] for name in names if name in self.packages), None)
@@ -160,11 +195,29 @@ def host_files() -> dict[str, str]:
 PACKAGES = {"sglang": SGLANG_PINNED, "torch": "2.11.0+git1234", "amd-aiter": "0.1.14"}
 
 
+# The recipes with drafts have one known fault that nothing prevents.
+ALWAYS = {"fault drafts-differ-by-rank": "warn"}
+
+
+def base_record(**changes: object) -> str:
+    """base.json as the build of a pinned base writes it."""
+    record = {
+        "reference": "lmsysorg/sglang-rocm:v1",
+        "digest": "sha256:" + "d" * 64,
+        "versions": {"triton": "3.7.0"},
+        "commits": {"aiter": "c16d44b93a52", "sglang": "ffe98a4279"},
+        "env": dict.fromkeys(OF_THE_BASE, "1"),
+        "numactl": None,
+    }
+    return json.dumps(record | changes)
+
+
 def mi325x(root: Path, **changes: object) -> Recorded:
     """A machine on which everything is as it should be, except what `changes` says."""
     write(root, host_files())
     for index, pci in enumerate(PCI):
         write(root, gpu_files(index, pci))
+    write(root, {RECORD: base_record()})
     return Recorded(root=root, **({"packages": PACKAGES} | changes))  # type: ignore[arg-type]
 
 
