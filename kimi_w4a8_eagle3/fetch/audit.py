@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 from huggingface_hub import set_client_factory
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils._http import default_client_factory, parse_ratelimit_headers
 
@@ -33,14 +34,6 @@ FILE_HEADERS = {"accept": "application/octet-stream"}
 
 class Stopped(Exception):
     """The fetch was asked to stop. Bytes that arrived are kept."""
-
-
-class Exhausted(Exception):
-    """The Hub gave a passing error in all attempts."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"HTTP {status}")
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,8 @@ class AuditTransport(httpx.BaseTransport):
             response.close()
             if failures < self._limits.attempts:
                 self._pause(failures, response.headers)
-        raise Exhausted(response.status_code)
+        status = response.status_code
+        raise HfHubHTTPError(f"HTTP {status}", response=httpx.Response(status, request=request))
 
     def _send(self, request: httpx.Request) -> httpx.Response:
         """Send a request and wait for the header of its answer. A header that takes too long is cut."""
@@ -187,8 +181,8 @@ class AuditTransport(httpx.BaseTransport):
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise ValueError("it is compressed, which was not asked for")
             self._check_addresses(response)
-            body = _Body(self._body(response, inf if is_file else self._limits.page), response)
-            return httpx.Response(response.status_code, headers=response.headers, stream=body)
+            body = self._body(response, inf if is_file else self._limits.page)
+            return httpx.Response(response.status_code, headers=response.headers, content=body)
         except BaseException:
             response.close()
             raise
@@ -227,18 +221,8 @@ class AuditTransport(httpx.BaseTransport):
                 yield block
         except httpx.NetworkError as error:  # huggingface_hub continues after this error
             raise httpx.RemoteProtocolError(str(error)) from None
-
-
-@dataclass
-class _Body(httpx.SyncByteStream):
-    blocks: Iterator[bytes]
-    response: httpx.Response
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self.blocks
-
-    def close(self) -> None:
-        self.response.close()
+        finally:
+            response.close()
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int]:

@@ -7,13 +7,14 @@ huggingface_hub's own download to its cache checks no digest, and starts a file 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING
 
 import httpx
 from huggingface_hub.errors import HfHubHTTPError
@@ -23,11 +24,14 @@ from huggingface_hub.utils._runtime import is_xet_available
 from huggingface_hub.utils._xet import abort_xet_session, get_xet_session, refresh_xet_connection_info
 
 from ..base.errors import KimiError
-from .audit import FILE_HEADERS, Exhausted, Stopped
+from .audit import FILE_HEADERS, RETRY_STATUS, Stopped
 from .cache import QUARANTINE, Manifest, Store, hashed, survey
 from .hub import STRANGE, Hub
 from .model import Listing, RemoteFile, human
 from .progress import ByteProgress, Show
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as ReadableBuffer
 
 
 class FileFailed(KimiError):
@@ -150,11 +154,9 @@ class Transfer:
     listing: Listing
     progress: ByteProgress
     stop: threading.Event = field(default_factory=threading.Event)
-    without_xet: str = ""
-
-    def __post_init__(self) -> None:
-        if not is_xet_available():
-            self.without_xet = "hf_xet is not installed, or HF_HUB_DISABLE_XET is set"
+    without_xet: str = field(
+        default_factory=lambda: "" if is_xet_available() else "hf_xet is not installed, or HF_HUB_DISABLE_XET is set"
+    )
 
     def bring(self, file: RemoteFile) -> None:
         """Bring `file` to its place in the store, or raise KimiError.
@@ -162,20 +164,20 @@ class Transfer:
         A wrong digest discards the bytes and tries once more from zero, by plain HTTP: a part of an earlier attempt may
         have been damaged.
         """
-        tree, partial = self.store.tree, self.store.partial(file)
+        tree, path = self.store.tree, self.store.partial(file)
         for last in (False, True):
             try:
-                with tree.append(partial) as stream:
-                    self._receive(file, stream, by_xet=not last)
-                    stream.seek(0)
-                    if (digest := file.hash_of(stream)) != file.digest:
-                        self.progress.advance(-file.size)
+                with PartialFile(tree.append(path), file.size, self.progress) as partial:
+                    self._receive(file, partial, by_xet=not last)
+                    partial.seek(0)
+                    if (digest := file.hash_of(partial)) != file.digest:
                         raise Corrupt(f"digest {digest} instead of {file.digest}")
-                    os.fsync(stream.fileno())
-                tree.replace(partial, self.store.final(file))
+                    os.fsync(partial.fileno())
+                tree.replace(path, self.store.final(file))
                 return
             except Corrupt as error:
-                tree.unlink(partial)
+                partial.count(0)
+                tree.unlink(path)
                 if last:
                     raise FileFailed(
                         f"{file.path} arrived damaged twice: {error}",
@@ -185,28 +187,25 @@ class Transfer:
                         "then repeat the command",
                     ) from None
             except OSError as error:
-                raise disk_error(error, partial) from None
+                raise disk_error(error, path) from None
 
-    def _receive(self, file: RemoteFile, stream: BinaryIO, by_xet: bool) -> None:
+    def _receive(self, file: RemoteFile, partial: PartialFile, by_xet: bool) -> None:
         """Write the missing bytes of a file: from Xet storage if it is there, else by plain HTTP."""
         if self.stop.is_set():
             raise Stopped
         if by_xet and file.xet and not self.without_xet:
-            counted = _Counted(self.progress)
             try:
-                return self._receive_by_xet(file, file.xet, stream, counted)
+                return self._receive_by_xet(file, file.xet, partial)
             except Exception as error:  # hf_xet raises RuntimeError for most
-                counted.take_back()
                 if self.stop.is_set():
                     raise Stopped from None
                 self.without_xet = f"{type(error).__name__}: {self.hub.scrub(error)}"
-                stream.truncate(0)
-        if (length := stream.seek(0, os.SEEK_END)) > file.size:
-            stream.truncate(0)
-            length = 0
-        return self._receive_by_http(file, stream, length)
+                partial.truncate(0)
+        if partial.seek(0, os.SEEK_END) > file.size:
+            partial.truncate(0)
+        return self._receive_by_http(file, partial)
 
-    def _receive_by_xet(self, file: RemoteFile, xet: str, stream: BinaryIO, counted: _Counted) -> None:
+    def _receive_by_xet(self, file: RemoteFile, xet: str, partial: PartialFile) -> None:
         """Let hf_xet write the whole file.
 
         Its own requests are not audited, so it gets the storage's short-lived token and not the Hub's, and instead of a
@@ -220,26 +219,28 @@ class Transfer:
             endpoint=storage.endpoint,
             token=storage.access_token,
             token_expiry_unix_secs=storage.expiration_unix_epoch,
-            progress_callback=lambda report, files: counted.reach(report.total_bytes_completed),
+            progress_callback=lambda report, files: partial.count(report.total_bytes_completed),
         ) as group:
-            group.start_download_file(XetFileInfo(xet, file.size), f"/proc/self/fd/{stream.fileno()}")
+            group.start_download_file(XetFileInfo(xet, file.size), f"/proc/self/fd/{partial.fileno()}")
 
-    def _receive_by_http(self, file: RemoteFile, stream: BinaryIO, length: int) -> None:
-        """Let huggingface_hub append the bytes after `length`, through broken connections."""
-        repo, commit, counted = self.listing.repo, self.listing.commit, _Counted(self.progress)
-        url, target = self.hub.url(repo, commit, file.path), cast(BinaryIO, Bounded(stream, file.size))
-        options: dict[str, Any] = {"headers": FILE_HEADERS, "expected_size": file.size, "tqdm_class": counted.bar}
+    def _receive_by_http(self, file: RemoteFile, partial: PartialFile) -> None:
+        """Let huggingface_hub append the missing bytes, through broken connections."""
+        repo, commit, length = self.listing.repo, self.listing.commit, partial.seek(0, os.SEEK_END)
+        url = self.hub.url(repo, commit, file.path)
+        partial.count(length)
         try:
-            return http_get(url, target, resume_size=length, **options)
+            return http_get(
+                url, partial, resume_size=length, headers=FILE_HEADERS, expected_size=file.size, tqdm_class=silent_tqdm
+            )
         except HfHubHTTPError as error:
-            if error.response.status_code != 416:
+            status = error.response.status_code
+            if status == 416:
+                raise Corrupt(f"the server has no bytes from {length} on") from None
+            if status not in RETRY_STATUS:
                 raise self.hub.explain(error, repo, commit, file.path) from None
-            raise Corrupt(f"the server has no bytes from {length} on") from None
-        except Corrupt:
-            counted.take_back()
-            raise
-        except (httpx.RequestError, Exhausted) as error:
-            problem = str(error) if isinstance(error, Exhausted) else f"{type(error).__name__}: {error}"
+            problem = f"HTTP {status}"
+        except httpx.RequestError as error:
+            problem = f"{type(error).__name__}: {error}"
         except OSError as error:
             if error.errno is not None:  # an error of the disk, not of a body that ended early
                 raise
@@ -249,53 +250,31 @@ class Transfer:
         raise FileFailed(
             f"{file.path}: no progress in repeated attempts: {self.hub.scrub(problem)}",
             where=self.hub.scrub(url),
-            remedy=f"{human(stream.tell())} of {human(file.size)} are kept; repeat the command and it continues there",
+            remedy=f"{human(partial.tell())} of {human(file.size)} are kept; repeat the command and it continues there",
         )
 
 
-class Bounded:
-    """A file that `http_get` writes to. It refuses more bytes than the file has."""
+class PartialFile(io.FileIO):
+    """An open file that arrives. It refuses more than `size` bytes, and its length is counted in the progress."""
 
-    def __init__(self, stream: BinaryIO, size: int) -> None:
-        self._stream, self._size = stream, size
+    def __init__(self, fd: int, size: int, progress: ByteProgress) -> None:
+        super().__init__(fd, "r+")
+        self._size, self._progress, self._counted = size, progress, 0
 
-    def write(self, data: bytes) -> None:
-        if self._stream.tell() + len(data) > self._size:
-            raise Corrupt(f"more than {self._size} bytes")
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Append all bytes of `data`; raise Corrupt if the file would be too long."""
         rest = memoryview(data)
+        if self.tell() + len(rest) > self._size:
+            raise Corrupt(f"more than {self._size} bytes")
         while rest:  # an unbuffered write takes what still fits and returns its length; only the next one fails
-            rest = rest[self._stream.write(rest) :]
+            rest = rest[super().write(rest) :]
+        self.count(self.tell())
+        return len(memoryview(data))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class _Counted:
-    """Bytes of one file that are counted in the progress, to take them back when they turn out wrong."""
-
-    def __init__(self, progress: ByteProgress) -> None:
-        self._progress, self._done = progress, 0
-
-    def reach(self, done: int) -> None:
-        self._progress.advance(done - self._done)
-        self._done = done
-
-    def take_back(self) -> None:
-        self.reach(0)
-
-    @property
-    def bar(self) -> type[silent_tqdm]:
-        """The tqdm class of which huggingface_hub makes an instance."""
-        counted = self
-
-        class Bar(silent_tqdm):
-            def __init__(self, *args: Any, initial: int = 0, **options: Any) -> None:
-                counted.reach(initial)
-
-            def update(self, n: float | None = 1) -> None:
-                counted.reach(counted._done + int(n or 0))
-
-        return Bar
+    def count(self, length: int) -> None:
+        """Show `length` bytes of this file in the progress; fewer than before if they turned out wrong."""
+        self._progress.advance(length - self._counted)
+        self._counted = length
 
 
 def disk_error(error: OSError, path: Path) -> KimiError:

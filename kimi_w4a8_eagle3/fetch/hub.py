@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoFile
 
 from ..base.errors import KimiError
-from .audit import Endpoint, Exhausted
+from .audit import Endpoint
 from .model import MAX_FILES, Listing, RemoteFile
 from .names import Commit, Digest, RepoName, RepoPath, Revision
 
@@ -50,7 +50,7 @@ class Hub(Endpoint):
         try:
             with self.audited(end=time.monotonic() + self.limits.listing):
                 listing = self._list(name, asked)
-        except (httpx.HTTPError, Exhausted, *STRANGE) as error:
+        except (httpx.HTTPError, *STRANGE) as error:
             raise self.explain(error, name, asked) from None
         if not listing.files:
             raise KimiError(f"{repo} is empty at revision {revision}", where=self.endpoint, remedy="check the revision")
@@ -83,8 +83,6 @@ class Hub(Endpoint):
         where = self.scrub(f"{self.endpoint}/{repo} at {revision}" + (f", {path}" if path else ""))
         if isinstance(error, HfHubHTTPError):
             return self._refusal(error.response.status_code, repo, revision, path, where)
-        if isinstance(error, Exhausted):
-            return self._refusal(error.status, repo, revision, path, where)
         problem = f"{type(error).__name__}: {self.scrub(error)}"
         if isinstance(error, httpx.RequestError):
             return HubUnreachable(

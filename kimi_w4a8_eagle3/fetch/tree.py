@@ -53,16 +53,18 @@ class Tree:
             return None
         return state.st_size if stat.S_ISREG(state.st_mode) else None
 
-    def open(self, path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
-        """Open a plain file, unbuffered. FileNotFoundError or NotPlain when there is none."""
+    def open(self, path: Path) -> BinaryIO:
+        """Open a plain file to read, unbuffered. FileNotFoundError or NotPlain when there is none."""
+        return os.fdopen(self._descriptor(path, os.O_RDONLY), "rb", buffering=0)
+
+    def _descriptor(self, path: Path, flags: int) -> int:
         path = self.at(path, create=bool(flags & os.O_CREAT))
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise _not_plain("a symbolic link" if path.is_symlink() else "no plain file", path)
-        fd = os.open(path, flags | os.O_NOFOLLOW, 0o666)
-        return os.fdopen(fd, "r+b" if flags & os.O_RDWR else "rb", buffering=0)
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
-    def append(self, path: Path) -> BinaryIO:
-        """Open a file to read and to append to, unbuffered; create it if needed.
+    def append(self, path: Path) -> int:
+        """Return the descriptor of a file to read and to append to; create it if needed.
 
         A link and a file with a second name (a hard link) are removed first, because their content is not ours.
         """
@@ -70,7 +72,7 @@ class Tree:
             state = self.at(path).lstat()
             if not stat.S_ISREG(state.st_mode) or state.st_nlink > 1:
                 path.unlink()
-        return self.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        return self._descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
 
     def read(self, path: Path, limit: int) -> bytes | None:
         """Return the content of a small file, or None. ValueError when it is longer than `limit` bytes."""
@@ -132,7 +134,7 @@ class Tree:
     @contextmanager
     def lock(self, path: Path, busy: KimiError) -> Iterator[None]:
         """Hold a lock file; raise `busy` when another process holds it. The lock dies with its process."""
-        with self.open(path, os.O_RDWR | os.O_CREAT) as stream:
+        with os.fdopen(self._descriptor(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

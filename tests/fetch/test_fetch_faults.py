@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from support.hub_server import SIGNATURE, Fault, Repo, serve
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.audit import Limits
 from kimi_w4a8_eagle3.fetch.cache import Store
-from kimi_w4a8_eagle3.fetch.download import Bounded, fetch
+from kimi_w4a8_eagle3.fetch.download import PartialFile, fetch
 from kimi_w4a8_eagle3.fetch.hub import Hub
 
 SHARD = SHARDS[0]
@@ -272,8 +273,12 @@ def test_a_write_that_takes_only_a_part_is_continued(tmp_path):
         def write(self, data: object) -> int:
             return super().write(bytes(data)[:7])  # type: ignore[call-overload]
 
-    with Reluctant(tmp_path / "f", "w") as stream:
-        Bounded(stream, 100).write(content(1, 100))
+    class ReluctantPartial(PartialFile, Reluctant):
+        pass
+
+    descriptor = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    with ReluctantPartial(descriptor, 100, quiet("f", 100)) as partial:
+        assert partial.write(content(1, 100)) == 100
     assert (tmp_path / "f").read_bytes() == content(1, 100)
 
 
