@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.errors import KimiError
-from ..fetch.trusted_code import Source, TrustRecord, code_of, record_path, untrusted
+from ..fetch.trusted_code import Source, TrustRecord, code_of, untrusted
 from ..quark.findings import Problem
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def _code_problems(folders: list[Path]) -> list[Problem]:
     for folder in folders:
         try:
             files = code_of(Source(str(folder), folder), Path(constants.HF_HUB_CACHE))
-            error = untrusted(files, TrustRecord.load(record_path(os.environ)), [str(folder)])
+            error = untrusted(files, TrustRecord.load(), [str(folder)])
         except KimiError as found:
             error = found
         if error is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.errors import UsageError
-from ..fetch.trusted_code import CodeFile, TrustRecord, code_of, locate, record_path
+from ..fetch.trusted_code import CodeFile, TrustRecord, code_of, locate
 from ..recipe.launch import load_recipe
 
 
@@ -33,7 +32,7 @@ def trust(
     if not wanted and recipe is None:
         raise UsageError("no checkpoint was named", expected="MODEL ..., or --recipe NAME")
     cache = Path(constants.HF_HUB_CACHE)
-    record = TrustRecord.load(record_path(os.environ))
+    record = TrustRecord.load()
     files = [file for name, wanted_revision in wanted for file in code_of(locate(name, wanted_revision, cache), cache)]
     if as_json:
         if yes:

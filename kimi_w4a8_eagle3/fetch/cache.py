@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from ..base.errors import KimiError
@@ -40,22 +40,20 @@ class Manifest:
         return self.verified >= {file.path for file in self.listing.files}
 
     def as_json(self) -> str:
-        listing = self.listing
-        files = [{"path": f.path, "size": f.size, "digest": f.digest or "", "lfs": f.lfs} for f in listing.files]
-        head = {"format": FORMAT, "repo": listing.repo, "revision": listing.revision, "commit": listing.commit}
-        return json.dumps(head | {"verified": sorted(self.verified), "files": files}, indent=1) + "\n"
+        head = {"format": FORMAT, **asdict(self.listing), "verified": sorted(self.verified)}
+        return json.dumps(head, indent=1) + "\n"
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> Manifest:
         """Parse a manifest; KimiError that names `path` when it is damaged."""
         try:
             data = json.loads(content)
-            if data["format"] != FORMAT:
-                raise ValueError(f"format {data['format']}")
-            files = [RemoteFile(f["path"], f["size"], f["digest"] or None, bool(f["lfs"])) for f in data["files"]]
-            listing = Listing(data["repo"], data["revision"], data["commit"], tuple(files))
-            return cls(listing, {RepoPath(path) for path in data["verified"]})
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if (found := data.pop("format")) != FORMAT:
+                raise ValueError(f"format {found}")
+            verified: set[str] = {RepoPath(path) for path in data.pop("verified")}
+            files = tuple(RemoteFile(**file | {"digest": file["digest"] or None}) for file in data.pop("files"))
+            return cls(Listing(**data, files=files), verified)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise KimiError(
                 f"damaged manifest: {type(error).__name__}: {error}",
                 where=str(path),
@@ -119,12 +117,8 @@ class Store:
 
     def load(self, commit: Commit) -> Manifest | None:
         """Return the manifest of `commit`, or None; KimiError when it is damaged."""
-        path = self._manifest_path(commit)
-        try:
-            content = self.tree.read(path, MAX_MANIFEST)
-        except ValueError as error:
-            raise KimiError(f"damaged manifest: {error}", where=str(path), remedy="delete it") from None
-        return None if content is None else Manifest.parse(content, path)
+        content = self.tree.read(self._manifest_path(commit), MAX_MANIFEST)
+        return None if content is None else Manifest.parse(content, self._manifest_path(commit))
 
     def vouched(self, listing: Listing) -> set[str]:
         """Return the paths whose content was verified here before, for this commit or another one."""
@@ -135,15 +129,14 @@ class Store:
 
     def known_commit(self, revision: str) -> Commit | None:
         """Return the commit that `revision` meant when it was last fetched; None if nothing of it is here."""
-        try:
-            if Commit.accepts(revision):
-                commit = Commit(revision)
-                here = self.tree.size(self._manifest_path(commit)) or self.tree.names(self.snapshot(commit))
-                return commit if here else None
-            noted = self.tree.read(self.root / "refs" / Revision(revision), 1000)
-            return Commit(noted.decode().strip()) if noted else None
-        except ValueError:  # not a revision, or no commit in the note
-            return None
+        with suppress(ValueError):  # not a revision, or no commit in the note
+            if not Commit.accepts(revision):
+                noted = self.tree.read(self.root / "refs" / Revision(revision), 41)
+                return Commit(noted.decode().strip()) if noted else None
+            commit = Commit(revision)
+            if self.tree.size(self._manifest_path(commit)) or self.tree.names(self.snapshot(commit)):
+                return commit
+        return None
 
     def remember(self, listing: Listing) -> None:
         """Write `refs/<branch or tag>`, as the cache layout does. A commit needs no note."""
@@ -197,38 +190,36 @@ def verify(store: Store, manifest: Manifest, progress: ByteProgress, jobs: int) 
     """Hash every file, and update `manifest.verified`. A wrong file becomes `<name>.corrupt`, so nothing loads it."""
     found = survey(store, manifest, served=True)
     here = [file for file in manifest.listing.files if file not in found.missing]
-    right, found.corrupt = hashed(store, here, progress, jobs)
+    found.corrupt = wrong_ones(store, here, progress, jobs)
     for file in found.corrupt:
         # The bytes stay for a look, and go when the file has been fetched anew.
         path = store.final(file)
         if store.tree.size(store.content(file)) is not None:
             store.tree.replace(path, path.with_name(path.name + QUARANTINE))
-    manifest.verified = {file.path for file in right}
+    manifest.verified = {file.path for file in here if file not in found.corrupt}
     found.unverified.clear()
     return found
 
 
-def hashed(
-    store: Store, files: list[RemoteFile], progress: ByteProgress, jobs: int
-) -> tuple[list[RemoteFile], list[RemoteFile]]:
-    """Hash files that are here; return those with the right digest and those with a wrong one."""
+def wrong_ones(store: Store, files: list[RemoteFile], progress: ByteProgress, jobs: int) -> list[RemoteFile]:
+    """Hash files that are here; return those with a wrong digest."""
 
-    def is_right(file: RemoteFile) -> bool:
+    def is_wrong(file: RemoteFile) -> bool:
         with store.tree.open(store.content(file)) as stream:
-            return file.hash_of(stream, progress.advance) == file.digest
+            return file.hash_of(stream, progress.advance) != file.digest
 
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        good = dict(zip(files, pool.map(is_right, files), strict=True))
-    return [file for file in files if good[file]], [file for file in files if not good[file]]
+        wrong = list(pool.map(is_wrong, files))
+    return [file for file, bad in zip(files, wrong, strict=True) if bad]
 
 
 def recall(store: Store, revision: str) -> Manifest | None:
     """Return the manifest of an earlier fetch, or one made from a cache that another tool filled, or None."""
     commit = store.known_commit(revision)
-    if commit is None or (manifest := store.load(commit)) is not None:
-        return manifest if commit else None
+    if commit is None:
+        return None
     try:
-        return _from_snapshot(store, revision, commit)
+        return store.load(commit) or _from_snapshot(store, revision, commit)
     except (ValueError, RecursionError) as error:
         raise KimiError(
             f"the cache holds what no repository can hold: {error}",
@@ -240,21 +231,17 @@ def recall(store: Store, revision: str) -> Manifest | None:
 def _from_snapshot(store: Store, revision: str, commit: Commit) -> Manifest | None:
     """Make a manifest from the snapshot's links: each names its blob, and with it the digest."""
     links = store.tree.links(store.snapshot(commit))
+    if not links:
+        return None
     files = []
     for path, target in links.items():
         name = PurePosixPath(target).name
         file = RemoteFile(RepoPath(path), 0, Digest(name) if Digest.accepts(name) else None, len(name) == 64)
         files.append(replace(file, size=store.tree.size(store.content(file)) or 0))
     # A weight shard that the index names and that was never fetched leaves no link. Its size is unknown.
-    shards = _shards(store, next((file for file in files if file.path == INDEX), None))
+    shards: set[str] = set()
+    for index in (file for file in files if file.path == INDEX):
+        with suppress(ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            shards = set(json.loads(store.tree.read(store.content(index), MAX_INDEX) or b"")["weight_map"].values())
     files += [RemoteFile(RepoPath(shard), 0, None, True) for shard in sorted(shards - links.keys())]
-    return Manifest(Listing(RepoName(store.repo), Revision(revision), commit, tuple(files))) if links else None
-
-
-def _shards(store: Store, index: RemoteFile | None) -> set[str]:
-    """Return the weight files that the checkpoint's index names."""
-    try:
-        content = store.tree.read(store.content(index), MAX_INDEX) if index else None
-        return set(json.loads(content)["weight_map"].values()) if content else set()
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        return set()
+    return Manifest(Listing(RepoName(store.repo), Revision(revision), commit, tuple(files)))

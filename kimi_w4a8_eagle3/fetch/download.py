@@ -25,7 +25,7 @@ from huggingface_hub.utils._xet import abort_xet_session, get_xet_session, refre
 
 from ..base.errors import KimiError
 from .audit import FILE_HEADERS, RETRY_STATUS, Stopped
-from .cache import QUARANTINE, Manifest, Store, hashed, survey
+from .cache import QUARANTINE, Manifest, Store, survey, wrong_ones
 from .hub import STRANGE, Hub
 from .model import Listing, RemoteFile, human
 from .progress import ByteProgress, Show
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class FileFailed(KimiError):
-    """One file cannot be had; the others still can."""
+    """One file did not arrive; the others still can."""
 
 
 class Corrupt(Exception):
@@ -102,8 +102,8 @@ def _check_existing(store: Store, manifest: Manifest, show: Show, jobs: int) -> 
         return
     label = f"checking {len(unverified)} files that are already here"
     with show(label, sum(file.size for file in unverified)) as progress:
-        right, wrong = hashed(store, unverified, progress, jobs)
-    manifest.verified |= {file.path for file in right}
+        wrong = wrong_ones(store, unverified, progress, jobs)
+    manifest.verified |= {file.path for file in unverified if file not in wrong}
     for file in wrong:
         store.tree.unlink(store.final(file))
 

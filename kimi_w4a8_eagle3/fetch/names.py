@@ -16,7 +16,6 @@ _T = TypeVar("_T", bound="Name")
 class Name(str):
     """A string of one kind. Any other value is a ValueError that shows it, shortened and escaped."""
 
-    __slots__ = ()
     kind = "name"
 
     def __new__(cls: type[_T], value: object) -> _T:
@@ -47,19 +46,16 @@ class Name(str):
 class RepoPath(Name):
     """Path of a file in a repository: relative, with `/` only."""
 
-    __slots__ = ()
     kind = "path inside a repository"
 
 
 class Revision(Name):
     """Branch, tag or commit. It becomes a path below `refs/`."""
 
-    __slots__ = ()
     kind = "revision"
 
 
 class Commit(Name):
-    __slots__ = ()
     kind = "commit (40 hexadecimal digits)"
 
     @classmethod
@@ -70,7 +66,6 @@ class Commit(Name):
 class Digest(Name):
     """SHA-1 or SHA-256."""
 
-    __slots__ = ()
     kind = "digest (40 or 64 hexadecimal digits)"
 
     @classmethod
@@ -81,7 +76,6 @@ class Digest(Name):
 class RepoName(Name):
     """`owner/name`, as huggingface_hub accepts it."""
 
-    __slots__ = ()
     kind = "repository name (owner/name)"
 
     @classmethod

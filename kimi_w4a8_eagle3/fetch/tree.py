@@ -47,11 +47,10 @@ class Tree:
 
     def size(self, path: Path) -> int | None:
         """Return the bytes of a plain file, or None. A link is not a plain file, wherever it leads."""
-        try:
+        with suppress(*_NOT_THERE, NotPlain):
             state = self.at(path).lstat()
-        except (*_NOT_THERE, NotPlain):
-            return None
-        return state.st_size if stat.S_ISREG(state.st_mode) else None
+            return state.st_size if stat.S_ISREG(state.st_mode) else None
+        return None
 
     def open(self, path: Path) -> BinaryIO:
         """Open a plain file to read, unbuffered. FileNotFoundError or NotPlain when there is none."""
@@ -75,14 +74,10 @@ class Tree:
         return self._descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
 
     def read(self, path: Path, limit: int) -> bytes | None:
-        """Return the content of a small file, or None. ValueError when it is longer than `limit` bytes."""
-        try:
-            with self.open(path) as stream:
-                if os.fstat(stream.fileno()).st_size > limit:
-                    raise ValueError(f"larger than {limit} bytes")
-                return stream.read(limit)
-        except (*_NOT_THERE, NotPlain):
-            return None
+        """Return at most `limit` bytes of a file, or None without one."""
+        with suppress(*_NOT_THERE, NotPlain), self.open(path) as stream:
+            return stream.read(limit)
+        return None
 
     def write(self, path: Path, text: str) -> None:
         """Write a small file atomically."""
@@ -99,10 +94,9 @@ class Tree:
 
     def readlink(self, path: Path) -> str | None:
         """Return the target of a symbolic link as it is written, or None."""
-        try:
+        with suppress(OSError, NotPlain):
             return os.readlink(self.at(path))  # noqa: PTH115 - Path.readlink would normalize it
-        except (OSError, NotPlain):
-            return None
+        return None
 
     def leads(self, path: Path, target: Path) -> bool:
         """Return True if `path` is what `link` makes."""

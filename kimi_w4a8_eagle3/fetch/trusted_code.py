@@ -16,16 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from huggingface_hub import constants
+from pydantic import BaseModel, Field
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic
 from ..recipe.launch import Launch
 from .cache import Store
 
-FORMAT = 1
 VARIABLE = "KIMI_TRUSTED_CODE"
 OPTION = "trust-remote-code"
 # transformers looks in these files for `auto_map`: names of classes to import from the checkpoint.
@@ -65,29 +65,40 @@ class CodeFile:
         return self.source.folder / self.name
 
 
+class Accepted(BaseModel):
+    """One file that a person accepted: its path inside the checkpoint, which checkpoint, and when."""
+
+    name: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    source: str = Field(alias="from", default="")
+    recorded: str = ""
+
+
+class Content(BaseModel):
+    """The record as a file."""
+
+    format: Literal[1] = 1
+    files: list[Accepted] = []
+
+
 @dataclass
 class TrustRecord:
     """The files that a person accepted. Their names tell a changed file from a new one."""
 
     path: Path
-    entries: list[dict[str, str]] = field(default_factory=list)
+    content: Content = field(default_factory=Content)
 
     @classmethod
-    def load(cls, path: Path) -> TrustRecord:
-        """Read a record. No file is an empty record, a damaged one is a KimiError."""
+    def load(cls, path: Path | None = None) -> TrustRecord:
+        """Read a record, by default this user's. No file is an empty record, a damaged one is a KimiError."""
+        path = path or record_path(os.environ)
         try:
-            content = json.loads(path.read_text())
-            if content["format"] != FORMAT:
-                raise ValueError(f"format {content['format']}")
-            for entry in content["files"]:
-                if not isinstance(entry["name"], str) or not re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]):
-                    raise ValueError(f"{entry['sha256']!r} is no SHA-256")
-            return cls(path, content["files"])
+            return cls(path, Content.model_validate_json(path.read_bytes()))
         except FileNotFoundError:
             return cls(path)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise KimiError(
-                f"the record of trusted code cannot be read: {type(error).__name__}: {error}",
+                f"the record of trusted code cannot be read: {' '.join(str(error).split()):.200}",
                 where=str(path),
                 expected="a file that `kimi-w4a8 trust` wrote",
                 remedy="delete it and run `kimi-w4a8 trust` again",
@@ -95,7 +106,7 @@ class TrustRecord:
 
     def hashes(self, name: str) -> set[str]:
         """Return the accepted hashes of files with this name."""
-        return {entry["sha256"] for entry in self.entries if entry["name"] == name}
+        return {file.sha256 for file in self.content.files if file.name == name}
 
     def trusts(self, file: CodeFile) -> bool:
         return file.sha256 in self.hashes(file.name)
@@ -103,16 +114,21 @@ class TrustRecord:
     def state(self, file: CodeFile) -> str:
         return "accepted" if self.trusts(file) else "changed" if self.hashes(file.name) else "new"
 
+    def difference(self, file: CodeFile) -> str:
+        """Describe a file that is not accepted."""
+        recorded = ", ".join(sorted(self.hashes(file.name)))
+        return f"changed, recorded {recorded}, found {file.sha256}" if recorded else f"new, SHA-256 {file.sha256}"
+
     def add(self, files: Iterable[CodeFile]) -> None:
         """Accept files and write the record."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         for file in files:
             if not self.trusts(file):
                 entry = {"name": file.name, "sha256": file.sha256, "from": str(file.source), "recorded": now}
-                self.entries.append(entry)
+                self.content.files.append(Accepted.model_validate(entry))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.path, json.dumps({"format": FORMAT, "files": self.entries}, indent=1) + "\n")
+            write_atomic(self.path, self.content.model_dump_json(indent=1, by_alias=True) + "\n")
         except OSError as error:
             raise KimiError(
                 f"the record of trusted code cannot be written: {error.strerror}",
@@ -193,7 +209,7 @@ def untrusted(files: Sequence[CodeFile], record: TrustRecord, names: Sequence[st
     unknown = [file for file in files if not record.trusts(file)]
     if not unknown:
         return None
-    lines = "".join(f"\n  - {file.name}: {_difference(file, record)}" for file in unknown)
+    lines = "".join(f"\n  - {file.name}: {record.difference(file)}" for file in unknown)
     sources = ", ".join(dict.fromkeys(str(file.source) for file in unknown))
     return KimiError(
         f"{sources} brings Python code that is not accepted here:{lines}",
@@ -201,11 +217,6 @@ def untrusted(files: Sequence[CodeFile], record: TrustRecord, names: Sequence[st
         expected=f"each file with a SHA-256 recorded in {record.path}",
         remedy=f"read the files, then: kimi-w4a8 trust {' '.join(names)} --yes (or set {VARIABLE} to a record)",
     )
-
-
-def _difference(file: CodeFile, record: TrustRecord) -> str:
-    recorded = ", ".join(sorted(record.hashes(file.name)))
-    return f"changed, recorded {recorded}, found {file.sha256}" if recorded else f"new, SHA-256 {file.sha256}"
 
 
 def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Path | None = None) -> Launch:
@@ -217,8 +228,7 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     arguments = launch.args
     if not any(_allows_code(name) and value is not False for name, value in arguments.items()):
         return launch
-    record = TrustRecord.load(record_path(os.environ)) if record is None else record
-    cache = Path(constants.HF_HUB_CACHE) if cache is None else cache
+    record, cache = record or TrustRecord.load(), cache or Path(constants.HF_HUB_CACHE)
     model = locate(launch.model, str(arguments.get("revision", "main")), cache)
     draft_revision = str(arguments.get("speculative-draft-model-revision", "main"))
     draft = locate(launch.draft, draft_revision, cache) if launch.draft else None
@@ -252,8 +262,7 @@ def require_trusted_tokenizer(name: str, record: TrustRecord | None = None, cach
 
     Load generators always allow a tokenizer's code, and take its name from the server that they measure.
     """
-    record = TrustRecord.load(record_path(os.environ)) if record is None else record
-    cache = Path(constants.HF_HUB_CACHE) if cache is None else cache
+    record, cache = record or TrustRecord.load(), cache or Path(constants.HF_HUB_CACHE)
     try:
         source = locate(name, "main", cache)
     except KimiError as error:
@@ -277,26 +286,23 @@ def _references(folder: Path) -> set[str]:
         except FileNotFoundError:
             continue
         except (OSError, ValueError, RecursionError) as error:
-            raise KimiError(
-                f"{name} cannot be read: {error}", where=str(folder), expected="a JSON object", remedy="fetch it again"
-            ) from None
+            what = f"{name} cannot be read: {error}"
+            raise KimiError(what, where=str(folder), expected="a JSON object", remedy="fetch it again") from None
     return found
 
 
-def _strings(value: Any, inside: bool) -> Iterator[str]:
+def _strings(value: object, inside: bool) -> Iterator[str]:
     """Yield the strings inside `auto_map`. An entry is a reference, or a pair of them of which one may be null."""
     if isinstance(value, str) and inside:
         yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item, inside)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _strings(item, inside or key == "auto_map")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _strings(item, inside or key == "auto_map")
 
 
 def _python_files(source: Source) -> list[CodeFile]:
     paths = sorted(path for path in source.folder.rglob("*.py") if path.is_file())
-    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
-    names = [path.relative_to(source.folder).as_posix() for path in paths]
-    return [CodeFile(source, name, sha256) for name, sha256 in zip(names, hashes, strict=True)]
+    return [
+        CodeFile(source, path.relative_to(source.folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in paths
+    ]

@@ -39,9 +39,7 @@ DISTRIBUTIONS = ("amd-aiter", "aiter")
 def installed_regime() -> Regime:
     """Return the regime of the installed AITER, by its headers or else its version, without importing it."""
     root = find_root("aiter")
-    if root is None:
-        return Regime.UNKNOWN
-    return detect_regime(find_version(DISTRIBUTIONS, root), page_offset_regime(root))
+    return detect_regime(find_version(DISTRIBUTIONS, root), page_offset_regime(root)) if root else Regime.UNKNOWN
 
 
 def detect_regime(version: str | None, headers: str | None = None) -> Regime:
@@ -52,8 +50,7 @@ def detect_regime(version: str | None, headers: str | None = None) -> Regime:
     """
     if headers is not None:
         return {"silent": Regime.SILENT, "fixed": Regime.FIXED64}.get(headers, Regime.UNKNOWN)
-    if version is None:
-        return Regime.UNKNOWN
+    version = version or ""
     for commit in re.findall(r"\bg?([0-9a-f]{7,40})\b", version.partition("+")[2]):
         if commit[:7] in KNOWN_COMMITS:
             return KNOWN_COMMITS[commit[:7]]

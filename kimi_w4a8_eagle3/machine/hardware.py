@@ -103,10 +103,8 @@ class Machine:
 
     def numa_nodes(self, count: int) -> list[int] | None:
         """Return the NUMA node of each of the first `count` GPUs; None where the machine does not report them."""
-        nodes = [device.numa_node for device in self.devices[:count]]
-        if len(nodes) < count or any(node is None for node in nodes):
-            return None
-        return [node for node in nodes if node is not None]
+        nodes = [device.numa_node for device in self.devices[:count] if device.numa_node is not None]
+        return nodes if len(nodes) == count else None
 
 
 def _node_number(path: Path) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..base.errors import KimiError
 from .aiter_regime import Regime
@@ -35,7 +35,7 @@ class KvShape:
     buffers: number of such buffers (2 a layer for MHA, 1 a layer for MLA).
     """
 
-    kind: str
+    kind: Literal["mla", "mha"]
     layers: int
     row_elements: int
     buffers: int
