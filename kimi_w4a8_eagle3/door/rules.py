@@ -21,7 +21,7 @@ from .answers import Refusal
 from .grammar import check_schema, check_text, check_tools
 from .pictures import check_pictures
 from .settings import DoorSettings
-from .shape import Text, media_sources, parse
+from .shape import Text, inflated, media_sources, parse
 
 # Logprobs of the prompt, positions times candidates: SGLang computes and formats them while all other requests wait.
 MAX_PROMPT_LOGPROBS = 65536
@@ -113,6 +113,7 @@ class RequestRules:
         pictures += [("image_data", source) for source in (given if isinstance(given, list) else [given])]
         text -= check_pictures([picture for picture in pictures if picture[1] is not None])
         limit = self._max_tokens * _CHARACTERS_PER_TOKEN
+        text += inflated(body.get("input"), limit) if path == RESPONSES else 0
         for prompt in prompts:
             self._check_prompt(prompt, limit)
         text += sum(len(prompt) for prompt in prompts if isinstance(prompt, str))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +74,23 @@ class Text:
         if str in kinds:
             self.characters += sum(len(value) for value in values if type(value) is str)
         return [value for value in values if type(value) in (dict, list)] if kinds & {dict, list} else []
+
+
+def inflated(items: Any, limit: int) -> int:
+    """Return the size of the reasoning that the items of a /v1/responses input hold compressed.
+
+    SGLang inflates it without a limit. At most `limit` + 1 bytes are inflated here, and what is broken counts 0.
+    """
+    size = 0
+    for item in items if isinstance(items, list) else ():
+        state = item.get("encrypted_content") if isinstance(item, dict) else None
+        if isinstance(state, str) and size <= limit:
+            try:
+                packed = base64.urlsafe_b64decode(state.partition(".")[2])
+                size += len(zlib.decompressobj().decompress(packed, limit + 1 - size))
+            except (ValueError, zlib.error):
+                continue
+    return size
 
 
 def media_sources(body: Mapping[str, Any], name: str) -> Iterator[Any]:

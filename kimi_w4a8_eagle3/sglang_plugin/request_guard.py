@@ -59,6 +59,7 @@ def validate_one_request(
     vocabulary = manager.model_config.vocab_size
     if input_ids is not None:
         check_prompt(input_ids, vocabulary, _max_prompt_tokens())
+        check_copies(len(input_ids), (obj.sampling_params or {}).get("n", 1), manager.context_len)
         if getattr(obj, "return_logprob", False):
             check_prompt_logprobs(len(input_ids), obj.logprob_start_len, obj.top_logprobs_num, obj.token_ids_logprob)
     check_numbers(obj.sampling_params, vocabulary)
@@ -93,6 +94,15 @@ def check_prompt(input_ids: Sequence[int], vocabulary: int, max_tokens: int | No
         raise ValueError(f"the prompt has {len(input_ids)} tokens; this server takes at most {max_tokens}")
     if min(input_ids) < 0 or max(input_ids) >= vocabulary:
         raise ValueError(f"token ids must be between 0 and {vocabulary - 1}")
+
+
+def check_copies(tokens: int, number: int, context: int) -> None:
+    """Raise ValueError for `number` answers to one prompt that would prefill more than a whole context."""
+    if number > 1 and number * tokens > context:
+        raise ValueError(
+            f"n times the prompt's tokens may be {context} at most, the context; this request asks for {number} times "
+            f"{tokens}: send fewer answers per request"
+        )
 
 
 def check_prompt_logprobs(tokens: int, start: int | None, top: int | None, token_ids: Sequence[int] | None) -> None:

@@ -13,7 +13,12 @@ from starlette.responses import PlainTextResponse
 from support.door_app import CHAT, KEYS, Engine, ask, guarded, message
 
 from kimi_w4a8_eagle3.door.settings import DoorSettings
-from kimi_w4a8_eagle3.sglang_plugin.request_guard import check_numbers, check_prompt, check_prompt_logprobs
+from kimi_w4a8_eagle3.sglang_plugin.request_guard import (
+    check_copies,
+    check_numbers,
+    check_prompt,
+    check_prompt_logprobs,
+)
 
 
 def test_a_body_that_is_too_large() -> None:
@@ -157,6 +162,10 @@ def test_a_preflight_reaches_the_application() -> None:
 
 def test_the_request_guard_refuses_what_the_scheduler_cannot_take() -> None:
     check_prompt([0, 1, 99], vocabulary=100, max_tokens=3)
+    check_copies(4096, 2, context=8192)
+    check_copies(8193, 1, context=8192)  # `check_prompt` has its own limit
+    with pytest.raises(ValueError, match="asks for 128 times 4000"):
+        check_copies(4000, 128, context=8192)
     for ids in ([], [-1], [100], [1] * 4):
         with pytest.raises(ValueError, match=r"prompt|token ids"):
             check_prompt(ids, vocabulary=100, max_tokens=3)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.door_bodies import CHAT, CONTEXT, MESSAGE, REFUSED, image, properties, sampling, schema
+from support.door_bodies import CHAT, CONTEXT, MESSAGE, REFUSED, image, packed, properties, sampling, schema
 from support.pictures import noise, picture
 from support.sglang_program import BOTH, found
 
@@ -72,6 +72,16 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
             "return_logprob": False,
         },
         {**GENERATE, "logprob_start_len": -1, "return_logprob": False},
+    ),
+    "reasoning sent back": (
+        "/v1/responses",
+        {
+            "input": [
+                {"type": "reasoning", "summary": [], "encrypted_content": packed("I add them.")},
+                *CHAT["messages"],
+            ]
+        },
+        None,
     ),
     "batch": ("/v1/completions", {"prompt": ["a"] * 256, "n": 2}, None),
     "ids": ("/generate", {"input_ids": [[1, 2], [3]], "sampling_params": [{"n": 1}, {"n": 1}]}, None),

@@ -6,7 +6,9 @@ docs/security.md tells what happened.
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,11 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 4}
 CONTEXT = 8192
 TOO_LONG = 16 * CONTEXT + 1
+
+
+def packed(text: str) -> str:
+    """Return `text` as SGLang packs reasoning for clients that send it back."""
+    return "sglang-reasoning-v1." + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
 
 
 def deep(levels: int) -> Any:
@@ -204,6 +211,21 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         "longer than 8192 tokens",
     ),
     "a system prompt": ("/v1/messages", {**MESSAGE, "system": "x" * TOO_LONG}, "longer than 8192 tokens"),
+    "reasoning that inflates": (
+        "/v1/responses",
+        {"input": [{"type": "reasoning", "summary": [], "encrypted_content": packed("x" * 30 * 2**20)}]},
+        "longer than 8192 tokens",
+    ),
+    "reasoning after a dot that SGLang skips": (
+        "/v1/responses",
+        {"input": [{"type": "reasoning", "summary": [], "encrypted_content": packed("x" * 2**20) + ".AAAA"}]},
+        "longer than 8192 tokens",
+    ),
+    "reasoning that inflates in parts": (
+        "/v1/responses",
+        {"input": [{"type": "reasoning", "summary": [], "encrypted_content": packed("x" * (TOO_LONG // 3))}] * 4},
+        "longer than 8192 tokens",
+    ),
     "names of properties": ("/v1/messages", {**MESSAGE, "tools": [tool(40, 4000)]}, "longer than 8192 tokens"),
     "80,000 names": ("/v1/messages", {**MESSAGE, "tools": [tool(80_000, 6)]}, "more entries than a prompt of 8192"),
     "5,000 names": ("/v1/messages", {**MESSAGE, "tools": [tool(5_000, 6)]}, "has 5000 entries"),
