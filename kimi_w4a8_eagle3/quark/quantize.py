@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,6 +69,7 @@ def import_quark() -> None:
     torchvision_ops.declare_missing()  # Quark imports transformers, which imports torchvision
     library = str(Path(cpp_extension.__file__).parents[1] / "lib")
     cpp_extension.TORCH_LIB_PATH = shlex.quote(library)  # torch's link command breaks at a space in it
+    os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)  # where pip puts ninja
     try:
         from quark.common.utils.log import ScreenLogger  # optional: amd-quark
 
@@ -75,8 +78,8 @@ def import_quark() -> None:
     except (ImportError, RuntimeError) as error:  # RuntimeError: the extension does not compile
         raise KimiError(
             f"AMD Quark cannot be imported: {error}",
-            expected="amd-quark 0.13, and a C++ compiler for the extension that it builds at its first import",
-            remedy="pip install amd-quark==0.13; apt-get install g++",
+            expected="amd-quark 0.13, with ninja and a C++ compiler for the extension of its first import",
+            remedy="pip install amd-quark==0.13 ninja; apt-get install g++",
         ) from error
 
 

@@ -14,6 +14,7 @@ FOLDERS = ("kimi_w4a8_eagle3/", "laptop/", "proof/", "launch/")
 # Names of installed libraries, of a formula, and of a pattern.
 OF_OTHERS = {"cpu_has_amx_support", "xet_get", "stall", "exported_NAME", "_forward_isolation"}
 OWN = "tests/base/test_docstrings.py"  # names what does not exist
+TEXTS = (tokenize.NAME, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))  # since Python 3.12
 WORD = re.compile(r"[A-Za-z_]\w*")
 STARTS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
 FILE = re.compile(r"[\w./-]+\.(?:py|sh|toml|json|yaml|yml|md|txt)")
@@ -28,7 +29,7 @@ def parts(name: str) -> tuple[list[tuple[int, str]], set[str]]:
     for token in tokenize.generate_tokens(io.StringIO((ROOT / name).read_text()).readline):
         if token.type == tokenize.COMMENT or (first and token.type == tokenize.STRING):
             prose.append((token.start[0], token.string))
-        elif token.type in (tokenize.NAME, tokenize.STRING):
+        elif token.type in TEXTS:
             found.update(WORD.findall(token.string))
         first = token.type in STARTS or (first and token.type in (tokenize.COMMENT, tokenize.NL))
     return prose, found

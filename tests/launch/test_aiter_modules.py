@@ -56,7 +56,7 @@ class Image:
             command,
             cwd=self.folder,
             env={
-                "PATH": f"{rocm}/bin:{os.environ['PATH']}",
+                "PATH": f"{rocm}/bin:{sys.prefix}/bin:{os.environ['PATH']}",  # ninja lies beside Python
                 "HOME": f"{self.folder}/home",
                 "PYTHONPATH": f"{self.folder}/site:{ROOT}",
                 "ROCM_HOME": str(rocm),
@@ -101,7 +101,7 @@ def test_an_engine_that_cannot_write_to_aiter_finds_and_adds_modules(image: Imag
     user: list[str] = []
     if os.geteuid() == 0:  # whose rights hold against any mode
         user = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-    search = f"{image.folder}/gpu:{image.folder}/rocm/bin:{os.environ['PATH']}"
+    search = f"{image.folder}/gpu:{image.folder}/rocm/bin:{sys.prefix}/bin:{os.environ['PATH']}"
     places = [image.folder / "site", *(image.folder / "site").rglob("*")]
     for path in places:
         if not path.is_symlink():
