@@ -13,8 +13,7 @@ from rich.console import Console
 from ..fetch.progress import ByteProgress
 from ..quark import exclude, sources
 from ..quark.by_shard import quantize_by_shard
-from ..quark.fp8_draft import DRAFT_EXCLUDE, quantize_fp8
-from ..quark.quantize import KIMI_EXCLUDE, quantize_w4a8
+from ..quark.quantize import DRAFT_EXCLUDE, KIMI_EXCLUDE, quantize_fp8, quantize_w4a8
 from ..quark.safetensors_header import Checkpoint
 from .options import expanded
 

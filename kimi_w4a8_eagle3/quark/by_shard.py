@@ -61,7 +61,8 @@ def quantize_by_shard(
 
 def require_space(folder: Path, needed: int) -> None:
     """Raise KimiError unless the source's size is free: a quantized shard is smaller than its source."""
-    free = shutil.disk_usage(_existing(folder)).free
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if free < needed + RESERVE_BYTES:
         raise KimiError(
             f"not enough disk: {free / 2**30:.1f} GiB free, up to {needed / 2**30:.1f} GiB needed",
@@ -85,9 +86,8 @@ def _continue(partial: Path, job: dict[str, Any], checkpoint: Checkpoint) -> lis
             for name in (_OUT, _DONE):
                 (partial / name).mkdir(parents=True)
         except OSError as error:
-            raise KimiError(
-                f"cannot write beside the destination: {error.strerror}", str(partial.parent), "a writable folder"
-            ) from error
+            what = f"cannot write beside the destination: {error.strerror}"
+            raise KimiError(what, str(partial.parent), "a writable folder") from error
         record.write_text(json.dumps(job))
     return [file for file in checkpoint.files if not (partial / _OUT / file.name).is_file()]
 
@@ -118,8 +118,10 @@ def _finish(checkpoint: Checkpoint, partial: Path) -> None:
         {name for record in records for name in record["config"]["quantization_config"]["exclude"]}
     )
     for path in checkpoint.directory.iterdir():
-        if path.suffix != ".safetensors" and not path.name.lower().startswith("readme") and path.name != INDEX_NAME:
-            _copy(path, out / path.name)
+        if path.is_dir():
+            shutil.copytree(path, out / path.name, dirs_exist_ok=True)
+        elif path.suffix != ".safetensors" and not path.name.lower().startswith("readme") and path.name != INDEX_NAME:
+            shutil.copyfile(path, out / path.name)
     (out / "config.json").write_text(json.dumps(config, indent=4, ensure_ascii=False))
     if checkpoint.files[0].name != SINGLE_NAME:
         total = sum(file.stat().st_size for file in out.glob("*.safetensors"))
@@ -127,19 +129,7 @@ def _finish(checkpoint: Checkpoint, partial: Path) -> None:
         (out / INDEX_NAME).write_text(json.dumps(index, indent=4, ensure_ascii=False))
 
 
-def _copy(path: Path, target: Path) -> None:
-    if path.is_dir():
-        shutil.copytree(path, target, dirs_exist_ok=True)
-    else:
-        shutil.copyfile(path, target)
-
-
 def _identity(checkpoint: Checkpoint) -> dict[str, list[int]]:
     """Return size and modification time of every file that the result depends on."""
     files = [checkpoint.directory / "config.json", *checkpoint.files]
     return {os.fspath(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
-
-
-def _existing(folder: Path) -> Path:
-    folder = folder.absolute()
-    return folder if folder.exists() else _existing(folder.parent)

@@ -48,8 +48,6 @@ class LayerQuant(BaseModel):
 
 
 class QuarkExport(BaseModel):
-    """Quark's export settings for the weights."""
-
     pack_method: str | None = None
 
 
@@ -100,7 +98,7 @@ class ExcludeRules:
     """
 
     def __init__(self, patterns: list[str]) -> None:
-        self._names = {_strip_wrapper(p) for p in patterns if not p.startswith("re:")}
+        self._names = {p.removeprefix(_WRAPPER_PREFIX) for p in patterns if not p.startswith("re:")}
         globs = [fnmatch.translate(p) for p in self._names if is_glob(p)]
         try:
             regexes = [re.compile(p[3:]).pattern for p in patterns if p.startswith("re:")]
@@ -111,7 +109,7 @@ class ExcludeRules:
         self._pattern = re.compile("|".join(f"(?:{p})" for p in globs + regexes)) if globs or regexes else None
 
     def __contains__(self, module: str) -> bool:
-        short = _strip_wrapper(module)
+        short = module.removeprefix(_WRAPPER_PREFIX)
         if short in self._names:
             return True
         return self._pattern is not None and bool(self._pattern.match(module) or self._pattern.match(short))
@@ -140,8 +138,6 @@ class TextShape(BaseModel):
 
 
 class EagleConfig(BaseModel):
-    """The `eagle_config` entry of a draft."""
-
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
@@ -202,13 +198,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise KimiError(
-            f"{path.name} is missing", str(path), "a Hugging Face model directory", "fetch the checkpoint again"
-        ) from None
+        remedy = "fetch the checkpoint again"
+        raise KimiError(f"{path.name} is missing", str(path), "a Hugging Face model directory", remedy) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise KimiError(
-            f"{path.name} cannot be read: {error}", str(path), "a JSON object", "fetch the file again"
-        ) from error
+        what = f"{path.name} cannot be read: {error}"
+        raise KimiError(what, str(path), "a JSON object", "fetch the file again") from error
     if not isinstance(content, dict):
         raise KimiError(f"{path.name} contains a JSON {type(content).__name__}", str(path), "a JSON object")
     return content
@@ -254,7 +248,3 @@ def _validate(kind: type[M], content: dict[str, Any], path: Path) -> M:
             str(path),
             "the fields of a Hugging Face model config",
         ) from error
-
-
-def _strip_wrapper(name: str) -> str:
-    return name.removeprefix(_WRAPPER_PREFIX)

@@ -56,30 +56,24 @@ def check_draft(
 def _check_captured(layers: list[int], target: TextShape, config: Path, findings: Findings) -> None:
     last = target.num_hidden_layers - 1
     if layers != sorted(set(layers)) or not layers or not 0 <= layers[0] <= layers[-1] <= last:
-        findings.add(
-            f"captured layers {layers} (eagle_aux_hidden_state_layer_ids) do not fit a target of {last + 1} layers",
-            config,
-            f"ascending, different layers between 0 and {last}: the target emits each once and in layer order",
-            _OTHER_DRAFT,
-        )
+        found = f"captured layers {layers} (eagle_aux_hidden_state_layer_ids) do not fit a target of {last + 1} layers"
+        expected = f"ascending, different layers between 0 and {last}: the target emits each once and in layer order"
+        findings.add(found, config, expected, _OTHER_DRAFT)
 
 
 def _check_sizes(draft: DraftShape, target: TextShape, tp: int, config: Path, findings: Findings) -> None:
+    name = "target_hidden_size" if draft.target_hidden_size else "hidden_size"
     hidden = draft.target_hidden_size or draft.hidden_size
-    if hidden != target.hidden_size:
-        name = "target_hidden_size" if draft.target_hidden_size else "hidden_size"
-        findings.add(f"draft {name} is {hidden}", config, f"the target's {target.hidden_size}", _OTHER_DRAFT)
-    if draft.vocab_size != target.vocab_size:
-        expected = f"the target's {target.vocab_size}"
-        findings.add(f"draft vocab_size is {draft.vocab_size}", config, expected, _OTHER_DRAFT)
+    for field, found, wanted in (
+        (name, hidden, target.hidden_size),
+        ("vocab_size", draft.vocab_size, target.vocab_size),
+    ):
+        if found != wanted:
+            findings.add(f"draft {field} is {found}", config, f"the target's {wanted}", _OTHER_DRAFT)
     kv_heads = tp if draft.mla else draft.num_key_value_heads or draft.num_attention_heads  # latents are not split
     if draft.num_attention_heads % tp or (kv_heads % tp and tp % kv_heads):
-        findings.add(
-            f"TP {tp} does not divide the draft's {draft.num_attention_heads} attention or {kv_heads} KV heads",
-            config,
-            "a tensor-parallel size that divides both",
-            "choose another --tp",
-        )
+        what = f"TP {tp} does not divide the draft's {draft.num_attention_heads} attention or {kv_heads} KV heads"
+        findings.add(what, config, "a tensor-parallel size that divides both", "choose another --tp")
 
 
 def _check_vocabulary(draft: DraftShape, target: TextShape, config: Path, findings: Findings) -> None:
@@ -125,9 +119,8 @@ def _check_tensors(
     for name, shape in shapes.items():
         tensor = _find(checkpoint, name)
         if tensor is not None and tensor.shape != shape:
-            findings.add(
-                f"draft {name} has shape {list(tensor.shape)}", tensor.file, str(list(shape)), _OTHER_DRAFT, tensor.name
-            )
+            found = f"draft {name} has shape {list(tensor.shape)}"
+            findings.add(found, tensor.file, str(list(shape)), _OTHER_DRAFT, tensor.name)
         # The embedding may be absent: SGLang shares the target's.
         if tensor is None and name != "embed_tokens.weight" and checkpoint.tensors and not checkpoint.unread:
             findings.add(f"draft has no {name}", checkpoint.directory, f"shape {list(shape)}", _OTHER_DRAFT)
@@ -167,9 +160,8 @@ def _check_mla_names(draft: DraftShape, checkpoint: Checkpoint, known: set[str],
         if name not in known and name.rpartition(".")[2] not in ("d2t", "t2d"):
             asked = " (its config does not enable fc_norm)" if name.startswith("fc_norm.") and not draft.fc_norm else ""
             found = f"draft has weights that {MLA_DRAFT} does not load{asked}"
-            findings.add(
-                found, tensor.file, "names of the layer, fc, norm and lm_head alone", _OTHER_DRAFT, tensor.name
-            )
+            expected = "names of the layer, fc, norm and lm_head alone"
+            findings.add(found, tensor.file, expected, _OTHER_DRAFT, tensor.name)
         elif "kv_b_proj" in name and tensor.dtype not in ("BF16", "F16", "F32"):
             found = f"draft's kv_b_proj is {tensor.dtype}"
             findings.add(found, tensor.file, "BF16: SGLang splits it as it is", "use the BF16 draft", tensor.name)
@@ -191,15 +183,11 @@ def _check_vocabulary_map(draft: DraftShape, checkpoint: Checkpoint, target: Tex
     dtype = "<i8" if d2t.dtype == "I64" else "<i4"
     tokens = np.fromfile(d2t.file, dtype=dtype, count=size, offset=d2t.start) + np.arange(size)
     outside = int(((tokens < 0) | (tokens >= target.vocab_size)).sum())
-    if outside or len(np.unique(tokens)) != size:
-        findings.add(
-            f"vocabulary map d2t is not a map into the target's vocabulary ({outside} of {size} tokens outside, "
-            f"{size - len(np.unique(tokens))} repeated)",
-            d2t.file,
-            f"{size} different tokens below {target.vocab_size}",
-            _OTHER_DRAFT,
-            d2t.name,
-        )
+    repeated = size - len(np.unique(tokens))
+    if outside or repeated:
+        counts = f"({outside} of {size} tokens outside, {repeated} repeated)"
+        found = f"vocabulary map d2t is not a map into the target's vocabulary {counts}"
+        findings.add(found, d2t.file, f"{size} different tokens below {target.vocab_size}", _OTHER_DRAFT, d2t.name)
 
 
 def _find(checkpoint: Checkpoint, name: str) -> TensorInfo | None:

@@ -48,9 +48,8 @@ class Findings:
 
     def add(self, what: str, where: object, expected: str, remedy: str = "", tensor: str | None = None) -> None:
         """Add a mistake in the file `where` and, if it concerns one, in a tensor."""
-        problem = self._problems.get((what, expected))
-        if problem is None:
-            problem = self._problems[what, expected] = Problem(self.check, what, str(where), expected, remedy, count=0)
+        new = Problem(self.check, what, str(where), expected, remedy, count=0)
+        problem = self._problems.setdefault((what, expected), new)
         problem.count += 1
         if tensor is not None and len(problem.tensors) < _EXAMPLES:
             problem.tensors.append(tensor)

@@ -1,4 +1,4 @@
-"""Quantize a BF16 (or compressed-tensors INT4) checkpoint to AMD Quark W4A8, shard by shard."""
+"""Quantize with AMD Quark: a BF16 (or compressed-tensors INT4) target to W4A8, a BF16 EAGLE3 draft to FP8."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ KIMI_EXCLUDE = (
     "*mm_projector*",
     "*vision_tower*",
 )
+# `fc` merges three hidden states of the target and lm_head chooses the token, so both stay in BF16.
+DRAFT_EXCLUDE = ("fc", "lm_head")
 
 
 def quantize_w4a8(
@@ -43,10 +45,19 @@ def quantize_w4a8(
     becomes `weight` int32 [N, K/8] in `reorder` packing, `weight_scale` float32 [] and `weight_scale_2` float32 [N].
     One shard at a time is in memory. Raises KimiError when Quark cannot be imported.
     """
-    run_quark(source, destination, lambda: _config(exclude), device, verbose)
+    _run_quark(source, destination, lambda: _w4a8_config(exclude), device, verbose)
 
 
-def run_quark(source: Path, destination: Path, config: Callable[[], QConfig], device: str, verbose: bool) -> None:
+def quantize_fp8(source: Path, destination: Path, *, device: str = "cpu", verbose: bool = False) -> None:
+    """Quantize every linear layer of the draft in `source` except `fc` and `lm_head` to `ptpc_fp8` in `destination`.
+
+    Weights get one scale per channel, inputs one per token: a projection [N, K] becomes `weight` F8_E4M3 [N, K] and
+    `weight_scale` float32 [N].
+    """
+    _run_quark(source, destination, _fp8_config, device, verbose)
+
+
+def _run_quark(source: Path, destination: Path, config: Callable[[], QConfig], device: str, verbose: bool) -> None:
     """Run Quark's file-to-file quantization with the result of `config()`, called after quark is imported."""
     import_quark()
     from quark.common.utils.log import ScreenLogger  # optional: amd-quark
@@ -83,7 +94,7 @@ def import_quark() -> None:
         ) from error
 
 
-def _config(exclude: Sequence[str]) -> QConfig:
+def _w4a8_config(exclude: Sequence[str]) -> QConfig:
     """Return Quark's configuration.
 
     `scale_type` must be given: without it Quark stores the FP8 scale in the weight's dtype.
@@ -105,3 +116,13 @@ def _config(exclude: Sequence[str]) -> QConfig:
     ).to_quantization_spec()
     activation = FP8E4M3PerTensorSpec(observer_method="min_max", is_dynamic=True).to_quantization_spec()
     return QConfig(global_quant_config=QLayerConfig(weight=weight, input_tensors=activation), exclude=list(exclude))
+
+
+def _fp8_config() -> QConfig:
+    # optional: amd-quark
+    from quark.torch.quantization.config.config import FP8E4M3PerChannelSpec, QConfig, QLayerConfig
+
+    weight = FP8E4M3PerChannelSpec(is_dynamic=False, ch_axis=0).to_quantization_spec()
+    activation = FP8E4M3PerChannelSpec(is_dynamic=True, ch_axis=1).to_quantization_spec()
+    layer = QLayerConfig(weight=weight, input_tensors=activation)
+    return QConfig(global_quant_config=layer, exclude=list(DRAFT_EXCLUDE))

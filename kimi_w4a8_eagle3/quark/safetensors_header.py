@@ -109,24 +109,23 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     except KimiError as error:
         checkpoint.problems.append(error)
         return checkpoint
-    named = sorted(set(index.values())) if index is not None else [SINGLE_NAME]
-    headers = _read_headers(directory, named, checkpoint)
+    headers: dict[str, dict[str, TensorInfo]] = {}
+    for shard in sorted(set(index.values())) if index is not None else [SINGLE_NAME]:
+        try:
+            headers[shard] = read_header(directory / shard)
+        except KimiError as error:
+            checkpoint.problems.append(error)
+            continue
+        checkpoint.files.append(directory / shard)
+        checkpoint.tensors.update(headers[shard])
     for name, shard in (index or {}).items():
         if shard not in headers:
             checkpoint.unread.add(name)
         elif name not in headers[shard]:
-            checkpoint.problems.append(
-                KimiError(
-                    f"tensor {name} is not in {shard}",
-                    str(directory / shard),
-                    f"the tensor, as {INDEX_NAME} says",
-                    _FETCH,
-                )
-            )
-    for tensors in headers.values():
-        checkpoint.tensors.update(tensors)
+            found, expected = f"tensor {name} is not in {shard}", f"the tensor, as {INDEX_NAME} says"
+            checkpoint.problems.append(KimiError(found, str(directory / shard), expected, _FETCH))
     if index is not None:
-        _check_unlisted(directory, set(named), checkpoint)
+        _check_unlisted(directory, set(index.values()), checkpoint)
     return checkpoint
 
 
@@ -136,9 +135,9 @@ def _read_index(directory: Path) -> dict[str, str] | None:
     if not path.exists():
         if (directory / SINGLE_NAME).exists():
             return None
-        found = sorted(p.name for p in directory.glob("*.safetensors"))
+        shards = len(list(directory.glob("*.safetensors")))
         raise KimiError(
-            f"{INDEX_NAME} is missing" + (f" beside {len(found)} shards" if found else ", and so are the weights"),
+            f"{INDEX_NAME} is missing" + (f" beside {shards} shards" if shards else ", and so are the weights"),
             str(directory),
             f"{INDEX_NAME} with its shards, or one {SINGLE_NAME}",
             _FETCH,
@@ -151,17 +150,6 @@ def _read_index(directory: Path) -> dict[str, str] | None:
         if not isinstance(shard, str) or Path(shard).name != shard or "\0" in shard:
             raise KimiError(f"{INDEX_NAME} places {name} in {shard!r}", str(path), "a file name beside the index")
     return weight_map
-
-
-def _read_headers(directory: Path, names: list[str], checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
-    headers = {}
-    for name in names:
-        try:
-            headers[name] = read_header(directory / name)
-            checkpoint.files.append(directory / name)
-        except KimiError as error:
-            checkpoint.problems.append(error)
-    return headers
 
 
 def _check_unlisted(directory: Path, named: set[str], checkpoint: Checkpoint) -> None:

@@ -27,7 +27,7 @@ CEILINGS = {
     "moe": 5533,
     "ops": 907,
     "patching": 735,
-    "quark": 1671,
+    "quark": 1614,
     "recipe": 1490,
     "sglang_plugin": 3639,
     "tiny": 587,
