@@ -14,7 +14,7 @@ import signal
 
 from ..base.errors import or_end
 from ..gates import read_gates
-from .applied import require_applied
+from . import hooks
 
 
 def register() -> None:
@@ -34,8 +34,8 @@ def _register() -> None:
     from . import (
         adaptive_hook,
         cpu,
-        door,
         exact_sampling,
+        failing_outputs,
         failing_requests,
         full_disk,
         grammar_cache,
@@ -45,28 +45,28 @@ def _register() -> None:
         orphans,
         page_guard_hook,
         pulse_hook,
-        quark_hook,
+        quark_config,
         shared_memory,
     )
 
     orphans.end_with_parent()
     full_disk.install()
-    HookRegistry.register(adaptive_hook.TARGET, adaptive_hook.refuse, HookType.AFTER)
-    HookRegistry.register(adaptive_hook.FORWARD, adaptive_hook.choose_steps, HookType.BEFORE)
-    HookRegistry.register(adaptive_hook.PREFILL, adaptive_hook.skip_prefill, HookType.AROUND)
-    HookRegistry.register(quark_hook.TARGET, quark_hook.from_config, HookType.AROUND)
-    HookRegistry.register(load_check.TARGET, load_check.note_folder, HookType.AFTER)
-    page_guard_hook.install(HookRegistry)
-    metrics_hook.install(HookRegistry)
-    failing_requests.install(HookRegistry)
-    exact_sampling.install(HookRegistry)
-    HookRegistry.register(grammar_cache.TARGET, grammar_cache.forget_oldest, HookType.AFTER)
-    HookRegistry.register(grammar_cache.BACKEND, grammar_cache.compile_few, HookType.AFTER)
-    HookRegistry.register(grammar_cache.COMPILER, grammar_cache.bound_compiler, HookType.BEFORE)
-    HookRegistry.register(pulse_hook.TARGET, pulse_hook.beat, HookType.BEFORE)
-    HookRegistry.register(shared_memory.TARGET, shared_memory.write_down, HookType.AFTER)
+    features = [
+        adaptive_hook.FEATURE,
+        exact_sampling.FEATURE,
+        failing_outputs.FEATURE,
+        failing_requests.FEATURE,
+        grammar_cache.FEATURE,
+        load_check.FEATURE,
+        metrics_hook.ENGINE,
+        metrics_hook.REQUESTS,
+        page_guard_hook.FEATURE,
+        pulse_hook.FEATURE,
+        quark_config.FEATURE,
+        shared_memory.FEATURE,
+    ]
     if read_gates(os.environ).check_model_name:
-        HookRegistry.register(model_name_hook.TARGET, model_name_hook.handle_request, HookType.AROUND)
+        features.append(model_name_hook.FEATURE)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         from ..tiny import processor  # start-up: imports transformers, which only the built-in model on a CPU needs
 
@@ -85,11 +85,11 @@ def _register() -> None:
         HookRegistry.register(mla_draft.EMBED_AND_HEAD, mla_draft.set_embed_and_head, HookType.REPLACE)
         cpu.claim_attention_backend()
     if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
-        from . import tool_calls  # SGLang's import order: it imports SGLang's parsers and HTTP server
+        from . import door, tool_calls  # SGLang's import order: it imports SGLang's parsers and HTTP server
 
         tool_calls.install()
-        HookRegistry.register(door.TARGET, orphans.end_with_supervisor, HookType.BEFORE)
-        door.install(HookRegistry)  # last: it imports the HTTP server, which reads the environment at its import
-    require_applied(HookRegistry)
+        # The door is last: it imports the HTTP server, which reads the environment at its import.
+        features += [tool_calls.FEATURE, orphans.FEATURE, *door.features()]
+    hooks.register(HookRegistry, features)
     # The watchdog sends SIGUSR1 to a hanging process, which then prints its stacks into the engine's log.
     faulthandler.register(signal.SIGUSR1, file=2)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import pkgutil
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..base.errors import KimiError, or_end
 from ..door.middleware import Door, InternalKey, describe
@@ -14,53 +13,52 @@ from ..door.rules import RequestRules
 from ..door.settings import read_door
 from . import request_guard
 from .door_models import request_models, sampling_model
+from .hooks import Feature
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
 
 _SERVER = "sglang.srt.entrypoints.http_server"
-TARGET = f"{_SERVER}._setup_and_run_http_server"
-WARM_UP = f"{_SERVER}._wait_and_warmup"
-# SGLang compiles grammars in threads. It polls them this often, every 5 ms or once per decode step, before it gives up.
-_GRAMMAR_POLLS = "2000"
+_WARM_UP = f"{_SERVER}._wait_and_warmup"
+FEATURE = Feature(
+    "the door",
+    remove_when="never: SGLang has one key for clients and administrators, and no rules for requests",
+    # SGLang compiles grammars in threads. It polls them this often, every 5 ms or once per step, before it gives up.
+    environ={"SGLANG_GRAMMAR_MAX_POLL_ITERATIONS": "2000"},
+)
 _internal = InternalKey()
 
 
-def install(registry: Any) -> None:
-    """Register the door, the request guard and the warm-up's key; raise KimiError when SGLang lacks a target."""
+def features() -> tuple[Feature, ...]:
+    """Return the hooks of the door and the request guard; none when the operator switched the door off."""
     if read_door(os.environ).policy == "off":
         logger.warning("door: off (KIMI_DOOR=off): every client that reaches this server may do anything with it")
-        return
+        return ()
     if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes"):
         raise _beyond_reach("SGLANG_RUST_SERVER serves HTTP from a program that the door cannot reach")
-    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
-
-    hooks = {
-        TARGET: guard_http_server,
-        WARM_UP: wait_and_warm_up,
-        request_guard.TARGET: request_guard.validate_one_request,
-        request_guard.MESSAGES: request_guard.process_messages,
-        request_guard.ANTHROPIC_ERROR: request_guard.answer_anthropic_error,
-        request_guard.LOADS: request_guard.get_loads,
-    }
-    for target, hook in hooks.items():
-        if not callable(pkgutil.resolve_name(target)):  # the registry would only log it
-            raise KimiError("this SGLang has no such function", where=target)
-        registry.register(target, hook, HookType.AROUND)
-    os.environ.setdefault("SGLANG_GRAMMAR_MAX_POLL_ITERATIONS", _GRAMMAR_POLLS)
     # Uvicorn trusts X-Forwarded-For from every peer in this list.
     os.environ["FORWARDED_ALLOW_IPS"] = ""
+    return FEATURE, request_guard.FEATURE
 
 
+@FEATURE.around(f"{_SERVER}._setup_and_run_http_server")
 def guard_http_server(
-    original: Callable[..., Any], server_args: Any, tokenizer_manager: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """AROUND hook of `TARGET`: install the door as middleware just before the application is served."""
+    original: Callable[..., object],
+    server_args: ServerArgs,
+    tokenizer_manager: TokenizerManager,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Install the door as middleware just before the application is served."""
     with or_end("the door cannot be installed"):
         _stand_in_front(server_args, tokenizer_manager)
     return original(server_args, tokenizer_manager, *args, **kwargs)
 
 
-def _stand_in_front(server_args: Any, tokenizer_manager: Any) -> None:
+def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager) -> None:
     from sglang.srt.entrypoints import http_server  # SGLang's import order: complete once it serves
 
     if (workers := getattr(server_args, "tokenizer_worker_num", 1)) != 1:
@@ -75,8 +73,8 @@ def _stand_in_front(server_args: Any, tokenizer_manager: Any) -> None:
             remedy="give the key to the door instead: KIMI_API_KEY_FILE, KIMI_ADMIN_KEY_FILE",
         )
     for target, hooked in (
-        (WARM_UP, http_server._wait_and_warmup),
-        (request_guard.TARGET, type(tokenizer_manager)._validate_one_request),
+        (_WARM_UP, http_server._wait_and_warmup),
+        (request_guard.VALIDATE, type(tokenizer_manager)._validate_one_request),
     ):
         if not hasattr(hooked, "__wrapped__"):
             raise KimiError("another plugin replaced a function that the door hooks", where=target)
@@ -87,8 +85,9 @@ def _stand_in_front(server_args: Any, tokenizer_manager: Any) -> None:
     logger.info("door: %s", describe(settings, host))
 
 
-def wait_and_warm_up(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """AROUND hook of `WARM_UP`: let SGLang's own HTTP request through the door before the server is ready."""
+@FEATURE.around(_WARM_UP)
+def wait_and_warm_up(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Let SGLang's own HTTP request through the door before the server is ready."""
     from sglang.srt.runtime_context import get_serving  # SGLang's import order: complete once it serves
 
     try:

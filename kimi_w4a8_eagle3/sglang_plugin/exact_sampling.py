@@ -4,8 +4,6 @@ SGLang verifies by argmax on ROCm and CPUs, ignores seeds, and feeds one token p
 the target draws its own token at every verified position (`sampling/draw.py`), with the noise and the penalties of
 that position. A draft token is kept while it equals the draw. This is exact for any draft and needs no draft
 probabilities. Plain decoding and prefill draw with the same function, so the same seed gives the same answer.
-
-Remove when SGLang does this itself: sglang#31214 (temperature on ROCm), sglang#33643 (penalties).
 """
 
 from __future__ import annotations
@@ -14,58 +12,63 @@ from collections.abc import Callable
 from copy import copy
 from hashlib import blake2b
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
+from sglang.srt import runtime_context
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.layers.dp_attention import is_dp_attention_enabled
+from sglang.srt.speculative import eagle_utils, eagle_worker_common
+from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
+from sglang.srt.utils.async_probe import sanitize_nan_logits
 
 from ..base.errors import KimiError, or_end
 from ..sampling.draw import Filters, draw
 from ..sampling.penalties import Penalized, Penalties
+from .hooks import Feature
 
-_SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
-_PENALIZERS = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator"
-_WORKER = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2"
+if TYPE_CHECKING:
+    from sglang.srt.constrained.base_grammar_backend import GrammarMask
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.layers.sampler import Sampler
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.sampling.penaltylib.orchestrator import BatchedPenalizerOrchestrator
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
 _VERIFY = "sglang.srt.speculative.eagle_utils.eagle_sample"
 _VERIFY_TAKES = ("verify_input", "batch", "logits_output", "grammar_mask")
+FEATURE = Feature(
+    "exact sampling",
+    remove_when="SGLang verifies sampled requests on ROCm (sglang#31214) with penalties (sglang#33643) and seeds",
+    needs=(
+        "sglang.srt.speculative.eagle_utils.verify_tree_greedy_func",
+        "sglang.srt.speculative.eagle_worker_common.eagle_sample",
+    ),
+)
 
-_tables: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()  # by the req_to_token pool
-
-
-def install(registry: Any) -> None:
-    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
-
-    registry.register(f"{_WORKER}.__init__", require_known_verification, HookType.BEFORE)
-    registry.register(f"{_SAMPLING_INFO}.from_schedule_batch", set_seeds, HookType.AFTER)
-    registry.register(f"{_PENALIZERS}.__init__", without_penalizers, HookType.AROUND)
-    registry.register(
-        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new", keep_penalties, HookType.AFTER
-    )
-    registry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.AROUND)
-    registry.register("sglang.srt.layers.sampler.Sampler.__init__", round_as_verification, HookType.AFTER)
-    registry.register("sglang.srt.layers.sampler.Sampler._sample_from_probs", sample_from_probs, HookType.AROUND)
-    registry.register(_VERIFY, verify, HookType.AROUND)
-    registry.register(
-        "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request", seed_each_choice, HookType.BEFORE
-    )
+_tables: WeakKeyDictionary[ReqToTokenPool, torch.Tensor] = WeakKeyDictionary()
 
 
-def require_known_verification(*_: Any, **__: Any) -> None:
-    """BEFORE hook of EAGLE's worker: refuse a release whose verification takes other arguments."""
-    # SGLang's import order: hooks load before what they change
-    from sglang.srt.runtime_context import get_spec
-    from sglang.srt.speculative import eagle_utils, eagle_worker_common
-
+@FEATURE.before("sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.__init__")
+def require_known_verification(*_: object, **__: object) -> None:
+    """Refuse a release whose verification takes other arguments."""
     taken = tuple(signature(eagle_utils.eagle_sample).parameters)
     with or_end("speculation cannot be verified"):
-        if (topk := get_spec().speculative_eagle_topk) != 1:
+        if (topk := runtime_context.get_spec().speculative_eagle_topk) != 1:
             raise KimiError(
                 f"drafts are verified as a chain, and --speculative-eagle-topk {topk} makes a tree",
                 where="--speculative-eagle-topk",
                 expected="1",
                 remedy="serve without this argument: every recipe has topk 1",
             )
-        if taken[: len(_VERIFY_TAKES)] != _VERIFY_TAKES or not hasattr(eagle_utils, "verify_tree_greedy_func"):
+        if taken[: len(_VERIFY_TAKES)] != _VERIFY_TAKES:
             raise KimiError(
                 f"this SGLang release verifies drafts with arguments that the plugin does not know: {', '.join(taken)}",
                 where=_VERIFY,
@@ -81,8 +84,9 @@ def require_known_verification(*_: Any, **__: Any) -> None:
             )
 
 
-def set_seeds(info: Any, _: type, batch: Any, *__: Any, **___: Any) -> None:
-    """AFTER hook of `from_schedule_batch`: set one seed per request, which SGLang filters and merges with the batch.
+@FEATURE.after("sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch")
+def set_seeds(info: SamplingBatchInfo, _: type, batch: ScheduleBatch, *__: object, **___: object) -> None:
+    """Set one seed per request, which SGLang filters and merges with the batch.
 
     A request without a seed gets one from its id, which is random and the same on every rank. With deterministic
     inference SGLang has set the seeds already.
@@ -92,15 +96,16 @@ def set_seeds(info: Any, _: type, batch: Any, *__: Any, **___: Any) -> None:
         info.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=info.device)
 
 
-def _seed(req: Any) -> int:
+def _seed(req: Req) -> int:
     seed = req.sampling_params.sampling_seed
     if seed is None:
         seed = int.from_bytes(blake2b(req.rid.encode(), digest_size=8).digest(), "little")
     return (seed + 2**63) % 2**64 - 2**63  # any integer to int64
 
 
-def seed_each_choice(_: Any, tokenized: Any) -> None:
-    """BEFORE hook of `_send_one_request`: with n > 1, choice i gets the request's seed plus i, as in vLLM.
+@FEATURE.before("sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request")
+def seed_each_choice(_: object, tokenized: TokenizedGenerateReqInput) -> None:
+    """With n > 1, choice i gets the request's seed plus i, as in vLLM.
 
     SGLang sends n copies of a request in order, and they share one SamplingParams. It sends another copy first, with
     max_new_tokens 0, which only fills the prefix cache.
@@ -111,15 +116,23 @@ def seed_each_choice(_: Any, tokenized: Any) -> None:
         params.sampling_seed += 1
 
 
+@FEATURE.around("sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.__init__")
 def without_penalizers(
-    original: Callable[..., None], owner: Any, vocab_size: int, batch: Any, penalizers: Any = ()
+    original: Callable[..., None],
+    owner: BatchedPenalizerOrchestrator,
+    vocab_size: int,
+    batch: ScheduleBatch,
+    penalizers: object = (),
 ) -> None:
-    """AROUND hook: disable SGLang's own penalizers, which `Penalties` replaces."""
+    """Disable SGLang's own penalizers, which `Penalties` replaces."""
     original(owner, vocab_size, batch, set())
 
 
-def keep_penalties(forward_batch: Any, _: type, batch: Any, model_runner: Any, **__: Any) -> None:
-    """AFTER hook of `ForwardBatch.init_new`: attach the penalties to a pass that draws by `ModelRunner.sample`."""
+@FEATURE.after("sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new")
+def keep_penalties(
+    forward_batch: ForwardBatch, _: type, batch: ScheduleBatch, model_runner: ModelRunner, **__: object
+) -> None:
+    """Attach the penalties to a pass that draws by `ModelRunner.sample`."""
     mode = batch.forward_mode
     draws = mode.is_decode() or (mode.is_extend() and not mode.is_target_verify())
     forward_batch.kimi_penalties = None
@@ -127,7 +140,7 @@ def keep_penalties(forward_batch: Any, _: type, batch: Any, model_runner: Any, *
         forward_batch.kimi_penalties = penalties_of(batch, model_runner.model_config.vocab_size)
 
 
-def penalties_of(batch: Any, vocab_size: int) -> Penalties | None:
+def penalties_of(batch: ScheduleBatch, vocab_size: int) -> Penalties | None:
     """Return the penalties of a ScheduleBatch, or None when no request has any."""
     requests = [_penalized(req, row, batch) for row, req in enumerate(batch.reqs) if _is_penalized(req.sampling_params)]
     if not requests:
@@ -139,12 +152,12 @@ def penalties_of(batch: Any, vocab_size: int) -> Penalties | None:
     return Penalties(_tables[pool], batch.req_pool_indices, requests)
 
 
-def _is_penalized(params: Any) -> bool:
+def _is_penalized(params: SamplingParams) -> bool:
     neutral = (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
     return not neutral or params.min_new_tokens > 0
 
 
-def _penalized(req: Any, row: int, batch: Any) -> Penalized:
+def _penalized(req: Req, row: int, batch: ScheduleBatch) -> Penalized:
     params, tokenizer = req.sampling_params, req.tokenizer
     stops = {*(params.stop_token_ids or ()), *(req.eos_token_ids or ())}
     if tokenizer is not None:
@@ -163,8 +176,14 @@ def _penalized(req: Any, row: int, batch: Any) -> Penalized:
     )
 
 
-def sample(original: Callable[..., torch.Tensor], runner: Any, logits_output: Any, forward_batch: Any) -> torch.Tensor:
-    """AROUND hook of `ModelRunner.sample`, which draws for plain decoding and for every prefill."""
+@FEATURE.around("sglang.srt.model_executor.model_runner.ModelRunner.sample")
+def sample(
+    original: Callable[..., torch.Tensor],
+    runner: ModelRunner,
+    logits_output: LogitsProcessorOutput,
+    forward_batch: ForwardBatch,
+) -> torch.Tensor:
+    """Draw for plain decoding and for every prefill, after the penalties."""
     penalties: Penalties | None = forward_batch.kimi_penalties
     if penalties is None:
         return original(runner, logits_output, forward_batch)
@@ -176,42 +195,48 @@ def sample(original: Callable[..., torch.Tensor], runner: Any, logits_output: An
     return tokens
 
 
-def round_as_verification(_: None, sampler: Any, *__: Any, **___: Any) -> None:
-    """AFTER hook of `Sampler.__init__`: use torch's softmax and log_softmax, as verification does.
+@FEATURE.after("sglang.srt.layers.sampler.Sampler.__init__")
+def round_as_verification(_: None, sampler: Sampler, *__: object, **___: object) -> None:
+    """Use torch's softmax and log_softmax, as verification does.
 
     SGLang does so only for deterministic inference; otherwise its logprobs are logarithms of rounded probabilities.
     """
     sampler.enable_deterministic = True
 
 
+@FEATURE.around("sglang.srt.layers.sampler.Sampler._sample_from_probs")
 def sample_from_probs(
-    original: Callable[..., Any], sampler: Any, probs: torch.Tensor, info: Any, positions: torch.Tensor, simple: bool
-) -> Any:
-    """AROUND hook of `Sampler._sample_from_probs`; SGLang itself draws when a request asks for the sampling mask."""
+    original: Callable[..., tuple[torch.Tensor, object]],
+    sampler: Sampler,
+    probs: torch.Tensor,
+    info: SamplingBatchInfo,
+    positions: torch.Tensor,
+    simple: bool,
+) -> tuple[torch.Tensor, object]:
+    """Draw with the requests' seeds; SGLang itself draws when a request asks for the sampling mask."""
     if info.sampling_mask_batch_indices is not None:
         return original(sampler, probs, info, positions, simple)
     return draw(probs, _filters(info), info.sampling_seed, positions.long()), None
 
 
-def _filters(info: Any) -> Filters:
+def _filters(info: SamplingBatchInfo) -> Filters:
     active = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
     return Filters(info.top_ks, info.top_ps, info.min_ps, active)
 
 
+@FEATURE.around(_VERIFY)
 def verify(
-    original: Callable[..., Any],
-    verify_input: Any,
-    batch: Any,
-    logits_output: Any,
-    grammar_mask: Any = None,
-    **named: Any,
-) -> Any:
-    """AROUND hook of `eagle_sample`: return predict, accept lengths and accept indices as SGLang does.
+    original: Callable[..., tuple[torch.Tensor, ...]],
+    verify_input: EagleVerifyInput,
+    batch: ScheduleBatch,
+    logits_output: LogitsProcessorOutput,
+    grammar_mask: GrammarMask | None = None,
+    **named: object,
+) -> tuple[torch.Tensor, ...]:
+    """Return predict, accept lengths and accept indices as SGLang does.
 
     SGLang itself verifies greedy batches without penalties, and benchmarks with a simulated accept length.
     """
-    from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN  # SGLang's import order: hooks load first
-
     info = batch.sampling_info
     if batch.forward_mode.is_idle() or SIMULATE_ACC_LEN > 0:
         return original(verify_input, batch, logits_output, grammar_mask, **named)
@@ -231,15 +256,13 @@ def verify(
 
 def _transform(
     logits: torch.Tensor,
-    info: Any,
-    grammar_mask: Any,
+    info: SamplingBatchInfo,
+    grammar_mask: GrammarMask | None,
     penalties: Penalties | None,
     positions: torch.Tensor,
     chains: torch.Tensor,
 ) -> None:
     """Change the logits in place, in the order of plain decoding; compute_spec_logprobs reads them afterwards."""
-    from sglang.srt.utils.async_probe import sanitize_nan_logits  # SGLang's import order: hooks load first
-
     if penalties is not None:
         penalties.apply(logits, positions, chains)
     if grammar_mask is not None:
@@ -249,22 +272,16 @@ def _transform(
     sanitize_nan_logits(logits, "verify: target model logits")
 
 
-def _draw_all(logits: torch.Tensor, info: Any, positions: torch.Tensor, n: int) -> torch.Tensor:
+def _draw_all(logits: torch.Tensor, info: SamplingBatchInfo, positions: torch.Tensor, n: int) -> torch.Tensor:
     """Draw at each of the n positions of every request, from probabilities made as the sampler makes them."""
     probs = torch.softmax(logits / info.temperatures.repeat_interleave(n, dim=0), dim=-1)
     return draw(probs, _filters(info).repeated(n), info.sampling_seed.repeat_interleave(n), positions.long())
 
 
-def _accept(verify_input: Any, drawn: torch.Tensor, chains: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _accept(verify_input: EagleVerifyInput, drawn: torch.Tensor, chains: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Keep each chain while it equals the draws, with SGLang's greedy operator; all ranks take rank 0's result."""
-    # SGLang's import order: hooks load before what they change
-    from sglang.srt.distributed import get_tp_group
-    from sglang.srt.layers.dp_attention import is_dp_attention_enabled
-    from sglang.srt.runtime_context import get_parallel
-    from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
-
     batch, device = len(chains), chains.device
-    predict, index, correct = verify_tree_greedy_func(
+    predict, index, correct = eagle_utils.verify_tree_greedy_func(
         predicts=torch.zeros(chains.numel(), dtype=torch.int32, device=device),
         accept_index=torch.full((batch, verify_input.max_tree_depth), -1, dtype=torch.int32, device=device),
         accept_token_num=torch.empty(batch, dtype=torch.int32, device=device),
@@ -275,7 +292,7 @@ def _accept(verify_input: Any, drawn: torch.Tensor, chains: torch.Tensor) -> tup
         target_predict=drawn,
         topk=verify_input.tree_topk,
     )
-    group = get_parallel().attn_tp_group if is_dp_attention_enabled() else get_tp_group()
+    group = runtime_context.get_parallel().attn_tp_group if is_dp_attention_enabled() else get_tp_group()
     if group.world_size > 1:  # ranks whose logits differ in the last bit would accept different drafts
         for tensor in (predict, index, correct):
             group.broadcast(tensor, src=0)

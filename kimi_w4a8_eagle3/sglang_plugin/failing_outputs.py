@@ -9,14 +9,21 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .hooks import Feature
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import AbortReq, BatchStrOutput
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 logger = logging.getLogger(__name__)
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-TARGET = f"{_MANAGER}._handle_batch_output"
-ABORT = f"{_MANAGER}._handle_abort_req"
-ABORTED = f"{_MANAGER}._handle_abort_finish_reason"
+_HANDLER = "_handle_batch_output"
+FEATURE = Feature(
+    "outputs that fail alone", remove_when="SGLang ends only the request whose output raises", optional=True
+)
 
 # Errors that a request's content can cause. MemoryError and OSError are faults of the machine.
 OF_CONTENT = (
@@ -28,8 +35,11 @@ _NO_LOGPROBS: dict[str, Any] = {"output_token_logprobs_length": 0} | {
 }
 
 
-async def handle_batch_output(original: Callable[..., Coroutine[Any, Any, None]], manager: Any, recv_obj: Any) -> None:
-    """AROUND hook of `TARGET`, which loops over the requests of a batch: end the one that raises and continue."""
+@FEATURE.around(f"{_MANAGER}.{_HANDLER}")
+async def handle_batch_output(
+    original: Callable[..., Coroutine[Any, Any, None]], manager: TokenizerManager, recv_obj: BatchStrOutput
+) -> None:
+    """End the request that raises in SGLang's loop over the requests of a batch, and continue with the others."""
     while True:
         try:
             await original(manager, recv_obj)
@@ -41,8 +51,9 @@ async def handle_batch_output(original: Callable[..., Coroutine[Any, Any, None]]
             _end_alone(manager, recv_obj, at, error)
 
 
-def handle_abort(original: Callable[..., None], manager: Any, recv_obj: Any) -> None:
-    """AROUND hook of `ABORT`: end an aborted request without logprobs when its logprobs raise.
+@FEATURE.around(f"{_MANAGER}._handle_abort_req")
+def handle_abort(original: Callable[..., None], manager: TokenizerManager, recv_obj: AbortReq) -> None:
+    """End an aborted request without logprobs when its logprobs raise.
 
     In SGLang 0.5.20, a request with logprobs that is aborted before its prefill has None in their place.
     """
@@ -56,8 +67,9 @@ def handle_abort(original: Callable[..., None], manager: Any, recv_obj: Any) -> 
         state.out_list[-1]["meta_info"].update(_NO_LOGPROBS)
 
 
-def name_status(_: Any, out: dict[str, Any], *__: Any, **___: Any) -> None:
-    """BEFORE hook of `ABORTED`, which ends an aborted request: make its status an HTTPStatus again.
+@FEATURE.before(f"{_MANAGER}._handle_abort_finish_reason")
+def name_status(_: object, out: dict[str, Any], *__: object, **___: object) -> None:
+    """Make the status of an aborted request an HTTPStatus again.
 
     SGLang's transport turns the status into a number, and SGLang writes an error into a stream only for an HTTPStatus.
     """
@@ -77,14 +89,14 @@ def _place(error: BaseException) -> dict[str, Any] | None:
     """Return the local variables of SGLang's loop over the requests, or None if it raised before the first one."""
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_name == TARGET.rpartition(".")[2]:
+        if trace.tb_frame.f_code.co_name == _HANDLER:
             at = trace.tb_frame.f_locals
             return at if at.get("state") is not None else None
         trace = trace.tb_next
     return None
 
 
-def _end_alone(manager: Any, recv_obj: Any, at: dict[str, Any], error: Exception) -> None:
+def _end_alone(manager: TokenizerManager, recv_obj: BatchStrOutput, at: dict[str, Any], error: Exception) -> None:
     """Answer the request at `at`, and keep only the later requests in `recv_obj`."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX

@@ -12,17 +12,23 @@ The hooks differ by what is known when something raises:
 from __future__ import annotations
 
 import logging
-import os
-import pkgutil
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
 from http import HTTPStatus
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import failing_outputs
 from .failing_outputs import OF_CONTENT, reason_of
+from .hooks import Feature
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.output_streamer import _GenerationStreamAccumulator
+    from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +36,7 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _RESULTS = "sglang.srt.managers.scheduler_components"
 _PROCESSOR = f"{_RESULTS}.batch_result_processor.SchedulerBatchResultProcessor"
+_CHECKER = f"{_RESULTS}.invariant_checker.SchedulerInvariantChecker"
 _POOLS = "sglang.srt.mem_cache"
 
 _OF_THE_DEVICE = ("HIP error", "CUDA error", "hipError", "cudaError")
@@ -38,43 +45,31 @@ _RANKS_AGREE_S = 10.0  # all ranks fail at the same line within one forward pass
 _MAX_FAILED_BATCHES = 50
 
 _failed_batches = 0  # in a row, in this process
-_schedulers: list[Any] = []  # this process's scheduler, for hooks that do not get it as an argument
+_schedulers: list[Scheduler] = []  # this process's scheduler, for hooks that do not get it as an argument
 
-
-def install(registry: Any) -> None:
-    """Register the hooks with SGLang's HookRegistry; a release without their targets keeps ending at errors."""
-    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
-
+FEATURE = Feature(
+    "schedulers that outlive a failing request",
+    remove_when="a request that raises in SGLang's scheduler ends alone",
+    needs=(
+        f"{_SCHEDULER}._release_aborted_request",
+        f"{_CHECKER}._check_full_pool",
+        f"{_CHECKER}._get_total_uncached_sizes",
+        "sglang.srt.disaggregation.utils.prepare_abort",
+        "sglang.srt.mem_cache.common.release_kv_cache",
+    ),
     # When no token is left, because none can follow the grammar or `min_tokens` forbids the last one, all logits of a
     # row are infinite and its probabilities NaN, and sampling raises for the whole batch. SGLang's own switch makes
     # them finite: it draws one token, which the grammar of that request alone then refuses.
-    os.environ.setdefault("SGLANG_SANITIZE_NAN_LOGITS", "1")
-    hooks: dict[str, Callable[..., Any]] = {
-        f"{_SCHEDULER}.handle_generate_request": take_in,
-        f"{_SCHEDULER}.run_batch": run_batch,
-        f"{_SCHEDULER}.process_batch_result": process_batch_result,
-        f"{_BATCH}.prepare_for_extend": prepare,
-        f"{_BATCH}.prepare_for_decode": prepare,
-        "sglang.srt.managers.schedule_batch.Req.update_finish_state": own_part,
-        f"{_PROCESSOR}._apply_decode_logprobs": own_part,
-        f"{_RESULTS}.logprob_result_processor.SchedulerLogprobResultProcessor.add_logprob_return_values": own_part,
-        f"{_RESULTS}.output_streamer._GenerationStreamAccumulator.accept": accept,
-        failing_outputs.TARGET: failing_outputs.handle_batch_output,
-        failing_outputs.ABORT: failing_outputs.handle_abort,
-    }
-    missing = [target for target in (*hooks, failing_outputs.ABORTED) if not _exists(target)]
-    if missing:
-        logger.warning("a request that raises will end this engine: this SGLang release lacks %s", ", ".join(missing))
-        return
-    for target, hook in hooks.items():
-        registry.register(target, hook, HookType.AROUND)
-    registry.register(failing_outputs.ABORTED, failing_outputs.name_status, HookType.BEFORE)
-    for name in ("_accept_grammar_tokens", "_apply_prefill_grammar"):
-        registry.register(f"{_PROCESSOR}.{name}", refuse_dead_grammar, HookType.AFTER)
+    environ={"SGLANG_SANITIZE_NAN_LOGITS": "1"},
+    optional=True,
+)
 
 
-def take_in(original: Callable[..., None], scheduler: Any, recv_req: Any, **named: Any) -> None:
-    """AROUND hook of `Scheduler.handle_generate_request`: drop a request that is in no batch and has no KV yet."""
+@FEATURE.around(f"{_SCHEDULER}.handle_generate_request")
+def take_in(
+    original: Callable[..., None], scheduler: Scheduler, recv_req: TokenizedGenerateReqInput, **named: object
+) -> None:
+    """Drop a request that raises while it is in no batch and has no KV yet."""
     _schedulers[:] = [scheduler]
     try:
         original(scheduler, recv_req, **named)
@@ -88,8 +83,13 @@ def take_in(original: Callable[..., None], scheduler: Any, recv_req: Any, **name
         _answer(scheduler, recv_req, reason_of(error))
 
 
-def own_part(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """AROUND hook of SGLang's work on one request of a result: stop checks and logprobs."""
+@FEATURE.around(
+    "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+    f"{_PROCESSOR}._apply_decode_logprobs",
+    f"{_RESULTS}.logprob_result_processor.SchedulerLogprobResultProcessor.add_logprob_return_values",
+)
+def own_part(original: Callable[..., object], *args: object, **named: object) -> object:
+    """End the request whose own part of a result raises: its stop checks or its logprobs."""
     try:
         return original(*args, **named)
     except OF_CONTENT as error:
@@ -99,8 +99,9 @@ def own_part(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         return None
 
 
-def accept(original: Callable[..., None], rows: Any, *, req: Any) -> None:
-    """AROUND hook of `_GenerationStreamAccumulator.accept`, which adds a request's output to many parallel lists.
+@FEATURE.around(f"{_RESULTS}.output_streamer._GenerationStreamAccumulator.accept")
+def accept(original: Callable[..., None], rows: _GenerationStreamAccumulator, *, req: Req) -> None:
+    """Add a request's output to many parallel lists, or fail it.
 
     The output of a failed request may be inconsistent, so the client gets only the reason.
     """
@@ -119,8 +120,9 @@ def accept(original: Callable[..., None], rows: Any, *, req: Any) -> None:
         _answer(_schedulers[-1], req, req.finished_reason.to_json())
 
 
-def prepare(original: Callable[..., None], batch: Any, *args: Any, **named: Any) -> None:
-    """AROUND hook of what builds a batch: pass the error of a batch that cannot be built on to `run_batch`."""
+@FEATURE.around(f"{_BATCH}.prepare_for_extend", f"{_BATCH}.prepare_for_decode")
+def prepare(original: Callable[..., None], batch: ScheduleBatch, *args: object, **named: object) -> None:
+    """Pass the error of a batch that cannot be built on to `run_batch`."""
     try:
         original(batch, *args, **named)
     except OF_CONTENT as error:
@@ -129,8 +131,15 @@ def prepare(original: Callable[..., None], batch: Any, *args: Any, **named: Any)
         batch.kimi_error = error
 
 
-def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **named: Any) -> Any:
-    """AROUND hook of `Scheduler.run_batch`: end a batch whose forward or sampling raises.
+@FEATURE.around(f"{_SCHEDULER}.run_batch")
+def run_batch(
+    original: Callable[..., GenerationBatchResult],
+    scheduler: Scheduler,
+    batch: ScheduleBatch,
+    *args: object,
+    **named: object,
+) -> GenerationBatchResult:
+    """End a batch whose forward or sampling raises.
 
     SGLang then restores the batch's own fields (`_forward_isolation`).
     """
@@ -146,8 +155,11 @@ def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: A
     return _no_result()
 
 
-def process_batch_result(original: Callable[..., None], scheduler: Any, batch: Any, result: Any) -> None:
-    """AROUND hook of `Scheduler.process_batch_result`: end a batch whose result cannot be read."""
+@FEATURE.around(f"{_SCHEDULER}.process_batch_result")
+def process_batch_result(
+    original: Callable[..., None], scheduler: Scheduler, batch: ScheduleBatch, result: GenerationBatchResult
+) -> None:
+    """End a batch whose result cannot be read."""
     global _failed_batches
     if getattr(result, "kimi_ended", False):
         scheduler.maybe_send_health_check_signal()
@@ -162,8 +174,9 @@ def process_batch_result(original: Callable[..., None], scheduler: Any, batch: A
         _failed_batches = 0
 
 
-def refuse_dead_grammar(_: Any, __: Any, req: Any, *___: Any, **____: Any) -> None:
-    """AFTER hook of SGLang's grammar step: answer 400 when the grammar allows no further token.
+@FEATURE.after(f"{_PROCESSOR}._accept_grammar_tokens", f"{_PROCESSOR}._apply_prefill_grammar")
+def refuse_dead_grammar(_: object, __: object, req: Req, *___: object, **____: object) -> None:
+    """Answer 400 when the grammar allows no further token.
 
     SGLang 0.5.20 aborts such a request without a status, and the client takes that for an answer.
     """
@@ -174,7 +187,7 @@ def refuse_dead_grammar(_: Any, __: Any, req: Any, *___: Any, **____: Any) -> No
         req.to_finish = FINISH_ABORT(why, HTTPStatus.BAD_REQUEST, "BadRequestError")
 
 
-def _end_batch(scheduler: Any, batch: Any, error: Exception, what: str) -> None:
+def _end_batch(scheduler: Scheduler, batch: ScheduleBatch, error: Exception, what: str) -> None:
     """Answer every open request of a batch and release its KV; raise `error` where that may not be safe."""
     global _failed_batches
     _failed_batches += 1
@@ -189,7 +202,7 @@ def _end_batch(scheduler: Any, batch: Any, error: Exception, what: str) -> None:
     _require_pool_adds_up(scheduler, error)
 
 
-def _end(scheduler: Any, req: Any, error: Exception) -> None:
+def _end(scheduler: Scheduler, req: Req, error: Exception) -> None:
     # SGLang's import order: hooks load before what they change
     from sglang.srt.disaggregation.utils import prepare_abort
 
@@ -212,7 +225,7 @@ def _end(scheduler: Any, req: Any, error: Exception) -> None:
         _answer(scheduler, req, reason_of(error))
 
 
-def _release_kv(req: Any, tree: Any) -> None:
+def _release_kv(req: Req, tree: BasePrefixCache) -> None:
     """Release a request's KV and its lock on the prefix cache, which keeps nothing of it."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.mem_cache.common import release_kv_cache
@@ -221,7 +234,7 @@ def _release_kv(req: Any, tree: Any) -> None:
     release_kv_cache(req, tree, **{keep: False})
 
 
-def _unlock(req: Any, tree: Any) -> None:
+def _unlock(req: Req, tree: BasePrefixCache) -> None:
     """Release only the request's lock on the prefix cache, if it has one."""
     if not hasattr(req, "lock"):  # 0.5.20
         if req.lock_receipt.node_id is not None:
@@ -232,7 +245,7 @@ def _unlock(req: Any, tree: Any) -> None:
         req.lock = None
 
 
-def _whole_answer(scheduler: Any, req: Any) -> bool:
+def _whole_answer(scheduler: Scheduler, req: Req) -> bool:
     """Send an answer that was complete before another request raised; return False when there is none."""
     if not req.finished() or _failed(req) or req.kv.holds_kv:
         return False
@@ -240,7 +253,7 @@ def _whole_answer(scheduler: Any, req: Any) -> bool:
     return not _failed(req)
 
 
-def _answer(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
+def _answer(scheduler: Scheduler, req: Req | TokenizedGenerateReqInput, reason: dict[str, Any]) -> None:
     """Send the reason to the process that holds the client's connection. A health check gets no answer: it failed."""
     from sglang.srt.managers.io_struct import AbortReq  # SGLang's import order: hooks load before what they change
     from sglang.srt.managers.utils import is_health_check_generate_req
@@ -249,7 +262,7 @@ def _answer(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
         scheduler.ipc_channels.send_to_tokenizer.send_output(AbortReq(rid=req.rid, finished_reason=reason), req)
 
 
-def _is_simple(scheduler: Any, batch: Any) -> bool:
+def _is_simple(scheduler: Scheduler, batch: ScheduleBatch) -> bool:
     """Return True for the kind of engine that the recipes start, whose state these hooks know how to clean up."""
     from sglang.srt.runtime_context import get_parallel  # SGLang's import order: hooks load before what they change
 
@@ -267,7 +280,7 @@ def _is_simple(scheduler: Any, batch: Any) -> bool:
     return not any(special)
 
 
-def _require_pool_adds_up(scheduler: Any, error: Exception) -> None:
+def _require_pool_adds_up(scheduler: Scheduler, error: Exception) -> None:
     """Raise `error` unless free, cached and owned tokens add up to the pool, by SGLang's own strict-mode check."""
     checker = scheduler.invariant_checker
     # SGLang's count reads the last batch, and there is none if the engine was idle before this one.
@@ -318,7 +331,7 @@ def _all_ranks_failed() -> bool:
     return True
 
 
-def _fail(req: Any, error: Exception) -> None:
+def _fail(req: Req, error: Exception) -> None:
     """Let SGLang end the request in its next check, or change the reason if the request had just finished."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.disaggregation.utils import prepare_abort
@@ -333,11 +346,11 @@ def _fail(req: Any, error: Exception) -> None:
         req.to_finish = FINISH_ABORT(reason["message"], reason["status_code"], reason["err_type"])
 
 
-def _failed(req: Any) -> bool:
+def _failed(req: Req) -> bool:
     return getattr(req, "kimi_failed", False)
 
 
-def _take_back(rows: Any, count: int) -> None:
+def _take_back(rows: _GenerationStreamAccumulator, count: int) -> None:
     """Cut the parallel lists back to the first `count` requests."""
     for field in fields(rows):
         value = getattr(rows, field.name)
@@ -346,7 +359,7 @@ def _take_back(rows: Any, count: int) -> None:
                 del rows_of_field[count:]
 
 
-def _no_result() -> Any:
+def _no_result() -> GenerationBatchResult:
     """Return a placeholder result for a batch that ended, for the overlap loop that reads results one step later."""
     # SGLang's import order: hooks load before what they change
     from sglang.srt.managers.utils import GenerationBatchResult
@@ -356,17 +369,9 @@ def _no_result() -> Any:
     return result
 
 
-def _is_request(value: Any) -> bool:
+def _is_request(value: object) -> bool:
     return hasattr(value, "rid") and hasattr(value, "finished_reason")
 
 
 def _log(error: Exception, rids: list[str], what: str) -> None:
     logger.error("%d request(s) that %s raised and end with 500: %s", len(rids), what, rids, exc_info=error)
-
-
-def _exists(target: str) -> bool:
-    try:
-        pkgutil.resolve_name(target)
-    except (ImportError, AttributeError):
-        return False
-    return True

@@ -52,7 +52,7 @@ _MODULES = (
     "kimi_w4a8_eagle3.sglang_plugin.door",
     "kimi_w4a8_eagle3.sglang_plugin.failing_requests",
     "kimi_w4a8_eagle3.sglang_plugin.metrics_hook",
-    "kimi_w4a8_eagle3.sglang_plugin.quark_hook",
+    "kimi_w4a8_eagle3.sglang_plugin.quark_config",
     "kimi_w4a8_eagle3.sglang_plugin.w4a8_moe",
     "kimi_w4a8_eagle3.tiny.processor",
 )

@@ -6,6 +6,7 @@ Python's `logging` survives a failed write, but `print`, progress bars and warni
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 
@@ -21,7 +22,7 @@ class Tolerant:
         except OSError:
             return len(text)
 
-    def writelines(self, lines: Any) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 

@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING
 
-TARGET = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.set_cache"
-BACKEND = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.__init__"
-COMPILER = "xgrammar.compiler.GrammarCompiler.__init__"
+from .hooks import Feature
+
+if TYPE_CHECKING:
+    from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend, BaseGrammarObject
+
+_BACKEND = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend"
+FEATURE = Feature("the bound of compiled grammars", remove_when="SGLang limits the grammars it keeps and compiles")
 
 MAX_GRAMMARS = 128
 _MAX_COMPILER_BYTES = 256 * 2**20
 _TIMED_OUT = "Grammar preprocessing timed out"
 
 
-def forget_oldest(_: None, backend: Any, key: Any, value: Any) -> None:
-    """AFTER hook of `TARGET`: forget the oldest, because every rank must forget the same one or a rank waits.
+@FEATURE.after(f"{_BACKEND}.set_cache")
+def forget_oldest(_: None, backend: BaseGrammarBackend, key: tuple[str, str], value: BaseGrammarObject) -> None:
+    """Forget the oldest, because every rank must forget the same one or a rank waits.
 
     A grammar that timed out while others were compiled is not wrong and may be sent again.
     """
@@ -33,13 +38,15 @@ def forget_oldest(_: None, backend: Any, key: Any, value: Any) -> None:
         del backend.cache[next(iter(backend.cache))]
 
 
-def compile_few(_: None, backend: Any, *__: Any, **___: Any) -> None:
-    """AFTER hook of `BACKEND`: compile only a few grammars at a time; the others wait."""
+@FEATURE.after(f"{_BACKEND}.__init__")
+def compile_few(_: None, backend: BaseGrammarBackend, *__: object, **___: object) -> None:
+    """Compile only a few grammars at a time; the others wait."""
     backend.executor = ThreadPoolExecutor(at_a_time(_cores()), thread_name_prefix="grammar")
 
 
-def bound_compiler(*args: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """BEFORE hook of `COMPILER`: limit its cache and its threads where SGLang sets no limit."""
+@FEATURE.before("xgrammar.compiler.GrammarCompiler.__init__")
+def bound_compiler(*args: object, **named: object) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Limit the compiler's cache and its threads where SGLang sets no limit."""
     return args, {"cache_limit_bytes": _MAX_COMPILER_BYTES, "max_threads": threads_of(_cores()), **named}
 
 

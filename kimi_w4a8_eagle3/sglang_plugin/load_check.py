@@ -12,31 +12,40 @@ import logging
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..base.errors import KimiError
 from ..quark.expert_checks import text_prefix
 from ..quark.safetensors_header import Checkpoint, TensorInfo, read_checkpoint
+from .hooks import Feature
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 
 logger = logging.getLogger(__name__)
 
-TARGET = "sglang.srt.model_loader.loader.DefaultModelLoader._prepare_weights"
+FEATURE = Feature(
+    "the check of loaded weights",
+    remove_when="never: SGLang does not compare what it loaded with the checkpoint",
+)
 _SAMPLE = 2  # experts per layer whose weights are compared: 1.1 GB of Kimi-K2.5's 67 GB per rank
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I32": torch.int32}
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _folder: list[Path] = []  # the folder that SGLang's loader reads; empty for weights from elsewhere
 
 
-def note_folder(found: tuple[str, list[str], bool], *_: Any, **__: Any) -> None:
-    """AFTER hook of `TARGET`: remember the folder with the safetensors files that a model is loaded from."""
+@FEATURE.after("sglang.srt.model_loader.loader.DefaultModelLoader._prepare_weights")
+def note_folder(found: tuple[str, list[str], bool], *_: object, **__: object) -> None:
+    """Remember the folder with the safetensors files that a model is loaded from."""
     folder, safetensors = found[0], found[2]
     _folder[:] = [Path(folder)] if safetensors else []
 
 
-def require_as_stored(layer_name: str, layer: Any) -> None:
+def require_as_stored(layer_name: str, layer: FusedMoE) -> None:
     """Raise KimiError where a layer's loaded parameters differ from the checkpoint's tensors.
 
     Weights that come from no safetensors file, such as with `--load-format dummy`, are not compared.
@@ -61,7 +70,7 @@ def read_once(folder: Path) -> Checkpoint:
 class _Stored:
     """Tensors of one layer of the checkpoint, cut for this rank."""
 
-    def __init__(self, checkpoint: Checkpoint, number: int, layer: Any) -> None:
+    def __init__(self, checkpoint: Checkpoint, number: int, layer: FusedMoE) -> None:
         self.checkpoint, self.layer = checkpoint, layer
         self.prefix = f"{text_prefix(checkpoint)}layers.{number}.mlp.experts."
         self.rank, self.ranks = layer.moe_tp_rank, layer.moe_tp_size
@@ -107,5 +116,5 @@ def read_rows(info: TensorInfo, part: int = 0, parts: int = 1) -> torch.Tensor:
 
 
 @cache
-def _mapped(file: Path) -> Any:
+def _mapped(file: Path) -> NDArray[np.uint8]:
     return np.memmap(file, np.uint8, "r")

@@ -11,48 +11,35 @@ from __future__ import annotations
 
 import functools
 import logging
-import pkgutil
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from ..moe.dispatch import selected_backends
-from . import page_guard_hook
+from .hooks import Feature, missing_features
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter, Gauge
+    from sglang.srt.managers.io_struct import BatchStrOutput
+    from sglang.srt.managers.tokenizer_manager import ReqState, TokenizerManager
+    from sglang.srt.observability.metrics_collector import SchedulerMetricsCollector, TokenizerMetricsCollector
+    from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 _COLLECTORS = "sglang.srt.observability.metrics_collector"
-TOKENIZER_COLLECTOR = f"{_COLLECTORS}.TokenizerMetricsCollector.__init__"
-FINISHED_CHUNK = "sglang.srt.managers.tokenizer_manager.TokenizerManager.collect_metrics"
-SCHEDULER_CONSTANTS = f"{_COLLECTORS}.SchedulerMetricsCollector.emit_constants"
+_TOKENIZER_COLLECTOR = f"{_COLLECTORS}.TokenizerMetricsCollector.__init__"
+_FINISHED_CHUNK = "sglang.srt.managers.tokenizer_manager.TokenizerManager.collect_metrics"
 _TPOT = "histogram_request_time_per_output_token"  # the collector's attribute in 0.5.23
 
-
-def install(registry: Any) -> None:
-    """Register the hooks with SGLang's HookRegistry; on a release without these methods, add no metrics."""
-    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
-
-    hooks = [
-        (TOKENIZER_COLLECTOR, define_spec_steps),
-        (TOKENIZER_COLLECTOR, define_tpot),
-        (FINISHED_CHUNK, count_spec_steps),
-        (FINISHED_CHUNK, observe_tpot),
-        (SCHEDULER_CONSTANTS, emit_constants),
-    ]
-    missing = sorted({target for target, _ in hooks if not _exists(target)})
-    if missing:
-        logger.info("no metrics of kimi-w4a8-eagle3: this SGLang release has no %s", ", ".join(missing))
-        return
-    for target, hook in hooks:
-        registry.register(target, hook, HookType.AFTER)
-
-
-def _exists(target: str) -> bool:
-    try:
-        pkgutil.resolve_name(target)
-    except (ImportError, AttributeError):
-        return False
-    return True
+REQUESTS = Feature(
+    "metrics of requests",
+    remove_when="SGLang counts verify steps by accepted drafts; it has the time per output token since 0.5.23",
+    optional=True,
+)
+ENGINE = Feature(  # required: it says which optional features are missing
+    "metrics of the engine", remove_when="never: SGLang knows neither the page guard nor our backends"
+)
 
 
 def _harmless(hook: Callable[P, None]) -> Callable[P, None]:
@@ -71,9 +58,9 @@ def _harmless(hook: Callable[P, None]) -> Callable[P, None]:
 class SpecSteps:
     """Counter kimi_spec_steps_total with one child per number of accepted drafts."""
 
-    def __init__(self, counter: Any, labels: dict[str, Any], depth: int) -> None:
+    def __init__(self, counter: Counter, labels: dict[str, Any], depth: int) -> None:
         self._counter, self._labels = counter, labels
-        self._children: list[Any] = []
+        self._children: list[Counter] = []
         self._grow(depth)
 
     def add(self, histogram: list[int]) -> None:
@@ -87,9 +74,12 @@ class SpecSteps:
             self._children.append(self._counter.labels(**self._labels, accepted=str(accepted)))
 
 
+@REQUESTS.after(_TOKENIZER_COLLECTOR)
 @_harmless
-def define_spec_steps(_: None, collector: Any, server_args: Any = None, *__: Any, **___: Any) -> None:
-    """AFTER hook of the tokenizer process's collector, where every request is counted once whatever the rank count.
+def define_spec_steps(
+    _: None, collector: TokenizerMetricsCollector, server_args: ServerArgs | None = None, *__: object, **___: object
+) -> None:
+    """Define the counter in the tokenizer's process, where every request is counted once whatever the rank count.
 
     The series begin at zero so that a rate includes the first requests. Without speculation there are none.
     """
@@ -104,9 +94,10 @@ def define_spec_steps(_: None, collector: Any, server_args: Any = None, *__: Any
     collector.kimi_spec_steps = SpecSteps(counter, collector.labels, depth)
 
 
+@REQUESTS.after(_FINISHED_CHUNK)
 @_harmless
-def count_spec_steps(_: None, manager: Any, state: Any, output: Any, index: int) -> None:
-    """AFTER hook of `TokenizerManager.collect_metrics`, which runs for every output chunk of every request."""
+def count_spec_steps(_: None, manager: TokenizerManager, state: ReqState, output: BatchStrOutput, index: int) -> None:
+    """Count the steps of a finished request; SGLang calls this for every output chunk of every request."""
     if not state.finished:
         return
     histograms = getattr(output, "spec_correct_drafts_histogram", None)
@@ -114,9 +105,10 @@ def count_spec_steps(_: None, manager: Any, state: Any, output: Any, index: int)
         manager.metrics_collector.kimi_spec_steps.add(histograms[index])
 
 
+@REQUESTS.after(_TOKENIZER_COLLECTOR)
 @_harmless
-def define_tpot(_: None, collector: Any, *__: Any, **___: Any) -> None:
-    """AFTER hook of the tokenizer process's collector: define the histogram with 0.5.23's inter-token buckets."""
+def define_tpot(_: None, collector: TokenizerMetricsCollector, *__: object, **___: object) -> None:
+    """Define the histogram of the tokenizer's process with 0.5.23's inter-token buckets."""
     from prometheus_client import Histogram  # it reads its environment when imported: see above
 
     if hasattr(collector, _TPOT):
@@ -129,9 +121,10 @@ def define_tpot(_: None, collector: Any, *__: Any, **___: Any) -> None:
     )
 
 
+@REQUESTS.after(_FINISHED_CHUNK)
 @_harmless
-def observe_tpot(_: None, manager: Any, state: Any, output: Any, index: int) -> None:
-    """AFTER hook of `TokenizerManager.collect_metrics`: observe one value per request that ended normally."""
+def observe_tpot(_: None, manager: TokenizerManager, state: ReqState, output: BatchStrOutput, index: int) -> None:
+    """Observe one value per request that ended normally."""
     histogram = getattr(manager.metrics_collector, "kimi_tpot", None)
     if histogram is None or not state.finished:
         return
@@ -143,24 +136,32 @@ def observe_tpot(_: None, manager: Any, state: Any, output: Any, index: int) -> 
     histogram.labels(**labels).observe(state.time_stats.get_decode_latency() / (tokens - 1))
 
 
+@ENGINE.after(f"{_COLLECTORS}.SchedulerMetricsCollector.emit_constants")
 @_harmless
-def emit_constants(_: None, collector: Any, *__: Any, max_total_num_tokens: int, **___: Any) -> None:
-    """AFTER hook that runs once per scheduler after loading; each rank has its own labels, as for SGLang's gauges."""
+def emit_constants(
+    _: None, collector: SchedulerMetricsCollector, *__: object, max_total_num_tokens: int, **___: object
+) -> None:
+    """Set the gauges once per scheduler after loading; each rank has its own labels, as for SGLang's gauges."""
     if getattr(collector, "kimi_constants_emitted", False):
         return
     collector.kimi_constants_emitted = True
     pool = _gauge(collector, "kimi_page_guard_pool_tokens", "Tokens in the KV pool that target and draft share.")
     pool.labels(**collector.labels).set(max_total_num_tokens)
-    limit = page_guard_hook.known_limit()
+    from .page_guard_hook import known_limit  # start-up: imports SGLang, which the other metrics do not need
+
+    limit = known_limit()
     if limit is not None:
         text = "Tokens that every paged kernel can index with 32-bit offsets; absent where nothing limits the pool."
         _gauge(collector, "kimi_page_guard_cap_tokens", text).labels(**collector.labels).set(limit)
     info = _gauge(collector, "kimi_moe_backend_info", "1 for each W4A8 MoE backend in use.", "backend")
     for backend in sorted(selected_backends()):
         info.labels(**collector.labels, backend=backend).set(1)
+    missing = _gauge(collector, "kimi_missing_feature_info", "1 for each feature that this release lacks.", "feature")
+    for feature in missing_features:
+        missing.labels(**collector.labels, feature=feature).set(1)
 
 
-def _gauge(collector: Any, name: str, documentation: str, *extra: str) -> Any:
+def _gauge(collector: SchedulerMetricsCollector, name: str, documentation: str, *extra: str) -> Gauge:
     from prometheus_client import Gauge  # it reads its environment when imported: see above
 
     return (getattr(collector, "_gauge_cls", None) or Gauge)(

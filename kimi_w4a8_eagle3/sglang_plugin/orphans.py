@@ -13,10 +13,11 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
 
 from ..engine.leftovers import given_folder
+from .hooks import Feature
 
+FEATURE = Feature("engines that end with their supervisor", remove_when="a drain ends when a scheduler has ended")
 _PR_SET_PDEATHSIG = 1
 _LOOK_S, _GRACE_S = 1.0, 30.0
 
@@ -34,11 +35,12 @@ def end_with_parent(spawning: bool = False) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def end_with_supervisor(*_: Any, **__: Any) -> None:
+@FEATURE.before("sglang.srt.entrypoints.http_server._setup_and_run_http_server")
+def end_with_supervisor(*_: object, **__: object) -> None:
     """End this engine at most 30 s after the supervisor that started it; do nothing without a supervisor.
 
     At the supervisor's death the kernel sends SIGTERM and SGLang drains. But a request that waits for a scheduler that
-    has ended never finishes. Call this when the engine has its child processes, because it starts a thread.
+    has ended never finishes. This starts a thread, so it runs when the engine has started its child processes.
     """
     if given_folder() is not None:
         threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()

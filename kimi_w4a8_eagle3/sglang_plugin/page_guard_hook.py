@@ -10,20 +10,22 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.runtime_context import attention_backends, get_parallel, get_spec
 
 from ..gates import Gates, read_gates
 from ..machine.aiter_regime import installed_regime
 from ..machine.hardware import Machine
 from ..machine.page_guard import KvShape, cap_tokens, paged_kernels, token_limit
+from .hooks import Feature
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
 logger = logging.getLogger(__name__)
-
-# SGLang turns the profiled token count into the pool's size here.
-MODULE = "sglang.srt.mem_cache.kv_cache_configurator"
-FUNCTION = "KVCacheConfigurator._apply_token_constraints"
-
+FEATURE = Feature("the page guard", remove_when="no paged kernel of AITER has 32-bit offsets (docs/page-guard.md)")
 _limits: list[int] = []  # of the pools sized in this process
 
 
@@ -32,20 +34,12 @@ def known_limit() -> int | None:
     return min(_limits, default=None)
 
 
-def install(registry: Any) -> None:
-    """Register the cap with SGLang's HookRegistry; raise RuntimeError on a release that sizes its pools elsewhere."""
-    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
-
-    if find_spec(MODULE) is None:
-        raise RuntimeError("this SGLang release sizes its KV pool in a place that the page-offset guard does not know")
-    registry.register(f"{MODULE}.{FUNCTION}", cap_pool, HookType.AROUND)
-
-
-def cap_pool(original: Callable[..., int], owner: Any, token_capacity: int) -> int:
-    """AROUND hook: return the engine's own token count, or less when a page offset would exceed int32."""
+@FEATURE.around("sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._apply_token_constraints")
+def cap_pool(original: Callable[..., int], owner: KVCacheConfigurator, token_capacity: int) -> int:
+    """Return the pool's size that SGLang makes of the profiled count, or less when a page offset would exceed int32."""
     tokens = original(owner, token_capacity)
     gates = read_gates(os.environ)
-    if not _applies(owner, gates):
+    if not _applies(gates):
         return tokens
     arch = next((device.arch for device in Machine.detect().devices), None)
     kernels = paged_kernels(_shapes(owner), installed_regime(), gates.page_guard_int_max, arch)
@@ -59,21 +53,18 @@ def cap_pool(original: Callable[..., int], owner: Any, token_capacity: int) -> i
     return capped
 
 
-def _applies(owner: Any, gates: Gates) -> bool:
+def _applies(gates: Gates) -> bool:
     if gates.page_guard != "auto":
         return gates.page_guard == "force"
-    return "aiter" in _attention_backends(owner)
+    return "aiter" in _attention_backends()
 
 
-def _attention_backends(owner: Any) -> set[str | None]:
+def _attention_backends() -> set[str | None]:
     """Return the backends of prefill, decode and draft, as SGLang resolved them."""
-    # SGLang's import order: hooks load before what they change
-    from sglang.srt.runtime_context import attention_backends, get_spec
-
     return {*attention_backends(), get_spec().speculative_draft_attention_backend}
 
 
-def _shapes(owner: Any) -> list[KvShape]:
+def _shapes(owner: KVCacheConfigurator) -> list[KvShape]:
     """Return the KV shapes of the model that `owner` sizes a pool for and, for a target, of its draft."""
     width = owner.kv_cache_dtype.itemsize
     shapes = [_shape(owner.model_config, _attention_tp(), width)]
@@ -84,7 +75,7 @@ def _shapes(owner: Any) -> list[KvShape]:
     return shapes
 
 
-def _shape(config: Any, tp: int, width: int) -> KvShape:
+def _shape(config: ModelConfig, tp: int, width: int) -> KvShape:
     """Return the KV shape of a ModelConfig whose cache elements have `width` bytes."""
     layers = int(config.num_hidden_layers)
     if config.attention_arch.name == "MLA":
@@ -93,21 +84,13 @@ def _shape(config: Any, tp: int, width: int) -> KvShape:
 
 
 def _draft_width(target: int) -> int:
-    from sglang.srt.runtime_context import get_spec  # SGLang's import order: hooks load before what they change
-
     name = get_spec().speculative_draft_kv_cache_dtype
     return target if name is None else 1 if name.startswith("fp8") else 2
 
 
-def _draft_config(owner: Any) -> Any:
+def _draft_config(owner: KVCacheConfigurator) -> ModelConfig | None:
     """Return the ModelConfig of the draft that shares the pool's token count, or None without a draft."""
-    if owner.is_draft_worker:
-        return None
-    # SGLang's import order: hooks load before what they change
-    from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.runtime_context import get_spec
-
-    if not get_spec().speculative_draft_model_path:
+    if owner.is_draft_worker or not get_spec().speculative_draft_model_path:
         return None
     return ModelConfig.from_server_args(
         owner.server_args,
@@ -118,6 +101,4 @@ def _draft_config(owner: Any) -> Any:
 
 
 def _attention_tp() -> int:
-    from sglang.srt.runtime_context import get_parallel  # SGLang's import order: hooks load before what they change
-
     return int(get_parallel().attn_tp_size)

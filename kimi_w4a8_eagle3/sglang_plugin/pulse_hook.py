@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 from ..engine.leftovers import given_folder
 from ..engine.pulse import file_of
+from .hooks import Feature
 
-TARGET = "sglang.srt.managers.scheduler.Scheduler.process_input_requests"
+FEATURE = Feature("the schedulers' signs of life", remove_when="SGLang's health check sees a hanging scheduler")
 _EVERY_S = 0.5
 
 
@@ -37,8 +37,9 @@ class _Sign:
 _signs: list[_Sign] = []
 
 
-def beat(*_: Any) -> None:
-    """BEFORE hook of `TARGET`, which runs once per loop round, with or without requests. Never raises."""
+@FEATURE.before("sglang.srt.managers.scheduler.Scheduler.process_input_requests")
+def beat(*_: object) -> None:
+    """Touch the file in each round of the loop, with or without requests. Never raise."""
     try:
         if not _signs:
             _signs.append(_Sign())

@@ -1,8 +1,12 @@
-"""SGLang's QuarkConfig for the two-stage W4A8 format `[fp8_e4m3 per_tensor, int4 per_channel]`."""
+"""SGLang's QuarkConfig for the two-stage W4A8 format `[fp8_e4m3 per_tensor, int4 per_channel]`.
+
+Only a checkpoint in this format gets it; SGLang handles every other checkpoint as before.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +14,15 @@ from sglang.srt.layers.quantization.quark.quark import QuarkConfig
 
 from ..base.errors import KimiError
 from ..quark.config import is_glob, is_w4a8_two_stage
+from .hooks import Feature
 from .w4a8_moe import QuarkInt4Int8MoE
+
+_SGLANG = "sglang.srt.layers.quantization.quark.quark.QuarkConfig"
+FEATURE = Feature(
+    "W4A8 checkpoints",
+    remove_when="SGLang reads Quark's two-stage INT4 x INT8 format on AMD GPUs",
+    needs=(f"{_SGLANG}._find_matched_config", f"{_SGLANG}.get_moe_scheme", f"{_SGLANG}.get_linear_scheme"),
+)
 
 # Fused modules of Kimi's text model that SGLang's model class does not map to their parts. Without this mapping the
 # excluded dense and shared-expert MLPs would not be recognised as excluded.
@@ -23,7 +35,7 @@ _FUSED = {
 class W4A8QuarkConfig(QuarkConfig):
     """QuarkConfig that gives experts the INT4 x INT8 scheme; all other layers must be excluded from quantization."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.exclude_layers: list[str] = [_as_sglang_pattern(name) for name in self.quant_config.get("exclude") or []]
 
@@ -37,20 +49,22 @@ class W4A8QuarkConfig(QuarkConfig):
         self._packed_modules_mapping = mapping
 
     @staticmethod
-    def _get_block_fp8_config(layer_quant_config: Any, packed_modules_mapping: Any) -> Any:
-        """Return None for two stages: SGLang would read a block size, which a list of stages does not have."""
+    def _get_block_fp8_config(
+        layer_quant_config: Mapping[str, Any] | None, packed_modules_mapping: Mapping[str, list[str]]
+    ) -> object:
+        """Return None for two stages: SGLang, since 0.5.23, would read a block size, which two stages do not have."""
         if layer_quant_config and is_w4a8_two_stage(layer_quant_config):
             return None
         return QuarkConfig._get_block_fp8_config(layer_quant_config, packed_modules_mapping)
 
-    def get_moe_scheme(self, module: torch.nn.Module, layer_name: str, *args: Any, **kwargs: Any) -> Any:
+    def get_moe_scheme(self, module: torch.nn.Module, layer_name: str, *args: object, **kwargs: object) -> object:
         """Return our scheme for a two-stage layer and SGLang's for any other."""
         config = self._find_matched_config(layer_name, module)
         if is_w4a8_two_stage(config):
             return QuarkInt4Int8MoE(layer_name)
         return super().get_moe_scheme(module, layer_name, *args, **kwargs)
 
-    def get_linear_scheme(self, layer: torch.nn.Module, layer_name: str) -> Any:
+    def get_linear_scheme(self, layer: torch.nn.Module, layer_name: str) -> object:
         """Refuse a linear layer in the two-stage format: only routed experts have kernels for it."""
         config = self._find_matched_config(layer_name, layer)
         if is_w4a8_two_stage(config):
@@ -61,6 +75,12 @@ class W4A8QuarkConfig(QuarkConfig):
                 remedy="quantize the checkpoint with the published exclude list (`kimi-w4a8 quantize w4a8-target`)",
             )
         return super().get_linear_scheme(layer, layer_name)
+
+
+@FEATURE.around(f"{_SGLANG}.from_config")
+def from_config(original: Callable[..., QuarkConfig], cls: type[QuarkConfig], config: Mapping[str, Any]) -> QuarkConfig:
+    """Construct our subclass when the format is W4A8."""
+    return original(W4A8QuarkConfig if is_w4a8_two_stage(config) else cls, config)
 
 
 def _as_sglang_pattern(name: str) -> str:

@@ -10,17 +10,26 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..door.rules import MAX_PROMPT_LOGPROBS
 from ..door.settings import read_door
+from .hooks import Feature
 
-TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
-ANTHROPIC_ERROR = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing._error_response"
-MESSAGES = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages"
-LOADS = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.get_loads"
+if TYPE_CHECKING:
+    from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+    from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
+    from sglang.srt.managers.load_snapshot import LoadSnapshot
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
+FEATURE = Feature(
+    "the request guard", remove_when="SGLang answers 400 to every request whose numbers its scheduler cannot compute"
+)
 
 _INT32 = 2**31 - 1
 _SMALLEST = 2.0**-126  # the smallest normal float32; less may become 0
@@ -42,17 +51,28 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-def process_messages(original: Callable[..., Any], serving: Any, request: Any, *args: Any, **named: Any) -> Any:
-    """AROUND hook of `MESSAGES`: transformers 5.12 reads messages[0], so an empty list would become a 500."""
+@FEATURE.around("sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages")
+def process_messages(
+    original: Callable[..., object],
+    serving: OpenAIServingChat,
+    request: ChatCompletionRequest,
+    *args: object,
+    **named: object,
+) -> object:
+    """Refuse an empty list: transformers 5.12 reads messages[0], which would become a 500."""
     if not request.messages:
         raise ValueError("there is no message to answer")
     return original(serving, request, *args, **named)
 
 
+@FEATURE.around(VALIDATE)
 def validate_one_request(
-    original: Callable[..., None], manager: Any, obj: Any, input_ids: Sequence[int] | None
+    original: Callable[..., None],
+    manager: TokenizerManager,
+    obj: GenerateReqInput | EmbeddingReqInput,
+    input_ids: Sequence[int] | None,
 ) -> None:
-    """AROUND hook of `TARGET`: check the request before SGLang does; SGLang answers 400 to a ValueError."""
+    """Check the request before SGLang does; SGLang answers 400 to a ValueError."""
     # With EAGLE SGLang counts a step's draft tokens as part of the prompt. The rows of req_to_token, the rope cache and
     # AITER's index buffers have room for them beyond the context, so the same requests are admitted as without EAGLE.
     manager.num_reserved_tokens = 0
@@ -67,8 +87,11 @@ def validate_one_request(
     original(manager, obj, input_ids)
 
 
-def answer_anthropic_error(original: Callable[..., Any], serving: Any, *args: Any, **named: Any) -> Any:
-    """AROUND hook of `ANTHROPIC_ERROR`: answer 400 to a ValueError, as all other endpoints do.
+@FEATURE.around("sglang.srt.entrypoints.anthropic.serving.AnthropicServing._error_response")
+def answer_anthropic_error(
+    original: Callable[..., object], serving: AnthropicServing, *args: object, **named: object
+) -> object:
+    """Answer 400 to a ValueError, as all other endpoints do.
 
     SGLang 0.5.23 does so itself; 0.5.20 answers 500.
     """
@@ -78,8 +101,14 @@ def answer_anthropic_error(original: Callable[..., Any], serving: Any, *args: An
     return original(serving, *args, **named)
 
 
-async def get_loads(original: Callable[..., Any], manager: Any, include: Any = None, dp_rank: Any = None) -> Any:
-    """AROUND hook of `LOADS`: raise for a section that does not exist here, which gives 400 instead of a later 500."""
+@FEATURE.around("sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.get_loads")
+async def get_loads(
+    original: Callable[..., Coroutine[Any, Any, list[LoadSnapshot]]],
+    manager: TokenizerManager,
+    include: list[str] | None = None,
+    dp_rank: int | None = None,
+) -> list[LoadSnapshot]:
+    """Raise for a section that does not exist here, which gives 400 instead of a later 500."""
     loads = await original(manager, include=include, dp_rank=dp_rank)
     for load in loads:
         load.to_dict(set(include) if include else None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..engine.leftovers import note
+from .hooks import Feature
 
-TARGET = "sglang.srt.managers.load_snapshot.shm_path_for"
+FEATURE = Feature("the list of shared memory", remove_when="SGLang removes its shared memory when it is killed")
 
 
-def write_down(path: str, *_: Any) -> None:
-    """AFTER hook of `TARGET`, which names the file with a scheduler's load that `/v1/loads` reads."""
+@FEATURE.after("sglang.srt.managers.load_snapshot.shm_path_for")
+def write_down(path: str, *_: object) -> None:
+    """Note the file with a scheduler's load that `/v1/loads` reads."""
     note(path)

@@ -15,7 +15,21 @@ from sglang.srt.function_call.core_types import StreamingParseResult, ToolCallIt
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.kimik2_detector import KimiK2Detector
 
+from .hooks import Feature
+
 PARSER = "kimi_k2"
+_DETECTOR = "sglang.srt.function_call.kimik2_detector.KimiK2Detector"
+FEATURE = Feature(
+    "Kimi's tool calls",
+    remove_when="SGLang's kimi_k2 parser finds the same calls in a stream and in a whole answer",
+    needs=(
+        f"{_DETECTOR}.detect_and_parse",
+        f"{_DETECTOR}.parse_streaming_increment",
+        f"{_DETECTOR}.finish",
+        f"{_DETECTOR}.has_tool_call",
+        f"{_DETECTOR}._resolve_function_name",
+    ),
+)
 _QUOTE = re.compile(r'\\.|"', re.DOTALL)  # an escaped quote does not count
 
 

@@ -29,7 +29,7 @@ CEILINGS = {
     "patching": 735,
     "quark": 1614,
     "recipe": 1490,
-    "sglang_plugin": 3639,
+    "sglang_plugin": 3843,
     "tiny": 587,
 }
 

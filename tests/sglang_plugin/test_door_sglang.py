@@ -47,7 +47,7 @@ async def ask():
 closed, nowhere, pickled = asyncio.run(ask())
 print(json.dumps({
     "version": sglang.__version__,
-    "hooked": sorted({door.TARGET, door.WARM_UP, request_guard.TARGET} & HookRegistry._patched),
+    "hooked": sorted({*door.FEATURE.names, request_guard.VALIDATE} & HookRegistry._patched),
     "outermost": app.user_middleware[0].cls.__name__,
     "not_closed": sorted(path for path, status in closed.items() if status != 403),
     "number_closed": len(closed),

@@ -1,0 +1,123 @@
+"""Hooks on SGLang, by feature: which functions and private names a feature needs, and what happens without them.
+
+SGLang only logs a hook that it cannot apply, and would serve without the page guard or the door. Here a release that
+lacks a name of a required feature is not served. An optional feature is left out as a whole, and the metric
+kimi_missing_feature_info names it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+
+from ..base.errors import KimiError, or_end
+
+if TYPE_CHECKING:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+logger = logging.getLogger(__name__)
+Function = TypeVar("Function", bound=Callable[..., object])
+Kind = Literal["before", "after", "around"]  # the values of SGLang's HookType
+
+missing_features: list[str] = []  # optional features that this process serves without
+
+
+class Hook(NamedTuple):
+    """A function of ours at a dotted name of SGLang's."""
+
+    target: str
+    kind: Kind
+    function: Callable[..., object]
+
+
+@dataclass
+class Feature:
+    """Hooks of one feature, which are applied together.
+
+    needs: further private names of SGLang's that the hooks use or override.
+    remove_when: the change in SGLang that makes the hooks unnecessary.
+    environ: SGLang's variables that the hooks rely on, set where the operator has not set them.
+    optional: serve without this feature where a name is missing; otherwise the process ends.
+    """
+
+    name: str
+    remove_when: str
+    needs: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    optional: bool = False
+    hooks: list[Hook] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of SGLang's that the feature cannot do without."""
+        return sorted({*self.needs, *(hook.target for hook in self.hooks)})
+
+    def before(self, *targets: str) -> Callable[[Function], Function]:
+        """Call the decorated function with the target's arguments before the target; it may return other arguments."""
+        return self._hook("before", targets)
+
+    def after(self, *targets: str) -> Callable[[Function], Function]:
+        """Call the decorated function with the result and the target's arguments; it may return another result."""
+        return self._hook("after", targets)
+
+    def around(self, *targets: str) -> Callable[[Function], Function]:
+        """Call the decorated function in place of the target, with the target and its arguments."""
+        return self._hook("around", targets)
+
+    def _hook(self, kind: Kind, targets: tuple[str, ...]) -> Callable[[Function], Function]:
+        def declare(function: Function) -> Function:
+            self.hooks += [Hook(target, kind, function) for target in targets]
+            return function
+
+        return declare
+
+
+def register(registry: type[HookRegistry], features: Iterable[Feature]) -> None:
+    """Register all hooks of the features, and end the process when SGLang cannot apply one of them."""
+    from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
+
+    targets: set[str] = set()
+    for feature in features:
+        missing = [name for name in feature.names if not _exists(name)]
+        if missing and not feature.optional:
+            raise _unknown_release(feature.name, missing)
+        if missing:
+            missing_features.append(feature.name)
+            logger.warning("serving without %s: this SGLang release lacks %s", feature.name, ", ".join(missing))
+            continue
+        for name, value in feature.environ.items():
+            os.environ.setdefault(name, value)
+        for hook in feature.hooks:
+            registry.register(hook.target, hook.function, HookType(hook.kind))
+            targets.add(hook.target)
+    apply_hooks = registry.apply_hooks
+
+    @wraps(apply_hooks)
+    def apply_and_check() -> None:
+        apply_hooks()
+        with or_end("the plugin's hooks cannot be checked"):
+            if unapplied := sorted(targets - registry._patched):
+                raise _unknown_release("these hooks", unapplied)
+
+    registry.apply_hooks = apply_and_check
+
+
+def _exists(name: str) -> bool:
+    try:
+        return callable(pkgutil.resolve_name(name))
+    except (ImportError, AttributeError):
+        return False
+
+
+def _unknown_release(feature: str, names: list[str]) -> KimiError:
+    return KimiError(
+        f"this SGLang release lacks names that the plugin changes or uses for {feature}: {', '.join(names)}",
+        where="kimi_w4a8_eagle3.sglang_plugin",
+        expected="a release that this package is tested with",
+        remedy="`kimi-w4a8 doctor` names them; if SGLang only moved the names, report it",
+    )
