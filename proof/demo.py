@@ -34,7 +34,7 @@ from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
-from kimi_w4a8_eagle3.fleet import serve as serving
+from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 from kimi_w4a8_eagle3.tiny.tools import declaration, results
@@ -77,7 +77,7 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     folder = new_run_dir("demo", runs)
     console.print(Panel.fit(_intro(folder), title="demo", border_style="cyan"))
     launches = [_launch(speculate) for speculate in (False, True)]
-    serving.engine(launches[0], _log(launches[0], folder)).prepare()  # while the checkpoints are examined
+    launches[0].server(_log(launches[0], folder)).prepare()  # while the checkpoints are examined
     questions = tiny.problems("held_out", QUESTIONS)
 
     with signals_raise(), ExitStack() as engines:
@@ -116,9 +116,9 @@ def _launch(speculate: bool) -> Launch:
 def _start(engines: ExitStack, launch: Launch, folder: Path, console: Console) -> tuple[EngineServer, Launch]:
     """Start one server; `engines` ends it."""
     name = "W4A8 + EAGLE3" if launch.draft else "W4A8"
-    launch = serving.checked(launch)
+    launch = checked(launch)
     write_json(folder / f"{_label(launch)}-{RECORD}", record("demo", {launch.name: launch.described()}, launch.env))
-    server = serving.engine(launch, _log(launch, folder), name)
+    server = launch.server(_log(launch, folder), name)
     with console.status(f"{name}: starting SGLang"):
         engines.enter_context(server)
     engines.callback(server.stop, 0.5)  # when that is reached nobody waits for an answer: a graceful end takes 6 s

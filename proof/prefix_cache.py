@@ -25,7 +25,6 @@ from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.engine.metrics import read
 from kimi_w4a8_eagle3.engine.process import free_port
-from kimi_w4a8_eagle3.fleet import serve
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 
 from .load.load_questions import CLEAR_GAP, gap, served_model
@@ -175,7 +174,7 @@ def main() -> int:
         recipe = load_recipe("tiny" if drafts else "tiny:plain")
         with tempfile.TemporaryDirectory() as folder:
             launch = render(recipe, [f"port={free_port()}", *SETTINGS])
-            with serve.engine(launch, Path(folder) / "server.log") as server:
+            with launch.server(Path(folder) / "server.log") as server:
                 server.wait_ready(_READY_S)
                 with httpx.Client(base_url=server.base_url, timeout=_READY_S) as http:
                     states = Prover(http).states(users=2)

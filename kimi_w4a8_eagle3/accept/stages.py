@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ..base.errors import KimiError
 from ..base.run_dir import write_json
+from ..base.severity import Severity
 from ..base.verdict import Verdict
 from ..bench import published
 from ..bench.runs import grouped, read_run
@@ -22,7 +23,6 @@ from ..bench.statistics import METRICS
 from ..bench.workloads import Workload, load_workload, with_changes
 from ..doctor.needs import Needs
 from ..doctor.probe import Probe
-from ..doctor.result import Severity
 from ..doctor.runner import examine
 from ..eval import accuracy, lossless, smoke, tasks
 from ..eval.harness import Protocol

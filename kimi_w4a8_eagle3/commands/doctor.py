@@ -17,8 +17,6 @@ from ..doctor.runner import examine
 from ..recipe.launch import load_recipe
 from .options import RECIPE, RECIPE_NAME, one_recipe
 
-STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
-
 
 def doctor(
     name: str | None = RECIPE_NAME,
@@ -47,9 +45,9 @@ def _print(report: Report) -> None:
     console = table_console()
     width = max(len(result.name) for result in report.results)
     for result in report.results:
-        style = STYLES[result.verdict.value]
         remedy = f" [bold]->[/] {escape(result.remedy)}" if result.remedy else ""
-        line = f"[{style}]{result.verdict.value:4}[/]  {result.name:{width}}  {escape(result.found)}{remedy}"
+        verdict = f"[{result.verdict.style}]{result.verdict.value:4}[/]"
+        line = f"{verdict}  {result.name:{width}}  {escape(result.found)}{remedy}"
         console.print(line, soft_wrap=True)
     counts = report.as_json()["counts"]
     verdict = "not ready" if report.failed else "ready"

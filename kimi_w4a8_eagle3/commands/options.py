@@ -22,6 +22,9 @@ RECIPE_NAME = typer.Argument(
 )
 RECIPE = typer.Option(None, "--recipe", "-r", help="The recipe, as an option.")
 KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as in `kimi-w4a8 serve`.")
+OPS_PORT = typer.Option(None, "--ops-port", help="Probes and metrics; default: port + 1; 0: none.")
+OPS_HOST = typer.Option("127.0.0.1", "--ops-host", help="Address for probes and metrics.")
+DRAIN_TIMEOUT = typer.Option(120.0, "--drain-timeout", min=0, help="Seconds for running requests at SIGTERM.")
 OPS_URL = typer.Option(None, "--ops-url", help="A router's ops endpoint; default: the port after the router's.")
 
 
@@ -34,6 +37,11 @@ def one_recipe(named: str | None, option: str | None, default: str | None = None
     if default is None:
         raise UsageError("no recipe was named", expected=f"one of {', '.join(recipe_names())}; or a TOML file")
     return default
+
+
+def ops_port_of(asked: int | None, port: int) -> int | None:
+    """Return the ops port: by default the port after the API's; 0 disables probes and metrics."""
+    return port + 1 if asked is None else asked or None
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:

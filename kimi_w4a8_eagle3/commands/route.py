@@ -8,10 +8,11 @@ import typer
 
 from ..base.errors import UsageError
 from ..fleet import discovery
-from ..fleet.serve import ServeOptions, route_foreground
+from ..fleet.checks import ServeOptions
+from ..fleet.serve import route_foreground
 from ..recipe.launch import load_recipe, resolve
 from ..recipe.router_settings import RouterSettings
-from .options import RUNS
+from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RUNS, ops_port_of
 
 
 def route(
@@ -21,11 +22,9 @@ def route(
     settings: list[str] = typer.Option([], "--set", help="KEY=VALUE for the recipe, such as router.policy."),
     host: str = typer.Option("127.0.0.1", "--host", help="Address of the router."),
     port: int = typer.Option(9527, "--port", help="Port of the router."),
-    ops_port: int | None = typer.Option(None, "--ops-port", help="Probes and metrics; default: port + 1; 0: none."),
-    drain_timeout: float = typer.Option(
-        120.0, "--drain-timeout", min=0, help="Seconds for running requests at SIGTERM."
-    ),
-    ops_host: str = typer.Option("127.0.0.1", "--ops-host", help="Address for probes and metrics."),
+    ops_port: int | None = OPS_PORT,
+    drain_timeout: float = DRAIN_TIMEOUT,
+    ops_host: str = OPS_HOST,
     runs: Path = RUNS,
 ) -> None:
     """Route requests to replicas on other nodes; a replica with another model or other weights is refused.
@@ -45,5 +44,5 @@ def route(
         model = str(args["served-model-name"]) if "served-model-name" in args else str(args["model-path"])
     elif settings:
         raise UsageError("--set needs a recipe", where="--set", expected="--recipe together with --set")
-    options = ServeOptions(ops_host, port + 1 if ops_port is None else ops_port or None, drain_timeout, runs=runs)
+    options = ServeOptions(ops_host, ops_port_of(ops_port, port), drain_timeout, runs)
     raise typer.Exit(route_foreground(host, port, model, router, discover, options))

@@ -123,7 +123,7 @@ def port(facts: Facts) -> Result:
     needs = facts.needs
     problem = facts.probe.port_problem(needs.host, needs.port)
     if problem:
-        return fail("port", problem, "stop that process, or serve with --set port=8000")
+        return fail("port", problem, "stop that process, or serve with --port 8000")
     return ok("port", f"{needs.port} on {needs.host} is free")
 
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from enum import Enum
 from typing import Any
 
+from ..base.severity import Severity
 
-class Severity(str, Enum):
-    """`warn`: the recipe runs, but slower or less safely. `fail`: it cannot run. `skip`: the check does not apply."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-    SKIP = "skip"
+_VERDICTS = (Severity.OK, Severity.WARN, Severity.FAIL, Severity.SKIP)
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data; `verdict` is `fail` or `ok`, and counts are by verdict."""
-        counts = {verdict.value: sum(r.verdict is verdict for r in self.results) for verdict in Severity}
+        counts = {verdict.value: sum(r.verdict is verdict for r in self.results) for verdict in _VERDICTS}
         checks = [asdict(result) | {"verdict": result.verdict.value} for result in self.results]
         verdict = "fail" if self.failed else "ok"
         head = {"recipe": self.recipe, "verdict": verdict, "counts": counts, "numa_node": self.numa_nodes}

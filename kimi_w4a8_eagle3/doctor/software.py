@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..base.errors import KimiError
+from ..base.severity import Severity
 from ..machine.base_image import base_problem, read_base
 from ..patching.patcher import SATISFIED, Status
 from ..patching.patches import TRIED
@@ -51,7 +52,7 @@ def known_faults(facts: Facts) -> list[Result]:
     results = []
     environment = {**facts.probe.environment(), **needs.environment}
     for fault in concerning(needs.args, environment, arch, facts.installed):
-        name, refused = f"fault {fault.id}", fault.verdict == "refuse"
+        name, refused = f"fault {fault.id}", fault.severity is Severity.FAIL
         if fault.id in needs.accepted_faults:
             results.append(ok(name, f"accepted: {fault.sentence}"))
         elif refused or fault.installed or fault.env:

@@ -216,7 +216,7 @@ def require_free_port(host: str, port: int) -> None:
                 f"port {port} on {host} cannot be used: {error.strerror}{_owner(port)}",
                 where="the server's address",
                 expected="a port that nothing listens on",
-                remedy="stop that process, or choose another port: `serve` by --set port=8000, `route` by --port",
+                remedy="stop that process, or choose another port with --port",
             ) from error
 
 

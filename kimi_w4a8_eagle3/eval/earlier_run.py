@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..base.errors import KimiError
 from ..base.run_dir import RECORD
-from ..fleet.serve import Terminated
+from ..base.signals import Terminated
 from . import tasks
 from .harness import Protocol
 

@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic
+from ..base.severity import Note
 from ..recipe.launch import Launch
 from .cache import Store
 
@@ -238,7 +239,7 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     code = {source: code_of(source, cache) for source in (model, draft, tokenizer) if source is not None}
     files = [file for found in code.values() for file in found]
     if not files:
-        note = f"--{OPTION} left out: no checkpoint here brings code of its own"
+        note = Note(f"--{OPTION} left out: no checkpoint here brings code of its own")
         args = {name: value for name, value in arguments.items() if not _allows_code(name)}
         return replace(launch, args=args, notes=[*launch.notes, note])
     unaccepted = [source.name for source, found in code.items() if not all(map(record.trusts, found))]
@@ -250,7 +251,7 @@ def require_trusted(launch: Launch, record: TrustRecord | None = None, cache: Pa
     if tokenizer is not None and tokenizer.commit:
         pins[tokenizer_argument] = str(tokenizer.folder)
     args = arguments | {name: value for name, value in pins.items() if value}
-    note = (
+    note = Note(
         f"--{OPTION}: {len(files)} files with the hashes recorded in {record.path}; revisions are pinned to what was "
         "hashed, HF_HUB_OFFLINE=1 keeps the engine from downloading other code"
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
+
+from ..base.run_dir import RECORD, new_run_dir, record, write_json
 
 EVENTS = "events.jsonl"
 _STYLES = {"ready": "green", "registered": "green", "down": "red", "stalled": "red", "refused": "red", "gave-up": "red"}
@@ -20,7 +23,24 @@ class EventLog:
     A line: {"time": Unix seconds, "source": "replica-0" | "router" | "fleet", "event": word, "reason": sentence}.
     """
 
+    @classmethod
+    def begin(
+        cls,
+        kind: str,
+        name: str,
+        servers: Mapping[str, object],
+        env: Mapping[str, str],
+        runs: Path,
+        console: Console,
+        **facts: object,
+    ) -> EventLog:
+        """Create a run folder in `runs`, and write the run's record there."""
+        folder = new_run_dir("-".join(filter(None, (kind, name))), runs)
+        write_json(folder / RECORD, record(kind, servers, env, **facts))
+        return cls(folder, console)
+
     def __init__(self, folder: Path, console: Console) -> None:
+        self.folder = folder
         self._path = folder / EVENTS
         self._console = console
         self._lock = threading.Lock()

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..base.errors import KimiError, UsageError
 from ..door.settings import is_loopback
 from ..engine.process import free_port
-from ..machine.hardware import Machine
 from ..recipe.launch import Launch
-from ..recipe.schema import ArgValue
 
 
-def replica_launches(
-    front: Launch, count: int, machine: Machine, place: Callable[[Machine, dict[str, ArgValue]], Launch]
-) -> Sequence[Launch]:
+def replica_launches(front: Launch, count: int) -> list[Launch]:
     """Return the launches of `count` replicas; `front` holds the address and settings that clients see.
 
-    place: renders the recipe on a part of the machine, with some engine arguments replaced. Raises KimiError when there
+    A replica differs from `front` by its GPUs, their NUMA nodes, its address and its door. Raises KimiError when there
     are too few GPUs.
     """
     if front.engine != "sglang":
@@ -28,31 +23,25 @@ def replica_launches(
             where="--replicas",
             expected="a recipe for SGLang, because its router is used",
         )
-    gpus = front.tensor_parallel if machine.devices else 0
-    if gpus * count > len(machine.devices):
+    devices = front.machine.devices
+    gpus = front.tensor_parallel if devices else 0
+    if gpus * count > len(devices):
         raise KimiError(
-            f"{count} replicas of {gpus} GPUs need {count * gpus}, this machine has {len(machine.devices)}",
+            f"{count} replicas of {gpus} GPUs need {count * gpus}, this machine has {len(devices)}",
             where="--replicas",
             remedy="start fewer replicas, or run several nodes behind `kimi-w4a8 route`",
         )
-    replicas = [_replica(number * gpus, gpus, machine, place) for number in range(count)]
-    return [_as_open_as(front, replica) for replica in replicas]
+    return [_replica(front, number * gpus, gpus) for number in range(count)]
 
 
-def _as_open_as(front: Launch, replica: Launch) -> Launch:
-    """On loopback without a key, open /generate behind the router as it is without a router."""
-    if not is_loopback(front.host):
-        return replica
-    native = replica.env.get("KIMI_DOOR_NATIVE") or os.environ.get("KIMI_DOOR_NATIVE") or "keyless"
-    return replace(replica, env={**replica.env, "KIMI_DOOR_NATIVE": native})
-
-
-def _replica(
-    first: int, gpus: int, machine: Machine, place: Callable[[Machine, dict[str, ArgValue]], Launch]
-) -> Launch:
-    part = replace(machine, devices=machine.devices[first : first + gpus])
-    arguments: dict[str, ArgValue] = {"host": "127.0.0.1", "port": free_port()}
+def _replica(front: Launch, first: int, gpus: int) -> Launch:
+    args = {**front.args, "host": "127.0.0.1", "port": free_port()}
     if gpus:
-        arguments["base_gpu_id"] = first
-    launch = place(part, arguments)
-    return replace(launch, env={**launch.env, "KIMI_DOOR": "closed"})  # only the router needs to reach it
+        args["base-gpu-id"] = first
+        nodes = replace(front.machine, devices=front.machine.devices[first:]).numa_nodes(gpus)
+        if nodes is not None and args.get("numa-node") == front.machine.numa_nodes(gpus):
+            args["numa-node"] = nodes
+    env = {**front.env, "KIMI_DOOR": "closed"}  # only the router needs to reach it
+    if is_loopback(front.host):  # without a key, /generate is open behind the router as it is without a router
+        env["KIMI_DOOR_NATIVE"] = {**os.environ, **env}.get("KIMI_DOOR_NATIVE") or "keyless"
+    return replace(front, args=args, env=env, door=replace(front.door, policy="closed"))

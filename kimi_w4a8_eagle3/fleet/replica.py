@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -19,11 +18,11 @@ from ..engine.pulse import Pulse
 from ..engine.watchdog import Watchdog
 from ..ops.replica_state import Phase, ReplicaState
 from ..recipe.launch import Launch
+from .checks import DRAIN_TIMEOUT_S
 from .engine_processes import EngineProcesses
 
 # A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0
-DRAIN_TIMEOUT_S = 120.0
 _POLL_S = 0.25
 _STALLED_GRACE_S = 2.0  # a stalled engine finishes nothing, and its clients wait until its sockets close
 
@@ -52,7 +51,6 @@ class Replica:
         announce: Announce,
         name: str = "0",
         drain_timeout_s: float = DRAIN_TIMEOUT_S,
-        client_key: str | None = None,
         label: str = "",
     ) -> None:
         self.launch = launch
@@ -62,7 +60,6 @@ class Replica:
         self.label = label or f"replica-{name}"
         self._announce = announce
         self._drain_timeout_s = drain_timeout_s
-        self._client_key = client_key
         self._asked = threading.Event()
         self._gently = True
         self._server: EngineServer | None = None
@@ -75,7 +72,7 @@ class Replica:
         self.was_ready = False
         reason = "the supervisor ended it"
         try:
-            with engine(self.launch, self.log_path) as server:
+            with self.launch.server(self.log_path) as server:
                 self._server = server
                 try:
                     seconds = server.wait_ready(READY_TIMEOUT_S, on_wait=self._leave_if_asked)
@@ -121,12 +118,13 @@ class Replica:
     def _check(self) -> None:
         """Check the door, then run the canary prompts: an accept length at the floor ends this life."""
         state = self.state
-        if self.launch.engine == "sglang" and {**os.environ, **self.launch.env}.get("KIMI_DOOR") != "off":
-            require_door(state.base_url, key_expected=self._client_key is not None)
+        key = self.launch.door.api_key
+        if self.launch.engine == "sglang" and self.launch.door.policy != "off":
+            require_door(state.base_url, key_expected=key is not None)
         if self.launch.draft is None or state.num_draft_tokens is None:
             return
         self._enter(Phase.CHECKING, "canary prompts")
-        with EngineClient(state.base_url, self._client_key, state.progress_timeout_s) as client:
+        with EngineClient(state.base_url, key, state.progress_timeout_s) as client:
             state.canary = startup_check.require_acceptance(client, state.num_draft_tokens, self.launch.draft)
         state.canary_at = time.time()
 
@@ -182,22 +180,3 @@ class Replica:
         self._enter(Phase.DRAINING, f"running requests may take {self._drain_timeout_s:.0f} s")
         if not server.stop(self._drain_timeout_s):
             self._announce(self.label, "cut", f"requests ran longer than {self._drain_timeout_s:.0f} s")
-
-
-def engine(launch: Launch, log_path: Path, name: str | None = None) -> EngineServer:
-    """Return the engine process of a rendered recipe, not started."""
-    return EngineServer(
-        argv=launch.argv,
-        env=launch.env,
-        host=launch.host,
-        port=launch.port,
-        log_path=log_path,
-        name=name or f"{launch.engine} ({launch.name})",
-    )
-
-
-def with_weight_version(launch: Launch, weights: str | None) -> Launch:
-    """Make the engine report its weights in every answer; unchanged if they are unknown or set already."""
-    if weights is None or launch.engine != "sglang" or "weight-version" in launch.args:
-        return launch
-    return launch.with_args(weight_version=weights)

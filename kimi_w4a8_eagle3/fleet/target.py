@@ -17,7 +17,8 @@ from ..engine.client import EngineClient
 from ..engine.process import free_port
 from ..machine.hardware import Machine
 from ..recipe.launch import Launch, load_recipe, render, unmet_requirements
-from . import serve
+from .checks import checked
+from .replica import READY_TIMEOUT_S
 
 Say = Callable[[str], object]
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
@@ -132,8 +133,8 @@ class Target:
             yield self.connected
             return
         say(f"{self.name}: starting the server (log: {log})")
-        with serve.engine(self._startable, log, self.name) as engine:
-            seconds = engine.wait_ready(serve.READY_TIMEOUT_S)
+        with self._startable.server(log, self.name) as engine:
+            seconds = engine.wait_ready(READY_TIMEOUT_S)
             say(f"{self.name}: ready after {seconds:.0f} s")
             yield self._connect(engine.base_url, self._startable)
 
@@ -147,7 +148,7 @@ class Target:
                 f"this machine cannot serve the recipe {self.name!r}: {unmet_requirements(launch.recipe, machine)[0]}",
                 remedy="name a running server with --base-url, or try --recipe tiny",
             )
-        return serve.checked(launch)
+        return checked(launch)
 
     @cached_property
     def connected(self) -> Server:

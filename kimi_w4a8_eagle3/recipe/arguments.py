@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..base.errors import UsageError
@@ -32,6 +33,18 @@ def parse_setting(text: str, engine: str = "sglang") -> tuple[str, Any]:
         raise UsageError(f"cannot read the setting {text!r}", where="--set", expected="KEY=VALUE")
     key = key.strip() if "." in key else f"args.{canonical(key.strip(), engine)}"
     return key, _parse_value(value.strip())
+
+
+def check_type(name: str, value: ArgValue, usual: ArgValue | None) -> None:
+    """Raise UsageError for a typed `value` that is not of the kind of the recipe's own value, a number or a flag."""
+    if not isinstance(usual, bool | int | float) or not isinstance(value, str) or value == "auto":
+        return
+    if not isinstance(usual, bool):
+        with suppress(ValueError):
+            type(usual)(value)
+            return
+    expected = {bool: "true or false", int: "a whole number"}.get(type(usual), "a number")
+    raise UsageError(f"--{name} {value} is not a valid value", where="engine arguments", expected=expected)
 
 
 def parse_arguments(words: Sequence[str], engine: str = "sglang") -> Args:

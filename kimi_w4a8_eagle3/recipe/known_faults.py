@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ..base.errors import KimiError
 from ..base.nearest import nearest
 from ..base.resources import operator_dir
+from ..base.severity import Note, Severity
 from ..base.toml import tomllib
 from ..machine.installed import Package
 from .arguments import Args, show
@@ -59,6 +60,10 @@ class Fault(BaseModel):
     remedy: str = Field(min_length=5)
 
     @property
+    def severity(self) -> Severity:
+        return Severity.FAIL if self.verdict == "refuse" else Severity.WARN
+
+    @property
     def sentence(self) -> str:
         """The fault and its link, as shown to the user."""
         return f"{self.what} ({self.link})"
@@ -94,20 +99,19 @@ def concerning(
     return [fault for fault in known_faults() if fault.concerns(args, env, arch, installed)]
 
 
-def apply_faults(faults: Sequence[Fault], args: Args, accepted: Sequence[str], notes: list[str]) -> list[Fault]:
+def apply_faults(faults: Sequence[Fault], args: Args, accepted: Sequence[str], notes: list[Note]) -> list[Fault]:
     """Set arguments and add warnings; return the faults that refuse. `accepted`: ids that the operator accepts."""
     require_known(accepted)
     refused = []
     for fault in faults:
         if fault.id in accepted:
-            notes.append(f"override: the known fault {fault.id} is accepted: {fault.sentence}")
-        elif fault.verdict == "set" and not set(fault.set) & set(args):
+            notes.append(Note(f"the known fault {fault.id} is accepted: {fault.sentence}", Severity.OVERRIDE))
+        elif fault.set and not set(fault.set) & set(args):
             args.update(fault.set)
-            notes += [f"{show(name, value)}: {fault.sentence}" for name, value in fault.set.items()]
+            notes += [Note(f"{show(name, value)}: {fault.sentence}") for name, value in fault.set.items()]
         else:
-            refused += [fault] if fault.verdict == "refuse" else []
-            kind = "refused" if fault.verdict == "refuse" else "warning"
-            notes.append(f"{kind}: {fault.sentence}; {fault.remedy}")
+            refused += [fault] if fault.severity is Severity.FAIL else []
+            notes.append(Note(f"{fault.sentence}; {fault.remedy}", fault.severity))
     return refused
 
 

@@ -1,42 +1,45 @@
 """Rendering of a recipe into a server's exact command and environment, with a note for every difference.
 
-`load_recipe` reads and checks a TOML file (see `schema`). `render` applies the command line's overrides and derives
-what depends on the machine: NUMA list and memory fraction. `kimi-w4a8 serve` prints or runs the resulting `Launch`.
+`load_recipe` reads and checks a TOML file (see `schema`), `resolve` applies the command line's overrides, and
+`Resolved.on` adds what depends on the machine (see `on_machine`). `prepare` does all three for `kimi-w4a8 serve`, which
+prints or runs the resulting `Launch`.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from .. import tiny
 from ..base.address import http_url
-from ..base.errors import KimiError
-from ..gates import OUR_BACKENDS, ignored_gates, read_gates
-from ..machine.aiter_regime import Regime
-from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
+from ..base.errors import KimiError, UsageError
+from ..base.severity import Note, Severity
+from ..door.settings import DoorSettings, key_file_environment, read_door
+from ..engine.process import EngineServer
+from ..gates import read_gates
+from ..machine.aiter_regime import Regime, installed_regime
+from ..machine.hardware import Gpu, Machine, gpu_by_name
 from . import vllm as vllm_serve
-from .arguments import Args, argument_groups, command_words, parse_arguments, parse_setting, show
+from .arguments import Args, argument_groups, check_type, command_words, parse_arguments, parse_setting, show
 from .deterministic import with_determinism
 from .known_faults import Fault, apply_faults, concerning
-from .memory_plan import MemoryPlan, make_plan, number
+from .memory_plan import number
+from .on_machine import fit_to_machine, unmet_requirements
 from .schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
 from .speculation import apply_speculation
 
 __all__ = [
-    "Launch",
-    "Recipe",
-    "Resolved",
-    "load_recipe",
-    "parse_arguments",
-    "recipe_names",
-    "render",
-    "resolve",
-    "with_settings",
-]
+    "Launch", "Recipe", "Resolved", "load_recipe", "parse_arguments", "prepare",
+    "recipe_names", "render", "resolve", "unmet_requirements", "with_settings"
+]  # fmt: skip
+
+# Arguments with options of their own in `kimi-w4a8 serve`; every engine has them.
+_SERVER_OPTIONS = ("host", "port", "tp-size", "tensor-parallel-size", "served-model-name")
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,20 @@ class Launch:
 
     recipe: resolved, with the command line's overrides. args: final typed engine arguments. env: variables added to the
     caller's environment. notes: one sentence for each difference from the published command and for each warning.
-    overrides: changes from the command line, as `--name value`. refused: known faults that prevent the start.
+    overrides: changes from the command line, as `--name value`. refused: known faults that prevent the start. machine:
+    the machine that the arguments fit. door: settings of the door in this environment. untested: True if an override
+    names an engine argument that the recipe does not have, so that no test has parsed it.
     """
 
     recipe: Recipe
     args: Args
     env: dict[str, str]
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     refused: list[Fault] = field(default_factory=list)
+    machine: Machine = field(default_factory=Machine)
+    door: DoorSettings = field(default_factory=DoorSettings, repr=False)
+    untested: bool = False
 
     @property
     def name(self) -> str:
@@ -62,11 +70,6 @@ class Launch:
     @property
     def engine(self) -> str:
         return self.recipe.engine
-
-    @property
-    def image(self) -> str | None:
-        """Container image of the published figures, if the recipe names one."""
-        return self.recipe.image
 
     @property
     def model(self) -> str:
@@ -121,49 +124,50 @@ class Launch:
 
     def docker(self) -> str | None:
         """Return a shell command that runs the launch in the recipe's image; None if the recipe names no image."""
-        return None if self.image is None else vllm_serve.docker_run(self.image, self.argv, self.env)
+        image = self.recipe.image
+        return None if image is None else vllm_serve.docker_run(image, self.argv, self.env)
 
     def described(self) -> dict[str, Any]:
         """Return the launch as JSON types, for display and for a run's record."""
-        names = ("engine", "image", "argv", "env", "model", "draft", "base_url", "notes", "overrides")
-        return {"recipe": self.name} | {name: getattr(self, name) for name in names}
+        names = ("engine", "argv", "env", "model", "draft", "base_url", "overrides")
+        notes = [asdict(note) for note in self.notes]
+        return (
+            {"recipe": self.name, "image": self.recipe.image}
+            | {name: getattr(self, name) for name in names}
+            | {"notes": notes}
+        )
+
+    def server(self, log_path: Path, name: str | None = None) -> EngineServer:
+        """Return the engine's process, not started."""
+        name = name or f"{self.engine} ({self.name})"
+        return EngineServer(self.argv, self.env, self.host, self.port, log_path, name)
 
     def with_args(self, **changes: ArgValue) -> Launch:
         """Return a copy with engine arguments replaced; `_` stands for the dash of a name."""
-        return replace(self, args=_changed(self.args, changes))
+        return replace(self, args={**self.args, **{name.replace("_", "-"): value for name, value in changes.items()}})
 
 
 @dataclass(frozen=True)
 class Resolved:
     """Recipe with the command line's overrides and engine arguments, before any change for a machine.
 
-    published: the recipe's arguments before overrides and improvements.
+    published: the recipe's arguments before overrides and improvements. untested: see `Launch`.
     """
 
     recipe: Recipe
     args: Args
     published: Args
-    notes: list[str]
+    notes: list[Note]
     overrides: list[str]
-
-    def with_args(self, **changes: ArgValue) -> Resolved:
-        """Return a copy with engine arguments replaced; `_` stands for the dash of a name."""
-        return replace(self, args=_changed(self.args, changes))
+    untested: bool
 
     def on(self, machine: Machine, gpu: Gpu | None = None, regime: Regime = Regime.UNKNOWN) -> Launch:
         """Return the launch on `machine`; see `render` for gpu and regime."""
-        recipe, args, notes = self.recipe, dict(self.args), list(self.notes)
-        if recipe.engine == "vllm":  # vLLM sizes its own cache, so nothing depends on the machine
-            _warn_unpinned(args, recipe, notes)
-            notes += [f"warning: {text}" for text in unmet_requirements(recipe, machine)]
-        else:
-            _derive_numa(args, self.published, machine, notes)
-            known_gpu = gpu or machine.gpu or _reference(recipe, notes)
-            _guard_memory(args, recipe, self.published, known_gpu, regime, notes)
-            _warn(args, recipe, machine, notes)
+        recipe, args = self.recipe, dict(self.args)
+        notes = self.notes + fit_to_machine(args, recipe, self.published, machine, gpu, regime)
         refused = apply_faults(self.faults(machine, gpu), args, recipe.options.accept_faults, notes)
-        notes += [f"override: {text}" for text in self.overrides]
-        return Launch(recipe, args, recipe.environment, notes, list(self.overrides), refused)
+        notes += [Note(text, Severity.OVERRIDE) for text in self.overrides]
+        return Launch(recipe, args, recipe.environment, notes, self.overrides, refused, machine, untested=self.untested)
 
     def faults(self, machine: Machine, gpu: Gpu | None = None) -> list[Fault]:
         """Return the known faults of this launch on `gpu`, the machine's GPU, or else the recipe's reference GPU."""
@@ -179,13 +183,20 @@ def resolve(recipe: Recipe, settings: Sequence[str] = (), extra: Sequence[str] =
 
     Raises KimiError for a setting that no recipe has.
     """
-    published, engine, notes = recipe.args, recipe.engine, list[str]()
-    typed = {f"args.{name}": value for name, value in parse_arguments(extra, engine).items()}
-    recipe = with_determinism(with_settings(recipe, dict(parse_setting(text, engine) for text in settings) | typed))
-    args = vllm_serve.assemble(recipe, notes) if engine == "vllm" else _assemble(recipe, notes)
+    published, engine, notes = recipe.args, recipe.engine, list[Note]()
+    changes = dict(parse_setting(text, engine) for text in settings)
+    changes |= {f"args.{name}": value for name, value in parse_arguments(extra, engine).items()}
+    overrides = {key.removeprefix("args."): value for key, value in changes.items()}
+    for name, value in overrides.items():
+        check_type(name, value, published.get(name))
+    known = {*published, *recipe.improve, *_SERVER_OPTIONS}
+    untested = any(key.startswith("args.") and key.split(".")[1] not in known for key in changes)
+    recipe = with_determinism(with_settings(recipe, changes))
+    args = vllm_serve.assemble(recipe) if engine == "vllm" else _assemble(recipe, notes)
     _improve(args, recipe, notes)
     apply_speculation(args, recipe, notes)
-    return Resolved(recipe, args, published, notes, _overrides(engine, settings, extra))
+    shown = [show(name, value) for name, value in overrides.items()]
+    return Resolved(recipe, args, published, notes, shown, untested)
 
 
 def render(
@@ -195,19 +206,45 @@ def render(
     *,
     machine: Machine | None = None,
     gpu: Gpu | None = None,
-    regime: Regime = Regime.UNKNOWN,
+    regime: Regime | None = None,
 ) -> Launch:
     """Return the launch of `recipe` on `machine` (detected by default).
 
     settings: `KEY=VALUE` as for `--set`; a key without a dot is an engine argument. extra: engine arguments as typed
-    after `--`. gpu: assume this GPU instead of the machine's. regime: behaviour of the installed AITER beyond int32.
-    Raises KimiError for a launch that cannot start.
+    after `--`. gpu: assume this GPU instead of the machine's. regime: behaviour of AITER beyond int32, read from the
+    installed one by default. Raises KimiError for a launch that cannot start.
     """
-    return resolve(recipe, settings, extra).on(Machine.detect() if machine is None else machine, gpu, regime)
+    machine = Machine.detect() if machine is None else machine
+    return resolve(recipe, settings, extra).on(machine, gpu, installed_regime() if regime is None else regime)
 
 
-def _changed(args: Args, changes: Mapping[str, ArgValue]) -> Args:
-    return {**args, **{name.replace("_", "-"): value for name, value in changes.items()}}
+def prepare(
+    name: str,
+    settings: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    *,
+    gpu: str = "",
+    checkpoints: Mapping[str, Path | None] = {},
+    api_key_file: Path | None = None,
+) -> Launch:
+    """Return the launch of the recipe `name` here, with every name and value checked; starts and writes nothing.
+
+    checkpoints: folders that replace the recipe's "model" and "draft". api_key_file: file with the clients' key; the
+    engine's environment names it. See `render` for the rest. Raises KimiError for a variable of this environment that
+    no kernel and no door knows, too.
+    """
+    recipe = load_recipe(name)
+    for section, folder in checkpoints.items():
+        if folder is None:
+            continue
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder}", where=f"--{section}", expected="a checkpoint's folder")
+        recipe = with_settings(recipe, {f"{section}.repo": str(folder.resolve()), f"{section}.revision": "main"})
+    launch = render(recipe, settings, extra, gpu=gpu_by_name(gpu) if gpu else None)
+    keys = {} if api_key_file is None else key_file_environment(api_key_file)
+    environ = {**os.environ, **launch.env, **keys}
+    read_gates(environ)
+    return replace(launch, env={**launch.env, **keys}, door=read_door(environ))
 
 
 def _sglang_command(args: Mapping[str, ArgValue]) -> list[str]:
@@ -216,7 +253,7 @@ def _sglang_command(args: Mapping[str, ArgValue]) -> list[str]:
     return [sys.executable, "-m", *on_cpu, "sglang.launch_server", *command_words(args)]
 
 
-def _assemble(recipe: Recipe, notes: list[str]) -> Args:
+def _assemble(recipe: Recipe, notes: list[Note]) -> Args:
     """Return the published arguments plus model, revisions and draft."""
     args: Args = {"model-path": _path(recipe.model)}
     if recipe.model.on_hub and recipe.model.revision != "main":
@@ -227,142 +264,19 @@ def _assemble(recipe: Recipe, notes: list[str]) -> Args:
         if recipe.draft.on_hub and recipe.draft.revision != "main":
             args.setdefault("speculative-draft-model-revision", recipe.draft.revision)
     if "speculative-algorithm" in args:
-        notes.append(
-            "temperature, seeds and penalties: the plugin keeps a draft token only if the target draws the same one"
-        )
+        text = "temperature, seeds and penalties: the plugin keeps a draft token only if the target draws the same one"
+        notes.append(Note(text))
     return args
 
 
-def _improve(args: Args, recipe: Recipe, notes: list[str]) -> None:
+def _improve(args: Args, recipe: Recipe, notes: list[Note]) -> None:
     """Apply this package's changes and note each with its reason."""
     args.update((name, improvement.value) for name, improvement in recipe.improved_args.items())
     for name, improvement in recipe.improve.items():
         if improvement.value != "auto":
             published = recipe.args.get(name)
             was = "not in the published command" if published is None else f"published: {show(name, published)}"
-            notes.append(f"{show(name, improvement.value)} ({was}): {improvement.why}")
-
-
-def _overrides(engine: str, settings: Sequence[str], extra: Sequence[str]) -> list[str]:
-    parsed = [parse_setting(text, engine) for text in settings]
-    shown = [show(key.removeprefix("args."), value) for key, value in parsed]
-    return shown + [show(name, value) for name, value in parse_arguments(extra, engine).items()]
-
-
-def _derive_numa(args: Args, published_args: Args, machine: Machine, notes: list[str]) -> None:
-    if args.get("numa-node") != "auto":
-        return
-    published = published_args.get("numa-node")
-    count = int(number(args, "tp-size", 1))
-    nodes = machine.numa_nodes(count)
-    if nodes is not None:
-        args["numa-node"] = nodes
-        note = "from this machine's PCI topology"
-        notes.append(f"{show('numa-node', nodes)}: {note}" + (", as published" if nodes == published else ""))
-    elif isinstance(published, list) and len(published) == count:
-        args["numa-node"] = published
-        notes.append(
-            f"{show('numa-node', published)}: the published list, because this machine's NUMA layout is not readable"
-        )
-    else:
-        del args["numa-node"]
-        notes.append(
-            f"--numa-node left out: this machine's layout is unreadable, the published list is not for {count} GPUs"
-        )
-
-
-def _guard_memory(
-    args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | None, regime: Regime, notes: list[str]
-) -> None:
-    """Resolve `mem-fraction-static = "auto"` and cap the pool so that no page offset exceeds int32."""
-    asked = args.get("mem-fraction-static")
-    if recipe.hardware.gpus == 0 or recipe.model.card is None or args.get("attention-backend") != "aiter":
-        if asked == "auto":
-            del args["mem-fraction-static"]
-            notes.append("--mem-fraction-static left to the engine: the page-offset guard covers only AITER's kernels")
-        return
-    if gpu is None:
-        raise KimiError(
-            "cannot compute the memory split of an unknown GPU",
-            where="mem-fraction-static = auto",
-            remedy="name the GPU with --gpu, or set --set mem-fraction-static=FRACTION",
-        )
-    plan = make_plan(recipe, args, gpu, regime)
-    verdict = plan.verdict
-    asked_tokens = int(number(args, "max-total-tokens", verdict.max_total_tokens))
-    args["max-total-tokens"] = min(asked_tokens, verdict.max_total_tokens)
-    if asked == "auto":
-        args["mem-fraction-static"] = verdict.fraction
-    elif verdict.binding is None and asked_tokens <= verdict.max_total_tokens:
-        del args["max-total-tokens"]  # no cap needed, so the engine sizes its own pool
-        return
-    notes.append(guard_note(plan, args, published_args.get("mem-fraction-static")))
-
-
-def guard_note(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgValue | None) -> str:
-    """Return the guard's verdict as a sentence: arguments, published value, limiting kernel, and gain in tokens."""
-    verdict = plan.verdict
-    cause = f"weights and KV take at most {verdict.fraction:g} of the memory (options.memory_ceiling)"
-    if verdict.binding is not None:
-        cause = f"{verdict.binding.name} is correct up to {verdict.limit:,} tokens"
-    gain = ""
-    if isinstance(published, float):
-        more = plan.tokens - plan.sizing.tokens(published)
-        gain = f"; {more:+,} tokens over the published {published}"
-    return (
-        f"{show('mem-fraction-static', args['mem-fraction-static'])} "
-        f"{show('max-total-tokens', args['max-total-tokens'])}: page-offset guard for {plan.gpu.name} "
-        f"({plan.gpu.hbm_gib:.0f} GiB), AITER {verdict.regime.value}: {cause}{gain}"
-    )
-
-
-def _warn(args: Args, recipe: Recipe, machine: Machine, notes: list[str]) -> None:
-    """Add warnings that do not prevent the start."""
-    _warn_unpinned(args, recipe, notes)
-    gates = read_gates(recipe.environment)
-    backend = gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0]
-    warnings = ignored_gates(gates, backend) + unmet_requirements(recipe, machine)
-    if recipe.hardware.gpus and machine.base_problem:
-        warnings.append(f"{machine.base_problem.what}; {machine.base_problem.remedy}")
-    notes += [f"warning: {text}" for text in warnings]
-
-
-def _warn_unpinned(args: Args, recipe: Recipe, notes: list[str]) -> None:
-    served = {*map(str, args.values()), str(vllm_serve.speculation(args).get("model"))}
-    for checkpoint in (recipe.model, recipe.draft):
-        # A checkpoint that the command line replaced is not served.
-        if checkpoint is not None and checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:
-            moving = f"the moving revision {checkpoint.revision!r}; pin a commit hash"
-            notes.append(f"warning: {checkpoint.repo} is loaded at {moving}")
-
-
-def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
-    """Return one sentence for each hardware requirement of `recipe` that `machine` does not meet."""
-    need = recipe.hardware
-    if not need.gpus:
-        return []
-    if len(machine.devices) < need.gpus:
-        return [
-            f"this machine has {len(machine.devices)} AMD GPUs, the recipe needs {need.gpus} ({', '.join(need.arch)})"
-        ]
-    unmet = []
-    wrong = sorted({device.arch for device in machine.devices} - set(need.arch))
-    if wrong:
-        unmet.append(f"the GPUs are {', '.join(wrong)}, the recipe is made for {', '.join(need.arch)}")
-    least = min(device.hbm_bytes for device in machine.devices[: need.gpus]) / GIB
-    if least < 0.95 * need.hbm_gib:  # the driver keeps a few GiB for itself
-        unmet.append(f"a GPU here has {least:.0f} GiB of memory, the recipe is made for {need.hbm_gib:.0f}")
-    return unmet
-
-
-def _reference(recipe: Recipe, notes: list[str]) -> Gpu | None:
-    if recipe.hardware.reference is None:
-        return None
-    gpu = gpu_by_name(recipe.hardware.reference)
-    notes.append(
-        f"no known GPU found: memory is computed for the recipe's reference GPU, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
-    )
-    return gpu
+            notes.append(Note(f"{show(name, improvement.value)} ({was}): {improvement.why}"))
 
 
 def _path(checkpoint: Checkpoint) -> str:

@@ -7,19 +7,21 @@ from pathlib import Path
 
 from ..base.errors import KimiError
 from ..base.resources import operator_dir
+from ..base.severity import Note
 from .arguments import Args
 from .memory_plan import number
 from .schema import Recipe
 
 
-def apply_speculation(args: Args, recipe: Recipe, notes: list[str]) -> None:
+def apply_speculation(args: Args, recipe: Recipe, notes: list[Note]) -> None:
     """Turn `options.speculation` into SGLang's arguments: "adaptive" adds a table of steps by batch size.
 
     SGLang reports its own limits on adaptive steps when it starts (`sglang_plugin/adaptive_hook.py`). Raises KimiError
     for "adaptive" without a draft, for an invalid file, and for a table that does not fit the recipe.
     """
     if recipe.options.speculation == "off":
-        notes.append("options.speculation is 'off': the draft and the recipe's --speculative-* arguments are removed")
+        text = "options.speculation is 'off': the draft and the recipe's --speculative-* arguments are removed"
+        notes.append(Note(text))
     if recipe.options.speculation != "adaptive":
         return
     if recipe.engine != "sglang" or "speculative-algorithm" not in args:
@@ -39,9 +41,8 @@ def apply_speculation(args: Args, recipe: Recipe, notes: list[str]) -> None:
     args["speculative-adaptive"] = True
     if args.get("device") == "cpu":
         args["disable-cuda-graph"] = True  # SGLang would capture GPU graphs for each number of steps
-    notes.append(
-        f"--speculative-adaptive: options.speculation, {', '.join(map(str, sorted(steps)))} steps by {table.name}"
-    )
+    text = f"options.speculation, {', '.join(map(str, sorted(steps)))} steps by {table.name}"
+    notes.append(Note(f"--speculative-adaptive: {text}"))
 
 
 def _steps(table: Path) -> set[int]:

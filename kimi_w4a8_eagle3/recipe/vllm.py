@@ -20,7 +20,7 @@ DEFAULT_PORT = 8000
 MODELS_IN_CONTAINER = "/models"
 
 
-def assemble(recipe: Recipe, notes: list[str]) -> Args:
+def assemble(recipe: Recipe) -> Args:
     """Return the recipe's arguments with the draft in `speculative-config`, before this package's changes."""
     args: Args = {"model": recipe.model.repo}
     if recipe.model.on_hub and recipe.model.revision != "main":

@@ -19,7 +19,6 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.engine import fork_server
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
-from kimi_w4a8_eagle3.fleet import serve as serving
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 
 # The first line that SGLang logs after each part.
@@ -45,7 +44,7 @@ class Start:
 def measured(launch: Launch, folder: Path, way: str) -> Start:
     """Start one engine in one of the ways, stop it when it is ready."""
     seen: dict[str, float] = {}
-    server = serving.engine(launch, folder / "server.log")
+    server = launch.server(folder / "server.log")
     if way == _NEW:  # a word that makes no difference, but with which no engine is forked
         server.argv = [launch.argv[0], "-u", *launch.argv[1:]]
     earlier = {process.pid: _cpu_s(process) for process in _fork_servers()}

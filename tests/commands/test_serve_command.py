@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.commands import serve as serve_command
-from kimi_w4a8_eagle3.fleet.serve import checked_weights
+from kimi_w4a8_eagle3.fleet.checks import checked_weights
 from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.machine.hardware import Machine
+from kimi_w4a8_eagle3.recipe import launch as rendering
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve, with_settings
 
 ROOT = Path(__file__).parents[2]
@@ -23,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "detect", classmethod(lambda cls: cls()))
-    monkeypatch.setattr(serve_command, "installed_regime", lambda: Regime.UNKNOWN)
-    monkeypatch.setattr(serve_command, "_parsed_by_engine", lambda _: None)  # ten seconds; test_rules.py asks SGLang
+    monkeypatch.setattr(rendering, "installed_regime", lambda: Regime.UNKNOWN)
+    monkeypatch.setattr(serve_command, "require_parsed", lambda _: None)  # ten seconds; test_rules.py asks SGLang
 
 
 def serve(*arguments: str):
@@ -81,6 +82,7 @@ def test_json_has_everything_a_program_needs() -> None:
 
 
 def test_local_directories_replace_the_repositories(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
     result = serve("-r", "eagle3", "--dry-run", "--model", str(tmp_path), "--draft", str(tmp_path / "d"))
     assert f"--model-path {tmp_path}" in result.stdout
     assert f"--speculative-draft-model-path {tmp_path / 'd'}" in result.stdout
@@ -101,8 +103,33 @@ def test_a_machine_without_the_gpus_is_refused_before_the_start() -> None:
         (["-r", "eagle3", "--set", "env.AITER_FLYDSL_STAGE2_TILE_K=100"], "'100' is not allowed"),
         (["-r", "eagle3", "--set", "env.AITER_FLYDSL_STAGE2_TILEK=256"], "did you mean 'AITER_FLYDSL_STAGE2_TILE_K'"),
         (["-r", "eagle3", "--gpu", "mi99"], "unknown GPU"),
+        (["-r", "eagle3", "--set", "port=abc"], "--port abc is not a valid value"),
+        (["-r", "eagle3", "--set", "tp-size=1.5"], "expected: a whole number"),
+        (["-r", "eagle3", "--set", "disable-radix-cache=yes"], "expected: true or false"),
+        (["-r", "eagle3", "--model", "/nonexistent"], "there is no folder /nonexistent"),
+        (["-r", "eagle3", "--draft", "/nonexistent"], "--draft"),
+        (["-r", "eagle3", "--set", "env.KIMI_DOOR_NATVE=open"], "did you mean 'KIMI_DOOR_NATIVE'"),
     ],
 )
 def test_a_mistake_is_found_by_the_dry_run(arguments: list[str], message: str) -> None:
     result = serve(*arguments, "--dry-run")
     assert result.exit_code != 0 and message in str(result.exception)
+
+
+def test_a_misspelt_variable_of_the_door_is_found_by_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIMI_DOOR_NATVE", "open")
+    assert "did you mean 'KIMI_DOOR_NATIVE'" in str(serve("tiny", "--dry-run").exception)
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "eagle3", "mi355x-kimi-mxfp4"])
+def test_the_usual_options_of_a_server(recipe: str) -> None:
+    words = ["--host", "0.0.0.0", "--port", "8123", "--tp", "4", "--served-model-name", "kimi"]
+    launch = json.loads(serve(recipe, "--dry-run", "--json", *words).stdout)
+    argv = launch["argv"]
+    assert [argv[argv.index(f"--{name}") + 1] for name in ("host", "port", "served-model-name")] == [
+        words[1],
+        "8123",
+        "kimi",
+    ]
+    tp = "--tensor-parallel-size" if argv[0] == "vllm" else "--tp-size"
+    assert argv[argv.index(tp) + 1] == "4" and launch["base_url"] == "http://127.0.0.1:8123"

@@ -20,7 +20,6 @@ from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine import fork_server
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.fork_server import OPTION, ForkedProcess, can_fork, fork, prepare, setting
-from kimi_w4a8_eagle3.fleet import serve as serving
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 pytestmark = pytest.mark.server
@@ -224,7 +223,7 @@ def test_kill_9_of_a_supervisor_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path: Path) -> None:
-    first, second = (serving.engine(tiny_launch(), tmp_path / f"{name}.log", name) for name in ("first", "second"))
+    first, second = (tiny_launch().server(tmp_path / f"{name}.log", name) for name in ("first", "second"))
     questions = [problem.question for problem in tiny.problems("held_out", 6, seed=11)]
     with first, second:
         for each in (first, second):

@@ -108,7 +108,7 @@ def test_accepted_code_runs_and_the_engine_may_download_nothing(folder, record, 
     allowed = require_trusted(launch, TrustRecord.load(record.path), cache)
     assert allowed.argv == launch.argv  # a directory has no revision
     assert allowed.env == {"A": "1", "HF_HUB_OFFLINE": "1"}
-    assert str(record.path) in allowed.notes[-1]
+    assert str(record.path) in allowed.notes[-1].text
 
 
 @pytest.mark.parametrize("change", ["changed", "renamed", "added"])

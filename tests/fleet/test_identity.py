@@ -10,8 +10,8 @@ from support.small_engines import ARCHITECTURE, SmallEngine
 
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.fleet.identity import Identity, ask_identity, fingerprint
-from kimi_w4a8_eagle3.fleet.replica import with_weight_version
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 
 
@@ -61,7 +61,7 @@ def test_another_program_is_not_an_engine():
 
 def test_the_engine_is_started_with_its_fingerprint():
     launch = render(load_recipe("tiny"))
-    named = with_weight_version(launch, "abc")
-    assert named.argv[-2:] == ["--weight-version", "abc"]
-    assert with_weight_version(named, "other") is named  # an operator's own version stays
-    assert with_weight_version(launch, None) is launch
+    weights = fingerprint(tiny.target_path(), tiny.draft_path())
+    assert checked(launch).argv[-2:] == ["--weight-version", weights]
+    named = launch.with_args(weight_version="abc")
+    assert checked(named).args == named.args  # an operator's own version stays

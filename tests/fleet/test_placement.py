@@ -7,20 +7,15 @@ import pytest
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fleet.placement import replica_launches
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
-from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, resolve, with_settings
-from kimi_w4a8_eagle3.recipe.schema import ArgValue
+from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, render, with_settings
 
 GIB = 1 << 30
 GPUS = tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", i // 8, 256 * GIB) for i in range(16))
 
 
 def place(recipe: str | Recipe, count: int, machine: Machine, host: str = "127.0.0.1") -> list[Launch]:
-    resolved = resolve(load_recipe(recipe) if isinstance(recipe, str) else recipe)
-
-    def on_part(part: Machine, arguments: dict[str, ArgValue]) -> Launch:
-        return resolved.with_args(**arguments).on(part)
-
-    return list(replica_launches(resolved.with_args(host=host).on(machine), count, machine, on_part))
+    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    return replica_launches(render(chosen, [f"host={host}"], machine=machine), count)
 
 
 def option(launch: Launch, name: str) -> str:

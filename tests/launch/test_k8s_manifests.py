@@ -37,7 +37,7 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.doctor.needs import GIB, PUBLISHED_SIZES, Needs
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
-from kimi_w4a8_eagle3.fleet.serve import SingleServer
+from kimi_w4a8_eagle3.fleet.views import SingleServer
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import ReplicaState
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve

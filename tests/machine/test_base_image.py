@@ -84,7 +84,7 @@ def test_serve_warns_without_a_record_of_its_own_image() -> None:
     problem = KimiError("no record of a base image", remedy="build the image")
     notes = render(load_recipe("agent"), machine=Machine(eight, base_problem=problem)).notes
     assert "warning: no record of a base image; build the image" in notes
-    assert not any("base image" in note for note in render(load_recipe("agent"), machine=Machine(eight)).notes)
+    assert not any("base image" in note.text for note in render(load_recipe("agent"), machine=Machine(eight)).notes)
 
 
 def test_pinning_writes_the_digest_into_both_files(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.severity import Severity
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
-from kimi_w4a8_eagle3.fleet.serve import checked
+from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
 from kimi_w4a8_eagle3.recipe.known_faults import concerning, known_faults
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render, resolve
@@ -77,7 +78,10 @@ def test_a_refused_launch_does_not_start_until_a_person_accepts_it(version: str)
     name = refused.value.where.rpartition(" ")[2]
     accepted = launch("eagle3", f'options.accept_faults=["{name}"]', sglang=version)
     assert accepted.refused == []
-    assert any(note.startswith(f"override: the known fault {name} is accepted") for note in accepted.notes)
+    assert any(
+        note.severity is Severity.OVERRIDE and f"the known fault {name} is accepted" in note.text
+        for note in accepted.notes
+    )
 
 
 def test_a_fault_that_nobody_knows_cannot_be_accepted() -> None:
@@ -91,11 +95,13 @@ def test_an_argument_is_set_where_nobody_gave_it_and_warned_of_where_it_says_oth
     words = ["speculative-algorithm=EAGLE", "speculative-num-draft-tokens=4"]
     speculated = launch("w4a8", *words)
     assert speculated.args["disable-custom-all-reduce"] is True
-    assert any(note.startswith("--disable-custom-all-reduce: ") and "29313" in note for note in speculated.notes)
+    assert any(
+        note.text.startswith("--disable-custom-all-reduce: ") and "29313" in note.text for note in speculated.notes
+    )
     insisting = launch("eagle3", "disable-custom-all-reduce=false")
     assert insisting.args["disable-custom-all-reduce"] is False
-    assert any(note.startswith("warning: ") and "29313" in note for note in insisting.notes)
-    assert not any("29313" in note for note in launch("eagle3").notes if note.startswith("warning: "))
+    assert any(note.severity is Severity.WARN and "29313" in note.text for note in insisting.notes)
+    assert not any("29313" in note.text for note in launch("eagle3").notes if note.severity is Severity.WARN)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +117,8 @@ def test_an_fp8_cache_that_the_backend_cannot_hold_is_refused(settings: list[str
 
 def test_an_fp8_cache_is_warned_of_until_it_is_measured() -> None:
     found = launch("eagle3", "kv-cache-dtype=fp8_e4m3")
-    assert found.refused == [] and any("eval gsm8k --baseline" in note for note in found.notes)
-    assert not any("e4m3fnuz" in note for note in launch("eagle3").notes)
+    assert found.refused == [] and any("eval gsm8k --baseline" in note.text for note in found.notes)
+    assert not any("e4m3fnuz" in note.text for note in launch("eagle3").notes)
 
 
 @pytest.mark.parametrize("recipe", ["agent", "w4a16", "w4a8", "eagle3", "eagle3-mla", "eagle3-opt"])
@@ -164,7 +170,7 @@ def test_no_recipe_inherits_the_quantized_reduction_of_the_base(recipe: str) -> 
     base = Machine(EIGHT, {}, {"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"})
     started = render(load_recipe(recipe), machine=base)
     assert started.env["ROCM_QUICK_REDUCE_QUANTIZATION"] == "NONE"
-    assert not any("40084" in note for note in started.notes if note.startswith("warning: "))
+    assert not any("40084" in note for note in started.notes if note.severity is Severity.WARN)
     inherited = resolve(load_recipe(recipe), [])
     env = {name: value for name, value in inherited.recipe.env.items() if value is not False}
     improve = {n: c for n, c in inherited.recipe.improve.items() if "QUICK_REDUCE" not in n}

@@ -81,7 +81,7 @@ def test_eagle3_opt_is_the_published_command_but_for_explained_differences(parse
         "disable_shared_experts_fusion",
         "disable_custom_all_reduce",
     }
-    notes = "\n".join(render(load_recipe("eagle3-opt"), machine=Machine()).notes)
+    notes = "\n".join(map(str, render(load_recipe("eagle3-opt"), machine=Machine()).notes))
     for name in differing:
         assert f"--{name.replace('_', '-')}" in notes
 
@@ -98,7 +98,7 @@ def test_eagle3_opt_has_the_published_environment_and_explains_what_it_adds() ->
         "ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
     }
     for name, value in added.items():
-        assert any(note.startswith(f"env.{name}={value} (") for note in launch.notes)
+        assert any(note.text.startswith(f"env.{name}={value} (") for note in launch.notes)
     assert render(recipe, ["env.SGLANG_WARMUP_TIMEOUT=60"], machine=Machine()).env["SGLANG_WARMUP_TIMEOUT"] == "60"
 
 

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.base.severity import Note, Severity
 from kimi_w4a8_eagle3.bench import published
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
@@ -74,8 +75,8 @@ def test_the_bf16_recipe_differs_in_draft_image_and_length() -> None:
     changed = {name: value for name, value in options(bf16.argv).items() if options(fp8.argv).get(name) != value}
     assert set(changed) == {"max-model-len", "speculative-config"}
     assert changed["max-model-len"] == ["2248"] and bf16.draft == "lightseekorg/kimi-k2.5-eagle3"
-    assert bf16.image == "vllm/vllm-openai-rocm:v0.19.0"
-    assert fp8.image == "vllm/vllm-openai-rocm:nightly-fb1ac806c55a6dc96fe92261b80c8550e9c39d2f"
+    assert bf16.recipe.image == "vllm/vllm-openai-rocm:v0.19.0"
+    assert fp8.recipe.image == "vllm/vllm-openai-rocm:nightly-fb1ac806c55a6dc96fe92261b80c8550e9c39d2f"
 
 
 @pytest.mark.parametrize("name", ["mi355x-kimi-mxfp4", "mi355x-minimax-m2.5"])
@@ -91,7 +92,7 @@ def test_minimax_is_expert_parallel_with_three_draft_tokens() -> None:
     table = json.loads(found["speculative-config"][0])
     assert (table["num_speculative_tokens"], table["draft_tensor_parallel_size"]) == (3, 1)
     notes = launch_of("mi355x-minimax-m2.5").notes
-    assert sum("not in the published command" in note for note in notes) == 5  # the article prints no command for it
+    assert sum("not in the published command" in note.text for note in notes) == 5  # it has no published one
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,7 +189,7 @@ def test_a_local_draft_and_a_pinned_one_reach_the_speculation() -> None:
     assert local.draft == "/models/fp8"
     pinned = launch_of(FP8, f"draft.revision={'b' * 40}")
     assert json.loads(options(pinned.argv)["speculative-config"][0])["revision"] == "b" * 40
-    assert sum("moving revision" in note for note in pinned.notes) == 1
+    assert sum("moving revision" in note.text for note in pinned.notes) == 1
 
 
 def docker(name: str) -> str:
@@ -207,7 +208,7 @@ def test_the_container_runs_the_same_command_in_the_right_image(name: str, tmp_p
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": "/home/somebody"}
     done = subprocess.run(["sh", "-c", docker(name)], env=environment, capture_output=True, text=True, check=True)
     words = done.stdout.splitlines()
-    at = words.index(str(launch.image))
+    at = words.index(str(launch.recipe.image))
     assert words[at - 2 : at] == ["--entrypoint", "vllm"] and words[at + 1 :] == launch.argv[1:]
     assert {f"{key}={value}" for key, value in launch.env.items()} <= set(words[:at])
     assert {"/dev/kfd", "/dev/dri", "/home/somebody/.cache/huggingface:/models"} <= set(words[:at])
@@ -226,6 +227,6 @@ def test_the_dry_run_shows_command_and_container() -> None:
 def test_an_mi355x_meets_the_recipe_and_an_mi325x_does_not() -> None:
     mi355x = Machine(tuple(Device("gfx950", 256, "p", 0, 288 * GIB) for _ in range(4)))
     mi325x = Machine(tuple(Device("gfx942", 304, "p", 0, 256 * GIB) for _ in range(8)))
-    assert not any("GPU" in note for note in render(load_recipe(FP8), machine=mi355x).notes)
+    assert not any("GPU" in note.text for note in render(load_recipe(FP8), machine=mi355x).notes)
     notes = render(load_recipe(FP8), machine=mi325x).notes
-    assert "warning: the GPUs are gfx942, the recipe is made for gfx950" in notes
+    assert Note("the GPUs are gfx942, the recipe is made for gfx950", Severity.WARN) in notes

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
-from kimi_w4a8_eagle3.fleet import serve as serving
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 
 READY_S = 280.0
@@ -19,12 +18,12 @@ def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launc
 
 def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
     """Start, wait, yield, stop: the body of a fixture."""
-    yield from _running(serving.engine(launch, folder / "server.log"))
+    yield from _running(launch.server(folder / "server.log"))
 
 
 def with_faults(launch: Launch, module: str, folder: Path) -> Iterator[EngineServer]:
     """The same as a program that a module of the tests runs after it has planted faults."""
-    engine = serving.engine(launch, folder / "server.log")
+    engine = launch.server(folder / "server.log")
     program = launch.argv.index("sglang.launch_server")
     engine.argv = [*launch.argv[:program], module, *launch.argv[program:]]
     yield from _running(engine)

@@ -1,0 +1,37 @@
+"""Severity of a finding: of a recipe's note, a known fault, or one of doctor's checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Severity(str, Enum):
+    """`warn`: it runs, but slower or less safely. `fail`: it cannot run. `skip`: the check does not apply.
+
+    `note`: a difference from the published command, with its reason. `override`: the operator asked for it.
+    """
+
+    OK = "ok"
+    NOTE = "note"
+    OVERRIDE = "override"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+    @property
+    def style(self) -> str:
+        """Style in which Rich prints it."""
+        return {"ok": "green", "override": "cyan", "warn": "yellow", "fail": "bold red"}.get(self.value, "dim")
+
+
+@dataclass(frozen=True)
+class Note:
+    """One sentence about a launch."""
+
+    text: str
+    severity: Severity = Severity.NOTE
+
+    def __str__(self) -> str:
+        label = {"override": "override: ", "warn": "warning: ", "fail": "refused: "}.get(self.severity.value, "")
+        return label + self.text

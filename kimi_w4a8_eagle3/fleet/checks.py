@@ -1,0 +1,136 @@
+"""Checks before a start: what they need is on this disk and this machine, and they write nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from ..base.errors import KimiError, UsageError
+from ..base.extras import require
+from ..base.run_dir import DEFAULT_ROOT
+from ..base.severity import Note, Severity
+from ..door.settings import API_KEY, FILE_SUFFIX, is_loopback
+from ..engine.process import require_free_port
+from ..fetch.trusted_code import locate, require_trusted
+from ..recipe.launch import Launch, unmet_requirements
+from .identity import fingerprint
+
+DRAIN_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of `kimi-w4a8 serve` and `kimi-w4a8 route` that are not part of a recipe.
+
+    ops_port: port of probes and metrics; None switches them off. preflight, hardware: False skips these checks.
+    """
+
+    ops_host: str = "127.0.0.1"
+    ops_port: int | None = None
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
+    runs: Path = DEFAULT_ROOT
+    replicas: int = 1
+    preflight: bool = True
+    hardware: bool = True
+
+
+def ready_to_serve(launch: Launch, options: ServeOptions) -> Launch:
+    """Return the launch that `kimi-w4a8 serve` can start at once; raise KimiError for anything that prevents it."""
+    if options.hardware and (unmet := unmet_requirements(launch.recipe, launch.machine)):
+        raise KimiError(
+            f"this machine cannot serve the recipe {launch.name!r}: {unmet[0]}",
+            remedy="add --dry-run to see the command, --any-hardware to start anyway, or `kimi-w4a8 serve tiny`",
+        )
+    if launch.door.api_key is not None and launch.engine != "sglang":
+        raise KimiError(
+            f"{launch.engine} has no door, so it cannot require this key",
+            where="--api-key-file" if API_KEY + FILE_SUFFIX in launch.env else "environment",
+            expected="a recipe for SGLang",
+            remedy="unset the key and put a proxy that requires one in front",
+        )
+    if options.replicas > 1:
+        require("sglang_router")
+    launch = checked(launch, options.preflight)
+    require_free_port(launch.host, launch.port)
+    require_ops(options)
+    if launch.door.api_key is None and not is_loopback(launch.host):
+        note = Note(f"open to the network at {launch.host} without a key", Severity.WARN)
+        launch = replace(launch, notes=[*launch.notes, note])
+    return launch
+
+
+def checked(launch: Launch, preflight: bool = True) -> Launch:
+    """Check everything that files show before a start (code, headers, configs, identity) and return the final launch.
+
+    Raises KimiError without SGLang, for a known fault, for a checkpoint's untrusted code (`trusted_code`) and for an
+    incomplete W4A8 checkpoint on this disk (`preflight`). The engine gets the fingerprint of its weights, which it
+    reports in every answer.
+    """
+    if launch.engine == "sglang":
+        require("sglang")
+    for fault in launch.refused:
+        raise KimiError(
+            fault.sentence,
+            where=f"the known fault {fault.id}",
+            remedy=f"{fault.remedy}; or take the risk: --set 'options.accept_faults=[\"{fault.id}\"]'",
+        )
+    launch = require_trusted(launch)
+    weights = checked_weights(launch, preflight)
+    if weights is None or "weight-version" in launch.args:
+        return launch
+    return launch.with_args(weight_version=weights)
+
+
+def checked_weights(launch: Launch, preflight: bool = True) -> str | None:
+    """Check the launch's checkpoints and return their fingerprint; None when they are not on this disk yet."""
+    if launch.engine != "sglang":
+        return None
+    from ..quark import preflight as checks  # start-up: imports torch, needed only for checkpoints on this disk
+
+    model = _folder(launch, launch.model, "revision")
+    draft = _folder(launch, launch.draft, "speculative-draft-model-revision")
+    if model is not None and preflight:
+        checks.preflight(model, draft, launch.tensor_parallel).raise_for_problems()
+    if model is None or (launch.draft is not None and draft is None):
+        return None
+    return fingerprint(*(folder for folder in (model, draft) if folder is not None))
+
+
+def require_parsed(launch: Launch) -> None:
+    """Raise UsageError for an argument unknown to the installed SGLang, which would fail much later."""
+    if launch.engine != "sglang" or importlib.util.find_spec("sglang") is None:
+        return
+    words = launch.argv[launch.argv.index("sglang.launch_server") + 1 :]
+    modules = ["kimi_w4a8_eagle3.sglang_plugin.run_module", "kimi_w4a8_eagle3.sglang_plugin.check_arguments"]
+    variables = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # halves the time, see `lean_imports`
+    done = subprocess.run([sys.executable, "-m", *modules, *words], env=variables, capture_output=True, text=True)
+    if done.returncode == 2:
+        raise UsageError(done.stderr.strip().splitlines()[-1], where="the installed SGLang's arguments")
+
+
+def require_ops(options: ServeOptions) -> None:
+    """Raise KimiError when the ops endpoint cannot start: a missing package, or a port that is taken."""
+    if options.ops_port is None:
+        return
+    require("starlette", "uvicorn")
+    try:
+        require_free_port(options.ops_host, options.ops_port)
+    except KimiError as error:
+        raise replace(error, where="--ops-port", remedy="choose another port with --ops-port, or 0 for none") from error
+
+
+def _folder(launch: Launch, checkpoint: str | None, option: str) -> Path | None:
+    """Return the folder of a checkpoint at the engine's revision on this disk, or None when it is not here."""
+    if checkpoint is None:
+        return None
+    revision = str(launch.args.get(option, "main"))
+    try:
+        return locate(checkpoint, revision, Path(constants.HF_HUB_CACHE)).folder
+    except KimiError:
+        return None

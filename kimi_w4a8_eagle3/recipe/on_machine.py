@@ -1,0 +1,130 @@
+"""What a launch takes from the machine: NUMA list, memory split, and warnings of what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ..base.errors import KimiError
+from ..base.severity import Note, Severity
+from ..gates import OUR_BACKENDS, ignored_gates, read_gates
+from ..machine.aiter_regime import Regime
+from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
+from .arguments import Args, show
+from .memory_plan import MemoryPlan, make_plan, number
+from .schema import ArgValue, Recipe
+from .vllm import speculation
+
+
+def fit_to_machine(
+    args: Args, recipe: Recipe, published: Args, machine: Machine, gpu: Gpu | None, regime: Regime
+) -> list[Note]:
+    """Replace the arguments that depend on the machine, and return the notes on them.
+
+    published: the recipe's arguments before overrides and improvements. gpu: assumed instead of the machine's.
+    """
+    notes: list[Note] = []
+    if recipe.engine == "sglang":  # vLLM sizes its own cache
+        notes += _derive_numa(args, published, machine)
+        gpu = gpu or machine.gpu
+        if gpu is None and recipe.hardware.reference is not None:
+            gpu = gpu_by_name(recipe.hardware.reference)
+            assumed = f"the recipe's reference GPU, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
+            notes.append(Note(f"no known GPU found: memory is computed for {assumed}"))
+        notes += _guard_memory(args, recipe, published, gpu, regime)
+    return notes + [Note(text, Severity.WARN) for text in _warnings(args, recipe, machine)]
+
+
+def _derive_numa(args: Args, published_args: Args, machine: Machine) -> list[Note]:
+    if args.get("numa-node") != "auto":
+        return []
+    published = published_args.get("numa-node")
+    count = int(number(args, "tp-size", 1))
+    nodes = machine.numa_nodes(count)
+    if nodes is not None:
+        args["numa-node"] = nodes
+        same = ", as published" if nodes == published else ""
+        return [Note(f"{show('numa-node', nodes)}: from this machine's PCI topology{same}")]
+    if isinstance(published, list) and len(published) == count:
+        args["numa-node"] = published
+        reason = "the published list, because this machine's NUMA layout is not readable"
+        return [Note(f"{show('numa-node', published)}: {reason}")]
+    del args["numa-node"]
+    reason = f"this machine's layout is unreadable, the published list is not for {count} GPUs"
+    return [Note(f"--numa-node left out: {reason}")]
+
+
+def _guard_memory(args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | None, regime: Regime) -> list[Note]:
+    """Resolve `mem-fraction-static = "auto"` and cap the pool so that no page offset exceeds int32."""
+    asked = args.get("mem-fraction-static")
+    if recipe.hardware.gpus == 0 or recipe.model.card is None or args.get("attention-backend") != "aiter":
+        if asked != "auto":
+            return []
+        del args["mem-fraction-static"]
+        return [Note("--mem-fraction-static left to the engine: the page-offset guard covers only AITER's kernels")]
+    if gpu is None:
+        raise KimiError(
+            "cannot compute the memory split of an unknown GPU",
+            where="mem-fraction-static = auto",
+            remedy="name the GPU with --gpu, or set --set mem-fraction-static=FRACTION",
+        )
+    plan = make_plan(recipe, args, gpu, regime)
+    verdict = plan.verdict
+    asked_tokens = int(number(args, "max-total-tokens", verdict.max_total_tokens))
+    args["max-total-tokens"] = min(asked_tokens, verdict.max_total_tokens)
+    if asked == "auto":
+        args["mem-fraction-static"] = verdict.fraction
+    elif verdict.binding is None and asked_tokens <= verdict.max_total_tokens:
+        del args["max-total-tokens"]  # no cap needed, so the engine sizes its own pool
+        return []
+    return [Note(_guard_sentence(plan, args, published_args.get("mem-fraction-static")))]
+
+
+def _guard_sentence(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgValue | None) -> str:
+    """Return the guard's verdict as a sentence: arguments, published value, limiting kernel, and gain in tokens."""
+    verdict = plan.verdict
+    cause = f"weights and KV take at most {verdict.fraction:g} of the memory (options.memory_ceiling)"
+    if verdict.binding is not None:
+        cause = f"{verdict.binding.name} is correct up to {verdict.limit:,} tokens"
+    gain = ""
+    if isinstance(published, float):
+        more = plan.tokens - plan.sizing.tokens(published)
+        gain = f"; {more:+,} tokens over the published {published}"
+    return (
+        f"{show('mem-fraction-static', args['mem-fraction-static'])} "
+        f"{show('max-total-tokens', args['max-total-tokens'])}: page-offset guard for {plan.gpu.name} "
+        f"({plan.gpu.hbm_gib:.0f} GiB), AITER {verdict.regime.value}: {cause}{gain}"
+    )
+
+
+def _warnings(args: Args, recipe: Recipe, machine: Machine) -> Iterator[str]:
+    """Yield what does not prevent the start."""
+    served = {*map(str, args.values()), str(speculation(args).get("model"))}
+    for checkpoint in (recipe.model, recipe.draft):
+        # A checkpoint that the command line replaced is not served.
+        if checkpoint is not None and checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:
+            yield f"{checkpoint.repo} is loaded at the moving revision {checkpoint.revision!r}; pin a commit hash"
+    if recipe.engine == "sglang":
+        gates = read_gates(recipe.environment)
+        yield from ignored_gates(gates, gates.moe_backend if gates.moe_backend != "auto" else OUR_BACKENDS[0])
+    yield from unmet_requirements(recipe, machine)
+    if recipe.engine == "sglang" and recipe.hardware.gpus and machine.base_problem:
+        yield f"{machine.base_problem.what}; {machine.base_problem.remedy}"
+
+
+def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
+    """Return one sentence for each hardware requirement of `recipe` that `machine` does not meet."""
+    need = recipe.hardware
+    if not need.gpus:
+        return []
+    if len(machine.devices) < need.gpus:
+        return [
+            f"this machine has {len(machine.devices)} AMD GPUs, the recipe needs {need.gpus} ({', '.join(need.arch)})"
+        ]
+    unmet = []
+    wrong = sorted({device.arch for device in machine.devices} - set(need.arch))
+    if wrong:
+        unmet.append(f"the GPUs are {', '.join(wrong)}, the recipe is made for {', '.join(need.arch)}")
+    least = min(device.hbm_bytes for device in machine.devices[: need.gpus]) / GIB
+    if least < 0.95 * need.hbm_gib:  # the driver keeps a few GiB for itself
+        unmet.append(f"a GPU here has {least:.0f} GiB of memory, the recipe is made for {need.hbm_gib:.0f}")
+    return unmet
