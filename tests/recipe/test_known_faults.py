@@ -170,7 +170,7 @@ def test_no_recipe_inherits_the_quantized_reduction_of_the_base(recipe: str) -> 
     base = Machine(EIGHT, {}, {"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"})
     started = render(load_recipe(recipe), machine=base)
     assert started.env["ROCM_QUICK_REDUCE_QUANTIZATION"] == "NONE"
-    assert not any("40084" in note for note in started.notes if note.severity is Severity.WARN)
+    assert not any("40084" in note.text for note in started.notes if note.severity is Severity.WARN)
     inherited = resolve(load_recipe(recipe), [])
     env = {name: value for name, value in inherited.recipe.env.items() if value is not False}
     improve = {n: c for n, c in inherited.recipe.improve.items() if "QUICK_REDUCE" not in n}
