@@ -37,6 +37,9 @@ _PUBLIC = frozenset(
 # The settings of the whole engine. An operator gets all of them, other callers only those that name the model.
 SERVER_INFO = frozenset({"/server_info", "/get_server_info"})
 
+# Public endpoints whose answers cost the event loop or the scheduler time.
+COMPUTED = frozenset({"/health", "/health_generate", "/metrics", "/metrics/", "/v1/loads"})
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 GENERATE = "/generate"

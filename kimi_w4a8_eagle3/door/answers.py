@@ -19,6 +19,7 @@ _ERROR_TYPES = {  # as OpenAI and Anthropic name them
     403: "permission_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    503: "overloaded_error",
 }
 
 
@@ -47,7 +48,7 @@ async def answer(scope: Scope, send: Send, refusal: Refusal) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     if refusal.status == 429:
         headers.append((b"retry-after", str(_RETRY_AFTER_S).encode()))
-    if refusal.status == 413:
+    if refusal.status in (408, 413, 503):
         headers.append((b"connection", b"close"))  # do not read the rest of the body
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -11,11 +11,14 @@ import hmac
 import secrets
 from collections.abc import Mapping, MutableMapping
 from typing import Any
+from urllib.parse import urlsplit
 
-from .access import CHECKED, GENERATING, SERVER_INFO, Access, classify, serves
+from .access import CHECKED, COMPUTED, GENERATING, SERVER_INFO, Access, classify, serves
 from .answers import App, Receive, Refusal, Scope, Send, answer, only, without_grammar_faults
+from .bodies import BodyReader
+from .computed import Computed
 from .rules import RequestRules
-from .settings import DoorSettings
+from .settings import DoorSettings, is_loopback
 
 # The public part of /server_info, which sglang-router reads without a key when it registers a worker.
 _PUBLIC_INFO = (
@@ -81,9 +84,12 @@ class Door:
         self._app = app
         self._settings = settings
         self._admin_open = settings.admin_open(host)
+        self._keyless = settings.api_key is None and settings.admin_key is None and is_loopback(host)
         self._rules = rules
         self._routes = routes
         self._internal = internal
+        self._bodies = BodyReader(settings.max_body_bytes)
+        self._computed = Computed(app)
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,18 +106,23 @@ class Door:
             await self._app(scope, receive, send)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = _headers(scope)
+        if self._keyless:
+            _refuse_web_pages(headers)
         if scope["method"] == "OPTIONS":  # a browser's preflight has no key and reaches no endpoint
             await self._app(scope, receive, send)
             return
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        headers = _headers(scope)
         self._admit(path, headers, scope)
         if path in SERVER_INFO and not self._may_administer(headers):
             send = only(_PUBLIC_INFO, send)
+        if path in COMPUTED and scope["method"] == "GET":
+            await self._computed.answer(path, scope, receive, send)
+            return
         if path not in CHECKED or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        raw = await self._body(headers, receive)
+        raw = await self._bodies.read(headers, receive)
         if raw is None:
             return  # the client disconnected
         body = self._rules.admit(path, headers, raw)
@@ -161,34 +172,31 @@ class Door:
         keys = (self._settings.admin_key, self._internal and self._internal.value)
         return any(_sent(headers, key) for key in keys if key)
 
-    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
-        """Read the whole body within the limit, whatever length it claims; None when the client disconnects first."""
-        limit = self._settings.max_body_bytes
-        too_large = Refusal(f"the request is larger than {limit} bytes", status=413)
-        claimed = headers.get(b"content-length", b"0")
-        if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > 2 * limit):  # int() refuses very long numbers
-            raise too_large
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return None
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size <= limit:
-                chunks.append(chunk)
-            elif size > 2 * limit:  # below this, read and drop the rest: most clients read only after they have sent
-                raise too_large
-            if not message.get("more_body", False):
-                break
-        if size > limit:
-            raise too_large
-        return b"".join(chunks)
-
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
+
+
+def _refuse_web_pages(headers: Mapping[bytes, bytes]) -> None:
+    """Refuse what a browser sends for a page of another site: this server has no key that the page would lack.
+
+    By DNS rebinding a page reaches loopback under its own name, and then only the Host header tells.
+    """
+    host = headers.get(b"host", b"").decode("latin-1")
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    if (host and not is_loopback(_hostname(f"//{host}"))) or (origin and origin.partition("//")[2] != host):
+        raise Refusal(
+            "without a key this server answers programs of its own machine, under a loopback address or localhost, and "
+            "no web pages; start it with KIMI_API_KEY_FILE",
+            status=403,
+        )
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:

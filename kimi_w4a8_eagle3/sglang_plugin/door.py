@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..base.errors import KimiError, or_end
+from ..door.connections import bound_headers
 from ..door.middleware import Door, InternalKey, describe
 from ..door.rules import RequestRules
 from ..door.settings import read_door
@@ -60,6 +61,7 @@ def guard_http_server(
 
 def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager) -> None:
     from sglang.srt.entrypoints import http_server  # SGLang's import order: complete once it serves
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol  # start-up: only the HTTP server needs it
 
     if (workers := getattr(server_args, "tokenizer_worker_num", 1)) != 1:
         # Each of several workers imports the application itself, in a process where this hook never runs.
@@ -81,6 +83,7 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
     settings = read_door(os.environ)
     rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len)
     app, host = http_server.app, server_args.host
+    bound_headers(AutoHTTPProtocol)
     app.add_middleware(Door, settings=settings, host=host, rules=rules, routes=app, internal=_internal)
     logger.info("door: %s", describe(settings, host))
 

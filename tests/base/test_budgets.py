@@ -19,7 +19,7 @@ CEILINGS = {
     "base": 659,
     "bench": 1545,
     "commands": 1818,
-    "door": 1819,
+    "door": 1985,
     "engine": 1477,
     "eval": 3338,
     "fetch": 1762,
@@ -29,7 +29,7 @@ CEILINGS = {
     "patching": 735,
     "quark": 1614,
     "recipe": 1549,
-    "sglang_plugin": 3843,
+    "sglang_plugin": 3887,
     "tiny": 587,
 }
 

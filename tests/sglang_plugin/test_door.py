@@ -9,9 +9,16 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from starlette.responses import PlainTextResponse
 from support.door_app import CHAT, KEYS, Engine, ask, guarded, message
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from kimi_w4a8_eagle3.door import computed
+from kimi_w4a8_eagle3.door.answers import Refusal
+from kimi_w4a8_eagle3.door.bodies import BodyReader
+from kimi_w4a8_eagle3.door.computed import Computed
+from kimi_w4a8_eagle3.door.connections import bound_headers
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.sglang_plugin.request_guard import (
     check_copies,
@@ -64,7 +71,7 @@ def test_too_many_requests_are_refused_with_a_retry_time() -> None:
     door = guarded(engine, DoorSettings(max_concurrent=2))
 
     async def scenario() -> tuple[httpx.Response, httpx.Response, list[int]]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://engine") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://127.0.0.1:30000") as client:
             waiting = [
                 asyncio.create_task(client.post("/v1/chat/completions", json={**CHAT, "user": "wait"}))
                 for _ in range(2)
@@ -184,3 +191,112 @@ def test_logprobs_of_a_prompt_are_bounded_by_their_product() -> None:
     for start, top, ids in ((0, 128, None), (0, 0, [1] * 100), (0, 5, [1] * 5)):
         with pytest.raises(ValueError, match="positions times candidates"):
             check_prompt_logprobs(8180, start, top, ids)
+
+
+def test_a_body_that_does_not_end() -> None:
+    async def never() -> dict[str, Any]:
+        await asyncio.sleep(3600)
+        return {}
+
+    reader = BodyReader(1000, deadline_s=0.01)
+    with pytest.raises(Refusal, match="did not arrive within") as refused:
+        asyncio.run(reader.read({}, never))
+    assert refused.value.status == 408
+
+
+def test_unfinished_bodies_share_their_memory() -> None:
+    """60 bodies of 30 MB that did not end took 1.7 GiB."""
+
+    async def scenario() -> list[int]:
+        reader, left = BodyReader(1000), asyncio.Event()
+
+        async def one() -> int:
+            pieces = [{"type": "http.request", "body": b"x" * 900, "more_body": True}]
+
+            async def receive() -> dict[str, Any]:
+                if pieces:
+                    return pieces.pop()
+                await left.wait()
+                return {"type": "http.disconnect"}
+
+            try:
+                return 0 if await reader.read({}, receive) is None else 1
+            except Refusal as refusal:
+                return refusal.status
+
+        asked = [asyncio.create_task(one()) for _ in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        while sum(task.done() for task in asked) < 12:
+            await asyncio.sleep(0)
+        left.set()
+        return [await task for task in asked] + [await one()]
+
+    assert asyncio.run(scenario()) == [0] * 8 + [503] * 12 + [0]
+
+
+def test_public_answers_are_computed_once_for_many_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computed, "_SHARE", 1e9)  # however slow this machine is
+    monkeypatch.setattr(computed, "_MOST_S", 60.0)
+    counted = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal counted
+        counted += 1
+        assert b"accept-encoding" not in dict(scope["headers"])
+        await asyncio.sleep(0.001)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"%d" % counted})
+
+    door = guarded(Engine(), KEYS)
+    door._computed = Computed(app)
+
+    async def scenario() -> list[str | int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://engine") as client:
+            same = await asyncio.gather(*(client.get("/metrics") for _ in range(40)))
+            others = [await client.get(f"/v1/loads?include={number}") for number in range(20)]
+            return [*{answer.text for answer in same}, *(answer.status_code for answer in others)]
+
+    assert asyncio.run(scenario()) == ["1"] + [200] * 15 + [429] * 5
+
+
+def test_connections_without_a_whole_header_are_closed() -> None:
+    class Bounded(H11Protocol):
+        pass
+
+    bound_headers(Bounded, deadline_s=0.3)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.8)  # a long answer is no late header
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def answer(port: int, first: bytes, second: bytes = b"") -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(first)
+        if second:
+            await asyncio.wait_for(reader.readuntil(b"ok"), 20)
+            writer.write(second)
+        found = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        return found
+
+    async def scenario() -> list[bytes]:
+        server = uvicorn.Server(
+            uvicorn.Config(app, port=0, http=Bounded, timeout_keep_alive=60, lifespan="off", log_level="error")
+        )
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        whole = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        kept = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+        sent = [(b"",), (whole[:20],), (whole,), (kept, whole[:20])]
+        found = await asyncio.gather(*(answer(port, *pieces) for pieces in sent))
+        server.should_exit = True
+        await serving
+        return found
+
+    silent, cut, whole, second = asyncio.run(scenario())
+    assert (silent, cut, second) == (b"", b"", b"")
+    assert whole.endswith(b"ok")

@@ -106,7 +106,7 @@ def test_administrative_endpoints(settings: DoorSettings, host: str, headers: di
     response = ask(guarded(Engine(), settings, host), "POST", "/flush_cache", headers=headers)
     assert response.status_code == status
     if status == 403:
-        assert "/flush_cache is for the operator" in message(response)
+        assert ("no web pages" if "Origin" in headers else "/flush_cache is for the operator") in message(response)
 
 
 def test_the_settings_of_the_engine_are_for_the_operator() -> None:
@@ -270,3 +270,26 @@ def test_an_engine_without_a_door_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     serve(Engine().app)
     with pytest.raises(KimiError, match="the engine has no door"):
         require_door("http://engine", key_expected=False)
+
+
+PAGES = {
+    "of another site": ({"Origin": "https://example.org"}, 403),
+    "of another port": ({"Origin": "http://127.0.0.1:8080"}, 403),
+    "without an address": ({"Origin": "null"}, 403),
+    "by another name": ({"Host": "rebound.example.org:30000"}, 403),
+    "by no name": ({"Host": "["}, 403),
+    "of its own": ({"Origin": "http://127.0.0.1:30000"}, 200),
+    "by localhost": ({"Host": "localhost:30000"}, 200),
+    "by ::1": ({"Host": "[::1]:30000"}, 200),
+}
+
+
+@pytest.mark.parametrize(("headers", "status"), PAGES.values(), ids=PAGES)
+def test_web_pages_reach_nothing_on_loopback_without_a_key(headers: dict[str, str], status: int) -> None:
+    for method, path in (("GET", "/v1/models"), ("GET", "/server_info"), ("OPTIONS", "/v1/chat/completions")):
+        answered = ask(guarded(Engine(), DoorSettings()), method, path, headers=headers)
+        assert answered.status_code == (405 if method == "OPTIONS" and status == 200 else status)
+    posted = ask(guarded(Engine(), DoorSettings()), "POST", "/v1/chat/completions", json=CHAT, headers=headers)
+    assert posted.status_code == status
+    keyed = guarded(Engine(), KEYS)
+    assert ask(keyed, "GET", "/v1/models", headers={**headers, **bearer(CLIENT_KEY)}).status_code == 200

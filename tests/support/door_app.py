@@ -87,7 +87,7 @@ def guarded(
 def ask(door: Door, method: str, path: str, **request: Any) -> httpx.Response:
     async def one() -> httpx.Response:
         transport = httpx.ASGITransport(door, client=("192.0.2.7", 4711))
-        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000") as client:
             return await client.request(method, path, **request)
 
     return asyncio.run(one())
