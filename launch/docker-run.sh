@@ -1,40 +1,73 @@
 #!/usr/bin/env bash
 # Run a `kimi-w4a8` command in the image with everything that eight GPUs need:
 #
-#   launch/docker-run.sh serve --recipe agent
+#   launch/docker-run.sh serve agent               in the foreground, on loopback
+#   launch/docker-run.sh up agent --listen 0.0.0.0 as a service with a key: --as docker (default), compose or systemd
 #   launch/docker-run.sh doctor
 #
-# The container runs as the caller, with the caller's folders and Hugging Face cache, and needs no sudo. If root calls it
-# (systemd), it runs as the image's user, who becomes the owner of the folders.
+# The container runs as the caller, with the caller's folders and Hugging Face cache, and needs no sudo. If root calls it,
+# it runs as the image's user, who becomes the owner of the folders. Folders have the same path in the container as on the
+# host (those below /root have /host in front), and so have existing files that an argument names.
 #
 # --print shows the command and does not run it. Settings come from the environment:
 #   IMAGE, NAME, PORT              image, container name, port of the API
-#   MODELS, RUNS                   folders on the host
-#   CONFIG                         folder with the record of `kimi-w4a8 trust`
+#   MODELS, RUNS                   folders on the host; of MODELS only hub/ is mounted
+#   CONFIG                         folder with the record of `kimi-w4a8 trust`, and the key that `up` makes
 #   API_KEY_FILE, ADMIN_KEY_FILE   files with keys (docs/security.md)
 #   DOCKER, DOCKER_ARGS            docker or podman; more arguments for it
 #   HF_TOKEN                       token for `fetch` only, passed on by name and never printed
 set -euo pipefail
 
+here=$(dirname "$(realpath "$0")")
+user=$(id -u):$(id -g) sudo="sudo "
+if ((EUID == 0)); then
+  user=10001:10001 sudo='' # of the image, who cannot enter /root
+  MODELS=${MODELS:-/var/lib/kimi/models} RUNS=${RUNS:-/var/lib/kimi/runs} CONFIG=${CONFIG:-/var/lib/kimi/config}
+fi
 IMAGE=${IMAGE:-kimi-w4a8-eagle3}
-MODELS=${MODELS:-$HOME/.cache/huggingface}
-RUNS=${RUNS:-$PWD/runs}
-CONFIG=${CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/kimi-w4a8-eagle3}
+# Docker takes a relative name for the name of an empty volume.
+MODELS=$(realpath -m "${MODELS:-$HOME/.cache/huggingface}")
+RUNS=$(realpath -m "${RUNS:-runs}")
+CONFIG=$(realpath -m "${CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/kimi-w4a8-eagle3}")
 DOCKER=${DOCKER:-docker}
 PORT=${PORT:-9527}
-DEV=${DEV:-/dev} # tests use another folder
-user=$(id -u):$(id -g)
-((EUID != 0)) || user=10001:10001 # of the image
+DEV=${DEV:-/dev} ETC=${ETC:-/etc} # tests use other folders
+
+usage() {
+  echo "docker-run.sh: $1" >&2
+  echo "usage: docker-run.sh [--print] COMMAND [ARGUMENT...], for example: serve agent" >&2
+  echo "       docker-run.sh [--print] up RECIPE [--listen ADDRESS] [--as docker|compose|systemd] [ARGUMENT of serve...]" >&2
+  exit 2
+}
 
 print_only=
 if [[ ${1:-} == --print ]]; then
   print_only=1
   shift
 fi
-if (($# == 0)); then
-  echo "usage: docker-run.sh [--print] COMMAND [ARGUMENT...], for example: serve --recipe agent" >&2
-  exit 2
+(($#)) || usage "no command was given"
+[[ $PORT =~ ^[0-9]+$ ]] || usage "PORT=$PORT is not a number"
+
+service=
+if [[ $1 == up ]]; then
+  recipe=${2:-} service=docker listen=127.0.0.1
+  [[ -n $recipe && $recipe != -* ]] || usage "up needs a recipe"
+  shift 2
+  while [[ ${1:-} == --listen || ${1:-} == --as ]]; do
+    [[ -n ${2:-} ]] || usage "$1 needs a value"
+    [[ $1 == --as ]] && service=$2 || listen=$2
+    shift 2
+  done
+  [[ $service == @(docker|compose|systemd) ]] || usage "--as $service is unknown"
+  [[ $service == docker || $# == 0 ]] || usage "more arguments of serve need --as docker"
+  [[ $service != systemd || $EUID == 0 || -n $print_only ]] || usage "--as systemd needs root"
+  NAME=${NAME:-kimi-${recipe//[^A-Za-z0-9_.-]/-}}
+  API_KEY_FILE=${API_KEY_FILE:-$CONFIG/api-key}
+  set -- serve "$recipe" --set "host=$listen" --set "port=$PORT" "$@"
 fi
+for name in API_KEY_FILE ADMIN_KEY_FILE; do
+  [[ -z ${!name:-} ]] || printf -v "$name" %s "$(realpath -m "${!name}")"
+done
 
 # Collect everything that is missing, and report it in one message with one command.
 reasons=() commands=()
@@ -50,11 +83,17 @@ if [[ -z $print_only ]]; then
   elif [[ $answer == *"ermission denied"* ]]; then
     need "$DOCKER does not answer user $(id -u); log in again afterwards" "sudo usermod --append --groups docker $(id -u -n)"
   elif [[ $answer == *"o such image"* || $answer == *"not known"* ]]; then
-    need "there is no image $IMAGE" "$DOCKER build -t $IMAGE $(dirname "$(dirname "$(realpath "$0")")")"
+    need "there is no image $IMAGE" "$DOCKER build -t $IMAGE $(dirname "$here")"
   else
     need "$DOCKER: $answer" "$DOCKER info"
   fi
 fi
+home=$RUNS/home-$image_id
+
+# inside PATH: its path in the container. The container's user cannot enter the image's /root.
+inside() {
+  [[ $1/ == /root/* ]] && echo "/host$1" || echo "$1"
+}
 
 # A server only reads the weights and the record of trusted code. `fetch` and `trust` write them.
 access=:ro
@@ -69,7 +108,7 @@ esac
 # The root file system is read-only and all capabilities are dropped. docs/security.md lists the writable paths. Adding a
 # capability would have no effect, because Docker grants none to a user other than root.
 args=(
-  run --rm --init
+  run --init
   --user "$user"
   --read-only
   --tmpfs "/tmp:rw,exec,nosuid,nodev,mode=1777,size=16g" # SGLang runs a script from there, compilers build there
@@ -78,15 +117,33 @@ args=(
   --security-opt seccomp=unconfined # ROCm's debugger and the NUMA binding need calls that the default profile refuses
   --ipc host                        # tensor-parallel ranks share memory; the 64 MiB of a private /dev/shm end at once
   --network host
-  --ulimit memlock=-1
-  --ulimit stack=67108864
-  --ulimit nofile=1048576
-  --volume "$MODELS:/models$access"
-  --volume "$RUNS:/runs"
-  --volume "$RUNS/home-$image_id:/home/kimi" # kernels built at run time, kept for as long as the image is the same
-  --volume "$CONFIG:/trust$access"
+  --volume "$MODELS/hub:$(inside "$MODELS")/hub$access" # not the token beside it
+  --volume "$RUNS:$(inside "$RUNS")"
+  --volume "$home:/home/kimi" # kernels built at run time, kept for as long as the image is the same
+  --volume "$CONFIG:$(inside "$CONFIG")$access"
+  --workdir "$(inside "$RUNS")"
+  --env "HF_HOME=$(inside "$MODELS")"
+  --env "KIMI_RUNS=$(inside "$RUNS")"
+  --env "KIMI_TRUSTED_CODE=$(inside "$CONFIG")/trusted-code.json"
   --env "HEALTHCHECK_URL=http://127.0.0.1:$((PORT + 1))/live"
 )
+if [[ $service == docker ]]; then
+  args+=(--detach --restart on-failure:3 --stop-timeout 150) # longer than the drain of `kimi-w4a8 serve`
+else
+  args+=(--rm)
+fi
+
+rootless=
+if [[ $("$DOCKER" --version 2>/dev/null || true) == *podman* ]]; then
+  args+=(--security-opt label=disable)
+  ((EUID == 0)) || rootless=1
+fi
+if [[ -n $rootless ]]; then
+  # Without keep-id the caller is the container's root, and nobody owns the folders. A user cannot raise limits.
+  args+=(--userns keep-id --group-add keep-groups --ulimit host)
+else
+  args+=(--ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=1048576)
+fi
 
 # Pass groups by number, because their numbers differ between container and host: the groups of the device nodes, and the
 # caller's groups, through which folders can be shared.
@@ -98,24 +155,52 @@ if [[ -n $gpu ]]; then
     [[ ! -e $node ]] || groups+=("$(stat -c %g "$node")")
   done
 fi
-for group in $(printf '%s\n' "${groups[@]}" | sort -nu); do
-  args+=(--group-add "$group")
-done
+if [[ -z $rootless ]]; then
+  for group in $(printf '%s\n' "${groups[@]}" | sort -nu); do
+    args+=(--group-add "$group")
+  done
+fi
 for kind in API ADMIN; do
   name=${kind}_KEY_FILE
   if [[ -n ${!name:-} ]]; then
-    inside=/run/secrets/kimi-${kind,,}-key
-    args+=(--volume "${!name}:$inside:ro" --env "KIMI_$name=$inside")
+    secret=/run/secrets/kimi-${kind,,}-key
+    args+=(--volume "${!name}:$secret:ro" --env "KIMI_$name=$secret")
   fi
 done
 [[ -z ${NAME:-} ]] || args+=(--name "$NAME")
 # A server does not need the Hub's token, and an attacker who breaks into it could read it.
-[[ $1 != fetch || -z ${HF_TOKEN:-} ]] || args+=(--env HF_TOKEN)
-if [[ -t 0 && -t 1 ]]; then
+if [[ $1 == fetch ]]; then
+  args+=(--env HF_XET_CACHE=/home/kimi/.cache/huggingface/xet)
+  if [[ -n ${HF_TOKEN:-} ]]; then
+    args+=(--env HF_TOKEN)
+  elif [[ -r $MODELS/token && $EUID != 0 ]]; then
+    args+=(--volume "$MODELS/token:/run/secrets/hf-token:ro" --env HF_TOKEN_PATH=/run/secrets/hf-token)
+  fi
+fi
+if [[ -t 0 && -t 1 && -z $service ]]; then
   args+=(--interactive --tty)
 fi
+
+# Files and folders that an argument names: a path with a slash, or the value of an option.
+words=("$1") previous=
+for word in "${@:2}"; do
+  option='' value=$word
+  if [[ $word == --*=* ]]; then
+    option=${word%%=*}= value=${word#*=}
+  fi
+  if [[ -e $value && ($value == */* || -n $option || $previous == -*) ]]; then
+    path=$(realpath "$value")
+    value=$(inside "$path")
+    case $path/ in
+      "$RUNS"/* | "$MODELS"/hub/* | "$CONFIG"/*) ;;
+      *) args+=(--volume "$path:$value:ro") ;;
+    esac
+  fi
+  words+=("$option$value")
+  previous=$word
+done
 read -r -a more <<<"${DOCKER_ARGS:-}"
-args+=("${more[@]}" "$IMAGE" "$@")
+args+=("${more[@]}" "$IMAGE" "${words[@]}")
 
 if [[ -n $print_only ]]; then
   printf '%q' "$DOCKER"
@@ -124,10 +209,7 @@ if [[ -n $print_only ]]; then
   exit 0
 fi
 
-[[ -z $gpu || -e $DEV/kfd ]] || need "$DEV/kfd is missing: the amdgpu driver is not loaded" "sudo modprobe amdgpu"
-for file in "${API_KEY_FILE:-}" "${ADMIN_KEY_FILE:-}"; do
-  [[ -z $file || -r $file ]] || need "$file cannot be read" "sudo chown $user $(printf %q "$file")"
-done
+[[ -z $gpu || -e $DEV/kfd ]] || need "$DEV/kfd is missing: the amdgpu driver is not loaded" "${sudo}modprobe amdgpu"
 
 # usable FOLDER r|w: succeed if the container's user can read or write the folder, or the caller can make it.
 usable() {
@@ -141,17 +223,38 @@ usable() {
     [[ -x $folder && -r $folder && ($mode == r || -w $folder) ]]
   fi
 }
+# Root can read every file, but the container's user is another.
+readable() {
+  if ((EUID == 0)); then
+    [[ $(stat -c %u "$1") == "${user%:*}" || $(stat -c %A "$1") == ???????r* ]]
+  else
+    [[ -f $1 && -r $1 ]]
+  fi
+}
+for file in "${API_KEY_FILE:-}" "${ADMIN_KEY_FILE:-}"; do
+  quoted=$(printf %q "$file")
+  if [[ -z $file || ($file == "$CONFIG/api-key" && -n $service && ! -e $file) ]]; then
+    continue # `up` makes it
+  elif [[ ! -f $file ]]; then
+    need "there is no file $file" "(umask 077 && openssl rand -hex 32 >$quoted)$( ((EUID)) || echo " && chown $user $quoted")"
+  elif ! readable "$file"; then
+    need "$file cannot be read by user ${user%:*}" "${sudo}chown $user $quoted"
+  fi
+done
 mode=$([[ -n $access ]] && echo r || echo w)
-folders=("$MODELS" "$CONFIG" "$RUNS" "$RUNS/home-$image_id")
+folders=("$MODELS/hub" "$CONFIG" "$RUNS" "$home")
 unusable=()
-usable "$MODELS" "$mode" || unusable+=("$MODELS")
+usable "$MODELS/hub" "$mode" || unusable+=("$MODELS")
 usable "$CONFIG" "$mode" || unusable+=("$CONFIG")
-for folder in "$RUNS" "$RUNS/home-$image_id"; do
+for folder in "$RUNS" "$home"; do
   usable "$folder" w || { unusable+=("$folder"); break; }
 done
 if ((${#unusable[@]})); then
   list=$(printf ' %q' "${unusable[@]}")
-  need "user ${user%:*} cannot use$list" "sudo mkdir -p$list && sudo chown -R $user$list"
+  need "user ${user%:*} cannot use$list" "${sudo}mkdir -p$list && ${sudo}chown -R $user$list"
+fi
+if [[ -n ${NAME:-} && $service == docker ]] && "$DOCKER" container inspect "$NAME" >/dev/null 2>&1; then
+  need "there is a container $NAME" "$DOCKER stop --time 150 $NAME && $DOCKER rm --volumes $NAME"
 fi
 if ((${#reasons[@]})); then
   printf 'docker-run.sh: %s\n' "${reasons[@]}" >&2
@@ -159,10 +262,52 @@ if ((${#reasons[@]})); then
   echo "docker-run.sh: first run: ${command# && }" >&2
   exit 1
 fi
+own() { # root gives what it made to the container's user
+  ((EUID)) || [[ $(stat -c %u "$1") != 0 ]] || chown "$user" "$1"
+}
 mkdir -p "${folders[@]}"
-if ((EUID == 0)); then
-  for folder in "${folders[@]}"; do
-    [[ $(stat -c %u "$folder") != 0 ]] || chown "$user" "$folder"
-  done
+for folder in "$MODELS" "${folders[@]}"; do
+  own "$folder"
+done
+[[ -n $service ]] || exec "$DOCKER" "${args[@]}"
+
+if [[ ! -e $API_KEY_FILE ]]; then
+  (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$API_KEY_FILE.new")
+  own "$API_KEY_FILE.new"
+  mv "$API_KEY_FILE.new" "$API_KEY_FILE"
 fi
-exec "$DOCKER" "${args[@]}"
+# One file of settings for compose and systemd; both read it as lines of NAME=value.
+settings() {
+  printf '%s\n' "IMAGE=$IMAGE" "RECIPE=$recipe" "LISTEN=$listen" "PORT=$PORT" "OPS_PORT=$((PORT + 1))" "USER_IDS=$user" \
+    "MODELS=$MODELS" "RUNS=$RUNS" "CONFIG=$CONFIG" "KERNELS=$home" "API_KEY_FILE=$API_KEY_FILE" \
+    "MODELS_INSIDE=$(inside "$MODELS")" "RUNS_INSIDE=$(inside "$RUNS")" "CONFIG_INSIDE=$(inside "$CONFIG")" \
+    "VIDEO_GID=$(stat -c %g "$DEV/kfd")" "RENDER_GID=$(stat -c %g "$DEV"/dri/renderD* | head -n 1)"
+}
+case $service in
+  docker)
+    "$DOCKER" "${args[@]}"
+    log="$DOCKER logs --follow $NAME" stop="$DOCKER stop --time 150 $NAME && $DOCKER rm --volumes $NAME"
+    ;;
+  compose)
+    file=$CONFIG/$NAME.env
+    settings >"$file"
+    "$DOCKER" compose --env-file "$file" --file "$here/compose.yaml" up --detach
+    log="$DOCKER compose --env-file $file --file $here/compose.yaml logs --follow" stop=${log/logs --follow/down}
+    ;;
+  systemd)
+    mkdir -p "$ETC/kimi" "$ETC/systemd/system"
+    settings >"$ETC/kimi/kimi.env"
+    sed "s|/opt/kimi-w4a8-eagle3/launch|$here|; s|/usr/bin/docker|$(command -v "$DOCKER")|" "$here/systemd/kimi@.service" \
+      >"$ETC/systemd/system/kimi@.service"
+    systemctl daemon-reload
+    systemctl enable --now "kimi@$recipe"
+    log="journalctl --follow --unit kimi@$recipe" stop="systemctl disable --now kimi@$recipe"
+    ;;
+esac
+cat <<TEXT
+address: http://$listen:$PORT/v1
+key:     $API_KEY_FILE
+ready:   curl -s http://127.0.0.1:$((PORT + 1))/ready
+log:     $log
+stop:    $stop
+TEXT

@@ -16,7 +16,7 @@ from ..base.errors import KimiError, UsageError
 from ..base.signals import Terminated, signals_raise
 from ..recipe.schema import recipe_names
 
-RUNS = typer.Option(Path("runs"), "--runs", help="Folder in which the run directory is created.")
+RUNS = typer.Option(Path("runs"), "--runs", envvar="KIMI_RUNS", help="Folder of the run directories.")
 RECIPE_NAME = typer.Argument(
     None, metavar="RECIPE", help="A packaged recipe (agent; agent:plain without its draft) or a TOML file."
 )

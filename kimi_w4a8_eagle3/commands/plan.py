@@ -73,8 +73,7 @@ def plan(
     else:
         _print(result)
         if args.get("mem-fraction-static") == "auto":
-            ceiling = chosen.options.memory_ceiling
-            typer.echo(f"ceiling: {ceiling:g} of the memory (options.memory_ceiling); never run higher with a draft")
+            typer.echo(f"ceiling: {chosen.options.memory_ceiling:g} of the memory (options.memory_ceiling)")
         for fault in faults:
             typer.echo(f"known fault {fault.id} ({fault.verdict}): {fault.sentence}; {fault.remedy}")
 
@@ -167,11 +166,9 @@ def _print(plan: MemoryPlan) -> None:
         f"--max-total-tokens {verdict.max_total_tokens} ({_limit(plan)} binds)"
     )
     for row in as_dict(plan)["fractions"]:
-        state = "within the kernels' limit" if row["safe"] else "OVERFLOWS"
-        console.print(
-            f"  at {row['mem_fraction_static']:.2f} SGLang makes {row['tokens']:,} tokens, {state}; "
-            f"guard: {row['guard_gains_tokens']:+,}"
-        )
+        state = "within the limit" if row["safe"] else "OVERFLOWS"
+        made = f"  at {row['mem_fraction_static']:.2f} SGLang makes {row['tokens']:,} tokens, {state}"
+        console.print(f"{made}; guard: {row['guard_gains_tokens']:+,}")
 
 
 def _draw(plans: list[MemoryPlan], path: Path) -> None:

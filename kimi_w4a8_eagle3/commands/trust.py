@@ -14,11 +14,13 @@ from rich.table import Table
 from ..base.console import table_console
 from ..base.errors import UsageError
 from ..fetch.trusted_code import CodeFile, TrustRecord, code_of, locate
-from ..recipe.launch import load_recipe
+from ..recipe.launch import load_recipe, recipe_names
 
 
 def trust(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Directory, or owner/name.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="owner/name, directory, recipe.")
+    ] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", "-r", help="The target and draft of this recipe.")] = None,
     revision: Annotated[str, typer.Option(help="Branch, tag or commit of MODEL.")] = "main",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -28,7 +30,8 @@ def trust(
 
     `kimi-w4a8 serve` runs only accepted files. The exit status is 1 while some are not accepted.
     """
-    wanted = [(name, revision) for name in names or []] + (_of_recipe(recipe) if recipe else [])
+    named, recipes = [*(names or []), *([recipe] if recipe else [])], {*recipe_names(), recipe}
+    wanted = [one for name in named for one in (_of_recipe(name) if name in recipes else [(name, revision)])]
     if not wanted and recipe is None:
         raise UsageError("no checkpoint was named", expected="MODEL ..., or --recipe NAME")
     cache = Path(constants.HF_HUB_CACHE)

@@ -63,7 +63,10 @@ def wrong(words: list[str], alone: bool) -> str | None:
     program, *rest = words
     checks: dict[str, Callable[[list[str]], None]] = {"make": made, "python": of_proof, "pip": extras}
     try:
-        if Path(program).name in {PROGRAM, "docker-run.sh"}:
+        if Path(program).name == "docker-run.sh" and rest[:1] == ["up"]:  # its own options, then those of serve
+            listen = 2 if rest[2:3] == ["--listen"] else 0
+            ours(["serve", rest[1], *rest[2 + listen + (2 if rest[2 + listen :][:1] == ["--as"] else 0) :]], alone)
+        elif Path(program).name in {PROGRAM, "docker-run.sh"}:
             ours(rest, alone)
         elif rest[:2] == ["-m", "kimi_w4a8_eagle3"]:
             ours(rest[2:], alone)
