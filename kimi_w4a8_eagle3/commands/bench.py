@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from ..predict.machine_model import Cluster
 from ..predict.predict import Load, adaptive_table, calibrate, check, choices, published_accept_length
 from ..report.analysis import Analysis
 from ..report.changes import require_hits
-from ..report.page import PACKAGES, write_report
-from ..report.tables import print_choices, print_comparison, print_figures, print_model
+from ..report.measured import page
+from ..report.page import PACKAGES, write_page
+from ..report.tables import print_choices, print_figures, print_model, require_comparison
 from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 
@@ -120,7 +122,7 @@ def run(
     target = Target(base_url or None, recipe or None, None, tuple(settings), key, ops_url)
     with signals(runs):
         folder = bench(work, load.texts(), target, runs, typer.echo)
-    print_figures(Analysis([read_run(folder)]))
+    _conclude(Analysis([read_run(folder)]), folder, find_spec("matplotlib") is not None)
 
 
 @app.command("ab")
@@ -150,11 +152,16 @@ def ab(
     with signals(runs):
         folder = comparison.ab(plan, load.texts(), runs, typer.echo)
     analysis = Analysis([read_run(folder)], base=a)
-    print_figures(analysis)
-    print_comparison(analysis)
-    if report:
-        typer.echo(f"kimi-w4a8: report: {write_report(analysis, folder / 'report')}")
+    _conclude(analysis, folder, report)
     require_hits(analysis.groups)
+
+
+def _conclude(analysis: Analysis, folder: Path, report: bool) -> None:
+    """Print the figures, the page's path and the next command."""
+    print_figures(analysis)
+    if report:
+        typer.echo(f"page: {write_page(page(analysis), folder / 'report')}")
+    typer.echo(f"next: kimi-w4a8 report {folder} OTHER_RUN   # one page of several runs")
 
 
 @app.command("compare")
@@ -168,7 +175,8 @@ def compare(
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in analysis.changes], indent=2, default=str))
     else:
-        print_comparison(analysis)
+        require_comparison(analysis)
+        print_figures(analysis)
     require_hits(analysis.groups)
 
 

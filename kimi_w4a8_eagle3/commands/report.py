@@ -9,7 +9,8 @@ import typer
 from ..bench.runs import read_run
 from ..eval.section import PAGE, append_sections, is_evaluation, write_pages
 from ..report.analysis import Analysis
-from ..report.page import write_report
+from ..report.measured import page as measured_page
+from ..report.page import write_page
 
 
 def report(
@@ -23,7 +24,8 @@ def report(
     evaluations = [run for run in runs if is_evaluation(run)]
     measured = [run for run in runs if run not in evaluations]
     if measured:
-        page = append_sections(write_report(Analysis([read_run(run) for run in measured]), folder), evaluations)
+        found = write_page(measured_page(Analysis([read_run(run) for run in measured])), folder)
+        page = append_sections(found, evaluations)
     else:
         page = write_pages(evaluations, folder / PAGE)
     typer.echo(f"kimi-w4a8: report: {page}")

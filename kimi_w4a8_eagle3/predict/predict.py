@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import UsageError
+from ..base.errors import KimiError, UsageError
 from ..bench import published
+from ..bench.workloads import Workload
+from ..recipe.launch import load_recipe
 from .machine_model import PRECISIONS, Cluster, Terms, decode_step, draft_step, kimi, prefill
 
 # The three figures that fix the three unknowns: latency of a small batch, of a large one, and prefill.
@@ -27,6 +29,7 @@ _CALIBRATION_SOURCE = "2026-06"
 _SPECULATIVE_STEPS = 3
 _CONCURRENCY = {"con2": 2, "con40": 40}
 MAX_STEPS = 7
+_KNOWN = ("tpot_median_ms", "itl_median_ms", "ttft_median_ms", "output_throughput_tok_s")
 _BATCHES, _UNKNOWN_TEXT = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128), 1.2
 
 
@@ -114,6 +117,20 @@ def predict(load: Load, key: str, fit: Fit, cluster: Cluster) -> float:
     return 1 / seconds if key == "output_throughput_tok_s" else seconds * 1000
 
 
+def of_workload(side: str, workload: Workload, concurrency: int, length: float | None, key: str) -> float | None:
+    """Return figure `key` of a recipe for MI325X at the measured accept length; None where the model has none."""
+    if workload.input_len is None or key not in _KNOWN:
+        return None
+    try:
+        recipe = load_recipe(side)
+        steps = int(str(recipe.args.get("speculative-num-steps", 0))) if length else 0
+        precision = recipe.name if recipe.name in PRECISIONS else "w4a8"
+        load = Load(concurrency, workload.input_len, workload.output_len, precision, steps, length or 1.0)
+    except KimiError:  # not a recipe of this machine, or the server ran with other draft steps
+        return None
+    return predict(load, key, calibrate(Cluster()), Cluster()) if recipe.hardware.reference == "mi325x" else None
+
+
 def calibrate(cluster: Cluster) -> Fit:
     """Fit the three unknowns to `CALIBRATION`, with equal weight for equal relative errors."""
     rows, targets = [], []
@@ -128,18 +145,12 @@ def calibrate(cluster: Cluster) -> Fit:
 
 def check(fit: Fit, cluster: Cluster) -> list[Point]:
     """Return every published MI325X figure that the model covers, with the model's value."""
-    return [
-        Point(
-            source,
-            point,
-            side,
-            key,
-            value,
-            predict(_load(point, side), key, fit, cluster),
-            _calibrates(source, point, side, key),
-        )
-        for source, point, side, key, value in _published()
-    ]
+    found = []
+    for source, point, side, key, value in _published():
+        calibrated = source == _CALIBRATION_SOURCE and (point, side, key) in CALIBRATION
+        predicted = predict(_load(point, side), key, fit, cluster)
+        found.append(Point(source, point, side, key, value, predicted, calibrated))
+    return found
 
 
 @dataclass(frozen=True)
@@ -159,14 +170,8 @@ def choices(load: Load, fit: Fit, cluster: Cluster) -> list[Choice]:
     for steps in range(MAX_STEPS + 1):
         length = sum(alpha**i for i in range(steps + 1))
         changed = Load(load.concurrency, load.input_len, load.output_len, load.precision, steps, length)
-        found.append(
-            Choice(
-                steps,
-                length,
-                predict(changed, "tpot_median_ms", fit, cluster),
-                predict(changed, "output_throughput_tok_s", fit, cluster),
-            )
-        )
+        tpot, rate = (predict(changed, key, fit, cluster) for key in ("tpot_median_ms", "output_throughput_tok_s"))
+        found.append(Choice(steps, length, tpot, rate))
     return found
 
 
@@ -201,10 +206,6 @@ def acceptance_probability(accept_length: float, steps: int) -> float:
     return high
 
 
-def _calibrates(source: str, point: str, side: str, key: str) -> bool:
-    return source == _CALIBRATION_SOURCE and (point, side, key) in CALIBRATION
-
-
 def _load(point: str, side: str) -> Load:
     """Return a published load; a speculating side without its own accept length takes that of its point."""
     if side in PRECISIONS:
@@ -221,11 +222,10 @@ def published_accept_length(concurrency: int) -> float:
 
 
 def _published() -> Iterator[tuple[str, str, str, str, float]]:
-    known = ("tpot_median_ms", "itl_median_ms", "ttft_median_ms", "output_throughput_tok_s")
     for name, title in (("mi325x-eagle3", "2026-06"), ("mi325x-w4a16-w4a8-w8a8", "2026-05")):
         for point, sides in published.load(name)["points"].items():
             for side, values in sides.items():
-                yield from ((title, point, side, key, values[key]) for key in known if key in values)
+                yield from ((title, point, side, key, values[key]) for key in _KNOWN if key in values)
 
 
 def mean_error(points: Sequence[Point]) -> float:

@@ -5,38 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..bench import published
-from ..bench.runs import Cell, Groups, Run
+from ..bench.runs import Cell, Run
 from ..bench.statistics import METRICS, Interval, Metric
+from .changes import Direction
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Measured figure beside the published one. difference: measured / published - 1."""
+    """Published figure of a measured one, and the meaning of the difference."""
 
-    workload: str
-    side: str
-    metric: Metric
     published: float
-    measured: Interval
-    difference: float
-    verdict: str
+    direction: Direction
+    meaning: str
 
 
-def compare(groups: Groups) -> list[Comparison]:
-    """Return every measured figure that has a published counterpart, with a verdict in words."""
-    return [comparison for sides in groups.values() for cell in sides.values() for comparison in _compare(cell)]
-
-
-def _compare(cell: Cell) -> list[Comparison]:
-    reference, main, found = cell.workload.reference, published.load(published.MAIN), []
-    for key, value in published.points().get(reference or "", {}).get(cell.side, {}).items():
-        if key in METRICS and reference is not None:
-            metric, measured = METRICS[key], cell.figures[key]
-            why_not = why_not_comparable(cell.run, main["gpus"], main["arch"], f"published on {main['hardware']}")
-            verdict = why_not or _verdict(reference, metric, value, measured)
-            difference = measured.value / value - 1
-            found.append(Comparison(cell.workload.name, cell.side, metric, value, measured, difference, verdict))
-    return found
+def compare(cell: Cell) -> dict[str, Comparison]:
+    """Return the published counterparts of a cell's figures by metric."""
+    reference, main = cell.workload.reference or "", published.load(published.MAIN)
+    reported = published.points().get(reference, {}).get(cell.side, {})
+    why_not = why_not_comparable(cell.run, main["gpus"], main["arch"], f"published on {main['hardware']}")
+    return {
+        key: Comparison(value, Direction.UNKNOWN, why_not)
+        if why_not
+        else _compared(reference, METRICS[key], value, cell.figures[key])
+        for key, value in reported.items()
+        if key in METRICS
+    }
 
 
 def why_not_comparable(run: Run, gpus: int, arch: str, instead: str) -> str | None:
@@ -51,13 +45,14 @@ def why_not_comparable(run: Run, gpus: int, arch: str, instead: str) -> str | No
     return None
 
 
-def _verdict(point: str, metric: Metric, value: float, measured: Interval) -> str:
+def _compared(point: str, metric: Metric, value: float, measured: Interval) -> Comparison:
     difference = measured.value / value - 1
     usual = published.day_to_day(point, metric.key)
     if measured.covers(value):
-        return "no difference: the published value lies inside the measured 95% interval"
+        return Comparison(value, Direction.SAME, "no difference: the published value is in the measured 95% interval")
     if usual is not None and abs(difference) <= usual:
-        return f"not significant: the published baseline itself moved by {usual:.1%} between two days"
-    better = (difference > 0) == metric.higher_is_better
+        meaning = f"not significant: the published baseline itself moved by {usual:.1%} between two days"
+        return Comparison(value, Direction.SAME, meaning)
+    direction = Direction.BETTER if (difference > 0) == metric.higher_is_better else Direction.WORSE
     beyond = f", more than the {usual:.1%} between two published days" if usual is not None else ""
-    return f"{'better' if better else 'worse'} by {abs(difference):.1%}{beyond}"
+    return Comparison(value, direction, f"{direction.value} by {abs(difference):.1%}{beyond}")

@@ -1,16 +1,18 @@
-"""All conclusions from runs, computed once and read by tables, page and plots."""
+"""All conclusions from runs, computed once and read by the terminal and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..bench.runs import Groups, Run, grouped
+from ..bench.runs import Cell, Groups, Run, grouped
 from . import against_published, speedup
 from .against_published import Comparison
-from .changes import Row, Summary, compare_sides, verdicts
+from .changes import Row, compare_sides
 from .speedup import Speedup
+
+CellKey = tuple[str, int, str]  # workload, concurrency, side
 
 
 @dataclass(frozen=True)
@@ -25,22 +27,22 @@ class Analysis:
         """Usable measurements of each workload and concurrency, by side."""
         return grouped(self.runs)
 
+    @property
+    def cells(self) -> Mapping[CellKey, Cell]:
+        return {(*key, side): cell for key, sides in self.groups.items() for side, cell in sides.items()}
+
     @cached_property
     def changes(self) -> list[Row]:
         return compare_sides(self.groups, self.base)
 
     @cached_property
-    def verdicts(self) -> list[Summary]:
-        """Comparisons of the sides, in sentences."""
-        return verdicts(self.changes, self.groups)
+    def against_published(self) -> dict[CellKey, dict[str, Comparison]]:
+        """Published counterparts of each cell's figures, by metric."""
+        return {key: against_published.compare(cell) for key, cell in self.cells.items()}
 
     @cached_property
-    def against_published(self) -> list[Comparison]:
-        return against_published.compare(self.groups)
-
-    @cached_property
-    def measured_speedups(self) -> dict[tuple[str, int, str], Speedup]:
-        """Measured speed-ups by workload, concurrency and side."""
+    def measured_speedups(self) -> dict[CellKey, Speedup]:
+        """Measured speed-ups of the speculating cells."""
         return speedup.measured(self.groups)
 
     @cached_property

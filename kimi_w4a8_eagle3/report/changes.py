@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -12,6 +12,15 @@ from ..bench.runs import Cell, Groups
 from ..bench.statistics import METRICS, Interval, Metric, ratio
 
 _LOST_TO_DRAFTS = 2  # prompt tokens, see `require_hits`
+
+
+class Direction(str, Enum):
+    """Result of a comparison, in words."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "no significant difference"
+    UNKNOWN = "too few repetitions to tell"
 
 
 @dataclass(frozen=True)
@@ -28,39 +37,20 @@ class Row:
     change: Interval
 
     @property
-    def verdict(self) -> str:
-        """Verdict in words: better, worse, or no difference."""
+    def direction(self) -> Direction:
         if self.change.low is None:
-            return "too few repetitions to tell"
+            return Direction.UNKNOWN
         if self.change.covers(1.0):
-            return "no significant difference"
-        return "better" if (self.change.value > 1) == self.metric.higher_is_better else "worse"
+            return Direction.SAME
+        return Direction.BETTER if (self.change.value > 1) == self.metric.higher_is_better else Direction.WORSE
 
-
-@dataclass(frozen=True)
-class Summary:
-    """One sentence on two sides of a workload; `direction` is better, worse or empty."""
-
-    text: str
-    direction: str
-
-
-def verdicts(rows: Sequence[Row], groups: Groups) -> list[Summary]:
-    """Return a summary for each workload, concurrency and pair of sides: TPOT, and the accept length behind it."""
-    found = []
-    for row in (row for row in rows if row.metric.key == "tpot_median_ms"):
-        length = groups[row.workload, row.concurrency][row.b].accept_length
-        pair = "EAGLE3" if row.a == f"{row.b}:plain" else f"{row.b} against {row.a}"
-        where = f"on {row.workload} at concurrency {row.concurrency}"
-        faster = row.change.value < 1
-        factor = 1 / row.change.value if faster else row.change.value
-        known = row.verdict in ("better", "worse")
-        change = f"{factor:.2f}x {'faster' if faster else 'slower'} {where}"
-        text = f"{pair} is {change}" if known else f"{pair}: {row.verdict} {where}"
-        tokens = "" if length is None else f", {length:.2f} tokens per verify step"
-        unit = f"TPOT {row.value_a.value:.1f} to {row.value_b.value:.1f} ms"
-        found.append(Summary(f"{text} ({unit}{tokens}).", row.verdict if known else ""))
-    return found
+    @property
+    def speedup(self) -> Interval:
+        """How many times better b is than a; below 1 it is worse."""
+        value, low, high = self.change.value, self.change.low, self.change.high
+        if self.metric.higher_is_better:
+            return self.change
+        return Interval(1 / value, 1 / high if high else None, 1 / low if low else None)
 
 
 def compare_sides(groups: Groups, base: str | None = None) -> list[Row]:

@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.predict import predict
 from kimi_w4a8_eagle3.predict.machine_model import Cluster, expert_weights, experts_touched, fixed_weights, kimi
 from kimi_w4a8_eagle3.report import against_published, speedup
 from kimi_w4a8_eagle3.report.analysis import Analysis
-from kimi_w4a8_eagle3.report.changes import require_hits
+from kimi_w4a8_eagle3.report.changes import Direction, require_hits
 
 Copies = Callable[..., Run]
 
@@ -83,7 +83,7 @@ def test_sides_are_compared_with_the_first(copies: Copies) -> None:
     rows = Analysis(runs).changes
     assert {(row.a, row.b) for row in rows} == {("w4a8", "eagle3"), ("w4a8", "eagle3-opt")}
     throughput = next(row for row in rows if row.b == "eagle3" and row.metric.higher_is_better)
-    assert throughput.verdict == "better" and throughput.change.value == pytest.approx(3 / 1.1)
+    assert throughput.direction is Direction.BETTER and throughput.change.value == pytest.approx(3 / 1.1)
 
 
 def test_refused_measurements_are_never_averaged_in(copies: Copies) -> None:
@@ -102,17 +102,19 @@ def test_refused_measurements_are_never_averaged_in(copies: Copies) -> None:
     ],
 )
 def test_what_a_difference_from_the_published_figure_means(interval: Interval, words: str) -> None:
-    assert words in against_published._verdict("con40", METRICS["tpot_median_ms"], 42.73, interval)
+    assert words in against_published._compared("con40", METRICS["tpot_median_ms"], 42.73, interval).meaning
 
 
 def test_other_machines_are_not_compared(copies: Copies, null_run: Run) -> None:
     workload = null_run.result.measurements[0].workload.model_copy(update={"reference": "con40"})
     run = copies("a", "w4a8", workload=workload)
-    assert {each.verdict for each in Analysis([run]).against_published} == {
+    (found,) = Analysis([run]).against_published.values()
+    assert {comparison.meaning for comparison in found.values()} == {
         "not comparable: measured with no AMD GPU, published on 8x MI325X, TP 8"
     }
     mi325x = Run(run.folder, {**run.record, "hardware": {"known": True, "gpus": ["gfx942"] * 8}}, run.result)
-    assert all("not comparable" not in each.verdict for each in Analysis([mi325x]).against_published)
+    (found,) = Analysis([mi325x]).against_published.values()
+    assert found and all("not comparable" not in comparison.meaning for comparison in found.values())
 
 
 def test_the_model_meets_its_calibration_and_comes_near_the_rest() -> None:

@@ -5,7 +5,9 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -22,40 +24,61 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.report import changes
 from kimi_w4a8_eagle3.report.analysis import Analysis
-from kimi_w4a8_eagle3.report.page import write_report
-from kimi_w4a8_eagle3.report.tables import print_comparison, print_figures
+from kimi_w4a8_eagle3.report.measured import page, verdicts
+from kimi_w4a8_eagle3.report.page import Table, write_page
+from kimi_w4a8_eagle3.report.tables import print_figures
 
 Copies = Callable[..., Run]
+PANELS = ("tpot_median_ms", "output_throughput_tok_s", "tpot_p99_ms", "itl_median_ms", "ttft_median_ms")
 
 
-def test_the_page_stands_alone_and_shows_both_kinds_of_figures(copies: Copies, tmp_path: Path) -> None:
+def test_the_page_stands_alone(copies: Copies, tmp_path: Path) -> None:
     runs = [copies("a", "w4a8", 3.0, 2, acceptance=None), copies("b", "eagle3", 1.0, 2)]
-    page = write_report(Analysis(runs), tmp_path / "out").read_text()
-    assert not re.search(r"(?:src|href)=\"(?!data:image/svg\+xml;base64,)", page)
+    html = write_page(page(Analysis(runs)), tmp_path / "out").read_text()
+    assert not re.search(r"(?:src|href)=\"(?!data:image/svg\+xml;base64,)", html)
     for text in ("TPOT P99", "break-even", "repeats itself", "eagle3 over w4a8", "sglang.benchmark.serving", "MTBench"):
-        assert text in page
+        assert text in html, text
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    kinds = Counter(name.removesuffix(".svg").partition("-")[0] for name in names)
-    assert kinds == {"report.html": 1, "measured": 6, "published": 5, "speedup": 1}
-    assert page.count("data:image/svg+xml;base64,") == len(names) - 1
+    assert names == {"report.html", "accept_length.svg", "speedup.svg", *(f"{key}.svg" for key in PANELS)}
+    assert html.count("data:image/svg+xml;base64,") == len(names) - 1
 
 
-def test_the_page_opens_with_the_verdict_and_shuts_what_was_not_measured(copies: Copies, tmp_path: Path) -> None:
+def test_the_page_opens_with_the_verdict_and_one_chart(copies: Copies, tmp_path: Path) -> None:
     runs = [copies("a", "tiny:plain", 3.0, 2, acceptance=None), copies("b", "tiny", 1.0, 2)]
     analysis = Analysis(runs)
     (row,) = [row for row in analysis.changes if row.metric.key == "tpot_median_ms"]
-    (faster,) = changes.verdicts([replace(row, change=Interval(1 / 3, 0.3, 0.4))], analysis.groups)
-    assert (
-        faster.text.startswith("EAGLE3 is 3.00x faster on tiny-con2 at concurrency 2") and faster.direction == "better"
-    )
-    (verdict,) = analysis.verdicts
-    page = write_report(analysis, tmp_path / "out").read_text()
-    first = page.index(verdict.text)
-    assert first < page.index('class="card"') < page.index("Side against side") < page.index("<img")
-    shut = page[page.index("not measured here") :]
-    assert "Published, for reference" in shut
-    alts = re.findall(r'<img [^>]*alt="([^"]*)"', page)
-    assert len(alts) == 12 and all(alts) and any("tiny:plain" in alt and "TPOT median (ms)" in alt for alt in alts)
+    analysis.changes[:] = [replace(row, change=Interval(1 / 3, 0.3, 0.4))]
+    (faster,) = verdicts(analysis)
+    assert faster.text.startswith("EAGLE3 is 3.00x [2.50, 3.33] faster on tiny-con2 at concurrency 2")
+    assert faster.tone == "better"
+    html = write_page(page(analysis), tmp_path / "out").read_text()
+    order = [html.index(text) for text in ("EAGLE3 is 3.00x", "<img", "Measured, published", "Other figures")]
+    assert order == sorted(order) and "3.00x [2.50, 3.33]" in html[order[2] : order[3]]
+    alts = re.findall(r'<img [^>]*alt="([^"]*)"', html)
+    assert len(alts) == 7 and all(alts) and "tiny:plain" in alts[0] and "TPOT median (ms)" in alts[0]
+
+
+@pytest.mark.parametrize("side", ["<script>alert(1)</script>", "$x_1$ & <b>"])
+def test_a_name_stays_text_in_the_page_and_its_pictures(copies: Copies, tmp_path: Path, side: str) -> None:
+    html = write_page(page(Analysis([copies("a", side)])), tmp_path / "out").read_text()
+    assert side not in html and escape(side) in html
+    for path in (tmp_path / "out").glob("*.svg"):
+        assert "<script" not in path.read_text() and "".join(ElementTree.parse(path).getroot().itertext())
+
+
+def test_a_side_alone_is_shown_beside_published_and_predicted_figures(copies: Copies) -> None:
+    workload = load_workload("con40")
+    html = page(Analysis([copies("a", "eagle3", workload=workload, concurrency=40)]))
+    (words,) = html.verdicts
+    assert words.text.startswith("eagle3 on con40 at concurrency 40: TPOT ") and "not comparable" in words.text
+    table = html.sections[0].tables[0].filled()
+    assert table.columns == ["figure", "side", "measured [95%]", "published", "meaning", "predicted"]
+    tpot = {name: cell.text for name, cell in zip(table.columns, table.rows[0], strict=True)}  # type: ignore[union-attr]
+    assert tpot["figure"] == "TPOT median" and tpot["published"] == "27.79 ms" and tpot["predicted"].endswith(" ms")
+
+
+def test_empty_columns_are_not_shown() -> None:
+    assert Table(("a", "b"), [("x", ""), ("y", "")]).filled().columns == ["a"]
 
 
 def test_tables_and_page_read_one_analysis(copies: Copies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +93,7 @@ def test_tables_and_page_read_one_analysis(copies: Copies, tmp_path: Path, monke
         monkeypatch.setattr(module, name, counting)
     analysis = Analysis([copies("a", "w4a8", 3.0, acceptance=None), copies("b", "eagle3", 1.1)])
     print_figures(analysis)
-    print_comparison(analysis)
-    write_report(analysis, tmp_path / "out")
+    write_page(page(analysis), tmp_path / "out")
     assert asked == {"estimate": 2 * len(METRICS), "ratio": len(METRICS)}
 
 
@@ -79,16 +101,16 @@ def test_a_run_read_elsewhere_without_its_raw_files_still_reports(copies: Copies
     run = copies("a", "w4a8")
     for path in run.folder.glob("*.jsonl"):
         path.unlink()
-    assert write_report(Analysis([read_run(run.folder)]), tmp_path / "out").is_file()
+    assert write_page(page(Analysis([read_run(run.folder)])), tmp_path / "out").is_file()
 
 
 def test_marked_measurements_are_named_and_nothing_to_show_is_an_error(
     copies: Copies, failed_run: tuple[Run, KimiError], tmp_path: Path
 ) -> None:
-    page = write_report(Analysis([copies("a", "w4a8"), failed_run[0]]), tmp_path / "out").read_text()
-    assert "2 of 6 requests failed" in page
+    html = write_page(page(Analysis([copies("a", "w4a8"), failed_run[0]])), tmp_path / "out").read_text()
+    assert "2 of 6 requests failed" in html
     with pytest.raises(KimiError, match="none of the runs"):
-        write_report(Analysis([failed_run[0]]), tmp_path / "out")
+        write_page(page(Analysis([failed_run[0]])), tmp_path / "out")
 
 
 @pytest.mark.parametrize("content", ["{", '{"kind": "bench"}'])
@@ -147,7 +169,7 @@ def test_bad_plans_are_refused() -> None:
 def test_the_command_line_compares_and_predicts(copies: Copies) -> None:
     folders = [str(copies("a", "w4a8", 2.0).folder), str(copies("b", "eagle3").folder)]
     shown = CliRunner().invoke(app, ["bench", "compare", *folders]).output
-    assert "eagle3 over w4a8" in shown and "TPOT median" in shown
+    assert "w4a8: " in shown and "TPOT median" in shown
     assert "best" in CliRunner().invoke(app, ["bench", "predict", "-c", "2"]).output
 
 

@@ -18,13 +18,14 @@ from kimi_w4a8_eagle3.accept.journal import Journal
 from kimi_w4a8_eagle3.bench.runs import Run
 from kimi_w4a8_eagle3.eval import section
 from kimi_w4a8_eagle3.report.analysis import Analysis
-from kimi_w4a8_eagle3.report.page import write_report
+from kimi_w4a8_eagle3.report.measured import page
+from kimi_w4a8_eagle3.report.page import write_page
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PICTURE = Path(__file__).parents[2] / "build" / "screens.png"
 WIDTHS, HEIGHT = (1400, 500), 900
 # What a reader must see without scrolling, by page.
-FIRST = {"bench": ".verdict, .card", "eval": "b.better", "accept": "h1, b.soft"}
+FIRST = {"bench": "figure.lead", "eval": "b.better", "accept": "h1, b.soft"}
 # Runs in a page that shows all pages in frames; what it finds becomes its text.
 SCRIPT = """
 onload = () => {
@@ -75,7 +76,7 @@ def pages(copies: Callable[..., Run], tmp_path: Path) -> dict[str, Path]:
     evaluation.mkdir()
     (evaluation / "result.json").write_text(json.dumps(result))
     return {
-        "bench": write_report(Analysis(runs), tmp_path / "report"),
+        "bench": write_page(page(Analysis(runs)), tmp_path / "report"),
         "eval": section.write_page(evaluation),
         "accept": claims.write_page([], Journal(identity={"sglang": "1.2"}, outcomes={}), tmp_path),
     }

@@ -1,0 +1,238 @@
+"""Content of a benchmark's page: verdict, measured beside published and predicted figures, acceptance, environment."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+
+from ..base.errors import KimiError
+from ..base.extras import require
+from ..bench import published
+from ..bench.runs import Cell, Run
+from ..bench.statistics import METRICS, Interval, Metric
+from ..predict.predict import of_workload
+from .analysis import Analysis, CellKey
+from .changes import Direction, Row
+from .page import PACKAGES, Page, Section, Table, Tone, Words
+
+_HEADLINE = ("tpot_median_ms", "output_throughput_tok_s", "ttft_median_ms")
+_TONES: dict[Direction, Tone] = {Direction.BETTER: "better", Direction.WORSE: "worse"}
+
+
+def page(analysis: Analysis) -> Page:
+    """Return the page of finished runs. Raises KimiError if there is nothing to show."""
+    if not analysis.groups:
+        raise KimiError(
+            "none of the runs has a usable measurement",
+            where=", ".join(str(run.folder) for run in analysis.runs),
+            remedy="read the problem in each result.json and measure again",
+        )
+    require(*PACKAGES)
+    from . import plots  # optional: matplotlib
+
+    lead, *others = plots.panels(plots.bars(analysis.groups))
+    curves = plots.speedup_curves(analysis.speedups)
+    about = "On " + "; ".join(f"{_machine(run)}: {run.name} ({run.record['started']})" for run in analysis.runs)
+    sections = [
+        Section("Measured, published, predicted", _INTERVALS, tables=figure_tables(analysis, _HEADLINE)),
+        Section("Other figures", pictures=others),
+        Section("Acceptance", _ACCEPTANCE, [curves], [Table(_ACCEPTED, list(_acceptance(analysis)))]),
+        Section("Published accept lengths", _CURVES, tables=[_references(analysis)], closed=True),
+        Section("All figures", _INTERVALS, tables=figure_tables(analysis, METRICS), closed=True),
+        Section("Conversations by turn", tables=turn_tables(analysis), closed=True),
+        Section("Server", _GAUGES, tables=[Table(_SERVER, list(_server(analysis.runs)))], closed=True),
+        *(_environment(run) for run in analysis.runs),
+    ]
+    filled = [section for section in sections if section.filled]
+    return Page("Kimi-K2.5 W4A8 with EAGLE3: benchmark", verdicts(analysis), about, lead, notes(analysis), filled)
+
+
+def verdicts(analysis: Analysis) -> list[Words]:
+    """Return one sentence for each comparison of two sides, and for each cell that is compared with none."""
+    rows = [row for row in analysis.changes if row.metric.key == _HEADLINE[0]]
+    compared = {(row.workload, row.concurrency, side) for row in rows for side in (row.a, row.b)}
+    alone = [_alone(analysis, key, cell) for key, cell in analysis.cells.items() if key not in compared]
+    return [_side_by_side(analysis, row) for row in rows] + alone
+
+
+def _side_by_side(analysis: Analysis, row: Row) -> Words:
+    where, times = f"on {row.workload} at concurrency {row.concurrency}", row.speedup.value
+    pair = "EAGLE3" if row.a == f"{row.b}:plain" else f"{row.b} against {row.a}"
+    length = analysis.cells[row.workload, row.concurrency, row.b].accept_length
+    tokens = "" if length is None else f", {length:.2f} tokens per verify step"
+    unit = f"TPOT {row.value_a.value:.1f} to {row.value_b.value:.1f} ms"
+    said = f"{pair} is {factor(row.speedup)} {'as fast' if times < 1 else 'faster'} {where}"
+    if row.direction not in _TONES:
+        said = f"{pair}: {row.direction.value} {where}"
+    return Words(f"{said} ({unit}{tokens}).", _TONES.get(row.direction, ""))
+
+
+def _alone(analysis: Analysis, key: CellKey, cell: Cell) -> Words:
+    tpot, rate, _ = (number(cell.figures[name].value, METRICS[name]) for name in _HEADLINE)
+    tokens = "" if cell.accept_length is None else f", {cell.accept_length:.2f} tokens per verify step"
+    reported = analysis.against_published[key].get(_HEADLINE[0])
+    against = "" if reported is None else f" Published TPOT {reported.published:.2f} ms: {reported.meaning}."
+    where = f"{cell.side} on {cell.workload.name} at concurrency {cell.concurrency}"
+    tone = _TONES.get(reported.direction, "") if reported else ""
+    return Words(f"{where}: TPOT {tpot}, {rate}{tokens}.{against}", tone)
+
+
+def notes(analysis: Analysis) -> list[str]:
+    """Return what a reader must know before using the figures: unfinished runs, refused measurements, remarks."""
+    found = []
+    for run in analysis.runs:
+        if run.result.status != "complete":
+            found.append(f"{run.name} is incomplete: {run.result.reason or run.result.status}")
+        found += [f"Left out: {bad.workload.name}, {bad.side} in {run.name}: {why}" for bad, why in run.refused]
+        for measurement in run.usable:
+            text = [measurement.text.warning] if measurement.text and measurement.text.warning else []
+            found += [f"{measurement.workload.name}: {note}" for note in (*measurement.notes, *text)]
+    return list(dict.fromkeys(found))
+
+
+def figure_tables(analysis: Analysis, keys: Collection[str]) -> list[Table]:
+    """Return a table for each workload and concurrency: every figure and side, measured, published and predicted."""
+    changes = {(row.workload, row.concurrency, row.b, row.metric.key): row for row in analysis.changes}
+    tables = []
+    for (workload, concurrency), sides in analysis.groups.items():
+        rows: list[list[str | Words]] = []
+        for key, metric in METRICS.items():
+            for side, cell in sides.items() if key in keys else ():
+                cells: list[str | Words] = [metric.title, side, interval(cell.figures[key], metric)]
+                cells += _beside(analysis, (workload, concurrency, side), key)
+                change = changes.get((workload, concurrency, side, key))
+                if change:
+                    said = f"{factor(change.speedup)} {change.a}: {change.direction.value}"
+                    cells.append(Words(said, _TONES.get(change.direction, "")))
+                rows.append([*cells, ""] if not change else cells)
+        for side, cell in sides.items():
+            if cell.accept_length is not None:
+                reported = published.points().get(cell.workload.reference or "", {}).get(side, {}).get("accept_length")
+                known = "" if reported is None else f"{reported:.2f}"
+                rows.append(["accept length", side, f"{cell.accept_length:.2f}", known, "", "", ""])
+        count = max(len(cell.measurements) for cell in sides.values())
+        title = f"{workload}, concurrency {concurrency}, {count} repetition{'s' * (count > 1)}"
+        tables.append(Table(_FIGURES, rows, title))
+    return tables
+
+
+def _beside(analysis: Analysis, key: CellKey, metric: str) -> list[str | Words]:
+    """Return the cells published, its meaning, and predicted."""
+    cell, reported = analysis.cells[key], analysis.against_published[key].get(metric)
+    predicted = of_workload(cell.side, cell.workload, cell.concurrency, cell.accept_length, metric)
+    shown = "" if predicted is None else number(predicted, METRICS[metric])
+    if reported is None:
+        return ["", "", shown]
+    meaning = Words(reported.meaning, _TONES.get(reported.direction, ""))
+    return [number(reported.published, METRICS[metric]), meaning, shown]
+
+
+def turn_tables(analysis: Analysis) -> list[Table]:
+    """Return the turns of conversations: TTFT, and the cached part of each prompt."""
+    found = []
+    for (workload, concurrency, side), cell in analysis.cells.items():
+        rows = []
+        for at, same in enumerate(zip(*(measurement.turns for measurement in cell.measurements), strict=True), start=1):
+            prompt, cached, median, p99 = np.mean([list(turn.model_dump().values()) for turn in same], axis=0)
+            counts = (f"{prompt:,.0f}", f"{prompt - cached:,.1f}", f"{cached / prompt:.1%}")
+            rows.append([str(at), *counts, f"{median:,.1f} ms", f"{p99:,.1f} ms"])
+        if rows:
+            found.append(Table(_TURNS, rows, f"{workload}, concurrency {concurrency}, {side}"))
+    return found
+
+
+def _acceptance(analysis: Analysis) -> Iterator[list[str | Words]]:
+    """Yield one row for each speculating cell, from a measurement with examined text if there is one."""
+    for key, cell in analysis.cells.items():
+        found = next((one for one in cell.measurements if one.text is not None), cell.measurements[0])
+        if found.acceptance is not None:
+            speedup, text = analysis.measured_speedups.get(key), found.text
+            positions = ", ".join(f"{share:.0%}" for share in found.acceptance.per_position)
+            repeats = ["", ""] if text is None else [f"{text.prompt:.0%}", f"{text.output:.0%}"]
+            rates = [f"{found.acceptance.length:.2f}", f"{found.acceptance.rate:.1%}", positions]
+            what = f"{cell.workload.name}, c={cell.concurrency}, {cell.side}"
+            yield [what, *rates, f"{speedup.measured:.2f}x" if speedup else "", *repeats]
+
+
+def _references(analysis: Analysis) -> Table:
+    """Return published accept lengths with the speed-up that each curve gives there."""
+    curves, rows = analysis.speedups, []
+    for row in published.accept_lengths():
+        there = (f"{curve.at(row.accept_length):.2f}x" for curve in curves)
+        rows.append([row.text, row.kind, f"{row.accept_length:.2f}", *there, row.source])
+    even = (f"{c.break_even:.2f}" if c.break_even <= 4 else "never" for c in curves)
+    columns = ["text", "kind", "accept length", *(c.title for c in curves), "source"]
+    return Table(columns, [*rows, ["break-even", "", "", *even, ""]])
+
+
+def _server(runs: Sequence[Run]) -> Iterator[list[str]]:
+    for found in (found for run in runs for found in run.usable):
+        if (server := found.server) is not None:
+            what = f"{found.workload.name}, c={found.concurrency}, {found.side}, {found.repetition_index + 1}"
+            peaks = f"{server.kv_usage_peak:.1%}", f"{server.running_peak:.0f}", f"{server.queued_peak:.0f}"
+            steps = "" if server.draft_steps is None else f"{server.draft_steps:.1f}"
+            yield [what, *peaks, f"{server.retracted:.0f}", steps]
+
+
+def _environment(run: Run) -> Section:
+    record = run.record
+    facts = {
+        "machine": f"{_machine(run)}; {record['machine']['platform']}",
+        "versions": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+        "commit": record["git_commit"] or "not a checkout",
+        "command": shlex.join(record["command"]),
+    }
+    listings = []
+    for name, launch in record["servers"].items():
+        variables = "".join(f"{key}={value}\n" for key, value in launch["env"].items())
+        listings.append((f"server {name}", variables + shlex.join(launch["argv"])))
+    for found in run.result.measurements:
+        where = f"{found.workload.name}, c={found.concurrency}, {found.side}"
+        title = f"load: {where}, repetition {found.repetition_index + 1}, seed {found.seed}"
+        listings.append((title, shlex.join(found.command)))
+    return Section(f"Environment of {run.name}", tables=[Table(("", ""), list(facts.items()))], listings=listings)
+
+
+def _machine(run: Run) -> str:
+    hardware, machine = run.record.get("hardware", {}), run.record["machine"]
+    gpus = hardware.get("gpus") or []
+    if not hardware.get("known", True):
+        return "another machine with unknown GPUs"
+    host = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    return f"{len(gpus)}x {gpus[0]}, {host}" if gpus else f"{host}, no GPU"
+
+
+def number(value: float, metric: Metric) -> str:
+    """Format a figure with its unit and at least three significant digits."""
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
+    return f"{value:,.{digits}f} {metric.unit}"
+
+
+def interval(found: Interval, metric: Metric) -> str:
+    """Format a figure with its 95% interval, if it has one."""
+    if found.low is None or found.high is None:
+        return number(found.value, metric)
+    low, high = (number(bound, metric).removesuffix(f" {metric.unit}") for bound in (found.low, found.high))
+    return f"{number(found.value, metric)} [{low}, {high}]"
+
+
+def factor(found: Interval) -> str:
+    """Format a ratio as `1.79x`, with its 95% interval if it has one."""
+    bounds = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
+    return f"{found.value:.2f}x{bounds}"
+
+
+_FIGURES = ("figure", "side", "measured [95%]", "published", "meaning", "predicted", "times as good as")
+_ACCEPTED = ("side", "accept length", "accept rate", "by position", "speed-up", "prompt repeats", "output repeats")
+_TURNS = ("turn", "prompt, tokens", "computed", "from the prefix cache", "TTFT median", "TTFT P99")
+_SERVER = ("measurement", "KV use, peak", "running, peak", "queue, peak", "retracted", "draft steps, mean")
+_INTERVALS = "Medians over repetitions. Intervals are 95% bootstrap intervals over requests and repetitions."
+_ACCEPTANCE = (
+    "Accept length: tokens committed by a verify step, with the target's own. It is a property of the text. A verify "
+    "step costs the same for any text, so a curve shows the speed-up on other text. 'Even at' is the accept length "
+    "below which speculation costs time. Dots are measurements, grey lines published accept lengths."
+)
+_CURVES = "The speed-ups here are not measured. They follow from each curve's step and stall times."
+_GAUGES = "Gauges are refreshed every 40 decode steps by default, so short runs see few values."
