@@ -68,12 +68,10 @@ class Changes:
     output_len: int | None = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's.")
 
     def workload(self, name: str) -> Workload:
-        """Return the workload of that name with the changes."""
         lengths = self.input_len, self.output_len
         return with_changes(load_workload(name), self.concurrency, self.seed, self.num_prompts, *lengths)
 
     def texts(self) -> Texts:
-        """Return the sources of the text."""
         return Texts(self.sharegpt or None, self.prompts or None)
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from ..base.console import table_console
-from ..base.errors import KimiError, UsageError
+from ..base.errors import UsageError
 from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
 from ..recipe.launch import load_recipe, resolve
@@ -58,7 +58,9 @@ def plan(
     cards = [ModelCard.from_directory(path) if path else None for path in (model, draft)]
     plans = [make_plan(chosen, args, model_gpu, regime, *cards) for model_gpu in found]
     if output is not None:
-        _draw(plans, output)
+        from ..report.memory import draw  # optional: matplotlib
+
+        draw(plans, output)
     if len(plans) > 1:
         if as_json:
             typer.echo(json.dumps([as_dict(row) for row in plans], indent=2))
@@ -169,38 +171,3 @@ def _print(plan: MemoryPlan) -> None:
         state = "within the limit" if row["safe"] else "OVERFLOWS"
         made = f"  at {row['mem_fraction_static']:.2f} SGLang makes {row['tokens']:,} tokens, {state}"
         console.print(f"{made}; guard: {row['guard_gains_tokens']:+,}")
-
-
-def _draw(plans: list[MemoryPlan], path: Path) -> None:
-    """Draw one stacked horizontal bar for each GPU; parts below 4 % of the memory appear only in the legend."""
-    from matplotlib import colormaps  # optional: matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 2.8 + 0.8 * len(plans)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    widest = max(plan.gpu.hbm_gib for plan in plans)
-    for row, plan in enumerate(plans):
-        left = 0.0
-        for number, (part, size) in enumerate(plan.segments.items()):
-            gib = size / 2**30
-            color = (0.88, 0.88, 0.88, 1.0) if part == "reserve" else colormaps["tab20"](number)
-            label = f"{part} {gib:.1f}" if len(plans) == 1 else part if row == 0 else None
-            axes.barh(row, gib, left=left, color=color, edgecolor="white", label=label)
-            if gib > 0.04 * widest:
-                axes.text(left + gib / 2, row, f"{gib:.0f}", ha="center", va="center", fontsize=9)
-            left += gib
-    pools = [f"{plan.gpu.name}\n{plan.tokens:,} tokens\n({_limit(plan)})" for plan in plans]
-    axes.set(xlim=(0, widest), yticks=range(len(plans)), yticklabels=pools, xlabel="GiB of one GPU")
-    axes.invert_yaxis()
-    axes.set_title(f"{plans[0].recipe}, TP {plans[0].tp}: memory and KV pool", fontsize=11)
-    figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"cannot draw to {path.name!r}", where="--output", expected="a .png, .svg or .pdf file")
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise KimiError(
-            f"cannot write the picture: {error.strerror}", where=str(path), remedy="choose another file with --output"
-        ) from None

@@ -11,14 +11,14 @@ PACKAGE = Path(__file__).parents[2] / "kimi_w4a8_eagle3"
 PLAN = {
     "accept": 450, "base": 440, "bench": 1450, "commands": 1550, "doctor": 900, "door": 1430, "engine": 1250,
     "eval": 2020, "fetch": 1200, "fleet": 1510, "machine": 570, "moe": 5250, "ops": 850, "patching": 650,
-    "predict": 440, "quark": 1500, "recipe": 1400, "report": 940, "sampling": 350, "sglang_plugin": 1750, "tiny": 0,
+    "predict": 440, "quark": 1500, "recipe": 1400, "report": 985, "sampling": 350, "sglang_plugin": 1750, "tiny": 0,
 }  # fmt: skip
 # Folders that are over the plan, at their size. They may shrink, and leave this table when they reach the plan.
 CEILINGS = {
     "accept": 600,
     "base": 659,
     "bench": 1545,
-    "commands": 1818,
+    "commands": 1793,
     "door": 1985,
     "engine": 1477,
     "eval": 3338,
