@@ -1,4 +1,4 @@
-"""Claims from the "not proved" column of docs/verified.md, the stages that settle them, the page and the bundle."""
+"""Claims of `claims.json`, which docs/verified.md shows too, with the page and the bundle of a run."""
 
 from __future__ import annotations
 
@@ -6,88 +6,76 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ..base.files import write_atomic
+from ..base.verdict import Verdict
 from ..eval.section import STYLE
-from .journal import Figure, Journal, Outcome, Stage
+from .journal import Figure, Journal, Stage, StageResult
 
 PAGE = "report.html"
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One claim: its name in docs/verified.md, its open part, and the stages that settle it (`Stage.proves`).
+class Claim(BaseModel):
+    """One row: what is proved without a GPU, the part that is left open, and the stages that settle it.
 
-    otherwise: why no stage settles it.
+    settled_by: values of `Stage.proves`. otherwise: why no stage settles it.
     """
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
     what: str
-    left_open: str
+    shown_by: str
+    left_open: str = ""
     settled_by: tuple[str, ...] = ()
     otherwise: str = ""
 
 
-CLAIMS = (
-    Claim("W4A8 checkpoint through SGLang", "speed, ROCm", ("start", "speed", "lossless")),
-    Claim("FlyDSL kernels for gfx942", "time, launch and graph capture on hardware", ("flydsl",)),
-    Claim("Triton kernels", "time", ("triton",)),
-    Claim("page-offset guard", "the kernel's overflow itself", (), "the guard keeps every pool below it"),
-    Claim("recipes", "a start on 8 GPUs", ("start",)),
-    Claim("adaptive draft steps, MI300X", "any GPU", (), "serves fixed steps on MI325X"),
-    Claim("pictures, MLA drafts, FP8 KV", "the real tower and draft, any GPU", (), "serves text with the MHA draft"),
-    Claim("`kimi-w4a8 doctor`, `kimi-w4a8 fetch`", "a real MI325X, the real Hub", ("doctor", "fetch")),
-    Claim("`kimi-w4a8 bench`, `kimi-w4a8 report`", "con2 and con40 on 8 GPUs", ("speed",)),
-    Claim("`kimi-w4a8 eval`", "GSM8K on Kimi-K2.5", ("gsm8k",)),
-    Claim("`kimi-w4a8 quantize`, FP8 draft", "`--device cuda`, full size", (), "needs the BF16 checkpoint, and hours"),
-    Claim("MI355X recipes (vLLM)", "everything else", (), "needs eight MI355X"),
-    Claim("patches", "their effect on a GPU", (), "needs the unpatched kernels beside them"),
-    Claim("replicas behind SGLang's router", "several nodes", (), "needs a second node"),
-    Claim("a request that raises inside the engine", "the overlap schedule of GPUs", (), "plants no fault here"),
-    Claim("probes, metrics, alerts, dashboard", "a running Grafana", (), "needs Grafana"),
-    Claim("Kubernetes manifests", "never applied", (), "needs a cluster"),
-    Claim("Slurm script", "several machines, containers", (), "needs a cluster"),
-    Claim("image", "the image on its ROCm base", ("image", "start")),
-)
+CLAIMS = TypeAdapter(list[Claim]).validate_json(Path(__file__).with_name("claims.json").read_bytes())
 
 
 @dataclass(frozen=True)
-class Row:
-    """Claim with its verdict: proved if every stage that settles it passed, failed if one failed."""
+class SettledClaim:
+    """Open part of a claim: PASS if all its stages passed, FAIL if one failed, None if one did not run."""
 
     claim: Claim
-    verdict: Literal["proved", "failed", "not run"]
+    verdict: Verdict | None
     found: str
     figures: list[Figure]
 
 
-def rows(stages: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Row]:
-    """Return one row for each claim, in the page's order."""
-    return [_row(claim, stages, outcomes) for claim in CLAIMS]
+def settled(stages: Sequence[Stage], results: Mapping[str, StageResult]) -> list[SettledClaim]:
+    """Return every open claim in the table's order."""
+    return [_settled(claim, stages, results) for claim in CLAIMS if claim.left_open]
 
 
-def _row(claim: Claim, stages: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> Row:
-    late = Outcome(state="not run", found="not reached")
-    found = [(stage.proves, outcomes.get(stage.name, late)) for stage in stages if stage.proves in claim.settled_by]
-    figures = [figure for _, outcome in found for figure in outcome.figures]
-    for state in ("failed", "not run"):
-        for _, outcome in found:
-            if outcome.state == state:
-                return Row(claim, state, outcome.found, figures)
+def _settled(claim: Claim, stages: Sequence[Stage], results: Mapping[str, StageResult]) -> SettledClaim:
+    late = StageResult(found="not reached")
+    found = [(stage.proves, results.get(stage.name, late)) for stage in stages if stage.proves in claim.settled_by]
+    figures = [figure for _, result in found for figure in result.figures]
+    for verdict in (Verdict.FAIL, None):
+        for _, result in found:
+            if result.verdict is verdict:
+                return SettledClaim(claim, verdict, result.found, figures)
     if not claim.settled_by or set(claim.settled_by) - {proves for proves, _ in found}:
-        return Row(claim, "not run", claim.otherwise or "no stage of these recipes", figures)
-    return Row(claim, "proved", "; ".join(dict.fromkeys(outcome.found for _, outcome in found)), figures)
+        return SettledClaim(claim, None, claim.otherwise or "not in this run: accept --full", figures)
+    return SettledClaim(claim, Verdict.PASS, "; ".join(dict.fromkeys(result.found for _, result in found)), figures)
 
 
 def write_page(stages: Sequence[Stage], journal: Journal, folder: Path) -> Path:
-    """Write the page with a row for each claim and every stage, and return its path."""
+    """Write the page: the verdict, the stages, and a row for each claim. Return its path."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # optional: jinja2
 
     environment = Environment(
         loader=PackageLoader("kimi_w4a8_eagle3.accept", "."), autoescape=True, undefined=StrictUndefined
     )
     text = environment.get_template("claims.html.jinja").render(
-        style=STYLE, rows=rows(stages, journal.outcomes), outcomes=journal.outcomes, identity=journal.identity
+        style=STYLE,
+        claims=settled(stages, journal.results),
+        results=journal.results,
+        identity=journal.identity,
+        headline=journal.headline(stages),
     )
     write_atomic(folder / PAGE, text)
     return folder / PAGE

@@ -1,19 +1,19 @@
-"""Results of all stages in one file, so that a second run continues where the first one stopped."""
+"""Stages of an acceptance run, and their results in one file, so that a second run continues the first one."""
 
 from __future__ import annotations
 
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
 from ..base.errors import KimiError
 from ..base.run_dir import git_commit, installed_versions, new_run_dir, write_json
 from ..base.signals import Terminated
+from ..base.verdict import Verdict
 
 JOURNAL = "journal.json"
 KIND = "accept"
@@ -28,37 +28,62 @@ class Figure(BaseModel):
     predicted: float | None = None
     published: float | None = None
 
+    def __str__(self) -> str:
+        return f"{self.name} {self.value:.4g} {self.unit}"
 
-class Outcome(BaseModel):
-    """Result of a stage, as a sentence and figures."""
 
-    state: Literal["passed", "failed", "not run"]
+class StageResult(BaseModel):
+    """PASS or FAIL of a stage, or None if it did not run, with a sentence and figures."""
+
+    verdict: Verdict | None = None
     found: str
     seconds: float = 0.0
     figures: list[Figure] = []
+
+
+class Skipped(KimiError):
+    """Raised by a stage that cannot run because another one failed."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One step of the run. proves: claim it settles, "" for none. missing: why it cannot run here, "" if it can.
 
-    run returns a sentence and figures, or raises KimiError.
+    run returns a sentence and figures, or raises KimiError. minutes: expected on eight MI325X.
     """
 
     name: str
     proves: str
     run: Callable[[], tuple[str, list[Figure]]]
     missing: str = ""
+    minutes: float = 0.0
 
 
 class Journal(BaseModel):
     """Journal file. identity: versions and sizes; results under another identity do not count."""
 
     identity: dict[str, str]
-    outcomes: dict[str, Outcome] = {}
+    results: dict[str, StageResult] = {}
 
     def save(self, folder: Path) -> None:
         write_json(folder / JOURNAL, self.model_dump(mode="json"))
+
+    def names(self, verdict: Verdict | None) -> list[str]:
+        """Return the stages with this verdict."""
+        return [name for name, result in self.results.items() if result.verdict is verdict]
+
+    def todo(self, stages: Sequence[Stage]) -> list[Stage]:
+        """Return the stages that can run here and have not passed yet."""
+        passed = self.names(Verdict.PASS)
+        return [stage for stage in stages if not stage.missing and stage.name not in passed]
+
+    def headline(self, stages: Sequence[Stage]) -> str:
+        """Return the verdict of the run in one line."""
+        passed, failed, left = self.names(Verdict.PASS), self.names(Verdict.FAIL), self.todo(stages)
+        head = "NOT ACCEPTED" if failed else "NOT FINISHED" if left or not passed else "ACCEPTED"
+        words = [f"{len(passed)} of {len(stages)} stages passed"]
+        words += [f"failed: {', '.join(failed)}"] if failed else []
+        return f"{head}: {'; '.join(words)}"
 
 
 def open_journal(runs: Path, sizes: str, restart: bool) -> tuple[Path, Journal]:
@@ -86,34 +111,51 @@ def open_journal(runs: Path, sizes: str, restart: bool) -> tuple[Path, Journal]:
 
 
 def run_stages(stages: Sequence[Stage], journal: Journal, folder: Path, say: Callable[[str], None]) -> None:
-    """Run the stages that have not passed yet, in order, up to the first failure; save the journal after each.
+    """Run the stages that have not passed yet, in order, and save the journal after each.
 
-    Raises the KimiError of the failed stage. An interrupted stage is not recorded and runs again.
+    A failure is recorded and the next stage runs. Raises KimiError at the end if a stage failed. An interrupted stage
+    is not recorded and runs again.
     """
-    for number, stage in enumerate(stages, start=1):
-        head, earlier = f"[{number}/{len(stages)}] {stage.name}", journal.outcomes.get(stage.name)
-        if earlier is not None and earlier.state == "passed":
-            say(f"{head}: passed before")
-            continue
+    began, todo = time.monotonic(), journal.todo(stages)
+    for stage in stages:
         if stage.missing:
-            journal.outcomes[stage.name] = Outcome(state="not run", found=stage.missing)
-            continue
-        say(head)
-        began, failure = time.monotonic(), None
-        try:
-            found, figures = stage.run()
-        except Terminated:
-            raise
-        except Exception as error:  # the page and the bundle are made even after an unexpected error
-            (folder / "traceback.txt").write_text(traceback.format_exc())
-            unexpected = KimiError(f"{type(error).__name__}: {error}", remedy="report it and attach the bundle")
-            failure = error if isinstance(error, KimiError) else unexpected
-            found, figures = str(failure), []
-        journal.outcomes[stage.name] = Outcome(
-            state="failed" if failure else "passed", found=found, seconds=time.monotonic() - began, figures=figures
-        )
+            journal.results[stage.name] = StageResult(found=stage.missing)
+        elif stage not in todo:
+            say(f"{stage.name}: passed before")
+    say(f"timetable: about {sum(stage.minutes for stage in todo):.0f} min")
+    for stage in todo:
+        say(f"{stage.minutes:6g} min  {stage.name}")
+    for number, stage in enumerate(todo):
+        left = sum(later.minutes for later in todo[number:])
+        clock = f"{(time.monotonic() - began) / 60:.0f} min so far, about {left:.0f} to go"
+        say(f"[{number + 1}/{len(todo)}] {stage.name} ({clock})")
+        journal.results.pop(stage.name, None)  # in the order of running
+        journal.results[stage.name] = result = _result(stage, folder)
         journal.save(folder)
-        if failure:
-            remedy = "; then ".join(filter(None, (failure.remedy, "repeat the command to resume with this stage")))
-            raise replace(failure, what=f"{stage.name} failed: {failure.what}", remedy=remedy)
+        if result.verdict is not Verdict.PASS:
+            say(f"{stage.name}: {result.verdict or 'not run'}: {result.found}")
     journal.save(folder)
+    if failed := journal.names(Verdict.FAIL):
+        raise KimiError(
+            f"{len(failed)} of {len(stages)} stages failed; {failed[0]}: {journal.results[failed[0]].found}",
+            where=str(folder),
+            remedy="mend it and repeat the command, which runs only the stages that have not passed",
+        )
+
+
+def _result(stage: Stage, folder: Path) -> StageResult:
+    began, figures = time.monotonic(), list[Figure]()
+    verdict: Verdict | None = Verdict.FAIL
+    try:
+        found, figures = stage.run()
+        verdict = Verdict.PASS
+    except Terminated:
+        raise
+    except Skipped as reason:
+        verdict, found = None, reason.what
+    except KimiError as error:
+        found = str(error)
+    except Exception as error:  # the other stages, the page and the bundle must not suffer from it
+        (folder / "traceback.txt").write_text(traceback.format_exc())
+        found = f"{type(error).__name__}: {error}; report it and attach the bundle"
+    return StageResult(verdict=verdict, found=found, seconds=time.monotonic() - began, figures=figures)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants
 from rich.console import Console
@@ -24,8 +25,12 @@ from ..bench.workloads import Workload, load_workload, with_changes
 from ..doctor.needs import Needs
 from ..doctor.probe import Probe
 from ..doctor.runner import examine
-from ..eval import accuracy, lossless, smoke, tasks
+from ..engine.client import EngineClient
+from ..engine.reply import Reply
+from ..eval import accuracy, lossless, smoke, tasks, tool_run
 from ..eval.harness import Protocol
+from ..eval.prompts import prompts
+from ..eval.tool_scores import MARKERS
 from ..fetch.session import Session, wanted_by_recipe
 from ..fleet.target import Server, Target
 from ..gates import BY_NAME, read_gates
@@ -35,12 +40,17 @@ from ..predict.machine_model import PRECISIONS, Cluster, kimi, moe_shape
 from ..predict.predict import Load, calibrate, predict
 from ..recipe.launch import load_recipe, unmet_requirements
 from ..recipe.schema import Recipe
-from .journal import Figure, Stage
+from .journal import Figure, Skipped, Stage
 from .kernel_stage import check_kernels, run_child
 
-ON_GPUS = ("w4a8", "eagle3", "eagle3-opt", "w4a16")  # the last one with a draft runs GSM8K
+FIRST = "agent"  # the recipe of the first hour
+ON_GPUS = (FIRST, "w4a8", "eagle3", "eagle3-opt", "w4a16")  # the last one with published accuracy runs GSM8K
 IMAGE = Path("/opt/kimi/packages")  # package path in the Docker image
 SPEED = {True: ("con2", "con40", "chat"), False: ("tiny-con2", "tiny-con40", "tiny-maths")}  # key: runs on GPUs
+LOAD_MINUTES = 20.0  # start of one engine with Kimi-K2.5 from a local disk
+_MINUTES = {"start": LOAD_MINUTES, "smoke": 2.0, "tools": 4.0, "streams": 1.0, "con2": 2.0, "con40": 4.0}
+_MINUTES["lossless"] = LOAD_MINUTES + 5
+_STREAMED = 24  # of the prompts a sixth is maths
 _SHOWN = ("tpot_median_ms", "ttft_median_ms", "output_throughput_tok_s")
 _GATE_OF_ANOTHER_ARITHMETIC = "FLYDSL_W4A16_HYBRID"  # bfloat16 activations, outside the contract
 Found = tuple[str, list[Figure]]
@@ -48,20 +58,22 @@ Found = tuple[str, list[Figure]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Number of requests per stage; None: all of the workload or task."""
+    """Number of requests per stage; None: all of the workload or task. full: also what the first hour leaves out."""
 
     smoke: int = 30
     prompts: int | None = None
     problems: int | None = None
-    lossless: int = 48
+    lossless: int = 24
     samples: int = 400
+    tools: int = 100
+    full: bool = False
 
 
-QUICK = Sizes(smoke=12, prompts=8, problems=40, lossless=12, samples=50)
+QUICK = Sizes(smoke=12, prompts=8, problems=40, lossless=12, samples=50, tools=12)
 
 
 @dataclass
-class Trial:
+class Acceptance:
     """One acceptance run: its folder, its sizes, and the running engine that the stages of a recipe share."""
 
     folder: Path
@@ -74,6 +86,7 @@ class Trial:
     machine: Machine = field(default_factory=Machine.detect)
     _engines: ExitStack = field(default_factory=ExitStack, repr=False)
     _up: tuple[str, Server] | None = None
+    _failed_starts: set[str] = field(default_factory=set)
 
     def stop(self) -> None:
         """Stop the running engine."""
@@ -84,40 +97,52 @@ class Trial:
         """Return all stages; a stage that cannot run here states what is missing."""
         recipes = [load_recipe(name) for name in self.recipes]
         here = [recipe for recipe in recipes if not unmet_requirements(recipe, self.machine)]
-        no_gpu = "" if any(device.arch == "gfx942" for device in self.machine.devices) else "needs a gfx942 GPU"
         on_hub = [recipe.name for recipe in here if wanted_by_recipe(recipe.name)]
+        stages = [Stage("doctor", "doctor" if on_hub else "", partial(self._doctor, here), minutes=1.0)]
+        if self.sizes.full:
+            stages += self._before_engines(on_hub)
+        for recipe in recipes:
+            stages += self._of_recipe(recipe)
+        return stages + (list(self._kernel_stages(recipes)) if self.sizes.full else [])
+
+    def _before_engines(self, on_hub: Sequence[str]) -> Iterator[Stage]:
+        in_image = Path(__file__).is_relative_to(IMAGE)
+        yield Stage("image", "image", lambda: ("this is the image", []), "" if in_image else "this is not the image")
         no_hub = "" if on_hub else "needs a recipe of a model on the Hub, and its GPUs"
         no_hub = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else no_hub
-        in_image = Path(__file__).is_relative_to(IMAGE)
-        stages = [
-            Stage("image", "image", lambda: ("this is the image", []), "" if in_image else "this is not the image"),
-            Stage("doctor", "doctor" if on_hub else "", partial(self._doctor, here)),
-            Stage("fetch", "fetch", partial(self._fetch, on_hub), no_hub),
-        ]
+        yield Stage("fetch", "fetch", partial(self._fetch, on_hub), no_hub)
+
+    def _kernel_stages(self, recipes: Sequence[Recipe]) -> Iterator[Stage]:
+        no_gpu = "" if any(device.arch == "gfx942" for device in self.machine.devices) else "needs a gfx942 GPU"
         for title, backend, gates in _variants(recipes):
             for tp in (8, 4):
                 run = partial(self._kernels, backend, gates, tp, f"{title} tp{tp}".replace(" ", "-"))
-                stages.append(Stage(f"kernels {title}, TP {tp}", backend, run, no_gpu))
-        stages.append(Stage("tune-moe", "flydsl", self._tune, no_gpu))
-        for recipe in recipes:
-            stages += self._of_recipe(recipe)
-        return stages
+                yield Stage(f"kernels {title}, TP {tp}", backend, run, no_gpu)
+        yield Stage("tune-moe", "flydsl", self._tune, no_gpu)
 
     def _of_recipe(self, recipe: Recipe) -> Iterator[Stage]:
-        """Yield a recipe's stages: smoke and speed; for the last recipe with a draft also accuracy and losslessness."""
+        """Yield a recipe's stages; the first recipe has all, the others start, smoke and speed."""
         name, missing = recipe.name, next(iter(unmet_requirements(recipe, self.machine)), "")
-        on_gpus = recipe.hardware.gpus > 0
+        on_gpus, first = recipe.hardware.gpus > 0, recipe.name == load_recipe(self.recipes[0]).name
+        published_names = {reference.configuration for reference in accuracy.load_references()}
+        judged = [name for name in self.recipes if name in published_names and load_recipe(name).draft]
 
         def stage(what: str, proves: str, run: Callable[[], Found]) -> Stage:
-            return Stage(f"{name}: {what}", proves if on_gpus else "", run, missing)
+            minutes = _MINUTES.get(what, 5.0) if on_gpus else 0.5
+            return Stage(f"{name}: {what}", proves if on_gpus else "", run, missing, minutes)
 
+        yield stage("start", "start", partial(self._start, recipe))
         yield stage("smoke", "start", partial(self._smoke, recipe))
-        for workload in SPEED[on_gpus]:
+        if first and "tool-call-parser" in recipe.improved_args | recipe.args:
+            yield stage("tools", "", partial(self._tools, recipe))
+            yield stage("streams", "", partial(self._streams, recipe))
+        for workload in SPEED[on_gpus] if self.sizes.full else SPEED[on_gpus][:2]:
             yield stage(workload, "speed", partial(self._speed, recipe, load_workload(workload)))
-        if recipe.draft and (not on_gpus or name == [n for n in self.recipes if load_recipe(n).draft][-1]):
+        if self.sizes.full and (judged[-1:] == [name] or not on_gpus):
             proves = "" if self.sizes.problems else "gsm8k"  # a few problems prove nothing
             yield stage("accuracy", proves, partial(self._accuracy, recipe))
-            yield stage("lossless", "lossless", partial(self._lossless, name))
+        if first and recipe.draft:
+            yield stage("lossless", "lossless", partial(self._lossless, recipe))
 
     # -- what the stages do -----------------------------------------------------------------------------------------
     def _doctor(self, recipes: Sequence[Recipe]) -> Found:
@@ -154,17 +179,25 @@ class Trial:
 
     def _serving(self, recipe: Recipe) -> Server:
         """Return the recipe's running engine, or start it in place of another."""
+        if recipe.name in self._failed_starts:
+            raise Skipped(f"{recipe.name} did not start")
         if self._up is None or self._up[0] != recipe.name:
             self.stop()
-            started = Target(recipe=recipe.name, api_key=self.api_key).running(
-                self.folder / f"engine-{recipe.name}.log", self.console.print
-            )
-            self._up = recipe.name, self._engines.enter_context(started)
+            target, log = Target(recipe=recipe.name, api_key=self.api_key), self.folder / f"engine-{recipe.name}.log"
+            try:
+                self._up = recipe.name, self._engines.enter_context(target.running(log, self.console.print))
+            except Exception:
+                self._failed_starts.add(recipe.name)
+                raise
         return self._up[1]
 
     def _target(self, recipe: Recipe) -> Target:
         server = self._serving(recipe)
         return Target(server.base_url, recipe.name, server.model, api_key=self.api_key)
+
+    def _start(self, recipe: Recipe) -> Found:
+        facts = self._serving(recipe).facts
+        return f"{facts.model_path}, context {facts.context_len}, {facts.num_draft_tokens or 'no'} draft tokens", []
 
     def _smoke(self, recipe: Recipe) -> Found:
         longest = 2048 if recipe.hardware.gpus else 512  # Kimi-K2.5 reasons before it answers
@@ -173,11 +206,35 @@ class Trial:
         details = "; ".join(f"{c.name}: {c.found}" for c in checks if state is Verdict.PASS or not c.passed)
         return _passed(state, details, folder), []
 
+    def _tools(self, recipe: Recipe) -> Found:
+        plan, judging = tool_run.Plan(limit=self.sizes.tools), tool_run.Judging(runs=self.folder)
+        folder = tool_run.run(self._target(recipe), plan, judging, self.console)
+        verdict = json.loads((folder / accuracy.RESULT).read_text())["verdict"]
+        return _judged(verdict, folder, few=True), []
+
+    def _streams(self, recipe: Recipe) -> Found:
+        """Ask a few problems streamed and whole: thinking must be apart from the answer, and both must end."""
+        server, thinks = self._serving(recipe), "reasoning-parser" in recipe.improved_args | recipe.args
+        asked = [prompt.text for prompt in prompts(_STREAMED) if prompt.kind == "maths"]
+        wrong: list[str] = []
+        with EngineClient(server.base_url, server.api_key) as client:
+            for text in asked:
+                messages, streamed = [{"role": "user", "content": text}], Reply()
+                for piece in client.stream({"messages": messages, "max_tokens": 4096, "temperature": 0.0}):
+                    streamed.add(piece)
+                whole, ended = client.reply(messages, 4096)
+                wrong += filter(None, (
+                    _misread("streamed", streamed.message(), streamed.finish_reason, thinks),
+                    _misread("whole", whole, ended.finish_reason, thinks),
+                ))  # fmt: skip
+        if wrong:
+            raise KimiError(f"{len(wrong)} of {2 * len(asked)} answers are wrong: {wrong[0]}", where=server.base_url)
+        return f"{len(asked)} answers streamed and whole, with thinking apart from the answer", []
+
     def _speed(self, recipe: Recipe, workload: Workload) -> Found:
         workload = with_changes(workload, num_prompts=self.sizes.prompts)
         run = read_run(bench(workload, self.texts, self._target(recipe), self.folder, self.console.print))
-        (sides,) = grouped([run]).values()
-        cell = sides[recipe.name]
+        cell = grouped([run])[workload.name, workload.concurrency[0]][recipe.name]
         reported, _ = published.reported(recipe.name, workload.reference or "")
         length, text, name = cell.accept_length, cell.measurements[0].text, f"{recipe.name} {workload.name}"
         figures = [
@@ -193,42 +250,39 @@ class Trial:
         if length is not None:
             name += " accept length" + (f", {text.prompt:.0%} of the text repeats itself" if text else "")
             figures.append(Figure(name=name, value=length, unit="tokens", published=reported.get("accept_length")))
-        return f"{workload.summary} {run.folder.name}", figures
+        return f"{'; '.join(map(str, figures))} ({run.folder.name})", figures
 
     def _accuracy(self, recipe: Recipe) -> Found:
         built_in, limit = not recipe.model.on_hub, self.sizes.problems
         math = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit or 300, 32)
         protocol = math if built_in else Protocol(tasks.GSM8K, False, tasks.GSM8K.shots, 512, limit, 256)
-        names = {reference.configuration for reference in accuracy.load_references()}
-        judged = recipe.name if recipe.name in names and not built_in else None
-        options = accuracy.Options(self.data_dir, published=judged, runs=self.folder)
+        options = accuracy.Options(self.data_dir, runs=self.folder)
         folder = accuracy.run(self._target(recipe), protocol, options, self.console)
         result = json.loads((folder / accuracy.RESULT).read_text())
-        verdict, compared = result["verdict"], [found["reference"] for found in result["verdict"]["references"]]
-        reported = {row["metric"]: row for row in compared if row["configuration"] == result["judged_against"]}
+        verdict, task = result["verdict"], f"{recipe.name} {result['task']}"
         figures = [
-            Figure(
-                name=f"{recipe.name} {result['task']} {metric['metric']}, share solved",
-                value=metric["correct"] / metric["answered"],
-                unit=f"of {metric['answered']}",
-                published=reported.get(metric["metric"], {}).get("accuracy"),
-            )
-            for metric in verdict["accuracies"]
-            if metric["answered"]
+            Figure(name=f"{task} {row['metric']}", value=row["correct"] / row["answered"], unit=f"of {row['answered']}")
+            for row in verdict["accuracies"]
+            if row["answered"]
         ]
-        state = Verdict(verdict["state"])
-        undecided = {Verdict.MEASURED, Verdict.INCONCLUSIVE} if limit else {Verdict.MEASURED}
-        reasons = f"{state.headline.lower()}: {'; '.join(verdict['reasons'])}"
-        return _passed(Verdict.PASS if state in undecided else state, reasons, folder), figures
+        return _judged(verdict, folder, few=limit is not None), figures
 
-    def _lossless(self, name: str) -> Found:
-        self.stop()  # eight GPUs hold one engine
-        reference, target = (Target(recipe=f"{name}{variant}", api_key=self.api_key) for variant in (":plain", ""))
+    def _lossless(self, recipe: Recipe) -> Found:
+        """Compare the running engine with the second start, the same recipe without its draft.
+
+        SGLang cannot switch a draft off while it runs; it can change the thresholds of acceptance only.
+        """
+        target = self._target(recipe)
+        reference = Target(recipe=recipe.name, api_key=self.api_key).plain()
         plan = lossless.Plan(self.sizes.lossless, samples=self.sizes.samples, runs=self.folder)
-        folder, report = lossless.run(reference, target, plan, self.console)
+        # eight GPUs hold one engine
+        folder, report = lossless.run(reference, target, plan, self.console, release=self.stop)
         details = _passed(report.state, "; ".join(report.reasons), folder)
-        length = report.accept_length or 0.0  # a pass has one
-        return details, [Figure(name=f"{name} chat, maths, code: accept length", value=length, unit="tokens")]
+        figures = [Figure(name=f"{recipe.name} accept length", value=report.accept_length or 0.0, unit="tokens")]
+        if report.sampling:
+            smallest = min((test.adjusted_p for test in report.sampling.tests), default=1.0)
+            figures.append(Figure(name=f"{recipe.name} sampling, smallest p", value=smallest, unit=""))
+        return details, figures
 
 
 def _variants(recipes: Sequence[Recipe]) -> Iterator[tuple[str, str, dict[str, str]]]:
@@ -251,6 +305,22 @@ def predicted(recipe: Recipe, workload: Workload, length: float | None, key: str
     (concurrency,) = workload.concurrency
     load = Load(concurrency, workload.input_len, workload.output_len, precision, steps, length or 1.0)
     return predict(load, key, calibrate(Cluster()), Cluster())
+
+
+def _misread(how: str, message: Mapping[str, Any], reason: str | None, thinks: bool) -> str:
+    """Return what is wrong with an answer, "" if thinking and answer are apart and whole."""
+    answer, thinking = message.get("content") or "", message.get("reasoning_content") or ""
+    if not answer or (thinks and not thinking) or reason != "stop" or any(m in answer + thinking for m in MARKERS):
+        return f"{how}: answer {answer[:40]!r}, thinking {thinking[:40]!r}, ended by {reason}"
+    return ""
+
+
+def _judged(verdict: Mapping[str, Any], folder: Path, few: bool) -> str:
+    """Return the reasons of an evaluation that passed, or that had nothing or too `few` problems to be judged by."""
+    state = Verdict(verdict["state"])
+    undecided = {Verdict.MEASURED, Verdict.INCONCLUSIVE} if few else {Verdict.MEASURED}
+    reasons = f"{state.headline.lower()}: {'; '.join(verdict['reasons'])}"
+    return _passed(Verdict.PASS if state in undecided else state, reasons, folder)
 
 
 def _passed(state: Verdict, details: str, folder: Path) -> str:

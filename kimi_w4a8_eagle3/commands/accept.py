@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import typer
@@ -12,18 +12,22 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.run_dir import RECORD, record, write_json
+from ..base.verdict import Verdict
 from ..bench.single import Texts
 from ..door.settings import client_key
 from ..machine.hardware import Machine
 from .eval import require_packages
 from .options import RUNS, signals
 
-_STYLES = {"passed": "green", "failed": "bold red", "not run": "dim"}
+_SHOWN = {Verdict.PASS: "[green]passed[/]", Verdict.FAIL: "[bold red]failed[/]", None: "[dim]not run[/]"}
 
 
 def accept(
     recipe: list[str] = typer.Option(
-        [], "--recipe", "-r", help="May be repeated; default: the MI325X recipes, without GPUs also the built-in model."
+        [], "--recipe", "-r", help="May be repeated; the first one is tested most. Default: agent; without GPUs: tiny."
+    ),
+    full: bool = typer.Option(
+        False, "--full", help="Also the download, kernels, tiles, GSM8K, chat, and the recipes of the articles: hours."
     ),
     quick: bool = typer.Option(False, "--quick", help="A few prompts per stage: a test run without figures."),
     restart: bool = typer.Option(False, "--restart", help="Start a new run instead of resuming the last one."),
@@ -31,22 +35,22 @@ def accept(
     data_dir: Path | None = typer.Option(None, "--data-dir", help="GSM8K: train.jsonl and test.jsonl (no Hub)."),
     runs: Path = RUNS,
 ) -> None:
-    """Prove on this machine what is not proved yet: checks, kernels, speed, answers; one page, one bundle.
+    """Accept what this machine serves, in an hour on eight MI325X: a timetable, the stages, a page and a bundle.
 
-    The run stops at the first stage that fails and prints a remedy. The same command resumes there.
+    A stage that fails is recorded, and the others go on. The same command runs only what has not passed.
     """
     require_packages()
     from ..accept import claims, journal, stages  # optional: aiohttp
 
     machine = Machine.detect()
-    sizes = stages.QUICK if quick else stages.Sizes()
-    recipes = recipe or [*stages.ON_GPUS, *([] if machine.devices else ["tiny"])]
+    sizes = replace(stages.QUICK if quick else stages.Sizes(), full=full)
+    recipes = recipe or (list(stages.ON_GPUS if full else stages.ON_GPUS[:1]) if machine.devices else ["tiny"])
     texts, console = Texts(sharegpt=sharegpt or None), table_console()
-    folder, found = journal.open_journal(runs, str(sizes), restart)
+    folder, found = journal.open_journal(runs, f"{sizes} {' '.join(recipes)}", restart)
     write_json(folder / RECORD, record(journal.KIND, {}, {}, gpus=[asdict(device) for device in machine.devices]))
-    console.print(f"kimi-w4a8 accept: results are kept in {folder}")
-    run = stages.Trial(folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
+    run = stages.Acceptance(folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
     todo = run.stages()
+    console.print(f"kimi-w4a8 accept: results are kept in {folder}")
     try:
         with signals(runs):
             try:
@@ -54,10 +58,9 @@ def accept(
             finally:
                 run.stop()
     finally:
-        table = Table("stage", "state", "s", "found", title="kimi-w4a8 accept", title_style="bold")
-        for name, outcome in found.outcomes.items():
-            state = f"[{_STYLES[outcome.state]}]{outcome.state}[/]"
-            table.add_row(name, state, f"{outcome.seconds:.0f}", escape(outcome.found.partition("\n")[0]))
+        table = Table("stage", "verdict", "s", "found", title=escape(found.headline(todo)), title_style="bold")
+        for name, result in found.results.items():
+            table.add_row(name, _SHOWN[result.verdict], f"{result.seconds:.0f}", escape(result.found.split("\n")[0]))
         console.print(table)
         page = claims.write_page(todo, found, folder)
         console.print(f"page: {page}\nbundle: {claims.write_bundle(folder)}", markup=False)

@@ -198,11 +198,8 @@ def lossless(
     if ask not in exact_check.ASKS:
         raise UsageError(f"unknown value --ask {ask}", expected=", ".join(exact_check.ASKS))
     if (base_url is None) != (reference_url is None):
-        raise UsageError(
-            "--base-url and --reference-url must be given together", expected="two servers, or one --recipe"
-        )
-    key = client_key(api_key_file, os.environ)
-    target = Target(base_url, recipe, model, tuple(settings), key)
+        raise UsageError("give --base-url and --reference-url together", expected="two servers, or one --recipe")
+    target = Target(base_url, recipe, model, tuple(settings), client_key(api_key_file, os.environ))
     reference = replace(target, base_url=reference_url).plain()
     plan = lossless_check.Plan(prompts, max_tokens, samples, runs=runs)
     console = table_console()

@@ -6,6 +6,7 @@ answers of both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,14 +89,21 @@ class Report:
     sampling: SamplingMatch | None
 
 
-def run(reference: Target, target: Target, plan: Plan, console: Console) -> tuple[Path, Report]:
-    """Ask both servers, one after the other, and return the run directory and the comparison."""
+def run(
+    reference: Target, target: Target, plan: Plan, console: Console, release: Callable[[], None] | None = None
+) -> tuple[Path, Report]:
+    """Ask both servers, one after the other, and return the run directory and the comparison.
+
+    release: called when the target is no longer needed, before the reference starts.
+    """
     reference.check()
     target.check()
     folder = new_run_dir("eval-lossless", plan.runs)
     asked = prompts(plan.prompts)
     with target.running(folder / "speculated.log", console.print) as server:
         found = _ask(server, asked, plan, None, console)
+    if release is not None:
+        release()
     with reference.running(folder / "reference.log", console.print) as server:
         expected = _ask(server, asked, plan, found, console)
     report = compare(asked, expected, found, plan)

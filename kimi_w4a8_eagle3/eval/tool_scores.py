@@ -29,7 +29,7 @@ CALLS = "tool_calls"
 SCHEMA_ACCURACY = "schema accuracy"
 SIMILARITY = "trigger similarity (F1)"
 _BASELINE = "the baseline"
-_MARKERS = ("<|tool_call", "<think>", "</think>")
+MARKERS = ("<|tool_call", "<think>", "</think>")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def outcome(request: ToolRequest, answer: Answer) -> ToolOutcome:
     if answer.finish_reason == CALLS:
         problem = next(filter(None, (wrong(call, request.tools) for call in calls)), "") if calls else "no call in it"
     said = f"{message.get('content') or ''}\n{message.get('reasoning_content') or ''}"
-    marker = next((marker for marker in _MARKERS if marker in said), "")
+    marker = next((marker for marker in MARKERS if marker in said), "")
     status = "truncated" if answer.finish_reason == "length" else "answered"
     return ToolOutcome(request.identity, status, request.expected, answer.finish_reason, calls, problem, marker)
 

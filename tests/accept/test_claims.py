@@ -1,17 +1,17 @@
-"""What is left to prove is the table of docs/verified.md; what a run proved follows from its stages alone."""
+"""What is left to prove is one table, for docs and run; what a run settles follows from its stages alone."""
 
 from __future__ import annotations
 
-import re
 import tarfile
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from kimi_w4a8_eagle3.accept.claims import CLAIMS, rows, write_bundle, write_page
-from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Outcome, Stage
-from kimi_w4a8_eagle3.accept.stages import IMAGE, ON_GPUS, Sizes, Trial, predicted
+from kimi_w4a8_eagle3.accept.claims import CLAIMS, settled, write_bundle, write_page
+from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Stage, StageResult
+from kimi_w4a8_eagle3.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, Acceptance, Sizes, predicted
+from kimi_w4a8_eagle3.base.verdict import Verdict
 from kimi_w4a8_eagle3.bench.single import Texts
 from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
@@ -21,33 +21,38 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe
 
 ROOT = Path(__file__).parents[2]
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)
-PASSED = Outcome(state="passed", found="well", figures=[Figure(name="TPOT", value=27.4, unit="ms", published=27.41)])
-FAILED = Outcome(state="failed", found="<b>a GPU fell off")
-MISSING = Outcome(state="not run", found="needs a gfx942 GPU")
+PASSED = StageResult(
+    verdict=Verdict.PASS, found="well", figures=[Figure(name="TPOT", value=27.4, unit="ms", published=27.41)]
+)
+FAILED = StageResult(verdict=Verdict.FAIL, found="<b>a GPU fell off")
+MISSING = StageResult(found="needs a gfx942 GPU")
 
 
-def stages(machine: Machine, *recipes: str) -> list[Stage]:
-    return Trial(Path(), recipes, Sizes(), Console(quiet=True), Texts(), machine=machine).stages()
+def stages(machine: Machine, *recipes: str, full: bool = True) -> list[Stage]:
+    sizes = Sizes(full=full)
+    return Acceptance(Path(), recipes, sizes, Console(quiet=True), Texts(), machine=machine).stages()
 
 
-def test_the_rows_are_what_the_readme_leaves_unproved() -> None:
-    """A row that the page gains, loses or words anew is changed in `claims.CLAIMS` too."""
-    table = (
-        (ROOT / "docs/verified.md")
-        .read_text()
-        .partition("| what | proved here by | not proved |")[2]
-        .partition("\n\n")[0]
-    )
-    lines = [re.split(r" \| ?", line.strip("| ") + " ") for line in table.splitlines()[2:]]
-    left_open = [(line[0], line[2].strip()) for line in lines if len(line) > 2 and line[2].strip()]
-    assert [claim.left_open for claim in CLAIMS] == [text for _, text in left_open]
-    assert [what for claim, (what, _) in zip(CLAIMS, left_open, strict=True) if not what.startswith(claim.what)] == []
+def test_the_docs_show_the_same_table() -> None:
+    rows = (f"| {claim.what} | {claim.shown_by} | {claim.left_open} |\n".replace("|  |", "| |") for claim in CLAIMS)
+    table = "| what | proved here by | not proved |\n|---|---|---|\n" + "".join(rows)
+    assert table in (ROOT / "docs/verified.md").read_text(), f"docs/verified.md should have:\n{table}"
 
 
 def test_every_claim_is_settled_by_stages_of_the_mi325x_recipes_or_says_why_not() -> None:
-    proves = {stage.proves for stage in stages(MI325X, *ON_GPUS)}
+    proves = {stage.proves for stage in stages(MI325X, *ON_GPUS)} - {""}
     assert {key for claim in CLAIMS for key in claim.settled_by} == proves
-    assert [claim.what for claim in CLAIMS if bool(claim.settled_by) == bool(claim.otherwise)] == []
+    open_claims = [claim for claim in CLAIMS if claim.left_open]
+    assert [claim.what for claim in open_claims if bool(claim.settled_by) == bool(claim.otherwise)] == []
+
+
+def test_the_first_hour_is_an_hour_with_loads_of_twenty_minutes_and_begins_with_the_agents() -> None:
+    hour = stages(MI325X, FIRST, full=False)
+    assert LOAD_MINUTES == 20 and sum(stage.minutes for stage in hour) <= 60
+    assert [stage.name for stage in hour if stage.minutes >= LOAD_MINUTES] == ["agent: start", "agent: lossless"]
+    names = [stage.name.partition(": ")[2] for stage in hour[1:]]
+    assert names == ["start", "smoke", "tools", "streams", "con2", "con40", "lossless"]
+    assert not [stage.name for stage in hour if stage.missing or not stage.minutes]
 
 
 @pytest.mark.parametrize("side", ["w4a8", "eagle3"])
@@ -68,23 +73,25 @@ def test_the_built_in_model_on_a_cpu_proves_nothing_about_gpus() -> None:
     here = stages(Machine(), "tiny", "eagle3-opt")
     outcomes = {stage.name: MISSING if stage.missing else PASSED for stage in here}
     assert {"doctor", "tiny: smoke", "tiny: lossless"} <= {name for name, each in outcomes.items() if each is PASSED}
-    assert {row.verdict for row in rows(here, outcomes)} == {"not run"}
+    assert {row.verdict for row in settled(here, outcomes)} == {None}
 
 
 @pytest.mark.parametrize(
     ("changes", "verdict", "found"),
     [
-        ({}, "proved", "well"),
-        ({"eagle3: con40": FAILED}, "failed", "<b>a GPU fell off"),
-        ({"eagle3: con2": MISSING}, "not run", "needs a gfx942 GPU"),
-        ({"eagle3: chat": None}, "not run", "not reached"),
-        ({"eagle3: accuracy": FAILED}, "proved", "well"),
+        ({}, Verdict.PASS, "well"),
+        ({"eagle3: con40": FAILED}, Verdict.FAIL, "<b>a GPU fell off"),
+        ({"eagle3: con2": MISSING}, None, "needs a gfx942 GPU"),
+        ({"eagle3: chat": None}, None, "not reached"),
+        ({"eagle3: accuracy": FAILED}, Verdict.PASS, "well"),
     ],
 )
-def test_one_stage_that_did_not_pass_is_enough(changes: dict[str, Outcome | None], verdict: str, found: str) -> None:
+def test_one_stage_that_did_not_pass_is_enough(
+    changes: dict[str, StageResult | None], verdict: Verdict | None, found: str
+) -> None:
     here = stages(MI325X, "w4a8", "eagle3")
     outcomes = {stage.name: PASSED for stage in here} | changes
-    of_bench = {row.claim.left_open: row for row in rows(here, {n: o for n, o in outcomes.items() if o})}
+    of_bench = {row.claim.left_open: row for row in settled(here, {n: o for n, o in outcomes.items() if o})}
     row = of_bench["con2 and con40 on 8 GPUs"]
     assert (row.verdict, row.found) == (verdict, found)
 
@@ -94,10 +101,11 @@ def test_the_page_has_every_row_and_the_bundle_everything(tmp_path: Path) -> Non
     folder.mkdir()
     here = stages(MI325X, "w4a8", "eagle3")
     outcomes = {stage.name: PASSED for stage in here} | {"eagle3: smoke": FAILED}
-    page = write_page(here, Journal(identity={"sglang": "1.2"}, outcomes=outcomes), folder).read_text()
+    page = write_page(here, Journal(identity={"sglang": "1.2"}, results=outcomes), folder).read_text()
+    assert page.index("<h1>NOT ACCEPTED: ") < page.index("<table>")
     for claim in CLAIMS:
         assert claim.left_open.replace("'", "&#39;").replace("`", "") in page
-    for text in ("proved", "failed", "not run", "27.41", "&lt;b&gt;a GPU", "needs eight MI355X", "sglang 1.2"):
+    for text in ("passed", "failed", "not run", "27.41", "&lt;b&gt;a GPU", "needs eight MI355X", "sglang 1.2"):
         assert text in page, text
     assert "<b>a GPU" not in page and "http" not in page
     with tarfile.open(write_bundle(folder)) as archive:

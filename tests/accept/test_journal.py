@@ -1,4 +1,4 @@
-"""The stages' runner: goes on after a kill, stops at a failure with its remedy, and trusts no other version."""
+"""The stages' runner: goes on after a kill and after a failure, and trusts no other version."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3.accept import journal
-from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Stage, open_journal, run_stages
+from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Skipped, Stage, open_journal, run_stages
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.signals import Terminated
+from kimi_w4a8_eagle3.base.verdict import Verdict
 
 FIGURE = Figure(name="speed", value=5.1, unit="TB/s", predicted=6.0)
 KILLED = """
@@ -52,46 +53,56 @@ def test_a_killed_run_goes_on_after_the_last_stage_that_passed(tmp_path: Path) -
     assert done.returncode == -signal.SIGKILL, done.stderr
     ran: list[str] = []
     _, found, said = run([passing("first", ran), passing("second", ran)], tmp_path)
-    assert ran == ["second"] and said == ["[1/2] first: passed before", "[2/2] second"]
-    assert {name: outcome.state for name, outcome in found.outcomes.items()} == {"first": "passed", "second": "passed"}
-    assert found.outcomes["second"].figures == [FIGURE]
+    assert ran == ["second"] and said[0] == "first: passed before" and said[3].startswith("[1/1] second (0 min so far")
+    assert found.names(Verdict.PASS) == ["first", "second"]
+    assert found.results["second"].figures == [FIGURE]
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_it_stops_at_the_first_failure_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_failure_is_recorded_and_the_other_stages_go_on(tmp_path: Path) -> None:
     ran: list[str] = []
     bad = failing("bad", KimiError("port 9527 is taken", remedy="stop the other server"))
-    stages = [passing("good", ran), bad, passing("later", ran)]
-    with pytest.raises(KimiError, match="bad failed: port 9527 is taken") as caught:
+    after = failing("after", Skipped("the engine did not start"))
+    stages = [passing("good", ran), bad, after, passing("later", ran)]
+    with pytest.raises(KimiError, match="1 of 4 stages failed; bad: port 9527 is taken") as caught:
         run(stages, tmp_path)
-    assert caught.value.remedy == "stop the other server; then repeat the command to resume with this stage"
-    assert caught.value.exit_code == 1 and ran == ["good"]
-    outcomes = open_journal(tmp_path, "all", restart=False)[1].outcomes
-    assert outcomes["bad"].state == "failed" and "stop the other server" in outcomes["bad"].found
-    assert "later" not in outcomes
-    run([passing(stage.name, ran) for stage in stages], tmp_path)
-    assert ran == ["good", "bad", "later"]
+    assert caught.value.exit_code == 1 and ran == ["good", "later"]
+    _, found = open_journal(tmp_path, "all", restart=False)
+    assert (found.names(Verdict.FAIL), found.names(None)) == (["bad"], ["after"])
+    assert "stop the other server" in found.results["bad"].found
+    assert found.headline(stages) == "NOT ACCEPTED: 2 of 4 stages passed; failed: bad"
+    mended = [passing(stage.name, ran) for stage in stages]
+    _, found, _ = run(mended, tmp_path)
+    assert ran == ["good", "later", "bad", "after"]
+    assert found.headline(mended) == "ACCEPTED: 4 of 4 stages passed"
+
+
+def test_the_timetable_comes_first_and_the_clock_says_what_is_left(tmp_path: Path) -> None:
+    stages = [Stage(name, "", lambda: ("", []), minutes=minutes) for name, minutes in (("a", 20), ("b", 5))]
+    _, _, said = run(stages, tmp_path)
+    assert said[:3] == ["timetable: about 25 min", "    20 min  a", "     5 min  b"]
+    assert said[3:] == ["[1/2] a (0 min so far, about 25 to go)", "[2/2] b (0 min so far, about 5 to go)"]
 
 
 def test_what_nobody_foresaw_fails_the_stage_as_well(tmp_path: Path) -> None:
-    with pytest.raises(KimiError, match="odd failed: ZeroDivisionError: division"):
+    with pytest.raises(KimiError, match="odd: ZeroDivisionError: division"):
         run([failing("odd", ZeroDivisionError("division"))], tmp_path)
     folder, found = open_journal(tmp_path, "all", restart=False)
-    assert found.outcomes["odd"].state == "failed" and "in go" in (folder / "traceback.txt").read_text()
+    assert found.results["odd"].verdict is Verdict.FAIL and "in go" in (folder / "traceback.txt").read_text()
 
 
 def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
     ran: list[str] = []
     with pytest.raises(Terminated):
         run([passing("one", ran), failing("two", Terminated(signal.SIGTERM))], tmp_path)
-    assert list(open_journal(tmp_path, "all", restart=False)[1].outcomes) == ["one"]
+    assert list(open_journal(tmp_path, "all", restart=False)[1].results) == ["one"]
 
 
 def test_a_stage_that_is_missing_here_runs_once_it_is_there(tmp_path: Path) -> None:
     ran: list[str] = []
     run([Stage("gpu", "", lambda: ("", []), "needs a gfx942 GPU"), passing("cpu", ran)], tmp_path)
-    outcome = open_journal(tmp_path, "all", restart=False)[1].outcomes["gpu"]
-    assert (outcome.state, outcome.found) == ("not run", "needs a gfx942 GPU")
+    result = open_journal(tmp_path, "all", restart=False)[1].results["gpu"]
+    assert (result.verdict, result.found) == (None, "needs a gfx942 GPU")
     run([passing("gpu", ran), passing("cpu", ran)], tmp_path)
     assert ran == ["cpu", "gpu"]
 
@@ -112,7 +123,7 @@ def test_results_of_other_versions_or_sizes_do_not_count(tmp_path: Path, monkeyp
 
 def test_a_journal_that_is_no_journal_is_one_message(tmp_path: Path) -> None:
     folder, *_ = run([], tmp_path)
-    (folder / journal.JOURNAL).write_text('{"identity": {}, "outcomes": {"x": {"state": "splendid", "found": ""}}}')
+    (folder / journal.JOURNAL).write_text('{"identity": {}, "results": {"x": {"verdict": "splendid", "found": ""}}}')
     with pytest.raises(KimiError, match="cannot read the journal") as caught:
         open_journal(tmp_path, "all", restart=False)
     assert "--restart" in caught.value.remedy

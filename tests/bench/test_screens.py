@@ -78,7 +78,7 @@ def pages(copies: Callable[..., Run], tmp_path: Path) -> dict[str, Path]:
     return {
         "bench": write_page(page(Analysis(runs)), tmp_path / "report"),
         "eval": section.write_page(evaluation),
-        "accept": claims.write_page([], Journal(identity={"sglang": "1.2"}, outcomes={}), tmp_path),
+        "accept": claims.write_page([], Journal(identity={"sglang": "1.2"}, results={}), tmp_path),
     }
 
 
