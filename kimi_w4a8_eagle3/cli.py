@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -30,6 +31,7 @@ COMMANDS = {
     "fetch": "Download checkpoints to the Hugging Face cache (HF_HOME), and check every file's digest.",
     "patch": "Change installed files of AITER, safely and reversibly.",
     "trust": "Show the Python files that a checkpoint would run under --trust-remote-code; --yes accepts them.",
+    "recipes": "List the packaged recipes: engine, hardware, summary.",
     "serve": "Serve a recipe, or show what would run. Engine arguments may follow after `--`.",
     "chat": "Talk with a server: streamed, thinking dimmed, tool calls run; in a pipe: the answer.",
     "route": "Route requests to replicas on other nodes; a replica with another model or other weights is refused.",
@@ -45,6 +47,7 @@ COMMANDS = {
     "accept": "Prove on this machine what is not proved yet: checks, kernels, speed, answers; one page, one bundle.",
     "report": "Write one self-contained HTML page and SVG figures from finished benchmark and evaluation runs.",
 }
+_VALUES = {"path": "PATH", "int": "N", "float": "NUMBER"}  # part of a type: the word in the help
 
 
 class Commands(TyperGroup):
@@ -59,6 +62,14 @@ class Commands(TyperGroup):
         name, stub, rest = super().resolve_command(ctx, args)
         return name, load(name) if name in COMMANDS else stub, rest
 
+    def invoke(self, ctx: Any) -> object:
+        """Run a command; Ctrl-C ends it with one line and exit code 130."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo(f"\n{PROGRAM}: stopped by Ctrl-C", err=True)
+            raise typer.Exit(130) from None
+
 
 def load(name: str) -> Any:
     """Import a sub-command with its dependencies and return it as a click command."""
@@ -66,11 +77,28 @@ def load(name: str) -> Any:
     module = import_module(f".commands.{module_name}", __package__)
     if hasattr(module, "app"):
         module.app.rich_markup_mode, module.app._add_completion = app.rich_markup_mode, False
-        return typer.main.get_command(module.app)
+        return _plain(typer.main.get_command(module.app))
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     single.rich_markup_mode = app.rich_markup_mode
     single.command(name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(getattr(module, module_name))
-    return typer.main.get_command(single)
+    return _plain(typer.main.get_command(single))
+
+
+def _plain(command: Any) -> Any:
+    """Name values in the help as other command lines do, N or PATH, where newer typers print Python types."""
+    for parameter in command.params:
+        if kind := getattr(parameter, "type_descriptor", None):
+            words = [word for name, word in _VALUES.items() if name in str(kind.annotation).lower()]
+            shown = "" if parameter.param_type_name == "argument" else [*words, "TEXT"][0]
+            if not kind.is_choice:
+                parameter.display_type = partial(_shown, shown)
+    for inner in getattr(command, "commands", {}).values():
+        _plain(inner)
+    return command
+
+
+def _shown(word: str, ctx: typer.Context) -> str:
+    return word
 
 
 app = typer.Typer(

@@ -14,13 +14,29 @@ import typer
 
 from ..base.errors import KimiError, UsageError
 from ..base.signals import Terminated, signals_raise
+from ..machine.hardware import GPUS
 from ..recipe.schema import recipe_names
 
 RUNS = typer.Option(Path("runs"), "--runs", envvar="KIMI_RUNS", help="Folder of the run directories.")
+
+
+def complete_recipe(typed: str) -> list[str]:
+    """Return the packaged recipes that begin with `typed`, for the shell."""
+    return [name for name in recipe_names() if name.startswith(typed)]
+
+
+def complete_gpu(typed: str) -> list[str]:
+    """Return the GPU models that begin with `typed`, for the shell."""
+    return [name for name in GPUS if name.startswith(typed)]
+
+
 RECIPE_NAME = typer.Argument(
-    None, metavar="RECIPE", help="A packaged recipe (agent; agent:plain without its draft) or a TOML file."
+    None,
+    metavar="RECIPE",
+    help="A packaged recipe (agent; agent:plain without its draft) or a TOML file.",
+    autocompletion=complete_recipe,
 )
-RECIPE = typer.Option(None, "--recipe", "-r", help="The recipe, as an option.")
+RECIPE = typer.Option(None, "--recipe", "-r", help="The recipe, as an option.", autocompletion=complete_recipe)
 KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as in `kimi-w4a8 serve`.")
 OPS_PORT = typer.Option(None, "--ops-port", help="Probes and metrics; default: port + 1; 0: none.")
 OPS_HOST = typer.Option("127.0.0.1", "--ops-host", help="Address for probes and metrics.")

@@ -14,7 +14,7 @@ from ..base.severity import Note, Severity
 from ..fleet.checks import ServeOptions, ready_to_serve, require_parsed
 from ..fleet.serve import serve_foreground
 from ..recipe.launch import Launch, prepare
-from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RECIPE, RECIPE_NAME, RUNS, one_recipe, ops_port_of
+from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RECIPE, RECIPE_NAME, RUNS, complete_gpu, one_recipe, ops_port_of
 
 # Allows engine arguments that only the engine knows, after `--`.
 CONTEXT_SETTINGS = {"allow_extra_args": True}
@@ -30,7 +30,12 @@ def serve(
     tp: int | None = typer.Option(None, "--tp", min=1, help="GPUs per engine; default: the recipe's."),
     served_model_name: str | None = typer.Option(None, "--served-model-name", help="The model's name for clients."),
     settings: list[str] = typer.Option([], "--set", help="KEY=VALUE: an engine argument or a dotted recipe key."),
-    gpu: str = typer.Option("", "--gpu", help="Compute memory for this GPU (mi325x, ...) instead of this machine's."),
+    gpu: str = typer.Option(
+        "",
+        "--gpu",
+        help="Compute memory for this GPU (mi325x, ...) instead of this machine's.",
+        autocompletion=complete_gpu,
+    ),
     model: Path | None = typer.Option(None, "--model", help="Serve this directory instead of the recipe's model."),
     draft: Path | None = typer.Option(None, "--draft", help="Draft directory instead of the recipe's draft."),
     docker: bool = typer.Option(False, "--docker", help="With --dry-run: print the command that runs it in its image."),
@@ -55,7 +60,13 @@ def serve(
     settings = settings + [f"{key}={value}" for key, value in named.items() if value is not None]
     checkpoints = {"model": model, "draft": draft}
     launch = prepare(
-        one_recipe(name, recipe), settings, extra, gpu=gpu, checkpoints=checkpoints, api_key_file=api_key_file
+        one_recipe(name, recipe),
+        settings,
+        extra,
+        gpu=gpu,
+        checkpoints=checkpoints,
+        api_key_file=api_key_file,
+        read_keys=not dry_run,  # a manifest may name a file that only its container has
     )
     if no_preflight:
         note = Note("--no-preflight: the checkpoint files were not validated", Severity.OVERRIDE)

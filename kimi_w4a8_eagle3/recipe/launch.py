@@ -19,7 +19,7 @@ from .. import tiny
 from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
 from ..base.severity import Note, Severity
-from ..door.settings import DoorSettings, key_file_environment, read_door
+from ..door.settings import DoorSettings, key_file_environment, read_door, without_keys
 from ..engine.process import EngineServer
 from ..gates import read_gates
 from ..machine.aiter_regime import Regime, installed_regime
@@ -226,6 +226,7 @@ def prepare(
     gpu: str = "",
     checkpoints: Mapping[str, Path | None] = {},
     api_key_file: Path | None = None,
+    read_keys: bool = True,
 ) -> Launch:
     """Return the launch of the recipe `name` here, with every name and value checked; starts and writes nothing.
 
@@ -241,8 +242,8 @@ def prepare(
             raise UsageError(f"there is no folder {folder}", where=f"--{section}", expected="a checkpoint's folder")
         recipe = with_settings(recipe, {f"{section}.repo": str(folder.resolve()), f"{section}.revision": "main"})
     launch = render(recipe, settings, extra, gpu=gpu_by_name(gpu) if gpu else None)
-    keys = {} if api_key_file is None else key_file_environment(api_key_file)
-    environ = {**os.environ, **launch.env, **keys}
+    keys = {} if api_key_file is None or not read_keys else key_file_environment(api_key_file)
+    environ = {**os.environ, **launch.env, **keys} | ({} if read_keys else without_keys())
     read_gates(environ)
     return replace(launch, env={**launch.env, **keys}, door=read_door(environ))
 

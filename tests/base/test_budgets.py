@@ -18,7 +18,7 @@ CEILINGS = {
     "accept": 695,
     "base": 659,
     "bench": 1545,
-    "commands": 1793,
+    "commands": 1848,
     "door": 1985,
     "engine": 1477,
     "eval": 3312,
@@ -28,7 +28,7 @@ CEILINGS = {
     "ops": 907,
     "patching": 735,
     "quark": 1614,
-    "recipe": 1549,
+    "recipe": 1550,
     "sglang_plugin": 3887,
     "tiny": 587,
 }

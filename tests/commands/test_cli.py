@@ -1,5 +1,6 @@
 """The table of sub-commands: true to the commands, and no import for a line of help."""
 
+import json
 import subprocess
 import sys
 
@@ -7,6 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import COMMANDS, app, load
+from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
+
+COMPLETIONS = [("serve age", "agent"), ("plan -r tin", "tiny"), ("serve --gpu mi32", "mi325x")]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -31,3 +35,31 @@ def test_the_list_of_commands_imports_none_of_them():
 def test_a_misspelt_command_gets_the_nearest():
     result = CliRunner().invoke(app, ["serv"])
     assert result.exit_code == 2 and "Did you mean 'serve'?" in result.output
+
+
+def test_every_recipe_is_listed_with_its_summary():
+    listed = json.loads(CliRunner().invoke(app, ["recipes", "--json"]).stdout)
+    assert [(row["recipe"], row["summary"]) for row in listed] == [(n, load_recipe(n).summary) for n in recipe_names()]
+    assert {row["hardware"] for row in listed if row["recipe"] in ("tiny", "agent")} == {"CPU", "8 x mi325x"}
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"), [("serve age", "agent"), ("plan -r tin", "tiny"), ("serve --gpu mi32", "mi325x")]
+)
+def test_the_shell_completes_recipes_and_gpus(words, offered):
+    env = {
+        "_KIMI_W4A8_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"kimi-w4a8 {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    result = CliRunner().invoke(app, [], prog_name="kimi-w4a8", env=env)
+    assert result.output.split() == [offered]
+
+
+def test_ctrl_c_is_one_line(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kimi_w4a8_eagle3.commands.recipes.recipe_names", interrupted)
+    result = CliRunner().invoke(app, ["recipes"])
+    assert result.exit_code == 130 and result.stderr.strip() == "kimi-w4a8: stopped by Ctrl-C"
