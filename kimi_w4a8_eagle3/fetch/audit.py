@@ -137,7 +137,7 @@ class AuditTransport(httpx.BaseTransport):
             headers["authorization"] = f"Bearer {self._hub.token}"
         sockets: list[socket.socket] = []
 
-        def trace(event: str, info: Mapping[str, Any]) -> None:  # httpcore's: a new connection, and the same under TLS
+        def trace(event: str, info: Mapping[str, Any]) -> None:  # httpcore reports new connections, and TLS over them
             if event.endswith(("connect_tcp.complete", "start_tls.complete")):
                 sockets.append(info["return_value"].get_extra_info("socket"))
 
@@ -181,8 +181,8 @@ class AuditTransport(httpx.BaseTransport):
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise ValueError("it is compressed, which was not asked for")
             self._check_addresses(response)
-            body = self._body(response, inf if is_file else self._limits.page)
-            return httpx.Response(response.status_code, headers=response.headers, content=body)
+            body = _Body(self._body(response, inf if is_file else self._limits.page), response)
+            return httpx.Response(response.status_code, headers=response.headers, stream=body)
         except BaseException:
             response.close()
             raise
@@ -221,8 +221,20 @@ class AuditTransport(httpx.BaseTransport):
                 yield block
         except httpx.NetworkError as error:  # huggingface_hub continues after this error
             raise httpx.RemoteProtocolError(str(error)) from None
-        finally:
-            response.close()
+
+
+@dataclass
+class _Body(httpx.SyncByteStream):
+    """Audited blocks, and a `close` that reaches the connection: a generator's own end may come at any time."""
+
+    blocks: Iterator[bytes]
+    response: httpx.Response
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.blocks
+
+    def close(self) -> None:
+        self.response.close()
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int]:

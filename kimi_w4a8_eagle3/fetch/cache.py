@@ -48,11 +48,14 @@ class Manifest:
         """Parse a manifest; KimiError that names `path` when it is damaged."""
         try:
             data = json.loads(content)
-            if (found := data.pop("format")) != FORMAT:
+            if (found := data["format"]) != FORMAT:
                 raise ValueError(f"format {found}")
-            verified: set[str] = {RepoPath(path) for path in data.pop("verified")}
-            files = tuple(RemoteFile(**file | {"digest": file["digest"] or None}) for file in data.pop("files"))
-            return cls(Listing(**data, files=files), verified)
+            files = [
+                RemoteFile(RepoPath(f["path"]), f["size"], Digest(f["digest"]) if f["digest"] else None, bool(f["lfs"]))
+                for f in data["files"]
+            ]
+            names = RepoName(data["repo"]), Revision(data["revision"]), Commit(data["commit"])
+            return cls(Listing(*names, tuple(files)), {RepoPath(path) for path in data["verified"]})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise KimiError(
                 f"damaged manifest: {type(error).__name__}: {error}",

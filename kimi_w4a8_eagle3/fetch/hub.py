@@ -102,16 +102,12 @@ class Hub(Endpoint):
         """Return the message for an HTTP status."""
         if status in (401, 403):
             token = "the token was refused" if self.token else "no token is set"
-            return KimiError(
-                f"the Hub refuses access to {repo} (HTTP {status}): {token}",
-                where=where,
-                expected="a public repository, or a token that may read it",
-                remedy="check the name; accept the model's terms on its page; set HF_TOKEN or run `hf auth login`",
-            )
+            what = f"the Hub refuses access to {repo} (HTTP {status}): {token}"
+            remedy = "check the name; accept the model's terms on its page; set HF_TOKEN or run `hf auth login`"
+            return KimiError(what, where, "a public repository, or a token that may read it", remedy)
         if status == 404:
-            what = f"{path} of {repo}" if path else f"{repo} at revision {revision}"
-            remedy = "check spelling and revision; a private repository needs HF_TOKEN"
-            return KimiError(f"the Hub has no {what} (HTTP 404)", where, remedy=remedy)
+            what = f"the Hub has no {path + ' of ' + repo if path else f'{repo} at revision {revision}'} (HTTP 404)"
+            return KimiError(what, where, remedy="check spelling and revision; a private repository needs HF_TOKEN")
         if status == 429:
             what = f"the Hub keeps limiting the request rate (HTTP 429) after {self.limits.attempts} attempts"
             return KimiError(what, where, remedy=f"{AGAIN}; a token raises the limit")

@@ -30,15 +30,10 @@ class RemoteFile:
     xet: Digest | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", RepoPath(self.path))
         if type(self.size) is not int or not 0 <= self.size <= MAX_FILE:
             raise ValueError(f"{ascii(self.size)[:40]} is no size of a file ({self.path})")
-        if self.digest is not None:
-            object.__setattr__(self, "digest", Digest(self.digest))
-            if self.lfs != (len(self.digest) == 64):
-                raise ValueError(f"a digest of {len(self.digest)} digits does not go with lfs={self.lfs} ({self.path})")
-        if self.xet is not None:
-            object.__setattr__(self, "xet", Digest(self.xet))
+        if self.digest is not None and self.lfs != (len(self.digest) == 64):
+            raise ValueError(f"a digest of {len(self.digest)} digits does not go with lfs={self.lfs} ({self.path})")
 
     def hash_of(self, stream: BinaryIO, advance: Callable[[int], None] = lambda count: None) -> str:
         """Return the digest of a local file, of the same kind as `digest`, in blocks of 4 MiB."""
@@ -63,8 +58,6 @@ class Listing:
     files: tuple[RemoteFile, ...]
 
     def __post_init__(self) -> None:
-        for name, kind in (("repo", RepoName), ("revision", Revision), ("commit", Commit)):
-            object.__setattr__(self, name, kind(getattr(self, name)))
         if len(self.files) > MAX_FILES:
             raise ValueError(f"more than {MAX_FILES} files")
         paths: set[str] = set()

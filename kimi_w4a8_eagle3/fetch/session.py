@@ -15,7 +15,7 @@ from ..recipe.launch import load_recipe, recipe_names
 from .cache import QUARANTINE, Manifest, Store, Survey, recall, survey, verify
 from .download import disk_error, fetch
 from .hub import Hub
-from .model import RemoteFile, human
+from .model import human
 from .names import RepoName, Revision
 from .progress import ByteProgress
 
@@ -26,6 +26,11 @@ class Wanted:
 
     repo: RepoName
     revision: Revision
+
+    @property
+    def command(self) -> str:
+        """The command that fetches it."""
+        return shlex.join(["kimi-w4a8", "fetch", self.repo, "--revision", self.revision])
 
     @classmethod
     def named(cls, repo: str, revision: str) -> Wanted:
@@ -82,7 +87,7 @@ class Session:
                 manifest = Manifest(self.hub.listing(repository.repo, repository.revision))
             if manifest is None:
                 self._say(f"{repository.repo} at {repository.revision}: nothing of it is known in {store.root}")
-                self._say(f"  to do, with network access: {_command(repository)}")
+                self._say(f"  to do, with network access: {repository.command}")
                 return False
             return self._verify(repository, store, manifest) if verify else self._look(repository, store, manifest)
         except OSError as error:
@@ -127,8 +132,10 @@ class Session:
         for file in found.corrupt:
             self._say(f"  damaged  {file.path}: its digest is wrong; set aside as {store.final(file).name}{QUARANTINE}")
         for file in found.missing:
-            self._say(f"  missing  {file.path} ({_state(store, file)})")
-        self._say(f"  to do: {_command(repository)}")
+            kept = store.arrived(file)
+            size = human(file.size) + (f", {human(kept)} of it arrived" if kept else "")
+            self._say(f"  missing  {file.path} ({size if file.digest else 'size unknown'})")
+        self._say(f"  to do: {repository.command}")
         return False
 
     def _show(self, label: str, total: int) -> ByteProgress:
@@ -136,15 +143,3 @@ class Session:
 
     def _say(self, text: str) -> None:
         self.console.print(escape(self.hub.scrub(text)), soft_wrap=True)
-
-
-def _state(store: Store, file: RemoteFile) -> str:
-    if not file.digest:
-        return "size unknown"
-    kept = store.arrived(file)
-    return human(file.size) + (f", {human(kept)} of it arrived" if kept else "")
-
-
-def _command(repository: Wanted) -> str:
-    """Return the command that fetches `repository`."""
-    return shlex.join(["kimi-w4a8", "fetch", repository.repo, "--revision", repository.revision])

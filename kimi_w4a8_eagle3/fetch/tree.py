@@ -24,6 +24,14 @@ _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 class NotPlain(KimiError):
     """Something that is no plain file or folder lies where one is expected."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path.name} is {'a symbolic link' if path.is_symlink() else 'no plain file'}",
+            where=str(path),
+            expected="plain files and folders: no link is followed below the cache folder",
+            remedy="find out where it comes from and remove it; to keep files elsewhere, name that place with HF_HOME",
+        )
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -40,7 +48,7 @@ class Tree:
         for part in ("", *parts[:-1]):
             folder = folder / part
             if part and folder.is_symlink():
-                raise _not_plain("a symbolic link", folder)
+                raise NotPlain(folder)
             if create:
                 folder.mkdir(parents=not part, exist_ok=True)
         return path
@@ -59,7 +67,7 @@ class Tree:
     def _descriptor(self, path: Path, flags: int) -> int:
         path = self.at(path, create=bool(flags & os.O_CREAT))
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise _not_plain("a symbolic link" if path.is_symlink() else "no plain file", path)
+            raise NotPlain(path)
         return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
     def append(self, path: Path) -> int:
@@ -134,12 +142,3 @@ class Tree:
             except BlockingIOError:
                 raise busy from None
             yield
-
-
-def _not_plain(what: str, path: Path) -> NotPlain:
-    return NotPlain(
-        f"{path.name} is {what}",
-        where=str(path),
-        expected="plain files and folders: no link is followed below the cache folder",
-        remedy="find out where it comes from and remove it; to keep files elsewhere, name that place with HF_HOME",
-    )

@@ -22,7 +22,7 @@ CEILINGS = {
     "door": 1985,
     "engine": 1477,
     "eval": 3312,
-    "fetch": 1762,
+    "fetch": 1760,
     "fleet": 1551,
     "moe": 5533,
     "ops": 907,
