@@ -1,35 +1,36 @@
-"""Detect schedulers that have stopped looping, by the files that `sglang_plugin.pulse_hook` touches."""
+"""Detect loops of an engine that have stopped, by the files that its schedulers and its HTTP server touch."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
 
-_PREFIX = "pulse-"
+SCHEDULER = "pulse"
+LOOP = "loop"  # the event loop of the HTTP server
 
 
-def file_of(folder: Path, pid: int) -> Path:
-    """Return the file that the scheduler with this process id touches."""
-    return folder / f"{_PREFIX}{pid}"
+def file_of(folder: Path, pid: int, kind: str = SCHEDULER) -> Path:
+    """Return the file that the process with this id touches; kind: SCHEDULER or LOOP."""
+    return folder / f"{kind}-{pid}"
 
 
 class Pulse:
-    """Signs of life of one engine's schedulers. folder: the engine's temporary folder.
+    """Signs of life of one kind of an engine's loops. folder: the engine's temporary folder.
 
     The caller passes time.monotonic(), so a changed wall clock does not look like silence.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, kind: str = SCHEDULER) -> None:
+        self._folder, self._kind = folder, kind
         self._seen: dict[str, tuple[int, float]] = {}  # by file: modification time, and when it was first seen
 
     def silence(self, now: float) -> float:
-        """Return the longest silence of a scheduler in seconds; 0 if no scheduler leaves signs (vLLM, an old SGLang).
+        """Return the longest silence of a loop in seconds; 0 if none leaves signs (vLLM, an old SGLang).
 
         The precision is the interval between two calls.
         """
         with suppress(OSError):
-            for path in self._folder.glob(f"{_PREFIX}*"):
+            for path in self._folder.glob(f"{self._kind}-*"):
                 at = path.stat().st_mtime_ns
                 if self._seen.get(path.name, (0, 0.0))[0] != at:
                     self._seen[path.name] = (at, now)

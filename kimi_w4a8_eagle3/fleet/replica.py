@@ -14,7 +14,7 @@ from ..door.presence import require_door
 from ..engine import startup_check
 from ..engine.client import EngineClient
 from ..engine.process import EngineServer
-from ..engine.pulse import Pulse
+from ..engine.pulse import LOOP, Pulse
 from ..engine.watchdog import Watchdog
 from ..ops.replica_state import Phase, ReplicaState
 from ..recipe.launch import Launch
@@ -24,6 +24,7 @@ from .engine_processes import EngineProcesses
 # A cold start on MI325X reads 534 GB and builds kernels; the engine's own exit ends the wait earlier.
 READY_TIMEOUT_S = 5400.0
 _POLL_S = 0.25
+_LOOP_SILENT_S = 3.0  # of the HTTP server: with all delays, /ready is 503 within 5 s
 _STALLED_GRACE_S = 2.0  # a stalled engine finishes nothing, and its clients wait until its sockets close
 
 Announce = Callable[[str, str, str], None]  # source, event, reason
@@ -132,7 +133,7 @@ class Replica:
         """Return when asked to end; raise when the engine ends by itself or makes no progress."""
         stalled = threading.Event()
         state, processes, lost = self.state, EngineProcesses(server.pid), None
-        pulse = Pulse(server.folder)
+        pulse, loop = Pulse(server.folder), Pulse(server.folder, LOOP)
         watchdog = Watchdog(
             state.base_url,
             state.progress_timeout_s,
@@ -144,7 +145,8 @@ class Replica:
             while server.poll() is None and (lost := processes.lost()) is None:
                 if self._asked.wait(_POLL_S):
                     return
-                self._follow(pulse.silence(time.monotonic()))
+                now = time.monotonic()
+                self._follow(pulse.silence(now), loop.silence(now))
                 if stalled.is_set():
                     state.stalls += 1
                     self._enter(Phase.STALLED, f"no token for {state.progress_timeout_s:.0f} s")
@@ -165,13 +167,15 @@ class Replica:
             remedy="read the end of its log; if it shows no error, dmesg shows whether memory ran out",
         )
 
-    def _follow(self, silence_s: float) -> None:
-        """Mark the replica not ready while a scheduler is silent; the watchdog decides whether to end it."""
+    def _follow(self, scheduler_s: float, loop_s: float) -> None:
+        """Mark the replica not ready while a process is silent; the watchdog decides whether to end it."""
         state, limit = self.state, self.launch.recipe.options.unready_after_s
-        if state.ready and silence_s >= limit:
-            self._enter(Phase.STALLED, f"its scheduler has not answered for {limit:.0f} s")
+        who = "HTTP server" if loop_s >= _LOOP_SILENT_S else "scheduler" if scheduler_s >= limit else None
+        if state.ready and who is not None:
+            silent_s = loop_s if who == "HTTP server" else limit
+            self._enter(Phase.STALLED, f"its {who} has not answered for {silent_s:.0f} s")
             self._silent_since = state.since
-        elif silence_s < limit and state.enter_unless_changed(self._silent_since, Phase.READY, "it answers again"):
+        elif who is None and state.enter_unless_changed(self._silent_since, Phase.READY, "it answers again"):
             self._silent_since = -1.0
             self._announce(self.label, Phase.READY.value, state.reason)
 

@@ -14,6 +14,7 @@ from ..door.rules import RequestRules
 from ..door.settings import read_door
 from . import request_guard
 from .door_models import request_models, sampling_model
+from .event_loop import EventLoopWatch
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
     rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len)
     app, host = http_server.app, server_args.host
     bound_headers(AutoHTTPProtocol)
+    app.add_middleware(EventLoopWatch)
     app.add_middleware(Door, settings=settings, host=host, rules=rules, routes=app, internal=_internal)
     logger.info("door: %s", describe(settings, host))
 

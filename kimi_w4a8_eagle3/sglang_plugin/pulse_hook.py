@@ -10,21 +10,21 @@ import os
 import time
 
 from ..engine.leftovers import given_folder
-from ..engine.pulse import file_of
+from ..engine.pulse import SCHEDULER, file_of
 from .hooks import Feature
 
 FEATURE = Feature("the schedulers' signs of life", remove_when="SGLang's health check sees a hanging scheduler")
 _EVERY_S = 0.5
 
 
-class _Sign:
-    """File of this scheduler process; none without a supervisor."""
+class Sign:
+    """File that this process touches, of one kind of `engine.pulse`; none without a supervisor."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = SCHEDULER) -> None:
         folder = given_folder()
         self._file = -1
         if folder is not None:
-            self._file = os.open(file_of(folder, os.getpid()), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            self._file = os.open(file_of(folder, os.getpid(), kind), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         self._next = 0.0
 
     def leave(self) -> None:
@@ -34,7 +34,7 @@ class _Sign:
             self._next = now + _EVERY_S
 
 
-_signs: list[_Sign] = []
+_signs: list[Sign] = []
 
 
 @FEATURE.before("sglang.srt.managers.scheduler.Scheduler.process_input_requests")
@@ -42,7 +42,7 @@ def beat(*_: object) -> None:
     """Touch the file in each round of the loop, with or without requests. Never raise."""
     try:
         if not _signs:
-            _signs.append(_Sign())
+            _signs.append(Sign())
         _signs[0].leave()
     except OSError:  # a full disk must not end an engine
         return

@@ -162,7 +162,7 @@ def test_a_truncated_checkpoint_is_refused_before_anything_starts(serve, tmp_pat
 
 
 def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_does_not_come_back(serve, tmp_path):
-    """The HTTP server goes on answering while the scheduler stands still."""
+    """The HTTP server goes on answering while the scheduler stands still, and the ops endpoint while both do."""
     kimi = serve("--set", "options.progress_timeout_s=15", "--set", "options.unready_after_s=2")
     kimi.wait_for(READY)
     family = kimi.family()
@@ -171,6 +171,10 @@ def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_d
     assert stalled["phase"] == "stalled" and "has not answered for 2 s" in stalled["reason"]
     assert kimi.ops_until("live", 200)["live"]  # it may come back
     os.kill(scheduler_of(family).pid, signal.SIGCONT)
+    kimi.ops_until("ready", 200)
+    os.kill(scheduler_of(family).ppid(), signal.SIGSTOP)
+    assert "its HTTP server has not answered for" in kimi.ops_until("ready", 503)["reason"]
+    os.kill(scheduler_of(family).ppid(), signal.SIGCONT)
     kimi.ops_until("ready", 200)
     os.kill(scheduler_of(family).pid, signal.SIGSTOP)
     assert kimi.process.wait(120) == 1

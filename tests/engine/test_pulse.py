@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kimi_w4a8_eagle3.engine.leftovers import Belongings
-from kimi_w4a8_eagle3.engine.pulse import Pulse, file_of
+from kimi_w4a8_eagle3.engine.pulse import LOOP, Pulse, file_of
 
 ROUNDS = """
 import time
@@ -39,6 +39,16 @@ def test_the_longest_silence_of_all_ranks_counts_and_ends_with_a_sign(folder):
     assert pulse.silence(107.0) == 6.0
     os.utime(files[1], ns=(2, 2))
     assert pulse.silence(109.0) == 2.0
+
+
+def test_the_event_loop_has_a_sign_of_its_own(folder):
+    file_of(folder, 10).touch()
+    schedulers, loop = Pulse(folder), Pulse(folder, LOOP)
+    assert (schedulers.silence(100.0), loop.silence(100.0)) == (0.0, 0.0)
+    assert (schedulers.silence(104.0), loop.silence(104.0)) == (4.0, 0.0)
+    file_of(folder, 10, LOOP).touch()
+    assert loop.silence(105.0) == 0.0
+    assert loop.silence(109.0) == 4.0
 
 
 def wait_until(condition) -> None:
