@@ -6,7 +6,7 @@
 # Public documents name this tag. It was not pulled here and its digest is not known here. A tag can move:
 # launch/pin-base.sh asks the registry for the digest and writes it here, or moves to another tag.
 ARG BASE_IMAGE=lmsysorg/sglang-rocm:v0.5.20-rocm724-mi30x-20260919
-# Compiles the kernels, any Python 3.11 or 3.12. TORCH_BACKEND= (empty) takes torch from the package index as it is there.
+# Compiles the kernels, any Python 3.11 or 3.12.
 ARG KERNELS_IMAGE=python:3.12-slim-bookworm
 
 # Everything that is added is built in a stage of its own, with the Python of the base image.
@@ -29,14 +29,13 @@ RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # Our kernels as gfx942 code objects, by the compilers that they were proved with: AITER's FlyDSL in the base is another.
 FROM ${KERNELS_IMAGE} AS kernels
-ARG TORCH_BACKEND=cpu
 WORKDIR /src
-COPY requirements/constraints.txt requirements/docker.txt requirements/serve-cpu.txt requirements/
+COPY requirements/kernels.txt requirements/
 COPY --from=wheels /wheels/kimi_w4a8_eagle3-*.whl ./
-RUN pip install --no-cache-dir uv==0.13.9 \
- && uv pip install --system --no-cache ${TORCH_BACKEND:+"--torch-backend=$TORCH_BACKEND"} \
-      -c requirements/constraints.txt -c requirements/docker.txt \
-      torch "$(grep '^triton==' requirements/serve-cpu.txt)" "$(ls ./*.whl)[kernels]"
+# torch is the package index's build, with 2.5 GB of CUDA that this stage alone has: the hashes of PyTorch's CPU builds are
+# not known here.
+RUN pip install --no-cache-dir --require-hashes --no-deps -r requirements/kernels.txt \
+ && pip install --no-cache-dir --no-index --no-deps ./*.whl
 RUN kimi-w4a8 warm --objects /opt/kimi/kernels
 
 FROM ${BASE_IMAGE}

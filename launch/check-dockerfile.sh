@@ -7,14 +7,14 @@
 # Settings come from the environment:
 #   SGLANG          the SGLang of the stand-in (default: the pinned one)
 #   STORAGE         a folder for images
-#   TORCH_BACKEND   empty: take torch from the package index of BASE instead of PyTorch's own
+#   TORCH_BACKEND   of the stand-in; empty: take torch from the package index of BASE instead of PyTorch's own
 set -euo pipefail
 cd "$(dirname "$0")/.."
 base=${1:-docker.io/library/python:3.12-slim-bookworm}
 sglang=${SGLANG:-$(sed -n 's/^sglang==//p' requirements/constraints.txt)}
 storage=${STORAGE:-${TMPDIR:-/tmp}/kimi-check-dockerfile}
 
-arguments=(--format docker --build-arg "TORCH_BACKEND=${TORCH_BACKEND-cpu}")
+arguments=(--format docker)
 
 export BUILDAH_ISOLATION=chroot
 buildah() {
@@ -23,7 +23,7 @@ buildah() {
 
 hadolint Dockerfile launch/docker/standin.Dockerfile
 
-buildah build --quiet "${arguments[@]}" --tag kimi-standin --build-arg "BASE=$base" --build-arg "SGLANG=$sglang" \
+buildah build --quiet "${arguments[@]}" --tag kimi-standin --build-arg "TORCH_BACKEND=${TORCH_BACKEND-cpu}" --build-arg "BASE=$base" --build-arg "SGLANG=$sglang" \
   --ignorefile launch/docker/standin.Dockerfile.dockerignore --file launch/docker/standin.Dockerfile .
 buildah build "${arguments[@]}" --tag kimi-check --build-arg BASE_IMAGE=localhost/kimi-standin \
   --build-arg "KERNELS_IMAGE=$base" --file Dockerfile .

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Known vulnerabilities in what the image adds (docker.txt, docker-build.txt) and, with --venv, in the development
+# Known vulnerabilities in what the image adds and is built with (docker.txt, docker-build.txt, kernels.txt) and, with --venv, in the development
 # environment. Asks a vulnerability service, so it needs a network that reaches one: SERVICE=osv (default) or pypi.
 #
 # OSV_URL names another OSV service than https://api.osv.dev/v1/query, IGNORE another list than audit-ignore.txt.
@@ -34,7 +34,7 @@ check() {
 }
 
 found=0
-for lock in requirements/docker.txt requirements/docker-build.txt; do
+for lock in requirements/docker.txt requirements/docker-build.txt requirements/kernels.txt; do
   check "$lock" --require-hashes --requirement "$lock" || found=1
 done
 if [[ ${1:-} == --venv ]]; then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -93,10 +94,10 @@ def test_the_base_image_cannot_be_changed_by_pip() -> None:
         assert option in installs[0]
 
 
-def test_every_pip_step_of_the_first_stage_wants_hashes() -> None:
+def test_every_pip_step_wants_hashes() -> None:
     steps = [rest for keyword, rest in instructions() if keyword == "RUN"]
     commands = [part.strip() for rest in steps for part in rest.split("&&") if " -r requirements/" in part]
-    assert len(commands) == 2
+    assert len(commands) == 3
     assert all("--require-hashes" in command for command in commands)
 
 
@@ -112,7 +113,7 @@ def test_everything_that_is_copied_exists_and_is_not_ignored() -> None:
             assert (ROOT / source).exists() or source == "README.md", source
 
 
-@pytest.mark.parametrize("name", ["docker.txt", "docker-build.txt"])
+@pytest.mark.parametrize("name", ["docker.txt", "docker-build.txt", "kernels.txt"])
 def test_the_locks_pin_and_hash_everything(name: str) -> None:
     lock = locked(name)
     assert lock
@@ -120,6 +121,14 @@ def test_the_locks_pin_and_hash_everything(name: str) -> None:
         (specifier,) = Requirement(line).specifier
         assert specifier.operator == "==", line
         assert hashes, line
+
+
+def test_the_kernels_are_compiled_with_what_they_were_proved_with() -> None:
+    pins = {requirement.name: str(requirement.specifier) for requirement in map(Requirement, locked("kernels.txt"))}
+    for name, file in (("torch", "constraints.txt"), ("triton", "serve-cpu.txt")):
+        assert f"{name}{pins[name]}" in (ROOT / "requirements" / file).read_text().splitlines()
+    (extra,) = re.findall(r"^kernels = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert {f"{name}{pins[name]}" for name in ("flydsl", "ziglang")} == set(json.loads(extra))
 
 
 def test_the_lock_has_nothing_that_belongs_to_the_base_image() -> None:
