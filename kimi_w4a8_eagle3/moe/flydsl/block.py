@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
@@ -12,30 +12,30 @@ from . import ops as ops
 from .configs import TOGETHER, XCDS
 
 
-@dataclass
-class RoutingAddresses:
-    """Addresses (i64) of the int32 routing tables.
+class Routing(Protocol):
+    """Addresses of the int32 routing tables, with blocks of tile_m rows.
 
     order [slots]: slots by expert.
     blocks [B, 4] for the B blocks that are launched: expert, place of the first row in `order`, number of rows (0:
     unused block), number of used blocks.
     """
 
-    order: Any
-    blocks: Any
+    order: fx.Int64
+    blocks: fx.Int64
 
 
 @dataclass
-class Arguments:
-    """Run-time arguments of the INT8 stages in launch order; addresses are i64."""
+class Stage1Arguments:
+    """Arguments of stage 1 in launch order: addresses and the number of tokens."""
 
-    rows: Any  # token rows int8 [T, hidden] (stage 1) or slot rows [T * top_k, inter] (stage 2)
-    row_info: Any  # for each of the rows: float32 scale (of slots times the router weight), int32 low_sum
-    weights: Any  # flydsl_layout [E, channels/16, k/128, 64, 16]
-    w_scale: Any  # float32 [E, channels], of stage 2 `layout.slot_scales`
-    routing: RoutingAddresses  # with blocks of tile_m rows
-    out: Any  # stage 1: float32 [T * top_k, inter]; stage 2: see Stage2Config.accumulators
-    tokens: Any  # i32 T
+    rows: fx.Int64  # token rows int8 [T, hidden]
+    row_info: fx.Int64  # for each of the rows: float32 scale, int32 low_sum
+    weights: fx.Int64  # flydsl_layout [E, channels/16, k/128, 64, 16]
+    w_scale: fx.Int64  # float32 [E, channels]
+    order: fx.Int64
+    blocks: fx.Int64
+    out: fx.Int64  # float32 [T * top_k, inter]
+    tokens: fx.Int32
 
 
 def work_of(number: Any, blocks: Any, parts: int) -> tuple[fx.Int32, Any]:
@@ -62,7 +62,7 @@ class RowBlock:
     rows: number of rows of the block.
     """
 
-    def __init__(self, routing: RoutingAddresses, block: Any, slots: Any, top_k: int, here: Any = None) -> None:
+    def __init__(self, routing: Routing, block: Any, slots: Any, top_k: int, here: Any = None) -> None:
         self._routing, self._slots, self._top_k, self._here = routing, slots, top_k, here
         self.expert, self._first, self.rows, _ = ops.scalar_row(routing.blocks, block)
 
@@ -95,7 +95,7 @@ class RowBlock:
 class ShortBlock(RowBlock):
     """A block as `stage1_small.py` lists it: its few slots are scalars, loaded together with its expert."""
 
-    def __init__(self, routing: RoutingAddresses, block: Any, slots: Any, top_k: int) -> None:
+    def __init__(self, routing: Routing, block: Any, slots: Any, top_k: int) -> None:
         super().__init__(routing, block, slots, top_k)
         self._few = ops.scalar_row(routing.order, block)
         ops.keep(self.rows, *self._few)

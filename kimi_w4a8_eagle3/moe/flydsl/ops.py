@@ -7,9 +7,10 @@ vectors and floats are plain MLIR values. Offsets are in bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from inspect import Parameter, Signature
+from typing import Any, TypeVar, get_type_hints
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
@@ -19,6 +20,7 @@ from flydsl.expr.rocdl import mfma_f32_16x16x16bf16_1k, mfma_i32_16x16x32_i8, pe
 
 from .configs import WAVES
 
+Arguments = TypeVar("Arguments")
 Value = Any  # an MLIR value or a FlyDSL scalar that wraps one
 WAVE = 64
 LOG2_E = 1.4426950408889634
@@ -32,14 +34,29 @@ def raw(value: Value) -> Any:
     return value.ir_value() if hasattr(value, "ir_value") else value
 
 
-def launcher(kernel: Any, hints: dict[str, Any] | None = None) -> Any:
-    """Return a host function with the parameters of `kernel` that launches it; FlyDSL compiles this function."""
+def launcher(
+    name: str, arguments: type[Arguments], emit: Callable[[Arguments], None], hints: Mapping[str, int] | None = None
+) -> Any:
+    """Return a host function that launches the kernel `name`; FlyDSL compiles this function.
+
+    arguments: dataclass whose fields are the kernel's parameters, in launch order.
+    emit: emits the body of the kernel.
+    """
+    types = get_type_hints(arguments)
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    signature = Signature([Parameter(field, kind, annotation=annotation) for field, annotation in types.items()])
+
+    def body(**values: Any) -> None:
+        emit(arguments(**values))
+
+    body.__name__, body.__signature__ = name, signature  # type: ignore[attr-defined]  # FlyDSL reads both
+    kernel = flyc.kernel(body, known_block_size=[WAVES * WAVE, 1, 1])
 
     @flyc.jit
-    def launch(**arguments: Any) -> None:
-        kernel(**arguments).launch(block=(WAVES * WAVE, 1, 1))
+    def launch(**values: Any) -> None:
+        kernel(**values).launch(block=(WAVES * WAVE, 1, 1))
 
-    launch.func.__signature__ = kernel._sig
+    launch.func.__signature__ = signature
     launch.compile_hints = hints or {}
     return launch
 
@@ -269,11 +286,8 @@ def split_rows(bytes16: Any) -> tuple[Any, Any]:
 def mfma_i8(weights: Any, rows: Any, acc: Any) -> Any:
     """acc i32x4 += A x B with A, B vector<2xi32> (eight int8 of K a lane); 16x16x32."""
     i64 = ir.IntegerType.get_signless(64)
-    return mfma_i32_16x16x32_i8(acc.type, [_as_i64(weights, i64), _as_i64(rows, i64), acc])
-
-
-def _as_i64(value: Any, i64: Any) -> Any:
-    return element(vector.bitcast(vec_type(1, i64), value), 0)
+    operands = [element(vector.bitcast(vec_type(1, i64), value), 0) for value in (weights, rows)]
+    return mfma_i32_16x16x32_i8(acc.type, [*operands, acc])
 
 
 def multiply(weights: list[tuple[Any, Any]], rows: list[list[tuple[Any, Any]]], sums: list[Any]) -> list[Any]:
@@ -346,9 +360,12 @@ def lds_add(base: Any, offset: Value) -> Any:
     return llvm.AtomicRMWOp(kind, where, one, order, syncscope="workgroup", alignment=4).result
 
 
-def when(condition: Value) -> Any:
-    """Return a context manager: `with when(cond):` executes the block only in the lanes where cond is true."""
-    return _region(scf.IfOp(raw(condition)))
+@contextmanager
+def when(condition: Value) -> Iterator[None]:
+    """Execute a block only in the lanes where an i1 is true: `with when(condition):`."""
+    with ir.InsertionPoint(scf.IfOp(raw(condition)).then_block):
+        yield
+        scf.YieldOp([])
 
 
 def changed(here: Value | None, values: Sequence[Any], change: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
@@ -365,13 +382,6 @@ def choose(here: Value, types: Sequence[Any], one: Callable[[], Sequence[Any]], 
         with ir.InsertionPoint(block):
             scf.YieldOp([raw(v) for v in body()])
     return list(op.results)
-
-
-@contextmanager
-def _region(op: Any) -> Iterator[None]:
-    with ir.InsertionPoint(op.then_block):
-        yield
-        scf.YieldOp([])
 
 
 def loop(

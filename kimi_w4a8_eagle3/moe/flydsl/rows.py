@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith, math
 
@@ -141,29 +141,42 @@ def quantize_row(cfg: QuantizeConfig, group: Any, x: Any, out: Any, info: Any, r
         ops.store(ops.buffer(info, fx.Int32(8), fx.Int64(row) * 8), pair, lanes.first * 8)  # lane 0 alone fits
 
 
+@dataclass
+class ReduceArguments:
+    """Arguments in launch order."""
+
+    slots: fx.Int64  # [T * top_k, columns]
+    info: fx.Int64
+    ids: fx.Int64  # int32 [T, top_k]
+    out: fx.Int64  # bfloat16 [T, hidden]
+    tokens: fx.Int32
+    column: fx.Int32  # first of the columns of this launch
+    columns: fx.Int32
+
+
 class _Reduce:
     """One wave, which takes 512 columns of one token."""
 
-    def __init__(self, cfg: ReduceConfig, slots: Any, info: Any, ids: Any, out: Any) -> None:
-        self.cfg, self.slots, self.info, self.ids, self.out = cfg, slots, info, ids, out
+    def __init__(self, cfg: ReduceConfig, args: ReduceArguments) -> None:
+        self.cfg, self.args = cfg, args
 
-    def run(self, tokens: Any, column: Any, columns: Any) -> None:
+    def run(self) -> None:
         """Emit the whole kernel."""
-        cfg = self.cfg
+        cfg, args = self.cfg, self.args
         token = fx.block_idx.y * WAVES + ops.uniform(fx.thread_idx.x >> 6)
         at = (fx.block_idx.x * REDUCED + (fx.thread_idx.x & 63) * 8) * 2
-        with ops.when(token < tokens):
+        with ops.when(token < args.tokens):
             total = [ops.const_f32(0.0)] * 8
-            row_bytes = columns * 2
+            row_bytes = args.columns * 2
             for s in range(cfg.top_k):
                 slot = token * cfg.top_k + s
-                routed = is_expert(ops.scalar_load(self.ids, slot), cfg.experts)
+                routed = is_expert(ops.scalar_load(args.ids, slot), cfg.experts)
                 size = [fx.Int32(arith.select(routed, ops.raw(n), ops.const_i32(0))) for n in (row_bytes, fx.Int32(8))]
-                row = ops.buffer(self.slots, size[0], fx.Int64(slot) * fx.Int64(row_bytes))  # empty: not routed
-                scale = ops.load(ops.buffer(self.info, size[1], fx.Int64(slot) * 8), ops.f32_type(), fx.Int32(0))
+                row = ops.buffer(args.slots, size[0], fx.Int64(slot) * fx.Int64(row_bytes))  # empty: not routed
+                scale = ops.load(ops.buffer(args.info, size[1], fx.Int64(slot) * 8), ops.f32_type(), fx.Int32(0))
                 words = ops.load(row, ops.vec_type(4, ops.i32_type()), at)
                 total = self.add(words, scale, total)
-            out = ops.buffer(self.out, row_bytes, (fx.Int64(token) * cfg.hidden + fx.Int64(column)) * 2)
+            out = ops.buffer(args.out, row_bytes, (fx.Int64(token) * cfg.hidden + fx.Int64(args.column)) * 2)
             ops.store(out, ops.to_bf16(ops.pack(total)), at)
 
     def add(self, words: Any, scale: Any, total: list[Any]) -> list[Any]:
@@ -178,20 +191,6 @@ class _Reduce:
 def build_reduce(cfg: ReduceConfig) -> Any:
     """Build the kernel of the reduction.
 
-    Its arguments: slots [T * top_k, columns], info, ids [T, top_k], out bfloat16 [T, hidden], T, first column, columns.
     A slot whose expert id is not in range counts as zero, whatever its row contains.
     """
-
-    @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
-    def moe_reduce(
-        slots: fx.Int64,
-        info: fx.Int64,
-        ids: fx.Int64,
-        out: fx.Int64,
-        tokens: fx.Int32,
-        column: fx.Int32,
-        columns: fx.Int32,
-    ) -> None:
-        _Reduce(cfg, slots, info, ids, out).run(tokens, column, columns)
-
-    return ops.launcher(moe_reduce)
+    return ops.launcher("moe_reduce", ReduceArguments, lambda args: _Reduce(cfg, args).run())

@@ -8,9 +8,9 @@ place in a block.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
 
@@ -23,14 +23,28 @@ LOADS = 4  # 16-byte loads of a thread in a step
 STEP = THREADS * 4 * LOADS  # slots of a step
 
 
+@dataclass
+class RouteArguments:
+    """Arguments in launch order."""
+
+    x: fx.Int64  # bfloat16 [T, hidden]
+    ids: fx.Int64  # int32 [T, top_k]
+    a8: fx.Int64  # int8 [T, hidden]
+    info: fx.Int64  # of the tokens: float32 scale, int32 low_sum
+    order: fx.Int64  # int32 [T * top_k]
+    table: fx.Int64  # int32 [B, 4]
+    tokens: fx.Int32
+    blocks: fx.Int32  # B
+
+
 class _Sort:
     """One workgroup of the SORTERS."""
 
-    def __init__(self, cfg: RouteConfig, lds: Any, ids: Any, order: Any, blocks: Any, slots: Any) -> None:
-        self.cfg, self.lds, self.slots, self.tid = cfg, lds, slots, fx.thread_idx.x
-        self.ids = ops.buffer(ids, slots * 4)
-        self.order = ops.buffer(order, slots * 4)
-        self.blocks = blocks
+    def __init__(self, cfg: RouteConfig, lds: Any, args: RouteArguments) -> None:
+        self.cfg, self.lds, self.slots, self.tid = cfg, lds, args.tokens * cfg.top_k, fx.thread_idx.x
+        self.ids = ops.buffer(args.ids, self.slots * 4)
+        self.order = ops.buffer(args.order, self.slots * 4)
+        self.blocks = args.table
         self.own = _own(cfg)
         # Bytes of each of two arrays: slots before the share (turned into places), and the other slots.
         self.counters = self.own * THREADS * 4
@@ -150,29 +164,16 @@ def _lds_bytes(cfg: RouteConfig) -> int:
     return max(2 * _own(cfg) * THREADS * 4 + 8 * WAVES, EXCHANGE)
 
 
-def _quantize(cfg: RouteConfig, number: Any, x: Any, a8: Any, info: Any, tokens: Any, lds: Any) -> None:
-    if cfg.hidden:
-        with ops.when(number >= SORTERS):
-            quantize_row(QuantizeConfig(cfg.hidden, bf16=True), number - SORTERS, x, a8, info, tokens, lds)
-
-
 def build(cfg: RouteConfig) -> Any:
-    """Build the kernel: (x, ids [T, top_k], a8 and info of the tokens, order [T * top_k], blocks [B, 4], T, B)."""
+    """Build the kernel of one configuration, for `toolchain.compiled`."""
 
-    @flyc.kernel(known_block_size=[THREADS, 1, 1])
-    def moe_route(
-        x: fx.Int64,
-        ids: fx.Int64,
-        a8: fx.Int64,
-        info: fx.Int64,
-        order: fx.Int64,
-        table: fx.Int64,
-        tokens: fx.Int32,
-        blocks: fx.Int32,
-    ) -> None:
+    def emit(args: RouteArguments) -> None:
         number, lds = fx.block_idx.x, ops.lds_alloc(_lds_bytes(cfg))
         with ops.when(number < SORTERS):
-            _Sort(cfg, lds, ids, order, table, tokens * cfg.top_k).run(number, blocks)
-        _quantize(cfg, number, x, a8, info, tokens, lds)
+            _Sort(cfg, lds, args).run(number, args.blocks)
+        if cfg.hidden:
+            with ops.when(number >= SORTERS):
+                row = QuantizeConfig(cfg.hidden, bf16=True)
+                quantize_row(row, number - SORTERS, args.x, args.a8, args.info, args.tokens, lds)
 
-    return ops.launcher(moe_route)
+    return ops.launcher("moe_route", RouteArguments, emit)

@@ -15,7 +15,7 @@ import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
 
 from . import ops as ops
-from .block import Arguments, RowBlock
+from .block import RowBlock, Stage1Arguments
 from .configs import WAVES, Stage1Config
 from .layout import CHUNK_K, TILE_BYTES
 
@@ -44,7 +44,7 @@ class _State:
 class Stage1Decode:
     """One workgroup: `tile_m` sorted rows x `tile_n` channels of gate and up."""
 
-    def __init__(self, cfg: Stage1Config, args: Arguments) -> None:
+    def __init__(self, cfg: Stage1Config, args: Stage1Arguments) -> None:
         self.cfg, self.args = cfg, args
         self.tid = fx.thread_idx.x
         self.lane = self.tid & 63
@@ -59,7 +59,7 @@ class Stage1Decode:
 
     def find_block(self) -> RowBlock:
         """Return the rows of this workgroup."""
-        return RowBlock(self.args.routing, fx.block_idx.y, self.args.tokens * self.cfg.top_k, self.cfg.top_k)
+        return RowBlock(self.args, fx.block_idx.y, self.args.tokens * self.cfg.top_k, self.cfg.top_k)
 
     def run(self) -> None:
         """Emit the whole kernel."""

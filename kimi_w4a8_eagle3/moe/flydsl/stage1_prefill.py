@@ -16,7 +16,7 @@ import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
 
 from . import ops as ops
-from .block import Arguments, RowBlock, work_of
+from .block import RowBlock, Stage1Arguments, work_of
 from .configs import WAVES, Stage1Config
 from .layout import CHUNK_K, TILE_BYTES
 
@@ -43,7 +43,7 @@ class _State:
 class Stage1Prefill:
     """One workgroup: `tile_m` sorted rows x `tile_n` channels of gate and up."""
 
-    def __init__(self, cfg: Stage1Config, args: Arguments) -> None:
+    def __init__(self, cfg: Stage1Config, args: Stage1Arguments) -> None:
         self.cfg, self.args = cfg, args
         tid = fx.thread_idx.x
         self.lane = tid & 63
@@ -51,9 +51,9 @@ class Stage1Prefill:
         self.column, block, here = fx.block_idx.x, fx.block_idx.y, None
         if cfg.by_xcd:
             columns = cfg.inter // cfg.tile_n
-            work, here = work_of(block * columns + self.column, args.routing.blocks, columns)
+            work, here = work_of(block * columns + self.column, args.blocks, columns)
             block, self.column = work // columns, work % columns
-        self.block = RowBlock(args.routing, block, args.tokens * cfg.top_k, cfg.top_k, here)
+        self.block = RowBlock(args, block, args.tokens * cfg.top_k, cfg.top_k, here)
         self.waves_m = cfg.tile_m // (16 * ROW_TILES)
         self.pairs = cfg.tile_n // 16 * self.waves_m // WAVES  # gate tiles of a wave, and up tiles
         self.tiles = 2 * self.pairs

@@ -15,7 +15,7 @@ import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
 
 from . import ops as ops
-from .block import Arguments, RowBlock
+from .block import RowBlock, Stage1Arguments
 from .configs import OWN_ROWS, OWN_SLOTS, WAVES, QuantizeConfig, Stage1Config
 from .layout import CHUNK_K
 from .rows import EXCHANGE, Quantize, is_expert
@@ -30,7 +30,7 @@ class OwnBlock(RowBlock):
 
     list: Any
 
-    def __init__(self, cfg: Stage1Config, args: Arguments, first: Any) -> None:
+    def __init__(self, cfg: Stage1Config, args: Stage1Arguments, first: Any) -> None:
         self.first, self._slots, self._top_k, self._here = first, args.tokens * cfg.top_k, cfg.top_k, None
         self.expert = ops.scalar_load(args.row_info, first)
         self.lane = fx.thread_idx.x & 63
@@ -96,9 +96,9 @@ class Stage1Small(Stage1Decode):
         """Return the rows of this workgroup; the first workgroup of each slot writes them to stage 2's tables."""
         block = OwnBlock(self.cfg, self.args, fx.block_idx.y)
         with ops.when((self.column * WAVES + self.wave) == 0):
-            block.write_block(self.args.routing.blocks)
+            block.write_block(self.args.blocks)
             with ops.when(block.rows == 0):
-                block.write_order(self.args.routing.order, block.nowhere)
+                block.write_order(self.args.order, block.nowhere)
         return block
 
     def open_buffers(self) -> None:
@@ -113,7 +113,7 @@ class Stage1Small(Stage1Decode):
     def open_rows(self) -> None:
         """Start to load the tokens, each by the whole workgroup."""
         with ops.when((self.column * WAVES + self.wave) == 0):
-            self.block.write_order(self.args.routing.order, self.slot[0])
+            self.block.write_order(self.args.order, self.slot[0])
         exchange = ops.lds_at(self.lds, fx.Int32(self.rows_end))
         cfg = QuantizeConfig(self.cfg.hidden, bf16=True, together=True)
         self.quantizers = []

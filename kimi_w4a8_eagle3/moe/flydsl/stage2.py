@@ -20,16 +20,16 @@ bits are then the float 1.5 * 2**23 + sum, exact while |sum| < 2**22 (K <= 512).
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith, math
 
 from . import ops as ops
-from .block import Arguments, RoutingAddresses, RowBlock, ShortBlock, work_of
-from .configs import OWN_ROWS, WAVES, Stage2Config
+from .block import RowBlock, ShortBlock, work_of
+from .configs import OWN_ROWS, Stage2Config
 from .layout import CHUNK_K, LOW_K_BIT, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 from .rows import quantized, row_scale
 
@@ -60,29 +60,50 @@ def exact_sum(high: Any, low: Any, k: int) -> Any:
     return arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4))
 
 
+@dataclass
+class Stage2Arguments:
+    """Arguments of stage 2 in launch order.
+
+    A kernel that quantizes reads float32 rows and the router weights. It writes row_info, and in prefill also `kept`.
+    Other kernels read both.
+    """
+
+    rows: fx.Int64  # slot rows float32 [T * top_k, inter]
+    row_info: fx.Int64  # for each of the rows: float32 scale times the router weight, int32 low_sum
+    weights: fx.Int64  # flydsl_layout [E, hidden/16, inter/128, 64, 16]
+    w_scale: fx.Int64  # `layout.slot_scales`
+    order: fx.Int64
+    blocks: fx.Int64
+    router: fx.Int64  # float32 [T, top_k]
+    out: fx.Int64  # see Stage2Config.accumulators
+    kept: fx.Int64  # slot rows int8 [T * top_k, inter]
+    tokens: fx.Int32
+    column: fx.Int32  # first of the channels that this launch computes
+    columns: fx.Int32
+
+
 class _Workgroup:
     """`tile_m` sorted rows x `tile_n` of the channels `column` .. `column + columns - 1`."""
 
-    def __init__(self, cfg: Stage2Config, args: Arguments, router: Any, kept: Any, column: Any, columns: Any) -> None:
-        self.cfg, self.args, self.router, self.kept = cfg, args, router, kept
-        self.columns = columns
+    def __init__(self, cfg: Stage2Config, args: Stage2Arguments) -> None:
+        self.cfg, self.args, self.columns = cfg, args, args.columns
         tid = fx.thread_idx.x
         self.lane = tid & 63
         self.wave = ops.uniform(tid >> 6)
         part, block, here = fx.block_idx.x, fx.block_idx.y, None
         if cfg.by_xcd:
             part = block
-            block, here = work_of(fx.block_idx.x, args.routing.blocks, 1)
+            block, here = work_of(fx.block_idx.x, args.blocks, 1)
         slots = args.tokens * cfg.top_k
         if cfg.short:
-            self.block: RowBlock = ShortBlock(args.routing, block, slots, cfg.top_k)
+            self.block: RowBlock = ShortBlock(args, block, slots, cfg.top_k)
         else:
-            self.block = RowBlock(args.routing, block, slots, cfg.top_k, here)
+            self.block = RowBlock(args, block, slots, cfg.top_k, here)
         self.row_tiles, self.steps = cfg.row_tiles, cfg.inter // cfg.tile_k
         self.first_row = self.wave % cfg.waves_m * (16 * self.row_tiles)
         self.out_channel = part * cfg.tile_n + self.wave // cfg.waves_m * (cfg.tiles * TILE_N)
-        self.first_channel = column + self.out_channel
-        self.writes_info, self.later_columns = (column + part == 0).ir_value(), (column > 0).ir_value()
+        self.first_channel = args.column + self.out_channel
+        self.writes_info, self.later_columns = (args.column + part == 0).ir_value(), (args.column > 0).ir_value()
         self.v4i = ops.vec_type(4, ops.i32_type())
         self.v4f = ops.vec_type(4, ops.f32_type())
 
@@ -105,7 +126,7 @@ class _Workgroup:
         slots = args.tokens * cfg.top_k
         self.rows = ops.buffer(args.rows, slots * (cfg.inter * 4))
         self.info = ops.buffer(args.row_info, slots * 8)
-        self.kept_rows = ops.buffer(self.kept, slots * cfg.inter)
+        self.kept_rows = ops.buffer(args.kept, slots * cfg.inter)
         self.groups = self.block.together(self.first_row, self.row_tiles)
         self.size = 4 if cfg.accumulators else 2  # bytes of a result
         self.out = ops.buffer(args.out, slots * (self.columns * self.size))
@@ -187,7 +208,7 @@ class _Workgroup:
     def load_own(self, slots: list[Any]) -> list[tuple[list[Any], Any, Any]]:
         """Start to load the input of quantizing these slots: values, router weight, the expert's unit."""
         cfg, part = self.cfg, self.lane & (self.share - 1)
-        router = ops.buffer(self.router, self.args.tokens * (cfg.top_k * 4))
+        router = ops.buffer(self.args.router, self.args.tokens * (cfg.top_k * 4))
         unit = ops.load(self.scales, ops.f32_type(), fx.Int32(cfg.hidden * 4))
         found = []
         for slot in slots:
@@ -305,30 +326,10 @@ class _Workgroup:
 
 
 def build(cfg: Stage2Config) -> Any:
-    """Build the kernel of one configuration, for `toolchain.compiled`: (nine addresses, tokens, first column, columns).
+    """Build the kernel of one configuration, for `toolchain.compiled`."""
 
-    A kernel that quantizes takes float32 rows and router float32 [T, top_k]. It writes row_info, and in prefill also
-    `kept`, the INT8 rows. Other kernels read both.
-    """
+    def emit(args: Stage2Arguments) -> None:
+        ops.keep(*(value for name, value in vars(args).items() if name != "kept"))
+        _Workgroup(cfg, args).run()
 
-    @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
-    def moe_stage2(
-        rows: fx.Int64,
-        row_info: fx.Int64,
-        weights: fx.Int64,
-        w_scale: fx.Int64,
-        order: fx.Int64,
-        blocks: fx.Int64,
-        router: fx.Int64,
-        out: fx.Int64,
-        kept: fx.Int64,
-        tokens: fx.Int32,
-        column: fx.Int32,
-        columns: fx.Int32,
-    ) -> None:
-        ops.keep(rows, row_info, weights, w_scale, order, blocks, router, out, tokens, column, columns)
-        routing = RoutingAddresses(order, blocks)
-        args = Arguments(rows, row_info, weights, w_scale, routing, out, tokens)
-        _Workgroup(cfg, args, router, kept, column, columns).run()
-
-    return ops.launcher(moe_stage2)
+    return ops.launcher("moe_stage2", Stage2Arguments, emit)

@@ -8,10 +8,10 @@ of `rows.build_reduce`. A token's result is therefore bit for bit that of the ke
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
 
@@ -20,6 +20,18 @@ from .configs import WAVES, ByTokenConfig, QuantizeConfig
 from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 from .rows import Quantize, is_expert
 from .stage2 import exact_sum, high_start, low_start
+
+
+@dataclass
+class ByTokenArguments:
+    """Addresses in launch order."""
+
+    rows: fx.Int64  # slot rows float32 [T * top_k, inter]
+    weights: fx.Int64  # flydsl_layout
+    scales: fx.Int64  # `layout.slot_scales`
+    router: fx.Int64  # float32 [T, top_k]
+    ids: fx.Int64  # int32 [T, top_k]
+    out: fx.Int64  # bfloat16 [T, hidden]
 
 
 class _Slot:
@@ -35,17 +47,17 @@ class _Slot:
             here = fx.Int32(arith.select(routed, ops.const_i32(size), ops.const_i32(0)))
             return ops.buffer(address, here, fx.Int64(self.expert) * size)
 
-        self.weights = opened(work.weights, cfg.hidden * cfg.inter // 2)
-        self.scales = opened(work.scales, (cfg.hidden + SCALES_PAD) * 4)
+        self.weights = opened(work.args.weights, cfg.hidden * cfg.inter // 2)
+        self.scales = opened(work.args.scales, (cfg.hidden + SCALES_PAD) * 4)
         self.routed = routed
 
     def load(self) -> None:
         """Start all loads, the row's first."""
         cfg, work = self.work.cfg, self.work
-        self.lanes = Quantize(QuantizeConfig(cfg.inter, bf16=False), self.slot, work.rows, None)
+        self.lanes = Quantize(QuantizeConfig(cfg.inter, bf16=False), self.slot, work.args.rows, None)
         self.row = self.lanes.load(self.routed)
         unit = ops.load(self.scales, ops.f32_type(), fx.Int32(cfg.hidden * 4))
-        router = ops.buffer(work.router, fx.Int32(4), fx.Int64(self.slot) * 4)
+        router = ops.buffer(work.args.router, fx.Int32(4), fx.Int64(self.slot) * 4)
         self.factors = ops.load(router, ops.f32_type(), fx.Int32(0)), unit
         ops.pin_schedule()
         chunks = cfg.inter // CHUNK_K
@@ -94,8 +106,8 @@ class _Slot:
 class _Workgroup:
     """One workgroup: `tile_n` channels of a token."""
 
-    def __init__(self, cfg: ByTokenConfig, rows: Any, weights: Any, scales: Any, router: Any, ids: Any) -> None:
-        self.cfg, self.rows, self.weights, self.scales, self.router, self.ids = cfg, rows, weights, scales, router, ids
+    def __init__(self, cfg: ByTokenConfig, args: ByTokenArguments) -> None:
+        self.cfg, self.args = cfg, args
         self.lane, self.wave = fx.thread_idx.x & 63, ops.uniform(fx.thread_idx.x >> 6)
         self.token, self.channel = fx.block_idx.y, fx.block_idx.x * cfg.tile_n
         self.v4i, self.v4f = ops.vec_type(4, ops.i32_type()), ops.vec_type(4, ops.f32_type())
@@ -104,11 +116,11 @@ class _Workgroup:
         self.factors_at = self.results_at + cfg.top_k * cfg.tile_n * 2
         self.lds = ops.lds_alloc(self.factors_at + 4 * cfg.top_k)
 
-    def run(self, out: Any) -> None:
+    def run(self) -> None:
         """Emit the whole kernel."""
         cfg = self.cfg
         first = self.wave * cfg.slots
-        experts = ops.scalar_loads(self.ids, self.token * cfg.top_k + first, cfg.slots)
+        experts = ops.scalar_loads(self.args.ids, self.token * cfg.top_k + first, cfg.slots)
         slots = [_Slot(self, first + i, expert) for i, expert in enumerate(experts)]
         for step in (_Slot.load, _Slot.multiply, _Slot.write):
             for slot in slots:
@@ -122,18 +134,15 @@ class _Workgroup:
                 word = ops.lds_load(self.lds, ops.i32_type(), at, alignment=4)
                 scale = ops.lds_load(self.lds, ops.f32_type(), fx.Int32(self.factors_at + 4 * s), alignment=4)
                 total = [ops.fma_f16(word, bool(high), scale, t) for high, t in enumerate(total)]
-            row = ops.buffer(out, fx.Int32(cfg.hidden * 2), fx.Int64(self.token) * (cfg.hidden * 2))
+            row = ops.buffer(self.args.out, fx.Int32(cfg.hidden * 2), fx.Int64(self.token) * (cfg.hidden * 2))
             ops.store(row, ops.element(ops.to_bf16(ops.pack(total)), 0), tid * 4 + self.channel * 2)
 
 
 def build(cfg: ByTokenConfig) -> Any:
-    """Build the kernel: (float32 rows [T * top_k, inter], weights, scales, router, ids, out bfloat16 [T, hidden])."""
+    """Build the kernel of one configuration, for `toolchain.compiled`."""
 
-    @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
-    def moe_stage2_token(
-        rows: fx.Int64, weights: fx.Int64, scales: fx.Int64, router: fx.Int64, ids: fx.Int64, out: fx.Int64
-    ) -> None:
-        ops.keep(rows, weights, scales, router, ids, out)
-        _Workgroup(cfg, rows, weights, scales, router, ids).run(out)
+    def emit(args: ByTokenArguments) -> None:
+        ops.keep(*vars(args).values())
+        _Workgroup(cfg, args).run()
 
-    return ops.launcher(moe_stage2_token, {"waves_per_eu": 3})  # at T = 8 all workgroups run at once
+    return ops.launcher("moe_stage2_token", ByTokenArguments, emit, {"waves_per_eu": 3})  # at T = 8 all run at once

@@ -12,13 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
 from flydsl.expr.rocdl import perm_b32
 
 from . import ops as ops
-from .block import RoutingAddresses, RowBlock
+from .block import RowBlock
 from .configs import W4A16_TILES, WAVES, W4A16Config
 from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 
@@ -28,15 +27,16 @@ ROW_LOADS = 4  # 16-byte loads of 128 k of a row, spread over four lanes
 
 
 @dataclass
-class _Arguments:
-    """Run-time arguments in launch order; addresses are i64."""
+class W4A16Arguments:
+    """Arguments in launch order."""
 
-    rows: Any  # bfloat16 [T, hidden] (stage 1) or [T * top_k, inter] (stage 2)
-    weights: Any  # flydsl_layout
-    w_scale: Any  # float32 [E, channels of the weights], of stage 2 `layout.slot_scales`
-    routing: RoutingAddresses
-    out: Any  # bfloat16 [T * top_k, columns]
-    tokens: Any
+    rows: fx.Int64  # bfloat16 [T, hidden] (stage 1) or [T * top_k, inter] (stage 2)
+    weights: fx.Int64  # flydsl_layout
+    w_scale: fx.Int64  # float32 [E, channels of the weights], of stage 2 `layout.slot_scales`
+    order: fx.Int64
+    blocks: fx.Int64
+    out: fx.Int64  # bfloat16 [T * top_k, columns]
+    tokens: fx.Int32
 
 
 def _weights_bf16(words: Any) -> list[Any]:
@@ -68,12 +68,12 @@ def _rows_bf16(parts: list[Any]) -> list[Any]:
 class _Workgroup:
     """One workgroup: `tile_m` routed rows x `tile_n` channels."""
 
-    def __init__(self, cfg: W4A16Config, args: _Arguments) -> None:
+    def __init__(self, cfg: W4A16Config, args: W4A16Arguments) -> None:
         self.cfg, self.args = cfg, args
         tid = fx.thread_idx.x
         self.lane, self.wave = tid & 63, ops.uniform(tid >> 6)
         self.column = fx.block_idx.x
-        self.block = RowBlock(args.routing, fx.block_idx.y, args.tokens * cfg.top_k, cfg.top_k)
+        self.block = RowBlock(args, fx.block_idx.y, args.tokens * cfg.top_k, cfg.top_k)
         self.row_tiles = cfg.tile_m // 16
         self.v4i, self.v4f = ops.vec_type(4, ops.i32_type()), ops.vec_type(4, ops.f32_type())
 
@@ -178,19 +178,5 @@ class _Workgroup:
 
 
 def build(cfg: W4A16Config) -> Any:
-    """Build the kernel, for `toolchain.compiled`: (rows, weights, scales, two routing tables, out, tokens)."""
-
-    @flyc.kernel(known_block_size=[WAVES * ops.WAVE, 1, 1])
-    def moe_w4a16(
-        rows: fx.Int64,
-        weights: fx.Int64,
-        w_scale: fx.Int64,
-        order: fx.Int64,
-        blocks: fx.Int64,
-        out: fx.Int64,
-        tokens: fx.Int32,
-    ) -> None:
-        routing = RoutingAddresses(order, blocks)
-        _Workgroup(cfg, _Arguments(rows, weights, w_scale, routing, out, tokens)).run()
-
-    return ops.launcher(moe_w4a16)
+    """Build the kernel of one configuration, for `toolchain.compiled`."""
+    return ops.launcher("moe_w4a16", W4A16Arguments, lambda args: _Workgroup(cfg, args).run())
