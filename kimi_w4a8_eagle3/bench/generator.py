@@ -16,13 +16,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ..base.errors import KimiError
 from ..engine.fork_server import PROGRAM, ForkedProcess, fork_beside
 from ..engine.process import last_line
-from .workloads import AGENT_DATASET
+from .progress import Show
 
-_GENERATOR = "sglang.benchmark.serving"
-# The same program, which also records the prompt length of each turn of a conversation.
-_WITH_TURNS = "kimi_w4a8_eagle3.sglang_plugin.bench_turns"
-# Line printed between its warm-up and the measured requests.
-_WARMED_UP = b"Starting main benchmark run"
+# SGLang's program, which also writes a line for each finished request.
+_GENERATOR = "kimi_w4a8_eagle3.sglang_plugin.bench_generator"
 _POLL_S = 0.1
 _TIMEOUT_S = 7200.0
 
@@ -86,21 +83,23 @@ def write_conversations(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def generator_command(base_url: str, arguments: Sequence[str], output: Path) -> list[str]:
-    """Return the load generator's command line: SGLang's program, changed only for conversations."""
-    program = [sys.executable, *PROGRAM, _WITH_TURNS if AGENT_DATASET[1] in arguments else _GENERATOR]
-    return [*program, "--base-url", base_url, "--output-file", str(output), *arguments]
+    """Return the load generator's command line."""
+    return [sys.executable, *PROGRAM, _GENERATOR, "--base-url", base_url, "--output-file", str(output), *arguments]
 
 
 def drive(
     base_url: str,
     arguments: Sequence[str],
     output: Path,
+    warmups: int,
     on_measured: Callable[[], None],
+    show: Show,
     api_key: str | None = None,
 ) -> None:
     """Run the generator to its end; its output goes to `output` with the suffix `.log`.
 
-    on_measured is called after the warm-up, before the measured requests; the generator pauses for a second there.
+    on_measured is called after `warmups` requests, before the measured ones; the generator pauses for a second there.
+    show is called with the measured requests that are finished, and their tokens.
     api_key is passed as OPENAI_API_KEY, so it appears in no command line or log. Raises KimiError when the generator
     fails, is killed or takes longer than two hours.
     """
@@ -108,14 +107,15 @@ def drive(
     key = {} if api_key is None else {"OPENAI_API_KEY": api_key}
     deadline = time.monotonic() + _TIMEOUT_S
     with log.open("ab") as file:
-        began = file.tell()
         process = start_program(command, key, file)
     waiting: Callable[[], None] | None = on_measured
     try:
         while process.poll() is None:
-            if waiting is not None and _WARMED_UP in _appended(log, began):
+            tokens = _finished(output.with_suffix(".progress"))
+            if waiting is not None and len(tokens) >= warmups:
                 waiting()
                 waiting = None
+            show(len(tokens[warmups:]), sum(tokens[warmups:]))
             if time.monotonic() > deadline:
                 raise KimiError(f"the load generator did not finish within {_TIMEOUT_S:.0f} s", where=str(log))
             time.sleep(_POLL_S)
@@ -147,10 +147,10 @@ def start_program(
     )
 
 
-def _appended(log: Path, offset: int) -> bytes:
-    with log.open("rb") as file:
-        file.seek(offset)
-        return file.read()
+def _finished(path: Path) -> list[int]:
+    """Return the output tokens of each finished request."""
+    lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+    return [int(line) for line in lines]
 
 
 def read_result(path: Path) -> LoadResult:

@@ -31,6 +31,7 @@ from .generator import (
     read_result,
     start_program,
 )
+from .progress import progress
 from .repetition import Repetition
 from .sampler import Sampler, ServerSummary
 from .workloads import CHAT_BACKEND, Point, Workload
@@ -98,7 +99,9 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
             before.append(metrics.scrape(server.metrics_url))
             sampler.open_window()
 
-        drive(server.base_url, arguments, raw, on_measured=open_window, api_key=server.api_key)
+        with progress(point.requests) as show:
+            warmups = point.warmups * point.workload.turns
+            drive(server.base_url, arguments, raw, warmups, open_window, show, server.api_key)
         load, details = read_result(raw), read_details(raw)
         if not before:
             raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))

@@ -61,7 +61,7 @@ def test_the_rebuilt_prompts_are_repeated_text(null_run: Run) -> None:
 def test_everything_needed_to_repeat_the_run_is_recorded(null_run: Run) -> None:
     found, record = null_run.result.measurements[0], null_run.record
     assert null_run.result.status == "complete"
-    assert "sglang.benchmark.serving" in found.command and "--seed" in found.command
+    assert "kimi_w4a8_eagle3.sglang_plugin.bench_generator" in found.command and "--seed" in found.command
     assert {"versions", "git_commit", "machine", "hardware", "command", "gates", "started"} <= set(record)
     assert read_result(null_run.folder / found.raw) == found.load
     assert len(read_details(null_run.folder / found.raw).itls) == NUM_PROMPTS
