@@ -21,6 +21,7 @@ from .progress import Show
 # SGLang's program, which also writes a line for each finished request.
 _GENERATOR = "kimi_w4a8_eagle3.sglang_plugin.bench_generator"
 _POLL_S = 0.1
+_COUNTED_S = 0.5  # after which a busy server has counted the warm-up; the generator pauses for a second
 _TIMEOUT_S = 7200.0
 
 Content = TypeVar("Content", bound=BaseModel)
@@ -98,7 +99,7 @@ def drive(
 ) -> None:
     """Run the generator to its end; its output goes to `output` with the suffix `.log`.
 
-    on_measured is called after `warmups` requests, before the measured ones; the generator pauses for a second there.
+    on_measured is called after `warmups` requests, before the measured ones.
     show is called with the measured requests that are finished, and their tokens.
     api_key is passed as OPENAI_API_KEY, so it appears in no command line or log. Raises KimiError when the generator
     fails, is killed or takes longer than two hours.
@@ -113,6 +114,7 @@ def drive(
         while process.poll() is None:
             tokens = _finished(output.with_suffix(".progress"))
             if waiting is not None and len(tokens) >= warmups:
+                time.sleep(_COUNTED_S)
                 waiting()
                 waiting = None
             show(len(tokens[warmups:]), sum(tokens[warmups:]))
