@@ -7,16 +7,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..base.errors import KimiError
 from ..engine.fork_server import PROGRAM, ForkedProcess, fork_beside
 from ..engine.process import last_line
-from .progress import Show
+from .load_progress import Show
 
 # SGLang's program, which also writes a line for each finished request.
 _GENERATOR = "kimi_w4a8_eagle3.sglang_plugin.bench_generator"
@@ -41,9 +41,7 @@ class LoadResult(BaseModel):
     completed: int
     total_input_tokens: int
     total_output_tokens: int
-    request_throughput: float
     output_throughput: float
-    total_throughput: float
     mean_ttft_ms: float
     median_ttft_ms: float
     p99_ttft_ms: float
@@ -53,9 +51,6 @@ class LoadResult(BaseModel):
     mean_itl_ms: float
     median_itl_ms: float
     p99_itl_ms: float
-    mean_e2e_latency_ms: float
-    median_e2e_latency_ms: float
-    p99_e2e_latency_ms: float
 
 
 class LoadDetails(BaseModel):
@@ -105,10 +100,15 @@ def drive(
     fails, is killed or takes longer than two hours.
     """
     command, log = generator_command(base_url, arguments, output), output.with_suffix(".log")
-    key = {} if api_key is None else {"OPENAI_API_KEY": api_key}
+    # Offline, because only a tokenizer on this disk was checked (`require_trusted_tokenizer`). Nothing needs compiling.
+    changes = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    changes |= {} if api_key is None else {"OPENAI_API_KEY": api_key}
     deadline = time.monotonic() + _TIMEOUT_S
     with log.open("ab") as file:
-        process = start_program(command, key, file)
+        # From the fork server if there is one, because it has SGLang imported.
+        process: subprocess.Popen[bytes] | ForkedProcess = fork_beside(command, changes, file.fileno()) or (
+            subprocess.Popen(command, env={**os.environ, **changes}, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        )
     waiting: Callable[[], None] | None = on_measured
     try:
         while process.poll() is None:
@@ -132,21 +132,6 @@ def drive(
             where=str(log),
             remedy="read this log; if the generator could not connect, read the server's log",
         )
-
-
-def start_program(
-    command: Sequence[str], key: Mapping[str, str], log: BinaryIO
-) -> subprocess.Popen[bytes] | ForkedProcess:
-    """Start a program that measures engines, from the fork server if there is one, because it has SGLang imported."""
-    # Offline, because only a tokenizer on this disk was checked (`require_trusted_tokenizer`). Nothing needs compiling.
-    changes = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", **key}
-    return fork_beside(command, changes, log.fileno()) or subprocess.Popen(
-        command,
-        env={**os.environ, **changes},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
 
 
 def _finished(path: Path) -> list[int]:

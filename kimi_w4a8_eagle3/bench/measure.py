@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -18,27 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..base.errors import KimiError
 from ..engine import metrics
 from ..engine.client import EngineClient, Generation
-from ..engine.fork_server import PROGRAM
 from ..engine.metrics import Acceptance
 from ..fleet.target import Server
 from . import repetition
-from .generator import (
-    LoadDetails,
-    LoadResult,
-    drive,
-    generator_command,
-    read_details,
-    read_result,
-    start_program,
-)
-from .progress import progress
+from .generator import LoadDetails, LoadResult, drive, generator_command, read_details, read_result
+from .load_progress import progress
 from .repetition import Repetition
 from .sampler import Sampler, ServerSummary
 from .workloads import CHAT_BACKEND, Point, Workload
 
 _PROBES = 4
 _COLD = 0.02  # share of chat-template markers in short prompts
-_PROMPTS_MODULE = "kimi_w4a8_eagle3.sglang_plugin.bench_prompts"
 
 
 class Turn(BaseModel):
@@ -130,14 +118,14 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     )
 
 
-def examine_text(server: Server, point: Point, dataset: Path, folder: Path, found: Measurement) -> Measurement:
+def examine_text(server: Server, point: Point, folder: Path, found: Measurement) -> Measurement:
     """Add the repetition of the text, and the acceptance per position from a few repeated requests.
 
     Conversations are skipped, because their prompts contain answers.
     """
     if point.workload.dataset == "agent":
         return found
-    prompts = _prompts(server, point, dataset, folder)
+    prompts = _prompts(point, folder / found.raw)
     outputs = read_details(folder / found.raw).generated_texts
     answers = _probe(server, point, prompts) if server.facts.num_draft_tokens else []
     acceptance = found.acceptance
@@ -207,17 +195,10 @@ def judge_lengths(point: Point, load: LoadResult, details: LoadDetails) -> list[
     return problems
 
 
-def _prompts(server: Server, point: Point, dataset: Path, folder: Path) -> list[str]:
-    """Return the texts that the generator sent, from its own dataset code."""
-    path = folder / f"{point.label}-prompts.jsonl"
-    if not path.is_file():
-        command = [sys.executable, *PROGRAM, _PROMPTS_MODULE, str(path), "--tokenizer", server.facts.tokenizer]
-        with tempfile.TemporaryFile() as log:
-            if start_program([*command, *point.arguments(dataset)], {}, log).wait() != 0:
-                log.seek(0)
-                said = log.read().decode(errors="replace")
-                raise KimiError(f"cannot rebuild the prompts: {said[-600:]}", where=str(path))
-    return [str(json.loads(line)["prompt"]) for line in path.read_text().splitlines()]
+def _prompts(point: Point, raw: Path) -> list[str]:
+    """Return the texts that the generator sent after the warm-up."""
+    lines = raw.with_suffix(".prompts").read_text().splitlines()
+    return [str(json.loads(line)["prompt"]) for line in lines[point.warmups :]]
 
 
 def _probe(server: Server, point: Point, prompts: Sequence[str]) -> list[Generation]:

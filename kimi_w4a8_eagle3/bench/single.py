@@ -88,7 +88,7 @@ def measure_points(
         found = measure(server, point, dataset, writer.folder, repetition_index)
         writer.add(found)
         if examine and number == 0 and found.usable:
-            writer.replace(found, examine_text(server, point, dataset, writer.folder, found))
+            writer.replace(found, examine_text(server, point, writer.folder, found))
 
 
 def require_room(server: Server, workload: Workload) -> None:

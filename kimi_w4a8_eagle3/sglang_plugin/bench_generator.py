@@ -1,12 +1,13 @@
-"""SGLang's load generator, which also reports each finished request and the prompt length of each turn.
+"""SGLang's load generator, which also reports each finished request, its prompt, and the prompt length of each turn.
 
-For each request, warm-up included, it appends the number of output tokens as a line to a file with the suffix
-`.progress` beside its output. The generator counts cached tokens per turn, but a prompt that contains an earlier answer
-has no known length. The server reports that length in the usage of each turn, which `note` reads.
+Beside its output, `.prompts` gets the prompt of each request that is sent, and `.progress` the number of output tokens
+of each one that is finished, both with the warm-up. The generator counts cached tokens per turn, but a prompt that
+contains an earlier answer has no known length. The server reports it in the usage of each turn, which `note` reads.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,15 @@ def note(data: dict[str, Any], output: Any) -> None:
 
 
 def reported(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Return the request function with a line in the progress file at its end."""
+    """Return the request function, which also writes both files."""
 
     async def send(request_func_input: Any, pbar: Any = None) -> Any:
+        beside = Path(serving.args.output_file)
+        with beside.with_suffix(".prompts").open("a") as file:
+            sent = {"prompt": request_func_input.prompt, "prompt_len": request_func_input.prompt_len}
+            file.write(json.dumps(sent) + "\n")
         output = await request(request_func_input=request_func_input, pbar=pbar)
-        with Path(serving.args.output_file).with_suffix(".progress").open("a") as file:
+        with beside.with_suffix(".progress").open("a") as file:
             file.write(f"{output.output_len if output.success else 0}\n")
         return output
 

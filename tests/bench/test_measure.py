@@ -47,11 +47,10 @@ def test_positions_come_from_the_probes(null_run: Run) -> None:
     assert found.acceptance.per_position == pytest.approx([sum(s > k for s in STEPS) / len(STEPS) for k in (1, 2, 3)])
 
 
-def test_the_rebuilt_prompts_are_repeated_text(null_run: Run) -> None:
+def test_the_prompts_are_repeated_text(null_run: Run) -> None:
     found = null_run.result.measurements[0]
-    prompts = [
-        json.loads(line) for line in (null_run.folder / "tiny-con2-c2-s42-prompts.jsonl").read_text().splitlines()
-    ]
+    sent = (null_run.folder / found.raw).with_suffix(".prompts").read_text().splitlines()
+    prompts = [json.loads(line) for line in sent][found.workload.warmups :]
     assert len(prompts) == NUM_PROMPTS
     assert {row["prompt_len"] for row in prompts} == {192}
     assert found.text is not None and found.text.prompt > 0.5
