@@ -53,7 +53,7 @@ def bring(hub: HubServer, store: Store) -> Callable[..., Fetched]:
 
 @pytest.fixture
 def outside(tmp_path: Path, repo: Repo) -> Iterator[Path]:
-    """A folder of somebody else: whatever happens, it stays as it is."""
+    """Another user's folder. It must stay as it is."""
     folder = tmp_path / "outside"
     folder.mkdir()
     for name in ("bashrc", "bashrc.incomplete", "c" * 40):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from rich.console import Console
 from support.fetch_helpers import NAME, SHARDS, TOKEN, client, content, kimi, kimi_process, quiet
 from support.hub_server import SIGNATURE, Fault, Repo, serve
 
@@ -21,6 +22,7 @@ from kimi_w4a8_eagle3.fetch.audit import Limits
 from kimi_w4a8_eagle3.fetch.cache import Store
 from kimi_w4a8_eagle3.fetch.download import PartialFile, fetch
 from kimi_w4a8_eagle3.fetch.hub import Hub
+from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 
 SHARD = SHARDS[0]
 
@@ -89,6 +91,18 @@ def test_damaged_bytes_are_fetched_once_more(hub, repo, bring, store):
     bring()
     assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
     assert [request.range for request in hub.gets(SHARD)] == [None, None]
+
+
+def test_bytes_that_come_twice_count_once_in_the_progress(hub, repo, store):
+    hub.faults[SHARD] = [Fault(damage=True)]
+    counted = []
+
+    class Counting(ByteProgress):
+        def advance(self, count: int) -> None:
+            counted.append(count)
+
+    fetch(client(hub), store, NAME, "main", lambda label, total: Counting(Console(quiet=True), label, total), reserve=0)
+    assert sum(counted) == sum(map(len, repo.files.values())) and min(counted) == -len(repo.files[SHARD])
 
 
 def test_a_damaged_part_of_an_earlier_attempt_is_noticed(hub, repo, bring, store):
@@ -223,7 +237,7 @@ def test_the_token_is_in_no_repr_and_in_no_traceback(hub, monkeypatch):
 
     holder = Hub(hub.endpoint, TOKEN, Limits(attempts=1))
     assert TOKEN not in repr(holder) and TOKEN not in repr(holder.limits)
-    monkeypatch.setattr(httpx.Client, "send", lambda *arguments, **options: 1 / 0)  # an error that nobody foresaw
+    monkeypatch.setattr(httpx.Client, "send", lambda *arguments, **options: 1 / 0)  # an error that no code expects
     try:
         holder.listing(NAME, "main")
     except ZeroDivisionError:
@@ -241,12 +255,12 @@ def test_disk_full_keeps_what_came_and_says_where(repo, tmp_path):
         with serve({NAME: repo}) as hub:
             filler, partial = small / "filler", blob(store, repo, SHARD).with_suffix(".incomplete")
 
-            def somebody_else_fills_the_disk() -> None:
+            def another_program_fills_the_disk() -> None:
                 wait_until(lambda: size(partial) == 40_000)
                 fill(filler)
 
             # After the space check, while the file is on its way.
-            hub.faults[SHARD] = [Fault(cut=40_000, then=somebody_else_fills_the_disk)]
+            hub.faults[SHARD] = [Fault(cut=40_000, then=another_program_fills_the_disk)]
             with pytest.raises(KimiError, match="the disk is full") as error:
                 fetch(client(hub), store, NAME, "main", quiet, jobs=1, reserve=0)
             assert str(small) in error.value.where

@@ -231,7 +231,7 @@ def test_an_address_of_a_next_page_that_is_none(address, hub):
 
 @pytest.mark.parametrize("asked", ["99999999", "9" * 400])
 @pytest.mark.parametrize("path", ["api", SHARD])
-def test_a_wait_that_nobody_has_time_for(asked, path, hub, bring):
+def test_a_wait_of_years(asked, path, hub, bring):
     hub.faults[path] = [Fault(status=429, headers={"retry-after": asked}, times=None)]
     with pytest.raises(KimiError, match=r"asks to wait for (99999999|inf) s"):
         bring()

@@ -94,7 +94,7 @@ def accept(record: TrustRecord, folder: Path, cache: Path, name: str | None = No
     record.add(code_of(Source(name or str(folder), folder), cache))
 
 
-def test_code_that_nobody_accepted_is_refused_with_every_file(folder, record, cache):
+def test_code_that_is_not_accepted_is_refused_with_every_file(folder, record, cache):
     with pytest.raises(KimiError) as refused:
         require_trusted(launch_of(str(folder)), record, cache)
     text = str(refused.value)
@@ -202,7 +202,7 @@ def test_a_reference_that_leads_out_of_the_checkpoint_is_refused(reference, fold
 
 
 @pytest.mark.parametrize("depth", [100_000, 980], ids=["beyond the parser", "within it"])
-def test_a_config_as_deep_as_nobody_writes_one_is_an_error_and_no_traceback(depth, folder, record, cache):
+def test_a_config_nested_too_deep_is_an_error_and_no_traceback(depth, folder, record, cache):
     deep = '{"a":' * depth + '{"auto_map": {"AutoConfig": "words.Words"}}' + "}" * depth
     (folder / "config.json").write_text(deep)
     with pytest.raises(KimiError, match=r"config\.json cannot be read"):
@@ -287,7 +287,7 @@ def test_json_records_and_ends_as_the_table_does(folder, tmp_path, monkeypatch):
     app.command()(trust_command.trust)
     for options, code, accepted in ([], 1, False), (["--yes"], 0, True), ([], 0, True):
         shown = CliRunner().invoke(app, [str(folder), "--json", *options])
-        assert shown.exit_code == code and {each["accepted"] for each in json.loads(shown.stdout)} == {accepted}
+        assert shown.exit_code == code and {file["accepted"] for file in json.loads(shown.stdout)} == {accepted}
 
 
 def test_kimi_check_reports_code_that_serve_would_refuse(folder, tmp_path):
