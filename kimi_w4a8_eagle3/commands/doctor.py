@@ -7,7 +7,8 @@ import json
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from ..base.console import table_console
 from ..doctor.needs import Needs
@@ -43,12 +44,12 @@ def doctor(
 def _print(report: Report) -> None:
     """Print one line per check, with its remedy."""
     console = table_console()
-    width = max(len(result.name) for result in report.results)
+    lines = Table.grid(padding=(0, 2))
     for result in report.results:
-        remedy = f" [bold]->[/] {escape(result.remedy)}" if result.remedy else ""
-        verdict = f"[{result.verdict.style}]{result.verdict.value:4}[/]"
-        line = f"{verdict}  {result.name:{width}}  {escape(result.found)}{remedy}"
-        console.print(line, soft_wrap=True)
+        arrow = " ->" if console.width > 120 else "\n->"
+        found = result.found + (f"{arrow} {result.remedy}" if result.remedy else "")
+        lines.add_row(Text(result.verdict.value, result.verdict.style), result.name, Text(found))
+    console.print(lines)
     counts = report.as_json()["counts"]
     verdict = "not ready" if report.failed else "ready"
     console.print(f"recipe {report.recipe}: {verdict} ({', '.join(f'{n} {name}' for name, n in counts.items() if n)})")

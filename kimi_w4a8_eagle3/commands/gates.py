@@ -7,15 +7,14 @@ import os
 from typing import Any
 
 import typer
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
 from ..base.console import table_console
 from ..base.errors import UsageError
 from ..gates import OUR_BACKENDS, TABLE, ignored_gates, read_gates
 from ..recipe.launch import load_recipe
 from .options import RECIPE, RECIPE_NAME, one_recipe
-
-LEAST_WIDTH = 150  # columns; a narrower terminal wraps the lines, not the names
 
 
 def gates(
@@ -57,15 +56,10 @@ def gates(
 
 def _print(rows: list[dict[str, Any]], warnings: list[str]) -> None:
     console = table_console()
-    console.width = max(console.width, LEAST_WIDTH)
-    table = Table("gate", "value", "origin", "allowed", "effect (read by)")
-    for column in table.columns[:3]:
-        column.no_wrap = True
     for row in rows:
-        style = None if row["origin"] == "default" else "bold"
-        effect = f"{row['effect']} ({row['reader']})"
-        table.add_row(row["name"], _text(row["value"]), row["origin"], row["allowed"], effect, style=style)
-    console.print(table)
+        head = f"{row['name']}={_text(row['value'])} ({row['origin']}; allowed: {row['allowed']})"
+        console.print(Text(head, "" if row["origin"] == "default" else "bold"))
+        console.print(Padding(f"{row['effect']} ({row['reader']})", (0, 0, 0, 4), expand=False))
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 

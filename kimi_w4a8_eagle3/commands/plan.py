@@ -77,7 +77,8 @@ def plan(
         if args.get("mem-fraction-static") == "auto":
             typer.echo(f"ceiling: {chosen.options.memory_ceiling:g} of the memory (options.memory_ceiling)")
         for fault in faults:
-            typer.echo(f"known fault {fault.id} ({fault.verdict}): {fault.sentence}; {fault.remedy}")
+            text = f"known fault {fault.id} ({fault.verdict}): {fault.sentence}; {fault.remedy}"
+            table_console().print(text, markup=False)
 
 
 def as_dict(plan: MemoryPlan) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def as_dict(plan: MemoryPlan) -> dict[str, Any]:
 
 
 def _compare(plans: list[MemoryPlan], archs: list[str]) -> None:
-    console = table_console(soft_wrap=True)
+    console = table_console()
     table = Table(title=f"{plans[0].recipe}, TP {plans[0].tp}: one GPU of each")
     for name in ("", "arch", "HBM GiB", "weights GiB", "KV tokens", f"requests {INPUT_LEN:,}+{OUTPUT_LEN}", "limit"):
         table.add_column(name, justify="left" if name in ("", "arch", "limit") else "right")
@@ -142,7 +143,7 @@ def _limit(plan: MemoryPlan) -> str:
 
 
 def _print(plan: MemoryPlan) -> None:
-    console = table_console(soft_wrap=True)
+    console = table_console()
     table = Table(title=f"{plan.recipe} on {plan.gpu.name}, TP {plan.tp}: memory of one GPU")
     table.add_column("part")
     table.add_column("GiB", justify="right")

@@ -84,6 +84,12 @@ def test_the_serving_image_has_the_kernels_and_no_compiler_of_them() -> None:
     assert "COPY --from=kernels /opt/kimi/kernels /opt/kimi/kernels\nENV KIMI_KERNELS=/opt/kimi/kernels\n" in final
 
 
+def test_the_image_has_numactl() -> None:
+    """SGLang binds each rank to its GPU's NUMA node with it, and goes on without it."""
+    final = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+    assert re.search(r"apt-get install --yes --no-install-recommends numactl\b", final)
+
+
 def test_the_base_image_cannot_be_changed_by_pip() -> None:
     """In the last stage pip only unpacks our wheels into a folder of their own, without the network."""
     steps = instructions()

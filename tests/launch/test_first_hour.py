@@ -1,0 +1,19 @@
+"""docs/first-hour.md: every problem of both rounds names tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_problem_names_its_tests() -> None:
+    page = (ROOT / "docs/first-hour.md").read_text()
+    rows = dict(re.findall(r"^\| (F\d+|\d+) \|.*\| ([^|]+) \|$", page, re.MULTILINE))
+    assert list(rows) == [*(f"F{number}" for number in range(12)), *map(str, range(1, 13))]
+    for name, cell in rows.items():
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", cell)
+        assert tests, name
+        for file, test in tests:
+            assert f"def {test}(" in (ROOT / file).read_text(), (name, test)
