@@ -23,7 +23,7 @@ from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.run_dir import new_run_dir, write_json
 from kimi_w4a8_eagle3.eval import sampling_match
 from kimi_w4a8_eagle3.eval.sampling_match import ALPHA, LENGTH, Samples
-from kimi_w4a8_eagle3.eval.tokens import Probe
+from kimi_w4a8_eagle3.eval.tokens import TokenClient
 from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw
 
@@ -40,7 +40,7 @@ _CHOICES = 100  # of a request
 _DRAFT_TOKENS = 4
 
 
-def prefixes(probe: Probe, model: str, number: int) -> list[tuple[int, ...]]:
+def prefixes(probe: TokenClient, model: str, number: int) -> list[tuple[int, ...]]:
     """Prompts with a beginning of an answer after which the model is least certain.
 
     The beginnings are tokens of other questions. An answer of its own would not do: the model is sure of it, so that
@@ -52,12 +52,12 @@ def prefixes(probe: Probe, model: str, number: int) -> list[tuple[int, ...]]:
     return sorted(candidates, key=lambda ids: probe.greedy(ids, 1, with_top=True).top[0][0][0])[:number]
 
 
-def samples(probe: Probe, starts: Sequence[tuple[int, ...]], number: int) -> list[Samples]:
+def samples(probe: TokenClient, starts: Sequence[tuple[int, ...]], number: int) -> list[Samples]:
     """`number` continuations of each prefix under each setting, in the order of SETTINGS and prefixes."""
     return [_continuations(probe, start, params, number) for params in SETTINGS.values() for start in starts]
 
 
-def _continuations(probe: Probe, start: tuple[int, ...], params: dict[str, Any], number: int) -> Samples:
+def _continuations(probe: TokenClient, start: tuple[int, ...], params: dict[str, Any], number: int) -> Samples:
     sizes = [min(_CHOICES, number - done) for done in range(0, number, _CHOICES)]
     return [tokens for n in sizes for tokens in probe.samples(start, {**params, "max_new_tokens": LENGTH}, n)]
 
@@ -96,7 +96,7 @@ def main(words: list[str]) -> int:
         target = Target(recipe=recipe, settings=("disable-radix-cache=false",))
         with (
             target.running(folder / f"{name}.log", console.print) as server,
-            Probe(server.base_url, server.api_key) as probe,
+            TokenClient(server.base_url, server.api_key) as probe,
             console.status(f"{name}: {options.samples} continuations of each prefix under {len(SETTINGS)} settings"),
         ):
             starts = starts or prefixes(probe, server.model, options.prefixes)

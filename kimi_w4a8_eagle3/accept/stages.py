@@ -28,6 +28,7 @@ from ..doctor.runner import examine
 from ..engine.client import EngineClient
 from ..engine.reply import Reply
 from ..eval import accuracy, lossless, smoke, tasks, tool_run
+from ..eval.earlier_run import RESULT
 from ..eval.harness import Protocol
 from ..eval.prompts import prompts
 from ..eval.tool_scores import MARKERS
@@ -73,7 +74,7 @@ QUICK = Sizes(smoke=12, prompts=8, problems=40, lossless=12, samples=50, tools=1
 
 
 @dataclass
-class Acceptance:
+class AcceptRun:
     """One acceptance run: its folder, its sizes, and the running engine that the stages of a recipe share."""
 
     folder: Path
@@ -207,9 +208,9 @@ class Acceptance:
         return _passed(state, details, folder), []
 
     def _tools(self, recipe: Recipe) -> Found:
-        plan, judging = tool_run.Plan(limit=self.sizes.tools), tool_run.Judging(runs=self.folder)
+        plan, judging = tool_run.ToolPlan(limit=self.sizes.tools), tool_run.Judging(runs=self.folder)
         folder = tool_run.run(self._target(recipe), plan, judging, self.console)
-        verdict = json.loads((folder / accuracy.RESULT).read_text())["verdict"]
+        verdict = json.loads((folder / RESULT).read_text())["verdict"]
         return _judged(verdict, folder, few=True), []
 
     def _streams(self, recipe: Recipe) -> Found:
@@ -256,9 +257,9 @@ class Acceptance:
         built_in, limit = not recipe.model.on_hub, self.sizes.problems
         math = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit or 300, 32)
         protocol = math if built_in else Protocol(tasks.GSM8K, False, tasks.GSM8K.shots, 512, limit, 256)
-        options = accuracy.Options(self.data_dir, runs=self.folder)
+        options = accuracy.AccuracyOptions(self.data_dir, runs=self.folder)
         folder = accuracy.run(self._target(recipe), protocol, options, self.console)
-        result = json.loads((folder / accuracy.RESULT).read_text())
+        result = json.loads((folder / RESULT).read_text())
         verdict, task = result["verdict"], f"{recipe.name} {result['task']}"
         figures = [
             Figure(name=f"{task} {row['metric']}", value=row["correct"] / row["answered"], unit=f"of {row['answered']}")
@@ -274,7 +275,7 @@ class Acceptance:
         """
         target = self._target(recipe)
         reference = Target(recipe=recipe.name, api_key=self.api_key).plain()
-        plan = lossless.Plan(self.sizes.lossless, samples=self.sizes.samples, runs=self.folder)
+        plan = lossless.LosslessPlan(self.sizes.lossless, samples=self.sizes.samples, runs=self.folder)
         # eight GPUs hold one engine
         folder, report = lossless.run(reference, target, plan, self.console, release=self.stop)
         details = _passed(report.state, "; ".join(report.reasons), folder)

@@ -48,7 +48,7 @@ def accept(
     texts, console = Texts(sharegpt=sharegpt or None), table_console()
     folder, found = journal.open_journal(runs, f"{sizes} {' '.join(recipes)}", restart)
     write_json(folder / RECORD, record(journal.KIND, {}, {}, gpus=[asdict(device) for device in machine.devices]))
-    run = stages.Acceptance(folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
+    run = stages.AcceptRun(folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
     todo = run.stages()
     console.print(f"kimi-w4a8 accept: results are kept in {folder}")
     try:

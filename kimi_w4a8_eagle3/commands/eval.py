@@ -18,7 +18,7 @@ from ..fleet.target import Target
 from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 if TYPE_CHECKING:
-    from ..eval.accuracy import Options
+    from ..eval.accuracy import AccuracyOptions
     from ..eval.harness import Protocol
 
 _HELP = """Accuracy with a verdict, and proof that speculation changes no answer.
@@ -97,7 +97,7 @@ def gsm8k(
     from ..eval.harness import Protocol
 
     protocol = Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency)
-    options = accuracy.Options(data_dir, baseline, published, judged.margin, judged.max_unusable, judged.runs)
+    options = accuracy.AccuracyOptions(data_dir, baseline, published, judged.margin, judged.max_unusable, judged.runs)
     _accuracy(server, judged, protocol, options)
 
 
@@ -117,7 +117,7 @@ def tiny_math(
     from ..eval.harness import Protocol
 
     protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit, concurrency)
-    options = accuracy.Options(None, baseline, None, judged.margin, judged.max_unusable, judged.runs)
+    options = accuracy.AccuracyOptions(None, baseline, None, judged.margin, judged.max_unusable, judged.runs)
     _accuracy(server, judged, protocol, options)
 
 
@@ -149,7 +149,7 @@ def tools(
 
     if kept.resume is None:
         target = server.target(kept.api_key_file)
-        plan = tool_run.Plan(data, limit, stream, _object(extra), max_tokens, concurrency)
+        plan = tool_run.ToolPlan(data, limit, stream, _object(extra), max_tokens, concurrency)
     else:
         earlier = load_run(kept.resume, tool_run.plan_of, "`kimi-w4a8 eval tools`")
         target, plan = _resumed(server, kept, earlier), tool_run.plan_of(earlier)
@@ -201,9 +201,9 @@ def lossless(
         raise UsageError("give --base-url and --reference-url together", expected="two servers, or one --recipe")
     target = Target(base_url, recipe, model, tuple(settings), client_key(api_key_file, os.environ))
     reference = replace(target, base_url=reference_url).plain()
-    plan = lossless_check.Plan(prompts, max_tokens, samples, runs=runs)
+    plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)
     console = table_console()
-    report: lossless_check.Report | exact_check.Report
+    report: lossless_check.LosslessReport | exact_check.Report
     with signals(runs):
         if exact:
             sides = (
@@ -257,7 +257,7 @@ def _resumed(server: ServerOptions, kept: Kept, earlier: dict[str, Any]) -> Targ
     return replace(server, model=model).target(kept.api_key_file)
 
 
-def _accuracy(server: ServerOptions, kept: Kept, protocol: Protocol, options: Options) -> None:
+def _accuracy(server: ServerOptions, kept: Kept, protocol: Protocol, options: AccuracyOptions) -> None:
     from ..eval import accuracy, show  # optional: aiohttp
     from ..eval.earlier_run import load_run, protocol_of
 

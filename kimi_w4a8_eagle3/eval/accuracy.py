@@ -15,20 +15,18 @@ from ..base.errors import KimiError, UsageError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..fleet.target import Server, Target, record_of
 from . import tasks
-from .earlier_run import load_run, require_same_protocol, resumable
+from .earlier_run import load_run, require_same_protocol, resumable, write_result
 from .harness import Protocol, command, run_lm_eval
 from .judge import Reference, judge, load_references
-from .outcomes import PROBLEMS, load_outcomes, newest, read_outcomes, write_outcomes
+from .outcomes import PROBLEMS, load_outcomes, newest, read_outcomes, write_rows
 from .recorder import REQUESTS, Patience, Recorder
-from .section import write_page
 from .show import progress
 
-RESULT = "result.json"
 KIND = "eval-accuracy"
 
 
 @dataclass(frozen=True)
-class Options:
+class AccuracyOptions:
     """Settings of an accuracy run that do not name the server or the protocol."""
 
     data_dir: Path | None = None
@@ -40,7 +38,9 @@ class Options:
     patience: Patience = field(default_factory=Patience)
 
 
-def run(target: Target, protocol: Protocol, options: Options, console: Console, resume: Path | None = None) -> Path:
+def run(
+    target: Target, protocol: Protocol, options: AccuracyOptions, console: Console, resume: Path | None = None
+) -> Path:
     """Run one accuracy evaluation and return its run directory, whose result.json holds the verdict.
 
     Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
@@ -61,11 +61,12 @@ def run(target: Target, protocol: Protocol, options: Options, console: Console, 
 
     with target.running(folder / "server.log", console.print) as server:
         if resume is None:
-            write_json(folder / RECORD, _record(server, target, protocol, options))
+            facts = {"protocol": describe(protocol), "data_dir": options.data_dir and str(options.data_dir.resolve())}
+            write_json(folder / RECORD, record_of(KIND, {"server": target}, model=server.model, **facts))
         console.print(f"{protocol.task.title}: {_describe(protocol)} on {server.model} at {server.base_url}; {folder}")
         with resumable(folder, console):
             recorder = _ask(server, protocol, folder, options.patience, console, offline=files is not None)
-    return _conclude(target, server, protocol, options, folder, recorder, baseline is not None)
+    return _conclude(target, server, protocol, options, folder, recorder)
 
 
 def _ask(
@@ -83,41 +84,22 @@ def _ask(
 
 
 def _conclude(
-    target: Target, server: Server, protocol: Protocol, options: Options, folder: Path, recorder: Recorder, paired: bool
+    target: Target, server: Server, protocol: Protocol, options: AccuracyOptions, folder: Path, recorder: Recorder
 ) -> Path:
     outcomes = read_outcomes(folder / "lm_eval", folder / REQUESTS, protocol.chat)
     expected = protocol.limit or protocol.task.counts.get("test", len(outcomes))
     if len(outcomes) != expected:
         raise KimiError(f"lm-eval scored {len(outcomes)} problems instead of {expected}", where=str(folder))
-    write_outcomes(folder / PROBLEMS, outcomes)
+    write_rows(folder / PROBLEMS, outcomes)
     references, judged = references_for(protocol, options, target)
-    verdict = judge(
-        outcomes,
-        references,
-        judged,
-        load_outcomes(options.baseline) if paired and options.baseline else None,
-        options.margin,
-        options.max_unusable,
-    )
-    result = {
-        "kind": KIND,
-        "task": protocol.task.title,
-        "protocol": describe(protocol),
-        "configuration": server.name,
-        "model": server.model,
-        "baseline": str(options.baseline) if options.baseline else None,
-        "judged_against": judged,
-        "requests": {"asked": recorder.finished - len(recorder.reused), "reused": len(recorder.reused),
-                     "retries": recorder.retries},
-        "lm_eval": str(newest(folder / "lm_eval", "*/results_*.json").relative_to(folder)),
-        "verdict": asdict(verdict),
-    }  # fmt: skip
-    write_json(folder / RESULT, result)
-    write_page(folder)
-    return folder
+    baseline = load_outcomes(options.baseline) if options.baseline else None
+    verdict = judge(outcomes, references, judged, baseline, options.margin, options.max_unusable)
+    facts = {"protocol": describe(protocol), "baseline": options.baseline, "judged_against": judged}
+    facts["lm_eval"] = newest(folder / "lm_eval", "*/results_*.json").relative_to(folder)
+    return write_result(folder, KIND, protocol.task.title, server, recorder, verdict, **facts)
 
 
-def references_for(protocol: Protocol, options: Options, target: Target) -> tuple[list[Reference], str | None]:
+def references_for(protocol: Protocol, options: AccuracyOptions, target: Target) -> tuple[list[Reference], str | None]:
     """Return the published accuracies, and the configuration among them that decides the verdict (None: none does)."""
     if protocol.task is tasks.TINY_MATH:
         found = _recorded_tiny()
@@ -149,16 +131,6 @@ def _recorded_tiny() -> list[Reference]:
     return [
         Reference("recorded", metric, accuracy, n, "metrics.json of the built-in model") for metric in tasks.METRICS
     ]
-
-
-def _record(server: Server, target: Target, protocol: Protocol, options: Options) -> dict[str, object]:
-    return record_of(
-        KIND,
-        {"server": target},
-        model=server.model,
-        protocol=describe(protocol),
-        data_dir=str(options.data_dir.resolve()) if options.data_dir else None,
-    )
 
 
 def _describe(protocol: Protocol) -> str:

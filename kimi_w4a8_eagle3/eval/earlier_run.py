@@ -1,21 +1,27 @@
-"""Records of earlier accuracy runs, read to resume a run or to compare with it."""
+"""Records of runs with a verdict: written at the end, and read to resume a run or to compare with it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..base.errors import KimiError
-from ..base.run_dir import RECORD
+from ..base.run_dir import RECORD, write_json
 from ..base.signals import Terminated
+from ..fleet.target import Server
 from . import tasks
 from .harness import Protocol
+from .judge import Conclusion
+from .recorder import Recorder
+from .section import write_page
 
+RESULT = "result.json"
 _TASKS = {task.name: task for task in (tasks.GSM8K, tasks.TINY_MATH)}
 _COMPARED = ("task", "chat", "shots", "seed")
 
@@ -70,3 +76,22 @@ def require_same_protocol(baseline: dict[str, Any], protocol: Protocol) -> None:
 
 def _show(value: Any) -> Any:
     return value.title if isinstance(value, tasks.Task) else value
+
+
+def write_result(
+    folder: Path, kind: str, task: str, server: Server, recorder: Recorder, verdict: Conclusion, **facts: object
+) -> Path:
+    """Write result.json and the page of a finished run, and return its folder."""
+    reused = len(recorder.reused)
+    result = {
+        "kind": kind,
+        "task": task,
+        "configuration": server.name,
+        "model": server.model,
+        "requests": {"asked": recorder.finished - reused, "reused": reused, "retries": recorder.retries},
+        "verdict": asdict(verdict),
+        **facts,
+    }
+    write_json(folder / RESULT, result)
+    write_page(folder)
+    return folder

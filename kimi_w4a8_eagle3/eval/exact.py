@@ -29,7 +29,7 @@ from .greedy_match import first_difference
 from .lossless import KIND
 from .prompts import prompts
 from .section import write_page
-from .tokens import Probe, Tokens
+from .tokens import TokenClient, Tokens
 
 RETRACTED = "sglang:num_retracted_requests_total"
 REFUSED = "HTTP 400"  # stands in for the finish reason
@@ -151,7 +151,7 @@ def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Repo
     for number, side in enumerate(sides):
         with (
             side.target.running(folder / f"side{number}.log", console.print) as server,
-            Probe(server.base_url, server.api_key) as probe,
+            TokenClient(server.base_url, server.api_key) as probe,
         ):
             model = server.model
             with console.status(f"{side.label}: one request after the other"):
@@ -204,7 +204,7 @@ def _first(want: Tokens, got: Tokens) -> tuple[int | None, str]:
     return None, ""
 
 
-def _expectation(probe: Probe, model: str, plan: Plan) -> tuple[list[Request], list[Tokens]]:
+def _expectation(probe: TokenClient, model: str, plan: Plan) -> tuple[list[Request], list[Tokens]]:
     """Return the requests and their sequential answers. A stop string is a piece from the middle of an answer."""
     asked = _requests(probe, model, plan)
     expected = [ask(probe, request) for request in asked]
@@ -216,7 +216,7 @@ def _expectation(probe: Probe, model: str, plan: Plan) -> tuple[list[Request], l
     return asked + cut, expected + [ask(probe, request) for request in cut]
 
 
-def _requests(probe: Probe, model: str, plan: Plan) -> list[Request]:
+def _requests(probe: TokenClient, model: str, plan: Plan) -> list[Request]:
     """Make prompts of all kinds in the model's chat template: 1 in 10 declares a tool, 1 in 24 exceeds 4,000 tokens."""
     out = []
     for number, prompt in enumerate(prompts(plan.prompts)):
@@ -243,7 +243,7 @@ def _with(request: Request, kind: str, **params: Any) -> Request:
     return replace(request, kind=kind, params=request.params | params)
 
 
-def ask(probe: Probe, request: Request) -> Tokens:
+def ask(probe: TokenClient, request: Request) -> Tokens:
     """Return the server's answer with its top logprobs. A 400 is an answer too and must be the same on every server."""
     try:
         return probe.answer(request.ids, request.params, with_top=True)
@@ -253,7 +253,7 @@ def ask(probe: Probe, request: Request) -> Tokens:
         return Tokens((), refused.message, REFUSED)
 
 
-def _in_another_order(probe: Probe, asked: list[Request], concurrency: int, seed: str) -> list[Tokens]:
+def _in_another_order(probe: TokenClient, asked: list[Request], concurrency: int, seed: str) -> list[Tokens]:
     """Return all answers, requested in shuffled order, with disconnecting clients from concurrency 2 on."""
     order = list(range(len(asked)))
     random.Random(seed).shuffle(order)
@@ -263,7 +263,7 @@ def _in_another_order(probe: Probe, asked: list[Request], concurrency: int, seed
 
 
 @contextmanager
-def _leavers(probe: Probe, asked: list[Request], seed: str | None) -> Iterator[None]:
+def _leavers(probe: TokenClient, asked: list[Request], seed: str | None) -> Iterator[None]:
     """Until the block ends, run clients that disconnect after a few tokens; without a seed there are none."""
     over = threading.Event()
     short = [request.ids for request in asked if len(request.ids) <= _LEFT]  # longer ones take too long to prefill

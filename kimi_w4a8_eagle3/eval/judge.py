@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ..base.resources import operator_dir
 from ..base.verdict import Verdict
 from . import significance
-from .outcomes import Outcome
+from .outcomes import ProblemOutcome
 from .tasks import METRICS
 
 _WORDS = {
@@ -26,7 +26,7 @@ class Accuracy:
     metric: str
     correct: int
     answered: int
-    interval: significance.Interval | None
+    interval: significance.ShareInterval | None
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class AgainstReference:
     """This run's accuracy minus a reported one with its 90 % interval; the samples are independent."""
 
     reference: Reference
-    difference: significance.Interval
+    difference: significance.ShareInterval
     verdict: Verdict
 
 
@@ -59,7 +59,7 @@ class Paired:
     only_new: int
     only_base: int
     neither: int
-    difference: significance.Interval
+    difference: significance.ShareInterval
     mcnemar_p: float
     margin: float
     power: float
@@ -72,7 +72,7 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class Difference:
+class DifferingProblem:
     """Problem that only one of two configurations solves in at least one metric."""
 
     id: int
@@ -97,7 +97,7 @@ class Conclusion:
     accuracies: list[Accuracy] = field(default_factory=list)
     references: list[AgainstReference] = field(default_factory=list)
     paired: list[Paired] = field(default_factory=list)
-    differing: list[Difference] = field(default_factory=list)
+    differing: list[DifferingProblem] = field(default_factory=list)
 
     def conclude(self, state: Verdict, reason: str) -> None:
         """Add a finding; the worst finding decides the state."""
@@ -105,7 +105,7 @@ class Conclusion:
         self.reasons.append(reason)
 
 
-def not_worse(difference: significance.Interval, margin: float) -> Verdict:
+def not_worse(difference: significance.ShareInterval, margin: float) -> Verdict:
     """Test non-inferiority: PASS if the 90 % interval lies above -margin, else FAIL if it lies below zero."""
     if difference.low > -margin:
         return Verdict.PASS
@@ -113,10 +113,10 @@ def not_worse(difference: significance.Interval, margin: float) -> Verdict:
 
 
 def judge(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[ProblemOutcome],
     references: Sequence[Reference] = (),
     judged: str | None = None,
-    baseline: Sequence[Outcome] | None = None,
+    baseline: Sequence[ProblemOutcome] | None = None,
     margin: float = 0.01,
     max_unusable: float = 0.01,
 ) -> Conclusion:
@@ -190,7 +190,9 @@ def judge_references(found: Conclusion, references: Sequence[Reference], judged:
             )
 
 
-def _judge_baseline(found: Conclusion, outcomes: Sequence[Outcome], baseline: Sequence[Outcome], margin: float) -> None:
+def _judge_baseline(
+    found: Conclusion, outcomes: Sequence[ProblemOutcome], baseline: Sequence[ProblemOutcome], margin: float
+) -> None:
     earlier = {o.question: o for o in baseline if o.status != "failed"}
     pairs = [(o, earlier[o.question]) for o in outcomes if o.status != "failed" and o.question in earlier]
     if not pairs:
@@ -207,7 +209,7 @@ def _judge_baseline(found: Conclusion, outcomes: Sequence[Outcome], baseline: Se
     found.differing = [_difference(new, base) for new, base in pairs if new.correct != base.correct]
 
 
-def _compare(pairs: Sequence[tuple[Outcome, Outcome]], metric: str, margin: float) -> Paired:
+def _compare(pairs: Sequence[tuple[ProblemOutcome, ProblemOutcome]], metric: str, margin: float) -> Paired:
     table = [(new.correct[metric], base.correct[metric]) for new, base in pairs]
     only_new, only_base, n = table.count((True, False)), table.count((False, True)), len(table)
     # One pair is added to the observed ones, so that identical runs do not promise certainty.
@@ -227,6 +229,6 @@ def _compare(pairs: Sequence[tuple[Outcome, Outcome]], metric: str, margin: floa
     )
 
 
-def _difference(new: Outcome, base: Outcome) -> Difference:
+def _difference(new: ProblemOutcome, base: ProblemOutcome) -> DifferingProblem:
     solved_by = {m: "new" if new.correct[m] else "baseline" for m in METRICS if new.correct[m] != base.correct[m]}
-    return Difference(new.id, new.question, new.target, solved_by, new.text, base.text)
+    return DifferingProblem(new.id, new.question, new.target, solved_by, new.text, base.text)

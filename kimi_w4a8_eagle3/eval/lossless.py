@@ -23,7 +23,7 @@ from .prefill_match import PrefillMatch
 from .prompts import Prompt, prompts
 from .sampling_match import Samples, SamplingMatch
 from .section import write_page
-from .tokens import Prefill, Probe, Tokens
+from .tokens import Prefill, TokenClient, Tokens
 
 KIND = "eval-lossless"
 CONCURRENCIES = (1, 8, 40)  # from the second on, prompts come from the prefix cache where there is one
@@ -34,7 +34,7 @@ _STOPPED = 12  # answers repeated with a stop string; rounding may change one of
 
 
 @dataclass(frozen=True)
-class Plan:
+class LosslessPlan:
     """Size of the comparison. samples: continuations per prefix and server, 0 for greedy answers only."""
 
     prompts: int = 48
@@ -77,7 +77,7 @@ class Answers:
 
 
 @dataclass
-class Report:
+class LosslessReport:
     state: Verdict
     reasons: list[str]
     divergences: list[Divergence]
@@ -90,8 +90,8 @@ class Report:
 
 
 def run(
-    reference: Target, target: Target, plan: Plan, console: Console, release: Callable[[], None] | None = None
-) -> tuple[Path, Report]:
+    reference: Target, target: Target, plan: LosslessPlan, console: Console, release: Callable[[], None] | None = None
+) -> tuple[Path, LosslessReport]:
     """Ask both servers, one after the other, and return the run directory and the comparison.
 
     release: called when the target is no longer needed, before the reference starts.
@@ -114,7 +114,7 @@ def run(
     return folder, report
 
 
-def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) -> Report:
+def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: LosslessPlan) -> LosslessReport:
     """Return the verdict on two servers' answers to the same prompts."""
     first = expected.greedy[plan.concurrencies[0]]
     own = [
@@ -127,7 +127,7 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) 
         for concurrency in plan.concurrencies
         for divergence in divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency)
     ]
-    report = Report(
+    report = LosslessReport(
         state=Verdict.PASS,
         reasons=[],
         divergences=parted,
@@ -144,7 +144,7 @@ def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: Plan) 
     return report
 
 
-def _ask(server: Server, asked: list[Prompt], plan: Plan, earlier: Answers | None, console: Console) -> Answers:
+def _ask(server: Server, asked: list[Prompt], plan: LosslessPlan, earlier: Answers | None, console: Console) -> Answers:
     """Ask one server. The second server also prefills all greedy answers and continues the prefixes of `earlier`."""
     if server.ops_url is not None:
         raise KimiError(
@@ -153,7 +153,7 @@ def _ask(server: Server, asked: list[Prompt], plan: Plan, earlier: Answers | Non
             expected="the addresses of two engines",
             remedy=f"the engines behind this router are listed in {server.ops_url}/status",
         )
-    with Probe(server.base_url, server.api_key) as probe:
+    with TokenClient(server.base_url, server.api_key) as probe:
         ids = probe.all(lambda prompt: probe.chat_ids(prompt.text, server.model), asked, 8)
         answers = Answers(server, ids, info=probe.server_info())
         for concurrency in plan.concurrencies:
@@ -178,7 +178,7 @@ def _ask(server: Server, asked: list[Prompt], plan: Plan, earlier: Answers | Non
     return answers
 
 
-def _prefixes(answers: Answers, plan: Plan) -> list[tuple[int, ...]]:
+def _prefixes(answers: Answers, plan: LosslessPlan) -> list[tuple[int, ...]]:
     """Return the prompts, with their first tokens, after which the model is least certain and samples vary most."""
 
     def certainty(number: int) -> float:
@@ -190,21 +190,21 @@ def _prefixes(answers: Answers, plan: Plan) -> list[tuple[int, ...]]:
     return [(*answers.prompt_ids[n], *first[n].ids[:_PREFIX_TOKENS]) for n in sorted(numbers)]
 
 
-def _late(probe: Probe, ids: tuple[int, ...], answer: Tokens) -> bool:
+def _late(probe: TokenClient, ids: tuple[int, ...], answer: Tokens) -> bool:
     """True if an answer with a stop string is too long: without its last token it already contains the string."""
     stop = answer.text[len(answer.text) // 2 :][:3]
     tokens = len(probe.greedy(ids, len(answer.ids), with_top=False, stop=stop).ids) if stop else 0
     return tokens > 1 and stop in probe.greedy(ids, tokens - 1, with_top=False).text
 
 
-def _sample(probe: Probe, prefix: tuple[int, ...], plan: Plan) -> Samples:
+def _sample(probe: TokenClient, prefix: tuple[int, ...], plan: LosslessPlan) -> Samples:
     sizes = [min(_SAMPLES_PER_REQUEST, plan.samples - i) for i in range(0, plan.samples, _SAMPLES_PER_REQUEST)]
     params = {"max_new_tokens": sampling_match.LENGTH, "temperature": plan.temperature}
     batches = probe.all(lambda n: probe.samples(prefix, params, n), sizes, 2)
     return [sample for batch in batches for sample in batch]
 
 
-def _judge_greedy(report: Report, expected: Answers, found: Answers, plan: Plan) -> None:
+def _judge_greedy(report: LosslessReport, expected: Answers, found: Answers, plan: LosslessPlan) -> None:
     bugs = [divergence for divergence in report.divergences if divergence.judgement == "bug"]
     total = report.prompts * len(plan.concurrencies)
     if expected.prompt_ids != found.prompt_ids:
@@ -232,7 +232,7 @@ def _judge_greedy(report: Report, expected: Answers, found: Answers, plan: Plan)
         )
 
 
-def _problems(report: Report, bugs: list[Divergence], found: Answers) -> list[str]:
+def _problems(report: LosslessReport, bugs: list[Divergence], found: Answers) -> list[str]:
     """Return findings that greedy answers are not the model's own; empty without a fault."""
     problems, late = report.prefill.problems, sum(found.late)
     if 2 * late > len(found.late):
@@ -242,7 +242,7 @@ def _problems(report: Report, bugs: list[Divergence], found: Answers) -> list[st
     return problems + [str(bug) for bug in bugs[:_MAX_LISTED]]
 
 
-def _judge_sampling(report: Report, match: SamplingMatch) -> None:
+def _judge_sampling(report: LosslessReport, match: SamplingMatch) -> None:
     smallest = min((test.adjusted_p for test in match.tests), default=1.0)
     head = f"sampling at temperature {match.temperature:g}, {match.samples} continuations a prefix: "
     if not match.conclusive:
@@ -256,11 +256,13 @@ def _judge_sampling(report: Report, match: SamplingMatch) -> None:
             report.state = Verdict.FAIL
 
 
-def _levels(plan: Plan) -> str:
+def _levels(plan: LosslessPlan) -> str:
     return ", ".join(map(str, plan.concurrencies))
 
 
-def _result(asked: list[Prompt], expected: Answers, found: Answers, report: Report, plan: Plan) -> dict[str, Any]:
+def _result(
+    asked: list[Prompt], expected: Answers, found: Answers, report: LosslessReport, plan: LosslessPlan
+) -> dict[str, Any]:
     def texts(answers: Answers) -> dict[str, list[str]]:
         return {str(concurrency): [answer.text for answer in batch] for concurrency, batch in answers.greedy.items()}
 

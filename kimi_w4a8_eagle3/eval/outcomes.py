@@ -1,23 +1,28 @@
-"""Outcome of every problem: lm-eval's scored samples joined with the recorder's requests."""
+"""ProblemOutcome of every problem: lm-eval's scored samples joined with the recorder's requests."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..base.errors import KimiError
 from ..base.files import lines, write_atomic
 from .recorder import prompt_sha256, read_answers
 from .tasks import MARKER, METRICS
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 PROBLEMS = "problems.jsonl"
+Row = TypeVar("Row")
 Status = Literal["answered", "truncated", "failed"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProblemOutcome:
     """One problem. extracted, correct: by metric. A failed request has no answer and counts in no accuracy."""
 
     id: int
@@ -38,7 +43,7 @@ class Outcome:
         return MARKER in self.text
 
 
-def read_outcomes(lm_eval_output: Path, requests: Path, chat: bool) -> list[Outcome]:
+def read_outcomes(lm_eval_output: Path, requests: Path, chat: bool) -> list[ProblemOutcome]:
     """Join the newest samples file under `lm_eval_output` with the recorded requests, in the order of the problems."""
     answers = {answer.prompt_sha256: answer for answer in read_answers(requests).values()}
     by_problem: dict[int, dict[str, dict[str, Any]]] = {}
@@ -59,7 +64,7 @@ def read_outcomes(lm_eval_output: Path, requests: Path, chat: bool) -> list[Outc
         elif answer.finish_reason == "length":
             status = "truncated"
         outcomes.append(
-            Outcome(
+            ProblemOutcome(
                 id=number,
                 question=sample["doc"]["question"],
                 target=sample["doc"]["answer"].rpartition(MARKER)[2].strip(),
@@ -76,20 +81,25 @@ def read_outcomes(lm_eval_output: Path, requests: Path, chat: bool) -> list[Outc
     return outcomes
 
 
-def write_outcomes(path: Path, outcomes: list[Outcome]) -> None:
-    write_atomic(path, "".join(json.dumps(asdict(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
-
-
-def load_outcomes(run: Path) -> list[Outcome]:
+def load_outcomes(run: Path) -> list[ProblemOutcome]:
     """Load the per-problem record of a finished run; raise KimiError for any other folder."""
-    path = run / PROBLEMS
+    return load_rows(run / PROBLEMS, ProblemOutcome, "`kimi-w4a8 eval gsm8k` or `kimi-w4a8 eval tiny-math`")
+
+
+def write_rows(path: Path, rows: Sequence[DataclassInstance]) -> None:
+    """Write one JSON object per line."""
+    write_atomic(path, "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows))
+
+
+def load_rows(path: Path, kind: type[Row], made_by: str) -> list[Row]:
+    """Read what `write_rows` wrote; raise KimiError for another file."""
     try:
-        return [Outcome(**json.loads(line)) for line in lines(path)]
+        return [kind(**json.loads(line)) for line in lines(path)]
     except (OSError, ValueError, TypeError) as error:
         raise KimiError(
-            f"not a finished accuracy run: {error}",
+            f"not a finished run: {error}",
             where=str(path),
-            expected="a finished run of `kimi-w4a8 eval gsm8k` or `kimi-w4a8 eval tiny-math`",
+            expected=f"a finished run of {made_by}",
             remedy="finish it with --resume, or name another run",
         ) from error
 

@@ -21,7 +21,7 @@ _SMALLEST_EXPECTED = 5.0  # expected count of a category; rarer ones are pooled
 
 
 @dataclass(frozen=True)
-class Interval:
+class ShareInterval:
     """A share with its confidence limits, all in 0..1."""
 
     value: float
@@ -35,7 +35,7 @@ class Interval:
         return format(self, "")
 
 
-def wilson(correct: int, n: int, confidence: float = 0.95) -> Interval:
+def wilson(correct: int, n: int, confidence: float = 0.95) -> ShareInterval:
     """Wilson score interval of `correct` out of `n`, which stays correct near 0 and 1."""
     if not 0 <= correct <= n or n == 0:
         raise ValueError(f"{correct} of {n} is not a share")
@@ -43,7 +43,7 @@ def wilson(correct: int, n: int, confidence: float = 0.95) -> Interval:
     p = correct / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
+    return ShareInterval(p, max(0.0, centre - half), min(1.0, centre + half))
 
 
 def mcnemar_p(only_first: int, only_second: int) -> float:
@@ -73,7 +73,7 @@ def paired_z(only_new: int, only_base: int, n: int, difference: float) -> float:
     return excess / math.sqrt(variance)
 
 
-def paired_interval(only_new: int, only_base: int, n: int, confidence: float = 0.90) -> Interval:
+def paired_interval(only_new: int, only_base: int, n: int, confidence: float = 0.90) -> ShareInterval:
     """Score interval of accuracy(new) - accuracy(base); its lower limit at 90 % is the 5 % non-inferiority test."""
     z = _NORMAL.inv_cdf(0.5 + confidence / 2)
     value = (only_new - only_base) / n
@@ -88,10 +88,10 @@ def paired_interval(only_new: int, only_base: int, n: int, confidence: float = 0
                 outer = middle
         return inner
 
-    return Interval(value, limit(-1.0, z), limit(1.0, z))
+    return ShareInterval(value, limit(-1.0, z), limit(1.0, z))
 
 
-def share_difference(correct: int, n: int, other: int, other_n: int, confidence: float = 0.90) -> Interval:
+def share_difference(correct: int, n: int, other: int, other_n: int, confidence: float = 0.90) -> ShareInterval:
     """Interval of the difference of two independent shares, first minus second (Newcombe 1998, from Wilson's limits).
 
     Its lower limit at 90 % is the 5 % test of non-inferiority.
@@ -100,7 +100,7 @@ def share_difference(correct: int, n: int, other: int, other_n: int, confidence:
     value = first.value - second.value
     below = math.hypot(first.value - first.low, second.high - second.value)
     above = math.hypot(first.high - first.value, second.value - second.low)
-    return Interval(value, value - below, value + above)
+    return ShareInterval(value, value - below, value + above)
 
 
 def noninferiority_power(n: int, discordance: float, margin: float, alpha: float = ALPHA) -> float:

@@ -42,13 +42,13 @@ class Prefill:
     best: tuple[float, ...]
 
 
-class Probe(EngineClient):
+class TokenClient(EngineClient):
     """Client of one server's native SGLang endpoints; raises KimiError with the server's message on any failure."""
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         super().__init__(base_url, api_key, _TIMEOUT_S)
 
-    def __enter__(self) -> Probe:
+    def __enter__(self) -> TokenClient:
         return self
 
     def chat_ids(self, content: str, model: str, tools: list[dict[str, Any]] | None = None) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -14,14 +13,13 @@ import httpx
 from rich.console import Console
 
 from ..base.errors import KimiError
-from ..base.files import lines, write_atomic
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..engine.client import EngineClient
 from ..fleet.target import Server, Target, record_of
 from . import tool_requests, tool_scores, vendor_checks
-from .earlier_run import resumable
+from .earlier_run import resumable, write_result
+from .outcomes import load_rows, write_rows
 from .recorder import ENDPOINTS, REQUESTS, Answer, Patience, Recorder, read_answers, request_key
-from .section import write_page
 from .show import progress
 from .smoke import Check
 from .tool_scores import Published, ToolOutcome
@@ -32,7 +30,7 @@ _CHAT = ENDPOINTS[1]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ToolPlan:
     """Settings that decide a run's figures. data: None for the built-in problems. limit: number of requests.
 
     stream: None sends each request as the data says. extra: fields added to each body. max_tokens: limit of a tool call
@@ -63,11 +61,11 @@ class Judging:
     patience: Patience = field(default_factory=Patience)
 
 
-def plan_of(run: dict[str, Any]) -> Plan:
-    return Plan(**run["plan"])
+def plan_of(run: dict[str, Any]) -> ToolPlan:
+    return ToolPlan(**run["plan"])
 
 
-def run(target: Target, plan: Plan, judging: Judging, console: Console, resume: Path | None = None) -> Path:
+def run(target: Target, plan: ToolPlan, judging: Judging, console: Console, resume: Path | None = None) -> Path:
     """Run one tool-call evaluation and return its run directory, whose result.json holds the verdict.
 
     Raises KimiError when the run cannot finish. Its answers are kept for `resume`.
@@ -107,13 +105,7 @@ def run(target: Target, plan: Plan, judging: Judging, console: Console, resume: 
 
 def load_outcomes(folder: Path) -> dict[str, ToolOutcome]:
     """Load a finished run's outcomes by the identity of their requests; raise KimiError for any other folder."""
-    path = folder / OUTCOMES
-    try:
-        found = [ToolOutcome(**json.loads(line)) for line in lines(path)]
-    except (OSError, ValueError, TypeError) as error:
-        raise KimiError(
-            f"not a finished run: {error}", str(path), "a finished run of `kimi-w4a8 eval tools`"
-        ) from error
+    found = load_rows(folder / OUTCOMES, ToolOutcome, "`kimi-w4a8 eval tools`")
     return {outcome.identity: outcome for outcome in found if outcome.status != "failed"}
 
 
@@ -132,7 +124,7 @@ def _own_counter(server: Server) -> Callable[[dict[str, Any]], int] | None:
     return vendor_checks.counter(path) if path and Path(path).is_dir() else None
 
 
-def _body(body: dict[str, Any], model: str, plan: Plan) -> dict[str, Any]:
+def _body(body: dict[str, Any], model: str, plan: ToolPlan) -> dict[str, Any]:
     """Return a request body as it is sent."""
     body = {**body, "model": model, **plan.extra}
     streamed = body.pop("stream", False) if plan.stream is None else plan.stream
@@ -142,7 +134,7 @@ def _body(body: dict[str, Any], model: str, plan: Plan) -> dict[str, Any]:
 
 
 def _ask(
-    bodies: Sequence[dict[str, Any]], server: Server, plan: Plan, judging: Judging, folder: Path, console: Console
+    bodies: Sequence[dict[str, Any]], server: Server, plan: ToolPlan, judging: Judging, folder: Path, console: Console
 ) -> Recorder:
     """Send every request through the recorder, which keeps the answers."""
     with (
@@ -167,28 +159,18 @@ def _marker_check(outcomes: Sequence[ToolOutcome]) -> Check:
 
 
 def _conclude(
-    folder: Path, server: Server, plan: Plan, judging: Judging, table: Published,
+    folder: Path, server: Server, plan: ToolPlan, judging: Judging, table: Published,
     baseline: dict[str, ToolOutcome] | None, outcomes: list[ToolOutcome], checks: list[Check], recorder: Recorder,
 ) -> Path:  # fmt: skip
     judged = table.references[0].configuration if table.references else None  # the vendor's own service comes first
     verdict = tool_scores.judge(outcomes, checks, table, judged, baseline, judging.max_unusable)
-    rows = (json.dumps(asdict(outcome), ensure_ascii=False) + "\n" for outcome in outcomes)
-    write_atomic(folder / OUTCOMES, "".join(rows))
-    result = {
-        "kind": KIND,
-        "task": "tool calls",
+    write_rows(folder / OUTCOMES, outcomes)
+    facts = {
         "plan": asdict(plan),
-        "configuration": server.name,
-        "model": server.model,
-        "baseline": str(judging.baseline) if judging.baseline else None,
+        "baseline": judging.baseline,
         "judged_against": judged,
         "finish_reasons": dict(Counter(str(outcome.finish_reason) for outcome in outcomes)),
-        "requests": {"asked": recorder.finished - len(recorder.reused), "reused": len(recorder.reused),
-                     "retries": recorder.retries},
         "checks": [asdict(check) for check in checks],
         "invalid": [asdict(outcome) for outcome in outcomes if outcome.problem],
-        "verdict": asdict(verdict),
-    }  # fmt: skip
-    write_json(folder / "result.json", result)
-    write_page(folder)
-    return folder
+    }
+    return write_result(folder, KIND, "tool calls", server, recorder, verdict, **facts)

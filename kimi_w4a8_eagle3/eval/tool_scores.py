@@ -21,7 +21,7 @@ from ..base.resources import operator_dir
 from ..base.verdict import Verdict
 from .judge import Accuracy, Conclusion, Reference, judge_references, judge_validity
 from .recorder import Answer
-from .significance import Interval, wilson
+from .significance import ShareInterval, wilson
 from .smoke import Check
 from .tool_requests import ToolRequest
 
@@ -135,7 +135,7 @@ def similarity(called: Sequence[tuple[bool, bool]]) -> Accuracy:
         return Accuracy(SIMILARITY, 0, 0, None)
     share = wilson(both, either)
     return Accuracy(
-        SIMILARITY, both, either, Interval(*(2 * j / (1 + j) for j in (share.value, share.low, share.high)))
+        SIMILARITY, both, either, ShareInterval(*(2 * j / (1 + j) for j in (share.value, share.low, share.high)))
     )
 
 

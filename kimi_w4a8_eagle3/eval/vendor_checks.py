@@ -45,7 +45,7 @@ _ASK = (
 
 
 @dataclass(frozen=True)
-class Probe:
+class VendorCheck:
     """One request of a group. wrong: returns the error of an answer, or "". ends: the answer should end by itself."""
 
     group: str
@@ -60,29 +60,29 @@ class Probe:
         return json.dumps({k: v for k, v in self.body.items() if k not in ("messages", "model")}, ensure_ascii=False)
 
 
-def probes(model: str, max_tokens: int) -> list[Probe]:
+def probes(model: str, max_tokens: int) -> list[VendorCheck]:
     """Return all probes for a server of `model`; max_tokens limits a tool call."""
     return [*_parameters(model), *_schemas(model, max_tokens)]
 
 
-def _parameters(model: str) -> Iterator[Probe]:
+def _parameters(model: str) -> Iterator[VendorCheck]:
     message = {"role": "user", "content": "Say OK."}
     short: Body = {"model": model, "messages": [message], "max_tokens": _SHORT}
     for mode in _MODES:
         for parameter in _ACCEPTED:
             body = {**short, "chat_template_kwargs": mode, **parameter}
-            yield Probe("parameters in range accepted", body, lambda answer: answer.error or "")
+            yield VendorCheck("parameters in range accepted", body, lambda answer: answer.error or "")
     for parameter in _REFUSED:
-        yield Probe("parameters out of range refused", {**short, **parameter}, _not_refused)
+        yield VendorCheck("parameters out of range refused", {**short, **parameter}, _not_refused)
     for parameter in _FIXED:
-        yield Probe("values other than Moonshot's refused", {**short, **parameter}, _not_refused, judged=False)
+        yield VendorCheck("values other than Moonshot's refused", {**short, **parameter}, _not_refused, judged=False)
 
 
 def _not_refused(answer: Answer) -> str:
     return "" if (answer.error or "").startswith("HTTP 4") else answer.error or "accepted"
 
 
-def _schemas(model: str, max_tokens: int) -> Iterator[Probe]:
+def _schemas(model: str, max_tokens: int) -> Iterator[VendorCheck]:
     for line in lines(operator_dir("eval") / "tool_schemas.jsonl"):
         function = {"name": _TOOL, "description": "Takes the result.", "parameters": json.loads(line), "strict": True}
         tools = [{"type": "function", "function": function}]
@@ -92,8 +92,8 @@ def _schemas(model: str, max_tokens: int) -> Iterator[Probe]:
         def judge(answer: Answer, tools: Sequence[Mapping[str, Any]] = tools) -> str:
             return answer.error or _called(answer, tools)
 
-        yield Probe("tool-call schemas, whole", body, judge, ends=True)
-        yield Probe("tool-call schemas, streamed", as_stream(body), judge, ends=True)
+        yield VendorCheck("tool-call schemas, whole", body, judge, ends=True)
+        yield VendorCheck("tool-call schemas, streamed", as_stream(body), judge, ends=True)
 
 
 def _called(answer: Answer, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -108,7 +108,7 @@ def as_stream(body: Body) -> Body:
     return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
 
-def check_probes(asked: Sequence[tuple[Probe, Answer]]) -> list[Check]:
+def check_probes(asked: Sequence[tuple[VendorCheck, Answer]]) -> list[Check]:
     """Return one check for each group; it names the first failure."""
     return [
         _check_group(group, [(probe, answer) for probe, answer in asked if probe.group == group])
@@ -116,7 +116,7 @@ def check_probes(asked: Sequence[tuple[Probe, Answer]]) -> list[Check]:
     ]
 
 
-def _check_group(group: str, asked: Sequence[tuple[Probe, Answer]]) -> Check:
+def _check_group(group: str, asked: Sequence[tuple[VendorCheck, Answer]]) -> Check:
     whole = [(probe, answer) for probe, answer in asked if not (probe.ends and answer.finish_reason == "length")]
     failed = [f"{probe.name}: {why}" for probe, answer in whole if (why := probe.wrong(answer))]
     cut, judged = len(asked) - len(whole), asked[0][0].judged

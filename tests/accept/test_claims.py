@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kimi_w4a8_eagle3.accept.claims import CLAIMS, settled, write_bundle, write_page
 from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Stage, StageResult
-from kimi_w4a8_eagle3.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, Acceptance, Sizes, predicted
+from kimi_w4a8_eagle3.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, AcceptRun, Sizes, predicted
 from kimi_w4a8_eagle3.base.verdict import Verdict
 from kimi_w4a8_eagle3.bench.single import Texts
 from kimi_w4a8_eagle3.bench.workloads import load_workload
@@ -30,7 +30,7 @@ MISSING = StageResult(found="needs a gfx942 GPU")
 
 def stages(machine: Machine, *recipes: str, full: bool = True) -> list[Stage]:
     sizes = Sizes(full=full)
-    return Acceptance(Path(), recipes, sizes, Console(quiet=True), Texts(), machine=machine).stages()
+    return AcceptRun(Path(), recipes, sizes, Console(quiet=True), Texts(), machine=machine).stages()
 
 
 def test_the_docs_show_the_same_table() -> None:

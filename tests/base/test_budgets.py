@@ -21,7 +21,7 @@ CEILINGS = {
     "commands": 1848,
     "door": 1985,
     "engine": 1478,
-    "eval": 3312,
+    "eval": 3305,
     "fetch": 1760,
     "fleet": 1555,
     "moe": 5533,

@@ -13,10 +13,11 @@ from support.tiny_servers import tiny_launch, with_faults
 from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.eval import accuracy, exact, lossless, smoke, tasks
+from kimi_w4a8_eagle3.eval.earlier_run import RESULT
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
 from kimi_w4a8_eagle3.eval.prompts import prompts
-from kimi_w4a8_eagle3.eval.tokens import Probe, Tokens
+from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
 from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.tiny.tools import declaration
 
@@ -38,14 +39,16 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineSer
         yield server, named
 
 
-def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: object) -> lossless.Report:
+def compared(reference: EngineServer, target: EngineServer, runs: Path, **plan: object) -> lossless.LosslessReport:
     choices = (Target(base_url=reference.base_url), Target(base_url=target.base_url))
-    _, report = lossless.run(*choices, lossless.Plan(runs=runs, **plan), SILENT)
+    _, report = lossless.run(*choices, lossless.LosslessPlan(runs=runs, **plan), SILENT)
     return report
 
 
 @pytest.fixture(scope="module")
-def healthy(plain: EngineServer, eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> lossless.Report:
+def healthy(
+    plain: EngineServer, eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory
+) -> lossless.LosslessReport:
     """Greedy answers and samples in one run."""
     runs = tmp_path_factory.mktemp("healthy")
     return compared(plain, eagle3, runs, prompts=6, max_tokens=24, samples=30, prefixes=2)
@@ -75,7 +78,7 @@ def test_a_verify_step_that_accepts_everything_is_found(plain, faulty, tmp_path)
 @pytest.fixture(scope="module")
 def expected(plain: EngineServer) -> tuple[list[exact.Request], list[Tokens]]:
     """Requests, one of them with a stop string that ends it, and their answers, one after the other."""
-    with Probe(plain.base_url) as probe:
+    with TokenClient(plain.base_url) as probe:
         kinds = [prompt for prompt in prompts(6) if prompt.kind != "long"]  # a second of prefill each time
         ids = [probe.chat_ids(prompt.text, "kimi-k2.5-tiny") for prompt in kinds]
         whole = probe.greedy(ids[1], 48, with_top=True)
@@ -106,7 +109,7 @@ def test_a_fault_that_changes_an_answer_is_found_and_nothing_else_is(faulty, exp
     (server, named), (asked, answers) = faulty, expected
     httpx.post(f"{server.base_url}/flush_cache").raise_for_status()
     named.write_text(fault)
-    with Probe(server.base_url) as probe:
+    with TokenClient(server.base_url) as probe:
         found = [probe.all(lambda request: exact.ask(probe, request), asked, len(asked)) for _ in range(2)]
     assert sum(each.cached for each in found[1]) > 0 and sum(each.verify_steps for each in found[1]) > 0
     assert any(exact.differences(asked, answers, each, "EAGLE3", 7) for each in found) == bool(fault)
@@ -115,7 +118,7 @@ def test_a_fault_that_changes_an_answer_is_found_and_nothing_else_is(faulty, exp
 def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_length(faulty, expected, tmp_path):
     (server, named), (asked, answers) = faulty, expected
     named.write_text("hidden state of the wrong token")
-    with Probe(server.base_url) as probe:
+    with TokenClient(server.base_url) as probe:
         assert not exact.differences(asked, answers, [exact.ask(probe, each) for each in asked], "EAGLE3", 1)
     _, state, checks = smoke.run(Target(base_url=server.base_url), FLOORS, SILENT, tmp_path)
     assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"], checks
@@ -147,11 +150,11 @@ def test_a_server_has_its_own_distribution_and_does_not_count_as_speculating(pla
 def test_tiny_math_reaches_the_recorded_accuracy(eagle3, tmp_path):
     protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit=50, concurrency=32)
     folder = accuracy.run(
-        Target(base_url=eagle3.base_url), protocol, accuracy.Options(runs=tmp_path, max_unusable=0.02), SILENT
+        Target(base_url=eagle3.base_url), protocol, accuracy.AccuracyOptions(runs=tmp_path, max_unusable=0.02), SILENT
     )
     outcomes = load_outcomes(folder)
     assert len(outcomes) == 50 and sum(o.correct["strict-match"] for o in outcomes) >= 46
-    result = (folder / accuracy.RESULT).read_text()
+    result = (folder / RESULT).read_text()
     assert '"judged_against": "recorded"' in result and "against recorded's 99.60%, margin 3.0%" in result
 
 

@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, acceptance_from_histograms, read, scrape
 from kimi_w4a8_eagle3.eval import exact
-from kimi_w4a8_eagle3.eval.tokens import Probe, Tokens
+from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
 from kimi_w4a8_eagle3.quark.preflight import preflight
 
 pytestmark = pytest.mark.server
@@ -38,7 +38,7 @@ def written(base_url: str, ids: tuple[int, ...], most: int) -> list[int]:
 def seeded(base_url: str, prompts: list[tuple[int, ...]]) -> tuple[list[exact.Request], list[Tokens]]:
     params = {"temperature": 1.0, "max_new_tokens": 48}
     asked = [exact.Request("seeded", ids, params | {"sampling_seed": seed}) for seed, ids in enumerate(prompts)]
-    with Probe(base_url) as probe:
+    with TokenClient(base_url) as probe:
         return asked, probe.all(lambda request: exact.ask(probe, request), asked, 8)
 
 
@@ -80,7 +80,7 @@ def test_drafts_take_nothing_from_the_context(eagle3, plain):
     found = []
     for server in (plain, eagle3):
         context = int(read(server.base_url).largest("sglang:context_len"))
-        with Probe(server.base_url) as probe:
+        with TokenClient(server.base_url) as probe:
             ids = probe.chat_ids("What is 7 + 8?", probe.model_name())
             params = [{"temperature": 0.0, "max_new_tokens": context - len(ids) + more} for more in (0, 1)]
             asked = [exact.Request("edge", ids, each) for each in params]
@@ -101,7 +101,7 @@ def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_contex
         begin = scrape(server.base_url)
         assert tokens(server.base_url, questions, 8, 48) == expected
         found = acceptance_from_counters(scrape(server.base_url).since(begin), 4)
-        with Probe(
+        with TokenClient(
             server.base_url
         ) as probe:  # the last steps have slots beyond the context, whose end SGLang keeps free
             prompt = probe.chat_ids(LONG, probe.model_name())[:232]

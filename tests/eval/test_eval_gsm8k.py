@@ -14,7 +14,7 @@ from support.openai_server import OpenAIServer, Reply, openai_server
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.commands.eval import Judged, ServerOptions, _resumed
 from kimi_w4a8_eagle3.eval import accuracy, tasks
-from kimi_w4a8_eagle3.eval.earlier_run import load_run
+from kimi_w4a8_eagle3.eval.earlier_run import RESULT, load_run
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
 from kimi_w4a8_eagle3.eval.recorder import Patience
@@ -82,12 +82,12 @@ def resumed(data, tmp_path_factory):
         return reply
 
     server.append(OpenAIServer(mortal, api_key=KEY))
-    options = accuracy.Options(data_dir=data, runs=runs, patience=QUICK)
+    options = accuracy.AccuracyOptions(data_dir=data, runs=runs, patience=QUICK)
     with pytest.raises(KimiError) as caught:
         accuracy.run(Target(base_url=server[0].base_url, api_key=KEY), PROTOCOL, options, SILENT)
     server[0].close()
     (folder,) = runs.iterdir()
-    assert not (folder / accuracy.RESULT).exists()
+    assert not (folder / RESULT).exists()
     with openai_server(answer, port=server[0].port, api_key=KEY) as again:
         words = [sys.executable, "-m", "kimi_w4a8_eagle3.cli", "eval", "gsm8k", "--resume", str(folder)]
         done = subprocess.run(
@@ -113,7 +113,7 @@ def test_the_key_of_the_server_is_written_nowhere(resumed):
 @pytest.mark.parametrize("key", [None, "another-key"])
 def test_a_server_that_asks_for_another_key_is_named_before_anything_starts(data, tmp_path, key):
     with openai_server(answer, api_key=KEY) as server, pytest.raises(KimiError, match="needs a key"):
-        options = accuracy.Options(data_dir=data, runs=tmp_path)
+        options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path)
         accuracy.run(Target(base_url=server.base_url, api_key=key), PROTOCOL, options, SILENT)
     assert not list(tmp_path.iterdir())
 
@@ -140,7 +140,7 @@ def test_each_problem_is_recorded_with_what_happened_to_it(resumed):
 
 
 def test_the_verdict_counts_instead_of_hiding(resumed):
-    result = json.loads((resumed.folder / accuracy.RESULT).read_text())
+    result = json.loads((resumed.folder / RESULT).read_text())
     verdict = result["verdict"]
     shown = resumed.output.replace("| ", "")
     assert resumed.exit_code == 4 and "INVALID 1 requests failed and 1 answers were cut" in shown
@@ -152,7 +152,7 @@ def test_the_verdict_counts_instead_of_hiding(resumed):
 
 
 def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
-    options = accuracy.Options(data_dir=data, runs=tmp_path)
+    options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path)
     with openai_server(answer, model="other") as server:
         with pytest.raises(KimiError, match="serves 'other', not 'kimi'"):
             accuracy.run(Target(base_url=server.base_url, model="kimi"), PROTOCOL, options, SILENT)
@@ -168,12 +168,12 @@ def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
 
 
 def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
-    options = accuracy.Options(data_dir=data, runs=tmp_path, baseline=resumed.folder)
+    options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path, baseline=resumed.folder)
     five_shot = Protocol(tasks.GSM8K, chat=False, shots=5, max_tokens=64, limit=LIMIT)
     with openai_server(answer) as server:
         with pytest.raises(KimiError, match="another protocol: shots 10, this run has 5"):
             accuracy.run(Target(base_url=server.base_url), five_shot, options, SILENT)
-        options = accuracy.Options(data_dir=data, runs=tmp_path, baseline=tmp_path)
+        options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path, baseline=tmp_path)
         with pytest.raises(KimiError, match="not a run that can be used here"):
             accuracy.run(Target(base_url=server.base_url), PROTOCOL, options, SILENT)
     assert not list(tmp_path.iterdir())
@@ -186,10 +186,12 @@ def test_a_server_must_be_named():
 
 def test_nobody_at_the_address_is_said_before_a_long_run(data, tmp_path):
     with pytest.raises(KimiError, match="does not answer"):
-        options = accuracy.Options(data_dir=data, runs=tmp_path)
+        options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path)
         accuracy.run(Target(base_url="http://127.0.0.1:9"), PROTOCOL, options, SILENT)
 
 
 def test_a_recipe_for_gpus_is_refused_on_a_machine_without_them(data, tmp_path):
     with pytest.raises(KimiError, match="this machine cannot serve the recipe 'eagle3-opt'"):
-        accuracy.run(Target(recipe="eagle3-opt"), PROTOCOL, accuracy.Options(data_dir=data, runs=tmp_path), SILENT)
+        accuracy.run(
+            Target(recipe="eagle3-opt"), PROTOCOL, accuracy.AccuracyOptions(data_dir=data, runs=tmp_path), SILENT
+        )

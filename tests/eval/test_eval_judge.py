@@ -6,7 +6,7 @@ import scipy.stats
 from kimi_w4a8_eagle3.base.verdict import Verdict
 from kimi_w4a8_eagle3.eval import significance
 from kimi_w4a8_eagle3.eval.judge import Reference, judge, load_references, not_worse
-from kimi_w4a8_eagle3.eval.outcomes import Outcome
+from kimi_w4a8_eagle3.eval.outcomes import ProblemOutcome
 from kimi_w4a8_eagle3.eval.significance import REPORTED_MARGIN
 from kimi_w4a8_eagle3.eval.tasks import METRICS
 
@@ -15,7 +15,9 @@ N = 1319
 
 def outcome(number, solved=True, strict=None, status="answered", text="#### 1"):
     correct = {METRICS[0]: solved, METRICS[1]: solved if strict is None else strict}
-    return Outcome(number, f"question {number}", "1", status, text, dict.fromkeys(METRICS, "1"), correct, 5, 1, 0.1)
+    return ProblemOutcome(
+        number, f"question {number}", "1", status, text, dict.fromkeys(METRICS, "1"), correct, 5, 1, 0.1
+    )
 
 
 def run(wrong=(), n=N, **changes):
@@ -158,7 +160,7 @@ def test_nothing_in_common_is_invalid():
 
 
 def test_exactly_the_share_allowed_is_still_valid():
-    def answered(failed: int) -> list[Outcome]:
+    def answered(failed: int) -> list[ProblemOutcome]:
         return [outcome(i, status="failed" if i < failed else "answered", text="") for i in range(100)]
 
     assert judge(answered(1)).state == "measured" and judge(answered(2)).state == "invalid"
@@ -190,4 +192,4 @@ def test_each_verdict_has_its_exit_code():
     [(-0.01, 0.1, "inconclusive"), (-0.0099, 0.1, "pass"), (-0.2, 0.0, "inconclusive"), (-0.2, -1e-9, "fail")],
 )
 def test_the_ends_of_the_interval_decide(low, high, state):
-    assert not_worse(significance.Interval(-0.001, low, high), 0.01) == state
+    assert not_worse(significance.ShareInterval(-0.001, low, high), 0.01) == state

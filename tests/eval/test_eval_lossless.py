@@ -5,7 +5,7 @@ import pytest
 
 from kimi_w4a8_eagle3.eval import lossless, prefill_match, sampling_match
 from kimi_w4a8_eagle3.eval.greedy_match import divergences, first_difference
-from kimi_w4a8_eagle3.eval.lossless import Answers, Plan
+from kimi_w4a8_eagle3.eval.lossless import Answers, LosslessPlan
 from kimi_w4a8_eagle3.eval.prompts import KINDS, Prompt, prompts
 from kimi_w4a8_eagle3.eval.tokens import Prefill, Tokens
 from kimi_w4a8_eagle3.fleet.target import Server
@@ -121,7 +121,7 @@ def answers(name, greedy, info=None, sampled=()):
 
 def report(found, plan=None, expected=None, **info):
     expected = expected or answers("plain", tokens(7, 5, 9, top=TOP))
-    return lossless.compare(PROMPT, expected, found, plan or Plan(samples=0, concurrencies=(1, 40)))
+    return lossless.compare(PROMPT, expected, found, plan or LosslessPlan(samples=0, concurrencies=(1, 40)))
 
 
 def test_verdicts():
@@ -151,7 +151,7 @@ def test_an_engine_that_ignores_temperature_fails():
     weights = [0.5, 0.3, 0.2]
     expected = answers("plain", tokens(7, 5, 9, top=TOP), sampled=[draw(rng, weights, 200)])
     found = answers("eagle3", tokens(7, 5, 9, steps=1), sampled=[draw(rng, weights, 200, greedy_after_first=True)])
-    assert report(found, Plan(concurrencies=(1, 40), samples=200), expected).state == "fail"
+    assert report(found, LosslessPlan(concurrencies=(1, 40), samples=200), expected).state == "fail"
 
 
 def test_a_reference_that_parts_from_itself_is_reported():

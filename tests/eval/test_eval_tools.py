@@ -108,7 +108,7 @@ def data(tmp_path_factory):
 
 def run(server, data, tmp_path, resume=None, stream=None, **judged):
     judging = tool_run.Judging(runs=tmp_path / "runs", patience=QUICK, **{"max_unusable": 0.2, **judged})
-    plan = tool_run.Plan(str(data), stream=stream, concurrency=4)
+    plan = tool_run.ToolPlan(str(data), stream=stream, concurrency=4)
     with scripted_server(server) as listening:
         folder = tool_run.run(Target(listening.base_url), plan, judging, SILENT, resume)
     return folder, json.loads((folder / "result.json").read_text())

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.eval.tokens import Probe
+from kimi_w4a8_eagle3.eval.tokens import TokenClient
 from kimi_w4a8_eagle3.sglang_plugin.cpu import batch_invariant
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 def step_ms(server: EngineServer, concurrency: int) -> float:
     """Processor time of the scheduler for one step of so many requests, their short prefill included."""
-    with Probe(server.base_url) as probe:
+    with TokenClient(server.base_url) as probe:
         before = scheduler_seconds(server)
         probe.all(lambda name: probe.generate(f"{name}", TOKENS, ignore_eos=True), range(concurrency), concurrency)
         return (scheduler_seconds(server) - before) / TOKENS * 1000

@@ -26,9 +26,10 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.engine.startup_check import FLOOR, measure
 from kimi_w4a8_eagle3.eval import accuracy, exact, lossless, smoke, tasks
+from kimi_w4a8_eagle3.eval.earlier_run import RESULT
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.prompts import prompts
-from kimi_w4a8_eagle3.eval.tokens import Probe, Tokens
+from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
 from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.moe.agreement import agreements, require_layer
 from kimi_w4a8_eagle3.moe.contract import MoeShape
@@ -50,7 +51,7 @@ SERVED = (
     "hidden state of the wrong token",
 )
 PROBLEMS = 50
-FULL = lossless.Plan(samples=0)
+FULL = lossless.LosslessPlan(samples=0)
 PLAN = FULL if "--full" in sys.argv else replace(FULL, prompts=12, max_tokens=48)
 SHAPE = MoeShape(num_experts=16, hidden=512, inter=128, top_k=4)
 ROUNDING = " and rounding"  # support.wrong_answers: a fault with it, or alone
@@ -144,7 +145,7 @@ def load_check(fault: str) -> str:
 
 def requests(server: EngineServer) -> tuple[list[exact.Request], list[Tokens]]:
     """Two prompts of each kind, each with 48 tokens and again with a stop string of its own answer."""
-    with Probe(server.base_url) as probe:
+    with TokenClient(server.base_url) as probe:
         greedy = {"temperature": 0.0, "max_new_tokens": 48}
         asked = [exact.Request("chat", probe.chat_ids(p.text, "kimi-k2.5-tiny"), greedy) for p in prompts(12)]
         texts = [exact.ask(probe, request).text for request in asked]
@@ -158,7 +159,7 @@ def requests(server: EngineServer) -> tuple[list[exact.Request], list[Tokens]]:
 
 def same(server: EngineServer, asked: list[exact.Request], answers: list[Tokens]) -> str:
     """Asked twice: what was answered first is in the prefix cache then."""
-    with Probe(server.base_url) as probe:
+    with TokenClient(server.base_url) as probe:
         found = [answer for _ in range(2) for answer in probe.all(lambda request: exact.ask(probe, request), asked, 8)]
     differ = exact.differences(asked * 2, answers * 2, found, "EAGLE3", 8)
     return f"{len(differ)} of {len(found)} differ"
@@ -179,8 +180,8 @@ def canary(server: EngineServer) -> str:
 
 def lm_eval(server: EngineServer, folder: Path) -> str:
     protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit=PROBLEMS, concurrency=32)
-    run = accuracy.run(Target(base_url=server.base_url), protocol, accuracy.Options(runs=folder), SILENT)
-    verdict = json.loads((run / accuracy.RESULT).read_text())["verdict"]
+    run = accuracy.run(Target(base_url=server.base_url), protocol, accuracy.AccuracyOptions(runs=folder), SILENT)
+    verdict = json.loads((run / RESULT).read_text())["verdict"]
     return f"{verdict['accuracies'][0]['correct']} of {PROBLEMS} right, {verdict['state']}"
 
 
