@@ -44,7 +44,8 @@ COMMANDS = {
     "warm": "Compile the MoE kernels ahead of serving; needs no GPU, but FlyDSL and a linker for gfx942.",
     "eval": "Accuracy with a verdict, and proof that speculation changes no answer.",
     "bench": "Measure a server: `kimi-w4a8 bench con2`, `con40`, or any workload of `kimi-w4a8 bench list`.",
-    "accept": "Prove on this machine what is not proved yet: checks, kernels, speed, answers; one page, one bundle.",
+    "accept": "Accept what this machine serves, in an hour on eight MI325X: a timetable, the stages, a page and a "
+    "bundle.",
     "report": "Write one self-contained HTML page and SVG figures from finished benchmark and evaluation runs.",
 }
 _VALUES = {"path": "PATH", "int": "N", "float": "NUMBER"}  # part of a type: the word in the help

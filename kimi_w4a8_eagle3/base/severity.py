@@ -19,10 +19,10 @@ class Severity(str, Enum):
     FAIL = "fail"
     SKIP = "skip"
 
-    @property
-    def style(self) -> str:
-        """Style in which Rich prints it."""
-        return {"ok": "green", "override": "cyan", "warn": "yellow", "fail": "bold red"}.get(self.value, "dim")
+
+STYLES = dict.fromkeys(Severity, "dim") | {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "bold red"}
+LABELS = dict.fromkeys(Severity, "") | {Severity.WARN: "warning: ", Severity.FAIL: "refused: "}
+STYLES[Severity.OVERRIDE], LABELS[Severity.OVERRIDE] = "cyan", "override: "
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,3 @@ class Note:
 
     text: str
     severity: Severity = Severity.NOTE
-
-    def __str__(self) -> str:
-        label = {"override": "override: ", "warn": "warning: ", "fail": "refused: "}.get(self.severity.value, "")
-        return label + self.text

@@ -28,7 +28,7 @@ from ..report.changes import require_hits
 from ..report.measured import page
 from ..report.page import PACKAGES, write_page
 from ..report.tables import print_choices, print_figures, print_model, require_comparison
-from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
+from .options import KEY_FILE, OPS_URL, RUNS, complete, expanded, signals
 
 
 class _WorkloadGroup(TyperGroup):
@@ -94,7 +94,10 @@ def list_workloads(as_json: bool = typer.Option(False, "--json", help="Print JSO
 @app.command("run")
 @expanded
 def run(
-    workload: str = typer.Argument(help="Name of a workload (`kimi-w4a8 bench list`), or a TOML file with one."),
+    workload: str = typer.Argument(
+        help="Name of a workload (`kimi-w4a8 bench list`), or a TOML file with one.",
+        autocompletion=complete(workload_names),
+    ),
     base_url: str = typer.Option(
         "", "--base-url", help="Measure this running server (default port of the recipes: 9527)."
     ),

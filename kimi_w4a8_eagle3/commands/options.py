@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -14,29 +14,27 @@ import typer
 
 from ..base.errors import KimiError, UsageError
 from ..base.signals import Terminated, signals_raise
-from ..machine.hardware import GPUS
 from ..recipe.schema import recipe_names
 
 RUNS = typer.Option(Path("runs"), "--runs", envvar="KIMI_RUNS", help="Folder of the run directories.")
 
 
-def complete_recipe(typed: str) -> list[str]:
-    """Return the packaged recipes that begin with `typed`, for the shell."""
-    return [name for name in recipe_names() if name.startswith(typed)]
+def complete(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a function for the shell: those of the names that begin with the typed text."""
 
+    def matching(typed: str) -> list[str]:
+        return [name for name in names() if name.startswith(typed)]
 
-def complete_gpu(typed: str) -> list[str]:
-    """Return the GPU models that begin with `typed`, for the shell."""
-    return [name for name in GPUS if name.startswith(typed)]
+    return matching
 
 
 RECIPE_NAME = typer.Argument(
     None,
     metavar="RECIPE",
     help="A packaged recipe (agent; agent:plain without its draft) or a TOML file.",
-    autocompletion=complete_recipe,
+    autocompletion=complete(recipe_names),
 )
-RECIPE = typer.Option(None, "--recipe", "-r", help="The recipe, as an option.", autocompletion=complete_recipe)
+RECIPE = typer.Option(None, "--recipe", "-r", help="The recipe, as an option.", autocompletion=complete(recipe_names))
 KEY_FILE = typer.Option(None, "--api-key-file", help="File with the server's key; default: as in `kimi-w4a8 serve`.")
 OPS_PORT = typer.Option(None, "--ops-port", help="Probes and metrics; default: port + 1; 0: none.")
 OPS_HOST = typer.Option("127.0.0.1", "--ops-host", help="Address for probes and metrics.")
@@ -53,11 +51,6 @@ def one_recipe(named: str | None, option: str | None, default: str | None = None
     if default is None:
         raise UsageError("no recipe was named", expected=f"one of {', '.join(recipe_names())}; or a TOML file")
     return default
-
-
-def ops_port_of(asked: int | None, port: int) -> int | None:
-    """Return the ops port: by default the port after the API's; 0 disables probes and metrics."""
-    return port + 1 if asked is None else asked or None
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:

@@ -12,7 +12,7 @@ from ..fleet.checks import ServeOptions
 from ..fleet.serve import route_foreground
 from ..recipe.launch import load_recipe, resolve
 from ..recipe.router_settings import RouterSettings
-from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RUNS, ops_port_of
+from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RUNS
 
 
 def route(
@@ -44,5 +44,5 @@ def route(
         model = str(args["served-model-name"]) if "served-model-name" in args else str(args["model-path"])
     elif settings:
         raise UsageError("--set needs a recipe", where="--set", expected="--recipe together with --set")
-    options = ServeOptions(ops_host, ops_port_of(ops_port, port), drain_timeout, runs)
+    options = ServeOptions(ops_host, ops_port, drain_timeout, runs)
     raise typer.Exit(route_foreground(host, port, model, router, discover, options))

@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 
 from ..base.errors import UsageError
-from ..base.severity import Note, Severity
+from ..base.severity import LABELS, STYLES, Note, Severity
 from ..fleet.checks import ServeOptions, ready_to_serve, require_parsed
 from ..fleet.serve import serve_foreground
+from ..machine.hardware import GPUS
 from ..recipe.launch import Launch, prepare
-from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RECIPE, RECIPE_NAME, RUNS, complete_gpu, one_recipe, ops_port_of
+from .options import DRAIN_TIMEOUT, OPS_HOST, OPS_PORT, RECIPE, RECIPE_NAME, RUNS, complete, one_recipe
 
 # Allows engine arguments that only the engine knows, after `--`.
 CONTEXT_SETTINGS = {"allow_extra_args": True}
@@ -34,7 +35,7 @@ def serve(
         "",
         "--gpu",
         help="Compute memory for this GPU (mi325x, ...) instead of this machine's.",
-        autocompletion=complete_gpu,
+        autocompletion=complete(GPUS.keys),
     ),
     model: Path | None = typer.Option(None, "--model", help="Serve this directory instead of the recipe's model."),
     draft: Path | None = typer.Option(None, "--draft", help="Draft directory instead of the recipe's draft."),
@@ -84,7 +85,7 @@ def serve(
         return
     options = ServeOptions(
         ops_host,
-        ops_port_of(ops_port, launch.port),
+        ops_port,
         drain_timeout,
         runs,
         replicas,
@@ -97,7 +98,7 @@ def serve(
 
 
 def _show(launch: Launch, as_json: bool, docker: bool) -> None:
-    container = launch.docker()
+    container = launch.docker() if launch.recipe.image else None
     if as_json:
         typer.echo(json.dumps(launch.described() | {"docker": container}, indent=2))
         return
@@ -107,4 +108,4 @@ def _show(launch: Launch, as_json: bool, docker: bool) -> None:
         console.print("# in the image of the published figures (--docker prints only this):", style="dim", markup=False)
         console.print(container, markup=False)
     for note in launch.notes:
-        console.print(f"# {note}", style=note.severity.style, markup=False)
+        console.print(f"# {LABELS[note.severity]}{note.text}", style=STYLES[note.severity], markup=False)

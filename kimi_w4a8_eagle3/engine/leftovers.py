@@ -30,6 +30,7 @@ class Belongings:
     """
 
     def __init__(self) -> None:
+        remove_orphans()
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         unlocked = self.folder / (_LOCK + ".tmp")
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

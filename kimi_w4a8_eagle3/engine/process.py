@@ -22,9 +22,8 @@ import psutil
 from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
 from ..base.tls import trusted
-from .aiter_jit import jit_environment
 from .fork_server import ForkedProcess, can_fork, die_with_parent, fork, prepare
-from .leftovers import Belongings, remove_orphans
+from .leftovers import Belongings
 
 _STOP_GRACE_S = 20.0
 _POLL_S = 0.25
@@ -83,7 +82,6 @@ class EngineServer:
         self.stop()
         self._began = time.monotonic()
         require_free_port(self.host, self.port)
-        remove_orphans()
         try:
             self._belongings = Belongings()
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,8 +169,7 @@ class EngineServer:
         self.stop()
 
     def _environ(self, **more: str) -> dict[str, str]:
-        environ = {**os.environ, **self.env, **more}
-        return environ | jit_environment(environ)
+        return {**os.environ, **self.env, **more}
 
     def _remember_children(self) -> None:
         """Record the children while their parent lives; orphans of a crashed engine could not be found later."""

@@ -16,6 +16,7 @@ from ..base.extras import require
 from ..base.run_dir import DEFAULT_ROOT
 from ..base.severity import Note, Severity
 from ..door.settings import API_KEY, FILE_SUFFIX, is_loopback
+from ..engine.aiter_jit import jit_environment
 from ..engine.process import require_free_port
 from ..fetch.trusted_code import locate, require_trusted
 from ..recipe.launch import Launch, unmet_requirements
@@ -28,7 +29,8 @@ DRAIN_TIMEOUT_S = 120.0
 class ServeOptions:
     """Options of `kimi-w4a8 serve` and `kimi-w4a8 route` that are not part of a recipe.
 
-    ops_port: port of probes and metrics; None switches them off. preflight, hardware: False skips these checks.
+    ops_port: port of probes and metrics; None is the port after the API's, 0 switches them off. preflight, hardware:
+    False skips these checks.
     """
 
     ops_host: str = "127.0.0.1"
@@ -38,6 +40,10 @@ class ServeOptions:
     replicas: int = 1
     preflight: bool = True
     hardware: bool = True
+
+    def ops_beside(self, port: int) -> int:
+        """Return the ops port of a server at `port`; 0 without probes and metrics."""
+        return port + 1 if self.ops_port is None else self.ops_port
 
 
 def ready_to_serve(launch: Launch, options: ServeOptions) -> Launch:
@@ -58,7 +64,7 @@ def ready_to_serve(launch: Launch, options: ServeOptions) -> Launch:
         require("sglang_router")
     launch = checked(launch, options.preflight)
     require_free_port(launch.host, launch.port)
-    require_ops(options)
+    require_ops(options, launch.port)
     if launch.door.api_key is None and not is_loopback(launch.host):
         note = Note(f"open to the network at {launch.host} without a key", Severity.WARN)
         launch = replace(launch, notes=[*launch.notes, note])
@@ -81,6 +87,7 @@ def checked(launch: Launch, preflight: bool = True) -> Launch:
             remedy=f"{fault.remedy}; or take the risk: --set 'options.accept_faults=[\"{fault.id}\"]'",
         )
     launch = require_trusted(launch)
+    launch = replace(launch, env=launch.env | jit_environment({**os.environ, **launch.env}))
     weights = checked_weights(launch, preflight)
     if weights is None or "weight-version" in launch.args:
         return launch
@@ -114,13 +121,13 @@ def require_parsed(launch: Launch) -> None:
         raise UsageError(done.stderr.strip().splitlines()[-1], where="the installed SGLang's arguments")
 
 
-def require_ops(options: ServeOptions) -> None:
+def require_ops(options: ServeOptions, port: int) -> None:
     """Raise KimiError when the ops endpoint cannot start: a missing package, or a port that is taken."""
-    if options.ops_port is None:
+    if not options.ops_beside(port):
         return
     require("starlette", "uvicorn")
     try:
-        require_free_port(options.ops_host, options.ops_port)
+        require_free_port(options.ops_host, options.ops_beside(port))
     except KimiError as error:
         raise replace(error, where="--ops-port", remedy="choose another port with --ops-port, or 0 for none") from error
 

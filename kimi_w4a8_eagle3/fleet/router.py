@@ -108,12 +108,6 @@ class RouterControl:
         for worker in workers:
             self._http.delete(f"/workers/{worker.id}").raise_for_status()
 
-    def __enter__(self) -> RouterControl:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         self._http.close()
 

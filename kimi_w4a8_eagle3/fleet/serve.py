@@ -45,7 +45,7 @@ def _serve_one(launch: Launch, options: ServeOptions) -> int:
     replica = Replica(launch, log, events, "0", options.drain_timeout_s, name)
     view = SingleServer(name, replica.state)
     try:
-        with signals_raise(drain=True), observed(options, view, launch.door.api_key), follow(log):
+        with signals_raise(drain=True), observed(options, launch.port, view, launch.door.api_key), follow(log):
             replica.serve()
     except Terminated as stopped:
         console.print(f"kimi-w4a8: {stopped} received; the engine was stopped; log: {log}")
@@ -76,7 +76,7 @@ def _serve_fleet(front: Launch, options: ServeOptions) -> int:
             signals_raise(drain=True, on_hangup=fleet.renew.set),
             RouterKeeper(endpoint, router, folder, events),
             fleet.registrar,
-            observed(options, fleet, front.door.api_key),
+            observed(options, front.port, fleet, front.door.api_key),
         ):
             console.print(f"[bold]kimi-w4a8: {len(replicas)} replicas of {front.name} behind {endpoint.base_url}/v1[/]")
             fleet.run()
@@ -98,7 +98,7 @@ def route_foreground(
     console = Console(stderr=True, highlight=False)
     require("sglang_router")
     require_free_port(host, port)
-    require_ops(options)
+    require_ops(options, port)
     facts = {"router": router.model_dump(), "host": host, "port": port, "model": model}
     events = EventLog.begin("route", "", {}, {}, options.runs, console, **facts)
     folder = events.folder
@@ -109,7 +109,7 @@ def route_foreground(
             signals_raise(drain=True),
             RouterKeeper(endpoint, router, folder, events, options.drain_timeout_s) as keeper,
             registrar,
-            observed(options, RouterOnly("route", registrar, endpoint)),
+            observed(options, port, RouterOnly("route", registrar, endpoint)),
         ):
             console.print(f"[bold]kimi-w4a8: routing at {endpoint.base_url}/v1[/]; log: {folder}")
             try:

@@ -43,12 +43,10 @@ class RouterOnly:
 
     @property
     def router_url(self) -> str | None:
-        """Address at which clients reach the router."""
         return self.endpoint.base_url
 
     @property
     def router_metrics_url(self) -> str | None:
-        """The router's own metrics."""
         return self.endpoint.metrics_url
 
     def replicas(self) -> Sequence[ReplicaState]:
@@ -67,9 +65,10 @@ class RouterOnly:
 
 
 @contextmanager
-def observed(options: ServeOptions, view: FleetView, key: str | None = None) -> Iterator[None]:
-    """Run probes, metrics and the repeated canary inside the block."""
-    if options.ops_port is None:
+def observed(options: ServeOptions, port: int, view: FleetView, key: str | None = None) -> Iterator[None]:
+    """Run probes, metrics and the repeated canary of a server at `port` inside the block."""
+    ops_port = options.ops_beside(port)
+    if not ops_port:
         yield
         return
     from ..ops.endpoint import OpsServer  # its web server is an optional package
@@ -80,5 +79,5 @@ def observed(options: ServeOptions, view: FleetView, key: str | None = None) -> 
     def connect(base_url: str) -> EngineClient:
         return EngineClient(base_url, key, timeout_s)
 
-    with OpsServer(options.ops_host, options.ops_port, view) as ops, CanaryWatch(view, ops.acceptance, connect):
+    with OpsServer(options.ops_host, ops_port, view) as ops, CanaryWatch(view, ops.acceptance, connect):
         yield

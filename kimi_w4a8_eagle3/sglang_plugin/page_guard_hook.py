@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
 logger = logging.getLogger(__name__)
-FEATURE = Feature("the page guard", remove_when="no paged kernel of AITER has 32-bit offsets (docs/page-guard.md)")
+FEATURE = Feature("the page guard", remove_when="no paged kernel of AITER has 32-bit offsets")
 _limits: list[int] = []  # of the pools sized in this process
 
 

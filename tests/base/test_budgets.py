@@ -16,11 +16,11 @@ PLAN = {
 # Folders that are over the plan, at their size. They may shrink, and leave this table when they reach the plan.
 CEILINGS = {
     "accept": 695,
-    "base": 659,
+    "base": 655,
     "bench": 1539,
-    "commands": 1848,
+    "commands": 1842,
     "door": 1985,
-    "engine": 1478,
+    "engine": 1476,
     "eval": 3305,
     "fetch": 1760,
     "fleet": 1555,

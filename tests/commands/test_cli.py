@@ -10,7 +10,12 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.cli import COMMANDS, app, load
 from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
 
-COMPLETIONS = [("serve age", "agent"), ("plan -r tin", "tiny"), ("serve --gpu mi32", "mi325x")]
+COMPLETIONS = [
+    ("serve age", "agent"),
+    ("plan -r tin", "tiny"),
+    ("serve --gpu mi32", "mi325x"),
+    ("bench run con4", "con40"),
+]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -43,9 +48,7 @@ def test_every_recipe_is_listed_with_its_summary():
     assert {row["hardware"] for row in listed if row["recipe"] in ("tiny", "agent")} == {"CPU", "8 x mi325x"}
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"), [("serve age", "agent"), ("plan -r tin", "tiny"), ("serve --gpu mi32", "mi325x")]
-)
+@pytest.mark.parametrize(("words", "offered"), COMPLETIONS)
 def test_the_shell_completes_recipes_and_gpus(words, offered):
     env = {
         "_KIMI_W4A8_COMPLETE": "complete_bash",

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from support.dashboards import DASHBOARD, filled, panels
@@ -29,7 +30,7 @@ def router(eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> It
     endpoint = router_endpoint("127.0.0.1", free_port())
     settings = RouterSettings(health_check_interval_secs=2, health_check_timeout_secs=5)
     log = tmp_path_factory.mktemp("router") / "router.log"
-    with router_process(endpoint, settings, log) as process, RouterControl(endpoint) as control:
+    with router_process(endpoint, settings, log) as process, closing(RouterControl(endpoint)) as control:
         process.wait_ready(60)
         control.add(eagle3.base_url)
         deadline = time.monotonic() + 60
