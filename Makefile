@@ -35,7 +35,7 @@ audit: $(STAMP)
 tiny: $(STAMP)
 	$(BIN)/python -m proof.tiny build
 
-$(DEMO): pyproject.toml requirements/install.sh requirements/serve-cpu.txt requirements/constraints.txt
+$(DEMO): pyproject.toml laptop/pyproject.toml requirements/install.sh requirements/serve-cpu.txt requirements/constraints.txt
 	@PYTHON="$(PYTHON)" requirements/install.sh demo $(VENV)
 	@touch $@
 

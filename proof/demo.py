@@ -19,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
@@ -34,10 +33,13 @@ from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.eval.calculator import declaration, results
+from kimi_w4a8_eagle3.eval.problems import parse_answer
 from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
-from kimi_w4a8_eagle3.tiny.tools import declaration, results
+
+from .tiny.problems import Problem, problems
 
 FOR_TOOLS = "On a farm there are 6 hens and 3 cows. How many legs are there in all?"
 QUESTIONS = 20
@@ -78,7 +80,7 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     console.print(Panel.fit(_intro(folder), title="demo", border_style="cyan"))
     launches = [_launch(speculate) for speculate in (False, True)]
     launches[0].server(_log(launches[0], folder)).prepare()  # while the checkpoints are examined
-    questions = tiny.problems("held_out", QUESTIONS)
+    questions = problems("held_out", QUESTIONS)
 
     with signals_raise(), ExitStack() as engines:
         # Both start at once; whichever is not measured sleeps, and uses no processor time.
@@ -93,7 +95,7 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
         i for i, (a, b) in enumerate(zip(plain.answers, fast.answers, strict=True)) if a.token_ids != b.token_ids
     ]
     talked = [[turn.token_ids for turn in side.conversation] for side in (plain, fast)]
-    correct = sum(tiny.parse_answer(a.text) == q.answer for a, q in zip(fast.answers, questions, strict=True))
+    correct = sum(parse_answer(a.text) == q.answer for a, q in zip(fast.answers, questions, strict=True))
     console.print(_table(plain, fast))
     console.print(_verdict(differences, talked[0] == talked[1], correct, folder))
     write_json(folder / "result.json", _result(plain, fast, differences, correct))
@@ -140,7 +142,7 @@ def _measure(
     server: EngineServer,
     launch: Launch,
     ready_s: float,
-    questions: Sequence[tiny.Problem],
+    questions: Sequence[Problem],
     folder: Path,
     console: Console,
 ) -> Side:

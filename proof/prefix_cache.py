@@ -21,13 +21,13 @@ from typing import Any
 import httpx
 from rich.table import Table
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.engine.metrics import read
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 
 from .load.load_questions import CLEAR_GAP, gap, served_model
+from .tiny.problems import problems
 
 POOL = 768  # tokens of the KV pool: two conversations, but not all their answers at once
 # Requests are admitted as if they would not grow, so that they fill the pool and some must go again.
@@ -100,7 +100,7 @@ class Prover:
 
     def _conversations(self, users: int) -> list[tuple[Messages, Answer]]:
         found: list[tuple[Messages, Answer]] = []
-        questions = iter(tiny.problems("held_out", users * _TURNS, seed=15))
+        questions = iter(problems("held_out", users * _TURNS, seed=15))
         for _ in range(users):
             messages: Messages = [{"role": "system", "content": _SYSTEM}]
             for _ in range(_TURNS):
@@ -112,7 +112,7 @@ class Prover:
     def _fill(self) -> None:
         """A prompt that nobody shares, half of the pool long."""
         for seed in range(6):
-            text = " ".join(problem.question for problem in tiny.problems("train", 12, seed=seed))
+            text = " ".join(problem.question for problem in problems("train", 12, seed=seed))
             self._ask([{"role": "user", "content": text}], max_tokens=1)
 
     def _until_grown(self, counter: str, by: float, act: Any, attempts: int = 8) -> None:

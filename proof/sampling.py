@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.run_dir import new_run_dir, write_json
 from kimi_w4a8_eagle3.eval import sampling_match
 from kimi_w4a8_eagle3.eval.sampling_match import ALPHA, LENGTH, Samples
 from kimi_w4a8_eagle3.eval.tokens import TokenClient
 from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw
+
+from .tiny.problems import problems
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature 0.6": {"temperature": 0.6},
@@ -46,7 +47,7 @@ def prefixes(probe: TokenClient, model: str, number: int) -> list[tuple[int, ...
     The beginnings are tokens of other questions. An answer of its own would not do: the model is sure of it, so that
     all samples would be the same.
     """
-    asked = [probe.chat_ids(problem.question, model) for problem in tiny.problems("held_out", _CANDIDATES, seed=77)]
+    asked = [probe.chat_ids(problem.question, model) for problem in problems("held_out", _CANDIDATES, seed=77)]
     shifted = [*asked[1:], asked[0]]
     candidates = [(*ids, *other[-_BEGINNING - 8 : -8]) for ids, other in zip(asked, shifted, strict=True)]
     return sorted(candidates, key=lambda ids: probe.greedy(ids, 1, with_top=True).top[0][0][0])[:number]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +12,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..base.errors import KimiError
-from ..engine.fork_server import PROGRAM, ForkedProcess, fork_beside
 from ..engine.process import last_line
+from ..engine.starter import PROGRAM, starter
 from .load_progress import Show
 
 # SGLang's program, which also writes a line for each finished request.
@@ -105,10 +103,7 @@ def drive(
     changes |= {} if api_key is None else {"OPENAI_API_KEY": api_key}
     deadline = time.monotonic() + _TIMEOUT_S
     with log.open("ab") as file:
-        # From the fork server if there is one, because it has SGLang imported.
-        process: subprocess.Popen[bytes] | ForkedProcess = fork_beside(command, changes, file.fileno()) or (
-            subprocess.Popen(command, env={**os.environ, **changes}, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-        )
+        process = starter().program(command, changes, file.fileno())
     waiting: Callable[[], None] | None = on_measured
     try:
         while process.poll() is None:

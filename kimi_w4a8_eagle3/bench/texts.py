@@ -12,10 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .. import tiny
 from ..base.errors import KimiError, UsageError
+from ..eval.problems import MOST, problems
 from ..fetch.data_file import HUB_PREFIX, data_file
-from ..tiny.tokenizer import IM_END, THINK_END, chat_text
 from .generator import write_conversations
 from .workloads import Workload
 
@@ -30,6 +29,11 @@ _ANSWER_KEYS = ("answer", "response", "completion", "output")
 _MOST = 20_000
 # More problems than needed are drawn, so that other seeds send other prompts.
 _SPARE = 8
+# A turn in Kimi's chat format with empty thinking, on which the built-in model was trained.
+_DOCUMENT = (
+    "<|im_user|>user<|im_middle|>{question}<|im_end|>"
+    "<|im_assistant|>assistant<|im_middle|><think></think>{solution}<|im_end|>"
+)
 
 
 def prepare(workload: Workload, folder: Path, sharegpt: str | None, prompts: str | None) -> Path:
@@ -142,9 +146,9 @@ def _agents(pairs: list[Pair], needed: int, workload: Workload, source: str) -> 
 
 def _problems(needed: int, as_document: bool) -> list[Pair]:
     """Return built-in problems as pairs; as documents they have the chat format on which the model was trained."""
-    drawn = tiny.problems("held_out", needed, seed=7)
+    drawn = problems(min(needed, MOST), seed=7)
     if as_document:
-        return [(f"{chat_text(p.question)}{THINK_END}{p.solution}{IM_END}", p.solution) for p in drawn]
+        return [(_DOCUMENT.format(question=p.question, solution=p.solution), p.solution) for p in drawn]
     return [(problem.question, problem.solution) for problem in drawn]
 
 

@@ -17,7 +17,7 @@ from ..base.errors import KimiError, UsageError
 from ..door.settings import client_key
 from ..engine.client import EngineClient
 from ..engine.reply import Reply
-from ..tiny import tools
+from ..eval import calculator
 from .options import KEY_FILE
 
 _MOST_ROUNDS = 32  # rounds of calls and results per question
@@ -81,7 +81,7 @@ def answer(client: EngineClient, messages: list[Message], settings: Message, scr
             screen.text(reply.content[said:])
         screen.end(reply, time.monotonic() - began)
         messages.append(reply.message())
-        answered = tools.results(messages[-1])
+        answered = calculator.results(messages[-1])
         if not answered:
             return reply.content
         for call, result in zip(messages[-1]["tool_calls"], answered, strict=True):
@@ -108,7 +108,7 @@ def chat(
     console = Console(highlight=False)
     settings: Message = {"temperature": temperature, "max_tokens": max_tokens}
     settings |= {"chat_template_kwargs": {"thinking": False}} if no_thinking else {}
-    settings |= {} if no_tools else {"tools": [tools.declaration()]}
+    settings |= {} if no_tools else {"tools": [calculator.declaration()]}
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     with EngineClient(base_url.rstrip("/").removesuffix("/v1"), client_key(api_key_file, os.environ)) as client:
         for asked in _questions(question, console, client.model_name):

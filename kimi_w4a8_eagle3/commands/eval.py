@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..base import laptop
 from ..base.console import table_console
 from ..base.errors import UsageError
 from ..base.extras import require
@@ -191,30 +192,20 @@ def lossless(
 ) -> None:
     """Check that speculation changes no answer: greedy tokens, logprobs against a prefill, samples."""
     require_packages()
-    from ..eval import exact as exact_check  # optional: aiohttp
-    from ..eval import lossless as lossless_check
+    from ..eval import lossless as lossless_check  # optional: aiohttp
     from ..eval import show
 
-    if ask not in exact_check.ASKS:
-        raise UsageError(f"unknown value --ask {ask}", expected=", ".join(exact_check.ASKS))
     if (base_url is None) != (reference_url is None):
         raise UsageError("give --base-url and --reference-url together", expected="two servers, or one --recipe")
     target = Target(base_url, recipe, model, tuple(settings), client_key(api_key_file, os.environ))
     reference = replace(target, base_url=reference_url).plain()
-    plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)
     console = table_console()
-    report: lossless_check.LosslessReport | exact_check.Report
     with signals(runs):
         if exact:
-            sides = (
-                [exact_check.Side(reference, "reference", False), exact_check.Side(target, "EAGLE3", True)]
-                if recipe is None
-                else exact_check.sides_of_recipe(
-                    lambda draft, words: replace(target if draft else reference, settings=(*words, *settings))
-                )
-            )
-            folder, report = exact_check.run(sides, exact_check.Plan(prompts, max_tokens, ask, runs=runs), console)
+            compare = laptop.require("exact", "--exact")
+            folder, report = compare(reference, target, prompts, max_tokens, ask, runs, console)
         else:
+            plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)
             folder, report = lossless_check.run(reference, target, plan, console)
     raise typer.Exit(show.conclude(report.state, report.reasons, folder, console))
 

@@ -22,8 +22,8 @@ import psutil
 from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
 from ..base.tls import trusted
-from .fork_server import ForkedProcess, can_fork, die_with_parent, fork, prepare
 from .leftovers import Belongings
+from .starter import Process, Starter, starter
 
 _STOP_GRACE_S = 20.0
 _POLL_S = 0.25
@@ -45,7 +45,8 @@ class EngineServer:
     port: int
     log_path: Path
     name: str = "server"
-    _process: subprocess.Popen[bytes] | ForkedProcess | None = field(default=None, repr=False)
+    starter: Starter = field(default_factory=starter, repr=False)
+    _process: Process | None = field(default=None, repr=False)
     _children: dict[int, psutil.Process] = field(default_factory=dict, repr=False)
     _belongings: Belongings | None = field(default=None, repr=False)
     _look_again: float = field(default=0.0, repr=False)
@@ -71,13 +72,13 @@ class EngineServer:
 
     def prepare(self) -> None:
         """Start SGLang's imports in the background, for which the first engine on a CPU would wait."""
-        prepare(self.argv, self._environ(), self.log_path)
+        self.starter.prepare(self.argv, self._environ(), self.log_path)
 
     def start(self) -> None:
         """Start the process; raise KimiError when the port is taken or the program cannot be executed.
 
-        The first engine on a CPU waits until SGLang is imported (`fork_server`). After the process has ended, call this
-        again to restart it; the remains of the old process are removed first.
+        The first engine on a CPU waits until SGLang is imported. After the process has ended, call this again to
+        restart it; the remains of the old process are removed first.
         """
         self.stop()
         self._began = time.monotonic()
@@ -87,16 +88,7 @@ class EngineServer:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             environ = self._environ(TMPDIR=str(self._belongings.folder))
             with self.log_path.open("ab") as log:
-                forked = fork(self.argv, environ, log.fileno()) if can_fork(self.argv, environ) else None
-                self._process = forked or subprocess.Popen(
-                    list(self.argv),
-                    env=environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,
-                )
+                self._process = self.starter.engine(self.argv, environ, log.fileno())
         except BaseException as error:
             self._remove_belongings()
             if not isinstance(error, OSError):

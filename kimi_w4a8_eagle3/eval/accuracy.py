@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import tiny
+from ..base import laptop
 from ..base.errors import KimiError, UsageError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..fleet.target import Server, Target, record_of
@@ -124,9 +124,9 @@ def describe(protocol: Protocol) -> dict[str, Any]:
 def _recorded_tiny() -> list[Reference]:
     """Return the built-in model's recorded accuracies, or an empty list when none were recorded."""
     try:
-        recorded = json.loads(tiny.METRICS.read_text())["evaluation"]
+        recorded = json.loads(laptop.require("metrics", "eval tiny-math").read_text())["evaluation"]
         accuracy, n = float(recorded["forms"]["think"]["right_w4a8"]), int(recorded["held_out_problems"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KimiError, OSError, ValueError, KeyError, TypeError):
         return []
     return [
         Reference("recorded", metric, accuracy, n, "metrics.json of the built-in model") for metric in tasks.METRICS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from .. import tiny
 from ..base.resources import operator_dir
+from .problems import problems
 
 KINDS = ("chat", "maths", "code", "long", "short", "non-ascii")
 
@@ -24,10 +24,8 @@ class Prompt:
 def prompts(count: int) -> list[Prompt]:
     """Return `count` different prompts that cycle through the kinds; the list is the same every time."""
     rounds = -(-count // len(KINDS))
-    maths = [p.question for p in tiny.problems("held_out", rounds, seed=11)]
-    long = [
-        " ".join(p.question for p in tiny.problems("held_out", _LONG_QUESTIONS, seed=100 + i)) for i in range(rounds)
-    ]
+    maths = [p.question for p in problems(rounds, seed=11)]
+    long = [" ".join(p.question for p in problems(_LONG_QUESTIONS, seed=100 + i)) for i in range(rounds)]
     written: dict[str, list[str]] = json.loads((operator_dir("eval") / "prompts.json").read_text(encoding="utf-8"))
     texts = {kind: [_varied(found, i) for i in range(rounds)] for kind, found in written.items()}
     texts |= {"maths": maths, "long": long}

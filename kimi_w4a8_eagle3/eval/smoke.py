@@ -10,13 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .. import tiny
 from ..base.errors import KimiError
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..base.verdict import Verdict
 from ..engine.client import EngineClient, Generation
 from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
 from ..fleet.target import Target, record_of
+from .problems import Problem, parse_answer
+from .problems import problems as sample
 from .section import write_page
 
 KIND = "eval-smoke"
@@ -53,13 +54,13 @@ def run(
     """Ask easy problems and return the run directory, pass or fail, and the checks."""
     target.check()
     folder = new_run_dir("eval-smoke", runs)
-    problems = tiny.problems("held_out", floors.problems, seed=21)
+    problems = sample(floors.problems, seed=21)
     with (
         target.running(folder / "server.log", console.print) as server,
         EngineClient(server.base_url, server.api_key) as client,
     ):
 
-        def ask(problem: tiny.Problem) -> Generation | KimiError:
+        def ask(problem: Problem) -> Generation | KimiError:
             try:
                 return client.chat(problem.question, floors.max_tokens)
             except KimiError as error:
@@ -84,7 +85,7 @@ def run(
 
 
 def check(
-    problems: Sequence[tiny.Problem],
+    problems: Sequence[Problem],
     answers: Sequence[Generation | KimiError],
     floors: Floors,
     counted: Acceptance | None = None,
@@ -115,7 +116,7 @@ def check(
 
 def stated_number(text: str) -> int | None:
     """Return the number behind the last `####`, else the last number of the text."""
-    marked = tiny.parse_answer(text)
+    marked = parse_answer(text)
     if marked is not None:
         return marked
     found = _NUMBER.findall(text)

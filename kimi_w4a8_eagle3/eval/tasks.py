@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import tiny
 from ..base.errors import KimiError
 from ..base.files import lines
 from ..base.resources import operator_dir
+from .problems import problems
 
 METRICS = ("flexible-extract", "strict-match")
 MARKER = "####"
@@ -88,5 +88,5 @@ def write_task(task: Task, folder: Path, files: dict[str, Path] | None) -> None:
 
 def write_tiny_problems(path: Path, count: int) -> None:
     """Write the built-in model's first `count` held-out problems as `question`/`answer` lines."""
-    lines = [json.dumps({"question": p.question, "answer": p.solution}) for p in tiny.problems("held_out", count)]
+    lines = [json.dumps({"question": p.question, "answer": p.solution}) for p in problems(count)]
     path.write_text("\n".join(lines) + "\n")

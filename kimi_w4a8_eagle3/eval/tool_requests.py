@@ -14,11 +14,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from .. import tiny
 from ..base.errors import KimiError
 from ..base.files import lines
 from ..fetch.data_file import data_file
-from ..tiny import tools
+from . import calculator
+from .problems import Problem, problems
 
 _INSTEAD = "download it elsewhere and name the file with --data"
 _EXPECTED = ("finish_reason", "official_finish_reason")
@@ -81,18 +81,18 @@ def _read(path: Path, number: int, line: str) -> ToolRequest:
 
 def builtin(count: int) -> list[ToolRequest]:
     """Make requests from held-out problems with a calculator: one before the first call, one after the last result."""
-    found = (request for problem in tiny.problems("held_out", count, seed=_SEED) for request in _stages(problem))
+    found = (request for problem in problems(-(-count // 2), _SEED) for request in _stages(problem))
     return [request for request, _ in zip(found, range(count), strict=False)]
 
 
-def _stages(problem: tiny.Problem) -> Iterator[ToolRequest]:
+def _stages(problem: Problem) -> Iterator[ToolRequest]:
     messages: list[dict[str, Any]] = [{"role": "user", "content": problem.question}]
-    body: dict[str, Any] = {"tools": [tools.declaration()], "temperature": 0, "max_tokens": 256}
+    body: dict[str, Any] = {"tools": [calculator.declaration()], "temperature": 0, "max_tokens": 256}
     yield ToolRequest({**body, "messages": list(messages)}, "tool_calls")
     for index, expression in enumerate(_OPERATION.findall(problem.solution)):
-        function = {"name": tools.NAME, "arguments": json.dumps({"expression": expression})}
-        call = {"id": f"functions.{tools.NAME}:{index}", "type": "function", "function": function}
-        result = {"role": "tool", "tool_call_id": call["id"], "name": tools.NAME}
+        function = {"name": calculator.NAME, "arguments": json.dumps({"expression": expression})}
+        call = {"id": f"functions.{calculator.NAME}:{index}", "type": "function", "function": function}
+        result = {"role": "tool", "tool_call_id": call["id"], "name": calculator.NAME}
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages.append({**result, "content": tools.calculate(str(function["arguments"]))})
+        messages.append({**result, "content": calculator.calculate(str(function["arguments"]))})
     yield ToolRequest({**body, "messages": messages}, "stop")

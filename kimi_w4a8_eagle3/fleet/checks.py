@@ -115,7 +115,7 @@ def require_parsed(launch: Launch) -> None:
         return
     words = launch.argv[launch.argv.index("sglang.launch_server") + 1 :]
     modules = ["kimi_w4a8_eagle3.sglang_plugin.run_module", "kimi_w4a8_eagle3.sglang_plugin.check_arguments"]
-    variables = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # halves the time, see `lean_imports`
+    variables = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # halves the time, see `run_module`
     done = subprocess.run([sys.executable, "-m", *modules, *words], env=variables, capture_output=True, text=True)
     if done.returncode == 2:
         raise UsageError(done.stderr.strip().splitlines()[-1], where="the installed SGLang's arguments")

@@ -39,7 +39,7 @@ def silu(gate: torch.Tensor) -> torch.Tensor:
 def exact_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Multiply a float32 [B, M, K] by w int8 [B, N, K]; return exact sums [B, M, N] as float32 or float64."""
     dtype = torch.float32 if a.shape[-1] <= _FLOAT32_EXACT_K else torch.float64
-    # These sums are exact in any order. `bmm` keeps one order, slower on a CPU (sglang_plugin/cpu/batch_invariant.py).
+    # These sums are exact in any order. `bmm` keeps one order, slower on a CPU (laptop/cpu/batch_invariant.py).
     return torch.baddbmm(a.new_empty(1, 1, 1, dtype=dtype), a.to(dtype), w.to(dtype).transpose(1, 2), beta=0)
 
 

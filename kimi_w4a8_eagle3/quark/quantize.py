@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..base import laptop
 from ..base.errors import KimiError
 
 if TYPE_CHECKING:
@@ -75,9 +76,8 @@ def import_quark() -> None:
     """Import Quark, which compiles an extension the first time; raise KimiError where that fails."""
     from torch.utils import cpp_extension  # start-up: torch
 
-    from ..base import torchvision_ops  # start-up: torch
-
-    torchvision_ops.declare_missing()  # Quark imports transformers, which imports torchvision
+    if declare := laptop.find("torchvision_operators"):  # Quark imports transformers, which imports torchvision
+        declare()
     library = str(Path(cpp_extension.__file__).parents[1] / "lib")
     cpp_extension.TORCH_LIB_PATH = shlex.quote(library)  # torch's link command breaks at a space in it
     os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)  # where pip puts ninja

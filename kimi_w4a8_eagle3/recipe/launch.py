@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .. import tiny
+from ..base import laptop
 from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
 from ..base.severity import Note, Severity
 from ..door.settings import DoorSettings, key_file_environment, read_door, without_keys
 from ..engine.process import EngineServer
+from ..engine.starter import PROGRAM
 from ..gates import read_gates
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.hardware import Gpu, Machine, gpu_by_name
@@ -250,8 +251,8 @@ def prepare(
 
 def _sglang_command(args: Mapping[str, ArgValue]) -> list[str]:
     """Return SGLang's launch command; on a CPU it runs through the module that provides the missing operators."""
-    on_cpu = ["kimi_w4a8_eagle3.sglang_plugin.run_module"] if args.get("device") == "cpu" else []
-    return [sys.executable, "-m", *on_cpu, "sglang.launch_server", *command_words(args)]
+    program = (*PROGRAM, "sglang.launch_server") if args.get("device") == "cpu" else ("-m", "sglang.launch_server")
+    return [sys.executable, *program, *command_words(args)]
 
 
 def _assemble(recipe: Recipe, notes: list[Note]) -> Args:
@@ -285,7 +286,7 @@ def _path(checkpoint: Checkpoint) -> str:
     if not checkpoint.repo.startswith("builtin:"):
         return checkpoint.repo
 
-    builders = {"builtin:tiny": "target_path", "builtin:tiny-draft": "draft_path"}
-    if checkpoint.repo not in builders:
-        raise KimiError(f"unknown built-in model {checkpoint.repo!r}", expected=", ".join(builders))
-    return str(getattr(tiny, builders[checkpoint.repo])())
+    checkpoints: Mapping[str, Callable[[], Path]] = laptop.require("checkpoints", checkpoint.repo)
+    if checkpoint.repo not in checkpoints:
+        raise KimiError(f"unknown built-in model {checkpoint.repo!r}", expected=", ".join(checkpoints))
+    return str(checkpoints[checkpoint.repo]())

@@ -27,13 +27,12 @@ def register() -> None:
 
 
 def _register() -> None:
-    # SGLang's import order: `cpu.install` runs before the first import of sglang
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    # SGLang's import order: on a CPU `run_module` runs before the first import of sglang
+    from sglang.srt.plugins.hook_registry import HookRegistry
 
-    # Start-up: programs that need only `cpu` import this package, too.
+    # Start-up: programs that need only one of these import this package, too.
     from . import (
         adaptive_hook,
-        cpu,
         exact_sampling,
         failing_outputs,
         failing_requests,
@@ -69,23 +68,6 @@ def _register() -> None:
     ]
     if read_gates(os.environ).check_model_name:
         features.append(model_name_hook.FEATURE)
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-        from ..tiny import processor  # start-up: imports transformers, which only the built-in model on a CPU needs
-
-        processor.register()
-    if cpu.installed():
-        # Start-up: these import torch, and only an engine on a CPU needs them.
-        from .cpu import batch_invariant, fp8_kv, fp8_linear, gloo_thread, mla_draft, nccl
-
-        gloo_thread.install()
-        batch_invariant.register()
-        HookRegistry.register(batch_invariant.TARGET, batch_invariant.get_handler, HookType.AROUND)
-        HookRegistry.register(fp8_linear.TARGET, fp8_linear.get_linear_scheme, HookType.AROUND)
-        HookRegistry.register(fp8_kv.TARGET, fp8_kv.configure_kv_cache_dtype, HookType.AROUND)
-        HookRegistry.register(nccl.TARGET, nccl.find_nccl_library, HookType.REPLACE)
-        HookRegistry.register(mla_draft.EMBED, mla_draft.set_embed, HookType.REPLACE)
-        HookRegistry.register(mla_draft.EMBED_AND_HEAD, mla_draft.set_embed_and_head, HookType.REPLACE)
-        cpu.claim_attention_backend()
     if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
         from . import door, tool_calls  # SGLang's import order: it imports SGLang's parsers and HTTP server
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., object])
-Kind = Literal["before", "after", "around"]  # the values of SGLang's HookType
+Kind = Literal["before", "after", "around", "replace"]  # the values of SGLang's HookType
 
 missing_features: list[str] = []  # optional features that this process serves without
 

@@ -17,9 +17,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from kimi_w4a8_eagle3.engine import fork_server
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
+from laptop import fork_server
 
 # The first line that SGLang logs after each part.
 _PARTS = {
@@ -79,7 +79,7 @@ def _named(server: EngineServer) -> list[tuple[str, psutil.Process]]:
 
 
 def _fork_servers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if fork_server.OPTION in each.cmdline()]
+    return [each for each in psutil.Process().children() if fork_server.FORK_SERVER[-1] in each.cmdline()]
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.signals import signals_raise
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.engine.client import EngineClient
@@ -34,6 +33,9 @@ from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
 from kimi_w4a8_eagle3.predict.machine_model import PRECISIONS, Cluster, decode_bytes, draft_bytes, kimi
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
+from laptop import tiny
+
+from ..tiny.problems import problems
 
 MAX_TOKENS, CONCURRENCY, SEED = 192, 4, 6
 Tokens = list[tuple[int, ...]]
@@ -96,7 +98,7 @@ def ask(draft: Path, questions: list[str], log: Path) -> tuple[Tokens, Acceptanc
 
 def main(questions: int = typer.Option(65, min=1, help="Held-out problems asked of each server.")) -> None:
     """Serve the three drafts and print the table."""
-    asked = [problem.question for problem in tiny.problems("held_out", questions, seed=SEED)]
+    asked = [problem.question for problem in problems("held_out", questions, seed=SEED)]
     console, table = Console(highlight=False), Table("draft", "accept length", "answers with the same tokens")
     with signals_raise(), tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -13,9 +13,10 @@ from typing import Any
 
 import httpx
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.client import bearer
+
+from ..tiny.problems import problems
 
 # Rounding moved the gap between two tokens by up to 0.44 nats (docs/eval.md); this is far beyond.
 CLEAR_GAP = 2.0
@@ -90,7 +91,7 @@ def known_questions(base_url: str, count: int = 24, api_key: str | None = None, 
 
 def endless_question(model: str, max_tokens: int) -> Question:
     """A request that runs for exactly `max_tokens` tokens; its text is not known beforehand."""
-    return Question(model, (("user", tiny.problems("held_out", 1)[0].question),), max_tokens, ignore_eos=True)
+    return Question(model, (("user", problems("held_out", 1)[0].question),), max_tokens, ignore_eos=True)
 
 
 def served_model(http: httpx.Client) -> str:
@@ -102,14 +103,14 @@ def served_model(http: httpx.Client) -> str:
 
 def _candidates(model: str, count: int, seed: int) -> Iterator[Question]:
     """Held-out problems in all shapes, in turn."""
-    problems = iter(tiny.problems("held_out", 2 * count, seed=seed))
+    drawn = iter(problems("held_out", 2 * count, seed=seed))
     for number in range(count):
         max_tokens, earlier = _SHAPES[number % len(_SHAPES)]
         messages: list[tuple[str, str]] = []
         for _ in range(earlier):
-            problem = next(problems)
+            problem = next(drawn)
             messages += [("user", problem.question), ("assistant", problem.solution)]
-        yield Question(model, (*messages, ("user", next(problems).question)), max_tokens)
+        yield Question(model, (*messages, ("user", next(drawn).question)), max_tokens)
 
 
 def _clear_answer(http: httpx.Client, question: Question) -> Answer | None:

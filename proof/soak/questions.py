@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 
 import httpx
 
-from kimi_w4a8_eagle3 import tiny
-
 from ..load.load_questions import Question, known_questions
 from ..load.load_request import Manner, Outcome, Record
+from ..tiny.problems import problems
 
 # Of fourteen requests: nine are answered, three are left by their clients, two must be refused.
 MIX: Mapping[Manner, int] = {
@@ -36,13 +35,13 @@ def questions(base_url: str, seed: int, known: int = 24) -> list[Question]:
     the model wavers there, so their text is compared with the server's own list of its tokens.
     """
     found = known_questions(base_url, known, seed=seed)
-    problems = iter(tiny.problems("held_out", sum(turns + 1 for turns, _ in _LONG), seed=seed + 1))
+    drawn = iter(problems("held_out", sum(turns + 1 for turns, _ in _LONG), seed=seed + 1))
     for turns, max_tokens in _LONG:
         messages: list[tuple[str, str]] = []
         for _ in range(turns):
-            problem = next(problems)
+            problem = next(drawn)
             messages += [("user", problem.question), ("assistant", problem.solution)]
-        messages.append(("user", next(problems).question))
+        messages.append(("user", next(drawn).question))
         found.append(Question(found[0].model, tuple(messages), max_tokens, ignore_eos=True, counted=True))
     random.Random(seed).shuffle(found)
     return found

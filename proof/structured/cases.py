@@ -11,9 +11,10 @@ from typing import Any
 from jsonschema import Draft202012Validator, ValidationError
 from tokenizers import Tokenizer
 
-from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.tiny.tokenizer import CALL_ARGUMENTS, CALLS_END, THINK_END
+from laptop import tiny
+from laptop.tiny.tokenizer import CALL_ARGUMENTS, CALLS_END, THINK_END
 
+from ..tiny.problems import problems
 from .schemas import Schema, draw
 
 FORMS = ("response_format", "required", "named", "auto")
@@ -82,7 +83,7 @@ def _towards_an_end(thinking: bool, calls: bool) -> dict[str, float]:
 def cases(count: int, seed: int, model: str) -> list[Case]:
     """`count` cases: each form in turn, thinking in every other round. A function of the seed."""
     random = Random(f"structured-{seed}")
-    questions = [problem.question for problem in tiny.problems("held_out", count, seed=seed)]
+    questions = [problem.question for problem in problems("held_out", count, seed=seed)]
     return [_case(index, question, random, model) for index, question in enumerate(questions)]
 
 

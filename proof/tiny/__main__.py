@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.cli import run
+from laptop import tiny
 
 app = typer.Typer(no_args_is_help=True, help="The built-in model: make it, or check the one in the package.")
 

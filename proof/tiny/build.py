@@ -19,12 +19,12 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.by_shard import quantize_by_shard
 from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
 from kimi_w4a8_eagle3.quark.safetensors_header import read_checkpoint
-from kimi_w4a8_eagle3.tiny import DRAFT, METRICS, TARGET, TARGET_BF16, WEIGHTS
+from laptop import tiny
+from laptop.tiny import DRAFT, METRICS, TARGET, TARGET_BF16, WEIGHTS
 
 from .acceptance import acceptance
 from .checkpoint import load_draft, load_target, save_draft, save_target
@@ -33,6 +33,7 @@ from .data import corpus
 from .dialogues import FORMS
 from .evaluate import Evaluation, evaluate
 from .generate import converse
+from .problems import problems
 from .tokenizer import load_tokenizer, train_tokenizer
 from .tower import TowerTraining, train_tower
 from .train_draft import DraftTraining, conversations, draft_steps, train_draft
@@ -119,7 +120,7 @@ def train_mla_draft(
     with _counter(progress, "held-out problems", len(FORMS) * n) as advance:
         for name, form in FORMS.items():
             rng = random.Random(name)
-            asked = [form(problem, rng) for problem in tiny.problems("held_out", n)]
+            asked = [form(problem, rng) for problem in problems("held_out", n)]
             exchanges = [e for each in converse(target, tokenizer, asked, advance=advance) for e in each.exchanges]
             mha, mla = (acceptance(target, load_draft(d, target), exchanges) for d in (tiny.draft_path(), folder))
             least = mha.length - MAX_LOSS_BY_MLA

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kimi_w4a8_eagle3.tiny.problems import problem_stream
-
 from .dialogues import drawn
+from .problems import problem_stream
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -23,8 +23,9 @@ from typing import Any
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kimi_w4a8_eagle3.tiny.problems import NAMES, Problem, Step, parse_answer
-from kimi_w4a8_eagle3.tiny.tokenizer import (
+from kimi_w4a8_eagle3.eval.calculator import DESCRIPTION, NAME, calculate, declaration
+from kimi_w4a8_eagle3.eval.problems import parse_answer
+from laptop.tiny.tokenizer import (
     CALL_ARGUMENTS,
     CALL_BEGIN,
     CALL_END,
@@ -37,8 +38,8 @@ from kimi_w4a8_eagle3.tiny.tokenizer import (
     MEDIA_PAD,
     THINK_END,
 )
-from kimi_w4a8_eagle3.tiny.tools import DESCRIPTION, NAME, calculate, declaration
 
+from .problems import NAMES, Problem, Step
 from .tokenizer import CHAT_TEMPLATE
 
 Message = dict[str, Any]

@@ -10,12 +10,11 @@ from typing import Any
 
 from rich.table import Table
 
-from kimi_w4a8_eagle3.tiny.problems import problems
-
 from .acceptance import acceptance
 from .checkpoint import load_draft, load_target
 from .dialogues import FORMS
 from .generate import converse
+from .problems import problems
 from .tokenizer import load_tokenizer
 
 MIN_RIGHT = {"instant": 0.97, "think": 0.97, "tools": 0.95, "json": 0.95}

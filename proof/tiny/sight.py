@@ -11,15 +11,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from kimi_w4a8_eagle3.tiny.problems import problems
-from kimi_w4a8_eagle3.tiny.processor import TinyKimiProcessor
-from kimi_w4a8_eagle3.tiny.tokenizer import MEDIA_CONTENT, MEDIA_PAD
+from laptop.tiny.processor import TinyKimiProcessor
+from laptop.tiny.tokenizer import MEDIA_CONTENT, MEDIA_PAD
 
 from .checkpoint import load_target, load_tower
 from .config import TowerConfig, preprocessor_config_json
 from .dialogues import PICTURE_BEGIN, PICTURE_TOKENS, in_picture, instant
 from .digits import FONTS, MOST, UNSEEN_FONTS, picture
 from .generate import greedy
+from .problems import problems
 from .tokenizer import load_tokenizer
 from .tower import Tower
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from kimi_w4a8_eagle3.tiny.tokenizer import (
+from laptop.tiny.tokenizer import (
     CALL_ARGUMENTS,
     CALL_BEGIN,
     CALL_END,

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kimi_w4a8_eagle3.tiny.tokenizer import MEDIA_PAD
+from laptop.tiny.tokenizer import MEDIA_PAD
 
 from .config import TowerConfig
 from .dialogues import PICTURE_TOKENS

@@ -16,14 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from kimi_w4a8_eagle3.tiny.problems import problem_stream
-
 from .config import DraftConfig, MlaDraftConfig
 from .dialogues import drawn
 from .draft import Draft
 from .generate import pad_right
 from .model import Target, initialise
 from .optim import optimizers, schedule, set_learning_rate
+from .problems import problem_stream
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

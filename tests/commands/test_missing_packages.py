@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.extras import failed_import
 from kimi_w4a8_eagle3.base.run_dir import RECORD, record, write_json
 from kimi_w4a8_eagle3.bench.generator import LoadResult
 from kimi_w4a8_eagle3.bench.measure import Measurement
 from kimi_w4a8_eagle3.bench.runs import RESULT, RunResult
 from kimi_w4a8_eagle3.bench.workloads import load_workload
+from laptop import tiny
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"

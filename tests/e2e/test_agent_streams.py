@@ -12,13 +12,14 @@ import pytest
 from support.said import MODEL, Request, Said, said, streamed, whole
 from tokenizers import Tokenizer
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
-from kimi_w4a8_eagle3.tiny.tools import NAME, calculate, declaration
+from kimi_w4a8_eagle3.eval.calculator import NAME, calculate, declaration
+from laptop import tiny
+from laptop.tiny.tokenizer import CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALLS_BEGIN, IM_END, THINK_END
 from proof.load.load_questions import CLEAR_GAP, gap
 from proof.structured.ask import Asker, compare
 from proof.structured.cases import cases
+from proof.tiny.problems import Problem, problems
 
 pytestmark = pytest.mark.server
 
@@ -31,7 +32,7 @@ SPARE = 4  # asked besides, in place of those with a near tie
 def requests() -> list[Request]:
     """In turn: a question with a calculator, the same after its first results, a question to think about, a cut."""
     made: list[Request] = []
-    for at, problem in enumerate(tiny.problems("held_out", COUNT + SPARE, seed=33)):
+    for at, problem in enumerate(problems("held_out", COUNT + SPARE, seed=33)):
         messages: list[dict[str, Any]] = [{"role": "user", "content": problem.question}]
         if at % 4 == 1:
             messages += after_first_results(problem)
@@ -40,7 +41,7 @@ def requests() -> list[Request]:
     return made
 
 
-def after_first_results(problem: tiny.Problem) -> list[dict[str, Any]]:
+def after_first_results(problem: Problem) -> list[dict[str, Any]]:
     """The calls of what the question alone allows to compute, and their results."""
     expressions = [step.expression for step in problem.steps if step.level == 0]
     arguments = [json.dumps({"expression": each}) for each in expressions]

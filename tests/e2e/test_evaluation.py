@@ -10,16 +10,17 @@ from rich.console import Console
 from support.said import streamed, whole
 from support.tiny_servers import tiny_launch, with_faults
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine.process import EngineServer
-from kimi_w4a8_eagle3.eval import accuracy, exact, lossless, smoke, tasks
+from kimi_w4a8_eagle3.eval import accuracy, lossless, smoke, tasks
+from kimi_w4a8_eagle3.eval.calculator import declaration
 from kimi_w4a8_eagle3.eval.earlier_run import RESULT
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
 from kimi_w4a8_eagle3.eval.prompts import prompts
 from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
 from kimi_w4a8_eagle3.fleet.target import Target
-from kimi_w4a8_eagle3.tiny.tools import declaration
+from laptop import exact
+from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 SILENT = Console(quiet=True)
@@ -126,7 +127,7 @@ def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_leng
 
 def test_a_stream_whose_reader_forgets_what_follows_a_marker_is_found(faulty):
     """What `test_agent_streams` compares, on a server with that fault and without."""
-    (server, named), [problem] = faulty, tiny.problems("held_out", 1, seed=33)
+    (server, named), [problem] = faulty, problems("held_out", 1, seed=33)
     request = {"messages": [{"role": "user", "content": problem.question}], "tools": [declaration()], "max_tokens": 64}
     with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none") as client:
         named.write_text("")

@@ -15,12 +15,13 @@ import pytest
 from support.sampled import BODIES, answers
 from support.tiny_servers import tiny_launch, with_faults
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_eagle3.eval.problems import parse_answer
 from kimi_w4a8_eagle3.ops.window import SpecTotals
 from proof import prefix_cache
+from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
@@ -72,15 +73,15 @@ def spec_steps(base_url: str) -> float:
 
 
 def test_two_ranks_solve_the_problems_with_eagle3(faulty: EngineServer) -> None:
-    problems = tiny.problems("held_out", 8, seed=4)
+    asked = problems("held_out", 8, seed=4)
     before = spec_steps(faulty.base_url)
     with EngineClient(faulty.base_url) as client:
-        answers = client.chat_all([p.question for p in problems], 128, 4)
+        answers = client.chat_all([p.question for p in asked], 128, 4)
     expected = sum(sum(a.accepted_histogram) for a in answers)
     deadline = time.monotonic() + 30  # an answer may reach its client just before it is counted
     while (counted := spec_steps(faulty.base_url) - before) < expected and time.monotonic() < deadline:
         time.sleep(0.05)
-    solved = sum(tiny.parse_answer(a.text) == p.answer for a, p in zip(answers, problems, strict=True))
+    solved = sum(parse_answer(a.text) == p.answer for a, p in zip(answers, asked, strict=True))
     assert solved >= 6
     assert sum(sum(a.accepted_histogram[1:]) for a in answers) > 0  # both ranks agree on accepted drafts
     assert counted == expected  # each step once, not once a rank

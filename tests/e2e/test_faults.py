@@ -22,10 +22,10 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.runs import read_run
 from kimi_w4a8_eagle3.bench.single import Texts, bench
 from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
-from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.eval import smoke
 from kimi_w4a8_eagle3.fleet.target import Target
+from laptop.fork_server import ForkedProcess
 from proof.load.load import Load, forbidden
 from proof.load.load_questions import endless_question, known_questions
 from proof.load.load_request import Client, Manner, Outcome

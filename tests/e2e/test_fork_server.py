@@ -16,11 +16,12 @@ import pytest
 from support import supervisor
 from support.tiny_servers import READY_S, tiny_launch
 
-from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.engine import fork_server
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.fork_server import OPTION, ForkedProcess, can_fork, fork, prepare, setting
+from kimi_w4a8_eagle3.engine.starter import PROGRAM
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from laptop import fork_server
+from laptop.fork_server import FORK_SERVER, ForkedProcess, can_fork, fork, prepare, setting
+from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
@@ -39,7 +40,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def fork_servers() -> set[psutil.Process]:
-    return {each for each in psutil.Process().children() if OPTION in each.cmdline()}
+    return {each for each in psutil.Process().children() if FORK_SERVER[-1] in each.cmdline()}
 
 
 class Portraits:
@@ -52,7 +53,7 @@ class Portraits:
     def argv(self, *words: str) -> list[str]:
         self.count += 1
         self.file = self.folder / f"portrait-{self.count}.json"
-        return [sys.executable, *fork_server.PROGRAM, "support.portrait", str(self.file), *words]
+        return [sys.executable, *PROGRAM, "support.portrait", str(self.file), *words]
 
     def fork(self, *words: str, log: Path | None = None, **environ: str) -> ForkedProcess:
         with (log or self.folder / "log").open("ab") as output:
@@ -224,7 +225,7 @@ def test_kill_9_of_a_supervisor_leaves_nothing(tmp_path: Path) -> None:
 
 def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path: Path) -> None:
     first, second = (tiny_launch().server(tmp_path / f"{name}.log", name) for name in ("first", "second"))
-    questions = [problem.question for problem in tiny.problems("held_out", 6, seed=11)]
+    questions = [problem.question for problem in problems("held_out", 6, seed=11)]
     with first, second:
         for each in (first, second):
             each.wait_ready(READY_S)

@@ -11,13 +11,14 @@ import pytest
 from support.quantizing import quantized
 from support.tiny_servers import started, tiny_launch
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, scrape
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from laptop import tiny
+from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
-QUESTIONS = [p.question for p in tiny.problems("held_out", 12, seed=6)]
+QUESTIONS = [p.question for p in problems("held_out", 12, seed=6)]
 CACHE = "kv-cache-dtype=fp8_e4m3"
 QUANTIZED = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}  # all but fc and lm_head, merged as SGLang does
 

@@ -10,12 +10,12 @@ from support.dashboards import DASHBOARD, filled, panels
 from support.fleet_views import HandmadeFleet, replica
 from support.prometheus import Prometheus, needs_prometheus, prometheus
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.fleet.router import RouterControl, RouterEndpoint, router_endpoint, router_process
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.recipe.router_settings import RouterSettings
+from proof.tiny.problems import problems
 
 pytestmark = [pytest.mark.server, needs_prometheus]
 
@@ -56,7 +56,7 @@ def served(
     fleet: HandmadeFleet, router: RouterEndpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
     """Prometheus after questions, streamed and not, before and after it saw the counters for the first time."""
-    questions = [problem.question for problem in tiny.problems("held_out", 8, seed=77)]
+    questions = [problem.question for problem in problems("held_out", 8, seed=77)]
     with (
         OpsServer("127.0.0.1", free_port(), fleet, sample_interval_s=0.5) as ops,
         EngineClient(router.base_url) as client,

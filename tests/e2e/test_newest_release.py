@@ -12,15 +12,16 @@ from support.sampled import BODIES, answers
 from support.sglang_program import VERSIONS, environment
 from support.tiny_servers import tiny_launch, with_faults
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, read, scrape
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_eagle3.eval.problems import parse_answer
+from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
 POOL = 32768  # tokens, half of what the recipe asks for
-QUESTIONS = [problem.question for problem in tiny.problems("held_out", 8)]
+QUESTIONS = [problem.question for problem in problems("held_out", 8)]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_a_stock_client_shows_pictures_and_the_prefix_cache_knows_them_apart(new
             )
             for number in (15, 15, 42)
         ]
-    assert [tiny.parse_answer(each.choices[0].message.content or "") for each in said] == [19, 19, 46]
+    assert [parse_answer(each.choices[0].message.content or "") for each in said] == [19, 19, 46]
     used = [each.usage for each in said]
     cached = [each.prompt_tokens_details.cached_tokens if each.prompt_tokens_details else 0 for each in used]
     assert cached[1] > cached[2] >= 0 and cached[1] > used[1].prompt_tokens / 2

@@ -15,9 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.bench.runs import read_run
 from kimi_w4a8_eagle3.cli import app
+from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
@@ -114,7 +114,7 @@ def test_a_persons_path_from_the_first_request_to_the_report(eagle3, tmp_path):
     said = httpx.post(url, content=body, headers=[header.split(": ")], timeout=60.0).raise_for_status().json()
     assert said["choices"][0]["message"]["content"] and said["choices"][0]["finish_reason"] == "stop"
 
-    rows = ({"question": each.question, "answer": "1"} for each in tiny.problems("held_out", 4))
+    rows = ({"question": each.question, "answer": "1"} for each in problems("held_out", 4))
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["bench", "chat", "--base-url", eagle3.base_url, "--prompts-file", str(tmp_path / "mine.jsonl")]
     # As a program of its own, whose load generator is a new process: in this one it would be forked.

@@ -9,7 +9,6 @@ import pytest
 from support.fleet_views import HandmadeFleet, replica
 from support.prometheus import needs_prometheus
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.prometheus import Reading, parse
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_histograms
@@ -18,6 +17,7 @@ from kimi_w4a8_eagle3.ops.canary import Canary, CanaryPolicy
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import Phase
 from kimi_w4a8_eagle3.ops.window import SpecTotals
+from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
@@ -50,7 +50,7 @@ def settled(base_url: str, least: float) -> tuple[float, ...]:
 
 
 def ask(client: EngineClient, seed: int) -> list[tuple[int, ...]]:
-    questions = [p.question for p in tiny.problems("held_out", 12, seed=seed)]
+    questions = [p.question for p in problems("held_out", 12, seed=seed)]
     return [answer.accepted_histogram for answer in client.chat_all(questions, 64, 4)]
 
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from support import supervisor
 
-from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess
 from kimi_w4a8_eagle3.engine.process import free_port
+from laptop import tiny
+from laptop.fork_server import ForkedProcess
 
 pytestmark = pytest.mark.server
 READY = re.compile(r"tiny ready: after")

@@ -9,17 +9,17 @@ import pytest
 from support.reduced_draft import write_reduced_draft
 from support.tiny_servers import started, tiny_launch
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, acceptance_from_histograms, read, scrape
-from kimi_w4a8_eagle3.eval import exact
 from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
 from kimi_w4a8_eagle3.quark.preflight import preflight
+from laptop import exact, tiny
+from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
-LONG = " ".join(p.question for p in tiny.problems("held_out", 30, seed=5))  # several hundred tokens
+LONG = " ".join(p.question for p in problems("held_out", 30, seed=5))  # several hundred tokens
 MIXED = ["7", "Hello!", "Wie viele Äpfel hat Zoë? 三个苹果 🍎", LONG, "Count: 1 2 3", "a" * 200, LONG[:400], "?"]
 
 
@@ -44,7 +44,7 @@ def seeded(base_url: str, prompts: list[tuple[int, ...]]) -> tuple[list[exact.Re
 
 def test_twenty_problems_give_identical_tokens(eagle3, plain):
     """One after the other: test_evaluation.py."""
-    questions = [p.question for p in tiny.problems("held_out", 20)]
+    questions = [p.question for p in problems("held_out", 20)]
     expected = tokens(plain.base_url, questions, 8, 64)
     assert all(expected)  # every answer has tokens
     assert tokens(eagle3.base_url, questions, 8, 64) == expected
@@ -56,7 +56,7 @@ def test_mixed_lengths_and_scripts_give_identical_tokens(eagle3, plain):
 
 
 def test_drafts_are_accepted_and_both_ways_to_count_agree(eagle3, client):
-    questions = [p.question for p in tiny.problems("held_out", 20, seed=2)]
+    questions = [p.question for p in problems("held_out", 20, seed=2)]
     before = scrape(eagle3.base_url)
     answers = client.chat_all(questions, 64, 4)
     counted = acceptance_from_counters(scrape(eagle3.base_url).since(before), 4)
@@ -93,7 +93,7 @@ def test_a_draft_with_fewer_tokens_changes_no_answer_up_to_the_end_of_the_contex
     draft = write_reduced_draft(tmp_path / "draft")
     report = preflight(tiny.target_path(), draft)
     assert report.ok and any("proposes 560 of the target's 640 tokens" in note for note in report.notes)
-    questions = [p.question for p in tiny.problems("held_out", 12, seed=3)]
+    questions = [p.question for p in problems("held_out", 12, seed=3)]
     expected = tokens(plain.base_url, questions, 8, 48)
     with contextmanager(started)(
         tiny_launch(settings=(f"draft.repo={draft}", "context-length=256")), tmp_path
@@ -119,13 +119,13 @@ def test_adaptive_steps_follow_the_batch_and_change_no_answer(plain, tmp_path: P
     table = tmp_path / "steps.json"
     table.write_text(json.dumps({"1": {"candidate_steps": [3]}, "4": {"candidate_steps": [0]}}))
     settings = ("options.speculation=adaptive", f"speculative-adaptive-config={table}")
-    questions = [p.question for p in tiny.problems("held_out", 12, seed=3)]
+    questions = [p.question for p in problems("held_out", 12, seed=3)]
     expected = tokens(plain.base_url, questions, 8, 48)
     with contextmanager(started)(tiny_launch(settings=settings), tmp_path) as server:
         begin = scrape(server.base_url)
         assert tokens(server.base_url, questions, 8, 48) == expected
         crowd = scrape(server.base_url)
-        alone = tiny.problems("held_out", 1, seed=4)[0].question
+        alone = problems("held_out", 1, seed=4)[0].question
         assert tokens(server.base_url, [alone], 1, 48) == tokens(plain.base_url, [alone], 1, 48)
         end = scrape(server.base_url)
     among, by_itself = (acceptance_from_counters(each, 4) for each in (crowd.since(begin), end.since(crowd)))

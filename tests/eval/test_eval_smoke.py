@@ -5,13 +5,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.client import Generation
 from kimi_w4a8_eagle3.eval import section, smoke
+from proof.tiny.problems import problems
 
-PROBLEMS = tiny.problems("held_out", 10, seed=21)
+PROBLEMS = problems("held_out", 10, seed=21)
 GOOD = [Generation(p.solution, (1,), "stop", (0, 0, 1, 4)) for p in PROBLEMS]
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.preflight import preflight
+from laptop import tiny
 
 
 class Bomb:

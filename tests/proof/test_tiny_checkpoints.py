@@ -7,9 +7,9 @@ import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save_file
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from kimi_w4a8_eagle3.tiny.tokenizer import chat_text
+from laptop import tiny
+from laptop.tiny.tokenizer import chat_text
 from proof.tiny.checkpoint import PREFIX, load_target, load_tower, read_tensors, save_target
 from proof.tiny.config import (
     DraftConfig,
@@ -22,6 +22,7 @@ from proof.tiny.config import (
 )
 from proof.tiny.evaluate import MAX_WEIGHT_BYTES, Evaluation, weight_bytes
 from proof.tiny.generate import greedy
+from proof.tiny.problems import problems
 from proof.tiny.sight import sight
 from proof.tiny.tokenizer import load_tokenizer
 
@@ -167,7 +168,7 @@ def test_a_missing_checkpoint_is_one_clear_error(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def transformers_target(tmp_path_factory):
     """transformers' own DeepseekV3ForCausalLM on the text part of the BF16 checkpoint, float32."""
-    from kimi_w4a8_eagle3.base import torchvision_ops
+    from laptop import torchvision_ops
 
     torchvision_ops.declare_missing()
     with pytest.MonkeyPatch.context() as patch:  # sklearn and pandas, for a kind of assisted generation: a second
@@ -200,7 +201,7 @@ def test_transformers_computes_the_same(transformers_target):
 def test_transformers_generates_the_same_greedy_tokens(transformers_target):
     ours = load_target(tiny.target_bf16_path()).float()
     tokenizer = load_tokenizer(tiny.target_path())
-    for problem in tiny.problems("held_out", 4):
+    for problem in problems("held_out", 4):
         prompt = tokenizer.encode(chat_text(problem.question)).ids
         theirs = transformers_target.generate(torch.tensor([prompt]), max_new_tokens=60, do_sample=False)
         assert greedy(ours, [prompt], 60)[0] == theirs[0, len(prompt) :].tolist()

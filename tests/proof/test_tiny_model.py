@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3 import tiny
+from kimi_w4a8_eagle3.eval.calculator import calculate
 from kimi_w4a8_eagle3.quark.preflight import preflight
-from kimi_w4a8_eagle3.tiny.problems import problem_stream, problems
-from kimi_w4a8_eagle3.tiny.tools import calculate
+from laptop import tiny
 from proof.tiny import train_target as train_target_module
 from proof.tiny.acceptance import acceptance
 from proof.tiny.checkpoint import load_draft, load_target, save_draft
@@ -26,6 +25,7 @@ from proof.tiny.experts import Experts, fake_int4, w4a8_linear
 from proof.tiny.generate import Conversation, Exchange, greedy
 from proof.tiny.model import Target, initialise
 from proof.tiny.optim import orthogonalise, schedule
+from proof.tiny.problems import problem_stream, problems
 from proof.tiny.tokenizer import IM_END_ID, load_tokenizer
 from proof.tiny.train_draft import DraftTraining, captured_states, conversations
 from proof.tiny.train_target import TargetTraining, train_target
@@ -216,7 +216,7 @@ def test_learning_rate_schedule():
 
 
 def test_rows_weigh_replies_and_hold_only_training_problems():
-    from kimi_w4a8_eagle3 import tiny
+    from laptop import tiny
 
     tokenizer = load_tokenizer(tiny.target_path())
     tokens, weights = next(batches(tokenizer, tokens=16384, lengths=(1024,), seed=0))
@@ -274,7 +274,7 @@ def test_dialogues_come_with_shots_turns_pictures_and_parallel_calls():
 
 
 def test_a_continued_run_equals_an_unbroken_one(tmp_path, monkeypatch):
-    from kimi_w4a8_eagle3 import tiny
+    from laptop import tiny
 
     monkeypatch.setattr(train_target_module, "TargetConfig", lambda: SMALL)
     tokenizer = load_tokenizer(tiny.target_path())

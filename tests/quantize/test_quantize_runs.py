@@ -13,12 +13,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.quantizing import quantize
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark import by_shard
 from kimi_w4a8_eagle3.quark.by_shard import quantize_by_shard
 from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
 from kimi_w4a8_eagle3.quark.safetensors_header import INDEX_NAME, read_checkpoint
+from laptop import tiny
 
 JOB = {"format": "w4a8"}
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from support.kimi_checkpoint import DRAFT, HIDDEN, MLA, MLA_DRAFT, write_bf16
 from support.quantizing import import_quark
 
-from kimi_w4a8_eagle3.base import torchvision_ops
+from laptop import torchvision_ops
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from support.kimi_checkpoint import edit_json, read_shards, rewrite
 
-from kimi_w4a8_eagle3 import tiny
 from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
 from kimi_w4a8_eagle3.quark.preflight import preflight
+from laptop import tiny
 
 
 def quark_dequantize(words: torch.Tensor, scale: torch.Tensor, scale_2: torch.Tensor) -> torch.Tensor:

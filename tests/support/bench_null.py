@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kimi_w4a8_eagle3 import tiny
+from laptop import tiny
 from proof.load.null_server import NullServer, Settings
 
 NUM_PROMPTS = 6

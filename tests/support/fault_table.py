@@ -25,7 +25,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.engine.startup_check import FLOOR, measure
-from kimi_w4a8_eagle3.eval import accuracy, exact, lossless, smoke, tasks
+from kimi_w4a8_eagle3.eval import accuracy, lossless, smoke, tasks
 from kimi_w4a8_eagle3.eval.earlier_run import RESULT
 from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.prompts import prompts
@@ -35,6 +35,7 @@ from kimi_w4a8_eagle3.moe.agreement import agreements, require_layer
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tune import random_layer
+from laptop import exact
 
 from .moe_faults import FAULTS
 from .tiny_servers import started, tiny_launch, with_faults

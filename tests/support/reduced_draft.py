@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from kimi_w4a8_eagle3 import tiny
+from laptop import tiny
 
 
 def write_reduced_draft(folder: Path, **config: Any) -> Path:

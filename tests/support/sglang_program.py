@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
-from kimi_w4a8_eagle3.engine import fork_server
-from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess
+from kimi_w4a8_eagle3.engine.starter import PROGRAM
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from laptop import fork_server
+from laptop.fork_server import ForkedProcess
 
 VERSIONS = (SGLANG_PINNED, SGLANG_NEWEST)
 BOTH = pytest.mark.parametrize("newest", [False, True], ids=VERSIONS)
@@ -32,7 +33,7 @@ def argv(program: str, folder: Path, *arguments: str) -> list[str]:
     """The command line that runs `program`, which prints into `output` in `folder`."""
     (folder / "program.py").write_text(program)
     files = [str(folder / name) for name in ("program.py", "output")]
-    return [sys.executable, *fork_server.PROGRAM, "support.run_program", *files, *arguments]
+    return [sys.executable, *PROGRAM, "support.run_program", *files, *arguments]
 
 
 def environment(newest: bool = False, **environ: str) -> dict[str, str]:

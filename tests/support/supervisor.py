@@ -16,16 +16,17 @@ from pathlib import Path
 
 import setproctitle
 
-from kimi_w4a8_eagle3.engine import fork_server
-from kimi_w4a8_eagle3.engine.fork_server import ForkedProcess, ForkServer, die_with_parent
+from kimi_w4a8_eagle3.engine.starter import PROGRAM, die_with_parent
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from laptop import fork_server
+from laptop.fork_server import ForkedProcess, ForkServer
 
 KIMI = "kimi_w4a8_eagle3.cli"
 
 
 def forked(words: Sequence[str], folder: Path, environ: Mapping[str, str], log: int) -> ForkedProcess:
     """The program `words[0]`, a module, with its arguments, in `folder`."""
-    argv = [sys.executable, *fork_server.PROGRAM, "support.supervisor", str(folder), *words]
+    argv = [sys.executable, *PROGRAM, "support.supervisor", str(folder), *words]
     process = fork_server.fork(argv, {**environ, **load_recipe("tiny").env}, log)
     assert process is not None
     return process
@@ -34,8 +35,8 @@ def forked(words: Sequence[str], folder: Path, environ: Mapping[str, str], log: 
 def main(folder: str, *words: str) -> None:
     """In the fork: fork its fork server, with the variables of an engine of the built-in model; become the program."""
     # They import SGLang, which nothing else does that imports this module.
-    from kimi_w4a8_eagle3.sglang_plugin import forked_engine
     from kimi_w4a8_eagle3.sglang_plugin.run_module import run
+    from laptop import forked_engine
 
     os.chdir(folder)
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -44,7 +45,7 @@ def main(folder: str, *words: str) -> None:
         control.close()
         os.setsid()
         die_with_parent()
-        setproctitle.setproctitle(" ".join((sys.executable, *fork_server.PROGRAM, fork_server.OPTION)))
+        setproctitle.setproctitle(" ".join((sys.executable, *fork_server.FORK_SERVER)))
         run(forked_engine.serve(theirs))  # returns in each engine
         return
     theirs.close()

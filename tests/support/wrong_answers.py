@@ -17,9 +17,9 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.sampling.penalties import Penalties
 from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
-from kimi_w4a8_eagle3.sglang_plugin.cpu import draft_chain, locations
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 from kimi_w4a8_eagle3.sglang_plugin.tool_calls import KimiToolCalls
+from laptop.cpu import draft_chain, locations
 
 from .moe_faults import FAULTS
 

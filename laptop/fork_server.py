@@ -4,7 +4,7 @@ A fork server belongs to the process that supervises engines. It starts with the
 supervisor. A new engine is orphaned on purpose, and the kernel gives an orphan to the nearest ancestor that asked for
 orphans (a subreaper), the supervisor. So an engine has the same parent, session, signals and exit code as one started
 by `subprocess`, and it outlives a fork server that is killed. Engines on GPUs start SGLang's own way. The fork server's
-side is `sglang_plugin/forked_engine.py`.
+side is `forked_engine.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-PROGRAM = ("-m", "kimi_w4a8_eagle3.sglang_plugin.run_module")
-OPTION = "--fork-server"
+from kimi_w4a8_eagle3.engine.starter import PROGRAM, NewProcess, Process, die_with_parent
+
+FORK_SERVER = (*PROGRAM, "laptop.forked_engine")
 READY, GO = b"ready", b"go"
 MAX_MESSAGE = 1 << 17
 _KEPT = 2  # fork servers, of 300 MB each: the two servers of a comparison may differ in a variable
@@ -37,7 +38,7 @@ _IMPORT_S = 600.0  # ten seconds on an idle machine
 _FORK_S = 60.0  # milliseconds on an idle machine
 _UNKNOWN = 255
 _NEVER_INHERITED = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them at its start, and `subprocess` resets them
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -104,7 +105,7 @@ class ForkServer:
             # A child dies with the thread that started it. This thread ends with the process.
             process = _starter.submit(
                 subprocess.Popen,
-                [python, *PROGRAM, OPTION, str(theirs.fileno())],
+                [python, *FORK_SERVER, str(theirs.fileno())],
                 env=dict(environ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -145,6 +146,23 @@ class ForkServer:
         self._control.close()
         self._process.kill()
         self._process.wait()
+
+
+class Forks:
+    """Starter that forks engines on a CPU, and the programs that measure them, and starts the rest as new processes."""
+
+    def prepare(self, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        prepare(argv, environ, log)
+
+    def engine(self, argv: Sequence[str], environ: Mapping[str, str], log: int) -> Process:
+        forked = fork(argv, environ, log) if can_fork(argv, environ) else None
+        return forked or NewProcess().engine(argv, environ, log)
+
+    def program(self, argv: Sequence[str], changes: Mapping[str, str], log: int) -> Process:
+        return fork_beside(argv, changes, log) or NewProcess().program(argv, changes, log)
+
+
+STARTER = Forks()
 
 
 def can_fork(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -251,11 +269,6 @@ def ignored_signals() -> list[int]:
     """Return the signals that a new child would ignore, such as SIGINT in a script's background job."""
     ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
     return [int(number) for number in ignored if number not in _NEVER_INHERITED]
-
-
-def die_with_parent() -> None:
-    """In a new child: end when the process that started it dies, for whatever reason (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager

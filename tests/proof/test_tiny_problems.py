@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from kimi_w4a8_eagle3.tiny import parse_answer, problems
-from kimi_w4a8_eagle3.tiny.problems import HELD_OUT_SHARE, split_of
+from kimi_w4a8_eagle3.eval.problems import parse_answer
+from proof.tiny.problems import HELD_OUT_SHARE, problems, split_of
 
 STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 
@@ -55,7 +55,7 @@ def test_problems_are_distinct_and_the_same_in_another_process():
     here = problems("held_out", 300, seed=5)
     assert len({p.question for p in here}) == 300
     assert here != problems("held_out", 300, seed=6)
-    code = "from kimi_w4a8_eagle3.tiny import problems; print(problems('held_out', 300, seed=5))"
+    code = "from proof.tiny.problems import problems; print(problems('held_out', 300, seed=5))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert there.strip() == repr(here)
 

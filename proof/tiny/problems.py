@@ -9,7 +9,6 @@ therefore learn the task on a laptop. One to six operations lead to an answer.
 from __future__ import annotations
 
 import random
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ ITEMS = [
 PLACES = ["boxes", "bags", "baskets", "jars", "rows", "shelves", "trays", "tables"]
 GOODS = ["cake", "book", "lamp", "ball", "hat", "pen", "cup", "kite", "toy", "bag"]
 DAYS = ["Monday", "Tuesday", "Friday", "Sunday"]
-
-_ANSWER = re.compile(r"####\s*(-?\d+)")
 
 
 @dataclass(frozen=True)
@@ -130,12 +127,6 @@ def problem_stream(split: Split, seed: int = 0) -> Iterator[Problem]:
 def split_of(question: str) -> Split:
     """Return the split of a question, which depends on its text only."""
     return "held_out" if zlib.crc32(question.encode()) % HELD_OUT_SHARE == 0 else "train"
-
-
-def parse_answer(text: str) -> int | None:
-    """Return the number after the last `####` of a solution or of a model's reply, or None."""
-    found = _ANSWER.findall(text)
-    return int(found[-1]) if found else None
 
 
 def _draw(rng: random.Random) -> Problem:

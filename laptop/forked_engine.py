@@ -1,7 +1,7 @@
-"""Fork server for engines on a CPU: it imports SGLang once and forks every engine from itself.
+"""Program of the fork server for engines on a CPU: it imports SGLang once and forks every engine from itself.
 
 The server has one thread and computes nothing, so a fork of it is as good as a new process. `_become_engine` resets
-what an engine must not inherit. The supervisor's side is `kimi_w4a8_eagle3/engine/fork_server.py`.
+what an engine must not inherit. The supervisor's side is `fork_server.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
 from types import ModuleType
@@ -30,8 +31,11 @@ from typing import Any, NoReturn
 import setproctitle
 from huggingface_hub import constants
 
-from ..engine.fork_server import GO, MAX_MESSAGE, PROGRAM, READY, die_with_parent, ignored_signals
-from . import orphans
+from kimi_w4a8_eagle3.engine.starter import PROGRAM, die_with_parent
+from kimi_w4a8_eagle3.sglang_plugin import orphans
+from kimi_w4a8_eagle3.sglang_plugin.run_module import run
+
+from .fork_server import GO, MAX_MESSAGE, READY, ignored_signals
 from .lean_imports import lean_imports
 
 # Modules that an engine of the built-in model has imported once it serves; SGLang imports some in functions. Our
@@ -54,7 +58,7 @@ _MODULES = (
     "kimi_w4a8_eagle3.sglang_plugin.metrics_hook",
     "kimi_w4a8_eagle3.sglang_plugin.quark_config",
     "kimi_w4a8_eagle3.sglang_plugin.w4a8_moe",
-    "kimi_w4a8_eagle3.tiny.processor",
+    "laptop.tiny.processor",
 )
 
 
@@ -217,3 +221,8 @@ def _require_one_thread() -> None:
 
 def _threads() -> int:
     return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+if __name__ == "__main__":
+    arguments = serve(socket.socket(fileno=int(sys.argv[1])))
+    run_to_end(partial(run, arguments))

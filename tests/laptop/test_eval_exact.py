@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from kimi_w4a8_eagle3.eval import exact
 from kimi_w4a8_eagle3.eval.tokens import Tokens
 from kimi_w4a8_eagle3.fleet.target import Target
+from laptop import exact
 
 ASKED = [exact.Request("chat", (1, 2), {})]
 ANSWER = Tokens((7, 5, 9), "abc", "stop", (((-0.1, 7), (-2.4, 8)), ((-0.69, 5), (-0.75, 6)), ((-0.01, 9), (-5.0, 4))))

@@ -19,17 +19,18 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import tiny
-from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
-from ..base.verdict import Verdict
-from ..engine.client import Refused
-from ..engine.metrics import read
-from ..fleet.target import Target
-from .greedy_match import first_difference
-from .lossless import KIND
-from .prompts import prompts
-from .section import write_page
-from .tokens import TokenClient, Tokens
+from kimi_w4a8_eagle3.base.errors import UsageError
+from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
+from kimi_w4a8_eagle3.base.verdict import Verdict
+from kimi_w4a8_eagle3.engine.client import Refused
+from kimi_w4a8_eagle3.engine.metrics import read
+from kimi_w4a8_eagle3.eval.greedy_match import first_difference
+from kimi_w4a8_eagle3.eval.lossless import KIND
+from kimi_w4a8_eagle3.eval.problems import problems
+from kimi_w4a8_eagle3.eval.prompts import prompts
+from kimi_w4a8_eagle3.eval.section import write_page
+from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
+from kimi_w4a8_eagle3.fleet.target import Target
 
 RETRACTED = "sglang:num_retracted_requests_total"
 REFUSED = "HTTP 400"  # stands in for the finish reason
@@ -126,6 +127,21 @@ class Report:
     tokens: int
     differences: list[Difference]
     seen: dict[str, dict[str, float]]
+
+
+def compare(
+    reference: Target, target: Target, prompts: int, max_tokens: int, ask: str, runs: Path, console: Console
+) -> tuple[Path, Report]:
+    """Compare two running servers, or a recipe's four; return the run directory and the report."""
+    if ask not in ASKS:
+        raise UsageError(f"unknown value --ask {ask}", expected=", ".join(ASKS))
+    if target.recipe is None:
+        sides = [Side(reference, "reference", False), Side(target, "EAGLE3", True)]
+    else:
+        sides = sides_of_recipe(
+            lambda draft, words: replace(target if draft else reference, settings=(*words, *target.settings))
+        )
+    return run(sides, Plan(prompts, max_tokens, ask, runs=runs), console)
 
 
 def sides_of_recipe(recipe: Callable[[bool, tuple[str, ...]], Target]) -> list[Side]:
@@ -225,7 +241,7 @@ def _requests(probe: TokenClient, model: str, plan: Plan) -> list[Request]:
             kind, text, tools = "tools", f"What is the weather in Paris? {number}", [_TOOL]
         elif number % 24 == 3:
             kind = "very long"
-            text = " ".join(p.question for p in tiny.problems("held_out", _VERY_LONG_QUESTIONS, seed=500 + number))
+            text = " ".join(p.question for p in problems(_VERY_LONG_QUESTIONS, 500 + number))
         elif number % 12 == 4:
             kind, most = "one token", 1
         out.append(Request(kind, probe.chat_ids(text, model, tools), _params(plan, number, most)))

@@ -5,7 +5,7 @@ from inspect import signature
 import pytest
 import torch
 
-from kimi_w4a8_eagle3.sglang_plugin.cpu import attention, fp8_kv
+from laptop.cpu import attention, fp8_kv
 
 POOL_SLOTS, MAX_LEN = 512, 320
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3 import tiny
-from kimi_w4a8_eagle3.tiny.problems import problem_stream
-from kimi_w4a8_eagle3.tiny.tokenizer import chat_text
-from kimi_w4a8_eagle3.tiny.tools import declaration
+from kimi_w4a8_eagle3.eval.calculator import declaration
+from laptop import tiny
+from laptop.tiny.tokenizer import chat_text
 from proof.tiny.build import CORPUS_DOCUMENTS, CORPUS_SEED
 from proof.tiny.data import corpus
 from proof.tiny.dialogues import drawn
+from proof.tiny.problems import problem_stream, problems
 from proof.tiny.tokenizer import (
     CHAT_TEMPLATE,
     IM_END_ID,
@@ -51,7 +51,7 @@ def test_committed_tokenizer_is_what_the_corpus_yields():
 
 @pytest.fixture(scope="module")
 def hf_tokenizer():
-    from kimi_w4a8_eagle3.base import torchvision_ops
+    from laptop import torchvision_ops
 
     torchvision_ops.declare_missing()
     from transformers import AutoTokenizer
@@ -60,7 +60,7 @@ def hf_tokenizer():
 
 
 def test_transformers_reads_the_same_tokenizer(hf_tokenizer):
-    for problem in tiny.problems("held_out", 50):
+    for problem in problems("held_out", 50):
         text = chat_text(problem.question) + problem.solution
         assert hf_tokenizer(text)["input_ids"] == TOKENIZER.encode(text).ids
     assert hf_tokenizer.eos_token_id == IM_END_ID

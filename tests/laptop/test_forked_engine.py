@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from support.sglang_program import BOTH, found, run
 
-from kimi_w4a8_eagle3.sglang_plugin.forked_engine import Holders
+from laptop.forked_engine import Holders
 
 LEFT_OUT = """
 import importlib, json, sys

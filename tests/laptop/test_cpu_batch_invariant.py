@@ -10,8 +10,8 @@ import torch
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
-from kimi_w4a8_eagle3.sglang_plugin.cpu import attention
-from kimi_w4a8_eagle3.sglang_plugin.cpu import batch_invariant as invariant
+from laptop.cpu import attention
+from laptop.cpu import batch_invariant as invariant
 
 BATCHES = (2, 3, 7, 8, 15, 17, 40, 300)
 ROWS = 20
@@ -142,7 +142,7 @@ def test_what_a_model_calls_is_replaced():
     """This runs in its own process, because it replaces torch's operators for good."""
     script = """
 import torch
-from kimi_w4a8_eagle3.sglang_plugin.cpu import batch_invariant as invariant
+from laptop.cpu import batch_invariant as invariant
 invariant.register()
 seen = []
 product = invariant.product

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..base.errors import KimiError
-from .problems import Problem, parse_answer, problems
-
-__all__ = ["METRICS", "Problem", "draft_path", "parse_answer", "problems", "target_bf16_path", "target_path"]
+from kimi_w4a8_eagle3.base.errors import KimiError
 
 WEIGHTS = Path(__file__).parent / "weights"
 METRICS = Path(__file__).parent / "metrics.json"
@@ -31,6 +28,9 @@ def target_bf16_path() -> Path:
 def draft_path() -> Path:
     """Return the folder of the BF16 EAGLE3 draft."""
     return _checkpoint(DRAFT)
+
+
+CHECKPOINTS = {"builtin:tiny": target_path, "builtin:tiny-draft": draft_path}  # as recipes name them
 
 
 def _checkpoint(name: str) -> Path:

@@ -14,7 +14,7 @@ import os
 import sys
 import types
 
-_MARK = "__kimi_w4a8_reference__"
+_MARK = "__kimi_w4a8_laptop__"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -30,14 +30,14 @@ def install() -> bool:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     # torch's bookkeeping for gradients, which no engine computes, takes a tenth of a step.
     os.environ.setdefault("SGLANG_ENABLE_TORCH_INFERENCE_MODE", "1")
-    from ...base import torchvision_ops  # start-up: imports torch, which `installed` does not need
+    from .. import torchvision_ops  # start-up: imports torch, which `installed` does not need
 
     torchvision_ops.declare_missing()
     if importlib.util.find_spec("sgl_kernel") is not None:
         return False
     from . import attention, draft_chain, locations  # start-up: torch
 
-    module = types.ModuleType("sgl_kernel", "Pure-torch CPU operators of kimi-w4a8-eagle3.")
+    module = types.ModuleType("sgl_kernel", "Pure-torch CPU operators of kimi-w4a8-laptop.")
     module.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", loader=None)
     setattr(module, _MARK, True)
     for part in (locations, draft_chain):

@@ -1,4 +1,4 @@
-"""The calculator that the built-in model has learned to call."""
+"""A calculator as a tool of the model; the built-in model has learned to call it."""
 
 from __future__ import annotations
 

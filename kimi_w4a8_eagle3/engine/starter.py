@@ -1,0 +1,78 @@
+"""Start processes of SGLang: engines, and the programs that measure them.
+
+A new process imports SGLang, which takes ten seconds of a core. On a CPU kimi-w4a8-laptop forks one that has done so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ..base import laptop
+
+# Runs one of SGLang's programs where SGLang alone would not start; the name of the program follows.
+PROGRAM = ("-m", "kimi_w4a8_eagle3.sglang_plugin.run_module")
+_PR_SET_PDEATHSIG = 1
+
+
+class Process(Protocol):
+    """The part of `subprocess.Popen` that is used."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Starter(Protocol):
+    """A way to start processes. environ: all variables of the process. log: file descriptor for its output."""
+
+    def prepare(self, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        """Start in the background what the first engine like this one would wait for."""
+
+    def engine(self, argv: Sequence[str], environ: Mapping[str, str], log: int) -> Process:
+        """Start an engine in a session of its own; it gets SIGTERM when this process dies."""
+
+    def program(self, argv: Sequence[str], changes: Mapping[str, str], log: int) -> Process:
+        """Start a program that measures engines, with these variables added to this process's."""
+
+
+class NewProcess:
+    """Starter that uses `subprocess`."""
+
+    def prepare(self, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        """Do nothing: a new process cannot be prepared."""
+
+    def engine(self, argv: Sequence[str], environ: Mapping[str, str], log: int) -> Process:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+    def program(self, argv: Sequence[str], changes: Mapping[str, str], log: int) -> Process:
+        return subprocess.Popen(
+            list(argv), env={**os.environ, **changes}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def starter() -> Starter:
+    """Return laptop's starter where it is installed, which starts what it cannot fork as new processes."""
+    found: Starter | None = laptop.find("starter")
+    return found or NewProcess()
+
+
+def die_with_parent() -> None:
+    """In a new child: end when the process that started it dies, for whatever reason (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
