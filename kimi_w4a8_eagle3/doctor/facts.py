@@ -7,6 +7,7 @@ from functools import cached_property
 
 from ..base.errors import KimiError
 from ..fetch.hub import HubUnreachable
+from ..machine.base_image import identified
 from ..machine.hardware import Machine
 from ..machine.installed import ROCM, installed_versions
 from .needs import Needs
@@ -40,7 +41,7 @@ class Facts:
 
     @cached_property
     def installed(self) -> dict[str, str]:
-        return installed_versions(self.probe.package, self.rocm or "")
+        return identified(installed_versions(self.probe.package, self.rocm or ""), self.probe.root)
 
     @cached_property
     def pci_count(self) -> int:

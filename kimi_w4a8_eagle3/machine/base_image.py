@@ -41,7 +41,15 @@ class BaseImage(BaseModel):
 
     def foreign(self, installed: dict[str, str]) -> list[str]:
         """Return the packages whose installed version is not the recorded one: the record is of another image."""
-        return sorted(name for name, version in self.versions.items() if installed.get(name, version) != version)
+        own = {name: {version, self._with_commit(name, version)} for name, version in self.versions.items()}
+        return sorted(name for name, versions in own.items() if name in installed and installed[name] not in versions)
+
+    def with_commits(self, installed: dict[str, str]) -> dict[str, str]:
+        """Return the installed versions with the recorded commits, as in `0.5.20+g1234567`, where they name none."""
+        return {name: self._with_commit(name, version) for name, version in installed.items()}
+
+    def _with_commit(self, name: str, version: str) -> str:
+        return f"{version}+g{self.commits[name]}" if name in self.commits and "+" not in version else version
 
 
 @cache
@@ -61,6 +69,11 @@ def read_base(root: Path = Path("/")) -> BaseImage:
     except (OSError, ValidationError) as error:
         reason = str(error).splitlines()[0]
         raise KimiError(f"the record of the base image is unreadable: {reason}", str(path), "", REBUILD) from None
+
+
+def identified(installed: dict[str, str], root: Path = Path("/")) -> dict[str, str]:
+    """Return the installed versions with the commits of the base image, if its record is of this image."""
+    return installed if base_problem(installed, root) else read_base(root).with_commits(installed)
 
 
 def base_problem(installed: dict[str, str], root: Path = Path("/")) -> KimiError | None:

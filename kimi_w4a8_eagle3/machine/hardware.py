@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..base.errors import KimiError, UsageError
 from ..base.nearest import nearest
-from .base_image import base_problem
+from .base_image import base_problem, identified
 from .installed import installed_versions
 
 GIB = 1 << 30
@@ -88,7 +88,7 @@ class Machine:
         devices = (_read_device(node, sysfs) for node in found)
         installed = installed_versions()
         there = tuple(device for device in devices if device is not None)
-        return cls(there, installed, dict(os.environ), base_problem(installed) if there else None)
+        return cls(there, identified(installed), dict(os.environ), base_problem(installed) if there else None)
 
     @property
     def gpu(self) -> Gpu | None:

@@ -14,7 +14,7 @@ from support.machines import OF_THE_BASE, base_record, check, mi325x, write
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.severity import Note, Severity
-from kimi_w4a8_eagle3.machine.base_image import RECORD, base_problem, classified, read_base
+from kimi_w4a8_eagle3.machine.base_image import RECORD, base_problem, classified, identified, read_base
 from kimi_w4a8_eagle3.machine.hardware import GIB, Device, Machine
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 
@@ -78,6 +78,16 @@ def test_doctor_reports_the_base(tmp_path: Path, record: str | None, verdict: st
         write(tmp_path, {RECORD: record})
     result = check(machine, "base")
     assert result.verdict.value == verdict and found in result.found
+
+
+def test_commits_of_the_record_identify_versions_that_name_none(tmp_path: Path) -> None:
+    installed = {"aiter": "0.1.20", "sglang": "0.5.21.dev1+g1234567", "torch": "2.11.0"}
+    write(tmp_path, {RECORD: base_record(versions={"aiter": "0.1.20"})})
+    found = identified(installed, tmp_path)
+    assert found == installed | {"aiter": "0.1.20+gc16d44b93a52"}
+    assert base_problem(found, tmp_path) is None
+    write(tmp_path, {RECORD: base_record(versions={"aiter": "0.1.19"})})
+    assert identified(installed, tmp_path) == installed
 
 
 def test_serve_warns_without_a_record_of_its_own_image() -> None:
