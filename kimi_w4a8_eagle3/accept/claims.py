@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from ..base.files import write_atomic
 from ..base.verdict import Verdict
 from ..eval.section import STYLE
-from .journal import Figure, Journal, Stage, StageResult
+from .journal import Journal, Stage, StageResult
 
 PAGE = "report.html"
 
@@ -42,7 +42,6 @@ class SettledClaim:
     claim: Claim
     verdict: Verdict | None
     found: str
-    figures: list[Figure]
 
 
 def settled(stages: Sequence[Stage], results: Mapping[str, StageResult]) -> list[SettledClaim]:
@@ -53,14 +52,13 @@ def settled(stages: Sequence[Stage], results: Mapping[str, StageResult]) -> list
 def _settled(claim: Claim, stages: Sequence[Stage], results: Mapping[str, StageResult]) -> SettledClaim:
     late = StageResult(found="not reached")
     found = [(stage.proves, results.get(stage.name, late)) for stage in stages if stage.proves in claim.settled_by]
-    figures = [figure for _, result in found for figure in result.figures]
     for verdict in (Verdict.FAIL, None):
         for _, result in found:
             if result.verdict is verdict:
-                return SettledClaim(claim, verdict, result.found, figures)
+                return SettledClaim(claim, verdict, result.found)
     if not claim.settled_by or set(claim.settled_by) - {proves for proves, _ in found}:
-        return SettledClaim(claim, None, claim.otherwise or "not in this run: accept --full", figures)
-    return SettledClaim(claim, Verdict.PASS, "; ".join(dict.fromkeys(result.found for _, result in found)), figures)
+        return SettledClaim(claim, None, claim.otherwise or "not in this run: accept --full")
+    return SettledClaim(claim, Verdict.PASS, "; ".join(dict.fromkeys(result.found for _, result in found)))
 
 
 def write_page(stages: Sequence[Stage], journal: Journal, folder: Path) -> Path:

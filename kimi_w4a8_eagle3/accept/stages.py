@@ -168,8 +168,9 @@ class AcceptRun:
         return f"{', '.join(repository.repo for repository in wanted)}: complete", []
 
     def _kernels(self, backend: str, gates: Mapping[str, str], tp: int, label: str) -> Found:
-        found = check_kernels(backend, moe_shape(kimi(), Cluster(tp=tp)), gates, self.folder / f"kernels-{label}.json")
-        figures = [figure.model_copy(update={"name": f"{label} {figure.name}"}) for figure in found]
+        figures = check_kernels(
+            backend, moe_shape(kimi(), Cluster(tp=tp)), gates, self.folder / f"kernels-{label}.json"
+        )
         return "known answers bit for bit, eagerly and from a graph; random ones beside the reference", figures
 
     def _tune(self) -> Found:
@@ -237,10 +238,10 @@ class AcceptRun:
         run = read_run(bench(workload, self.texts, self._target(recipe), self.folder, self.console.print))
         cell = grouped([run])[workload.name, workload.concurrency[0]][recipe.name]
         reported, _ = published.reported(recipe.name, workload.reference or "")
-        length, text, name = cell.accept_length, cell.measurements[0].text, f"{recipe.name} {workload.name}"
+        length, text = cell.accept_length, cell.measurements[0].text
         figures = [
             Figure(
-                name=f"{name} {METRICS[key].title}",
+                name=METRICS[key].title,
                 value=cell.figures[key].value,
                 unit=METRICS[key].unit,
                 predicted=predicted(recipe, workload, length, key),
@@ -249,7 +250,7 @@ class AcceptRun:
             for key in _SHOWN
         ]
         if length is not None:
-            name += " accept length" + (f", {text.prompt:.0%} of the text repeats itself" if text else "")
+            name = "accept length" + (f", {text.prompt:.0%} of the text repeats itself," if text else "")
             figures.append(Figure(name=name, value=length, unit="tokens", published=reported.get("accept_length")))
         return f"{'; '.join(map(str, figures))} ({run.folder.name})", figures
 
@@ -260,9 +261,9 @@ class AcceptRun:
         options = accuracy.AccuracyOptions(self.data_dir, runs=self.folder)
         folder = accuracy.run(self._target(recipe), protocol, options, self.console)
         result = json.loads((folder / RESULT).read_text())
-        verdict, task = result["verdict"], f"{recipe.name} {result['task']}"
+        verdict = result["verdict"]
         figures = [
-            Figure(name=f"{task} {row['metric']}", value=row["correct"] / row["answered"], unit=f"of {row['answered']}")
+            Figure(name=row["metric"], value=row["correct"] / row["answered"], unit=f"of {row['answered']}")
             for row in verdict["accuracies"]
             if row["answered"]
         ]
@@ -279,10 +280,10 @@ class AcceptRun:
         # eight GPUs hold one engine
         folder, report = lossless.run(reference, target, plan, self.console, release=self.stop)
         details = _passed(report.state, "; ".join(report.reasons), folder)
-        figures = [Figure(name=f"{recipe.name} accept length", value=report.accept_length or 0.0, unit="tokens")]
+        figures = [Figure(name="accept length", value=report.accept_length or 0.0, unit="tokens")]
         if report.sampling:
             smallest = min((test.adjusted_p for test in report.sampling.tests), default=1.0)
-            figures.append(Figure(name=f"{recipe.name} sampling, smallest p", value=smallest, unit=""))
+            figures.append(Figure(name="sampling, smallest p", value=smallest, unit=""))
         return details, figures
 
 

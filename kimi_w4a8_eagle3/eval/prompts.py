@@ -9,7 +9,6 @@ from ..base.resources import operator_dir
 from .problems import problems
 
 KINDS = ("chat", "maths", "code", "long", "short", "non-ascii")
-
 _LONG_QUESTIONS = 40
 
 

@@ -53,7 +53,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Answer:
-    """One line of requests.jsonl. `error` is None for an answer; a resumed run repeats failed requests."""
+    """One line of requests.jsonl. error, HTTP status: of a failed request, which a resumed run repeats."""
 
     key: str
     prompt_sha256: str
@@ -64,6 +64,7 @@ class Answer:
     seconds: float
     error: str | None = None
     response: dict[str, Any] = field(default_factory=dict)
+    status: int | None = None
 
 
 @dataclass
@@ -155,9 +156,9 @@ class Recorder:
 
     async def _ask(self, path: str, body: dict[str, Any], key: str, headers: Mapping[str, str]) -> Answer:
         """Retry until there is an answer, the attempts are used up, or the server is gone."""
-        began, attempt, error = time.monotonic(), 0, ""
+        began, attempt, error, status = time.monotonic(), 0, "", None
         while self.fatal is None:
-            after = None
+            after, status = None, None
             attempt += 1
             try:
                 async with self._http.post(self.upstream + path, json=body, headers=headers) as response:
@@ -165,11 +166,12 @@ class Recorder:
                     content = await response.read()
                     if response.status == 200:
                         return _answer(path, key, body, _whole(body, content), attempt, time.monotonic() - began)
-                    error = f"HTTP {response.status}: {content[:500].decode(errors='replace')}"
+                    status = response.status
+                    error = f"HTTP {status}: {content[:500].decode(errors='replace')}"
                     after = response.headers.get("Retry-After")
-                    if response.status in _FATAL:
+                    if status in _FATAL:
                         self.fatal = f"the server refuses every request: {error}"
-                    if response.status not in _RETRIED:
+                    if status not in _RETRIED:
                         break
             except aiohttp.ClientConnectorError as problem:
                 error, attempt = str(problem), attempt - 1  # the server is not listening, so the attempt does not count
@@ -180,7 +182,7 @@ class Recorder:
                 break
             self.retries += 1
             await asyncio.sleep(self.patience.pause(max(1, attempt), after))
-        return _failure(path, key, body, error, attempt, time.monotonic() - began)
+        return _failure(key, body, error, status, attempt, time.monotonic() - began)
 
     def _note_absence(self, error: str) -> None:
         """Abort the run once the server has been unreachable for too long."""
@@ -256,8 +258,10 @@ def _answer(path: str, key: str, body: Mapping[str, Any], response: Any, attempt
     )
 
 
-def _failure(path: str, key: str, body: Mapping[str, Any], error: str, attempts: int, seconds: float) -> Answer:
+def _failure(
+    key: str, body: Mapping[str, Any], error: str, status: int | None, attempts: int, seconds: float
+) -> Answer:
     """Make the record of a failed request; its empty text is what lm-eval gets."""
     empty = {"index": 0, "text": "", "message": {"role": "assistant", "content": ""}, "finish_reason": "error"}
     sha = prompt_sha256(body.get("prompt") or body.get("messages") or "")
-    return Answer(key, sha, "", None, None, attempts, round(seconds, 3), error, {"choices": [empty]})
+    return Answer(key, sha, "", None, None, attempts, round(seconds, 3), error, {"choices": [empty]}, status)

@@ -19,7 +19,7 @@ from ..fleet.target import Server, Target, record_of
 from . import tool_requests, tool_scores, vendor_checks
 from .earlier_run import resumable, write_result
 from .outcomes import load_rows, write_rows
-from .recorder import ENDPOINTS, REQUESTS, Answer, Patience, Recorder, read_answers, request_key
+from .recorder import ENDPOINTS, REQUESTS, Patience, Recorder, read_answers, request_key
 from .show import progress
 from .smoke import Check
 from .tool_scores import Published, ToolOutcome
@@ -89,16 +89,13 @@ def run(target: Target, plan: ToolPlan, judging: Judging, console: Console, resu
         with resumable(folder, console):
             recorder = _ask([*bodies, *(probe.body for probe in probes)], server, plan, judging, folder, console)
     answers = read_answers(folder / REQUESTS)
-
-    def answer(body: dict[str, Any]) -> Answer:
-        return answers[request_key(_CHAT, body)]
-
-    outcomes = [tool_scores.outcome(request, answer(body)) for request, body in zip(requests, bodies, strict=True)]
-    asked = [(probe, answer(probe.body)) for probe in probes]
+    given = [answers[request_key(_CHAT, body)] for body in bodies]
+    outcomes = [tool_scores.outcome(request, answer) for request, answer in zip(requests, given, strict=True)]
+    asked = [(probe, answers[request_key(_CHAT, probe.body)]) for probe in probes]
     checks = [_marker_check(outcomes), *vendor_checks.check_probes(asked)]
     # Left out: a request for two answers counts its prompt once, and one with an odd value may count nothing.
     schemas = [(probe.body, found) for probe, found in asked if "tools" in probe.body]
-    counted = [*((body, answer(body)) for body in bodies), *schemas]
+    counted = [*zip(bodies, given, strict=True), *schemas]
     checks.append(vendor_checks.check_counts(counted, count))
     return _conclude(folder, server, plan, judging, table, baseline, outcomes, checks, recorder)
 

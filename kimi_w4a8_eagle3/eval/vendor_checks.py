@@ -79,7 +79,7 @@ def _parameters(model: str) -> Iterator[VendorCheck]:
 
 
 def _not_refused(answer: Answer) -> str:
-    return "" if (answer.error or "").startswith("HTTP 4") else answer.error or "accepted"
+    return "" if 400 <= (answer.status or 0) < 500 else answer.error or "accepted"
 
 
 def _schemas(model: str, max_tokens: int) -> Iterator[VendorCheck]:

@@ -16,7 +16,7 @@ PLAN = {
 }  # fmt: skip
 # Folders that are over the plan, at their size. They may shrink, and leave this table when they reach the plan.
 CEILINGS = {
-    "accept": 695,
+    "accept": 694,
     "base": 629,
     "bench": 1538,
     "commands": 1833,

@@ -79,7 +79,7 @@ def test_a_refused_prompt_fails_at_once_and_alone(path):
         assert text(ask(recorder, "too long")) == "" and text(ask(recorder, "b")) == "ok"
         (failure,) = recorder.failed.values()
         assert failure.error == 'HTTP 400: {"message": "fault 400"}' and failure.attempts == 1
-        assert server.asked["too long"] == 1
+        assert failure.status == 400 and server.asked["too long"] == 1
 
 
 def test_a_wrong_model_ends_the_run(path):
