@@ -92,6 +92,8 @@ class ForkServer:
         try:
             control.settimeout(_IMPORT_S)
             if control.recv(MAX_MESSAGE) != READY:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(5.0)  # it may log its reason after its end of the socket is closed
                 raise ChildProcessError("the fork server ended while it imported SGLang")
         except BaseException:
             self.close()
