@@ -150,7 +150,7 @@ def _measure(
     name = server.name
     with EngineClient(server.base_url) as client:
         if launch.draft and launch.num_draft_tokens:
-            startup_check.require_acceptance(client, launch.num_draft_tokens, launch.draft)
+            startup_check.require_acceptance(startup_check.ask(client), launch.num_draft_tokens, launch.draft)
         conversation = _converse(client, name, console)
         with _progress(console) as progress:
             asking = progress.add_task(f"{name}: {len(questions)} greedy answers", total=len(questions))

@@ -1,14 +1,18 @@
-"""Check at start-up that a speculating server accepts drafts at all.
+"""The canary prompts: what a server answers to them at its start, and later compared with that.
 
 An accept length of exactly 1.0 costs speed and raises no error. Its causes are a wrong `--speculative-algorithm` (EAGLE
-for EAGLE3), a draft of another target, or the wrong captured layers.
+for EAGLE3), a draft of another target, or the wrong captured layers. A broken tensor raises no error either: its logits
+are NaN, and the answers are empty.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from ..base.errors import KimiError
-from .client import EngineClient
-from .metrics import Acceptance, acceptance_from_histograms
+from .client import EngineClient, Generation
+from .metrics import NAN_LOGITS, Acceptance, acceptance_from_histograms, look
 
 # Everyday prompts with predictable continuations: any draft trained for its target accepts some tokens on them.
 PROMPTS = (
@@ -18,22 +22,63 @@ PROMPTS = (
     "Repeat this sentence three times: The train leaves at noon.",
 )
 _MAX_TOKENS = 48
+_OPENING = 4  # tokens that are compared; later ones may differ, because a GPU rounds differently in another batch
 FLOOR = 1.0  # accept length at which drafts only cost time
 
+Openings = tuple[tuple[int | str, ...], ...]
 
-def measure(client: EngineClient, num_draft_tokens: int) -> Acceptance | None:
-    """Measure acceptance over a few greedy requests, from their verify-step histograms; None without speculation."""
-    answers = client.chat_all(PROMPTS, _MAX_TOKENS, concurrency=len(PROMPTS))
+
+def ask(client: EngineClient) -> list[Generation]:
+    """Return the greedy answers to the prompts."""
+    return client.chat_all(PROMPTS, _MAX_TOKENS, concurrency=len(PROMPTS))
+
+
+def openings(answers: Sequence[Generation]) -> Openings:
+    """Return the first tokens of each answer, or its first words where the server sends no token ids."""
+    return tuple(
+        answer.token_ids[:_OPENING] if answer.token_ids else tuple(answer.text.split()[:_OPENING]) for answer in answers
+    )
+
+
+def fault_of(answers: Sequence[Generation], recorded: Openings | None) -> str | None:
+    """Return what is wrong with the answers, compared with those that were recorded when the server started."""
+    found = openings(answers)
+    if all(not opening or (len(opening) == _OPENING and len(set(opening)) == 1) for opening in found):
+        return "the answers to the canary prompts are empty or repeat one token"
+    if recorded is not None and 2 * sum(map(tuple.__eq__, found, recorded)) < len(recorded):
+        return "the answers to the canary prompts are not those of its start"
+    return None
+
+
+def acceptance_of(answers: Sequence[Generation], num_draft_tokens: int) -> Acceptance | None:
+    """Return the acceptance over the answers, from their verify-step histograms; None without speculation."""
     return acceptance_from_histograms((answer.accepted_histogram for answer in answers), num_draft_tokens)
 
 
-def require_acceptance(client: EngineClient, num_draft_tokens: int, draft: str) -> Acceptance:
-    """Run `measure`; raise KimiError when the server does not speculate or never accepted a draft token."""
-    acceptance = measure(client, num_draft_tokens)
+def require_answers(client: EngineClient) -> list[Generation]:
+    """Ask the prompts; raise KimiError for logits that are NaN and for answers without content."""
+    answers = ask(client)
+    nan = 0.0
+    with suppress(KimiError):  # a server without metrics
+        nan = look(client.base_url).total(NAN_LOGITS) or 0.0
+    why = f"{nan:.0f} rows of logits were NaN" if nan else fault_of(answers, None)
+    if why is not None:
+        raise KimiError(
+            f"the model computes nonsense: {why}",
+            where=client.base_url,
+            expected="finite logits and answers with content",
+            remedy="check the files with `kimi-w4a8 fetch --verify`, then the kernels with `kimi-w4a8 accept`",
+        )
+    return answers
+
+
+def require_acceptance(answers: Sequence[Generation], num_draft_tokens: int, draft: str) -> Acceptance:
+    """Return the acceptance; raise KimiError when the server does not speculate or never accepted a draft token."""
+    acceptance = acceptance_of(answers, num_draft_tokens)
     if acceptance is None:
         raise KimiError(
             "the server does not speculate although a draft was configured",
-            where=client.base_url,
+            where=f"draft {draft}",
             expected="verify steps in the answers' statistics",
             remedy="look for the speculative worker in the server's log",
         )

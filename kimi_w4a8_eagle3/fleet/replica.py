@@ -117,17 +117,18 @@ class Replica:
             raise _Asked
 
     def _check(self) -> None:
-        """Check the door, then run the canary prompts: an accept length at the floor ends this life."""
+        """Check the door, then run the canary prompts: NaN, empty answers or a useless draft end this life."""
         state = self.state
         key = self.launch.door.api_key
         if self.launch.engine == "sglang" and self.launch.door.policy != "off":
             require_door(state.base_url, key_expected=key is not None)
-        if self.launch.draft is None or state.num_draft_tokens is None:
-            return
         self._enter(Phase.CHECKING, "canary prompts")
         with EngineClient(state.base_url, key, state.progress_timeout_s) as client:
-            state.canary = startup_check.require_acceptance(client, state.num_draft_tokens, self.launch.draft)
-        state.canary_at = time.time()
+            answers = startup_check.require_answers(client)
+        state.openings = startup_check.openings(answers)
+        if self.launch.draft is not None and state.num_draft_tokens is not None:
+            state.canary = startup_check.require_acceptance(answers, state.num_draft_tokens, self.launch.draft)
+            state.canary_at = time.time()
 
     def _watch(self, server: EngineServer) -> None:
         """Return when asked to end; raise when the engine ends by itself or makes no progress."""

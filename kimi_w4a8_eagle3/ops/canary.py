@@ -1,7 +1,7 @@
-"""Repeat the canary prompts while a replica serves; a collapse of acceptance makes the replica not ready.
+"""Repeat the canary prompts while a replica serves; other answers or no acceptance make the replica not ready.
 
-The prompts are those of the start-up check. They run while the replica is idle and its acceptance is unknown, or while
-its traffic accepts no draft token. Text alone can cause the latter, so only the canary decides.
+The prompts are those of the start-up check. They run while the replica is idle and its acceptance is unknown, while its
+traffic accepts no draft token, or after new NaN logits. A client's text can cause these, so only the canary decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..base.errors import KimiError
 from ..engine import startup_check
-from ..engine.client import EngineClient
+from ..engine.client import EngineClient, Generation
 from ..engine.metrics import Acceptance
 from .replica_state import FleetView, Phase, ReplicaState
 
@@ -38,9 +38,9 @@ class CanaryPolicy:
     suspicious_steps: int = 200
     poll_s: float = 5.0
 
-    def due(self, since_last_s: float, recent: Acceptance | None, collapsed: bool) -> bool:
-        """Return True to run now. recent: acceptance of the last minute; None when the replica was idle."""
-        if collapsed:
+    def due(self, since_last_s: float, recent: Acceptance | None, urgent: bool) -> bool:
+        """Return True to run now. recent: acceptance of the last minute; None when idle. urgent: at `retry_s`."""
+        if urgent:
             return since_last_s >= self.retry_s
         if recent is None:
             return since_last_s >= self.idle_s
@@ -49,7 +49,7 @@ class CanaryPolicy:
 
 
 class CanaryWatch:
-    """One thread per speculating replica, as a context manager around the time that the replicas are supervised.
+    """One thread per replica, as a context manager around the time that the replicas are supervised.
 
     recent: returns a replica's acceptance over the last minute, by its name (`OpsServer.acceptance`).
     connect: makes a client of an engine, with a key if the engine needs one.
@@ -67,7 +67,6 @@ class CanaryWatch:
         self._threads = [
             threading.Thread(target=self._watch, args=(state,), name=f"canary-{state.name}", daemon=True)
             for state in view.replicas()
-            if state.num_draft_tokens is not None
         ]
 
     def __enter__(self) -> CanaryWatch:
@@ -91,6 +90,7 @@ class Canary:
         self._state, self._connect, self._policy = state, connect, policy
         self._asked_at = 0.0
         self._collapsed_since: float | None = None  # `since` of the CHECKING that this object entered
+        self._nan_logits = state.nan_logits
 
     def step(self, recent: Acceptance | None, now: float) -> None:
         """Run the canary if it is due at Unix time `now`, and update the replica's phase."""
@@ -100,28 +100,28 @@ class Canary:
         if not (state.ready or collapsed):
             return
         last = max(self._asked_at, state.canary_at or since)
-        if not self._policy.due(now - last, recent, collapsed):
+        if not self._policy.due(now - last, recent, collapsed or state.nan_logits > self._nan_logits):
             return
-        self._asked_at = now
-        found = self._ask()
-        if found is None:
+        self._asked_at, self._nan_logits = now, state.nan_logits
+        if not (answers := self._ask()):
             return
-        state.canary, state.canary_at = found, now
-        if found.length > self._policy.floor:
-            if collapsed and state.enter_unless_changed(since, Phase.READY, "the canary accepts drafts again"):
-                logger.warning("replica %s: accept length %.2f, ready again", state.name, found.length)
-        elif not collapsed:
-            reason = f"accept length {found.length:.2f} on the canary prompts: no draft token is accepted"
-            if state.enter_unless_changed(since, Phase.CHECKING, reason):
-                self._collapsed_since = state.since
-                logger.error("replica %s is not ready: %s", state.name, reason)
+        reason = startup_check.fault_of(answers, state.openings)
+        if state.num_draft_tokens and (found := startup_check.acceptance_of(answers, state.num_draft_tokens)):
+            state.canary, state.canary_at = found, now
+            if found.length <= self._policy.floor:
+                reason = f"accept length {found.length:.2f} on the canary prompts: no draft token is accepted"
+        if reason is None:
+            if collapsed and state.enter_unless_changed(since, Phase.READY, "the canary's answers are right again"):
+                logger.warning("replica %s is ready again: the canary's answers are right", state.name)
+        elif not collapsed and state.enter_unless_changed(since, Phase.CHECKING, reason):
+            self._collapsed_since = state.since
+            logger.error("replica %s is not ready: %s", state.name, reason)
 
-    def _ask(self) -> Acceptance | None:
-        """Return None when the engine did not answer; the progress watchdog decides whether it is alive."""
-        assert self._state.num_draft_tokens is not None
+    def _ask(self) -> list[Generation]:
+        """Return no answers when the engine gave none; the progress watchdog decides whether it is alive."""
         try:
             with self._connect(self._state.base_url) as client:
-                return startup_check.measure(client, self._state.num_draft_tokens)
+                return startup_check.ask(client)
         except (KimiError, ValueError) as error:
             logger.warning("replica %s: the canary got no answer: %s", self._state.name, error)
-            return None
+            return []

@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 
 from ..base.prometheus import Reading, parse
 from ..base.tls import trusted
-from ..engine.metrics import Acceptance
+from ..engine.metrics import NAN_LOGITS, Acceptance
 from .fleet_metrics import fleet_families
 from .replica_state import FleetView, ReplicaState
 from .window import AcceptanceWindow, SpecTotals
@@ -89,7 +89,9 @@ class FleetObserver:
         for replica in replicas:
             if replica.name in expositions:
                 window = self._windows.setdefault(replica.name, AcceptanceWindow(replica.num_draft_tokens))
-                window.add(now, SpecTotals.of(Reading.of(expositions[replica.name])))
+                reading = Reading.of(expositions[replica.name])
+                window.add(now, SpecTotals.of(reading))
+                replica.nan_logits = reading.total(NAN_LOGITS) or 0.0
 
     def _merged(self, replicas: Sequence[ReplicaState], engines: Mapping[str, Families], router: Families) -> bytes:
         recent = {replica.name: self.acceptance(replica.name) for replica in replicas}

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Protocol
 
 from ..engine.metrics import Acceptance
+from ..engine.startup_check import Openings
 
 # Reasons of a restart. All are counted from 0, so that a rate includes the first one.
 RESTARTS = ("ended", "stalled", "rolling", "error")
@@ -32,7 +33,8 @@ class ReplicaState:
     """One replica; written by its supervisor, read by the ops endpoint's threads.
 
     name: label of its metrics. base_url: address of its engine. progress_timeout_s: the watchdog's timeout.
-    num_draft_tokens: None without speculation. last_progress: time.monotonic() when a token last advanced.
+    num_draft_tokens: None without speculation. openings: of its answers to the canary prompts at its start. nan_logits:
+    rows of NaN logits that it has counted. last_progress: time.monotonic() when a token last advanced.
     """
 
     name: str
@@ -44,6 +46,8 @@ class ReplicaState:
     since: float = field(default_factory=time.time)
     canary: Acceptance | None = None
     canary_at: float | None = None
+    openings: Openings | None = None
+    nan_logits: float = 0.0
     last_progress: float | None = None
     stalls: int = 0
     restarts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(RESTARTS, 0)))

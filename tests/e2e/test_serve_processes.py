@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 from support import supervisor
 
 from kimi_w4a8_eagle3.engine.process import free_port
@@ -159,6 +160,21 @@ def test_a_truncated_checkpoint_is_refused_before_anything_starts(serve, tmp_pat
     assert kimi.process.wait(60) == 1
     assert shard.name in kimi.text
     assert not list(tmp_path.glob("runs/*/server.log"))
+
+
+def test_a_nan_in_a_norm_is_never_ready(serve, tmp_path):
+    """SGLang makes the logits finite, and every answer would be "" with status 200."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny.target_path(), model)
+    for shard in model.glob("*.safetensors"):
+        tensors = load_file(shard)
+        if norms := [name for name in tensors if name.endswith("layers.0.input_layernorm.weight")]:
+            tensors[norms[0]][5] = float("nan")
+            save_file(tensors, shard)
+    kimi = serve("--model", str(model), "--no-preflight")
+    assert kimi.process.wait(120) == 1
+    said = " ".join(kimi.text.split())
+    assert re.search(r"the model computes nonsense: \d+ rows of logits were NaN", said), said[-500:]
 
 
 def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_does_not_come_back(serve, tmp_path):

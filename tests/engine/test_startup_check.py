@@ -4,9 +4,9 @@ import pytest
 from support.scripted_server import scripted_server, whole
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
-from kimi_w4a8_eagle3.engine.startup_check import require_acceptance
+from kimi_w4a8_eagle3.engine.startup_check import ask, fault_of, require_acceptance, require_answers
 
 
 def require(histogram: list[int]) -> Acceptance:
@@ -15,7 +15,7 @@ def require(histogram: list[int]) -> Acceptance:
     answer = {"message": {"content": "text"}, "finish_reason": "stop"}
     body = {"data": [{"id": "m"}], "choices": [answer], "sglext": details}
     with scripted_server(lambda *_: whole(body)) as server, EngineClient(server.base_url) as client:
-        return require_acceptance(client, 4, "some/draft")
+        return require_acceptance(ask(client), 4, "some/draft")
 
 
 def test_no_verify_step_is_no_speculation() -> None:
@@ -30,3 +30,40 @@ def test_not_one_accepted_draft_is_an_error() -> None:
 
 def test_any_accepted_draft_will_do() -> None:
     assert require([9, 1, 0, 0]).length == pytest.approx(1.1)
+
+
+def generation(*ids: int) -> Generation:
+    return Generation("", ids, "stop", ())
+
+
+NUMBERS, OTHERS = generation(1, 2, 3, 4, 5), generation(6, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("answers", "fault"),
+    [
+        ([NUMBERS, OTHERS, NUMBERS, OTHERS], None),
+        ([NUMBERS, OTHERS, OTHERS, NUMBERS], None),  # rounding changed two of four
+        ([NUMBERS, NUMBERS, OTHERS, NUMBERS], "not those of its start"),
+        ([generation()] * 4, "empty or repeat one token"),
+        ([generation(0, 0, 0, 0, 0)] * 4, "empty or repeat one token"),
+        ([generation(0, 0, 0, 0)] * 2 + [NUMBERS, OTHERS], None),
+    ],
+    ids=["same", "half", "one-of-four", "empty", "one-token", "half-broken"],
+)
+def test_answers_are_compared_with_those_of_the_start(answers: list[Generation], fault: str | None) -> None:
+    found = fault_of(answers, tuple(answer.token_ids[:4] for answer in (NUMBERS, OTHERS, NUMBERS, OTHERS)))
+    assert found is None if fault is None else fault in str(found)
+
+
+@pytest.mark.parametrize(("content", "nan"), [("", 0), ("text", 3)], ids=["empty", "nan"])
+def test_a_model_that_computes_nonsense_is_not_served(content: str, nan: int) -> None:
+    body = {"data": [{"id": "m"}], "choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
+    metrics = f"# TYPE kimi_nan_logits_total counter\nkimi_nan_logits_total {nan}\n".encode()
+    with (
+        scripted_server(lambda _, asked: whole(body if asked else metrics)) as server,
+        EngineClient(server.base_url) as client,
+    ):
+        client._model = "m"  # so that /metrics is the only request without a body
+        with pytest.raises(KimiError, match="3 rows of logits were NaN" if nan else "are empty"):
+            require_answers(client)

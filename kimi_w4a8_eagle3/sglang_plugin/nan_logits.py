@@ -1,0 +1,53 @@
+"""Count logits that are NaN before SGLang makes them finite: a broken tensor or kernel otherwise looks like an answer.
+
+With SGLANG_SANITIZE_NAN_LOGITS, which a failing request needs, a model that computes NaN answers "" with status 200.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from .hooks import Feature
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+
+FEATURE = Feature("the count of NaN logits", remove_when="SGLang has a metric for logits that are NaN")
+
+
+class _Rows:
+    """Number of rows with a NaN, counted on the device and read one step late, so that no step waits for it."""
+
+    def __init__(self) -> None:
+        self._found: torch.Tensor | None = None
+        self._host = torch.zeros(1, dtype=torch.int64)
+        self._reported = 0
+
+    def add(self, logits: torch.Tensor) -> int:
+        """Count the rows of `logits` [rows, vocabulary]; return how many are new since the last call."""
+        if self._found is None:
+            self._found = torch.zeros(1, dtype=torch.int64, device=logits.device)
+            self._host = torch.zeros(1, dtype=torch.int64, pin_memory=logits.is_cuda)
+        self._found += logits.isnan().any(-1).sum()
+        self._host.copy_(self._found, non_blocking=True)
+        new, self._reported = int(self._host) - self._reported, int(self._host)
+        return new
+
+
+_rows = _Rows()
+
+
+@FEATURE.before("sglang.srt.utils.async_probe.sanitize_nan_logits")
+def count(logits: torch.Tensor, *_: object, **__: object) -> None:
+    """Add the rows with a NaN to the metric, in each rank."""
+    _counter().inc(_rows.add(logits))
+
+
+@cache
+def _counter() -> Counter:
+    from prometheus_client import Counter  # it reads its environment when imported, and SGLang sets that late
+
+    return Counter("kimi_nan_logits_total", "Rows of logits that held a NaN, over all ranks.")
