@@ -28,7 +28,6 @@ from kimi_w4a8_eagle3.eval.greedy_match import first_difference
 from kimi_w4a8_eagle3.eval.lossless import KIND
 from kimi_w4a8_eagle3.eval.problems import problems
 from kimi_w4a8_eagle3.eval.prompts import prompts
-from kimi_w4a8_eagle3.eval.section import write_page
 from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
 from kimi_w4a8_eagle3.fleet.target import Target
 
@@ -186,7 +185,6 @@ def run(sides: Sequence[Side], plan: Plan, console: Console) -> tuple[Path, Repo
     servers = {side.label: side.target.base_url or side.target.recipe for side in sides}
     write_json(folder / RECORD, record(KIND, servers, {}, plan=asdict(plan), model=model))
     write_json(folder / "result.json", _result(sides, asked, expected, report, plan))
-    write_page(folder)
     return folder, report
 
 

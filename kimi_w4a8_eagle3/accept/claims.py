@@ -9,12 +9,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from ..base.files import write_atomic
 from ..base.verdict import Verdict
-from ..eval.section import STYLE
+from ..report.evaluation import TONES
+from ..report.page import Page, Section, Table, Words
 from .journal import Journal, Stage, StageResult
-
-PAGE = "report.html"
 
 
 class Claim(BaseModel):
@@ -32,6 +30,7 @@ class Claim(BaseModel):
     otherwise: str = ""
 
 
+_WORDS = {None: "not run", Verdict.PASS: "passed", Verdict.FAIL: "failed"}
 CLAIMS = TypeAdapter(list[Claim]).validate_json(Path(__file__).with_name("claims.json").read_bytes())
 
 
@@ -45,7 +44,6 @@ class SettledClaim:
 
 
 def settled(stages: Sequence[Stage], results: Mapping[str, StageResult]) -> list[SettledClaim]:
-    """Return every open claim in the table's order."""
     return [_settled(claim, stages, results) for claim in CLAIMS if claim.left_open]
 
 
@@ -61,22 +59,32 @@ def _settled(claim: Claim, stages: Sequence[Stage], results: Mapping[str, StageR
     return SettledClaim(claim, Verdict.PASS, "; ".join(dict.fromkeys(result.found for _, result in found)))
 
 
-def write_page(stages: Sequence[Stage], journal: Journal, folder: Path) -> Path:
-    """Write the page: the verdict, the stages, and a row for each claim. Return its path."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # optional: jinja2
+def page(stages: Sequence[Stage], journal: Journal) -> Page:
+    """Return the page: the verdict, the stages with their figures, and a row for each claim."""
+    stage_rows: list[list[str | Words]] = []
+    figures: list[list[str]] = []
+    for name, result in journal.results.items():
+        stage_rows.append([name, shown(result.verdict), f"{result.seconds:.0f}", Words(result.found, literal=True)])
+        for one in result.figures:
+            values = (one.value, one.predicted, one.published)
+            figures.append([name, one.name, *("" if value is None else f"{value:.4g} {one.unit}" for value in values)])
+    claims: list[list[str | Words]] = []
+    for row in settled(stages, journal.results):
+        claims.append([row.claim.what.replace("`", ""), row.claim.left_open.replace("`", "")])
+        claims[-1] += [shown(row.verdict), row.found]
+    failed = [(name, result.found) for name, result in journal.results.items() if result.verdict is Verdict.FAIL]
+    words = [Words(f"{name}: {found.splitlines()[0]}", "worse") for name, found in failed]
+    sections = [
+        Section("Figures", tables=[Table(("stage", "figure", "measured", "predicted", "published"), figures)]),
+        Section("Stages", tables=[Table(("stage", "verdict", "s", "found"), stage_rows)]),
+        Section("What this run settles", tables=[Table(("what", "not proved without a GPU", "now", "found"), claims)]),
+    ]
+    about = ", ".join(f"{name} {value}" for name, value in journal.identity.items())
+    return Page(journal.headline(stages), words or [Words("No stage failed.", "better")], about, sections=sections)
 
-    environment = Environment(
-        loader=PackageLoader("kimi_w4a8_eagle3.accept", "."), autoescape=True, undefined=StrictUndefined
-    )
-    text = environment.get_template("claims.html.jinja").render(
-        style=STYLE,
-        claims=settled(stages, journal.results),
-        results=journal.results,
-        identity=journal.identity,
-        headline=journal.headline(stages),
-    )
-    write_atomic(folder / PAGE, text)
-    return folder / PAGE
+
+def shown(verdict: Verdict | None) -> Words:
+    return Words(_WORDS[verdict], TONES.get(verdict, "soft"))
 
 
 def write_bundle(folder: Path) -> Path:

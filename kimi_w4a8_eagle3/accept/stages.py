@@ -37,10 +37,12 @@ from ..fleet.target import Server, Target
 from ..gates import BY_NAME, read_gates
 from ..machine.hardware import Machine
 from ..moe.tiles import TABLE, read_rows
-from ..predict.machine_model import PRECISIONS, Cluster, kimi, moe_shape
-from ..predict.predict import Load, calibrate, predict
+from ..predict.machine_model import Cluster, kimi, moe_shape
+from ..predict.predict import of_workload
 from ..recipe.launch import load_recipe, unmet_requirements
 from ..recipe.schema import Recipe
+from ..report import evaluation
+from ..report.page import write_page
 from .journal import Figure, Skipped, Stage
 from .kernel_stage import check_kernels, run_child
 
@@ -244,7 +246,7 @@ class AcceptRun:
                 name=METRICS[key].title,
                 value=cell.figures[key].value,
                 unit=METRICS[key].unit,
-                predicted=predicted(recipe, workload, length, key),
+                predicted=of_workload(recipe.name, workload, cell.concurrency, length, key),
                 published=reported.get(key),
             )
             for key in _SHOWN
@@ -298,17 +300,6 @@ def _variants(recipes: Sequence[Recipe]) -> Iterator[tuple[str, str, dict[str, s
     yield "triton", "triton", {}
 
 
-def predicted(recipe: Recipe, workload: Workload, length: float | None, key: str) -> float | None:
-    """Return the machine model's figure for Kimi-K2.5 on its GPUs at the measured accept length."""
-    if not recipe.hardware.gpus or workload.input_len is None:
-        return None
-    steps = int(str(recipe.args.get("speculative-num-steps", 0))) if length else 0
-    precision = recipe.name if recipe.name in PRECISIONS else "w4a8"
-    (concurrency,) = workload.concurrency
-    load = Load(concurrency, workload.input_len, workload.output_len, precision, steps, length or 1.0)
-    return predict(load, key, calibrate(Cluster()), Cluster())
-
-
 def _misread(how: str, message: Mapping[str, Any], reason: str | None, thinks: bool) -> str:
     """Return what is wrong with an answer, "" if thinking and answer are apart and whole."""
     answer, thinking = message.get("content") or "", message.get("reasoning_content") or ""
@@ -326,7 +317,8 @@ def _judged(verdict: Mapping[str, Any], folder: Path, few: bool) -> str:
 
 
 def _passed(state: Verdict, details: str, folder: Path) -> str:
-    """Return the details of a passed evaluation; raise KimiError for any other state."""
+    """Write an evaluation's page and return the details of one that passed; raise KimiError for any other state."""
+    page = write_page(evaluation.page(folder), folder)
     if state is not Verdict.PASS:
-        raise KimiError(f"{state}: {details}", where=str(folder), remedy=f"open {folder / 'report.html'}")
+        raise KimiError(f"{state}: {details}", where=str(folder), remedy=f"open {page}")
     return f"{details} ({folder.name})"

@@ -12,14 +12,12 @@ from rich.table import Table
 
 from ..base.console import table_console
 from ..base.run_dir import RECORD, record, write_json
-from ..base.verdict import Verdict
 from ..bench.single import Texts
 from ..door.settings import client_key
 from ..machine.hardware import Machine
+from ..report.page import write_page
 from .eval import require_packages
 from .options import RUNS, signals
-
-_SHOWN = {Verdict.PASS: "[green]passed[/]", Verdict.FAIL: "[bold red]failed[/]", None: "[dim]not run[/]"}
 
 
 def accept(
@@ -60,7 +58,10 @@ def accept(
     finally:
         table = Table("stage", "verdict", "s", "found", title=escape(found.headline(todo)), title_style="bold")
         for name, result in found.results.items():
-            table.add_row(name, _SHOWN[result.verdict], f"{result.seconds:.0f}", escape(result.found.split("\n")[0]))
+            table.add_row(
+                name, claims.shown(result.verdict).text, f"{result.seconds:.0f}", escape(result.found.split("\n")[0])
+            )
         console.print(table)
-        page = claims.write_page(todo, found, folder)
-        console.print(f"page: {page}\nbundle: {claims.write_bundle(folder)}", markup=False)
+        console.print(
+            f"page: {write_page(claims.page(todo, found), folder)}\nbundle: {claims.write_bundle(folder)}", markup=False
+        )

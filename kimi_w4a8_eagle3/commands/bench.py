@@ -51,9 +51,7 @@ app = typer.Typer(
 class Changes:
     """Changes to a workload, shared by `run` and `ab`."""
 
-    sharegpt: str = typer.Option(
-        "", "--sharegpt", help="ShareGPT JSON file whose texts are sent; default: fetched from the Hub."
-    )
+    sharegpt: str = typer.Option("", "--sharegpt", help="ShareGPT JSON file to send; default: from the Hub.")
     prompts: str = typer.Option(
         "",
         "--prompts-file",
@@ -62,9 +60,7 @@ class Changes:
     concurrency: list[int] = typer.Option([], "--concurrency", "-c", help="Instead of the workload's; may be repeated.")
     seed: list[int] = typer.Option([], "--seed", help="Instead of the workload's; may be repeated.")
     num_prompts: int | None = typer.Option(None, "--num-prompts", "-n", help="Instead of the workload's.")
-    input_len: int | None = typer.Option(
-        None, "--input-len", help="Tokens of a `random` prompt, instead of the workload's."
-    )
+    input_len: int | None = typer.Option(None, "--input-len", help="Tokens of a `random` prompt.")
     output_len: int | None = typer.Option(None, "--output-len", help="Tokens of an answer, instead of the workload's.")
 
     def workload(self, name: str) -> Workload:

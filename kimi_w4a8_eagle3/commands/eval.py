@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -16,6 +16,8 @@ from ..base.errors import UsageError
 from ..base.extras import require
 from ..door.settings import client_key
 from ..fleet.target import Target
+from ..report import evaluation
+from ..report.page import write_page
 from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 if TYPE_CHECKING:
@@ -158,7 +160,7 @@ def tools(
     console = table_console()
     with signals(kept.runs):
         folder = tool_run.run(target, plan, judging, console, kept.resume)
-    raise typer.Exit(show.run(folder, console))
+    _end(show.run(folder, console), folder)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def lossless(
         else:
             plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)
             folder, report = lossless_check.run(reference, target, plan, console)
-    raise typer.Exit(show.conclude(report.state, report.reasons, folder, console))
+    _end(show.conclude(report.state, report.reasons, folder, console), folder)
 
 
 @app.command("smoke")
@@ -236,7 +238,7 @@ def smoke(
         target = replace(server.target(api_key_file), ops_url=ops_url)
         folder, state, checks = smoke_check.run(target, floors, console, runs)
     lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
-    raise typer.Exit(show.conclude(state, lines, folder, console))
+    _end(show.conclude(state, lines, folder, console), folder)
 
 
 def _resumed(server: ServerOptions, kept: Kept, earlier: dict[str, Any]) -> Target:
@@ -262,4 +264,11 @@ def _accuracy(server: ServerOptions, kept: Kept, protocol: Protocol, options: Ac
     console = table_console()
     with signals(kept.runs):
         folder = accuracy.run(target, protocol, options, console, kept.resume)
-    raise typer.Exit(show.run(folder, console))
+    _end(show.run(folder, console), folder)
+
+
+def _end(code: int, folder: Path) -> NoReturn:
+    """Write the page, name it and the next command, and exit with the verdict's code."""
+    typer.echo(f"page: {write_page(evaluation.page(folder), folder)}")
+    typer.echo(f"next: kimi-w4a8 report BENCH_RUN {folder}   # one page of speed and answers")
+    raise typer.Exit(code)

@@ -19,7 +19,6 @@ from . import tasks
 from .harness import Protocol
 from .judge import Conclusion
 from .recorder import Recorder
-from .section import write_page
 
 RESULT = "result.json"
 _TASKS = {task.name: task for task in (tasks.GSM8K, tasks.TINY_MATH)}
@@ -81,7 +80,7 @@ def _show(value: Any) -> Any:
 def write_result(
     folder: Path, kind: str, task: str, server: Server, recorder: Recorder, verdict: Conclusion, **facts: object
 ) -> Path:
-    """Write result.json and the page of a finished run, and return its folder."""
+    """Write result.json of a finished run and return its folder."""
     reused = len(recorder.reused)
     result = {
         "kind": kind,
@@ -93,5 +92,4 @@ def write_result(
         **facts,
     }
     write_json(folder / RESULT, result)
-    write_page(folder)
     return folder

@@ -22,7 +22,6 @@ from .greedy_match import Divergence, divergences
 from .prefill_match import PrefillMatch
 from .prompts import Prompt, prompts
 from .sampling_match import Samples, SamplingMatch
-from .section import write_page
 from .tokens import Prefill, TokenClient, Tokens
 
 KIND = "eval-lossless"
@@ -110,7 +109,6 @@ def run(
     sides = {"reference": reference, "speculated": target}
     write_json(folder / RECORD, record_of(KIND, sides, model=found.server.model, plan=asdict(plan)))
     write_json(folder / "result.json", _result(asked, expected, found, report, plan))
-    write_page(folder)
     return folder, report
 
 

@@ -18,7 +18,6 @@ from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_fr
 from ..fleet.target import Target, record_of
 from .problems import Problem, parse_answer
 from .problems import problems as sample
-from .section import write_page
 
 KIND = "eval-smoke"
 _NUMBER = re.compile(r"-?\d[\d,]*")
@@ -80,7 +79,6 @@ def run(
     ]
     result = {"kind": KIND, "configuration": server.name, "state": state, "floors": asdict(floors)}
     write_json(folder / "result.json", {**result, "checks": [asdict(check) for check in checks], "problems": shown})
-    write_page(folder)
     return folder, state, checks
 
 

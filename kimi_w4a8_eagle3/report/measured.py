@@ -45,8 +45,7 @@ def page(analysis: Analysis) -> Page:
         Section("Server", _GAUGES, tables=[Table(_SERVER, list(_server(analysis.runs)))], closed=True),
         *(_environment(run) for run in analysis.runs),
     ]
-    filled = [section for section in sections if section.filled]
-    return Page("Kimi-K2.5 W4A8 with EAGLE3: benchmark", verdicts(analysis), about, lead, notes(analysis), filled)
+    return Page("Kimi-K2.5 W4A8 with EAGLE3: benchmark", verdicts(analysis), about, lead, notes(analysis), sections)
 
 
 def verdicts(analysis: Analysis) -> list[Words]:

@@ -85,13 +85,12 @@ def panels(found: Bars) -> Iterator[Picture]:
         if same:
             metric = METRICS.get(key)
             name = f"{metric.title} ({metric.unit})" if metric else "accept length (tokens per verify step)"
-            values = (f"{bar.group} {bar.side}{' published' * bar.published} {_short(bar.value.value)}" for bar in same)
-            legend = [(side, _colour(side, sides)) for side in sides]
-            yield Picture(key, f"{name}: {'; '.join(values)}", _panel(name, same, sides), legend)
+            yield panel(key, name, same, sides)
 
 
-def _panel(name: str, same: Sequence[Bar], sides: Sequence[str]) -> bytes:
-    """Draw horizontal bars by group. Published bars are hollow."""
+def panel(key: str, name: str, same: Sequence[Bar], sides: Sequence[str] = ()) -> Picture:
+    """Draw horizontal bars by group. Published bars are hollow. sides: in the order of their colours."""
+    sides = sides or list(dict.fromkeys(bar.side for bar in same))
     groups = list(dict.fromkeys(bar.group for bar in same))
     rows = sorted(same, key=lambda bar: (groups.index(bar.group), sides.index(bar.side), not bar.published))
     with plt.rc_context(_LOOK):
@@ -111,7 +110,9 @@ def _panel(name: str, same: Sequence[Bar], sides: Sequence[str]) -> bytes:
         axis.set_xlim(0, 1.18 * max(bar.value.high or bar.value.value for bar in rows))
         axis.invert_yaxis()
         axis.tick_params(axis="y", length=0)
-        return _svg(figure, axis)
+        values = (f"{bar.group} {bar.side}{' published' * bar.published} {_short(bar.value.value)}" for bar in same)
+        legend = [(side, _colour(side, sides)) for side in sides]
+        return Picture(key, f"{name}: {'; '.join(values)}", _svg(figure, axis), legend)
 
 
 def speedup_curves(curves: Sequence[Speedup]) -> Picture:

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kimi_w4a8_eagle3.accept.claims import CLAIMS, settled, write_bundle, write_page
+from kimi_w4a8_eagle3.accept.claims import CLAIMS, page, settled, write_bundle
 from kimi_w4a8_eagle3.accept.journal import Figure, Journal, Stage, StageResult
-from kimi_w4a8_eagle3.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, AcceptRun, Sizes, predicted
+from kimi_w4a8_eagle3.accept.stages import FIRST, IMAGE, LOAD_MINUTES, ON_GPUS, AcceptRun, Sizes
 from kimi_w4a8_eagle3.base.verdict import Verdict
 from kimi_w4a8_eagle3.bench.single import Texts
 from kimi_w4a8_eagle3.bench.workloads import load_workload
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
 from kimi_w4a8_eagle3.predict.machine_model import Cluster
-from kimi_w4a8_eagle3.predict.predict import calibrate, check
-from kimi_w4a8_eagle3.recipe.launch import load_recipe
+from kimi_w4a8_eagle3.predict.predict import calibrate, check, of_workload
+from kimi_w4a8_eagle3.report.page import write_page
 
 ROOT = Path(__file__).parents[2]
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)
@@ -59,9 +59,9 @@ def test_the_first_hour_is_an_hour_with_loads_of_twenty_minutes_and_begins_with_
 def test_a_prediction_is_that_of_kimi_bench_predict(side: str) -> None:
     known = {(each.point, each.side, each.key): each.predicted for each in check(calibrate(Cluster()), Cluster())}
     length = 3.93 if side == "eagle3" else None
-    found = predicted(load_recipe(side), load_workload("con40"), length, "tpot_median_ms")
+    found = of_workload(side, load_workload("con40"), 40, length, "tpot_median_ms")
     assert found == pytest.approx(known["con40", side, "tpot_median_ms"])
-    assert predicted(load_recipe("tiny"), load_workload("tiny-con40"), 3.0, "tpot_median_ms") is None
+    assert of_workload("tiny", load_workload("tiny-con40"), 40, 3.0, "tpot_median_ms") is None
 
 
 def test_a_machine_with_eight_gpus_lacks_nothing_but_the_image() -> None:
@@ -101,12 +101,13 @@ def test_the_page_has_every_row_and_the_bundle_everything(tmp_path: Path) -> Non
     folder.mkdir()
     here = stages(MI325X, "w4a8", "eagle3")
     outcomes = {stage.name: PASSED for stage in here} | {"eagle3: smoke": FAILED}
-    page = write_page(here, Journal(identity={"sglang": "1.2"}, results=outcomes), folder).read_text()
-    assert page.index("<h1>NOT ACCEPTED: ") < page.index("<table>")
+    content = page(here, Journal(identity={"sglang": "1.2"}, results=outcomes))
+    html = write_page(content, folder).read_text()
+    assert html.index("<h1>NOT ACCEPTED: ") < html.index("<table>")
     for claim in CLAIMS:
-        assert claim.left_open.replace("'", "&#39;").replace("`", "") in page
+        assert claim.left_open.replace("'", "&#39;").replace("`", "") in html
     for text in ("passed", "failed", "not run", "27.41", "&lt;b&gt;a GPU", "needs eight MI355X", "sglang 1.2"):
-        assert text in page, text
-    assert "<b>a GPU" not in page and "http" not in page
+        assert text in html, text
+    assert "<b>a GPU" not in html and "http" not in html
     with tarfile.open(write_bundle(folder)) as archive:
         assert archive.getnames() == ["run", "run/report.html"]

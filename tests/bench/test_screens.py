@@ -16,7 +16,7 @@ import pytest
 from kimi_w4a8_eagle3.accept import claims
 from kimi_w4a8_eagle3.accept.journal import Journal
 from kimi_w4a8_eagle3.bench.runs import Run
-from kimi_w4a8_eagle3.eval import section
+from kimi_w4a8_eagle3.report import evaluation
 from kimi_w4a8_eagle3.report.analysis import Analysis
 from kimi_w4a8_eagle3.report.measured import page
 from kimi_w4a8_eagle3.report.page import write_page
@@ -25,7 +25,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 PICTURE = Path(__file__).parents[2] / "build" / "screens.png"
 WIDTHS, HEIGHT = (1400, 500), 900
 # What a reader must see without scrolling, by page.
-FIRST = {"bench": "figure.lead", "eval": "b.better", "accept": "h1, b.soft"}
+FIRST = {"bench": "figure.lead", "eval": "figure.lead", "accept": ".verdict"}
 # Runs in a page that shows all pages in frames; what it finds becomes its text.
 SCRIPT = """
 onload = () => {
@@ -72,13 +72,13 @@ def pages(copies: Callable[..., Run], tmp_path: Path) -> dict[str, Path]:
         "configuration": "tiny",
         "verdict": {**verdict, "differing": [differing]},
     }
-    evaluation = tmp_path / "eval"
-    evaluation.mkdir()
-    (evaluation / "result.json").write_text(json.dumps(result))
+    run = tmp_path / "eval"
+    run.mkdir()
+    (run / "result.json").write_text(json.dumps(result))
     return {
         "bench": write_page(page(Analysis(runs)), tmp_path / "report"),
-        "eval": section.write_page(evaluation),
-        "accept": claims.write_page([], Journal(identity={"sglang": "1.2"}, results={}), tmp_path),
+        "eval": write_page(evaluation.page(run), run),
+        "accept": write_page(claims.page([], Journal(identity={"sglang": "1.2"}, results={})), tmp_path),
     }
 
 

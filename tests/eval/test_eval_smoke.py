@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.client import Generation
-from kimi_w4a8_eagle3.eval import section, smoke
+from kimi_w4a8_eagle3.eval import smoke
+from kimi_w4a8_eagle3.report import evaluation
+from kimi_w4a8_eagle3.report.page import Page, Section, Words, joined, write_page
 from proof.tiny.problems import problems
 
 PROBLEMS = problems("held_out", 10, seed=21)
@@ -87,11 +89,11 @@ def test_html_escapes_what_a_model_says_and_needs_nothing_from_outside(tmp_path)
     (tmp_path / "result.json").write_text(json.dumps(result))
     record = {"started": "2026-11-22T12:00:00", "versions": {"sglang": "0.5.23"}, "git_commit": "0123456789abcdef"}
     (tmp_path / "run.json").write_text(json.dumps(record))
-    page = section.write_page(tmp_path).read_text()
+    page = write_page(evaluation.page(tmp_path), tmp_path).read_text()
     assert "<title>FAIL: Accuracy: GSM8K, eagle3</title>" in page and 'name="viewport"' in page
-    assert "2026-11-22T12:00:00, sglang 0.5.23, commit 0123456789ab</span>" in page
+    assert "2026-11-22T12:00:00, sglang 0.5.23, commit 0123456789ab</p>" in page
     assert "<script" not in page and "&lt;script&gt;" in page and "http" not in page
-    assert "90.00%" in page and "85.00 to 95.00%" in page and "-3.00 [-5.00, +1.00] points" in page
+    assert "90.00% [85.00%, 95.00%]" in page and "-3.00 [-5.00, +1.00] points" in page
     assert "FAIL" in page
 
 
@@ -112,15 +114,15 @@ def test_the_page_says_what_pass_means(tmp_path, result, rule):
     if "report" in result:
         result["report"] |= judged
     (tmp_path / "result.json").write_text(json.dumps(result))
-    page = section.section(tmp_path)
+    page = write_page(evaluation.page(tmp_path), tmp_path).read_text()
     assert "PASS means: " in page and f"{rule}." in page
 
 
 def test_a_section_needs_a_finished_evaluation(tmp_path):
-    assert not section.is_evaluation(tmp_path)
+    assert not evaluation.is_evaluation(tmp_path)
     (tmp_path / "result.json").write_text('{"kind": "ab"}')
     with pytest.raises(KimiError, match="not a finished evaluation"):
-        section.section(tmp_path)
+        evaluation.page(tmp_path)
 
 
 def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(tmp_path):
@@ -130,7 +132,8 @@ def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "3 of 4" in (tmp_path / "out" / "report.html").read_text()
-    bench = tmp_path / "bench.html"
-    bench.write_text("<html><body><p>speed</p></body></html>")
-    text = section.append_sections(bench, [tmp_path]).read_text()
-    assert text.index("speed") < text.index("3 of 4") < text.index("</body></html>")
+    both = joined(
+        [Page("speed", [Words("fast")], sections=[Section("speed", listings=[("a", "b")])]), evaluation.page(tmp_path)]
+    )
+    text = write_page(both, tmp_path / "both").read_text()
+    assert text.index("<h1>speed") < text.index("fast") < text.index("<h2>speed") < text.index("<h2>Checks")

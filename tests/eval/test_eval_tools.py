@@ -10,9 +10,11 @@ from support.scripted_server import scripted_server, streamed, whole
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import lines
 from kimi_w4a8_eagle3.base.resources import operator_dir
-from kimi_w4a8_eagle3.eval import section, tool_requests, tool_run, tool_scores, vendor_checks
+from kimi_w4a8_eagle3.eval import tool_requests, tool_run, tool_scores, vendor_checks
 from kimi_w4a8_eagle3.eval.recorder import Patience
 from kimi_w4a8_eagle3.fleet.target import Target
+from kimi_w4a8_eagle3.report import evaluation
+from kimi_w4a8_eagle3.report.page import write_page
 
 SILENT = Console(quiet=True)
 QUICK = Patience(attempts=2, first_pause_s=0.01, longest_pause_s=0.05, server_away_s=0.3, request_timeout_s=5)
@@ -139,7 +141,7 @@ def test_the_scores_are_exact(data, tmp_path, finished, stream):
         "0", "14 of 14", "6 of 6", "0 of 6", "14 of 14", "14 of 14", "not counted",
     ]  # fmt: skip
     assert result["verdict"]["state"] == "inconclusive" and result["verdict"]["truncated"] == 1
-    page = section.section(folder)
+    page = write_page(evaluation.page(folder), folder).read_text()
     assert "wether" in page and "INCONCLUSIVE" in page and "3 of 7" in page
 
 
