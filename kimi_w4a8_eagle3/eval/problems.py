@@ -14,7 +14,7 @@ from functools import cache
 from ..base.errors import UsageError
 from ..base.resources import operator_dir
 
-MOST = 1000  # problems in the file
+FILE, MOST = "problems.jsonl", 1000  # its lines
 _ANSWER = re.compile(r"####\s*(-?\d+)")
 
 
@@ -50,5 +50,5 @@ def parse_answer(text: str) -> int | None:
 
 @cache
 def _all() -> tuple[Problem, ...]:
-    lines = (operator_dir("eval") / "problems.jsonl").read_text().splitlines()
+    lines = (operator_dir("eval") / FILE).read_text().splitlines()
     return tuple(Problem(row["question"], row["answer"]) for row in map(json.loads, lines))

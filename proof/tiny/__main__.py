@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from kimi_w4a8_eagle3.base.resources import operator_dir
 from kimi_w4a8_eagle3.cli import run
+from kimi_w4a8_eagle3.eval.problems import FILE, MOST
 from laptop import tiny
 
 app = typer.Typer(no_args_is_help=True, help="The built-in model: make it, or check the one in the package.")
@@ -61,6 +64,15 @@ def mla_draft(
     for name, (value, bar, passed) in found.items():
         console.print(f"{name}: {value}, bar {bar}: {'pass' if passed else 'FAIL'}", highlight=False)
     raise typer.Exit(0 if all(passed for _, _, passed in found.values()) else 1)
+
+
+@app.command("problems")
+def problems_file() -> None:
+    """Write eval/problems.jsonl: the first held-out problems, which `kimi-w4a8 eval` and `bench` send."""
+    from .problems import problems
+
+    rows = ({"question": problem.question, "answer": problem.solution} for problem in problems("held_out", MOST))
+    (operator_dir("eval") / FILE).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 @app.command("check")

@@ -43,11 +43,11 @@ def build(source: Path, what: str, target: Path) -> Path:
 
 
 def sources(folder: Path, names: Iterable[str]) -> Path:
-    """A copy of parts of the checkout, without the weights, which make it slow."""
+    """A copy of parts of the checkout."""
     for name in names:
         path = REPOSITORY / name
         if path.is_dir():
-            shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+            shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, folder / name)
@@ -72,6 +72,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_both_images_copy_what_a_wheel_is_built_from() -> None:
     assert set(copied("launch/docker/cpu.Dockerfile")) - set(copied("Dockerfile")) == {
+        "laptop",
         "requirements/constraints.txt",
         "requirements/serve-cpu.txt",
     }
@@ -92,6 +93,8 @@ def test_the_wheel_holds_nothing_that_only_proves(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
     assert not [name for name in names if name.startswith(("proof/", "tests/")) or "/prometheus/tests/" in name]
+    assert not [name for name in names if "laptop" in name and name != "kimi_w4a8_eagle3/base/laptop.py"]
+    assert not [name for name in names if name.endswith(".safetensors")]
     assert not [name for name in names if "/_operator/" in name and name.endswith((".py", "Dockerfile"))]
 
 
