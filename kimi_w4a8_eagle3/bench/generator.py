@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ..base.errors import KimiError
 from ..engine.process import last_line
 from ..engine.starter import PROGRAM, starter
-from .load_progress import Show
 
 # SGLang's program, which also writes a line for each finished request.
 _GENERATOR = "kimi_w4a8_eagle3.sglang_plugin.bench_generator"
 _POLL_S = 0.1
+Show = Callable[[int, int], None]  # finished requests and their output tokens
 _COUNTED_S = 0.5  # after which a busy server has counted the warm-up; the generator pauses for a second
 _TIMEOUT_S = 7200.0
 

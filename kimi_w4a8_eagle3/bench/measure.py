@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..base.console import table_console
 from ..base.errors import KimiError
+from ..base.request_progress import request_progress
 from ..engine import metrics
 from ..engine.client import EngineClient, Generation
 from ..engine.metrics import Acceptance
 from ..fleet.target import Server
 from . import repetition
 from .generator import LoadDetails, LoadResult, drive, generator_command, read_details, read_result
-from .load_progress import progress
 from .repetition import Repetition
 from .sampler import Sampler, ServerSummary
 from .workloads import CHAT_BACKEND, Point, Workload
@@ -87,7 +88,11 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
             before.append(metrics.scrape(server.metrics_url))
             sampler.open_window()
 
-        with progress(point.requests) as show:
+        with request_progress("requests", point.requests, table_console()) as shown:
+
+            def show(requests: int, tokens: int) -> None:
+                shown(requests, f"{tokens:,} tokens")
+
             warmups = point.warmups * point.workload.turns
             drive(server.base_url, arguments, raw, warmups, open_window, show, server.api_key)
         load, details = read_result(raw), read_details(raw)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ..base import laptop
 from ..base.errors import KimiError, UsageError
+from ..base.request_progress import request_progress
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..fleet.target import Server, Target, record_of
 from . import tasks
@@ -20,7 +21,6 @@ from .harness import Protocol, command, run_lm_eval
 from .judge import Reference, judge, load_references
 from .outcomes import PROBLEMS, load_outcomes, newest, read_outcomes, write_rows
 from .recorder import REQUESTS, Patience, Recorder
-from .show import progress
 
 KIND = "eval-accuracy"
 
@@ -76,10 +76,10 @@ def _ask(
     shutil.rmtree(output, ignore_errors=True)  # left by an interrupted run; its answers are in requests.jsonl
     with (
         Recorder(server.base_url, folder / REQUESTS, patience, server.api_key) as recorder,
-        progress(protocol.task.title, protocol.limit or protocol.task.counts.get("test"), console) as shown,
+        request_progress(protocol.task.title, protocol.limit or protocol.task.counts.get("test"), console) as shown,
     ):
         words = command(protocol, server.model, recorder.base_url, folder / "task", output)
-        run_lm_eval(words, recorder, folder / "lm_eval.log", offline, lambda: shown(recorder))
+        run_lm_eval(words, recorder, folder / "lm_eval.log", offline, lambda: shown(recorder.finished, recorder.note))
     return recorder
 
 

@@ -108,6 +108,12 @@ class Recorder:
         """Number of requests of this run that were answered or failed for good."""
         return len(self.reused) + len(self.answered.keys() - self._earlier) + len(self.failed)
 
+    @property
+    def note(self) -> str:
+        """Retries and failures so far, for the progress."""
+        counts = ((self.retries, "retries"), (len(self.failed), "failed"))
+        return ", ".join(f"{count} {what}" for count, what in counts if count)
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())

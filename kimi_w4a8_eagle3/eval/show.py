@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..base.verdict import Verdict
-from .recorder import Recorder
 
 _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INVALID: "red"}
 _LISTED = 5
-
-
-@contextmanager
-def progress(title: str, total: int | None, console: Console) -> Iterator[Callable[[Recorder], None]]:
-    """Yield a function that shows how many of `total` requests are finished."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as shown:
-        line = shown.add_task(f"{title} starts", total=total)
-
-        def show(recorder: Recorder) -> None:
-            extra = "".join(
-                f", {count} {what}"
-                for count, what in ((recorder.retries, "retries"), (len(recorder.failed), "failed"))
-                if count
-            )
-            shown.update(line, completed=recorder.finished, description=f"{title}{extra}")
-
-        yield show
 
 
 def run(folder: Path, console: Console) -> int:

@@ -13,6 +13,7 @@ import httpx
 from rich.console import Console
 
 from ..base.errors import KimiError
+from ..base.request_progress import request_progress
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..engine.client import EngineClient
 from ..fleet.target import Server, Target, record_of
@@ -20,7 +21,6 @@ from . import tool_requests, tool_scores, vendor_checks
 from .earlier_run import resumable, write_result
 from .outcomes import load_rows, write_rows
 from .recorder import ENDPOINTS, REQUESTS, Patience, Recorder, read_answers, request_key
-from .show import progress
 from .smoke import Check
 from .tool_scores import Published, ToolOutcome
 
@@ -137,11 +137,11 @@ def _ask(
     with (
         Recorder(server.base_url, folder / REQUESTS, judging.patience, server.api_key) as recorder,
         httpx.Client(base_url=recorder.base_url, timeout=None, limits=httpx.Limits(max_connections=None)) as http,  # noqa: S113 the recorder sets the time limits
-        progress("tool calls", len(bodies), console) as shown,
+        request_progress("tool calls", len(bodies), console) as shown,
         ThreadPoolExecutor(plan.concurrency) as pool,
     ):
         for done in as_completed([pool.submit(http.post, _CHAT, json=body) for body in bodies]):
-            shown(recorder)
+            shown(recorder.finished, recorder.note)
             if recorder.fatal is not None:
                 pool.shutdown(cancel_futures=True)
                 raise KimiError(recorder.fatal, where=server.base_url)
