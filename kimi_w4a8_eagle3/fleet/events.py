@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..base.run_dir import RECORD, new_run_dir, record, write_json
+from ..recipe.launch import Launch
 
 EVENTS = "events.jsonl"
 _STYLES = {"ready": "green", "registered": "green", "down": "red", "stalled": "red", "refused": "red", "gave-up": "red"}
@@ -28,7 +29,7 @@ class EventLog:
         cls,
         kind: str,
         name: str,
-        servers: Mapping[str, object],
+        launches: Mapping[str, Launch],
         env: Mapping[str, str],
         runs: Path,
         console: Console,
@@ -36,6 +37,7 @@ class EventLog:
     ) -> EventLog:
         """Create a run folder in `runs`, and write the run's record there."""
         folder = new_run_dir("-".join(filter(None, (kind, name))), runs)
+        servers = {server: launch.described() for server, launch in launches.items()}
         write_json(folder / RECORD, record(kind, servers, env, **facts))
         return cls(folder, console)
 

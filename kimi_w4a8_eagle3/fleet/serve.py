@@ -38,7 +38,7 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
 def _serve_one(launch: Launch, options: ServeOptions) -> int:
     console = Console(stderr=True, highlight=False)
     name = launch.recipe.name
-    events = EventLog.begin("serve", name, {name: launch.described()}, launch.env, options.runs, console)
+    events = EventLog.begin("serve", name, {name: launch}, launch.env, options.runs, console)
     log = events.folder / "server.log"
     log.touch()
     console.print(f"kimi-w4a8: log of the engine: {log}")
@@ -60,7 +60,7 @@ def _serve_fleet(front: Launch, options: ServeOptions) -> int:
     """
     console = Console(stderr=True, highlight=False)
     launches = replica_launches(front, options.replicas)
-    servers = {f"replica-{number}": launch.described() for number, launch in enumerate(launches)}
+    servers = {f"replica-{number}": launch for number, launch in enumerate(launches)}
     events = EventLog.begin("serve", front.name, servers, front.env, options.runs, console)
     folder = events.folder
     console.print(f"kimi-w4a8: logs of engines and router: {folder}")

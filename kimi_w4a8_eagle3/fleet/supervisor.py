@@ -106,7 +106,6 @@ class Fleet:
         self.registrar = Registrar(endpoint, self._wanted, events)
 
     def replicas(self) -> Sequence[ReplicaState]:
-        """Return the states in the order of the replicas' names."""
         return [replica.state for replica in self._replicas]
 
     def live(self) -> tuple[bool, str]:

@@ -60,7 +60,6 @@ class RouterOnly:
         return [self.known[url] for url in sorted(self.known)]
 
     def live(self) -> tuple[bool, str]:
-        """Return True: this process keeps the router alive."""
         return True, ""
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from ..base.errors import KimiError
 from .config import read_json
 
@@ -55,6 +53,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
     Raises KimiError when the file is missing, its header is malformed, or the data is shorter than the header says.
     """
+    from safetensors import SafetensorError, safe_open  # optional: safetensors
+
     try:
         with safe_open(path, framework="np"):  # validates the file
             begin, entries = _parse(path)

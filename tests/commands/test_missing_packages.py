@@ -40,6 +40,7 @@ CALLS = {
     "patch verify": "",
     "patch revert": "",
     "trust -r tiny": "",
+    "recipes": "",
     "serve tiny": "make venv",
     "serve tiny --replicas 2": "make venv",
     "serve tiny --dry-run": "",

@@ -43,9 +43,8 @@ def started(*_, **__):
 
 from kimi_w4a8_eagle3 import cli
 sys.argv = ["kimi-w4a8", *words]
-import kimi_w4a8_eagle3.engine.leftovers as leftovers
 real = subprocess.Popen
-subprocess.Popen = lambda words, *a, **k: real(words, *a, **k) if words[0] == "git" else started()
+subprocess.Popen = lambda words, *a, **k: real(words, *a, **k) if words[0] != sys.executable else started()
 sys.setprofile(follow)
 cli.main()
 """
@@ -65,5 +64,5 @@ def test_the_way_in_is_short(tmp_path: Path) -> None:
             returns.append(f"{caller} {function} -> {room} {callee}")
         else:
             entered.append(room)
-    assert len(entered) <= 13, entered
-    assert len(returns) <= 9, returns
+    assert len(entered) <= 12, entered
+    assert len(returns) <= 8, returns
