@@ -23,6 +23,7 @@ from .l2_fill import l2_fill
 
 if TYPE_CHECKING:
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+    from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig
 
 LEAST_WIDTH = 150
 ALL_TP, ALL_TOKENS = {8, 4}, {2, 8, 40, 160, 10240}  # what a saved set covers
@@ -90,8 +91,21 @@ def count_kernels(shape: MoeShape, tokens: int, label: str) -> dict[str, Figures
     found = {}
     for kernel, config in FlydslBackend().configs(shape, tokens).items():
         code = parse_kernel(assembly(config))
-        found[_name(label, kernel, config)] = figures(code, getattr(config, "mfma_per_wave", None))
+        found[_name(label, kernel, config)] = figures(code, mfma_per_wave(config))
     return found
+
+
+def mfma_per_wave(config: KernelConfig) -> int | None:
+    """Return the matrix instructions that one wave executes for a full block, for the kernels with a rolled loop."""
+    from kimi_w4a8_eagle3.moe.flydsl.configs import WAVES, ByTokenConfig, Stage1Config, Stage2Config
+
+    if isinstance(config, Stage1Config):
+        return config.row_tiles * (2 * config.tile_n // 16) * (config.hidden // 32) // WAVES
+    if isinstance(config, Stage2Config):
+        return config.tiles * config.row_tiles * (config.inter // 32)
+    if isinstance(config, ByTokenConfig):
+        return config.slots * (config.tile_n // 16) * (config.inter // 32)
+    return None
 
 
 def _name(label: str, kernel: str, config: Any) -> str:
@@ -109,7 +123,8 @@ def _print_counts(console: Console, found: dict[str, Figures]) -> None:
 def _print_floors(
     console: Console, card: Gpu, shape: MoeShape, tokens: list[int], size: int, found: dict[str, Figures]
 ) -> None:
-    from kimi_w4a8_eagle3.moe.flydsl.backend import ByTokenConfig, FlydslBackend
+    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
+    from kimi_w4a8_eagle3.moe.flydsl.configs import ByTokenConfig, padded_to
 
     backend: FlydslBackend = FlydslBackend()
     table = Table("us", "tokens", "weights from HBM", "MFMA", "MFMA padded", "SIMD bound of the code")
@@ -120,7 +135,7 @@ def _print_floors(
             if isinstance(config, ByTokenConfig):  # has no blocks of rows
                 continue
             wave = found[_name(f"tp{size}", f"stage{stage}", config)]
-            least = floors(card, shape, batch, stage, (config.tile_m, config.tile_n), wave, config.padded_to)
+            least = floors(card, shape, batch, stage, (config.tile_m, config.tile_n), wave, padded_to(config.tile_m))
             cells = (least.weights_us, least.mfma_us, least.padded_mfma_us, least.simd_us)
             table.add_row(f"tp{size} stage {stage}", str(batch), *(f"{cell:.1f}" for cell in cells))
     console.print(table)

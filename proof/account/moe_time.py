@@ -34,11 +34,13 @@ class Part:
 
 def ours(gpu: Gpu, shape: MoeShape, tokens: int) -> list[Part]:
     """Return the launches of this package's kernels."""
-    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, columns_at_once  # torch, slow to import
+    # torch, slow to import
+    from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend, columns_at_once
+    from kimi_w4a8_eagle3.moe.flydsl.configs import padded_to
 
     kernels: Any = FlydslBackend().configs(shape, tokens)
     slots, columns = tokens * shape.top_k, columns_at_once(kernels, tokens * shape.top_k)
-    chunks, rows = -(-shape.hidden // columns), kernels["stage1"].padded_to
+    chunks, rows = -(-shape.hidden // columns), padded_to(kernels["stage1"].tile_m)
     written = slots * shape.hidden * 2
     kept = 0 if kernels["stage1"].decode else slots * shape.inter * 5  # rows that the first chunk quantizes and writes
     by_token = "reduce" not in kernels

@@ -10,6 +10,7 @@ from flydsl._mlir.dialects import arith
 
 from . import ops as ops
 from .configs import TOGETHER, XCDS
+from .ops import Value
 
 
 class Routing(Protocol):
@@ -38,7 +39,7 @@ class Stage1Arguments:
     tokens: fx.Int32
 
 
-def work_of(number: Any, blocks: Any, parts: int) -> tuple[fx.Int32, Any]:
+def work_of(number: Value, blocks: Value, parts: int) -> tuple[fx.Int32, Any]:
     """Return (piece of work of a launch's workgroup `number`, true if there is one), with neighbours on one XCD.
 
     Workgroups go round the XCDs by their number, and each XCD gets an equal run of the pieces.
@@ -62,11 +63,11 @@ class RowBlock:
     rows: number of rows of the block.
     """
 
-    def __init__(self, routing: Routing, block: Any, slots: Any, top_k: int, here: Any = None) -> None:
+    def __init__(self, routing: Routing, block: Value, slots: Value, top_k: int, here: Value = None) -> None:
         self._routing, self._slots, self._top_k, self._here = routing, slots, top_k, here
         self.expert, self._first, self.rows, _ = ops.scalar_row(routing.blocks, block)
 
-    def exists(self) -> Any:
+    def exists(self) -> Value:
         """True if the block is used: the grid is a static bound."""
         return self.rows > 0 if self._here is None else self._here
 
@@ -74,7 +75,7 @@ class RowBlock:
         """Open the order table; call it only where the block exists."""
         self._order = ops.buffer(self._routing.order, self.rows * 4, fx.Int64(self._first) * 4)
 
-    def together(self, first: Any, tiles: int) -> list[tuple[range, Any]]:
+    def together(self, first: Value, tiles: int) -> list[tuple[range, Any]]:
         """Return a wave's row tiles from row `first` on, TOGETHER at a time, each with the condition that they exist.
 
         The first group always exists and has None.
@@ -82,7 +83,7 @@ class RowBlock:
         groups = [range(m, min(m + TOGETHER, tiles)) for m in range(0, tiles, TOGETHER)]
         return [(g, (first + 16 * g.start < self.rows).ir_value() if g.start else None) for g in groups]
 
-    def slot(self, row: Any) -> fx.Int32:
+    def slot(self, row: Value) -> fx.Int32:
         """Return the slot of row `row` (0 .. tile_m - 1) of this block."""
         loaded = ops.load(self._order, ops.i32_type(), row * 4)
         return fx.Int32(arith.select((row < self.rows).ir_value(), loaded, self._slots.ir_value()))
@@ -95,7 +96,7 @@ class RowBlock:
 class ShortBlock(RowBlock):
     """A block as `stage1_small.py` lists it: its few slots are scalars, loaded together with its expert."""
 
-    def __init__(self, routing: Routing, block: Any, slots: Any, top_k: int) -> None:
+    def __init__(self, routing: Routing, block: Value, slots: Value, top_k: int) -> None:
         super().__init__(routing, block, slots, top_k)
         self._few = ops.scalar_row(routing.order, block)
         ops.keep(self.rows, *self._few)
@@ -103,7 +104,7 @@ class ShortBlock(RowBlock):
     def open(self) -> None:
         """Do nothing: the slots are scalars already."""
 
-    def slot(self, row: Any) -> fx.Int32:
+    def slot(self, row: Value) -> fx.Int32:
         """See RowBlock.slot."""
         slot = ops.raw(self._slots)
         for number, few in enumerate(self._few):

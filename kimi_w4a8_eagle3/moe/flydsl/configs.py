@@ -55,7 +55,7 @@ class FlydslTiles:
 class KernelConfig(Protocol):
     """Interface of every configuration below."""
 
-    def grid(self, count: Any) -> tuple[Any, Any, Any]:
+    def grid(self, count: Any) -> tuple[int, int, int]:
         """Return the workgroups for `count` row blocks, rows or tokens, or (these, columns) for part of the columns."""
         ...
 
@@ -65,7 +65,7 @@ class KernelConfig(Protocol):
 
 
 def padded_to(tile_m: int) -> int:
-    """Return the multiple that a block's rows are padded to; in prefill it is less than the block."""
+    """Return the multiple in which a block's rows are multiplied; in prefill it is less than the block."""
     return 16 * TOGETHER if tile_m >= PREFILL_ROWS else tile_m
 
 
@@ -105,23 +105,12 @@ class Stage1Config:
         return self.tile_m < PREFILL_ROWS
 
     @property
-    def padded_to(self) -> int:
-        """Multiple in which the rows of a block are multiplied."""
-        return padded_to(self.tile_m)
-
-    @property
-    def mfma_per_wave(self) -> int:
-        """Matrix instructions that one wave executes for a full block."""
-        of_workgroup = self.row_tiles * (2 * self.tile_n // 16) * (self.hidden // 32)
-        return of_workgroup // WAVES
-
-    @property
-    def hints(self) -> dict[str, Any]:
+    def hints(self) -> dict[str, int]:
         """Compiler hints that limit load-ahead: without them registers allow only two waves a SIMD."""
         far_ahead = not self.pinned and (self.tile_m, self.tile_n) == (16, 64)
         return {"waves_per_eu": 3} if far_ahead else {}
 
-    def grid(self, blocks: Any) -> tuple[Any, Any, Any]:
+    def grid(self, blocks: int) -> tuple[int, int, int]:
         """Return the workgroups for `blocks` row blocks."""
         return self.inter // self.tile_n, blocks, 1
 
@@ -172,11 +161,6 @@ class Stage2Config:
         return min(self.tile_m // 16, ROW_REGISTER_BYTES // (16 * self.inter))
 
     @property
-    def padded_to(self) -> int:
-        """Multiple in which the rows of a block are multiplied."""
-        return padded_to(self.tile_m)
-
-    @property
     def keeps(self) -> bool:
         """True if the launch for column 0 quantizes the rows for the other launches."""
         return self.quantize and self.tile_m >= PREFILL_ROWS
@@ -207,12 +191,7 @@ class Stage2Config:
         """16-channel tiles that a wave computes."""
         return self.tile_n // TILE_N * self.waves_m // WAVES
 
-    @property
-    def mfma_per_wave(self) -> int:
-        """Matrix instructions that one wave executes."""
-        return self.tiles * self.row_tiles * (self.inter // 32)
-
-    def grid(self, count: Any) -> tuple[Any, Any, Any]:
+    def grid(self, count: tuple[int, int]) -> tuple[int, int, int]:
         """Return the workgroups for `count`, (row blocks, columns)."""
         blocks, columns = count
         if self.by_xcd:  # x counts the blocks: a multiple of XCDS keeps a block's columns on its XCD
@@ -254,12 +233,7 @@ class ByTokenConfig:
         """Slots of a wave."""
         return self.top_k // WAVES
 
-    @property
-    def mfma_per_wave(self) -> int:
-        """Matrix instructions that one wave executes."""
-        return self.slots * (self.tile_n // TILE_N) * (self.inter // 32)
-
-    def grid(self, tokens: Any) -> tuple[Any, Any, Any]:
+    def grid(self, tokens: int) -> tuple[int, int, int]:
         return self.hidden // self.tile_n, tokens, 1
 
     def problem(self) -> str | None:
@@ -283,7 +257,7 @@ class QuantizeConfig:
         """Waves a row: the whole workgroup for long rows or where it works `together`, else one wave."""
         return WAVES if self.columns > 2048 or self.together else 1
 
-    def grid(self, rows: Any) -> tuple[Any, Any, Any]:
+    def grid(self, rows: int) -> tuple[int, int, int]:
         return (rows if self.waves_per_row > 1 else (rows + (WAVES - 1)) // WAVES), 1, 1
 
     def problem(self) -> str | None:
@@ -302,7 +276,7 @@ class ReduceConfig:
     experts: int
     bf16: bool = False
 
-    def grid(self, count: Any) -> tuple[Any, Any, Any]:
+    def grid(self, count: tuple[int, int]) -> tuple[int, int, int]:
         """Return the workgroups for `count`, (tokens, columns)."""
         tokens, columns = count
         return -(-columns // REDUCED), -(-tokens // WAVES), 1
@@ -339,7 +313,7 @@ class W4A16Config:
         """Output channels of a workgroup."""
         return WAVES * 16 if self.stage == 1 else WAVES * 16 * W4A16_TILES
 
-    def grid(self, blocks: Any) -> tuple[Any, Any, Any]:
+    def grid(self, blocks: int) -> tuple[int, int, int]:
         return self.columns // self.tile_n, blocks, 1
 
     def problem(self) -> str | None:
@@ -360,7 +334,7 @@ class RouteConfig:
     tile_m: int
     hidden: int = 0
 
-    def grid(self, tokens: Any) -> tuple[Any, Any, Any]:
+    def grid(self, tokens: int) -> tuple[int, int, int]:
         return SORTERS + (QuantizeConfig(self.hidden, bf16=True).grid(tokens)[0] if self.hidden else 0), 1, 1
 
     def problem(self) -> str | None:

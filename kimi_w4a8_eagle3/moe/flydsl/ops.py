@@ -7,21 +7,17 @@ vectors and floats are plain MLIR values. Offsets are in bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from inspect import Parameter, Signature
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeAlias, TypeVar
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir import ir
 from flydsl._mlir.dialects import arith, llvm, math, rocdl, scf, vector
 from flydsl.expr.rocdl import mfma_f32_16x16x16bf16_1k, mfma_i32_16x16x32_i8, perm_b32, s_waitcnt
 
-from .configs import WAVES
-
-Arguments = TypeVar("Arguments")
-Value = Any  # an MLIR value or a FlyDSL scalar that wraps one
+State = TypeVar("State")
+Value: TypeAlias = "ir.Value | fx.Int32"  # an MLIR value or a FlyDSL scalar that wraps one
 WAVE = 64
 LOG2_E = 1.4426950408889634
 NAN_BITS = 0x7FC00000
@@ -29,84 +25,57 @@ NOWHERE = 1 << 30  # an offset past the end of the buffers of rows and slots
 BUFFER_FLAGS = (7 << 12) | (4 << 15)  # word 3 of a gfx9 buffer descriptor: raw, range-checked
 
 
-def raw(value: Value) -> Any:
+def raw(value: Value) -> Value:
     """Return the MLIR value behind a FlyDSL scalar."""
     return value.ir_value() if hasattr(value, "ir_value") else value
 
 
-def launcher(
-    name: str, arguments: type[Arguments], emit: Callable[[Arguments], None], hints: Mapping[str, int] | None = None
-) -> Any:
-    """Return a host function that launches the kernel `name`; FlyDSL compiles this function.
-
-    arguments: dataclass whose fields are the kernel's parameters, in launch order.
-    emit: emits the body of the kernel.
-    """
-    types = get_type_hints(arguments)
-    kind = Parameter.POSITIONAL_OR_KEYWORD
-    signature = Signature([Parameter(field, kind, annotation=annotation) for field, annotation in types.items()])
-
-    def body(**values: Any) -> None:
-        emit(arguments(**values))
-
-    body.__name__, body.__signature__ = name, signature  # type: ignore[attr-defined]  # FlyDSL reads both
-    kernel = flyc.kernel(body, known_block_size=[WAVES * WAVE, 1, 1])
-
-    @flyc.jit
-    def launch(**values: Any) -> None:
-        kernel(**values).launch(block=(WAVES * WAVE, 1, 1))
-
-    launch.func.__signature__ = signature
-    launch.compile_hints = hints or {}
-    return launch
-
-
-def i32_type() -> Any:
+def i32_type() -> ir.Type:
     return ir.IntegerType.get_signless(32)
 
 
-def f32_type() -> Any:
+def f32_type() -> ir.Type:
     return ir.F32Type.get()
 
 
-def f16_type() -> Any:
+def f16_type() -> ir.Type:
     return ir.F16Type.get()
 
 
-def vec_type(count: int, element: Any) -> Any:
+def vec_type(count: int, element: ir.Type) -> ir.Type:
     """Return vector<count x element>."""
     return ir.VectorType.get([count], element)
 
 
-def const_i32(value: int) -> Any:
+def const_i32(value: int) -> Value:
     """Return an i32 constant; values of 2**31 and more are taken as bit patterns."""
     return arith.constant(i32_type(), value - (1 << 32) if value >= 1 << 31 else value)
 
 
-def const_f32(value: float) -> Any:
+def const_f32(value: float) -> Value:
     return arith.constant(f32_type(), float(value))
 
 
-def splat(value: Any, count: int) -> Any:
+def splat(value: Value, count: int) -> Value:
     """Return a vector with `value` in every element."""
     return vector.broadcast(vec_type(count, raw(value).type), raw(value))
 
 
-def pack(values: Sequence[Value]) -> Any:
+def pack(values: Sequence[Value]) -> Value:
     """Build a vector from scalars of one type."""
     items = [raw(v) for v in values]
     return vector.from_elements(vec_type(len(items), items[0].type), items)
 
 
-def element(vec: Any, index: int) -> Any:
+def element(vec: Value, index: int) -> Value:
     return vector.extract(vec, dynamic_position=[], static_position=[index])
 
 
-def elements(vec: Any) -> list[Any]:
+def elements(vec: Value) -> list[Any]:
     return [element(vec, i) for i in range(vec.type.shape[0])]
 
 
-def bitcast(value: Any, to: Any) -> Any:
+def bitcast(value: Value, to: ir.Type) -> Value:
     """Reinterpret the bits of a vector or scalar."""
     value = raw(value)
     if isinstance(value.type, ir.VectorType) and isinstance(to, ir.VectorType):
@@ -114,7 +83,7 @@ def bitcast(value: Any, to: Any) -> Any:
     return llvm.bitcast(to, value)
 
 
-def to_bf16(values: Any) -> Any:
+def to_bf16(values: Value) -> Value:
     """Convert a float32 vector to bfloat16 packed in i32s, rounded to nearest (ties away from zero); NaN stays NaN."""
     rounded = elements(_plus_bits(values, 0x8000))  # carries out of the NaN 0x7FFFFFFF
     quiet = const_i32(NAN_BITS)
@@ -125,12 +94,12 @@ def to_bf16(values: Any) -> Any:
     return pack([perm_b32(b, a, upper_halves) for a, b in zip(rounded[0::2], rounded[1::2], strict=True)])
 
 
-def _plus_bits(values: Any, bits: int) -> Any:
+def _plus_bits(values: Value, bits: int) -> Value:
     count = values.type.shape[0]
     return arith.addi(bitcast(values, vec_type(count, i32_type())), splat(const_i32(bits), count))
 
 
-def to_f16(values: Any) -> Any:
+def to_f16(values: Value) -> Value:
     """Convert a float32 vector below 65520 to float16 packed in i32s, rounded to nearest (ties away from zero).
 
     This takes one rounding addition and a conversion of pairs toward zero. The conversion to nearest takes one value at
@@ -143,7 +112,7 @@ def to_f16(values: Any) -> Any:
     return pack([bitcast(p, i32_type()) for p in packed])
 
 
-def bf16_bits(words: Any) -> list[Any]:
+def bf16_bits(words: Value) -> list[Any]:
     """Return the float32 bit patterns of packed bfloat16 pairs."""
     bits = []
     for word in elements(words):
@@ -151,7 +120,7 @@ def bf16_bits(words: Any) -> list[Any]:
     return bits
 
 
-def low_bytes(words: Sequence[Any]) -> Any:
+def low_bytes(words: Sequence[Any]) -> Value:
     """Return the low bytes of four i32 as one i32, first byte lowest."""
     pairs = [perm_b32(words[i + 1], words[i], const_i32(0x0C0C0400)) for i in (0, 2)]
     return perm_b32(pairs[1], pairs[0], const_i32(0x05040100))
@@ -162,21 +131,21 @@ def float_bits(value: float) -> int:
     return int.from_bytes(struct.pack("<f", value), "little")
 
 
-def reciprocal(value: Any) -> Any:
+def reciprocal(value: Value) -> Value:
     """Return 1 / value, refined to (almost always) the nearest float32; value is neither tiny nor zero."""
     estimate = rocdl.rcp(f32_type(), value)
     error = math.fma(arith.negf(value), estimate, const_f32(1.0))
     return math.fma(error, estimate, estimate)
 
 
-def divide(numerator: Any, denominator: Any, inverse: Any) -> Any:
+def divide(numerator: Value, denominator: Value, inverse: Value) -> Value:
     """Return the correctly rounded quotient, given a good inverse, with one residual correction."""
     quotient = arith.mulf(numerator, inverse)
     residual = math.fma(arith.negf(quotient), denominator, numerator)
     return math.fma(residual, inverse, quotient)
 
 
-def fma_f16(word: Any, high: bool, factor: Any, addend: Any) -> Any:
+def fma_f16(word: Value, high: bool, factor: Value, addend: Value) -> Value:
     """Return half * factor + addend in float32, rounded once; half is the low or high float16 of an i32.
 
     Written in assembly: the compiler prefers two conversions and a packed multiply-add, by LLVM's model nine times as
@@ -186,22 +155,22 @@ def fma_f16(word: Any, high: bool, factor: Any, addend: Any) -> Any:
     return llvm.inline_asm(f32_type(), [raw(word), raw(factor), raw(addend)], text, "=v,v,v,v")
 
 
-def from_lane(value: Any, lane: Value) -> Any:
+def from_lane(value: Value, lane: Value) -> Value:
     """Return the i32 of another lane of the wave."""
     return rocdl.ds_bpermute(i32_type(), raw(lane * 4), value)
 
 
-def ballot(condition: Value) -> Any:
+def ballot(condition: Value) -> Value:
     """Return an i64 with one bit for each lane where an i1 is true."""
     return rocdl.ballot(ir.IntegerType.get_signless(64), raw(condition))
 
 
-def count_bits(mask: Any) -> fx.Int32:
+def count_bits(mask: Value) -> fx.Int32:
     """Count the bits set in an i64."""
     return fx.Int32(arith.trunci(i32_type(), math.ctpop(mask)))
 
 
-def count_below(mask: Any, base: Value) -> fx.Int32:
+def count_below(mask: Value, base: Value) -> fx.Int32:
     """Return base + the number of bits of an i64 that are set below this lane's own."""
     low = arith.trunci(i32_type(), mask)
     high = arith.trunci(i32_type(), arith.shrui(mask, arith.constant(mask.type, 32)))
@@ -213,7 +182,7 @@ def uniform(value: Value) -> fx.Int32:
     return fx.Int32(rocdl.readfirstlane(i32_type(), raw(value)))
 
 
-def buffer(address: Value, num_bytes: Value, offset: Value | None = None) -> Any:
+def buffer(address: Value, num_bytes: Value, offset: Value | None = None) -> Value:
     """Make a buffer descriptor: the hardware returns 0 for loads past `num_bytes` and drops stores past it.
 
     address: i64; num_bytes: i32 (below 4 GiB); offset: i64 bytes added to the base, uniform in the wave.
@@ -225,13 +194,13 @@ def buffer(address: Value, num_bytes: Value, offset: Value | None = None) -> Any
     return rocdl.make_buffer_rsrc(ir.Type.parse("!llvm.ptr<8>"), pointer, stride, size, const_i32(BUFFER_FLAGS))
 
 
-def load(rsrc: Any, kind: Any, offset: Value, uniform_offset: Value = 0) -> Any:
+def load(rsrc: Value, kind: ir.Type, offset: Value, uniform_offset: Value = 0) -> Value:
     """Load `kind` per lane at offset + uniform_offset; 0 outside of the buffer."""
     soffset = const_i32(uniform_offset) if isinstance(uniform_offset, int) else raw(uniform_offset)
     return rocdl.raw_ptr_buffer_load(kind, rsrc, raw(offset), soffset)
 
 
-def store(rsrc: Any, value: Any, offset: Value, uniform_offset: Value = 0) -> None:
+def store(rsrc: Value, value: Value, offset: Value, uniform_offset: Value = 0) -> None:
     """Store per lane at offset + uniform_offset; dropped outside of the buffer."""
     soffset = const_i32(uniform_offset) if isinstance(uniform_offset, int) else raw(uniform_offset)
     rocdl.raw_ptr_buffer_store(raw(value), rsrc, raw(offset), soffset)
@@ -259,14 +228,14 @@ def scalar_row(address: Value, index: Value) -> list[fx.Int32]:
     return [fx.Int32(x) for x in elements(_scalar_load(address, index * 16, vec_type(4, i32_type()), 16))]
 
 
-def _scalar_load(address: Value, offset: Value, kind: Any, alignment: int) -> Any:
+def _scalar_load(address: Value, offset: Value, kind: ir.Type, alignment: int) -> Value:
     offset = arith.extui(ir.IntegerType.get_signless(64), raw(offset))
     pointer_type = ir.Type.parse("!llvm.ptr<4>")  # constant address space: a scalar load
     pointer = llvm.IntToPtrOp(pointer_type, arith.addi(raw(address), offset)).result
     return llvm.LoadOp(kind, pointer, alignment=alignment).result
 
 
-def unpack_weights(words: Any) -> list[tuple[Any, Any]]:
+def unpack_weights(words: Value) -> list[tuple[Any, Any]]:
     """Unpack 16 bytes to two pairs (16 * weight, weight + 8) of MFMA operands; two operations per eight weights.
 
     See layout.py: pair j multiplies the row bytes 64*j + 16*g + 0..7 and 64*j + 16*g + 8..15.
@@ -277,13 +246,13 @@ def unpack_weights(words: Any) -> list[tuple[Any, Any]]:
     return [(pack(high[i : i + 2]), pack(low[i : i + 2])) for i in (0, 2)]
 
 
-def split_rows(bytes16: Any) -> tuple[Any, Any]:
+def split_rows(bytes16: Value) -> tuple[Any, Any]:
     """Split 16 activation bytes of a row into the operands for the high and the low nibbles."""
     words = elements(bytes16)
     return pack(words[0:2]), pack(words[2:4])
 
 
-def mfma_i8(weights: Any, rows: Any, acc: Any) -> Any:
+def mfma_i8(weights: Value, rows: Value, acc: Value) -> Value:
     """acc i32x4 += A x B with A, B vector<2xi32> (eight int8 of K a lane); 16x16x32."""
     i64 = ir.IntegerType.get_signless(64)
     operands = [element(vector.bitcast(vec_type(1, i64), value), 0) for value in (weights, rows)]
@@ -298,17 +267,17 @@ def multiply(weights: list[tuple[Any, Any]], rows: list[list[tuple[Any, Any]]], 
     return sums
 
 
-def mfma_bf16(weights: Any, rows: Any, acc: Any) -> Any:
+def mfma_bf16(weights: Value, rows: Value, acc: Value) -> Value:
     """acc f32x4 += A x B with A, B vector<4xi16> holding bfloat16; 16x16x16."""
     return mfma_f32_16x16x16bf16_1k(acc.type, [weights, rows, acc])
 
 
-def bf16x4(first: Any, second: Any) -> Any:
+def bf16x4(first: Value, second: Value) -> Value:
     """Combine two i32 of packed bfloat16 pairs into an operand of mfma_bf16."""
     return vector.bitcast(vec_type(4, ir.IntegerType.get_signless(16)), pack([first, second]))
 
 
-def silu_mul(gate: Any, up: Any) -> Any:
+def silu_mul(gate: Value, up: Value) -> Value:
     """Compute silu(gate) * up element by element on float vectors, with the hardware's exp2 and reciprocal."""
     result = []
     for g, u in zip(elements(gate), elements(up), strict=True):
@@ -332,28 +301,28 @@ def barrier() -> None:
     rocdl.s_barrier()
 
 
-def lds_alloc(num_bytes: int) -> Any:
+def lds_alloc(num_bytes: int) -> Value:
     """Allocate static LDS, 16-byte aligned, and return a pointer for lds_load and lds_store."""
     return fx.SharedAllocator().allocate(num_bytes, 16).peek().ptr.llvm_ptr
 
 
-def lds_at(base: Any, offset: Value) -> Any:
+def lds_at(base: Value, offset: Value) -> Value:
     """Return the pointer `offset` bytes after `base`."""
     dynamic = -(2**31)  # MLIR's marker of a run-time index
     return llvm.GEPOp(base.type, base, [raw(offset)], [dynamic], ir.IntegerType.get_signless(8), None).result
 
 
-def lds_load(base: Any, kind: Any, offset: Value, alignment: int = 16) -> Any:
+def lds_load(base: Value, kind: ir.Type, offset: Value, alignment: int = 16) -> Value:
     """Load from LDS per lane; `offset` is a multiple of `alignment`."""
     return llvm.LoadOp(kind, lds_at(base, offset), alignment=alignment).result
 
 
-def lds_store(base: Any, value: Any, offset: Value, alignment: int = 16) -> None:
+def lds_store(base: Value, value: Value, offset: Value, alignment: int = 16) -> None:
     """Store to LDS per lane; `offset` is a multiple of `alignment`."""
     llvm.StoreOp(raw(value), lds_at(base, offset), alignment=alignment)
 
 
-def lds_add(base: Any, offset: Value) -> Any:
+def lds_add(base: Value, offset: Value) -> Value:
     """Add 1 to an i32 in LDS; return its value before."""
     kind, order = llvm.AtomicBinOp.add, llvm.AtomicOrdering.monotonic
     where, one = lds_at(base, offset), const_i32(1)
@@ -384,14 +353,27 @@ def choose(here: Value, types: Sequence[Any], one: Callable[[], Sequence[Any]], 
     return list(op.results)
 
 
-def loop(
-    start: Value, stop: Value, carried: Sequence[Any], body: Callable[[fx.Int32, list[Any]], Sequence[Any]]
-) -> list[Any]:
-    """Emit a rolled loop over [start, stop); `body(i, carried)` returns the values of the next iteration."""
+def loop(start: Value, stop: Value, carried: State, body: Callable[[fx.Int32, State], State]) -> State:
+    """Emit a rolled loop over [start, stop); `body(i, carried)` returns the values of the next iteration.
+
+    carried: values in lists and NamedTuples, nested in any way.
+    """
     if isinstance(start, int) and isinstance(stop, int) and stop <= start:
-        return list(carried)
+        return carried
     bounds = [const_i32(v) if isinstance(v, int) else raw(v) for v in (start, stop)]
-    op = scf.ForOp(*bounds, const_i32(1), [raw(v) for v in carried])
+    op = scf.ForOp(*bounds, const_i32(1), [raw(v) for v in _leaves(carried)])
     with ir.InsertionPoint(op.body):
-        scf.YieldOp([raw(v) for v in body(fx.Int32(op.induction_variable), list(op.inner_iter_args))])
-    return list(op.results)
+        after = body(fx.Int32(op.induction_variable), _rebuilt(carried, iter(op.inner_iter_args)))
+        scf.YieldOp([raw(v) for v in _leaves(after)])
+    return _rebuilt(carried, iter(op.results))
+
+
+def _leaves(tree: Any) -> list[Value]:
+    return [leaf for part in tree for leaf in _leaves(part)] if isinstance(tree, list | tuple) else [tree]
+
+
+def _rebuilt(tree: Any, leaves: Iterator[Value]) -> Any:
+    if not isinstance(tree, list | tuple):
+        return next(leaves)
+    parts = [_rebuilt(part, leaves) for part in tree]
+    return type(tree)(*parts) if isinstance(tree, tuple) else parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +12,9 @@ from flydsl._mlir.dialects import arith, math
 
 from . import ops as ops
 from .configs import REDUCED, WAVES, QuantizeConfig, ReduceConfig
+from .launcher import launcher
 from .layout import LOW_K_BIT
+from .ops import Value
 
 INF_BITS = 0x7F800000
 ROUND_BIAS = 12582912.0  # 1.5 * 2**23: adding it rounds a float to an integer in its low bits, half to even
@@ -22,12 +25,12 @@ VALUES = 4  # consecutive values of a lane
 EXCHANGE = 2 * 16 * WAVES
 
 
-def is_expert(number: Any, experts: int) -> Any:
+def is_expert(number: Value, experts: int) -> Value:
     """Return the i1 0 <= number < experts, by one unsigned comparison."""
     return arith.cmpi(arith.CmpIPredicate.ult, number.ir_value(), ops.const_i32(experts))
 
 
-def row_scale(values: list[Any], over_row: Any) -> tuple[Any, Any, tuple[Any, Any]]:
+def row_scale(values: list[Any], over_row: Callable[..., Value]) -> tuple[Any, Any, tuple[Any, Any]]:
     """Return (scale of the grown values, its inverse, (factor that grows values, factor that shrinks the scale back)).
 
     values: float32 vectors.
@@ -50,7 +53,7 @@ def row_scale(values: list[Any], over_row: Any) -> tuple[Any, Any, tuple[Any, An
     return scale, ops.reciprocal(scale), (grow, shrink)
 
 
-def quantized(values: list[Any], scale: Any, inverse: Any, grow: Any) -> tuple[list[Any], Any]:
+def quantized(values: list[Any], scale: Value, inverse: Value, grow: Value) -> tuple[list[Any], Any]:
     """Return (four int8 of each vector in an i32, the sum of all of them): round_half_even(value / scale)."""
     words, total = [], None
     for vector in values:
@@ -68,7 +71,7 @@ def quantized(values: list[Any], scale: Any, inverse: Any, grow: Any) -> tuple[l
 class Quantize:
     """Quantize one row: a8 = round_half_even(x / scale), scale = max|x| / 127 (zero row: 1, not finite: NaN)."""
 
-    def __init__(self, cfg: QuantizeConfig, row: Any, x: Any, lds: Any) -> None:
+    def __init__(self, cfg: QuantizeConfig, row: Value, x: Value, lds: Value) -> None:
         """row: its number in x. lds: EXCHANGE bytes, needed where a whole workgroup takes one row."""
         self.cfg, self.row, self.x, self.lds = cfg, row, x, lds
         self.lane, self.wave = fx.thread_idx.x & 63, ops.uniform(fx.thread_idx.x >> 6)
@@ -87,7 +90,7 @@ class Quantize:
             offsets.append(column * size)
         return offsets
 
-    def load(self, there: Any = True) -> list[Any]:
+    def load(self, there: Value = True) -> list[Any]:
         """Start to load all values of this lane; they are zero past the end of the row and where `there` is false."""
         size, kind = (2, ops.vec_type(2, ops.i32_type())) if self.cfg.bf16 else (4, ops.vec_type(4, ops.f32_type()))
         row_bytes = self.cfg.columns * size
@@ -106,12 +109,12 @@ class Quantize:
         words, total = quantized(values, scale, inverse, grow)
         return words, arith.mulf(scale, shrink), total
 
-    def low_sum(self, total: Any) -> Any:
+    def low_sum(self, total: Value) -> Value:
         """Sum the row's INT8 at the k whose weights sit in low nibbles."""
         in_low = ((self.first & LOW_K_BIT) != 0).ir_value()
         return self.over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi, slot=1)
 
-    def over_row(self, value: Any, combine: Any, slot: int) -> Any:
+    def over_row(self, value: Value, combine: Callable[..., Value], slot: int) -> Value:
         """Combine an i32 over all lanes of the row."""
         for distance in (32, 16, 8, 4, 2, 1):
             value = combine(value, ops.from_lane(value, self.lane ^ distance))
@@ -126,19 +129,6 @@ class Quantize:
         for part in parts[1:]:
             value = combine(value, ops.element(part, 0))
         return value
-
-
-def quantize_row(cfg: QuantizeConfig, group: Any, x: Any, out: Any, info: Any, rows: Any, lds: Any) -> None:
-    """Write the INT8 row, its scale and its low sum; group: number of the workgroup."""
-    row = group if cfg.waves_per_row > 1 else group * WAVES + ops.uniform(fx.thread_idx.x >> 6)
-    with ops.when(row < rows):
-        lanes = Quantize(cfg, row, x, lds)
-        words, scale, total = lanes.quantize(lanes.load())
-        target = ops.buffer(out, fx.Int32(cfg.columns), fx.Int64(row) * cfg.columns)
-        for word, at in zip(words, lanes.column_offsets(1), strict=True):
-            ops.store(target, word, at)
-        pair = ops.pack([ops.bitcast(scale, ops.i32_type()), lanes.low_sum(total)])
-        ops.store(ops.buffer(info, fx.Int32(8), fx.Int64(row) * 8), pair, lanes.first * 8)  # lane 0 alone fits
 
 
 @dataclass
@@ -179,7 +169,7 @@ class _Reduce:
             out = ops.buffer(args.out, row_bytes, (fx.Int64(token) * cfg.hidden + fx.Int64(args.column)) * 2)
             ops.store(out, ops.to_bf16(ops.pack(total)), at)
 
-    def add(self, words: Any, scale: Any, total: list[Any]) -> list[Any]:
+    def add(self, words: Value, scale: Value, total: list[Any]) -> list[Any]:
         """Return total + scale * the eight values of `words`."""
         if self.cfg.bf16:
             values = [ops.bitcast(bits, ops.f32_type()) for bits in ops.bf16_bits(words)]
@@ -193,4 +183,4 @@ def build_reduce(cfg: ReduceConfig) -> Any:
 
     A slot whose expert id is not in range counts as zero, whatever its row contains.
     """
-    return ops.launcher("moe_reduce", ReduceArguments, lambda args: _Reduce(cfg, args).run())
+    return launcher("moe_reduce", ReduceArguments, lambda args: _Reduce(cfg, args).run())

@@ -16,7 +16,9 @@ from flydsl._mlir.dialects import arith
 
 from . import ops as ops
 from .configs import SORTERS, WAVES, QuantizeConfig, RouteConfig
-from .rows import EXCHANGE, is_expert, quantize_row
+from .launcher import launcher
+from .ops import Value
+from .rows import EXCHANGE, Quantize, is_expert
 
 THREADS = WAVES * ops.WAVE
 LOADS = 4  # 16-byte loads of a thread in a step
@@ -40,7 +42,7 @@ class RouteArguments:
 class _Sort:
     """One workgroup of the SORTERS."""
 
-    def __init__(self, cfg: RouteConfig, lds: Any, args: RouteArguments) -> None:
+    def __init__(self, cfg: RouteConfig, lds: Value, args: RouteArguments) -> None:
         self.cfg, self.lds, self.slots, self.tid = cfg, lds, args.tokens * cfg.top_k, fx.thread_idx.x
         self.ids = ops.buffer(args.ids, self.slots * 4)
         self.order = ops.buffer(args.order, self.slots * 4)
@@ -50,7 +52,7 @@ class _Sort:
         self.counters = self.own * THREADS * 4
         self.i32 = ops.i32_type()
 
-    def run(self, sorter: Any, blocks: Any) -> None:
+    def run(self, sorter: Value, blocks: Value) -> None:
         """Emit the sort. blocks: rows of the table; unused rows are filled with 0."""
         steps = (self.slots + (STEP - 1)) // STEP
         share = (steps + (SORTERS - 1)) // SORTERS
@@ -60,7 +62,7 @@ class _Sort:
                 ops.lds_store(self.lds, ops.const_i32(0), self.tid * 4 + at, alignment=4)
             ops.barrier()
 
-            def count(step: Any, _: list[Any]) -> list[Any]:
+            def count(step: Value, _: list[Any]) -> list[Any]:
                 others = arith.select((step < first).ir_value(), ops.const_i32(0), ops.const_i32(self.counters))
                 for _, expert, valid in self.load(step):
                     with ops.when(valid):
@@ -72,7 +74,7 @@ class _Sort:
             self.scan(sorter, blocks)
             ops.barrier()
 
-            def place(step: Any, _: list[Any]) -> list[Any]:
+            def place(step: Value, _: list[Any]) -> list[Any]:
                 for slot, expert, valid in self.load(step):
                     with ops.when(valid):
                         ops.store(self.order, slot, fx.Int32(ops.lds_add(self.lds, expert * 4)) * 4)
@@ -81,7 +83,7 @@ class _Sort:
             last = fx.Int32(arith.minsi(ops.raw(first + share), ops.raw(steps)))
             ops.loop(first, last, [], place)
 
-    def load(self, step: Any) -> list[tuple[Any, Any, Any]]:
+    def load(self, step: Value) -> list[tuple[Any, Any, Any]]:
         """Return (slot, expert, true if both exist) of this thread."""
         first = [step * STEP + self.tid * 4 + i * (4 * THREADS) for i in range(LOADS)]
         words = [ops.load(self.ids, ops.vec_type(4, self.i32), slot * 4) for slot in first]
@@ -92,7 +94,7 @@ class _Sort:
                 found.append((slot + i, fx.Int32(expert), arith.andi(here, (slot + i < self.slots).ir_value())))
         return found
 
-    def scan(self, sorter: Any, blocks: Any) -> None:
+    def scan(self, sorter: Value, blocks: Value) -> None:
         """Turn counts into places; the first workgroup also writes the blocks."""
         before, rows, tiles = [], [], []
         shift = self.cfg.tile_m.bit_length() - 1
@@ -110,7 +112,12 @@ class _Sort:
             start, here, at = first, rows[i], tile
 
             def write(
-                number: Any, _: list[Any], start: Any = start, here: Any = here, at: Any = at, e: Any = expert
+                number: Value,
+                _: list[Any],
+                start: Value = start,
+                here: Value = here,
+                at: Value = at,
+                e: Value = expert,
             ) -> list[Any]:
                 done = number * self.cfg.tile_m
                 some = arith.minsi(ops.raw(here - done), ops.const_i32(self.cfg.tile_m))
@@ -121,7 +128,7 @@ class _Sort:
             ops.loop(0, fx.Int32(mine), [], write)
             first, tile = first + rows[i], tile + tiles[i]
 
-        def clear(step: Any, _: list[Any]) -> list[Any]:
+        def clear(step: Value, _: list[Any]) -> list[Any]:
             none = ops.const_i32(0)
             ops.store(table, ops.pack([none, none, none, all_tiles]), (all_tiles + step * THREADS + self.tid) * 16)
             return []
@@ -164,6 +171,20 @@ def _lds_bytes(cfg: RouteConfig) -> int:
     return max(2 * _own(cfg) * THREADS * 4 + 8 * WAVES, EXCHANGE)
 
 
+def _quantize_row(columns: int, group: Value, args: RouteArguments, lds: Value) -> None:
+    """Write the INT8 row, its scale and its low sum; group: number of the workgroup."""
+    cfg = QuantizeConfig(columns, bf16=True)
+    row = group if cfg.waves_per_row > 1 else group * WAVES + ops.uniform(fx.thread_idx.x >> 6)
+    with ops.when(row < args.tokens):
+        lanes = Quantize(cfg, row, args.x, lds)
+        words, scale, total = lanes.quantize(lanes.load())
+        target = ops.buffer(args.a8, fx.Int32(columns), fx.Int64(row) * columns)
+        for word, at in zip(words, lanes.column_offsets(1), strict=True):
+            ops.store(target, word, at)
+        pair = ops.pack([ops.bitcast(scale, ops.i32_type()), lanes.low_sum(total)])
+        ops.store(ops.buffer(args.info, fx.Int32(8), fx.Int64(row) * 8), pair, lanes.first * 8)  # lane 0 alone fits
+
+
 def build(cfg: RouteConfig) -> Any:
     """Build the kernel of one configuration, for `toolchain.compiled`."""
 
@@ -173,7 +194,6 @@ def build(cfg: RouteConfig) -> Any:
             _Sort(cfg, lds, args).run(number, args.blocks)
         if cfg.hidden:
             with ops.when(number >= SORTERS):
-                row = QuantizeConfig(cfg.hidden, bf16=True)
-                quantize_row(row, number - SORTERS, args.x, args.a8, args.info, args.tokens, lds)
+                _quantize_row(cfg.hidden, number - SORTERS, args, lds)
 
-    return ops.launcher("moe_route", RouteArguments, emit)
+    return launcher("moe_route", RouteArguments, emit)

@@ -10,6 +10,7 @@ from typing import Any
 from . import ops as ops
 from .block import Stage1Arguments
 from .configs import Stage1Config
+from .launcher import launcher
 from .stage1_decode import Stage1Decode
 from .stage1_prefill import Stage1Prefill
 from .stage1_small import Stage1Small
@@ -23,4 +24,4 @@ def build(cfg: Stage1Config) -> Any:
         ops.keep(*vars(args).values())
         workgroup(cfg, args).run()
 
-    return ops.launcher("moe_stage1", Stage1Arguments, emit, cfg.hints)
+    return launcher("moe_stage1", Stage1Arguments, emit, cfg.hints)

@@ -8,8 +8,7 @@ loaded again as soon as its weights are unpacked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
@@ -18,27 +17,17 @@ from . import ops as ops
 from .block import RowBlock, Stage1Arguments
 from .configs import WAVES, Stage1Config
 from .layout import CHUNK_K, TILE_BYTES
+from .ops import Value
 
 RING_BYTES = 8192
 
 
-@dataclass
-class _State:
+class _State(NamedTuple):
     """Loaded chunks, oldest first, and the sums that a step of the main loop passes to the next."""
 
     weights: list[list[Any]]
     rows: list[list[Any]]
     sums: list[Any]
-
-    def flat(self) -> list[Any]:
-        return [x for group in (*self.weights, *self.rows, self.sums) for x in group]
-
-    def like(self, flat: list[Any]) -> _State:
-        items = iter(flat)
-        weights, rows, (sums,) = (
-            [[next(items) for _ in group] for group in part] for part in (self.weights, self.rows, [self.sums])
-        )
-        return _State(weights, rows, sums)
 
 
 class Stage1Decode:
@@ -92,11 +81,11 @@ class Stage1Decode:
         corner = (self.lane >> 4) * 16 + self.wave * CHUNK_K
         self.row_lane = [t * self.cfg.hidden + corner for t in self.token]
 
-    def load_weight(self, chunk: Any, tile: int) -> Any:
+    def load_weight(self, chunk: Value, tile: int) -> Value:
         """Load one tile of a chunk: 16 channels x 128 k."""
         return ops.load(self.weights, self.v4i, self.weight_lane, self.tile_at[tile] + chunk * (WAVES * TILE_BYTES))
 
-    def load_rows(self, chunk: Any) -> list[Any]:
+    def load_rows(self, chunk: Value) -> list[Any]:
         """Load this wave's 128 k of the rows, 32 bytes a lane and row tile."""
         at = chunk * (WAVES * CHUNK_K)
         return [ops.load(self.rows, self.v4i, lane + 64 * j, at) for lane in self.row_lane for j in (0, 1)]
@@ -125,18 +114,17 @@ class Stage1Decode:
         for c in range(before):
             state = self.step(fx.Int32(c), state, refill=ring)
 
-        def several(i: fx.Int32, flat: list[Any]) -> list[Any]:
-            inner = state.like(flat)
+        def several(i: fx.Int32, state: _State) -> _State:
             for c in range(turn):
-                inner = self.step(i * turn + (before + c), inner, refill=ring)
-            return inner.flat()
+                state = self.step(i * turn + (before + c), state, refill=ring)
+            return state
 
-        state = state.like(ops.loop(0, (refilled - before) // turn, state.flat(), several))
+        state = ops.loop(0, (refilled - before) // turn, state, several)
         for c in range(refilled, chunks):
             state = self.step(fx.Int32(c), state, refill=0)
         return state.sums
 
-    def step(self, chunk: Any, state: _State, refill: int) -> _State:
+    def step(self, chunk: Value, state: _State, refill: int) -> _State:
         """Multiply the oldest chunk of the ring; load the one `refill` chunks later in its place (0: none)."""
         current = [ops.split_rows(r) for r in state.rows[0]]
         weights, rows, sums = state.weights[1:], state.rows[1:], list(state.sums)
@@ -191,7 +179,7 @@ class Stage1Decode:
         per_row = ops.buffer(self.args.row_info, self.args.tokens * 8)
         return ops.lds_alloc(size), [ops.load(per_row, ops.vec_type(2, ops.i32_type()), t * 8) for t in self.token]
 
-    def sum_over_waves(self, lds: Any, sums: list[Any], half: int) -> list[Any]:
+    def sum_over_waves(self, lds: Value, sums: list[Any], half: int) -> list[Any]:
         """Exchange gate (half 0) or up tiles through LDS; return the total of this wave's tile for each row tile."""
         if half:
             ops.barrier()  # the other half has been read

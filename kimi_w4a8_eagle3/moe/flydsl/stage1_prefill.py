@@ -8,9 +8,8 @@ before the previous step's barrier, so one barrier a step is enough.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith
@@ -19,25 +18,18 @@ from . import ops as ops
 from .block import RowBlock, Stage1Arguments, work_of
 from .configs import WAVES, Stage1Config
 from .layout import CHUNK_K, TILE_BYTES
+from .ops import Value
 
 ROW_TILES = 4  # 16-row tiles of a wave
 ROW_TILE_BYTES = 16 * CHUNK_K
 RING_BYTES = 4096
 
 
-@dataclass
-class _State:
+class _State(NamedTuple):
     """Weights loaded ahead (chunks, oldest first) and the sums that a step passes to the next."""
 
     weights: list[list[Any]]
     sums: list[Any]
-
-    def flat(self) -> list[Any]:
-        return [x for group in (*self.weights, self.sums) for x in group]
-
-    def like(self, flat: list[Any]) -> _State:
-        items = iter(flat)
-        return _State([[next(items) for _ in chunk] for chunk in self.weights], [next(items) for _ in self.sums])
 
 
 class Stage1Prefill:
@@ -83,25 +75,25 @@ class Stage1Prefill:
         self.lds = ops.lds_alloc(2 * cfg.tile_m * CHUNK_K)
         self.groups = self.block.together(self.wave % self.waves_m * (16 * ROW_TILES), ROW_TILES)
 
-    def slots_of(self, first_row: Any, tiles: int) -> list[fx.Int32]:
+    def slots_of(self, first_row: Value, tiles: int) -> list[fx.Int32]:
         """Return the slot of each lane's row, for `tiles` 16-row tiles."""
         return [self.block.slot(first_row + (self.lane & 15) + 16 * m) for m in range(tiles)]
 
-    def load_weight(self, chunk: Any, tile: int) -> Any:
+    def load_weight(self, chunk: Value, tile: int) -> Value:
         """Load one tile of a chunk: 16 channels x 128 k."""
         return ops.load(self.weights, self.v4i, self.lane * 16, self.tile_at[tile] + chunk * TILE_BYTES)
 
-    def fetch_rows(self, chunk: Any) -> list[Any]:
+    def fetch_rows(self, chunk: Value) -> list[Any]:
         """Load this wave's share of the rows of one chunk from memory."""
         return [ops.load(self.rows, self.v4i, at + 64 * j, chunk * CHUNK_K) for at in self.row_lane for j in (0, 1)]
 
-    def stage_rows(self, fetched: list[Any], chunk: Any) -> None:
+    def stage_rows(self, fetched: list[Any], chunk: Value) -> None:
         """Write fetched rows to the LDS tile of their chunk."""
         at = (chunk & 1) * (self.cfg.tile_m * CHUNK_K) + self.wave * (self.staged * ROW_TILE_BYTES) + self.lane * 16
         for i, part in enumerate(fetched):
             ops.lds_store(self.lds, part, at + i * 1024)
 
-    def read_rows(self, chunk: Any) -> list[list[tuple[Any, Any]]]:
+    def read_rows(self, chunk: Value) -> list[list[tuple[Any, Any]]]:
         """Return MFMA operands of this wave's rows: [row tile][k half] (high, low)."""
         wave_m = self.wave % self.waves_m
         at = (chunk & 1) * (self.cfg.tile_m * CHUNK_K) + wave_m * (ROW_TILES * ROW_TILE_BYTES) + self.lane * 16
@@ -125,19 +117,18 @@ class Stage1Prefill:
         for c in range(before):
             state = self.step(fx.Int32(c), state, refill=True, more=True)
 
-        def two(i: Any, flat: list[Any]) -> list[Any]:
-            inner = state.like(flat)
+        def two(i: Value, state: _State) -> _State:
             for c in range(2):
-                inner = self.step(i * 2 + (before + c), inner, refill=True, more=True)
-            return inner.flat()
+                state = self.step(i * 2 + (before + c), state, refill=True, more=True)
+            return state
 
         turns = (refilled - before) // 2
-        state = state.like(ops.loop(0, turns, state.flat(), two))
+        state = ops.loop(0, turns, state, two)
         for c in range(before + 2 * turns, chunks):
             state = self.step(fx.Int32(c), state, refill=c < refilled, more=c < chunks - 1)
         return state.sums
 
-    def step(self, chunk: Any, state: _State, refill: bool, more: bool) -> _State:
+    def step(self, chunk: Value, state: _State, refill: bool, more: bool) -> _State:
         """Multiply one chunk of 128 k; `refill` the weight ring behind it and bring the next rows to LDS if `more`."""
         fetched = self.fetch_rows(chunk + 1) if more else []
         rows = self.read_rows(chunk)
@@ -192,7 +183,7 @@ class Stage1Prefill:
                 ]
                 ops.store(out, ops.silu_mul(*scaled), at, channel * 4)
 
-    def total(self, sums: list[Any], tile: int, m: int) -> Any:
+    def total(self, sums: list[Any], tile: int, m: int) -> Value:
         """Return high / 16 + low of one result tile."""
         at = 2 * (tile * ROW_TILES + m)
         return arith.addi(arith.shrsi(sums[at], ops.splat(ops.const_i32(4), 4)), sums[at + 1])

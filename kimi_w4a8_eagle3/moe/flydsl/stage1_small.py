@@ -18,6 +18,7 @@ from . import ops as ops
 from .block import RowBlock, Stage1Arguments
 from .configs import OWN_ROWS, OWN_SLOTS, WAVES, QuantizeConfig, Stage1Config
 from .layout import CHUNK_K
+from .ops import Value
 from .rows import EXCHANGE, Quantize, is_expert
 from .stage1_decode import Stage1Decode
 
@@ -30,7 +31,7 @@ class OwnBlock(RowBlock):
 
     list: Any
 
-    def __init__(self, cfg: Stage1Config, args: Stage1Arguments, first: Any) -> None:
+    def __init__(self, cfg: Stage1Config, args: Stage1Arguments, first: Value) -> None:
         self.first, self._slots, self._top_k, self._here = first, args.tokens * cfg.top_k, cfg.top_k, None
         self.expert = ops.scalar_load(args.row_info, first)
         self.lane = fx.thread_idx.x & 63
@@ -60,27 +61,27 @@ class OwnBlock(RowBlock):
                 ops.lds_store(self.list, place, self.at + number * 4, alignment=4)
             before = before + ops.count_bits(mask)
 
-    def row(self, number: Any) -> Any:
+    def row(self, number: Value) -> Value:
         """Return the place of row `number` among those that exist; the first place for a row that does not."""
         return fx.Int32(arith.select((number < self.rows).ir_value(), ops.raw(number), ops.const_i32(0)))
 
-    def slot(self, row: Any) -> fx.Int32:
+    def slot(self, row: Value) -> fx.Int32:
         """Return the slot of row `row`."""
         slot = ops.lds_load(self.list, ops.i32_type(), self.at + self.row(row) * 4, alignment=4)
         return fx.Int32(arith.select((row < self.rows).ir_value(), slot, self._slots.ir_value()))
 
-    def write_block(self, blocks: Any) -> None:
+    def write_block(self, blocks: Value) -> None:
         """Write this block's line in stage 2's table."""
         line = ops.pack([self.expert, self.first * OWN_ROWS, self.rows, fx.Int32(0)])
         here = arith.select((self.lane == 0).ir_value(), ops.raw(self.first * 16), ops.const_i32(ops.NOWHERE))
         ops.store(ops.buffer(blocks, self._slots * 16), line, here)
 
     @property
-    def nowhere(self) -> Any:
+    def nowhere(self) -> Value:
         """Slot of a row that does not exist."""
         return self._slots
 
-    def write_order(self, order: Any, slot: Any) -> None:
+    def write_order(self, order: Value, slot: Value) -> None:
         """Write OWN_ROWS slots, one from each lane, including those of rows that do not exist."""
         at = (self.first * OWN_ROWS + self.lane) * 4
         here = arith.select((self.lane < OWN_ROWS).ir_value(), ops.raw(at), ops.const_i32(ops.NOWHERE))
@@ -137,7 +138,7 @@ class Stage1Small(Stage1Decode):
         self.lane_row = self.block.row(self.lane & 15)
         self.row_at = self.lane_row * self.row_bytes + (self.lane >> 4) * 16 + self.wave * CHUNK_K
 
-    def load_rows(self, chunk: Any) -> list[Any]:
+    def load_rows(self, chunk: Value) -> list[Any]:
         """Load this wave's 128 k of the rows from LDS."""
         at = self.row_at + chunk * (WAVES * CHUNK_K)
         return [ops.lds_load(self.lds, self.v4i, at + 64 * j) for j in (0, 1)]

@@ -19,6 +19,7 @@ bits are then the float 1.5 * 2**23 + sum, exact while |sum| < 2**22 (K <= 512).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,9 @@ from flydsl._mlir.dialects import arith, math
 from . import ops as ops
 from .block import RowBlock, ShortBlock, work_of
 from .configs import OWN_ROWS, Stage2Config
+from .launcher import launcher
 from .layout import CHUNK_K, LOW_K_BIT, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
+from .ops import Value
 from .rows import quantized, row_scale
 
 RING_BYTES = 8192
@@ -44,13 +47,13 @@ def high_start(k: int) -> int:
     return FLOAT_BIAS_BITS if k <= BIASED_K else 0
 
 
-def low_start(low_sum: Any, k: int) -> Any:
+def low_start(low_sum: Value, k: int) -> Value:
     """Return a row's low start value: minus the offset of the offset-binary nibbles, plus the bias."""
     correction = arith.muli(low_sum, ops.const_i32(-8))
     return arith.addi(correction, ops.const_i32(FLOAT_BIAS_BITS)) if k <= BIASED_K else correction
 
 
-def exact_sum(high: Any, low: Any, k: int) -> Any:
+def exact_sum(high: Value, low: Value, k: int) -> Value:
     """Return high / 16 + low as float32, exact."""
     v4f = ops.vec_type(4, ops.f32_type())
     if k > BIASED_K:
@@ -131,7 +134,7 @@ class _Workgroup:
         self.size = 4 if cfg.accumulators else 2  # bytes of a result
         self.out = ops.buffer(args.out, slots * (self.columns * self.size))
 
-    def load_unit(self, base: Any, tile: int, step: int) -> list[Any]:
+    def load_unit(self, base: Value, tile: int, step: int) -> list[Any]:
         """Load one slot of the weight ring, tile_k x 16 channels; in the loop a tile's first slot brings its scales."""
         chunks = self.cfg.tile_k // CHUNK_K
         tile_bytes = self.cfg.inter // CHUNK_K * TILE_BYTES
@@ -139,7 +142,7 @@ class _Workgroup:
         words = [ops.load(self.weights, self.v4i, self.lane * 16 + c * TILE_BYTES, at) for c in range(chunks)]
         return words if step or not self.rolled else [*words, self.load_scale(base, tile)]
 
-    def load_ahead(self, base: Any, tile: int, step: int) -> list[Any]:
+    def load_ahead(self, base: Value, tile: int, step: int) -> list[Any]:
         """Load the slot that follows slot (tile, step) by a ring."""
         tiles, step = divmod(step + self.ring, self.steps)
         return self.load_unit(base, tile + tiles, step)
@@ -221,7 +224,7 @@ class _Workgroup:
         """Bring rows to LDS as INT8, each followed by its low sum; to places own, own + 16 and so on."""
         cfg, part = self.cfg, self.lane & (self.share - 1)
 
-        def over_row(value: Any, combine: Any) -> Any:
+        def over_row(value: Value, combine: Callable[..., Value]) -> Value:
             distance = self.share // 2
             while distance:
                 value, distance = combine(value, ops.from_lane(value, self.lane ^ distance)), distance // 2
@@ -249,11 +252,9 @@ class _Workgroup:
     def stream(self) -> None:
         """Compute all tiles of this wave: unrolled when they are few, else in a rolled loop over ring-sized groups."""
         group, turns = self.group, self.turns
-        sizes = [len(unit) for unit in self.in_flight]
 
-        def turn(i: Any, flat: list[Any], is_last: bool = False) -> list[Any]:
-            items, base = iter(flat), i * group
-            in_flight = [[next(items) for _ in range(size)] for size in sizes]
+        def turn(i: Value, in_flight: list[list[Any]], is_last: bool = False) -> list[list[Any]]:
+            base = i * group
             unwritten: list[list[Any]] = []
             scales: list[Any] = []
             for t in range(group):
@@ -268,13 +269,12 @@ class _Workgroup:
                 ops.pin_schedule()  # all weights are used before anything else is computed
             for t, (sums, scale) in enumerate(zip(unwritten, scales, strict=True)):
                 self.write(base, t, sums, scale)
-            return [x for unit in in_flight for x in unit]
+            return in_flight
 
-        flat = ops.loop(0, turns - 1, [x for unit in self.in_flight for x in unit], turn)
-        turn(fx.Int32(turns - 1), flat, is_last=True)
+        turn(fx.Int32(turns - 1), ops.loop(0, turns - 1, self.in_flight, turn), is_last=True)
 
     def one_tile(
-        self, base: Any, tile: int, in_flight: list[list[Any]], tiles_left: int | None
+        self, base: Value, tile: int, in_flight: list[list[Any]], tiles_left: int | None
     ) -> tuple[list[list[Any]], list[Any], Any]:
         """Multiply 16 channels; return (ring, high and low sums of each row tile, scales).
 
@@ -300,13 +300,13 @@ class _Workgroup:
                     acc[first:last] = ops.changed(here, acc[first:last], multiply)
         return in_flight, acc, scale
 
-    def load_scale(self, base: Any, tile: int) -> Any:
+    def load_scale(self, base: Value, tile: int) -> Value:
         """Load the weight scales of a lane's four channels of a tile."""
         half = tile % PAIR
         at = (self.first_channel + (base + (tile - half)) * TILE_N) * 4
         return ops.load(self.scales, self.v4f, (self.lane >> 4) * (PAIR * 16) + half * 16, at)
 
-    def write(self, base: Any, tile: int, sums: list[Any], scale: Any) -> None:
+    def write(self, base: Value, tile: int, sums: list[Any], scale: Value) -> None:
         """Store the results of a pair of tiles with its second tile, eight channels of one row a lane."""
         half = tile % PAIR
         at = (self.out_channel + (base + (tile - half)) * TILE_N) * self.size
@@ -332,4 +332,4 @@ def build(cfg: Stage2Config) -> Any:
         ops.keep(*(value for name, value in vars(args).items() if name != "kept"))
         _Workgroup(cfg, args).run()
 
-    return ops.launcher("moe_stage2", Stage2Arguments, emit)
+    return launcher("moe_stage2", Stage2Arguments, emit)

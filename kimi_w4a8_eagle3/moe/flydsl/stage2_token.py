@@ -17,7 +17,9 @@ from flydsl._mlir.dialects import arith
 
 from . import ops as ops
 from .configs import WAVES, ByTokenConfig, QuantizeConfig
+from .launcher import launcher
 from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
+from .ops import Value
 from .rows import Quantize, is_expert
 from .stage2 import exact_sum, high_start, low_start
 
@@ -37,13 +39,13 @@ class ByTokenArguments:
 class _Slot:
     """One slot of a wave: loads its expert's weights and its row, and computes `tile_n` float16 results."""
 
-    def __init__(self, work: _Workgroup, number: Any, expert: Any) -> None:
+    def __init__(self, work: _Workgroup, number: Value, expert: Value) -> None:
         cfg, self.work = work.cfg, work
         self.number, self.slot = number, work.token * cfg.top_k + number
         routed = is_expert(expert, cfg.experts)
         self.expert = fx.Int32(arith.select(routed, ops.raw(expert), ops.const_i32(0)))
 
-        def opened(address: Any, size: int) -> Any:  # empty for a slot without an expert here
+        def opened(address: Value, size: int) -> Value:  # empty for a slot without an expert here
             here = fx.Int32(arith.select(routed, ops.const_i32(size), ops.const_i32(0)))
             return ops.buffer(address, here, fx.Int64(self.expert) * size)
 
@@ -145,4 +147,4 @@ def build(cfg: ByTokenConfig) -> Any:
         ops.keep(*vars(args).values())
         _Workgroup(cfg, args).run()
 
-    return ops.launcher("moe_stage2_token", ByTokenArguments, emit, {"waves_per_eu": 3})  # at T = 8 all run at once
+    return launcher("moe_stage2_token", ByTokenArguments, emit, {"waves_per_eu": 3})  # at T = 8 all run at once

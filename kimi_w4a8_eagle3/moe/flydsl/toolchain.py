@@ -115,7 +115,7 @@ def linking() -> Iterator[None]:
 
 
 def compiled(launcher: Any) -> bytes:
-    """Return the gfx942 code object of the one kernel that a launcher (`ops.launcher`) launches."""
+    """Return the gfx942 code object of the one kernel that a launcher (`launcher.launcher`) launches."""
     # Imported here because FlyDSL is optional and this module must be able to report that it is missing.
     from flydsl._mlir import ir
     from flydsl._mlir.dialects import gpu

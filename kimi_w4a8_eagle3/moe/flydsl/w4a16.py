@@ -19,7 +19,9 @@ from flydsl.expr.rocdl import perm_b32
 from . import ops as ops
 from .block import RowBlock
 from .configs import W4A16_TILES, WAVES, W4A16Config
+from .launcher import launcher
 from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
+from .ops import Value
 
 RING = 4  # chunks of weights in registers: 8 KiB a wave
 SURPLUS = 136.0
@@ -39,7 +41,7 @@ class W4A16Arguments:
     tokens: fx.Int32
 
 
-def _weights_bf16(words: Any) -> list[Any]:
+def _weights_bf16(words: Value) -> list[Any]:
     """Unpack 16 bytes to eight operands of four bfloat16, each weight + 136."""
     mask, exponent = ops.const_i32(0x000F000F), ops.const_i32(0x43004300)
     operands = []
@@ -102,14 +104,14 @@ class _Workgroup:
         row = [self.block.token(s) if cfg.stage == 1 else s for s in self.slot]
         self.row_at = [r * (cfg.k * 2) + (self.lane >> 4) * 32 for r in row]
 
-    def load_weights(self, chunk: Any) -> list[Any]:
+    def load_weights(self, chunk: Value) -> list[Any]:
         """Load one chunk of 128 k of this wave's tiles."""
         tile_bytes = self.cfg.k // CHUNK_K * TILE_BYTES
         return [
             ops.load(self.weights, self.v4i, self.lane * 16, t * tile_bytes + chunk * TILE_BYTES) for t in self.tile
         ]
 
-    def load_rows(self, chunk: Any) -> list[Any]:
+    def load_rows(self, chunk: Value) -> list[Any]:
         """Load one chunk of all rows."""
         at = chunk * (CHUNK_K * 2)
         return [ops.load(self.rows, self.v4i, r + o, at) for r in self.row_at for o in (0, 16, 128, 144)]
@@ -118,27 +120,23 @@ class _Workgroup:
         """Return the sums of [tile][row tile], then the row sums of [row tile]."""
         chunks = self.cfg.k // CHUNK_K
         ring = min(RING, chunks)
-        in_flight = [x for c in range(ring) for x in self.load_weights(fx.Int32(c))] + self.load_rows(fx.Int32(0))
-        zero = ops.splat(ops.const_f32(0.0), 4)
-        sums = [zero] * ((W4A16_TILES + 1) * self.row_tiles)
+        weights = [x for c in range(ring) for x in self.load_weights(fx.Int32(c))]
+        rows = self.load_rows(fx.Int32(0))
+        sums = [ops.splat(ops.const_f32(0.0), 4)] * ((W4A16_TILES + 1) * self.row_tiles)
 
-        def split(flat: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-            weights, rows = len(flat) - len(sums) - ROW_LOADS * self.row_tiles, ROW_LOADS * self.row_tiles
-            return flat[:weights], flat[weights : weights + rows], flat[weights + rows :]
-
-        def step(chunk: Any, flat: list[Any], refill: bool, more: bool) -> list[Any]:
-            weights, rows, acc = split(list(flat))
+        def step(chunk: Value, state: list[list[Any]], refill: bool, more: bool) -> list[list[Any]]:
+            weights, rows, acc = state
             next_rows = self.load_rows(chunk + 1) if more else rows
             ops.pin_schedule()
             operands = [_weights_bf16(w) for w in weights[:W4A16_TILES]]
             ahead = self.load_weights(chunk + ring) if refill else []
-            return [*weights[W4A16_TILES:], *ahead, *next_rows, *self.multiply(operands, rows, acc)]
+            return [[*weights[W4A16_TILES:], *ahead], next_rows, self.multiply(operands, rows, acc)]
 
         refilled = chunks - ring
-        state = ops.loop(0, refilled, [*in_flight, *sums], lambda i, flat: step(i, flat, refill=True, more=True))
+        state = ops.loop(0, refilled, [weights, rows, sums], lambda i, now: step(i, now, refill=True, more=True))
         for c in range(refilled, chunks):
             state = step(fx.Int32(c), state, refill=False, more=c < chunks - 1)
-        return split(state)[2]
+        return state[2]
 
     def multiply(self, operands: list[list[Any]], rows: list[Any], acc: list[Any]) -> list[Any]:
         """Multiply one chunk; `acc` is laid out as main_loop returns it."""
@@ -179,4 +177,4 @@ class _Workgroup:
 
 def build(cfg: W4A16Config) -> Any:
     """Build the kernel of one configuration, for `toolchain.compiled`."""
-    return ops.launcher("moe_w4a16", W4A16Arguments, lambda args: _Workgroup(cfg, args).run())
+    return launcher("moe_w4a16", W4A16Arguments, lambda args: _Workgroup(cfg, args).run())
