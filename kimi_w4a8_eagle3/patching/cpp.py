@@ -6,7 +6,6 @@ Text inside `#if 0` counts like any other; brackets must balance in it, as they 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 _TOKEN = re.compile(
@@ -54,18 +53,15 @@ def texts(source: str) -> list[str]:
     return [token.text for token in tokens(source)]
 
 
-def functions(source: str, names: set[str]) -> list[Function]:
-    """Return every definition (not call, not declaration) of a function with one of these names.
+def functions(source: str, name: str) -> list[Function]:
+    """Return every definition (not call, not declaration) of the functions with this name.
 
     Raises:
         ValueError: when brackets do not match.
     """
-    return list(_functions(tokens(source), names))
-
-
-def _functions(stream: list[Token], names: set[str]) -> Iterator[Function]:
+    found, stream = [], tokens(source)
     for index, token in enumerate(stream[:-1]):
-        if token.text not in names or stream[index + 1].text != "(":
+        if token.text != name or stream[index + 1].text != "(":
             continue
         close = _matching(stream, index + 1)
         brace = close + 1
@@ -74,11 +70,9 @@ def _functions(stream: list[Token], names: set[str]) -> Iterator[Function]:
         if brace == len(stream) or stream[brace].text != "{":
             continue
         end = _matching(stream, brace)
-        yield Function(
-            parameters=tuple(t.text for t in stream[index + 2 : close]),
-            body=tuple(t.text for t in stream[brace + 1 : end]),
-            body_start=stream[brace].end,
-        )
+        parameters, body = (tuple(t.text for t in stream[a:b]) for a, b in ((index + 2, close), (brace + 1, end)))
+        found.append(Function(parameters, body, stream[brace].end))
+    return found
 
 
 def _matching(stream: list[Token], opening: int) -> int:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .cpp import Function, functions, texts
+from .cpp import functions, texts
 from .edit_state import State
 
 SELECTOR = "fmha_batch_prefill_select_kv_load_mode"
+_CODEC = ("utf-8", "surrogateescape")
 _MODE = "BlockAttentionKVCacheLoadModeEnum"
 
 
@@ -23,9 +24,10 @@ class SmallPagesLoadGlobally:
 
     def inspect(self, source: bytes) -> tuple[State, str]:
         """Return PREDATES for a tree without a second load path, UPSTREAM when its choice considers the addresses."""
-        text = _decode(source)
-        found = _definitions(text, {SELECTOR})
-        if found is None:
+        text = source.decode(*_CODEC)
+        try:
+            found = functions(text, SELECTOR)
+        except ValueError:
             return State.UNKNOWN, "unbalanced brackets"
         if not found:
             if SELECTOR in text:
@@ -34,7 +36,8 @@ class SmallPagesLoadGlobally:
         if len(found) > 1:
             return State.UNKNOWN, f"{len(found)} definitions of {SELECTOR}"
         function = found[0]
-        if _starts_with(function, _SELECT_GLOBAL):
+        ours = tuple(texts(_SELECT_GLOBAL))
+        if function.body[: len(ours)] == ours:
             return State.APPLIED, "small pages always take the 64-bit load path"
         if "*" in function.parameters or any("ptr" in name for name in function.parameters):
             return State.UPSTREAM, "the choice already considers the base addresses"
@@ -45,9 +48,14 @@ class SmallPagesLoadGlobally:
         return State.ORIGINAL, "the 64-bit load path is chosen by the size of the pool alone"
 
     def apply(self, source: bytes) -> bytes:
-        """Insert our choice before the function's own."""
-        text = _decode(source)
-        return _encode(_insert(text, [(f.body_start, _SELECT_GLOBAL) for f in functions(text, {SELECTOR})]))
+        """Insert our choice before the function's own, on new lines that are one step deeper than the brace's line."""
+        text = source.decode(*_CODEC)
+        [function] = functions(text, SELECTOR)
+        at, newline = function.body_start, "\r\n" if "\r\n" in text else "\n"
+        line = text[text.rfind("\n", 0, at) + 1 : at]
+        indent = newline + line[: len(line) - len(line.lstrip())] + "    "
+        inserted = "".join(indent + row for row in _SELECT_GLOBAL.splitlines())
+        return (text[:at] + inserted + text[at:]).encode(*_CODEC)
 
 
 _SELECT_GLOBAL = """\
@@ -56,38 +64,3 @@ _SELECT_GLOBAL = """\
 if(page_block_size < kN0)
     return ck_tile::BlockAttentionKVCacheLoadModeEnum::GLOBAL_LOAD_LDS;
 """
-
-
-def _definitions(text: str, names: set[str]) -> list[Function] | None:
-    try:
-        return functions(text, names)
-    except ValueError:
-        return None
-
-
-def _starts_with(function: Function, block: str) -> bool:
-    expected = tuple(texts(block))
-    return function.body[: len(expected)] == expected
-
-
-def _insert(text: str, places: list[tuple[int, str]]) -> str:
-    """Insert each block on new lines after its offset, indented one step deeper than the brace's line."""
-    newline = _newline(text)
-    for offset, block in sorted(places, reverse=True):
-        line = text[text.rfind("\n", 0, offset) + 1 : offset]
-        indent = line[: len(line) - len(line.lstrip())] + "    "
-        lines = newline.join(indent + row if row else row for row in block.rstrip("\n").split("\n"))
-        text = text[:offset] + newline + lines + text[offset:]
-    return text
-
-
-def _newline(text: str) -> str:
-    return "\r\n" if "\r\n" in text else "\n"
-
-
-def _decode(source: bytes) -> str:
-    return source.decode("utf-8", "surrogateescape")
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.layers.moe import MoeRunnerConfig
@@ -19,6 +19,9 @@ from ..moe.dispatch import select_backend
 from ..moe.op import MoeLayer
 from ..quark.packing import NIBBLES_PER_WORD, fold_scales
 from . import load_check
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 
 
 class QuarkInt4Int8MoE(QuarkMoEScheme):
@@ -40,12 +43,12 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
 
     def create_weights(
         self,
-        layer: Any,
+        layer: FusedMoE,
         num_experts: int,
         hidden_size: int,
         intermediate_size_per_partition: int,
         params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
+        **extra_weight_attrs: object,
     ) -> None:
         """Register the parameters that SGLang's expert loader fills; NaN scales reveal what it left out."""
         # Imported here: SGLang's layer module imports its quantization package, from which this module is loaded.
@@ -60,7 +63,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
                     remedy="choose a tensor-parallel size that divides the experts' intermediate size / 8",
                 )
 
-        def add(name: str, value: torch.Tensor, **attrs: Any) -> None:
+        def add(name: str, value: torch.Tensor, **attrs: object) -> None:
             parameter = torch.nn.Parameter(value, requires_grad=False)
             layer.register_parameter(name, parameter)
             set_weight_attrs(parameter, {**extra_weight_attrs, **attrs})
@@ -77,7 +80,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         add("w13_weight_scale_2", unset(num_experts, 2 * inter), **channel)
         add("w2_weight_scale_2", unset(num_experts, hidden_size), **channel)
 
-    def create_moe_runner(self, layer: Any, moe_runner_config: MoeRunnerConfig) -> None:
+    def create_moe_runner(self, layer: FusedMoE, moe_runner_config: MoeRunnerConfig) -> None:
         """Refuse a layer that our kernels do not compute, and keep the scale that SGLang leaves to the kernel."""
         config = moe_runner_config
         if config.activation != "silu" or not config.is_gated or config.apply_router_weight_on_input:
@@ -91,7 +94,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
             self.output_scale = float(config.routed_scaling_factor)
         self.top_k = int(config.top_k or layer.top_k)
 
-    def process_weights_after_loading(self, layer: Any) -> None:
+    def process_weights_after_loading(self, layer: FusedMoE) -> None:
         """Fold the scales and repack the weights for the backend, with one layer of extra memory."""
         if self.moe is not None:
             return
@@ -114,7 +117,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         ):
             setattr(layer, name, torch.nn.Parameter(value, requires_grad=False))
 
-    def apply_weights(self, layer: Any, dispatch_output: StandardDispatchOutput) -> StandardCombineInput:
+    def apply_weights(self, layer: FusedMoE, dispatch_output: StandardDispatchOutput) -> StandardCombineInput:
         """Run the fused MoE on the tokens that SGLang routed."""
         assert self.moe is not None
         topk = dispatch_output.topk_output
@@ -123,7 +126,7 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
             out = out * self.output_scale
         return StandardCombineInput(hidden_states=out)
 
-    def _loaded(self, layer: Any) -> QuarkMoeWeights:
+    def _loaded(self, layer: FusedMoE) -> QuarkMoeWeights:
         """Return the layer's loaded weights, with the scales folded per output channel."""
         experts, rows, _ = layer.w13_weight.shape
         s13 = fold_scales(layer.w13_weight_scale, layer.w13_weight_scale_2)

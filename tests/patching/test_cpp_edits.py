@@ -22,7 +22,7 @@ def test_definitions_are_distinguished_from_calls_and_declarations() -> None:
     int g() { return f(1) + [](int x) { return x; }(2); }
     int f(int a) noexcept { /* } */ char c = '}'; return a + R"x(} f(){)x"[0]; }
     """
-    found = functions(source, {"f"})
+    found = functions(source, "f")
     assert len(found) == 1
     assert found[0].parameters == ("int", "a")
     assert found[0].body[:2] == ("char", "c")
@@ -31,7 +31,7 @@ def test_definitions_are_distinguished_from_calls_and_declarations() -> None:
 
 def test_unbalanced_brackets_are_an_error() -> None:
     with pytest.raises(ValueError, match="no match"):
-        functions("int f() { ( }", {"f"})
+        functions("int f() { ( }", "f")
 
 
 def test_layout_and_comments_do_not_count() -> None:
