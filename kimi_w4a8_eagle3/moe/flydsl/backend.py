@@ -44,7 +44,7 @@ XCD_GATE = "KIMI_MOE_XCD_ORDER"
 W4A16_ROWS = 32  # most rows of a block with which the baseline still has more than one wave a SIMD
 
 Kernels = dict[str, KernelConfig]
-Tables = tuple[torch.Tensor, torch.Tensor]  # order and blocks of `block.Routing`
+Tables = tuple[torch.Tensor, torch.Tensor]  # order and blocks of `block.RoutingTables`
 Count = int | tuple[int, int]  # row blocks, rows or tokens; and columns, where a launch computes only some of them
 
 

@@ -13,7 +13,7 @@ from .configs import TOGETHER, XCDS
 from .ops import Value
 
 
-class Routing(Protocol):
+class RoutingTables(Protocol):
     """Addresses of the int32 routing tables, with blocks of tile_m rows.
 
     order [slots]: slots by expert.
@@ -63,7 +63,7 @@ class RowBlock:
     rows: number of rows of the block.
     """
 
-    def __init__(self, routing: Routing, block: Value, slots: Value, top_k: int, here: Value = None) -> None:
+    def __init__(self, routing: RoutingTables, block: Value, slots: Value, top_k: int, here: Value = None) -> None:
         self._routing, self._slots, self._top_k, self._here = routing, slots, top_k, here
         self.expert, self._first, self.rows, _ = ops.scalar_row(routing.blocks, block)
 
@@ -96,7 +96,7 @@ class RowBlock:
 class ShortBlock(RowBlock):
     """A block as `stage1_small.py` lists it: its few slots are scalars, loaded together with its expert."""
 
-    def __init__(self, routing: Routing, block: Value, slots: Value, top_k: int) -> None:
+    def __init__(self, routing: RoutingTables, block: Value, slots: Value, top_k: int) -> None:
         super().__init__(routing, block, slots, top_k)
         self._few = ops.scalar_row(routing.order, block)
         ops.keep(self.rows, *self._few)
