@@ -140,16 +140,6 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
                     expected="weight_scale and weight_scale_2 for every expert projection",
                     remedy="run `kimi-w4a8 check MODEL` to see every faulty tensor",
                 )
-        shape = MoeShape(
-            num_experts=experts,
-            hidden=layer.w2_weight.shape[1],
-            inter=rows // 2,
-            top_k=self.top_k,
-        )
-        return QuarkMoeWeights(
-            shape=shape,
-            w13=layer.w13_weight.data,
-            w2=layer.w2_weight.data,
-            s13=s13,
-            s2=s2,
-        )
+        hidden = layer.w2_weight.shape[1]
+        shape = MoeShape(num_experts=experts, hidden=hidden, inter=rows // 2, top_k=self.top_k)
+        return QuarkMoeWeights(shape, w13=layer.w13_weight.data, w2=layer.w2_weight.data, s13=s13, s2=s2)

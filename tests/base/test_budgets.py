@@ -25,12 +25,12 @@ CEILINGS = {
     "eval": 2880,
     "fetch": 1760,
     "fleet": 1556,
-    "moe": 5525,
+    "moe": 5514,
     "ops": 913,
-    "patching": 735,
+    "patching": 702,
     "quark": 1614,
     "recipe": 1551,
-    "sglang_plugin": 2804,
+    "sglang_plugin": 2797,
 }
 
 
