@@ -26,14 +26,15 @@ SUPPORT = ROOT / "tests" / "support"
 PROGRAM = SUPPORT / "verbs.py"
 ONLY_EXTRAS = SUPPORT / "only_extras"  # its sitecustomize.py hides the other packages
 INSTALLATIONS = {"": set(), "bench": {"bench"}, "all": {"all", "serve", "bench", "scale", "eval"}}
-ADVICE = re.compile(r"pip install '\.\[([\w,]+)\]'|`(make venv)`")
+ADVICE = re.compile(r"pip install '\.\[([\w,]+)\]'|`(make venv|make demo)`")
 
 DEAD = "http://127.0.0.1:9"
 # A small real call of each command, and what its message advises where no extra is installed: the extras, `make venv`
-# for SGLang, or nothing. MODEL becomes the built-in checkpoint, PORT a port that is taken.
+# for SGLang, `make demo` for the built-in model, or nothing. MODEL becomes the built-in checkpoint, PORT a
+# port that is taken.
 CALLS = {
     "check MODEL": "serve",
-    "doctor tiny": "make venv",
+    "doctor tiny": "make demo",
     "fetch -r tiny": "",
     "patch status": "",
     "patch apply": "",
@@ -41,9 +42,9 @@ CALLS = {
     "patch revert": "",
     "trust -r tiny": "",
     "recipes": "",
-    "serve tiny": "make venv",
-    "serve tiny --replicas 2": "make venv",
-    "serve tiny --dry-run": "",
+    "serve tiny": "make demo",
+    "serve tiny --replicas 2": "make demo",
+    "serve tiny --dry-run": "make demo",
     f"chat hello --base-url {DEAD}": "",
     f"route -w {DEAD} --port PORT": "scale",
     f"top {DEAD} --once": "",
@@ -60,7 +61,7 @@ CALLS = {
     "bench run tiny-maths --recipe tiny": "make venv",
     f"bench run tiny-maths --base-url {DEAD}": "make venv",
     "bench ab --a tiny --b tiny:plain -w tiny-maths": "bench",
-    "bench ab --a tiny --b tiny:plain -w tiny-maths --no-report": "make venv",
+    "bench ab --a tiny --b tiny:plain -w tiny-maths --no-report": "make demo",
     "bench compare measured": "",
     "bench predict": "",
     "accept --quick --recipe tiny": "eval",
@@ -79,7 +80,7 @@ class Called:
 
     @property
     def advice(self) -> str:
-        """The extras that it advises to install, or `make venv`."""
+        """The extras that it advises to install, or the target of make."""
         return ",".join(dict.fromkeys(filter(None, (part for found in ADVICE.findall(self.output) for part in found))))
 
 
