@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, rec
 from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
 from kimi_w4a8_eagle3.bench.generator import LoadResult
 from kimi_w4a8_eagle3.bench.measure import measure
+from kimi_w4a8_eagle3.bench.statistics import Interval
 from kimi_w4a8_eagle3.bench.texts import prepare
 from kimi_w4a8_eagle3.bench.workloads import Workload
 from kimi_w4a8_eagle3.cli import run
@@ -38,6 +40,8 @@ from kimi_w4a8_eagle3.eval.problems import parse_answer
 from kimi_w4a8_eagle3.fleet.checks import checked
 from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
+from kimi_w4a8_eagle3.report.page import Page, Section, Words, write_page
+from kimi_w4a8_eagle3.report.page import Table as PageTable
 
 from .tiny.problems import Problem, problems
 
@@ -47,6 +51,12 @@ LOAD_PROMPTS = 16
 CONCURRENCY = 2
 MAX_TOKENS = 192
 MAX_TURNS = 8
+FIGURES = (
+    ("TTFT median, ms", "median_ttft_ms"),
+    ("TPOT median, ms", "median_tpot_ms"),
+    ("ITL median, ms", "median_itl_ms"),
+    ("output, tok/s", "output_throughput"),
+)
 _READY_TIMEOUT_S = 240.0
 LOAD = Workload(
     name="load",
@@ -99,6 +109,9 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     console.print(_table(plain, fast))
     console.print(_verdict(differences, talked[0] == talked[1], correct, folder))
     write_json(folder / "result.json", _result(plain, fast, differences, correct))
+    same = not differences and talked[0] == talked[1]
+    console.print(f"page: {write_page(_page(plain, fast, same, correct, folder), folder)}", markup=False)
+    console.print("next: .venv/bin/kimi-w4a8 serve tiny   # an OpenAI server with this model", markup=False)
     if differences or talked[0] != talked[1]:
         raise KimiError(
             f"{len(differences)} of {QUESTIONS} greedy answers, or turns with the calculator, differ with speculation",
@@ -208,13 +221,7 @@ def _table(plain: Side, fast: Side) -> Table:
     for side in (plain, fast):
         table.add_column(side.name, justify="right")
     table.add_column("change", justify="right")
-    rows = (
-        ("TTFT median, ms", "median_ttft_ms"),
-        ("TPOT median, ms", "median_tpot_ms"),
-        ("ITL median, ms", "median_itl_ms"),
-        ("output, tok/s", "output_throughput"),
-    )
-    for title, field in rows:
+    for title, field in FIGURES:
         a, b = getattr(plain.load, field), getattr(fast.load, field)
         table.add_row(title, f"{a:.1f}", f"{b:.1f}", f"{b / a - 1:+.0%}")
     accept = fast.acceptance
@@ -223,6 +230,32 @@ def _table(plain: Side, fast: Side) -> Table:
     positions = ", ".join(f"{share:.0%}" for share in accept.per_position) if accept else "-"
     table.add_row("accepted at position 1, 2, 3", "-", positions, "")
     return table
+
+
+def _page(plain: Side, fast: Side, same: bool, correct: int, folder: Path) -> Page:
+    """The page of the demo: what is the same, what is faster, and the figures."""
+    times = plain.load.median_tpot_ms / fast.load.median_tpot_ms
+    verdicts = [
+        Words(f"EAGLE3 gives {'the same' if same else 'OTHER'} tokens.", "better" if same else "worse"),
+        Words(f"EAGLE3 is {times:.2f}x {'faster' if times > 1 else 'as fast'} (TPOT).", "better" if times > 1 else ""),
+        Words(f"{correct} of {QUESTIONS} held-out problems solved."),
+    ]
+    rows = [[title, *(f"{getattr(s.load, field):.1f}" for s in (plain, fast))] for title, field in FIGURES]
+    accept = fast.acceptance
+    rows.append(["accept length", "", f"{accept.length:.2f}" if accept else ""])
+    answers = [(f"answer {n}", a.text) for n, a in enumerate(fast.answers, start=1)]
+    sections = [
+        Section("Measured", tables=[PageTable(("figure", plain.name, fast.name), rows)]),
+        Section("Answers with EAGLE3", listings=answers, closed=True),
+    ]
+    chart = None
+    if find_spec("matplotlib"):
+        from kimi_w4a8_eagle3.report.plots import Bar, panel
+
+        values = [(s.name, Interval(s.load.median_tpot_ms, None, None)) for s in (plain, fast)]
+        chart = panel("tpot", "TPOT median (ms)", [Bar("load", name, False, value) for name, value in values])
+    load = f"{LOAD_PROMPTS} requests at concurrency {CONCURRENCY} on this machine, in {folder.name}."
+    return Page("Demo: the built-in W4A8 model, with and without EAGLE3", verdicts, load, chart, sections=sections)
 
 
 def _verdict(differences: list[int], same_talk: bool, correct: int, folder: Path) -> Panel:
@@ -248,6 +281,7 @@ def _result(plain: Side, fast: Side, differences: list[int], correct: int) -> di
         }
 
     return {
+        "kind": "demo",
         "w4a8": side(plain),
         "eagle3": side(fast),
         "questions": QUESTIONS,

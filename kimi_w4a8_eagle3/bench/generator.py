@@ -19,7 +19,6 @@ from ..engine.starter import PROGRAM, starter
 _GENERATOR = "kimi_w4a8_eagle3.sglang_plugin.bench_generator"
 _POLL_S = 0.1
 Show = Callable[[int, int], None]  # finished requests and their output tokens
-_COUNTED_S = 0.5  # after which a busy server has counted the warm-up; the generator pauses for a second
 _TIMEOUT_S = 7200.0
 
 Content = TypeVar("Content", bound=BaseModel)
@@ -77,7 +76,6 @@ def write_conversations(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def generator_command(base_url: str, arguments: Sequence[str], output: Path) -> list[str]:
-    """Return the load generator's command line."""
     return [sys.executable, *PROGRAM, _GENERATOR, "--base-url", base_url, "--output-file", str(output), *arguments]
 
 
@@ -109,7 +107,6 @@ def drive(
         while process.poll() is None:
             tokens = _finished(output.with_suffix(".progress"))
             if waiting is not None and len(tokens) >= warmups:
-                time.sleep(_COUNTED_S)
                 waiting()
                 waiting = None
             show(len(tokens[warmups:]), sum(tokens[warmups:]))

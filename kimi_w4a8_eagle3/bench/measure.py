@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -71,7 +72,6 @@ class Measurement(BaseModel):
 
     @property
     def usable(self) -> bool:
-        """True if the figures may be averaged and compared."""
         return not self.problems
 
 
@@ -82,10 +82,12 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     arguments = ["--model", server.model, "--tokenizer", server.facts.tokenizer, *point.arguments(dataset)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before: list[metrics.Counters] = []
+    warmups = point.warmups * point.workload.turns
+    idle = metrics.scrape(server.metrics_url)
     with Sampler(server.metrics_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
 
         def open_window() -> None:
-            before.append(metrics.scrape(server.metrics_url))
+            before.append(_counted(server.metrics_url, idle.requests + warmups, 0.7))  # the generator pauses for 1 s
             sampler.open_window()
 
         with request_progress("requests", point.requests, table_console()) as shown:
@@ -93,12 +95,11 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
             def show(requests: int, tokens: int) -> None:
                 shown(requests, f"{tokens:,} tokens")
 
-            warmups = point.warmups * point.workload.turns
             drive(server.base_url, arguments, raw, warmups, open_window, show, server.api_key)
         load, details = read_result(raw), read_details(raw)
         if not before:
             raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
-        counted = metrics.scrape(server.metrics_url).since(before[0])
+        counted = _counted(server.metrics_url, before[0].requests + point.requests, 5.0).since(before[0])
         summary = sampler.summary()
     notes, problems = _judge(point, load, details, counted)
     return Measurement(
@@ -121,6 +122,17 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         notes=notes,
         problems=problems,
     )
+
+
+def _counted(url: str, requests: float, most_s: float) -> metrics.Counters:
+    """Return the counters when they have `requests` and stand still: a busy server counts after its client has read."""
+    end, last = time.monotonic() + most_s, -1.0
+    while (found := metrics.scrape(url)).requests < requests or found.requests != last:
+        if time.monotonic() > end:
+            break
+        last = found.requests
+        time.sleep(0.15)
+    return found
 
 
 def examine_text(server: Server, point: Point, folder: Path, found: Measurement) -> Measurement:
@@ -187,7 +199,6 @@ def _judge(
 
 
 def judge_lengths(point: Point, load: LoadResult, details: LoadDetails) -> list[str]:
-    """Return problems in the generator's own result: failed requests, and outputs of a wrong length."""
     problems = []
     if load.completed != point.requests:
         first = next((error for error in details.errors if error), "")

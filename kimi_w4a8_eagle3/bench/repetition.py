@@ -40,7 +40,6 @@ class Repetition:
 
 
 def measure(prompts: Sequence[str], outputs: Sequence[str]) -> Repetition:
-    """Measure the repetition of prompts and their outputs."""
     pairs = list(zip(prompts, outputs, strict=False))
     return Repetition(
         prompt=_mean(repeated_share(prompt) for prompt, _ in pairs),

@@ -49,7 +49,6 @@ class RunWriter:
         self.save()
 
     def replace(self, old: Measurement, new: Measurement) -> None:
-        """Replace a measurement by a more complete version of it, and save."""
         self.result.measurements[self.result.measurements.index(old)] = new
         self.save()
 
@@ -96,7 +95,12 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read a run directory. Raises KimiError for any other folder and for damaged files."""
     try:
-        result = RunResult.model_validate_json((folder / RESULT).read_text())
+        content = json.loads((folder / RESULT).read_text())
+        if isinstance(content, dict) and content.get("kind") not in ("bench", "ab"):
+            page = folder / "report.html"
+            remedy = f"open its own page, {page}" if page.is_file() else "name the folder of such a run"
+            raise KimiError("this is not a run of `kimi-w4a8 bench` or `kimi-w4a8 eval`", str(folder), remedy=remedy)
+        result = RunResult.model_validate(content)
         record = json.loads((folder / RECORD).read_text())
     except OSError as error:
         raise KimiError(
@@ -138,7 +142,6 @@ class Cell:
 
     @cached_property
     def figures(self) -> dict[str, Interval]:
-        """Every metric with its interval, by key."""
         return {key: estimate(self.repetitions, metric) for key, metric in METRICS.items()}
 
     @cached_property

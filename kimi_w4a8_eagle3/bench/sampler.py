@@ -16,11 +16,8 @@ from ..engine import metrics
 
 GAUGES = {
     "kv_usage": "sglang:token_usage",
-    "kv_used_tokens": "sglang:kv_used_tokens",
     "running": "sglang:num_running_reqs",
     "queued": "sglang:num_queue_reqs",
-    "throughput_tok_s": "sglang:gen_throughput",
-    "accept_length": "sglang:spec_accept_length",
     "draft_steps": "sglang:spec_num_steps",
 }
 _RETRACTED = "sglang:num_retracted_requests_total"
@@ -63,7 +60,6 @@ class Sampler:
         self._path.write_text(lines)
 
     def open_window(self) -> None:
-        """Read the counters from which `summary` counts."""
         self._first = metrics.read(self._base_url)
         self._readings.clear()
 
@@ -82,7 +78,6 @@ class Sampler:
 
 
 def summarize(first: Reading, last: Reading, readings: Sequence[Mapping[str, float]]) -> ServerSummary:
-    """Summarize the window between two readings, and the gauges read inside it."""
     steps = [reading["draft_steps"] for reading in readings if "draft_steps" in reading and reading.get("running")]
     return ServerSummary(
         samples=len(readings),

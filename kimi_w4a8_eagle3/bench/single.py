@@ -17,7 +17,7 @@ from ..machine.hardware import Machine
 from .measure import Measurement, examine_text, measure
 from .runs import RunResult, RunWriter
 from .texts import prepare
-from .workloads import CHAT_BACKEND, Point, Workload
+from .workloads import CHAT_BACKEND, Workload
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def measure_points(
     require_room(server, workload)
     require_trusted_tokenizer(server.facts.tokenizer)
     for number, point in enumerate(workload.points()):
-        say(f"{server.name}: {_describe(point)}")
+        asked = f"{point.num_prompts} prompts at concurrency {point.concurrency}, seed {point.seed}"
+        say(f"{server.name}: {workload.name}: {asked}")
         found = measure(server, point, dataset, writer.folder, repetition_index)
         writer.add(found)
         if examine and number == 0 and found.usable:
@@ -113,7 +114,3 @@ def require_usable(writer: RunWriter) -> None:
             expected="every request answered at the requested length, by a server without other clients",
             remedy="read the server's log and measure again; reports leave out the marked measurements",
         )
-
-
-def _describe(point: Point) -> str:
-    return f"{point.workload.name}: {point.num_prompts} prompts at concurrency {point.concurrency}, seed {point.seed}"

@@ -104,7 +104,6 @@ class Point:
 
     @property
     def label(self) -> str:
-        """File name for this point's artefacts."""
         return f"{self.workload.name}-c{self.concurrency}-s{self.seed}"
 
     def arguments(self, dataset: Path) -> list[str]:
@@ -131,7 +130,6 @@ class Point:
 
 
 def workload_names() -> list[str]:
-    """Return the names of the packaged workloads in file order."""
     return list(_tables(_packaged()))
 
 

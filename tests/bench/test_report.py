@@ -113,12 +113,24 @@ def test_marked_measurements_are_named_and_nothing_to_show_is_an_error(
         write_page(page(Analysis([failed_run[0]])), tmp_path / "out")
 
 
-@pytest.mark.parametrize("content", ["{", '{"kind": "bench"}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"kind": "bench"}'])
 def test_a_damaged_run_is_one_message(copies: Copies, content: str) -> None:
     run = copies("a", "w4a8")
     (run.folder / "result.json").write_text(content)
     with pytest.raises(KimiError, match="cannot read"):
         read_run(run.folder)
+
+
+def test_a_run_of_another_kind_names_its_own_page(copies: Copies) -> None:
+    run = copies("a", "w4a8")
+    (run.folder / "result.json").write_text('{"kind": "demo"}')
+    with pytest.raises(KimiError, match="not a run of") as caught:
+        read_run(run.folder)
+    assert "name the folder" in caught.value.remedy
+    (run.folder / "report.html").touch()
+    with pytest.raises(KimiError, match="not a run of") as caught:
+        read_run(run.folder)
+    assert caught.value.remedy.endswith("report.html")
 
 
 def test_no_run_is_one_message(tmp_path: Path) -> None:
