@@ -136,9 +136,9 @@ def run_stages(stages: Sequence[Stage], journal: Journal, folder: Path, say: Cal
             say(f"{stage.name}: {result.verdict or 'not run'}: {result.found}")
     journal.save(folder)
     if failed := journal.names(Verdict.FAIL):
+        first = journal.results[failed[0]].found.partition("\n")[0]
         raise KimiError(
-            f"{len(failed)} of {len(stages)} stages failed; {failed[0]}: {journal.results[failed[0]].found}",
-            where=str(folder),
+            f"{len(failed)} of {len(stages)} stages failed; {failed[0]}: {first}",
             remedy="mend it and repeat the command, which runs only the stages that have not passed",
         )
 
