@@ -90,10 +90,6 @@ ELSEWHERE = {
     "_exit",
     "_upper_bounds",
     "_option_string_actions",
-    "_disable_dynamo",
-    "_Popen",
-    "_run_exitfuncs",
-    "_shutdown",
     "_extract_cache_from_sglext",
 }
 REGISTRY = {"_patched"}  # the plugin ends the process when it cannot read it

@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.quark.packing import fold_scales
-from kimi_w4a8_eagle3.sglang_plugin import cpu
+from laptop import cpu
 
 if TYPE_CHECKING:
     from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkInt4Int8MoE
