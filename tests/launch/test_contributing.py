@@ -21,6 +21,7 @@ WRONG = {
     "fixup! Add a thing": "squash work in progress",
     "Add a thing.": "ends without a full stop",
     "": "is empty",
+    "fix": "a single word",
 }
 
 
@@ -42,7 +43,7 @@ def test_a_message_that_breaks_a_rule_is_refused(subject: str, tmp_path: Path) -
 
 
 def test_a_good_message_passes(tmp_path: Path) -> None:
-    (tmp_path / "message").write_text("# a comment of git\n" + "x" * 72 + "\n")
+    (tmp_path / "message").write_text("# a comment of git\n" + "Fix " + "x" * 68 + "\n")
     assert commits(tmp_path / "message", tmp_path).returncode == 0
 
 
