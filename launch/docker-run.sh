@@ -297,7 +297,7 @@ case $service in
   systemd)
     mkdir -p "$ETC/kimi" "$ETC/systemd/system"
     settings >"$ETC/kimi/kimi.env"
-    sed "s|/opt/kimi-w4a8-eagle3/launch|$here|; s|/usr/bin/docker|$(command -v "$DOCKER")|" "$here/systemd/kimi@.service" \
+    sed "/^Doc/s|/opt/kimi-w4a8-eagle3/launch|${here// /%%20}|; s|/opt/kimi-w4a8-eagle3/launch|$here|; s|/usr/bin/docker|$(command -v "$DOCKER")|" "$here/systemd/kimi@.service" \
       >"$ETC/systemd/system/kimi@.service"
     systemctl daemon-reload
     systemctl enable --now "kimi@$recipe"

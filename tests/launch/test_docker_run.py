@@ -209,7 +209,7 @@ def test_systemd_starts_what_the_docker_line_starts() -> None:
         settings = dict(line.split("=", 1) for line in (found.folder / "etc/kimi/kimi.env").read_text().splitlines())
         command = start.replace("%i", "agent").replace("$ARGUMENTS", "")
         words = shlex.split(re.sub(r"\$\{(\w+)\}", lambda match, known=settings: known[match[1]], command))
-        assert words[0] == str(RUN) and f"ExecStop={found.folder}/bin/docker stop" in unit
+        assert words[0] == str(RUN) and f'ExecStop="{found.folder}/bin/docker" stop' in unit
         assert found.run(*words[1:], **settings, NAME="kimi-agent").returncode == 0
         service = found.started()
         (found.folder / "state/kimi-agent").unlink()
