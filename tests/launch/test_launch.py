@@ -54,7 +54,7 @@ def unit_settings() -> dict[str, list[str]]:
 def test_the_unit_starts_and_stops_one_named_container() -> None:
     settings = unit_settings()
     (start,) = settings["ExecStart"]
-    assert start.endswith("/docker-run.sh serve --recipe %i --set host=${LISTEN} --set port=${PORT} $ARGUMENTS")
+    assert start.endswith('/docker-run.sh" serve --recipe %i --set host=${LISTEN} --set port=${PORT} $ARGUMENTS')
     assert "NAME=kimi-%i" in settings["Environment"]
     assert settings["ExecStop"][0].endswith("kimi-%i")
     assert settings["Restart"] == ["on-failure"]
