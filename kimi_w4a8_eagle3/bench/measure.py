@@ -27,6 +27,7 @@ from .repetition import Repetition
 from .sampler import Sampler, ServerSummary
 from .workloads import CHAT_BACKEND, Point, Workload
 
+_STILL_S, _STILL_TRIES = 1.1, 5  # the door reuses an answer for at most 1 s
 _PROBES = 4
 _COLD = 0.02  # share of chat-template markers in short prompts
 
@@ -83,7 +84,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before: list[metrics.Counters] = []
     warmups = point.warmups * point.workload.turns
-    idle = metrics.scrape(server.metrics_url)
+    idle = _still(server.metrics_url)
     with Sampler(server.metrics_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
 
         def open_window() -> None:
@@ -99,7 +100,8 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         load, details = read_result(raw), read_details(raw)
         if not before:
             raise KimiError("the load generator never began to measure", where=str(raw.with_suffix(".log")))
-        counted = _counted(server.metrics_url, before[0].requests + point.requests, 5.0).since(before[0])
+        after = _counted(server.metrics_url, idle.requests + warmups + point.requests, 5.0)
+        counted = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
         summary = sampler.summary()
     notes, problems = _judge(point, load, details, counted)
     return Measurement(
@@ -124,14 +126,22 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     )
 
 
-def _counted(url: str, requests: float, most_s: float) -> metrics.Counters:
-    """Return the counters when they have `requests` and stand still: a busy server counts after its client has read."""
-    end, last = time.monotonic() + most_s, -1.0
-    while (found := metrics.scrape(url)).requests < requests or found.requests != last:
-        if time.monotonic() > end:
+def _still(url: str) -> metrics.Counters:
+    """Return the counters after they stood still for longer than the door reuses an answer of /metrics."""
+    found = metrics.scrape(url)
+    for _ in range(_STILL_TRIES):
+        time.sleep(_STILL_S)
+        last, found = found, metrics.scrape(url)
+        if found == last:
             break
-        last = found.requests
-        time.sleep(0.15)
+    return found
+
+
+def _counted(url: str, requests: float, most_s: float) -> metrics.Counters:
+    """Return the counters when they have `requests`, or after `most_s`: a server counts after its client has read."""
+    end = time.monotonic() + most_s
+    while (found := metrics.scrape(url)).requests < requests and time.monotonic() < end:
+        time.sleep(0.1)
     return found
 
 
