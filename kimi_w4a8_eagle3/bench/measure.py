@@ -23,7 +23,7 @@ from ..engine.metrics import Acceptance
 from ..fleet.target import Server
 from . import repetition
 from .generator import LoadDetails, LoadResult, drive, generator_command, read_details, read_result
-from .repetition import Repetition
+from .repetition import TextRepetition
 from .sampler import Sampler, ServerSummary
 from .workloads import CHAT_BACKEND, Point, Workload
 
@@ -65,7 +65,7 @@ class Measurement(BaseModel):
     acceptance: Acceptance | None = None
     probes: int = 0
     server: ServerSummary | None = None
-    text: Repetition | None = None
+    text: TextRepetition | None = None
     cached: float | None = Field(default=None, description="share of the prompt tokens found in the prefix cache")
     turns: list[Turn] = []
     notes: list[str] = []

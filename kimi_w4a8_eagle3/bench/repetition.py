@@ -18,7 +18,7 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
-class Repetition:
+class TextRepetition:
     """Shares from 0 to 1, averaged over requests.
 
     prompt: n-grams seen earlier in the prompt. output: n-grams seen earlier in the prompt or the output.
@@ -39,9 +39,9 @@ class Repetition:
         )
 
 
-def measure(prompts: Sequence[str], outputs: Sequence[str]) -> Repetition:
+def measure(prompts: Sequence[str], outputs: Sequence[str]) -> TextRepetition:
     pairs = list(zip(prompts, outputs, strict=False))
-    return Repetition(
+    return TextRepetition(
         prompt=_mean(repeated_share(prompt) for prompt, _ in pairs),
         output=_mean(repeated_share(output, after=prompt) for prompt, output in pairs),
     )

@@ -17,7 +17,7 @@ from ..fetch.trusted_code import Source, TrustRecord, code_of, untrusted
 from ..quark.findings import Problem
 
 if TYPE_CHECKING:
-    from ..quark.preflight import Report
+    from ..quark.preflight import PreflightReport
 
 
 def check(
@@ -60,7 +60,7 @@ def _code_problems(folders: list[Path]) -> list[Problem]:
     return problems
 
 
-def _summary(report: Report) -> Table:
+def _summary(report: PreflightReport) -> Table:
     verdict = "[green]can be served[/]" if report.ok else f"[bold red]{len(report.problems)} problem(s)[/]"
     table = Table(title=f"Checkpoint: {verdict}", show_header=False)
     rows = {
@@ -77,7 +77,7 @@ def _summary(report: Report) -> Table:
     return table
 
 
-def _problems(report: Report) -> Table:
+def _problems(report: PreflightReport) -> Table:
     table = Table(title="Problems", show_lines=True)
     table.add_column("check", no_wrap=True)
     table.add_column("what is wrong", overflow="fold")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..recipe.launch import Recipe, resolve
-from ..recipe.schema import ArgValue, Checkpoint
+from ..recipe.schema import ArgValue, RecipeCheckpoint
 
 GIB = 1 << 30
 # Bytes of the published checkpoints, for a machine without access to the Hub. The published "497 GB" are GiB: the INT4
@@ -21,7 +21,7 @@ class Needs:
     gpus: int
     arch: tuple[str, ...]
     hbm: float
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[RecipeCheckpoint, ...]
     host: str
     port: int
     numa: list[int] | None

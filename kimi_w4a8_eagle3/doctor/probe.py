@@ -35,7 +35,7 @@ from ..recipe.router_settings import RouterSettings
 
 
 @dataclass(frozen=True)
-class Process:
+class RunningProcess:
     pid: int
     command: str
 
@@ -134,12 +134,12 @@ class Probe:
             return error.what
         return None
 
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[RunningProcess]:
         found = []
         for process in psutil.process_iter(["pid", "name", "cmdline"]):
             if process.pid != os.getpid():
                 command = " ".join(process.info["cmdline"] or []) or process.info["name"] or ""
-                found.append(Process(process.pid, command))
+                found.append(RunningProcess(process.pid, command))
         return found
 
     def cache(self) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..fetch.cache import Store, recall, survey
 from ..fetch.model import human
-from ..recipe.launch import Checkpoint
+from ..recipe.schema import RecipeCheckpoint
 from .facts import Facts
 from .needs import PUBLISHED_SIZES
 from .result import Result, fail, ok, skip, warn
@@ -17,7 +17,7 @@ from .result import Result, fail, ok, skip, warn
 class Presence:
     """Part of a Hub checkpoint on this machine, in bytes; `known` if the sizes come from a listing."""
 
-    checkpoint: Checkpoint
+    checkpoint: RecipeCheckpoint
     total: int
     missing: int
     known: bool
@@ -28,7 +28,7 @@ class Presence:
         return self.known and self.missing == 0
 
 
-def presence(facts: Facts, checkpoint: Checkpoint) -> Presence:
+def presence(facts: Facts, checkpoint: RecipeCheckpoint) -> Presence:
     """Look into the cache; without a listing of the repository everything counts as missing."""
     store = Store(facts.probe.cache(), checkpoint.repo)
     manifest = recall(store, checkpoint.revision)
@@ -47,7 +47,7 @@ def checkpoints(facts: Facts) -> list[Result]:
     return [_checkpoint(facts, names[i], checkpoint) for i, checkpoint in enumerate(facts.needs.checkpoints)]
 
 
-def _checkpoint(facts: Facts, name: str, checkpoint: Checkpoint) -> Result:
+def _checkpoint(facts: Facts, name: str, checkpoint: RecipeCheckpoint) -> Result:
     if checkpoint.repo.startswith("builtin:"):
         return ok(name, f"{checkpoint.repo} comes with the package")
     if not checkpoint.on_hub:

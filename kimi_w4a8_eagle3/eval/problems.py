@@ -19,7 +19,7 @@ _ANSWER = re.compile(r"####\s*(-?\d+)")
 
 
 @dataclass(frozen=True)
-class Problem:
+class MathProblem:
     """One word problem. solution: one operation a line; its last line is `#### answer`."""
 
     question: str
@@ -32,7 +32,7 @@ class Problem:
         return found
 
 
-def problems(count: int, seed: int = 0) -> list[Problem]:
+def problems(count: int, seed: int = 0) -> list[MathProblem]:
     """Return the first `count` problems in the order of `seed`; seed 0 is the order of the file."""
     found = list(_all())
     if count > len(found):
@@ -49,6 +49,6 @@ def parse_answer(text: str) -> int | None:
 
 
 @cache
-def _all() -> tuple[Problem, ...]:
+def _all() -> tuple[MathProblem, ...]:
     lines = (operator_dir("eval") / FILE).read_text().splitlines()
-    return tuple(Problem(row["question"], row["answer"]) for row in map(json.loads, lines))
+    return tuple(MathProblem(row["question"], row["answer"]) for row in map(json.loads, lines))

@@ -16,7 +16,7 @@ from ..base.verdict import Verdict
 from ..engine.client import EngineClient, Generation
 from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
 from ..fleet.target import Target, record_of
-from .problems import Problem, parse_answer
+from .problems import MathProblem, parse_answer
 from .problems import problems as sample
 
 KIND = "eval-smoke"
@@ -59,7 +59,7 @@ def run(
         EngineClient(server.base_url, server.api_key) as client,
     ):
 
-        def ask(problem: Problem) -> Generation | KimiError:
+        def ask(problem: MathProblem) -> Generation | KimiError:
             try:
                 return client.chat(problem.question, floors.max_tokens)
             except KimiError as error:
@@ -83,7 +83,7 @@ def run(
 
 
 def check(
-    problems: Sequence[Problem],
+    problems: Sequence[MathProblem],
     answers: Sequence[Generation | KimiError],
     floors: Floors,
     counted: Acceptance | None = None,

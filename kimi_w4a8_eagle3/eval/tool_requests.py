@@ -18,7 +18,7 @@ from ..base.errors import KimiError
 from ..base.files import lines
 from ..fetch.data_file import data_file
 from . import calculator
-from .problems import Problem, problems
+from .problems import MathProblem, problems
 
 _INSTEAD = "download it elsewhere and name the file with --data"
 _EXPECTED = ("finish_reason", "official_finish_reason")
@@ -85,7 +85,7 @@ def builtin(count: int) -> list[ToolRequest]:
     return [request for request, _ in zip(found, range(count), strict=False)]
 
 
-def _stages(problem: Problem) -> Iterator[ToolRequest]:
+def _stages(problem: MathProblem) -> Iterator[ToolRequest]:
     messages: list[dict[str, Any]] = [{"role": "user", "content": problem.question}]
     body: dict[str, Any] = {"tools": [calculator.declaration()], "temperature": 0, "max_tokens": 256}
     yield ToolRequest({**body, "messages": list(messages)}, "tool_calls")

@@ -95,9 +95,9 @@ class FleetObserver:
 
     def _merged(self, replicas: Sequence[ReplicaState], engines: Mapping[str, Families], router: Families) -> bytes:
         recent = {replica.name: self.acceptance(replica.name) for replica in replicas}
-        sources = [Source(tuple(fleet_families(self._view.recipe, replicas, recent, engines)))]
-        sources += [Source(families, {"replica": name}) for name, families in engines.items()]
-        return render(merge([*sources, Source(router)]))
+        sources = [Exposition(tuple(fleet_families(self._view.recipe, replicas, recent, engines)))]
+        sources += [Exposition(families, {"replica": name}) for name, families in engines.items()]
+        return render(merge([*sources, Exposition(router)]))
 
 
 def _urls(replicas: Sequence[ReplicaState]) -> dict[str, str]:
@@ -105,14 +105,14 @@ def _urls(replicas: Sequence[ReplicaState]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Source:
+class Exposition:
     """One process's exposition; `labels` are added to all its samples."""
 
     families: tuple[Metric, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def merge(sources: Iterable[Source]) -> list[Metric]:
+def merge(sources: Iterable[Exposition]) -> list[Metric]:
     """Merge families of all sources by name, in the order in which they first appear.
 
     A label of the same name in the source becomes `exported_NAME`, as in Prometheus' own scrapes. The first source

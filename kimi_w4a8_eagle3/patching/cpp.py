@@ -34,7 +34,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Function:
+class CppFunction:
     """One function definition: its parameters and body as tokens."""
 
     parameters: tuple[str, ...]
@@ -53,7 +53,7 @@ def texts(source: str) -> list[str]:
     return [token.text for token in tokens(source)]
 
 
-def functions(source: str, name: str) -> list[Function]:
+def functions(source: str, name: str) -> list[CppFunction]:
     """Return every definition (not call, not declaration) of the functions with this name.
 
     Raises:
@@ -71,7 +71,7 @@ def functions(source: str, name: str) -> list[Function]:
             continue
         end = _matching(stream, brace)
         parameters, body = (tuple(t.text for t in stream[a:b]) for a, b in ((index + 2, close), (brace + 1, end)))
-        found.append(Function(parameters, body, stream[brace].end))
+        found.append(CppFunction(parameters, body, stream[brace].end))
     return found
 
 

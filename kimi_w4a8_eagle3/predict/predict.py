@@ -74,7 +74,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Point:
+class PredictedPoint:
     """A published figure and its prediction."""
 
     source: str
@@ -143,13 +143,13 @@ def calibrate(cluster: Cluster) -> Fit:
     return Fit(float(layer_s), float(1 / decode_cost), float(1 / prefill_cost))
 
 
-def check(fit: Fit, cluster: Cluster) -> list[Point]:
+def check(fit: Fit, cluster: Cluster) -> list[PredictedPoint]:
     """Return every published MI325X figure that the model covers, with the model's value."""
     found = []
     for source, point, side, key, value in _published():
         calibrated = source == _CALIBRATION_SOURCE and (point, side, key) in CALIBRATION
         predicted = predict(_load(point, side), key, fit, cluster)
-        found.append(Point(source, point, side, key, value, predicted, calibrated))
+        found.append(PredictedPoint(source, point, side, key, value, predicted, calibrated))
     return found
 
 
@@ -228,6 +228,6 @@ def _published() -> Iterator[tuple[str, str, str, str, float]]:
                 yield from ((title, point, side, key, values[key]) for key in _KNOWN if key in values)
 
 
-def mean_error(points: Sequence[Point]) -> float:
+def mean_error(points: Sequence[PredictedPoint]) -> float:
     """Return the mean absolute relative error of the points not used to calibrate."""
     return float(np.mean([abs(point.error) for point in points if not point.calibrated]))

@@ -20,7 +20,7 @@ _SHOWN = 5
 
 
 @dataclass
-class Report:
+class PreflightReport:
     """Result of `preflight`: the files it read and the problems it found."""
 
     model: str
@@ -60,15 +60,15 @@ class Report:
         return {"ok": self.ok, **asdict(self)}
 
 
-def preflight(model_dir: Path | str, draft_dir: Path | str | None = None, tp: int = 1) -> Report:
+def preflight(model_dir: Path | str, draft_dir: Path | str | None = None, tp: int = 1) -> PreflightReport:
     """Check a target, and a draft against it, from configs, safetensors headers and small tensors.
 
-    A bad checkpoint raises nothing: see `Report.problems` and `Report.raise_for_problems`. A target in another format
+    A bad checkpoint raises nothing: see `problems` and `raise_for_problems` of the report. A target in another format
     than W4A8 is only checked for complete files, finite values, tensor-parallel size and draft.
     """
     started = time.monotonic()
     model_dir = Path(model_dir)
-    report = Report(str(model_dir), str(draft_dir) if draft_dir is not None else None, tp)
+    report = PreflightReport(str(model_dir), str(draft_dir) if draft_dir is not None else None, tp)
     if tp < 1:
         report.problems.append(Problem("tensor-parallel", f"TP is {tp}", expected="1 or more"))
         return report
@@ -79,7 +79,7 @@ def preflight(model_dir: Path | str, draft_dir: Path | str | None = None, tp: in
     return report
 
 
-def _check_target(model_dir: Path, report: Report) -> ModelConfig | None:
+def _check_target(model_dir: Path, report: PreflightReport) -> ModelConfig | None:
     checkpoint = _read_files(model_dir, "files", report)
     if checkpoint is None:
         return None
@@ -118,7 +118,7 @@ def _check_w4a8(
         return [*problems, Problem.of("excludes", error)]
 
 
-def _check_draft(draft_dir: Path, target: ModelConfig, report: Report) -> None:
+def _check_draft(draft_dir: Path, target: ModelConfig, report: PreflightReport) -> None:
     checkpoint = _read_files(draft_dir, "draft", report)
     if checkpoint is None:
         return
@@ -131,7 +131,7 @@ def _check_draft(draft_dir: Path, target: ModelConfig, report: Report) -> None:
     report.notes += vocabulary_note(draft, target.text)
 
 
-def _read_files(directory: Path, check: str, report: Report) -> Checkpoint | None:
+def _read_files(directory: Path, check: str, report: PreflightReport) -> Checkpoint | None:
     """Read headers and small tensors; None without the directory."""
     if not directory.is_dir():
         kind, expected = ("draft", "a local EAGLE3 draft") if check == "draft" else ("model", "a local checkpoint")

@@ -31,7 +31,7 @@ from .deterministic import with_determinism
 from .known_faults import Fault, apply_faults, concerning
 from .memory_plan import number
 from .on_machine import fit_to_machine, unmet_requirements
-from .schema import ArgValue, Checkpoint, Recipe, load_recipe, recipe_names, with_settings
+from .schema import ArgValue, Recipe, RecipeCheckpoint, load_recipe, recipe_names, with_settings
 from .speculation import apply_speculation
 
 __all__ = [
@@ -281,7 +281,7 @@ def _improve(args: Args, recipe: Recipe, notes: list[Note]) -> None:
             notes.append(Note(f"{show(name, improvement.value)} ({was}): {improvement.why}"))
 
 
-def _path(checkpoint: Checkpoint) -> str:
+def _path(checkpoint: RecipeCheckpoint) -> str:
     """Return the engine's model path: a Hub id, a directory, or the folder of a built-in model."""
     if not checkpoint.repo.startswith("builtin:"):
         return checkpoint.repo

@@ -27,7 +27,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Checkpoint(_Strict):
+class RecipeCheckpoint(_Strict):
     """A model on the Hub (`owner/name`), a local directory, or `builtin:<name>`."""
 
     repo: str
@@ -94,8 +94,8 @@ class Recipe(_Strict):
     summary: str
     engine: Literal["sglang", "vllm"]
     image: str | None = Field(default=None, description="container image that the published figures come from")
-    model: Checkpoint
-    draft: Checkpoint | None = None
+    model: RecipeCheckpoint
+    draft: RecipeCheckpoint | None = None
     args: dict[str, ArgValue] = {}
     improve: dict[str, Improvement] = {}
     options: Options = Options()
@@ -256,8 +256,8 @@ def _explain(error: ValidationError, where: str, kind: type[KimiError]) -> KimiE
 
 def _valid_keys(parents: list[str]) -> list[str]:
     tables: dict[str, type[BaseModel]] = {
-        "model": Checkpoint,
-        "draft": Checkpoint,
+        "model": RecipeCheckpoint,
+        "draft": RecipeCheckpoint,
         "improve": Improvement,
         "options": Options,
         "router": RouterSettings,

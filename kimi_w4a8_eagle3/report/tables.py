@@ -12,7 +12,7 @@ from ..base.console import table_console
 from ..base.errors import KimiError
 from ..bench.measure import Measurement
 from ..bench.statistics import METRICS
-from ..predict.predict import Choice, Fit, Load, Point, mean_error
+from ..predict.predict import Choice, Fit, Load, PredictedPoint, mean_error
 from .analysis import Analysis
 from .measured import figure_tables, notes, number, turn_tables
 from .page import Table, Tone
@@ -51,7 +51,7 @@ def _print(table: Table, console: Console) -> None:
     console.print(shown)
 
 
-def print_model(fit: Fit, points: Sequence[Point]) -> None:
+def print_model(fit: Fit, points: Sequence[PredictedPoint]) -> None:
     """Print the fitted unknowns, and every published figure with the model's value."""
     console = table_console()
     table = rich_table.Table(

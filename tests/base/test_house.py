@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -160,3 +160,13 @@ def code(path: Path) -> str:
     docstrings = {id(node.value) for node in ast.walk(tree(path)) if isinstance(node, ast.Expr)}
     texts = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Constant) and id(node) not in docstrings]
     return "\n".join(node.value for node in texts if isinstance(node.value, str))
+
+
+def test_a_public_class_name_stands_for_one_class() -> None:
+    defined = Counter(
+        node.name
+        for path in modules()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in defined.items() if count > 1} == set()

@@ -23,7 +23,7 @@ from support.machines import (
 )
 
 from kimi_w4a8_eagle3.doctor.needs import Needs
-from kimi_w4a8_eagle3.doctor.probe import Probe, Process
+from kimi_w4a8_eagle3.doctor.probe import Probe, RunningProcess
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 from kimi_w4a8_eagle3.fetch.cache import Manifest, Store
@@ -251,7 +251,7 @@ def test_a_port_in_use(tmp_path):
     ],
 )
 def test_stray_engines(tmp_path, command, is_engine):
-    result = check(mi325x(tmp_path, running=(Process(4711, command),)), "processes")
+    result = check(mi325x(tmp_path, running=(RunningProcess(4711, command),)), "processes")
     assert (result.verdict.value == "warn") == is_engine
     assert not is_engine or "kill 4711" in result.remedy
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from kimi_w4a8_eagle3.base.prometheus import parse
-from kimi_w4a8_eagle3.ops.observer import Source, merge, render
+from kimi_w4a8_eagle3.ops.observer import Exposition, merge, render
 
 LABEL_VALUES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=6) | st.just('a\\"\n{}, b')
 NUMBERS = st.floats(0, 1e9, allow_nan=False)
@@ -41,7 +41,7 @@ def totals(text: str) -> dict[str, float]:
 
 @given(st.lists(expositions(), max_size=4))
 def test_sums_are_kept_and_every_family_is_declared_once(texts: list[str]) -> None:
-    merged = render(merge(Source(parse(text), {"replica": str(i)}) for i, text in enumerate(texts))).decode()
+    merged = render(merge(Exposition(parse(text), {"replica": str(i)}) for i, text in enumerate(texts))).decode()
     expected: Count[str] = Count()
     for text in texts:
         expected.update(totals(text))
@@ -54,14 +54,14 @@ def test_sums_are_kept_and_every_family_is_declared_once(texts: list[str]) -> No
 
 @given(expositions())
 def test_one_source_without_labels_comes_back_as_it_was(text: str) -> None:
-    assert render(merge([Source(parse(text))])).decode() == text
+    assert render(merge([Exposition(parse(text))])).decode() == text
 
 
 def test_buckets_stay_beside_their_histogram() -> None:
     text = "# TYPE h histogram\n" + "".join(
         f"h{suffix}\n" for suffix in ('_bucket{le="1"} 1', '_bucket{le="+Inf"} 2', "_count 2", "_sum 3")
     )
-    lines = render(merge([Source(parse(text), {"replica": r}) for r in "ab"])).decode().splitlines()
+    lines = render(merge([Exposition(parse(text), {"replica": r}) for r in "ab"])).decode().splitlines()
     assert [line.split("{")[0] for line in lines if not line.startswith("#")] == 2 * [
         "h_bucket", "h_bucket", "h_count", "h_sum"
     ]  # fmt: skip
@@ -78,16 +78,16 @@ def test_buckets_stay_beside_their_histogram() -> None:
     ids=["counter-without-total", "counter", "untyped", "own-replica-label"],
 )
 def test_names_are_kept_and_own_labels_move_aside(text: str, expected: str) -> None:
-    lines = render(merge([Source(parse(text), {"replica": "a"})])).decode().splitlines()
+    lines = render(merge([Exposition(parse(text), {"replica": "a"})])).decode().splitlines()
     assert [line for line in lines if not line.startswith("#")] == [expected]
 
 
 def test_a_family_of_another_type_is_left_out() -> None:
     gauge, counter = parse("# TYPE x_total gauge\nx_total 1\n"), parse("# TYPE x_total counter\nx_total 2\n")
-    merged = render(merge([Source(counter), Source(gauge, {"replica": "b"})])).decode()
+    merged = render(merge([Exposition(counter), Exposition(gauge, {"replica": "b"})])).decode()
     assert "x_total 2.0" in merged and "replica" not in merged
 
 
 def test_a_series_that_its_source_repeats_appears_once() -> None:
-    merged = render(merge([Source(parse("# TYPE g gauge\ng 1\ng 2\n"))])).decode()
+    merged = render(merge([Exposition(parse("# TYPE g gauge\ng 1\ng 2\n"))])).decode()
     assert [line for line in merged.splitlines() if line.startswith("g ")] == ["g 1.0"]

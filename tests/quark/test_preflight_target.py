@@ -17,7 +17,7 @@ from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, LAYERS, edit_json, r
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.findings import Problem
-from kimi_w4a8_eagle3.quark.preflight import Report, preflight
+from kimi_w4a8_eagle3.quark.preflight import PreflightReport, preflight
 
 PREFIX = "language_model.model.layers"
 GATE = f"{PREFIX}.1.mlp.experts.2.gate_proj.weight"
@@ -253,7 +253,7 @@ def test_of_many_problems_the_first_five_are_shown(draft: str | None, where: str
     shown = [f"  - [files] problem {number}; expected none" for number in range(5)]
     for found, more in ((7, ["  - and 2 more"]), (5, [])):
         with pytest.raises(KimiError) as caught:
-            Report("model", draft, 1, problems=problems[:found]).raise_for_problems()
+            PreflightReport("model", draft, 1, problems=problems[:found]).raise_for_problems()
         assert caught.value.where == where
         assert caught.value.what.splitlines() == [f"the checkpoint has {found} problems:", *shown, *more]
 

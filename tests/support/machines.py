@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.doctor.needs import Needs
-from kimi_w4a8_eagle3.doctor.probe import Probe, Process
+from kimi_w4a8_eagle3.doctor.probe import Probe, RunningProcess
 from kimi_w4a8_eagle3.doctor.result import Report, Result
 from kimi_w4a8_eagle3.doctor.runner import examine
 from kimi_w4a8_eagle3.doctor.software import SGLANG_PINNED
@@ -85,7 +85,7 @@ class Recorded(Probe):
     regime: Regime = Regime.FIXED64
     kernels_refused: str = ""
     taken: str | None = None
-    running: tuple[Process, ...] = ()
+    running: tuple[RunningProcess, ...] = ()
     hub_answers: bool = True
     is_offline: bool = False
     variables: dict[str, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Recorded(Probe):
     def port_problem(self, host: str, port: int) -> str | None:
         return self.taken
 
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[RunningProcess]:
         return list(self.running)
 
     def cache(self) -> Path:

@@ -57,7 +57,7 @@ class CodeObject(_Model):
     spills: int
 
 
-class Manifest(_Model):
+class KernelManifest(_Model):
     """Contents of a folder of code objects, with their compilers, sources and GPU.
 
     remaining: kernels that an interrupted `kimi-w4a8 warm` has not compiled yet.
@@ -91,11 +91,11 @@ def objects_folder(gates: GateReader) -> Path:
     return Path(given) if given else cache_dir() / "kernels"
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> KernelManifest:
     """Return the manifest of a folder; raise KimiError when it cannot be read."""
     path = folder / MANIFEST
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        return KernelManifest.model_validate_json(path.read_bytes())
     except OSError as error:
         raise _refused(folder, f"there are no code objects of the MoE kernels in {folder} ({error.strerror})") from None
     except ValidationError as error:

@@ -16,7 +16,7 @@ from typing import Any
 from ...base.errors import KimiError
 from ...base.files import write_atomic
 from .configs import KernelConfig
-from .objects import MANIFEST, CodeObject, CodeObjects, Manifest, source_hash
+from .objects import MANIFEST, CodeObject, CodeObjects, KernelManifest, source_hash
 from .toolchain import compilers
 
 MOST_JOBS = 16  # one compiler process takes 0.7 GB
@@ -28,7 +28,7 @@ def default_jobs() -> int:
     return min(len(os.sched_getaffinity(0)), MOST_JOBS)
 
 
-def warm(configs: Iterable[KernelConfig], folder: Path, jobs: int, watch: Watch) -> tuple[Manifest, int]:
+def warm(configs: Iterable[KernelConfig], folder: Path, jobs: int, watch: Watch) -> tuple[KernelManifest, int]:
     """Compile what the folder lacks, in the order of `configs`; return (its manifest, number of compiled kernels).
 
     Raises KimiError when a kernel does not compile, or when compilers are needed that are not installed.
@@ -41,7 +41,7 @@ def warm(configs: Iterable[KernelConfig], folder: Path, jobs: int, watch: Watch)
         manifest, missing = _lacking(wanted, folder)
         versions = compilers()
         if versions != manifest.compilers:
-            manifest, missing = Manifest(sources=source_hash(), compilers=versions), wanted
+            manifest, missing = KernelManifest(sources=source_hash(), compilers=versions), wanted
         for left, (key, image, compiled) in zip(
             reversed(range(len(missing))), _compile(missing, jobs, watch), strict=True
         ):
@@ -74,12 +74,12 @@ def _alone(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _lacking(wanted: list[KernelConfig], folder: Path) -> tuple[Manifest, list[KernelConfig]]:
+def _lacking(wanted: list[KernelConfig], folder: Path) -> tuple[KernelManifest, list[KernelConfig]]:
     """Return (manifest of the intact objects of this package's sources, those of `wanted` that it lacks)."""
     try:
         objects = CodeObjects(folder)
     except KimiError:
-        return Manifest(sources=source_hash()), wanted
+        return KernelManifest(sources=source_hash()), wanted
     kernels = {key: found for key, found in objects.manifest.kernels.items() if objects.intact(found)}
     manifest = objects.manifest.model_copy(update={"kernels": kernels})
     return manifest, [config for config in wanted if repr(config) not in kernels]

@@ -129,7 +129,7 @@ class Serving:
             kernels[repr(name)] = describe(image, len(signature(launcher_of(config).func).parameters))
             (self.folder / kernels[repr(name)].file).write_bytes(image)
             self.gpu.knows(assembly(config), compiled(config))
-        manifest = flydsl_objects.Manifest(sources=flydsl_objects.source_hash(), kernels=kernels)
+        manifest = flydsl_objects.KernelManifest(sources=flydsl_objects.source_hash(), kernels=kernels)
         (self.folder / flydsl_objects.MANIFEST).write_text(manifest.model_dump_json())
 
     def forward(self) -> torch.Tensor:

@@ -27,7 +27,7 @@ from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.flydsl.code_object import read_metadata
 from kimi_w4a8_eagle3.moe.flydsl.compile import launcher_of
 from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig
-from kimi_w4a8_eagle3.moe.flydsl.objects import MANIFEST, CodeObjects, Manifest, read_manifest
+from kimi_w4a8_eagle3.moe.flydsl.objects import MANIFEST, CodeObjects, KernelManifest, read_manifest
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
@@ -43,7 +43,7 @@ def folder(small_objects: Path, tmp_path: Path) -> Path:
 
 def test_the_manifest_is_read_back_and_names_every_file(small_objects: Path) -> None:
     manifest = read_manifest(small_objects)
-    assert Manifest.model_validate_json(manifest.model_dump_json()) == manifest
+    assert KernelManifest.model_validate_json(manifest.model_dump_json()) == manifest
     assert set(manifest.kernels) == {repr(config) for config in small_kernels()}
     assert {path.name for path in small_objects.glob("*.co")} == {found.file for found in manifest.kernels.values()}
     assert set(manifest.compilers) == {"flydsl", "linker"}

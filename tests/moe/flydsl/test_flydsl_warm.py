@@ -30,7 +30,7 @@ if SKIP is None:
     from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
     from kimi_w4a8_eagle3.moe.flydsl.layout import LAYOUT
-    from kimi_w4a8_eagle3.moe.flydsl.objects import Manifest, source_hash
+    from kimi_w4a8_eagle3.moe.flydsl.objects import KernelManifest, source_hash
 
 KIMI = MoeShape(384, 7168, 256, 8)
 SERVED = (1, 8, 160, 10240)
@@ -75,7 +75,7 @@ def warmed(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], str]:
 
     def record(configs: Iterable[Any], folder: Path, jobs: int, watch: Any) -> tuple[Any, int]:
         found.extend(dict.fromkeys(configs))
-        return Manifest.model_construct(arch="gfx942", sources=source_hash(), kernels={}), len(found)
+        return KernelManifest.model_construct(arch="gfx942", sources=source_hash(), kernels={}), len(found)
 
     monkeypatch.setattr(flydsl_warm, "warm", record)
     result = CliRunner().invoke(app, ["warm"], catch_exceptions=False)
