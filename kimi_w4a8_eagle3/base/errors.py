@@ -21,14 +21,8 @@ class KimiError(Exception):
     exit_code: int = 1
 
     def __str__(self) -> str:
-        parts = [self.what]
-        if self.where:
-            parts.append(f"  where:    {self.where}")
-        if self.expected:
-            parts.append(f"  expected: {self.expected}")
-        if self.remedy:
-            parts.append(f"  to do:    {self.remedy}")
-        return "\n".join(parts)
+        details = {"where:": self.where, "expected:": self.expected, "to do:": self.remedy}
+        return "\n".join([self.what, *(f"  {label:<9} {text}" for label, text in details.items() if text)])
 
 
 @dataclass

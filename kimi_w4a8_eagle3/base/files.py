@@ -1,4 +1,4 @@
-"""Write files atomically: even after a power cut a reader sees the old content or the new. Read lines safely."""
+"""Write files atomically: even after a power cut a reader sees the old content or the new. Read lines, check space."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
+
+from .errors import KimiError
+
+RESERVE = 1 << 30  # bytes of a disk that stay free
+
+
+def shortage(folder: Path, needed: int, elsewhere: str, free: int | None = None) -> KimiError | None:
+    """Return the error if `needed` more bytes do not fit on the disk of `folder`, or None.
+
+    `elsewhere` advises how to use another disk. `free` is the free space where the caller knows it.
+    """
+    if free is None:
+        free = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
+    if needed <= 0 or needed + RESERVE <= free:
+        return None
+    what = f"not enough disk space: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free"
+    return KimiError(what, str(folder), f"{(needed + RESERVE) / 1e9:.1f} GB free", f"free space, or {elsewhere}")
 
 
 def write_atomic(path: Path, content: str | bytes, like: Path | None = None) -> None:

@@ -82,11 +82,10 @@ def installed_versions() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """Return the commit of this package's checkout, with `-dirty` for local changes; None outside a checkout."""
-    here = Path(__file__).parent
     try:
         out = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=here,
+            cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
             timeout=10,

@@ -18,10 +18,6 @@ class Verdict(str, Enum):
         return self.value
 
     @property
-    def rank(self) -> int:
-        return list(Verdict).index(self)
-
-    @property
     def exit_code(self) -> int:
         """Exit code: 0 pass, 3 fail, 4 invalid, 5 inconclusive, 6 measured."""
         return _EXIT_CODES[self]

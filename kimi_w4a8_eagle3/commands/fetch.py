@@ -34,7 +34,7 @@ def fetch(
     try:
         done = [session.run(repository, verify=verify, offline=offline) for repository in repositories]
     except KeyboardInterrupt:
-        session.console.print("stopped; received data is kept, and the same command resumes")
+        session.console.print("stopped; complete files are kept, and the same command resumes")
         raise typer.Exit(130) from None
     if not all(done):
         raise typer.Exit(1)

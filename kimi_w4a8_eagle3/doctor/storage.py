@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..base.files import shortage
 from ..fetch.cache import Store, recall, survey
 from ..fetch.model import human
 from ..recipe.schema import RecipeCheckpoint
@@ -36,9 +37,8 @@ def presence(facts: Facts, checkpoint: RecipeCheckpoint) -> Presence:
         size = PUBLISHED_SIZES.get(checkpoint.repo, 0)
         return Presence(checkpoint, size, size, known=False)
     report = survey(store, manifest)
-    kept = sum(store.arrived(file) for file in report.missing)
     # A shard of unknown size (a cache filled by another tool) still counts as missing.
-    missing = max(report.missing_bytes - kept, 1) if report.missing else 0
+    missing = max(report.missing_bytes, 1) if report.missing else 0
     return Presence(checkpoint, manifest.listing.size, missing, known=True, verified=manifest.complete)
 
 
@@ -76,7 +76,6 @@ def disk(facts: Facts) -> Result:
         return skip("disk", "no checkpoint is downloaded for this recipe")
     missing, cache = sum(found.missing for found in wanted), facts.probe.cache()
     _, free = facts.probe.space(cache)
-    found = f"{human(free)} free in {cache}, {human(missing)} to fetch"
-    if free < missing + (1 << 30):
-        return fail("disk", found, "free space, or set HF_HOME to a larger disk (a local NVMe loads fastest)")
-    return ok("disk", found)
+    if error := shortage(cache, missing, "set HF_HOME to a larger disk (a local NVMe loads fastest)", free):
+        return fail("disk", f"{error.what} in {cache}", error.remedy)
+    return ok("disk", f"{human(free)} free in {cache}, {human(missing)} to fetch")

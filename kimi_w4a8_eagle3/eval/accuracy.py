@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from ..base import laptop
+from ..base.console import request_progress
 from ..base.errors import KimiError, UsageError
-from ..base.request_progress import request_progress
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..fleet.target import Server, Target, record_of
 from . import tasks

@@ -101,7 +101,7 @@ class Conclusion:
 
     def conclude(self, state: Verdict, reason: str) -> None:
         """Add a finding; the worst finding decides the state."""
-        self.state = max(self.state, state, key=lambda verdict: verdict.rank)
+        self.state = max(self.state, state, key=list(Verdict).index)
         self.reasons.append(reason)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 from rich.console import Console
 
+from ..base.console import request_progress
 from ..base.errors import KimiError
-from ..base.request_progress import request_progress
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..engine.client import EngineClient
 from ..fleet.target import Server, Target, record_of

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
+from huggingface_hub import constants
+from rich.console import Console
 
 from ..base.errors import KimiError
+from .cache import Store, recall
+from .download import fetch
+from .hub import Hub
+from .progress import ByteProgress
 
 HUB_PREFIX = "hf://datasets/"
 
@@ -18,12 +23,18 @@ def data_file(name: str, instead: str) -> Path:
     """
     if not name.startswith(HUB_PREFIX):
         return Path(name).expanduser()
-    owner, repo, *inside = name.removeprefix(HUB_PREFIX).split("/")
+    owner, repo, path = [*name.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
+    store = Store(Path(constants.HF_HUB_CACHE), f"{owner}/{repo}", "dataset")
     try:
-        return Path(hf_hub_download(f"{owner}/{repo}", "/".join(inside), repo_type="dataset"))
-    except Exception as error:  # many types: no network, no such file, no permission
-        raise KimiError(
-            f"{'/'.join(inside)} could not be downloaded: {str(error).splitlines()[0]}",
-            where=f"{HUB_PREFIX}{owner}/{repo}",
-            remedy=instead,
-        ) from None
+        manifest = recall(store, "main")
+        if manifest and path in manifest.verified and (store.snapshot(manifest.listing.commit) / path).is_file():
+            return store.snapshot(manifest.listing.commit) / path
+        if constants.HF_HUB_OFFLINE:
+            raise KimiError("it is not on this disk, and HF_HUB_OFFLINE forbids downloads")
+        console = Console(stderr=True)
+        hub = Hub.from_environment("dataset")
+        return (
+            fetch(hub, store, store.repo, "main", lambda *what: ByteProgress(console, *what), path=path).folder / path
+        )
+    except KimiError as error:
+        raise KimiError(f"{path} could not be downloaded: {error.what}", where=name, remedy=instead) from None

@@ -1,7 +1,7 @@
 """Fetch one repository: list it, check what is on the disk and the space, and let huggingface_hub bring the rest.
 
-huggingface_hub's own download to its cache checks no digest, and starts a file again at zero after a kill. So its
-`http_get` and `xet_get` write here: to a stable name, which becomes the blob's only when the digest is right.
+huggingface_hub's own download to its cache checks no digest. So its `http_get` and hf_xet write to a folder beside the
+cache's blobs, and a file becomes a blob only when its digest is right.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import io
 import os
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +24,11 @@ from huggingface_hub.utils._runtime import is_xet_available
 from huggingface_hub.utils._xet import abort_xet_session, get_xet_session, refresh_xet_connection_info
 
 from ..base.errors import KimiError
+from ..base.files import shortage
 from .audit import FILE_HEADERS, RETRY_STATUS, Stopped
-from .cache import QUARANTINE, Manifest, Store, survey, wrong_ones
+from .cache import Manifest, Store, quarantined, survey, wrong_ones
 from .hub import STRANGE, Hub
-from .model import Listing, RemoteFile, human
+from .model import Listing, RemoteFile
 from .progress import ByteProgress, Show
 
 if TYPE_CHECKING:
@@ -57,14 +58,13 @@ class Fetched:
 
 
 def fetch(
-    hub: Hub, store: Store, repo: str, revision: str, show: Show, jobs: int = 8, reserve: int = 1 << 30
+    hub: Hub, store: Store, repo: str, revision: str, show: Show, jobs: int = 8, path: str | None = None
 ) -> Fetched:
-    """Bring `repo` at `revision` into `store`, completely and with every digest checked.
+    """Bring `repo` at `revision`, or only its file `path`, into `store`, with every digest checked.
 
-    `jobs` files travel at once; `reserve` bytes of the file system stay free. A KimiError leaves in place what arrived,
-    and the next call continues there.
+    `jobs` files travel at once. A KimiError leaves the complete files in place, and the next call continues there.
     """
-    listing = hub.listing(repo, revision)
+    listing = hub.listing(repo, revision, path)
     with store.exclusive():
         manifest = Manifest(listing, store.vouched(listing))
         store.save(manifest)
@@ -72,27 +72,13 @@ def fetch(
         _check_existing(store, manifest, show, jobs)
         # Two paths with the same content share a blob.
         missing = list({file.digest: file for file in survey(store, manifest).missing}.values())
-        kept = sum(store.arrived(file) for file in missing)
-        needed = sum(file.size for file in missing) - kept
-        check_space(store.root, needed, reserve)
+        needed = sum(file.size for file in missing)
+        if error := shortage(store.root, needed, "choose another place with HF_HOME"):
+            raise error
         without_xet = _bring(hub, store, manifest, missing, show, jobs) if missing else ""
         manifest.verified = {file.path for file in listing.files}
         store.save(manifest)
         return Fetched(store.finish(listing), listing, needed, listing.size - needed, without_xet)
-
-
-def check_space(folder: Path, needed: int, reserve: int) -> None:
-    """Raise KimiError unless the file system of `folder` takes `needed` more bytes and keeps `reserve` free."""
-    if needed <= 0:
-        return
-    free = shutil.disk_usage(folder).free
-    if free < needed + reserve:
-        raise KimiError(
-            f"not enough disk space: {human(needed)} to fetch, {human(free)} free",
-            where=str(folder),
-            expected=f"{human(needed + reserve)} free ({human(reserve)} of it stays free)",
-            remedy="free space, or choose another place with HF_HOME",
-        )
 
 
 def _check_existing(store: Store, manifest: Manifest, show: Show, jobs: int) -> None:
@@ -105,7 +91,7 @@ def _check_existing(store: Store, manifest: Manifest, show: Show, jobs: int) -> 
         wrong = wrong_ones(store, unverified, progress, jobs)
     manifest.verified |= {file.path for file in unverified if file not in wrong}
     for file in wrong:
-        store.tree.unlink(store.final(file))
+        store.final(file).unlink(missing_ok=True)
 
 
 def _bring(hub: Hub, store: Store, manifest: Manifest, files: list[RemoteFile], show: Show, jobs: int) -> str:
@@ -126,7 +112,7 @@ def _bring(hub: Hub, store: Store, manifest: Manifest, files: list[RemoteFile], 
             with lock:
                 manifest.verified.add(file.path)
                 store.save(manifest)
-            store.tree.unlink(store.final(file).with_name(store.final(file).name + QUARANTINE))
+            quarantined(store, file).unlink(missing_ok=True)
 
         with hub.audited(transfer.stop), ThreadPoolExecutor(max_workers=jobs) as pool:
             # Large files first, so that the last minutes are not one long file on one connection.
@@ -159,25 +145,19 @@ class Transfer:
     )
 
     def bring(self, file: RemoteFile) -> None:
-        """Bring `file` to its place in the store, or raise KimiError.
-
-        A wrong digest discards the bytes and tries once more from zero, by plain HTTP: a part of an earlier attempt may
-        have been damaged.
-        """
-        tree, path = self.store.tree, self.store.partial(file)
+        """Bring `file` to its place in the store, or raise KimiError. Damaged bytes are fetched once more, by HTTP."""
+        path = self.store.incoming / str(file.digest)
         for last in (False, True):
             try:
-                with PartialFile(tree.append(path), file.size, self.progress) as partial:
-                    self._receive(file, partial, by_xet=not last)
-                    partial.seek(0)
-                    if (digest := file.hash_of(partial)) != file.digest:
+                with Arriving(path, file.size, self.progress) as arriving:
+                    self._receive(file, arriving, by_xet=not last)
+                    arriving.seek(0)
+                    if (digest := file.hash_of(arriving)) != file.digest:
                         raise Corrupt(f"digest {digest} instead of {file.digest}")
-                    os.fsync(partial.fileno())
-                tree.replace(path, self.store.final(file))
-                return
+                    os.fsync(arriving.fileno())
+                return self.store.place(path, file)
             except Corrupt as error:
-                partial.count(0)
-                tree.unlink(path)
+                arriving.count(0)
                 if last:
                     raise FileFailed(
                         f"{file.path} arrived damaged twice: {error}",
@@ -188,54 +168,46 @@ class Transfer:
                     ) from None
             except OSError as error:
                 raise disk_error(error, path) from None
+            finally:
+                path.unlink(missing_ok=True)
 
-    def _receive(self, file: RemoteFile, partial: PartialFile, by_xet: bool) -> None:
-        """Write the missing bytes of a file: from Xet storage if it is there, else by plain HTTP."""
+    def _receive(self, file: RemoteFile, arriving: Arriving, by_xet: bool) -> None:
+        """Write a file: from Xet storage if it is there, else by plain HTTP."""
         if self.stop.is_set():
             raise Stopped
         if by_xet and file.xet and not self.without_xet:
             try:
-                return self._receive_by_xet(file, file.xet, partial)
+                return self._receive_by_xet(file, file.xet, arriving)
             except Exception as error:  # hf_xet raises RuntimeError for most
                 if self.stop.is_set():
                     raise Stopped from None
                 self.without_xet = f"{type(error).__name__}: {self.hub.scrub(error)}"
-                partial.truncate(0)
-        if partial.seek(0, os.SEEK_END) > file.size:
-            partial.truncate(0)
-        return self._receive_by_http(file, partial)
+                arriving.truncate(0)
+        return self._receive_by_http(file, arriving)
 
-    def _receive_by_xet(self, file: RemoteFile, xet: str, partial: PartialFile) -> None:
-        """Let hf_xet write the whole file.
-
-        Its own requests are not audited, so it gets the storage's short-lived token and not the Hub's, and instead of a
-        path in the cache, which could lead elsewhere, the one of the open file.
-        """
+    def _receive_by_xet(self, file: RemoteFile, xet: str, arriving: Arriving) -> None:
+        """Let hf_xet write the file. Its requests are not audited, so it gets the storage's short-lived token only."""
         from hf_xet import XetFileInfo  # not on every platform
 
-        route = f"{self.hub.endpoint}/api/models/{self.listing.repo}/xet-read-token/{self.listing.commit}"
+        route = f"{self.hub.endpoint}/api/{self.hub.kind}s/{self.listing.repo}/xet-read-token/{self.listing.commit}"
         storage = refresh_xet_connection_info(file_data=XetFileData(xet, route), headers={})
         with get_xet_session().new_file_download_group(
             endpoint=storage.endpoint,
             token=storage.access_token,
             token_expiry_unix_secs=storage.expiration_unix_epoch,
-            progress_callback=lambda report, files: partial.count(report.total_bytes_completed),
+            progress_callback=lambda report, files: arriving.count(report.total_bytes_completed),
         ) as group:
-            group.start_download_file(XetFileInfo(xet, file.size), f"/proc/self/fd/{partial.fileno()}")
+            group.start_download_file(XetFileInfo(xet, file.size), str(arriving.name))
 
-    def _receive_by_http(self, file: RemoteFile, partial: PartialFile) -> None:
-        """Let huggingface_hub append the missing bytes, through broken connections."""
-        repo, commit, length = self.listing.repo, self.listing.commit, partial.seek(0, os.SEEK_END)
+    def _receive_by_http(self, file: RemoteFile, arriving: Arriving) -> None:
+        """Let huggingface_hub write the file, through broken connections."""
+        repo, commit = self.listing.repo, self.listing.commit
         url = self.hub.url(repo, commit, file.path)
-        partial.count(length)
+        arriving.count(0)
         try:
-            return http_get(
-                url, partial, resume_size=length, headers=FILE_HEADERS, expected_size=file.size, tqdm_class=silent_tqdm
-            )
+            return http_get(url, arriving, headers=FILE_HEADERS, expected_size=file.size, tqdm_class=silent_tqdm)
         except HfHubHTTPError as error:
             status = error.response.status_code
-            if status == 416:
-                raise Corrupt(f"the server has no bytes from {length} on") from None
             if status not in RETRY_STATUS:
                 raise self.hub.explain(error, repo, commit, file.path) from None
             problem = f"HTTP {status}"
@@ -250,26 +222,30 @@ class Transfer:
         raise FileFailed(
             f"{file.path}: no progress in repeated attempts: {self.hub.scrub(problem)}",
             where=self.hub.scrub(url),
-            remedy=f"{human(partial.tell())} of {human(file.size)} are kept; repeat the command and it continues there",
+            remedy="repeat the command; complete files are kept",
         )
 
 
-class PartialFile(io.FileIO):
-    """An open file that arrives. It refuses more than `size` bytes, and its length is counted in the progress."""
+class Arriving(io.BufferedRandom):
+    """A new file that refuses more than `size` bytes and counts its length in the progress."""
 
-    def __init__(self, fd: int, size: int, progress: ByteProgress) -> None:
-        super().__init__(fd, "r+")
+    def __init__(self, path: Path, size: int, progress: ByteProgress) -> None:
+        super().__init__(io.FileIO(path, "x+"))
         self._size, self._progress, self._counted = size, progress, 0
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Append all bytes of `data`; raise Corrupt if the file would be too long."""
-        rest = memoryview(data)
-        if self.tell() + len(rest) > self._size:
+        """Append bytes; raise Corrupt if the file would be too long."""
+        if self.tell() + memoryview(data).nbytes > self._size:
             raise Corrupt(f"more than {self._size} bytes")
-        while rest:  # an unbuffered write takes what still fits and returns its length; only the next one fails
-            rest = rest[super().write(rest) :]
+        written = super().write(data)
         self.count(self.tell())
-        return len(memoryview(data))
+        return written
+
+    def close(self) -> None:
+        """Close the file also when its last bytes do not fit on the disk."""
+        with suppress(OSError):
+            self.flush()
+        self.raw.close()
 
     def count(self, length: int) -> None:
         """Show `length` bytes of this file in the progress; fewer than before if they turned out wrong."""
@@ -283,6 +259,6 @@ def disk_error(error: OSError, path: Path) -> KimiError:
         return KimiError(
             "the disk is full",
             where=str(path.parent),
-            remedy="free space, or choose another place with HF_HOME; bytes that arrived are kept",
+            remedy="free space, or choose another place with HF_HOME; complete files are kept",
         )
     return KimiError(f"cannot write: {error.strerror}", where=str(path), remedy="check the directory's permissions")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass
 from urllib.parse import quote
 
 import httpx
@@ -29,43 +30,49 @@ class HubUnreachable(KimiError):
     """The Hub does not answer at all, so asking about another repository is pointless."""
 
 
+@dataclass(frozen=True)
 class Hub(Endpoint):
-    """One Hub and the right to use it."""
+    """One Hub and the right to use it, for one kind of repository: `model` or `dataset`."""
+
+    kind: str = "model"
 
     @classmethod
-    def from_environment(cls) -> Hub:
+    def from_environment(cls, kind: str = "model") -> Hub:
         """Return the Hub that this machine's environment and token file name."""
-        return cls(constants.ENDPOINT, get_token())
+        return cls(constants.ENDPOINT, get_token(), kind=kind)
 
     def url(self, repo: str, commit: str, path: str) -> str:
         """Return the address of a file. The Hub redirects large files to its storage."""
-        return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(path)}"
+        prefix = constants.REPO_TYPES_URL_PREFIXES.get(self.kind, "")
+        return f"{self.endpoint}/{prefix}{repo}/resolve/{commit}/{quote(path)}"
 
-    def listing(self, repo: str, revision: str) -> Listing:
-        """Resolve `revision` to a commit and list its files with sizes and digests; KimiError when that fails."""
+    def listing(self, repo: str, revision: str, path: str | None = None) -> Listing:
+        """Resolve `revision` to a commit and list its files, or only `path`; KimiError when that fails."""
         try:
-            name, asked = RepoName(repo), Revision(revision)
+            name, asked, wanted = RepoName(repo), Revision(revision), path and RepoPath(path)
         except ValueError as error:
             raise KimiError(str(error), expected="owner/name and a revision", remedy="correct it") from None
         try:
             with self.audited(end=time.monotonic() + self.limits.listing):
-                listing = self._list(name, asked)
+                listing = self._list(name, asked, wanted)
         except (httpx.HTTPError, *STRANGE) as error:
             raise self.explain(error, name, asked) from None
         if not listing.files:
-            raise KimiError(f"{repo} is empty at revision {revision}", where=self.endpoint, remedy="check the revision")
+            what = f"{repo} has no {wanted}" if wanted else f"{repo} is empty"
+            raise KimiError(f"{what} at revision {revision}", where=self.endpoint, remedy="check the revision")
         return listing
 
-    def _list(self, repo: RepoName, revision: Revision) -> Listing:
+    def _list(self, repo: RepoName, revision: Revision, wanted: str | None) -> Listing:
         api = HfApi(self.endpoint, token=False)  # the audit adds the token
-        commit = Commit(api.model_info(repo, revision=revision).sha)
+        commit = Commit(api.repo_info(repo, revision=revision, repo_type=self.kind).sha)
         if Commit.accepts(revision) and commit != revision:
             raise ValueError(f"commit {commit} for the commit {revision}")
         files: list[RemoteFile] = []
-        for entry in api.list_repo_tree(repo, recursive=True, revision=commit):
+        folder = None if wanted is None else wanted.rpartition("/")[0] or None
+        for entry in api.list_repo_tree(repo, folder, recursive=not wanted, revision=commit, repo_type=self.kind):
             if len(files) > MAX_FILES:
                 break
-            if isinstance(entry, RepoFile):
+            if isinstance(entry, RepoFile) and wanted in (None, entry.path):
                 files.append(_remote_file(entry))
         return Listing(repo, revision, commit, tuple(files))
 

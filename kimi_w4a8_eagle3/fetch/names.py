@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
+MAX_PARTS = 32  # of a path
 _T = TypeVar("_T", bound="Name")
 
 
@@ -38,7 +39,7 @@ class Name(str):
             and "\\" not in value
             and not re.match(r"[A-Za-z]:", value)
             and len(value.encode()) <= 1024
-            and len(parts) <= 32
+            and len(parts) <= MAX_PARTS
             and all(part not in ("", ".", "..") and len(part.encode()) <= 240 for part in parts)
         )
 

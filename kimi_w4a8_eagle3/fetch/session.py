@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from ..base.errors import UsageError
 from ..recipe.launch import load_recipe, recipe_names
-from .cache import QUARANTINE, Manifest, Store, Survey, recall, survey, verify
+from .cache import Manifest, Store, Survey, quarantined, recall, survey, verify
 from .download import disk_error, fetch
 from .hub import Hub
 from .model import human
@@ -130,11 +130,9 @@ class Session:
         count = f"{len(bad)} of {len(listing.files)} files are missing or damaged"
         self._say(f"{repository.repo} at {listing.commit}: {count} ({human(found.missing_bytes)})")
         for file in found.corrupt:
-            self._say(f"  damaged  {file.path}: its digest is wrong; set aside as {store.final(file).name}{QUARANTINE}")
+            self._say(f"  damaged  {file.path}: its digest is wrong; set aside as {quarantined(store, file).name}")
         for file in found.missing:
-            kept = store.arrived(file)
-            size = human(file.size) + (f", {human(kept)} of it arrived" if kept else "")
-            self._say(f"  missing  {file.path} ({size if file.digest else 'size unknown'})")
+            self._say(f"  missing  {file.path} ({human(file.size) if file.digest else 'size unknown'})")
         self._say(f"  to do: {repository.command}")
         return False
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import KimiError
+from ..base.files import shortage
 from .safetensors_header import INDEX_NAME, SINGLE_NAME, Checkpoint
 
 QuantizeFolder = Callable[[Path, Path], None]
 Advance = Callable[[int], None]
-RESERVE_BYTES = 64 << 20
 _JOB, _DONE, _OUT, _WORK = "job.json", "done", "out", "work"
 
 
@@ -46,7 +46,10 @@ def quantize_by_shard(
     _require_free(destination)
     partial = destination.with_name(f".{destination.name}.partial")
     todo = _continue(partial, {**job, "source": _identity(checkpoint)}, checkpoint)
-    require_space(destination.parent, sum(file.stat().st_size for file in todo))
+    # A quantized shard is smaller than its source.
+    needed = sum(file.stat().st_size for file in todo)
+    if error := shortage(destination.parent, needed, "choose a destination on another disk"):
+        raise error
     for file in checkpoint.files:
         if file in todo:
             _one_shard(checkpoint, file, partial, quantize)
@@ -57,19 +60,6 @@ def quantize_by_shard(
     (partial / _OUT).rename(destination)
     shutil.rmtree(partial)
     return Outcome(len(checkpoint.files), len(checkpoint.files) - len(todo))
-
-
-def require_space(folder: Path, needed: int) -> None:
-    """Raise KimiError unless the source's size is free: a quantized shard is smaller than its source."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed + RESERVE_BYTES:
-        raise KimiError(
-            f"not enough disk: {free / 2**30:.1f} GiB free, up to {needed / 2**30:.1f} GiB needed",
-            str(folder),
-            "room for a copy of the source's remaining shards",
-            "free some space, or choose a destination on another disk",
-        )
 
 
 def _require_free(destination: Path) -> None:

@@ -10,15 +10,20 @@ import pytest
 from support.fetch_helpers import NAME, SHARDS, client, model_files, quiet
 from support.hub_server import HubServer, Repo, serve
 
+from kimi_w4a8_eagle3.base import files
 from kimi_w4a8_eagle3.fetch.cache import Store
 from kimi_w4a8_eagle3.fetch.download import Fetched, fetch
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """huggingface_hub waits a second before it continues a file, and writes blocks of 10 MiB: too much here."""
+    """huggingface_hub waits a second before it continues a file, and writes blocks of 10 MiB: too much here.
+
+    The file system of the tests may be nearly full.
+    """
     from huggingface_hub import constants, file_download
 
+    monkeypatch.setattr(files, "RESERVE", 0)
     monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
 
@@ -46,7 +51,7 @@ def bring(hub: HubServer, store: Store) -> Callable[..., Fetched]:
     def run(**options: object) -> Fetched:
         token = options.pop("token", None)
         revision = options.pop("revision", "main")
-        return fetch(client(hub, token), store, NAME, revision, quiet, **({"reserve": 0} | options))  # type: ignore[arg-type]
+        return fetch(client(hub, token), store, NAME, revision, quiet, **options)  # type: ignore[arg-type]
 
     return run
 

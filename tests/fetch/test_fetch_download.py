@@ -9,8 +9,9 @@ import pytest
 from support.fetch_helpers import NAME, SHARDS, TOKEN, client, kimi, quiet
 from support.hub_server import Fault, Repo, serve
 
+from kimi_w4a8_eagle3.base import files
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.fetch.download import check_space, fetch
+from kimi_w4a8_eagle3.fetch.download import fetch
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -59,7 +60,7 @@ def test_a_new_revision_fetches_only_what_changed(hub, repo, bring):
 
 def test_pinned_commit_and_paged_listing(repo, bring, store):
     with serve({NAME: repo}, page=2) as paged:
-        result = fetch(client(paged), store, NAME, repo.commit, quiet, reserve=0)
+        result = fetch(client(paged), store, NAME, repo.commit, quiet)
     assert {file.path for file in result.listing.files} == set(repo.files)
     assert contents(result.folder) == repo.files
 
@@ -73,20 +74,17 @@ def test_the_token_goes_to_the_hub_and_never_to_the_storage(hub, repo, bring):
     assert not any(request.authorized for request in storage)
 
 
-def test_not_enough_space_is_said_before_any_file_is_asked_for(hub, bring):
-    with pytest.raises(KimiError, match="not enough disk space"):
-        bring(reserve=1 << 60)
-    assert not any(hub.gets(path) for path in SHARDS)
+def test_not_enough_space_is_said_before_any_file_is_asked_for(hub, bring, monkeypatch):
+    monkeypatch.setattr(files, "RESERVE", 1 << 60)
+    with pytest.raises(KimiError, match=r"not enough disk space: 0\.0 GB needed") as error:
+        bring()
+    assert "HF_HOME" in error.value.remedy and not any(hub.gets(path) for path in SHARDS)
 
 
-def test_space_check_counts_the_reserve(tmp_path):
-    import shutil
-
-    free = shutil.disk_usage(tmp_path).free
-    check_space(tmp_path, 1 << 20, 0)
-    check_space(tmp_path, 0, 1 << 60)  # nothing to fetch: a full disk does not matter
-    with pytest.raises(KimiError, match="not enough"):
-        check_space(tmp_path, free // 2, free)
+def test_nothing_to_fetch_needs_no_space(hub, bring, monkeypatch):
+    bring()
+    monkeypatch.setattr(files, "RESERVE", 1 << 60)
+    assert bring().fetched == 0
 
 
 def test_two_fetches_of_one_repository_do_not_mix(hub, bring, store):

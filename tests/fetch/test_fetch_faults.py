@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import os
-import shutil
 import signal
 import subprocess
 import time
@@ -14,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 from rich.console import Console
-from support.fetch_helpers import NAME, SHARDS, TOKEN, client, content, kimi, kimi_process, quiet
+from support.fetch_helpers import NAME, SHARDS, TOKEN, client, kimi, kimi_process, quiet
 from support.hub_server import SIGNATURE, Fault, Repo, serve
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.audit import Limits
 from kimi_w4a8_eagle3.fetch.cache import Store
-from kimi_w4a8_eagle3.fetch.download import PartialFile, fetch
+from kimi_w4a8_eagle3.fetch.download import fetch
 from kimi_w4a8_eagle3.fetch.hub import Hub
 from kimi_w4a8_eagle3.fetch.progress import ByteProgress
 
@@ -28,7 +25,11 @@ SHARD = SHARDS[0]
 
 
 def blob(store: Store, repo: Repo, path: str) -> Path:
-    return store.root / "blobs" / repo.digest(path)
+    return blob_of(store.root, repo, path)
+
+
+def blob_of(root: Path, repo: Repo, path: str) -> Path:
+    return root / "blobs" / repo.digest(path)
 
 
 def test_a_cut_connection_continues_where_it_broke(hub, repo, bring, store):
@@ -39,44 +40,36 @@ def test_a_cut_connection_continues_where_it_broke(hub, repo, bring, store):
     assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
 
 
-BLOCK = 10 << 20  # huggingface_hub writes blocks of this size, so a kill costs at most one of each file
-
-
-def test_a_killed_process_continues_at_its_last_block(hub, repo, tmp_path):
-    repo.files[SHARD] = content(9, BLOCK + 300_000)
-    hub.faults[SHARD] = [Fault(cut=BLOCK + 123_456, hold=True)]
-    partial = tmp_path / "hub/models--org--model/blobs" / f"{repo.digest(SHARD)}.incomplete"
+def test_a_killed_process_keeps_complete_files_and_starts_the_others_again(hub, repo, tmp_path):
+    hub.faults[SHARD] = [Fault(cut=123_456, hold=True)]
+    root = tmp_path / "hub/models--org--model"
     process = kimi_process(hub, tmp_path, "fetch", NAME)
     try:
-        others = [tmp_path / "hub/models--org--model/blobs" / repo.digest(path) for path in SHARDS[1:]]
-        wait_until(lambda: size(partial) == BLOCK and all(other.exists() for other in others))
+        wait_until(lambda: all((root / "blobs" / repo.digest(path)).exists() for path in SHARDS[1:]))
+        wait_until(lambda: hub.gets(SHARD))
     finally:
         process.kill()
         process.communicate()
     missing = kimi(hub, tmp_path, "fetch", NAME, "--offline")
-    assert missing.returncode == 1
-    assert f"missing  {SHARD} (10.8 MB, 10.5 MB of it arrived)" in missing.stdout
+    assert missing.returncode == 1 and f"missing  {SHARD} (300.0 kB)" in missing.stdout
+    assert (root / ".kimi-incoming" / repo.digest(SHARD)).exists() and not blob_of(root, repo, SHARD).exists()
 
     done = kimi(hub, tmp_path, "fetch", NAME)
     assert done.returncode == 0, done.stderr
-    assert [request.range for request in hub.gets(SHARD)] == [None, f"bytes={BLOCK}-"]
-    assert hub.sent(SHARD) == len(repo.files[SHARD]) + 123_456
+    assert [request.range for request in hub.gets(SHARD)] == [None, None]
     assert all(len(hub.gets(path)) == 1 for path in SHARDS[1:])  # complete files were not asked again
-    folder = tmp_path / "hub/models--org--model/snapshots" / repo.commit
-    assert (folder / SHARD).read_bytes() == repo.files[SHARD]
+    assert (root / "snapshots" / repo.commit / SHARD).read_bytes() == repo.files[SHARD]
+    assert not (root / ".kimi-incoming").exists()
 
 
-def test_ctrl_c_keeps_the_bytes_and_says_how_to_go_on(hub, repo, tmp_path):
-    repo.files[SHARD] = content(9, BLOCK + 300_000)
-    hub.faults[SHARD] = [Fault(cut=BLOCK + 100_000, hold=True)]
-    partial = tmp_path / "hub/models--org--model/blobs" / f"{repo.digest(SHARD)}.incomplete"
+def test_ctrl_c_says_how_to_go_on(hub, repo, tmp_path):
+    hub.faults[SHARD] = [Fault(cut=100_000, hold=True)]
     process = kimi_process(hub, tmp_path, "fetch", NAME)
-    wait_until(lambda: size(partial) == BLOCK)
+    wait_until(lambda: hub.gets(SHARD))
     process.send_signal(signal.SIGINT)
     hub.closing.set()  # the silent connection ends; without it the read timeout would
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130 and "the same command resumes" in output
-    assert size(partial) == BLOCK
 
 
 def test_a_server_without_ranges_sends_all_again_and_the_file_is_right(hub, repo, bring, store):
@@ -101,17 +94,8 @@ def test_bytes_that_come_twice_count_once_in_the_progress(hub, repo, store):
         def advance(self, count: int) -> None:
             counted.append(count)
 
-    fetch(client(hub), store, NAME, "main", lambda label, total: Counting(Console(quiet=True), label, total), reserve=0)
+    fetch(client(hub), store, NAME, "main", lambda label, total: Counting(Console(quiet=True), label, total))
     assert sum(counted) == sum(map(len, repo.files.values())) and min(counted) == -len(repo.files[SHARD])
-
-
-def test_a_damaged_part_of_an_earlier_attempt_is_noticed(hub, repo, bring, store):
-    partial = blob(store, repo, SHARD).with_suffix(".incomplete")
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(bytes(1000))
-    bring()
-    assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
-    assert [request.range for request in hub.gets(SHARD)] == ["bytes=1000-", None]
 
 
 def test_bytes_that_stay_damaged_are_deleted_and_named(hub, repo, bring, store):
@@ -120,16 +104,8 @@ def test_bytes_that_stay_damaged_are_deleted_and_named(hub, repo, bring, store):
         bring()
     assert SHARD in error.value.what and "damaged twice" in error.value.what
     assert repo.digest(SHARD) in error.value.what
-    assert not blob(store, repo, SHARD).exists() and not size(blob(store, repo, SHARD).with_suffix(".incomplete"))
+    assert not blob(store, repo, SHARD).exists() and not store.incoming.exists()
     assert blob(store, repo, SHARDS[1]).exists()  # the others are kept
-
-
-def test_too_many_bytes_are_refused(hub, repo, bring, store):
-    partial = blob(store, repo, SHARD).with_suffix(".incomplete")
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(bytes(len(repo.files[SHARD]) + 1))
-    bring()
-    assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
 
 
 def test_rate_limit_is_waited_out(hub, repo, bring):
@@ -156,12 +132,11 @@ def test_what_the_server_asks_for_goes_before_our_own_schedule():
     assert [limits.pause(failures, {}) for failures in (1, 2, 3, 4, 5)] == [1, 2, 4, 5, 5]
 
 
-def test_a_file_without_progress_gives_up_and_keeps_its_bytes(hub, repo, bring, store):
+def test_a_file_without_progress_gives_up(hub, bring, store):
     hub.faults[SHARD] = [Fault(cut=5000), Fault(status=500, times=None)]
     with pytest.raises(KimiError, match=r"no progress in repeated attempts: HTTP 500") as error:
         bring()
-    assert "5.0 kB of 300.0 kB are kept" in error.value.remedy
-    assert size(blob(store, repo, SHARD).with_suffix(".incomplete")) == 5000
+    assert "complete files are kept" in error.value.remedy and not store.incoming.exists()
 
 
 @pytest.mark.parametrize(
@@ -244,7 +219,7 @@ def test_the_token_is_in_no_repr_and_in_no_traceback(hub, monkeypatch):
         assert TOKEN not in traceback.format_exc()
 
 
-def test_disk_full_keeps_what_came_and_says_where(repo, tmp_path):
+def test_a_full_disk_is_said_and_the_next_fetch_goes_on(repo, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True)
@@ -253,22 +228,19 @@ def test_disk_full_keeps_what_came_and_says_where(repo, tmp_path):
     try:
         store = Store(small, NAME)
         with serve({NAME: repo}) as hub:
-            filler, partial = small / "filler", blob(store, repo, SHARD).with_suffix(".incomplete")
+            filler, arriving = small / "filler", store.incoming / repo.digest(SHARD)
 
             def another_program_fills_the_disk() -> None:
-                wait_until(lambda: size(partial) == 40_000)
+                wait_until(arriving.exists)
                 fill(filler)
 
             # After the space check, while the file is on its way.
             hub.faults[SHARD] = [Fault(cut=40_000, then=another_program_fills_the_disk)]
             with pytest.raises(KimiError, match="the disk is full") as error:
-                fetch(client(hub), store, NAME, "main", quiet, jobs=1, reserve=0)
+                fetch(client(hub), store, NAME, "main", quiet, jobs=1)
             assert str(small) in error.value.where
             filler.unlink()
-            assert size(partial) >= 40_000
-            fetch(client(hub), store, NAME, "main", quiet, jobs=1, reserve=0)
-            kept = hub.gets(SHARD)[-1].range
-            assert kept is not None and int(kept.removeprefix("bytes=").removesuffix("-")) >= 40_000
+            fetch(client(hub), store, NAME, "main", quiet, jobs=1)
         assert blob(store, repo, SHARD).read_bytes() == repo.files[SHARD]
     finally:
         subprocess.run(["umount", str(small)], check=True)
@@ -277,41 +249,13 @@ def test_disk_full_keeps_what_came_and_says_where(repo, tmp_path):
 def test_a_place_that_cannot_be_written_is_said_plainly(hub, tmp_path):
     (tmp_path / "hub").write_text("")
     done = kimi(hub, tmp_path, "fetch", NAME)
-    assert done.returncode == 1 and "cannot write: File exists" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_write_that_takes_only_a_part_is_continued(tmp_path):
-    """An unbuffered write on a nearly full disk takes what fits and reports no error."""
-
-    class Reluctant(io.FileIO):
-        def write(self, data: object) -> int:
-            return super().write(bytes(data)[:7])  # type: ignore[call-overload]
-
-    class ReluctantPartial(PartialFile, Reluctant):
-        pass
-
-    descriptor = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    with ReluctantPartial(descriptor, 100, quiet("f", 100)) as partial:
-        assert partial.write(content(1, 100)) == 100
-    assert (tmp_path / "f").read_bytes() == content(1, 100)
-
-
-def test_a_repository_larger_than_the_disk_is_refused_before_download(tmp_path):
-    free = shutil.disk_usage(tmp_path).free
-    with serve({NAME: Repo({"big.bin": content(0, 2000)})}) as hub:
-        with pytest.raises(KimiError, match=r"disk space: 2\.0 kB to fetch"):
-            fetch(client(hub), Store(tmp_path, NAME), NAME, "main", quiet, reserve=free + (1 << 40))
-        assert not hub.gets("big.bin")
+    assert done.returncode == 1 and "cannot write: Not a directory" in done.stderr and "Traceback" not in done.stderr
 
 
 def fill(path: Path) -> None:
     with contextlib.suppress(OSError), path.open("wb", buffering=0) as stream:
         while stream.write(bytes(4096)):
             pass
-
-
-def size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def wait_until(condition: object, seconds: float = 30) -> None:

@@ -178,7 +178,7 @@ def test_redirects_end(hub):
 def test_a_redirect_to_what_is_no_address(location, path, hub, store):
     hub.faults[path] = [Fault(status=302, headers={"location": location}, times=None)]
     with pytest.raises(KimiError):
-        fetch(limited(hub), store, NAME, "main", quiet, reserve=0)
+        fetch(limited(hub), store, NAME, "main", quiet)
 
 
 def test_the_token_does_not_follow_the_next_page_to_another_host(hub, repo, bring):
@@ -253,7 +253,7 @@ def test_an_answer_that_drips(hub):
 def test_a_file_that_drips(hub, store):
     hub.faults[SHARD] = [Fault(drip=0.01, times=None)]
     with pytest.raises(KimiError, match=r"no progress in repeated attempts: ReadTimeout: fewer than 1\.0 kB"):
-        fetch(limited(hub), store, NAME, "main", quiet, reserve=0)
+        fetch(limited(hub), store, NAME, "main", quiet)
 
 
 def test_a_header_that_drips(hub, store):
@@ -263,7 +263,7 @@ def test_a_header_that_drips(hub, store):
     hub.faults["api"] = []
     hub.faults[SHARD] = [Fault(status=200, header=True, drip=0.01, times=None)]
     with pytest.raises(KimiError, match="no progress in repeated attempts"):
-        fetch(limited(hub), store, NAME, "main", quiet, reserve=0)
+        fetch(limited(hub), store, NAME, "main", quiet)
 
 
 def test_a_byte_for_each_attempt_is_no_progress(hub, bring):
@@ -280,7 +280,7 @@ def test_a_body_that_is_longer_than_the_listing_says(unannounced, hub, repo, bri
     hub.faults[SHARD] = [Fault(unannounced=unannounced, times=None)]
     with pytest.raises(KimiError, match="damaged twice: more than 1000 bytes"):
         bring()
-    assert not (store.root / "blobs" / digest).exists() and not (store.root / "blobs" / f"{digest}.incomplete").exists()
+    assert not (store.root / "blobs" / digest).exists() and not store.incoming.exists()
 
 
 def test_a_body_without_end_takes_no_space(hub, bring, tmp_path):

@@ -1,19 +1,15 @@
-"""The types for names from outside hold what they promise, whatever the text; the tree keeps to its folder."""
+"""The types for names from outside hold what they promise, whatever the text."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fetch.model import Listing, RemoteFile
 from kimi_w4a8_eagle3.fetch.names import Commit, Digest, Name, RepoName, RepoPath, Revision
-from kimi_w4a8_eagle3.fetch.tree import Tree
 
 SAME = settings(derandomize=True, deadline=None)  # the same texts in every run, however busy the machine
 HEX = set("0123456789abcdef")
@@ -115,26 +111,3 @@ def test_no_two_files_of_a_listing_claim_one_place(paths):
         assert clash
     else:
         assert not clash
-
-
-@SAME
-@given(TEXTS)
-@example("../x")
-@example("a/../../../x")
-def test_a_tree_takes_only_paths_below_it(tmp_path_factory, text):
-    top = tmp_path_factory.getbasetemp() / "top"
-    base = top.joinpath(*"12345678")  # deeper than a text can climb
-    base.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(ValueError, OSError, KimiError):
-        Tree(base).write(Path(f"{base}/{text}"), "x")
-    written = [Path(folder) / name for folder, _, names in os.walk(top) for name in names]
-    assert all(path.is_relative_to(base) and path.suffix != ".tmp" for path in written)
-
-
-def test_a_file_beside_the_tree_is_refused(tmp_path: Path):
-    tree = Tree(tmp_path / "base")
-    for path in (tmp_path / "x", tmp_path / "base", tmp_path / "base/../x", tmp_path / "base/a/../../x"):
-        with pytest.raises(ValueError, match=r"not (below|in the subpath)"):
-            tree.write(path, "x")
-        with pytest.raises(ValueError, match=r"not (below|in the subpath)"):
-            tree.size(path)

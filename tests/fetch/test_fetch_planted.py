@@ -46,9 +46,10 @@ def planted_in_the_cache(root: Path, repo: Repo, outside: Path) -> dict[str, Cal
         "blobs": link(blobs, outside),
         "blob": link(blobs / shard, outside / "shard"),
         "blob, hard link": hard(blobs / shard),
-        "partial": link(blobs / f"{shard}.incomplete", outside / "bashrc"),
-        "partial, hard link": hard(blobs / f"{shard}.incomplete"),
-        "partial, named pipe": pipe(blobs / f"{shard}.incomplete"),
+        "incoming": link(root / ".kimi-incoming", outside),
+        "incoming file": link(root / ".kimi-incoming" / shard, outside / "bashrc"),
+        "incoming file, hard link": hard(root / ".kimi-incoming" / shard),
+        "incoming file, named pipe": pipe(root / ".kimi-incoming" / shard),
         "snapshots": link(root / "snapshots", outside),
         "snapshot": link(root / "snapshots" / repo.commit, outside),
         "folder of a snapshot": link(root / "snapshots" / repo.commit / "tokenizer", outside),
@@ -62,7 +63,7 @@ def planted_in_the_cache(root: Path, repo: Repo, outside: Path) -> dict[str, Cal
     }
 
 
-REFUSED = {"root", "blobs", "snapshots", "snapshot", "folder of a snapshot", "refs", "lock", "manifests"}
+REFUSED = {"root", "blobs", "incoming", "snapshots", "snapshot", "folder of a snapshot", "refs", "lock", "manifests"}
 PLACES = sorted(planted_in_the_cache(Path("x"), Repo({SHARD: b""}), Path("y")))
 
 
@@ -135,7 +136,7 @@ def test_a_new_commit_does_not_hash_again_what_an_earlier_one_verified(hub, repo
         labels.append(label)
         return quiet(label, total)
 
-    fetch(client(hub), store, NAME, "main", show, reserve=0)
+    fetch(client(hub), store, NAME, "main", show)
     assert labels == [f"{NAME} (1 files)"]
 
 

@@ -41,7 +41,7 @@ def xet_hub(hub: HubServer, repo: Repo, tmp_path: Path) -> HubServer:
 
 def bring(hub: HubServer, store: Store, token: str | None = None, schemes: tuple[str, ...] = ("local",)) -> Fetched:
     limits = Limits(attempts=4, first_pause=0.01, longest_pause=0.02, xet_schemes=schemes)
-    return fetch(Hub(hub.endpoint, token, limits), store, NAME, "main", quiet, reserve=0)
+    return fetch(Hub(hub.endpoint, token, limits), store, NAME, "main", quiet)
 
 
 def assert_whole(result: Fetched, repo: Repo) -> None:
@@ -53,7 +53,7 @@ def test_shards_come_by_xet_and_not_by_http(xet_hub, repo, store):
     result = bring(xet_hub, store, TOKEN)
     assert_whole(result, repo)
     assert result.without_xet == "" and not any(xet_hub.gets(path) for path in SHARDS)
-    assert not list(store.root.rglob("*.incomplete"))
+    assert not store.incoming.exists()
     assert {request.authorized for request in xet_hub.log} == {True}  # the storage is a folder, so all went to the Hub
 
 
@@ -91,9 +91,8 @@ def test_a_listing_with_a_xet_hash_that_is_none(hub, repo, store):
 
 
 def test_a_planted_link_is_not_followed_by_xet(xet_hub, repo, store, outside):
-    partial = store.root / "blobs" / f"{repo.digest(SHARD)}.incomplete"
-    partial.parent.mkdir(parents=True)
-    partial.symlink_to(outside / "bashrc")
+    store.incoming.mkdir(parents=True)
+    (store.incoming / repo.digest(SHARD)).symlink_to(outside / "bashrc")
     assert_whole(bring(xet_hub, store), repo)
 
 

@@ -255,7 +255,9 @@ class _HubHandler(_Handler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         parts = [unquote(part) for part in url.path.strip("/").split("/")]
-        if parts[:2] == ["api", "models"]:
+        if parts[0] == "datasets":  # an address of a file of a data set; the name alone decides here
+            parts.pop(0)
+        if parts[:2] in (["api", "models"], ["api", "datasets"]):
             return self.api(parts[2:], parse_qs(url.query))
         if parts[:2] == ["api", "resolve-cache"]:
             return self.small_file(f"{parts[3]}/{parts[4]}", "/".join(parts[6:]))
@@ -292,14 +294,14 @@ class _HubHandler(_Handler):
             store = {"x-xet-cas-url": self.hub.xet_storage, "x-xet-access-token": "short-lived"}
             return self.reply(200, b"", store | {"x-xet-token-expiration": "4102444800"}, "xet-read-token")
         if verb == "tree":
-            return self.tree(name, repo, revision, int(query.get("cursor", ["0"])[0]))
+            return self.tree(name, repo, revision, int(query.get("cursor", ["0"])[0]), "/".join([*parts[4:], ""]))
         siblings = [{"rfilename": path} for path in repo.files]
         info = {"_id": "0", "id": name, "sha": repo.commit, "private": False, "tags": [], "siblings": siblings}
         return self.reply(200, json.dumps(info | {"downloads": 0, "likes": 0} | self.hub.about).encode())
 
-    def tree(self, name: str, repo: Repo, revision: str, cursor: int) -> None:
-        """One page of the recursive listing; the next one is named in a Link header."""
-        paths = sorted(repo.files)
+    def tree(self, name: str, repo: Repo, revision: str, cursor: int, below: str) -> None:
+        """One page of the recursive listing of a folder; the next one is named in a Link header."""
+        paths = sorted(path for path in repo.files if path.startswith(below.lstrip("/")))
         folders = sorted({path.rsplit("/", 1)[0] for path in paths if "/" in path})
         entries = [{"type": "directory", "path": folder, "oid": "0" * 40, "size": 0} for folder in folders]
         for path in paths:
