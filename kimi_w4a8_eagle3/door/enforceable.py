@@ -41,14 +41,6 @@ def require_enforceable(schema: Any, name: str) -> None:
             raise Refusal(f"{name}: the schema at {place} cannot be enforced: {why}", param=name)
 
 
-def check_strict_tools(tools: Any) -> None:
-    """Require enforceable arguments of each tool that is `strict`; other tools' schemas are only hints to the model."""
-    for number, tool in enumerate(tools or ()):
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if isinstance(function, Mapping) and function.get("strict"):
-            require_enforceable(function.get("parameters", function.get("input_schema")), f"tools[{number}]")
-
-
 def _unenforceable(schema: Mapping[str, Any]) -> str | None:
     if empty := next((key for key in ("enum", "anyOf", "oneOf") if schema.get(key) == []), None):
         return f"{empty} is empty, so no value fits"

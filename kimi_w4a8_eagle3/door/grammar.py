@@ -13,10 +13,12 @@ import orjson
 
 from .ambiguity import TooAmbiguous, require_unambiguous
 from .answers import Refusal
-from .enforceable import check_strict_tools, require_enforceable
+from .enforceable import require_enforceable
+from .tools import compiled, functions
 
 _MAX_BYTES = 65536
 _MAX_TOOL_BYTES = 4 * _MAX_BYTES  # of all tools together
+_MAX_TOOL_OBJECTS = 8192  # SGLang checks each as a schema, 0.2 ms an object, while all other requests wait
 _MAX_PROPERTIES = 2048
 # Any of n optional properties may follow any other: n * n transitions, about eight times as many with a count of them.
 _MAX_WAYS = 16384
@@ -62,12 +64,18 @@ def check_schema(grammar: Any, name: str) -> None:
             require_enforceable(wanted.get("schema"), name)
 
 
-def check_tools(tools: Sequence[Any]) -> None:
-    """Check the schemas of all lists of tools together, because a choice among tools is one grammar."""
+def check_tools(tools: Sequence[Any], choice: Any = None, strict_only: bool = False) -> None:
+    """Check all lists of tools together, because a choice among tools is one grammar.
+
+    strict_only: the engine compiles no schemas but those of strict tools.
+    """
     _small(len(orjson.dumps(tools)), _MAX_TOOL_BYTES, "tools")
-    _Cost("tools").add(tools)
-    for tool_list in tools:
-        check_strict_tools(tool_list)
+    if sum(1 for _ in _objects(tools)) > _MAX_TOOL_OBJECTS:
+        raise Refusal(f"tools hold more than {_MAX_TOOL_OBJECTS} objects", param="tools")
+    _Cost("tools").add(compiled(tools, choice) if strict_only else tools)
+    for number, function in enumerate(functions(tools)):
+        if function.get("strict"):
+            require_enforceable(function.get("parameters"), f"tools[{number}]")
 
 
 def _small(size: int, limit: int, name: str) -> None:

@@ -1,7 +1,7 @@
 """Checks of a request body. The body is read once, in this order, and the engine gets a rewritten one:
 
 1. its JSON, counted and bounded whatever it means (`shape.py`);
-2. its fields, by the endpoint's list (`fields.py`): closed fields are refused, harmless ones and nulls removed;
+2. its fields, by the endpoint's list (`fields.toml`): closed fields are refused, unread ones and nulls removed;
 3. its types, by the engine's own request model in strict mode. A body is refused where that model would convert a value
    ("5000" or 5000.0 to 5000), so that the engine reads exactly what was checked;
 4. its values: those that were seen to stop or stall SGLang, below and in `grammar.py`.
@@ -15,9 +15,9 @@ from typing import Any
 
 import orjson
 
-from . import fields
 from .access import CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, GENERATE, MESSAGES, RESPONSES, TOKENIZE
 from .answers import Refusal
+from .fields import SAMPLING, Fields
 from .grammar import check_schema, check_text, check_tools
 from .pictures import check_pictures
 from .settings import DoorSettings
@@ -68,16 +68,19 @@ class RequestRules:
     """Checks for bodies of the endpoints in `access.CHECKED`.
 
     models: the engine's model of each endpoint. sampling: that of /generate's sampling_params. context: in tokens.
+    strict_only: the engine compiles no schemas of tools but those of strict ones.
     """
 
     settings: DoorSettings
     models: Mapping[str, RequestModel]
     sampling: RequestModel
     context: int
-    _fields: Mapping[str, fields.Fields] = field(init=False, repr=False)
+    strict_only: bool = False
+    _fields: Fields = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_fields", fields.endpoints(self.settings.stop_regex))
+        known = frozenset().union(*(model.known for model in (*self.models.values(), self.sampling)))
+        object.__setattr__(self, "_fields", Fields(known, self.settings.stop_regex))
 
     def admit(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> bytes:
         """Return the body that the engine reads in place of `raw`; raise Refusal when the engine must not see it."""
@@ -85,7 +88,7 @@ class RequestRules:
             raise Refusal("compressed bodies are not supported", status=415)
         body = parse(raw, self.context)
         model = self.models[path]
-        body = self._fields[path].kept(body, model.known, path)
+        body = self._fields.kept(body, path)
         if path == GENERATE:
             self._keep_sampling(body)
         prompts = self._check_size(path, body)
@@ -148,7 +151,8 @@ class RequestRules:
         messages = body.get("messages") or ()
         if body.get("continue_final_message"):
             _check_continued(messages)
-        check_tools([body.get("tools"), *(message.get("tools") for message in messages)])
+        tools = [body.get("tools"), *(message.get("tools") for message in messages)]
+        check_tools(tools, body.get("tool_choice"), self.strict_only)
         if path == RESPONSES and any(tool.get("type") != "function" for tool in body.get("tools", ())):
             raise Refusal("tools that the server itself would call are not supported", param="tools")
         for name in ("logprobs", "top_logprobs"):
@@ -168,8 +172,7 @@ class RequestRules:
         _at_most(sets, self.settings.max_sequences, "sampling_params")
         if not all(isinstance(one, dict) for one in sets):
             raise Refusal("sampling_params must be an object", param="sampling_params")
-        open_ = fields.sampling(self.settings.stop_regex)
-        kept = [open_.kept(one, self.sampling.known, "sampling_params") for one in sets]
+        kept = [self._fields.kept(one, SAMPLING) for one in sets]
         body["sampling_params"] = kept if isinstance(params, list) else kept[0]
 
     def _check_generate(self, body: Mapping[str, Any], prompts: list[Any]) -> None:

@@ -82,7 +82,9 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
         if not hasattr(hooked, "__wrapped__"):
             raise KimiError("another plugin replaced a function that the door hooks", where=target)
     settings = read_door(os.environ)
-    rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len)
+    loose = os.environ.get("SGLANG_TOOL_STRICT_LEVEL", "0") in ("0", "1")
+    strict_only = loose and getattr(server_args, "tool_call_parser", None) == "kimi_k2"
+    rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len, strict_only)
     app, host = http_server.app, server_args.host
     bound_headers(AutoHTTPProtocol)
     app.add_middleware(EventLoopWatch)

@@ -7,8 +7,8 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError, create_model
 
-from ..door import fields
 from ..door.access import CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, GENERATE, MESSAGES, RESPONSES, TOKENIZE
+from ..door.fields import OPEN, SAMPLING, STOP_REGEX
 from ..door.rules import RequestModel
 
 _MOST_ERRORS = 64  # beyond this a message would not help the client
@@ -38,9 +38,7 @@ def sampling_model() -> RequestModel:
     from sglang.srt.sampling.sampling_params import SamplingParams  # SGLang's import order: as above
 
     hints = get_type_hints(SamplingParams)
-    open_ = {
-        name: (hints[name] | None, None) for name in sorted(fields.sampling(stop_regex=True).open) if name in hints
-    }
+    open_ = {name: (hints[name] | None, None) for name in sorted(OPEN[SAMPLING] | {STOP_REGEX}) if name in hints}
     read = _strict(create_model("sampling_params", **open_))  # type: ignore[call-overload]  # names known at run time only
     return RequestModel(frozenset(SamplingParams.__struct_fields__), read)
 

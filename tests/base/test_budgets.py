@@ -20,7 +20,7 @@ CEILINGS = {
     "base": 648,
     "bench": 1530,
     "commands": 1833,
-    "door": 1985,
+    "door": 1979,
     "engine": 1317,
     "eval": 2880,
     "fetch": 1704,

@@ -7,7 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.door_bodies import CHAT, CONTEXT, MESSAGE, REFUSED, image, packed, properties, sampling, schema
+from support.door_bodies import (
+    CHAT,
+    CONTEXT,
+    MESSAGE,
+    REFUSED,
+    image,
+    packed,
+    properties,
+    sampling,
+    schema,
+    tool,
+    tools,
+)
 from support.pictures import noise, picture
 from support.sglang_program import BOTH, found
 
@@ -25,7 +37,7 @@ def answer(rules, path, body):
         return [refusal.status, refusal.message]
 
 models = request_models(), sampling_model()
-usual = RequestRules(DoorSettings(), *models, %d)
+usual = RequestRules(DoorSettings(), *models, %d, strict_only=True)
 opened = RequestRules(DoorSettings(stop_regex=True), *models, %d)
 cases = json.load(open(%r))
 print(json.dumps({
@@ -48,6 +60,8 @@ TALK = {
     "tool_choice": "auto",
     "stream_options": {"include_usage": True},
 }
+# A UUID as zod writes it, and a default that reads like a part of a structural tag.
+HINT = {"properties": {"id": {"pattern": "^(" + "[0-9a-f]{4}-?" * 40 + ")$", "default": {"type": "plus"}}}}
 LARGE = picture(noise(300, 300))  # of more characters than the text of a body may have
 PICTURE = {"type": "base64", "media_type": "image/png", "data": LARGE.partition(",")[2]}
 # What clients send, and what of it the engine reads; None: all of it.
@@ -55,7 +69,19 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "chat": ("/v1/chat/completions", CHAT, None),
     "numbers": ("/v1/chat/completions", {**CHAT, "temperature": 1, "top_p": 0.9, "logit_bias": {"5": -1}}, None),
     "tool call": ("/v1/chat/completions", TALK, None),
-    "harmless": ("/v1/chat/completions", {**CHAT, "metadata": {"a": "b"}, "store": True, "prediction": None}, CHAT),
+    "fields that no endpoint reads": (
+        "/v1/chat/completions",
+        {**CHAT, "metadata": {"a": "b"}, "store": True, "prediction": None, "client_metadata": {"a": {"b": 1}}},
+        CHAT,
+    ),
+    "codex": ("/v1/responses", {"input": "x", "client_metadata": {"a": "b"}, "prompt_cache_key": "x"}, {"input": "x"}),
+    "a schema that is not compiled": ("/v1/chat/completions", {**CHAT, **tools(HINT)}, None),
+    "a schema that is not compiled, forced": (
+        "/v1/chat/completions",
+        {**CHAT, **tools(HINT), "tool_choice": "required"},
+        None,
+    ),
+    "many optional properties": ("/v1/messages", {**MESSAGE, "tools": [tool(200, 4)]}, None),
     "a whole form": (
         "/v1/completions",
         {"prompt": "x", "rid": None, "bootstrap_host": None, "n": None, "lora_path": "", "return_hidden_states": False},

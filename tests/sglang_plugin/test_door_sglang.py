@@ -15,7 +15,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from kimi_w4a8_eagle3.door import access as lists, fields
 from kimi_w4a8_eagle3.sglang_plugin import door, door_models, request_guard
 
-arguments = SimpleNamespace(host="0.0.0.0", tokenizer_worker_num=1, grpc_port=None, api_key=None, admin_api_key=None)
+arguments = SimpleNamespace(host="0.0.0.0", tokenizer_worker_num=1, grpc_port=None, api_key=None, admin_api_key=None,
+                            tool_call_parser="kimi_k2")
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 manager = TokenizerManager.__new__(TokenizerManager)
 manager.context_len = 8192
@@ -34,7 +35,6 @@ paths = sorted({route.path for route in routes})
 access = {path: lists.classify(path).value for path in paths}
 levels = {route.path: getattr(getattr(route, "endpoint", None), "_auth_level", None) for route in routes}
 models = {**door_models.request_models(), 'sampling_params': door_models.sampling_model()}
-open_ = {**fields.endpoints(False), 'sampling_params': fields.sampling(False)}
 
 async def ask():
     transport = httpx.ASGITransport(app, client=("192.0.2.7", 1))
@@ -49,6 +49,7 @@ print(json.dumps({
     "version": sglang.__version__,
     "hooked": sorted({*door.FEATURE.names, request_guard.VALIDATE} & HookRegistry._patched),
     "outermost": app.user_middleware[0].cls.__name__,
+    "strict_only": app.user_middleware[0].kwargs["rules"].strict_only,
     "not_closed": sorted(path for path, status in closed.items() if status != 403),
     "number_closed": len(closed),
     "open": {path: who for path, who in access.items() if who != "admin"},
@@ -57,8 +58,8 @@ print(json.dumps({
     "nowhere": nowhere,
     "proxies": os.environ["FORWARDED_ALLOW_IPS"],
     "pickled": pickled,
-    "refused_fields": {path: sorted(model.known - open_[path].open) for path, model in models.items()},
-    "names_that_do_not_exist": {path: sorted(open_[path].open - model.known) for path, model in models.items()},
+    "refused_fields": {path: sorted(model.known - fields.OPEN[path]) for path, model in models.items()},
+    "names_that_do_not_exist": {path: sorted(fields.OPEN[path] - model.known) for path, model in models.items()},
 }))
 """
 
@@ -68,6 +69,7 @@ def test_the_door_stands_in_front_of_everything(newest: bool) -> None:
     facts = found(PROGRAM, newest)
     assert facts["version"] == VERSIONS[newest]
     assert facts["outermost"] == "Door"
+    assert facts["strict_only"]  # the parser kimi_k2 compiles no other schemas
     assert facts["hooked"] == [
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
         "sglang.srt.entrypoints.http_server._wait_and_warmup",

@@ -52,6 +52,12 @@ def tool(number: int, length: int) -> dict[str, Any]:
     return {"name": "f", "input_schema": properties(number, length)}
 
 
+def tools(parameters: Any, *more: str, **fields: Any) -> dict[str, Any]:
+    """A list of tools with these parameters: one `f`, and others by name."""
+    declared = [{"name": name, "parameters": parameters, **fields} for name in ("f", *more)]
+    return {"tools": [{"type": "function", "function": function} for function in declared]}
+
+
 HIDDEN = {"type": "input_image", "image_url": picture(noise(200, 200))}
 SEEN = {"type": "input_image", "image_url": picture(noise(1, 1)), "content": HIDDEN}
 IN_CONTENT: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -236,7 +242,17 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "optional properties": ("/v1/chat/completions", schema(properties(200)), "too many optional properties"),
     "600 of which 500": ("/v1/chat/completions", schema({**properties(600), "minProperties": 500}), "minProperties"),
     "50 of which 25": ("/v1/chat/completions", schema({**properties(50), "minProperties": 25}), "optional properties"),
-    "in a tool": ("/v1/messages", {**MESSAGE, "tools": [tool(200, 4)]}, "too many optional properties"),
+    "in a strict tool": ("/v1/chat/completions", {**CHAT, **tools(properties(200), strict=True)}, "too many optional"),
+    "in a tool of two that have one name": (
+        "/v1/chat/completions",
+        {**CHAT, **tools(properties(200), "f"), "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "too many optional properties",
+    ),
+    "many schemas in a tool": (
+        "/v1/chat/completions",
+        {**CHAT, **tools({"anyOf": [{"anyOf": [{}] * 3000}] * 3})},
+        "8192",
+    ),
     "in an answer": (
         "/v1/responses",
         {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": properties(200)}}},
@@ -337,8 +353,14 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         )
     },
     "no prompt": ("/v1/completions", {"prompt": []}, "prompt must be text, token ids"),
-    "unknown": ("/v1/chat/completions", {**CHAT, "guided_json": "x"}, "has no field 'guided_json'"),
-    "unknown, native": ("/generate", sampling(guided_json="x"), "sampling_params has no field 'guided_json'"),
+    "meant": ("/v1/chat/completions", {**CHAT, "guided_json": "x"}, "has no field 'guided_json'"),
+    "meant, native": ("/generate", sampling(guided_json="x"), "sampling_params has no field 'guided_json'"),
+    "another endpoint's": ("/v1/chat/completions", {**CHAT, "max_new_tokens": 4}, "has no field 'max_new_tokens'"),
+    "closed elsewhere": (
+        "/v1/messages",
+        {**MESSAGE, "custom_logit_processor": "gASV"},
+        "custom_logit_processor is not",
+    ),
     "a switch with a list": (
         "/v1/chat/completions",
         {**CHAT, "chat_template_kwargs": {"thinking": [1]}},
