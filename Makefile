@@ -43,9 +43,9 @@ $(STAMP): $(DEMO)
 	@PYTHON="$(PYTHON)" requirements/install.sh test $(VENV)
 	@touch $@
 
-# Two replicas behind SGLang's router under load; one is killed, both are restarted one after the other (four minutes).
+# Two of the faults: under load, one of two replicas is killed, then both are restarted one after the other (two minutes).
 scale-demo: $(DEMO)
-	$(BIN)/python -m proof.scale_demo
+	$(BIN)/python -m proof.faults --only kill-engine --only rolling-restart
 
 # Every fault of docs/reliability.md with real processes; writes its table anew.
 faults: $(STAMP)

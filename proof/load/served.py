@@ -1,6 +1,6 @@
 """`kimi-w4a8 serve --replicas N` as another program sees it: started as an operator starts it, followed by its events.
 
-For whoever breaks a fleet on purpose: the demo, the fault table, the tests.
+The fault table, the soak and the tests break a fleet with it.
 """
 
 from __future__ import annotations
