@@ -7,6 +7,7 @@ Starts `kimi-w4a8 serve --recipe tiny --replicas N`, or uses the fleet at --url.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,15 +28,18 @@ from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
 from kimi_w4a8_eagle3.cli import run
 from proof.load.load import summarize, write_records
 from proof.load.load_request import Record
+from proof.load.served import ServedFleet
 from proof.soak.findings import Bounds, Finding, outcomes
-from proof.soak.fleet import check_nothing_left, running, started
+from proof.soak.fleet import running, started
 from proof.soak.soak import OnProgress, Plan, Soak, judge, soak
 from proof.soak.watch import RUNNING, USED, Sample
+
+_START_TIMEOUT_S = 900.0
 
 
 def main(
     minutes: float = typer.Option(20.0, min=0.5, help="Of load; start and rest come on top."),
-    replicas: int = typer.Option(2, min=1, help="Engines behind the router."),
+    replicas: int = typer.Option(2, min=2, help="Engines behind the router."),
     concurrency: int = typer.Option(8, min=2, help="Clients at a time; one of them reads slowly."),
     seed: int = typer.Option(7, help="Of questions, their order, and when clients leave."),
     url: str = typer.Option(None, help="A fleet that runs already, instead of one started here."),
@@ -64,10 +68,14 @@ def main(
                 found = soak(running(url, ops_url), folder, plan, on_progress)
                 left = list[Finding]()
             else:
-                with started(recipe, sets, replicas, folder, lambda line: say(f"start: {line}")) as fleet:
-                    found = soak(fleet, folder, plan, on_progress)
+                arguments = [word for each in sets for word in ("--set", each)]
+                with ServedFleet(folder, replicas, arguments, recipe) as fleet:
+                    fleet.wait_whole(_START_TIMEOUT_S, lambda seconds: say(f"start, {seconds:.0f} s"))
+                    found = soak(started(fleet), folder, plan, on_progress)
                     say("the fleet is stopped")
-                left = [check_nothing_left(fleet, found.shared_memory)]
+                    fleet.stop(signal.SIGTERM)
+                    still_there = fleet.leftovers()
+                left = [Finding("nothing is left after the end", not still_there, str(still_there))]
     except Terminated as stopped:
         console.print(f"soak: {stopped} received; no verdict")
         raise typer.Exit(stopped.exit_code) from None

@@ -1,4 +1,4 @@
-"""The processes of a fleet on this machine: who they are, and what each holds (memory, descriptors, threads)."""
+"""The processes of a fleet on this machine: their names, and what each holds (memory, descriptors, threads)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,10 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Held:
-    """What one process holds: bytes of memory (rss, pss, uss), open descriptors, sockets among them, threads."""
+    """What one process holds: bytes of its own memory, open descriptors, connections half closed, threads."""
 
-    rss: int
-    pss: int
     uss: int
     fds: int
-    sockets: int
     close_wait: int
     threads: int
 
@@ -45,7 +42,6 @@ class ProcessTree:
         self._root = root
         self._engine_ports = engine_ports
         self._names: dict[int, str] = {root.pid: "supervisor"}
-        self._seen: dict[int, psutil.Process] = {}
 
     def held(self) -> dict[str, Held]:
         """By name; a process that ends while it is read is left out."""
@@ -67,18 +63,11 @@ class ProcessTree:
                 found[self._name(process)] = process.pid
         return found
 
-    def survivors(self) -> list[str]:
-        """Names of processes that still live, whoever their parent is now."""
-        return [self._names.get(pid, str(pid)) for pid, process in self._seen.items() if process.is_running()]
-
     def _processes(self) -> list[psutil.Process]:
         try:
-            found = [self._root, *self._root.children(recursive=True)]
+            return [self._root, *self._root.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
-        for process in found:
-            self._seen.setdefault(process.pid, process)
-        return found
 
     def _name(self, process: psutil.Process) -> str:
         if process.pid not in self._names:
@@ -118,14 +107,10 @@ def serving_process(base_url: str) -> psutil.Process | None:
 
 def _held(process: psutil.Process) -> Held:
     with process.oneshot():
-        memory = process.memory_full_info()
-        connections = process.net_connections("all")
+        connections = process.net_connections("tcp")
         return Held(
-            rss=memory.rss,
-            pss=memory.pss,
-            uss=memory.uss,
+            uss=process.memory_full_info().uss,
             fds=process.num_fds(),
-            sockets=len(connections),
             close_wait=sum(connection.status == psutil.CONN_CLOSE_WAIT for connection in connections),
             threads=process.num_threads(),
         )

@@ -35,7 +35,6 @@ class Soak:
     after: Sample
     pids_before: dict[str, int]
     pids_after: dict[str, int]
-    shared_memory: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,9 @@ def soak(subject: Subject, folder: Path, plan: Plan, on_progress: OnProgress) ->
             on_progress("the last requests end", 0.0, _all(steady, slow, oversized), None)
         _rest(watch, "rest after", on_progress)
         after, pids_after = watch.look(), tree.pids() if tree else {}
-        shared_memory = tree.shared_memory() if tree else []
         samples = [*watch.samples, after]
     records = sorted(_all(steady, slow, oversized), key=lambda record: record.ended)
-    return Soak(began, ended, records, samples, before, after, pids_before, pids_after, shared_memory)
+    return Soak(began, ended, records, samples, before, after, pids_before, pids_after)
 
 
 def judge(found: Soak, bounds: Bounds) -> list[Finding]:
@@ -96,32 +94,20 @@ def judge(found: Soak, bounds: Bounds) -> list[Finding]:
         return findings
     findings.append(check_same_processes(found.pids_before, found.pids_after))
     for what, count, allowance in (
-        ("open descriptors", _fds, bounds.fds),
-        ("threads", _threads, bounds.threads),
-        ("connections that only the peer has closed", _close_wait, bounds.close_wait),
-        ("files in /dev/shm", _shared_memory, 0),
+        ("open descriptors", "fds", bounds.fds),
+        ("threads", "threads", bounds.threads),
+        ("connections that only the peer has closed", "close_wait", bounds.close_wait),
     ):
-        findings.append(check_level(what, count(found.before), count(found.after), allowance))
+        before, after = (
+            {name: getattr(held, count) for name, held in sample.held.items()} for sample in (found.before, found.after)
+        )
+        findings.append(check_level(what, before, after, allowance))
+    shared = [{"the fleet": sample.shared_memory} for sample in (found.before, found.after)]
+    findings.append(check_level("files in /dev/shm", shared[0], shared[1], 0))
     under_load = [sample for sample in found.samples if found.began <= sample.at <= found.ended]
     names = [name for name in found.before.held if all(name in sample.held for sample in under_load)]
     memory = {name: [float(sample.held[name].uss) for sample in under_load] for name in names}
     return findings + check_memory([sample.at for sample in under_load], memory, bounds)
-
-
-def _fds(sample: Sample) -> dict[str, int]:
-    return {name: held.fds for name, held in sample.held.items()}
-
-
-def _threads(sample: Sample) -> dict[str, int]:
-    return {name: held.threads for name, held in sample.held.items()}
-
-
-def _close_wait(sample: Sample) -> dict[str, int]:
-    return {name: held.close_wait for name, held in sample.held.items()}
-
-
-def _shared_memory(sample: Sample) -> dict[str, int]:
-    return {"the fleet": sample.shared_memory}
 
 
 def _all(*loads: Load | Oversized) -> list[Record]:

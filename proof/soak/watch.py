@@ -1,4 +1,4 @@
-"""Samples a fleet every few seconds while a soak runs: its processes, its engines' KV slots and queues, its router."""
+"""Samples a fleet every few seconds while a soak runs: its processes, its engines' KV slots and queues."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from pathlib import Path
 import httpx
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.base.prometheus import Reading
 
 from .processes import Held, ProcessTree
 
 _TIMEOUT_S = 10.0
 # As the engines report them at /v1/loads, which is always current; gauges of /metrics rest while an engine is idle.
 USED, RUNNING, WAITING = "num_used_tokens", "num_running_reqs", "num_waiting_reqs"
-_ROUTER_ACTIVE = "smg_http_connections_active"
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,6 @@ class Sample:
     at: float
     held: Mapping[str, Held]
     engines: Mapping[str, Mapping[str, float]]
-    router_connections: float | None
     shared_memory: int
 
 
@@ -63,7 +60,6 @@ class Watch:
             at=time.time(),
             held=self._tree.held() if self._tree else {},
             engines={name: found for name, url in self._engines.items() if (found := self._engine(url)) is not None},
-            router_connections=self._router(),
             shared_memory=len(self._tree.shared_memory()) if self._tree else 0,
         )
 
@@ -81,12 +77,6 @@ class Watch:
         with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
             loads = self._http.get(f"{url}/v1/loads").raise_for_status().json()["loads"]
             return {name: float(sum(load[name] for load in loads)) for name in (USED, RUNNING, WAITING)}
-        return None
-
-    def _router(self) -> float | None:
-        with suppress(httpx.HTTPError, ValueError):
-            reading = Reading.parse(self._http.get(f"{self._ops_url}/metrics").raise_for_status().text)
-            return reading.total(_ROUTER_ACTIVE)
         return None
 
 

@@ -14,8 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,12 +22,11 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
+from support.asgi import served_app
 
-from kimi_w4a8_eagle3.engine.process import free_port
 from proof.fuzz import session
 from proof.fuzz.corpus import corpus
 from proof.fuzz.plan import TEMPLATES, Plan
@@ -131,24 +129,8 @@ def answer(text: str, stream: bool) -> Response:
     return Response("".join(f"data: {json.dumps(each)}\n\n" for each in events) + "data: [DONE]\n\n")
 
 
-@contextmanager
-def served(app: FastAPI) -> Iterator[str]:
-    # Kept as long as the slowest worker may pause: no client meets a connection that is just being closed.
-    config = uvicorn.Config(app, port=free_port(), log_level="critical", lifespan="off", timeout_keep_alive=60)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{config.port}"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=20)
-
-
 def fuzzed(engine: Engine, folder: Path, requests: int = 600, **more: Any) -> Outcome:
-    with served(engine.app) as url:
+    with served_app(engine.app) as url:
         return Fuzz(Target(url, **more), folder, 1).run(requests)
 
 
@@ -185,7 +167,7 @@ def test_an_answer_of_500_to_one_type_is_found_and_can_be_repeated(tmp_path: Pat
             return refusal("oops", 500)
         return None
 
-    with served(Engine(planted).app) as url:
+    with served_app(Engine(planted).app) as url:
         outcome = Fuzz(Target(url), tmp_path, 1).run(300)  # the first such request is the 218th
         [fault] = named(outcome, "HTTP 500")
         assert fault.name == "/v1/completions top_logprobs"
@@ -256,7 +238,7 @@ def test_a_healthy_client_that_waits_is_a_fault_where_time_counts(
 ) -> None:
     monkeypatch.setattr(session, "_TIMELY_FACTOR", 0.0)
     monkeypatch.setattr(session, "_AHEAD", 0)
-    with served(Engine().app) as url:
+    with served_app(Engine().app) as url:
         outcome = Fuzz(Target(url), tmp_path, 1, timely).run(50)
     assert bool(named(outcome, "waited")) is timely
 
@@ -287,7 +269,7 @@ def test_an_engine_that_ends_is_found_with_the_requests_that_it_owes_an_answer(t
 
 def test_a_signal_in_the_middle_ends_it_and_leaves_nothing_undone(tmp_path: Path) -> None:
     asked = Counter[str]()
-    with served(Engine(lambda path, _: asked.update([path])).app) as url:
+    with served_app(Engine(lambda path, _: asked.update([path])).app) as url:
         words = ["-m", "proof.fuzz", "--url", url, "--runs", str(tmp_path), "--minutes", "30"]
         with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as fuzzing:
             while asked.total() < 200 and fuzzing.poll() is None:

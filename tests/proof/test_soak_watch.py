@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
-import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from support.asgi import served_app
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import free_port
@@ -59,63 +58,37 @@ def test_every_process_has_its_name_descriptors_threads_and_memory() -> None:
         assert names <= held.keys()
         assert held["replica-1 engine"].fds - held["replica-0 engine"].fds == 20
         assert held["replica-0 engine"].threads == 4
-        assert 0 < held["replica-0 engine"].uss <= held["replica-0 engine"].pss <= held["replica-0 engine"].rss
+        assert 0 < held["replica-0 engine"].uss <= few.memory_info().rss
         assert tree.pids()["replica-0 engine"] == few.pid
     gone = {"replica-0 engine", "replica-0 scheduler", "replica-1 engine", "replica-1 scheduler"}
-    assert not gone & set(tree.survivors())
-    assert "supervisor" in tree.survivors()
     assert not gone & tree.held().keys()
 
 
-def test_a_process_that_outlives_its_supervisor_is_seen() -> None:
-    with engine(4001, files=1) as root:
-        tree = ProcessTree(root, {4001: "replica-0"})
-        assert set(tree.held()) == {"supervisor", "replica-0 scheduler"}
-        root.kill()
-        root.wait()
-        assert tree.held() == {}
-        assert tree.survivors() == ["replica-0 scheduler"]
-
-
 class Fleet:
-    """An ops endpoint and an engine in one server: what they report may be changed while they run."""
+    """An ops endpoint and an engine in one server; tests may change `loads` while it runs."""
 
     def __init__(self) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
         self.loads: list[dict[str, int]] | None = [
             {USED: 100, RUNNING: 2, WAITING: 1},
             {USED: 11, RUNNING: 0, WAITING: 0},
         ]
 
-    def __enter__(self) -> Fleet:
-        routes = [Route("/status", self._status), Route("/v1/loads", self._loads), Route("/metrics", self._metrics)]
-        config = uvicorn.Config(Starlette(routes=routes), port=self.port, log_config=None, lifespan="off")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        return self
+    @contextmanager
+    def served(self) -> Iterator[str]:
+        async def status(_: object) -> Response:
+            return JSONResponse({"replicas": [{"name": "0", "base_url": url}]})
 
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(timeout=10)
+        async def loads(_: object) -> Response:
+            return Response(status_code=500) if self.loads is None else JSONResponse({"loads": self.loads})
 
-    async def _status(self, _: object) -> Response:
-        return JSONResponse({"replicas": [{"name": "0", "base_url": self.url}]})
-
-    async def _loads(self, _: object) -> Response:
-        return Response(status_code=500) if self.loads is None else JSONResponse({"loads": self.loads})
-
-    async def _metrics(self, _: object) -> Response:
-        return PlainTextResponse("# TYPE smg_http_connections_active gauge\nsmg_http_connections_active 3\n")
+        with served_app(Starlette(routes=[Route("/status", status), Route("/v1/loads", loads)])) as url:
+            yield url
 
 
 def test_a_sample_has_what_the_engines_report_now_and_leaves_out_the_silent(tmp_path) -> None:
-    with Fleet() as fleet, Watch(fleet.url, None, tmp_path / "samples.jsonl", every_s=0.05) as watch:
+    fleet = Fleet()
+    with fleet.served() as url, Watch(url, None, tmp_path / "samples.jsonl", every_s=0.05) as watch:
         assert watch.look().engines == {"replica-0": {USED: 111.0, RUNNING: 2.0, WAITING: 1.0}}
-        assert watch.look().router_connections == 3.0
         fleet.loads = None
         assert watch.look().engines == {}
         end = time.monotonic() + 10
@@ -130,8 +103,8 @@ def test_without_an_ops_endpoint_there_is_no_soak(tmp_path) -> None:
 
 
 def test_a_server_is_found_by_its_port() -> None:
-    with Fleet() as fleet:
-        found = serving_process(fleet.url)
+    with Fleet().served() as url:
+        found = serving_process(url)
         assert found is not None
         assert found.pid == psutil.Process().pid
     assert serving_process(f"http://127.0.0.1:{free_port()}") is None

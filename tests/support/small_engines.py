@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from types import TracebackType
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kimi_w4a8_eagle3.engine.process import free_port
+
+from .asgi import served_app
 
 ARCHITECTURE = "KimiK25ForConditionalGeneration"
 
@@ -37,19 +36,12 @@ class SmallEngine:
             Route("/v1/models", self._models),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
         ]
-        config = uvicorn.Config(
-            Starlette(routes=routes), host="127.0.0.1", port=self.port, log_config=None, lifespan="off"
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
+        self._served = served_app(Starlette(routes=routes), self.port)
+        self._served.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(timeout=10)
+        self._served.__exit__(kind, error, tb)
 
     async def _ok(self, _: Request) -> Response:
         return Response()
