@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import sglang_program
-from support.bench_null import KEY, NUM_PROMPTS, serve
+from support.null_server import KEY, NUM_PROMPTS, null_server
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.measure import Measurement
@@ -20,28 +20,21 @@ from kimi_w4a8_eagle3.fleet.target import Target
 @pytest.fixture(scope="session")
 def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """`kimi-w4a8 bench tiny-con2` with fewer prompts against a server with a key, whose acceptance is known."""
-    server = serve(api_key=KEY)
     sglang_program.run("")  # now there is a fork server, from which the generator is forked
-    try:
-        workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
-        runs = tmp_path_factory.mktemp("runs")
-        folder = bench(workload, Texts(), Target(server.base_url, api_key=KEY), runs, lambda _: None)
-    finally:
-        server.shutdown()
-    return read_run(folder)
+    workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
+    with null_server(api_key=KEY) as url:
+        return read_run(
+            bench(workload, Texts(), Target(url, api_key=KEY), tmp_path_factory.mktemp("runs"), lambda _: None)
+        )
 
 
 @pytest.fixture(scope="session")
 def failed_run(null_run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, KimiError]:
     """The same against a server that refuses every third request (the warm-up is the first)."""
-    server = serve(fail_every=3)
     runs = tmp_path_factory.mktemp("runs")
-    try:
-        workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
-        with pytest.raises(KimiError) as caught:
-            bench(workload, Texts(), Target(server.base_url), runs, lambda _: None)
-    finally:
-        server.shutdown()
+    workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
+    with null_server(fail_every=3) as url, pytest.raises(KimiError) as caught:
+        bench(workload, Texts(), Target(url), runs, lambda _: None)
     return read_run(next(runs.iterdir())), caught.value
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.bench_null import KEY, NUM_PROMPTS, serve
+from support.null_server import KEY, NUM_PROMPTS, null_server, steps_of
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
@@ -21,7 +21,6 @@ from kimi_w4a8_eagle3.bench.workloads import load_workload, with_changes
 from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.report.analysis import Analysis
 from kimi_w4a8_eagle3.report.tables import print_figures
-from proof.load.null_server import steps_of
 
 TOKENS = 48
 STEPS = steps_of(TOKENS)
@@ -100,11 +99,8 @@ def test_a_wrong_output_length_is_a_problem(null_run: Run) -> None:
 def test_conversations_are_measured_turn_by_turn(null_run: Run, tmp_path: Path) -> None:
     """The null server counts words and has every earlier message in its cache. null_run: there is a fork server."""
     workload = with_changes(load_workload("tiny-agent"), num_prompts=2, output_len=8)
-    server = serve()
-    try:
-        run = read_run(bench(workload, Texts(), Target(server.base_url), tmp_path, lambda _: None))
-    finally:
-        server.shutdown()
+    with null_server() as url:
+        run = read_run(bench(workload, Texts(), Target(url), tmp_path, lambda _: None))
     [found] = run.result.measurements
     sent = json.loads((run.folder / "texts.json").read_text())["conversations"]
     said = [[sum(len(each["content"].split()) for each in turn["messages"]) for turn in turns] for turns in sent[:2]]
@@ -148,13 +144,8 @@ def test_a_killed_generator_leaves_an_incomplete_run(tmp_path: Path, monkeypatch
     given = f"os.environ['OPENAI_API_KEY'] == {KEY!r} and os.environ['HF_HUB_OFFLINE'] == '1'"
     suicide = [sys.executable, "-c", f"import os; {given} and os.kill(os.getpid(), {int(signal.SIGKILL)})"]
     monkeypatch.setattr(generator, "generator_command", lambda *_: suicide)
-    server = serve(api_key=KEY)
-    try:
-        with pytest.raises(KimiError, match="signal 9") as caught:
-            target = Target(server.base_url, api_key=KEY)
-            bench(load_workload("tiny-con2"), Texts(), target, tmp_path, lambda _: None)
-    finally:
-        server.shutdown()
+    with null_server(api_key=KEY) as url, pytest.raises(KimiError, match="signal 9") as caught:
+        bench(load_workload("tiny-con2"), Texts(), Target(url, api_key=KEY), tmp_path, lambda _: None)
     run = read_run(next(tmp_path.iterdir()))
     assert run.result.status == "incomplete" and "signal 9" in run.result.reason
     assert "0 finished measurement(s)" in str(caught.value)
@@ -168,12 +159,8 @@ def test_a_server_that_is_down_leaves_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", [None, KEY + "x"], ids=["none", "wrong"])
 def test_a_server_that_asks_for_another_key_leaves_no_folder(tmp_path: Path, key: str | None) -> None:
-    server = serve(api_key=KEY)
-    try:
-        with pytest.raises(KimiError, match="needs a key"):
-            bench(load_workload("tiny-con2"), Texts(), Target(server.base_url, api_key=key), tmp_path, lambda _: None)
-    finally:
-        server.shutdown()
+    with null_server(api_key=KEY) as url, pytest.raises(KimiError, match="needs a key"):
+        bench(load_workload("tiny-con2"), Texts(), Target(url, api_key=key), tmp_path, lambda _: None)
     assert not list(tmp_path.iterdir())
 
 
@@ -184,14 +171,11 @@ def test_the_key_of_the_server_is_written_nowhere(null_run: Run) -> None:
 
 
 def test_the_wrong_model_and_a_short_context_are_refused(tmp_path: Path) -> None:
-    server = serve(context_len=1024)
-    try:
+    with null_server(context_len=1024) as url:
         with pytest.raises(KimiError, match="the server serves null-model"):
-            Target(server.base_url, "tiny").check()
+            Target(url, "tiny").check()
         sharegpt = tmp_path / "texts.json"
         sharegpt.write_text(json.dumps([{"conversations": [{"value": f"a {i}"}, {"value": "b"}]} for i in range(10)]))
         with pytest.raises(KimiError, match=r"needs 10,752 tokens per request, the server's context has 1,024"):
             texts = Texts(sharegpt=str(sharegpt))
-            bench(load_workload("con2"), texts, Target(server.base_url), tmp_path / "runs", lambda _: None)
-    finally:
-        server.shutdown()
+            bench(load_workload("con2"), texts, Target(url), tmp_path / "runs", lambda _: None)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.fetch_helpers import kimi
 from support.hub_server import HubServer, Repo, serve
+from support.null_server import null_server
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
@@ -26,7 +27,6 @@ from kimi_w4a8_eagle3.fetch.trusted_code import (
 from kimi_w4a8_eagle3.recipe.arguments import Args, parse_arguments
 from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, render
 from kimi_w4a8_eagle3.recipe.schema import Checkpoint
-from proof.load.null_server import NullServer, Settings
 
 NAME = "org/kimi"
 CODE = b"""
@@ -227,11 +227,9 @@ def test_a_measured_server_cannot_name_a_tokenizer_whose_code_runs_here(folder, 
 
 def test_kimi_bench_asks_before_its_load_generator_loads_a_tokenizer(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("KIMI_TRUSTED_CODE", str(tmp_path / "code.json"))
-    server = NullServer(0, Settings(tokenizer=str(folder)))
-    server.start()
-    options = ["bench", "run", "tiny-con2", "--base-url", server.base_url, "--runs", str(tmp_path / "runs")]
-    done = kimi("http://127.0.0.1:9", tmp_path, *options)
-    server.shutdown()
+    with null_server(folder) as url:
+        options = ["bench", "run", "tiny-con2", "--base-url", url, "--runs", str(tmp_path / "runs")]
+        done = kimi("http://127.0.0.1:9", tmp_path, *options)
     assert done.returncode == 1
     assert "words.py: new" in done.stderr
 
