@@ -11,7 +11,8 @@ from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.machine.hardware import SIMDS_PER_CU, Gpu
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 
-from .account.moe_time import INT8_TOPS_PER_CU, expected_blocks
+from .account.blocks import expected_blocks
+from .account.moe_time import INT8_TOPS_PER_CU
 from .gfx942.parser import Kernel
 from .gfx942.stats import KernelStats, analyse
 

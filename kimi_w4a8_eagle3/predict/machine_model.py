@@ -152,8 +152,9 @@ def decode_bytes(
 ) -> float:
     """Return the bytes of weights, touched experts and KV that one decode pass reads on a GPU."""
     s, tokens = shapes, requests * tokens_each
-    # MLA keeps one latent vector per token, replicated on every GPU. The attention kernel reads it once for each
-    # verified token: with one reading for all tokens of a request the model falls 22% short of the published ITL.
+    # MLA keeps one latent vector per token, replicated on every GPU. AITER's kernel reads it once for all tokens of a
+    # request, but its matrix work takes about as long as one reading for each (docs/bench.md). With one reading alone
+    # the model falls 22% short of the published ITL.
     kv_bytes = tokens * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
     expert = expert_weights(s, cluster.tp)
     touched = experts_touched(tokens, s) * expert * precision.bytes_per_weight * s.moe_layers

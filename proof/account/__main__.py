@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import typer
@@ -13,6 +14,7 @@ from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.predict.machine_model import Cluster
 from kimi_w4a8_eagle3.predict.predict import Load, calibrate, published_accept_length
 
+from . import levers
 from .parts import Account, explain
 
 
@@ -27,15 +29,18 @@ def main(
     """Show the parts of a step and of a prefill on 8x MI325X, and what each change alone would give."""
     length = published_accept_length(concurrency) if accept_length is None else accept_length
     load, cluster = Load(concurrency, input_len, output_len, steps=steps, accept_length=length), Cluster()
-    found = explain(load, calibrate(cluster), cluster)
+    fit = calibrate(cluster)
+    found = explain(load, fit, cluster)
+    alone = levers.levers(found, fit, cluster)
+    changes = [levers.now(found), *alone, levers.together(found, alone), *levers.costs(found, cluster)]
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json.dumps(asdict(found) | {"changes": [asdict(change) for change in changes]}, indent=2))
     else:
-        print_account(found)
+        print_account(found, changes)
 
 
-def print_account(account: Account) -> None:
-    """Print the parts of a step and of a prefill, and the effect of each change alone."""
+def print_account(account: Account, changes: Sequence[levers.Lever]) -> None:
+    """Print the parts of a step and of a prefill, and the effect of the changes."""
     console, load = table_console(), account.load
     titles = f"step of {load.concurrency} requests x {load.steps + 1} tokens", f"prefill of {load.input_len} tokens"
     totals = (account.step, account.step_ms), (account.prefill, account.prefill_ms)
@@ -46,11 +51,12 @@ def print_account(account: Account) -> None:
             figures = f"{row.ms:.2f}", f"{abs(row.ms * row.uncertainty):.2f}", f"{row.ms / total:.0%}"
             table.add_row(row.name, *figures, str(row.launches or ""), row.formula, row.source)
         console.print(table)
-    columns = "change, alone", "ms per step", "ms per prefill", "TPOT", "output throughput"
+    columns = "change, alone", "ms per step", "ms per prefill", "TPOT", "throughput", "setting", "known fault"
     table = Table(*columns, title="possible changes, by the model")
-    for lever in (account.now, *account.levers):
-        saved = (f"{-ms:+.2f}" if ms else "" for ms in (lever.step_ms, lever.prefill_ms))
-        table.add_row(lever.name, *saved, f"{lever.tpot_ms:.2f} ms", f"{lever.throughput_tok_s:,.0f} tok/s")
+    for lever in changes:
+        saved = (f"{-ms:+.2f}" if ms else "" for ms in (lever.change.step_ms, lever.change.prefill_ms))
+        reached = f"{lever.tpot_ms:.2f} ms", f"{lever.throughput_tok_s:,.0f} tok/s"
+        table.add_row(lever.change.name, *saved, *reached, "\n".join(lever.change.settings), ", ".join(lever.faults))
     console.print(table)
     console.print(f"totals: {account.source}, with AITER's kernels")
 

@@ -33,6 +33,7 @@ OPTIONS = {
     "deterministic": ("agent:plain", ["options.deterministic=true"]),
     "published all-reduce": ("eagle3-opt", ["disable-custom-all-reduce=false"]),
     "FP8 cache": ("eagle3-mla", ["kv-cache-dtype=fp8_e4m3"]),
+    "fused all-reduce": ("eagle3-opt", ["disable-custom-all-reduce=false", "enable-aiter-allreduce-fusion=true"]),
     "pinned": ("eagle3-opt", [f"model.revision={'a' * 40}", f"draft.revision={'b' * 40}"]),
 }
 

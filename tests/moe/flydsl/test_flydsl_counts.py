@@ -12,7 +12,7 @@ from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
 from proof import kernel_counts as counts
-from proof.account.moe_time import expected_blocks
+from proof.account.blocks import expected_blocks
 from proof.kernels import app
 
 SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()

@@ -1,0 +1,141 @@
+"""Effect of each setting that changes a step or a prefill, and the known faults that it meets on MI325X."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kimi_w4a8_eagle3.predict.machine_model import Cluster, kimi, moe_shape
+from kimi_w4a8_eagle3.predict.predict import Fit, Load, choices, terms
+from kimi_w4a8_eagle3.recipe.deterministic import CHUNK
+from kimi_w4a8_eagle3.recipe.known_faults import concerning
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
+
+from . import moe_time
+from .draw_time import draw_ms
+from .parts import Account, Part, Row, decode_attention, moe_rows
+
+SHARED_KERNELS = 4  # of the shared expert: gate and up, SiLU, down, and the addition
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change of a load's time. settings: as for `serve --set`; none where clients decide. saved: milliseconds."""
+
+    name: str
+    settings: tuple[str, ...]
+    step_ms: float
+    prefill_ms: float
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One change alone, or several: milliseconds saved, the resulting figures, and the known faults that it meets."""
+
+    change: Change
+    tpot_ms: float
+    throughput_tok_s: float
+    faults: tuple[str, ...] = ()
+
+
+def now(account: Account) -> Lever:
+    """Return the figures without a change."""
+    return _lever(account, Change("now", (), 0.0, 0.0))
+
+
+def levers(account: Account, fit: Fit, cluster: Cluster) -> list[Lever]:
+    """Return each change alone, those without a known fault first, in the order of throughput."""
+    changes = [*_savings(account, cluster), *_draft_steps(account, fit, cluster)]
+    found = [_lever(account, change) for change in changes if change.step_ms or change.prefill_ms]
+    return sorted(found, key=lambda lever: (bool(lever.faults), -lever.throughput_tok_s))
+
+
+def together(account: Account, found: Sequence[Lever]) -> Lever:
+    """Return all levers without a known fault that gain something, at once."""
+    used = [
+        lever.change for lever in found if not lever.faults and lever.throughput_tok_s > now(account).throughput_tok_s
+    ]
+    settings = tuple(setting for change in used for setting in change.settings)
+    step, prefill = sum(change.step_ms for change in used), sum(change.prefill_ms for change in used)
+    return _lever(account, Change("all without a known fault", settings, step, prefill))
+
+
+def costs(account: Account, cluster: Cluster) -> list[Lever]:
+    """Return what costs time: sampled requests, and deterministic prefills."""
+    load, s = account.load, kimi()
+    drawn = draw_ms(load.concurrency * (load.steps + 1), s.vocab)
+    # Experts are read for each small chunk. A one-stage all-reduce reads seven bytes for a byte, a ring 2 x 7/8.
+    again = math.ceil(load.input_len / CHUNK) * sum(row.ms for row in moe_rows(cluster, s, CHUNK))
+    slower = max(again - ms(account.prefill, Part.EXPERTS), 0.0) + 3 * ms(account.prefill, Part.REDUCES)
+    deterministic = ["options.deterministic=true"]
+    if load.steps:  # it needs the all-reduce that hung in the verify step
+        deterministic.append('options.accept_faults=["eagle-custom-all-reduce"]')
+    return [
+        _lever(account, Change("requests sampled with top-p, not greedy", (), -drawn, 0.0)),
+        _lever(account, Change("deterministic, as far as it is known", tuple(deterministic), 0.0, -slower)),
+    ]
+
+
+def ms(rows: Sequence[Row], part: Part) -> float:
+    """Return the milliseconds of one part."""
+    return sum(row.ms for row in rows if row.part is part)
+
+
+def _savings(account: Account, cluster: Cluster) -> list[Change]:
+    load, s, small = account.load, kimi(), moe_time.SMALL_US / 1000
+
+    def moe(tokens: int, rows: Sequence[Row]) -> float:
+        ours = moe_time.ours(cluster.gpu, moe_shape(s, cluster), tokens)
+        return ms(rows, Part.EXPERTS) - s.moe_layers * sum(part.us for part in ours) / 1000
+
+    kernels = moe(load.concurrency * (load.steps + 1), account.step), moe(load.input_len, account.prefill)
+    half = ms(account.step, Part.ATTENTION) - decode_attention(load, cluster, s, 1.0).ms
+    fused = 2 * s.layers * small
+    custom = "disable-custom-all-reduce=false"  # QuickReduce and AITER's fusion exist only with it
+    fusion = "enable-aiter-allreduce-fusion=true"
+    quick = "env.ROCM_QUICK_REDUCE_QUANTIZATION=INT8"
+    shared = s.moe_layers * (SHARED_KERNELS - 1) * small  # all but the addition, in decode's graphs only
+    return [
+        Change("this package's MoE kernels", ("env.KIMI_MOE_BACKEND=flydsl",), *kernels),
+        Change("FP8 KV cache", ("kv-cache-dtype=fp8_e4m3",), half, 0.0),
+        Change("all-reduce, residual and norm in one kernel", (custom, fusion), fused, fused),
+        Change("prefill all-reduces in INT8", (custom, quick), 0.0, ms(account.prefill, Part.REDUCES) / 2),
+        Change("shared expert on a second stream", ("env.SGLANG_ROCM_USE_MULTI_STREAM=1",), shared, 0.0),
+    ]
+
+
+def _draft_steps(account: Account, fit: Fit, cluster: Cluster) -> list[Change]:
+    """Return the best other number of draft steps by the fitted model."""
+    load = account.load
+    best = max(choices(load, fit, cluster), key=lambda choice: choice.throughput_tok_s)
+    if not load.steps or best.steps == load.steps:
+        return []
+    other = replace(load, steps=best.steps, accept_length=best.accept_length)
+    ratio = float(terms(other, "itl_median_ms", cluster) @ fit.vector)
+    ratio /= float(terms(load, "itl_median_ms", cluster) @ fit.vector)
+    settings = f"speculative-num-steps={best.steps}", f"speculative-num-draft-tokens={best.steps + 1}"
+    return [Change(f"{best.steps} draft steps instead of {load.steps}", settings, account.step_ms * (1 - ratio), 0.0)]
+
+
+def _lever(account: Account, change: Change) -> Lever:
+    load = account.load
+    step_ms, prefill_ms = account.step_ms - change.step_ms, account.prefill_ms - change.prefill_ms
+    later = load.output_len - 1
+    token_ms = step_ms / load.accept_length
+    tpot = token_ms + prefill_ms * (load.concurrency - 1) / 2 / later
+    wave_ms = prefill_ms * load.concurrency + token_ms * later
+    rate = load.concurrency * load.output_len / wave_ms * 1000
+    return Lever(change, tpot, rate, faults(load, change.settings))
+
+
+def faults(load: Load, settings: Sequence[str]) -> tuple[str, ...]:
+    """Return the ids of the known faults that the settings add to the recipe of this load on MI325X."""
+    recipe = load_recipe("eagle3-opt" if load.steps else "w4a8")
+
+    def met(changes: Sequence[str]) -> list[str]:
+        resolved = resolve(recipe, changes)
+        return [fault.id for fault in concerning(resolved.args, resolved.recipe.environment, "gfx942", {})]
+
+    before = met(())
+    return tuple(fault for fault in met(settings) if fault not in before)
