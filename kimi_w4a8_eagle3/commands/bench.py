@@ -39,6 +39,11 @@ class _WorkloadGroup(TyperGroup):
             args = ["run", *args]
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete the short form, too."""
+        workload = self.commands["run"].params[0]
+        return [*super().shell_complete(ctx, incomplete), *workload.shell_complete(ctx, incomplete)]
+
 
 app = typer.Typer(
     cls=_WorkloadGroup,

@@ -21,7 +21,6 @@ from ..report.page import write_page
 from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 if TYPE_CHECKING:
-    from ..eval.accuracy import AccuracyOptions
     from ..eval.harness import Protocol
 
 _HELP = """Accuracy with a verdict, and proof that speculation changes no answer.
@@ -31,27 +30,33 @@ problems to tell); 6 measured, not judged (nothing to compare with).
 """
 app = typer.Typer(no_args_is_help=True, help=_HELP)
 
-_BASE_URL = typer.Option(None, "--base-url", help="A running server, e.g. http://127.0.0.1:9527.")
-_RECIPE = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for this run.")
-_MODEL = typer.Option(None, "--served-model-name", help="Model name that the server must serve.")
-_SETTINGS = typer.Option([], "--set", help="With --recipe: KEY=VALUE, an engine argument or a dotted recipe key.")
-_BASELINE = typer.Option(None, "--baseline", help="Run directory to compare with, problem by problem.")
-
 
 @dataclass(frozen=True)
 class ServerOptions:
     """Options that name the server under test."""
 
-    base_url: str | None = _BASE_URL
-    recipe: str | None = _RECIPE
-    model: str | None = _MODEL
-    no_speculation: bool = typer.Option(False, "--no-speculation", help="With --recipe: without its draft.")
-    settings: list[str] = _SETTINGS
+    base_url: str | None = typer.Option(None, "--base-url", help="A running server, e.g. http://127.0.0.1:9527.")
+    recipe: str | None = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for this run.")
+    model: str | None = typer.Option(None, "--served-model-name", help="Model name that the server must serve.")
+    settings: list[str] = typer.Option(
+        [], "--set", help="With --recipe: KEY=VALUE, an engine argument or a dotted recipe key."
+    )
+    api_key_file: Path | None = KEY_FILE
 
-    def target(self, api_key_file: Path | None) -> Target:
+    def target(self) -> Target:
         """Return the server under test."""
-        key = client_key(api_key_file, os.environ)
-        target = Target(self.base_url, self.recipe, self.model, tuple(self.settings), key)
+        key = client_key(self.api_key_file, os.environ)
+        return Target(self.base_url, self.recipe, self.model, tuple(self.settings), key)
+
+
+@dataclass(frozen=True)
+class AnyServer(ServerOptions):
+    """Options that name the server under test, with its draft or without."""
+
+    no_speculation: bool = typer.Option(False, "--no-speculation", help="With --recipe: without its draft.")
+
+    def target(self) -> Target:
+        target = super().target()
         return target.plain() if self.no_speculation else target
 
 
@@ -61,7 +66,6 @@ class Kept:
 
     max_unusable: float = typer.Option(0.01, min=0.0, max=1.0, help="Share of failed or cut answers allowed.")
     resume: Path | None = typer.Option(None, help="Finish an interrupted run; answered requests are not repeated.")
-    api_key_file: Path | None = KEY_FILE
     runs: Path = RUNS
 
 
@@ -69,6 +73,7 @@ class Kept:
 class Judged(Kept):
     """Options for the verdict of an accuracy run and its folder."""
 
+    baseline: Path | None = typer.Option(None, "--baseline", help="Run directory to compare with, problem by problem.")
     margin: float = typer.Option(0.01, min=0.0001, max=1.0, help="Accepted loss against --baseline.")
 
 
@@ -81,7 +86,7 @@ def require_packages() -> None:
 @expanded
 def gsm8k(
     *,
-    server: ServerOptions,
+    server: AnyServer,
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder with train.jsonl and test.jsonl (no Hub)."),
     limit: int | None = typer.Option(None, "--limit", min=1, help="Only the first problems."),
     chat: bool = typer.Option(False, "--chat", help="Use the chat template instead of plain completions."),
@@ -90,45 +95,39 @@ def gsm8k(
         512, "--max-tokens", min=1, help="Longest answer; a longer one counts as truncated."
     ),
     concurrency: int = typer.Option(256, "--concurrency", "-c", min=1, help="Requests in flight."),
-    baseline: Path | None = _BASELINE,
     published: str | None = typer.Option(None, "--published", help="Judge against this published configuration."),
     judged: Judged,
 ) -> None:
     """Run GSM8K (10-shot, 1,319 problems) by lm-eval: accuracy with intervals and a verdict."""
     require_packages()
-    from ..eval import accuracy, tasks  # optional: aiohttp
+    from ..eval import tasks  # optional: aiohttp
     from ..eval.harness import Protocol
 
-    protocol = Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency)
-    options = accuracy.AccuracyOptions(data_dir, baseline, published, judged.margin, judged.max_unusable, judged.runs)
-    _accuracy(server, judged, protocol, options)
+    _accuracy(server, judged, Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency), data_dir, published)
 
 
 @app.command("tiny-math")
 @expanded
 def tiny_math(
     *,
-    server: ServerOptions,
+    server: AnyServer,
     limit: int = typer.Option(300, "--limit", min=1, help="Held-out problems to ask."),
     concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
-    baseline: Path | None = _BASELINE,
     judged: Judged,
 ) -> None:
     """Run the built-in model's own task in the same way, judged against its recorded accuracy."""
     require_packages()
-    from ..eval import accuracy, tasks  # optional: aiohttp
+    from ..eval import tasks  # optional: aiohttp
     from ..eval.harness import Protocol
 
-    protocol = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit, concurrency)
-    options = accuracy.AccuracyOptions(None, baseline, None, judged.margin, judged.max_unusable, judged.runs)
-    _accuracy(server, judged, protocol, options)
+    _accuracy(server, judged, Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit, concurrency))
 
 
 @app.command("tools")
 @expanded
 def tools(
     *,
-    server: ServerOptions,
+    server: AnyServer,
     data: str | None = typer.Option(
         None, "--data", help="Requests: a JSONL file, or hf://datasets/OWNER/REPO/FILE; default: built-in problems."
     ),
@@ -151,11 +150,11 @@ def tools(
     from ..eval.earlier_run import load_run
 
     if kept.resume is None:
-        target = server.target(kept.api_key_file)
+        target = server.target()
         plan = tool_run.ToolPlan(data, limit, stream, _object(extra), max_tokens, concurrency)
     else:
         earlier = load_run(kept.resume, tool_run.plan_of, "`kimi-w4a8 eval tools`")
-        target, plan = _resumed(server, kept, earlier), tool_run.plan_of(earlier)
+        target, plan = _resumed(server, earlier), tool_run.plan_of(earlier)
     judging = tool_run.Judging(published, baseline, min_similarity, tokenizer, kept.max_unusable, kept.runs)
     console = table_console()
     with signals(kept.runs):
@@ -174,14 +173,13 @@ def _object(text: str) -> dict[str, Any]:
 
 
 @app.command("lossless")
+@expanded
 def lossless(
-    base_url: str | None = _BASE_URL,
+    *,
+    server: ServerOptions,
     reference_url: str | None = typer.Option(
         None, "--reference-url", help="Server of the same model without speculation."
     ),
-    recipe: str | None = _RECIPE,
-    model: str | None = _MODEL,
-    settings: list[str] = _SETTINGS,
     prompts: int = typer.Option(48, "--num-prompts", min=6, help="Chat, maths, code, long, short, non-ASCII in turn."),
     max_tokens: int = typer.Option(128, "--max-tokens", min=2, help="Tokens compared per prompt."),
     samples: int = typer.Option(400, "--samples", min=0, help="Sampled continuations per prefix; 0: greedy only."),
@@ -189,7 +187,6 @@ def lossless(
         False, "--exact", help="Compare bit for bit, with logprobs and no rule for ties: the built-in model on a CPU."
     ),
     ask: str = typer.Option("mixed", "--ask", help="With --exact: greedy, seeded, penalized or mixed requests."),
-    api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
     """Check that speculation changes no answer: greedy tokens, logprobs against a prefill, samples."""
@@ -197,9 +194,9 @@ def lossless(
     from ..eval import lossless as lossless_check  # optional: aiohttp
     from ..eval import show
 
-    if (base_url is None) != (reference_url is None):
+    if (server.base_url is None) != (reference_url is None):
         raise UsageError("give --base-url and --reference-url together", expected="two servers, or one --recipe")
-    target = Target(base_url, recipe, model, tuple(settings), client_key(api_key_file, os.environ))
+    target = server.target()
     reference = replace(target, base_url=reference_url).plain()
     console = table_console()
     with signals(runs):
@@ -216,13 +213,12 @@ def lossless(
 @expanded
 def smoke(
     *,
-    server: ServerOptions,
+    server: AnyServer,
     limit: int = typer.Option(30, "--limit", min=1, help="Problems to ask."),
     max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Longest answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
     min_accept_length: float = typer.Option(2.0, "--min-accept-length", min=1.0, help="Tokens per verify step."),
     ops_url: str | None = OPS_URL,
-    api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
 ) -> None:
     """Check a server before a rollout: no failures, sane answers, accepted drafts."""
@@ -235,35 +231,39 @@ def smoke(
         limit, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
     )
     with signals(runs):
-        target = replace(server.target(api_key_file), ops_url=ops_url)
+        target = replace(server.target(), ops_url=ops_url)
         folder, state, checks = smoke_check.run(target, floors, console, runs)
     lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
     _end(show.conclude(state, lines, folder, console), folder)
 
 
-def _resumed(server: ServerOptions, kept: Kept, earlier: dict[str, Any]) -> Target:
+def _resumed(server: AnyServer, earlier: dict[str, Any]) -> Target:
     """Return the server of a resumed run: its own, unless another is named."""
     model = server.model or earlier["model"]  # all answers of a run must come from one model
     if server.base_url is None and server.recipe is None:
-        key = client_key(kept.api_key_file, os.environ)
+        key = client_key(server.api_key_file, os.environ)
         return Target(**{**earlier["targets"]["server"], "model": model, "api_key": key})
-    return replace(server, model=model).target(kept.api_key_file)
+    return replace(server, model=model).target()
 
 
-def _accuracy(server: ServerOptions, kept: Kept, protocol: Protocol, options: AccuracyOptions) -> None:
+def _accuracy(
+    server: AnyServer, judged: Judged, protocol: Protocol, data_dir: Path | None = None, published: str | None = None
+) -> None:
     from ..eval import accuracy, show  # optional: aiohttp
     from ..eval.earlier_run import load_run, protocol_of
 
-    if kept.resume is None:
-        target = server.target(kept.api_key_file)
+    if judged.resume is None:
+        target = server.target()
     else:
-        earlier = load_run(kept.resume)
-        target, protocol = _resumed(server, kept, earlier), protocol_of(earlier)
-        if options.data_dir is None and earlier["data_dir"]:
-            options = replace(options, data_dir=Path(earlier["data_dir"]))
+        earlier = load_run(judged.resume)
+        target, protocol = _resumed(server, earlier), protocol_of(earlier)
+        data_dir = data_dir or (Path(earlier["data_dir"]) if earlier["data_dir"] else None)
     console = table_console()
-    with signals(kept.runs):
-        folder = accuracy.run(target, protocol, options, console, kept.resume)
+    options = accuracy.AccuracyOptions(
+        data_dir, judged.baseline, published, judged.margin, judged.max_unusable, judged.runs
+    )
+    with signals(judged.runs):
+        folder = accuracy.run(target, protocol, options, console, judged.resume)
     _end(show.run(folder, console), folder)
 
 

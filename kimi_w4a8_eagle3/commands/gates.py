@@ -36,17 +36,8 @@ def gates(
     for gate in TABLE:
         value = checked.get(gate.name)
         origin = "recipe" if gate.name in recipe_env else "environment" if value is not None else "default"
-        rows.append(
-            {
-                "name": gate.name,
-                "value": gate.default if value is None else value,
-                "origin": origin,
-                "allowed": gate.expected,
-                "reader": gate.reader,
-                "effect": gate.effect,
-                "backends": gate.backends,
-            }
-        )
+        about = {"allowed": gate.expected, "reader": gate.reader, "effect": gate.effect, "backends": gate.backends}
+        rows.append({"name": gate.name, "value": gate.default if value is None else value, "origin": origin, **about})
     warnings = ignored_gates(checked, moe_backend)
     if as_json:
         typer.echo(json.dumps({"gates": rows, "warnings": warnings}, indent=2))

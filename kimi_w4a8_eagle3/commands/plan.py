@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..base.console import table_console
 from ..base.errors import UsageError
@@ -19,6 +19,7 @@ from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan
 from .options import RECIPE, RECIPE_NAME, one_recipe
 
 INPUT_LEN, OUTPUT_LEN = 10240, 512  # the published workload
+WORKLOAD = f"{INPUT_LEN:,}+{OUTPUT_LEN}"
 FRACTIONS = (0.80, 0.85, 0.90)
 
 
@@ -125,9 +126,10 @@ def as_dict(plan: MemoryPlan) -> dict[str, Any]:
 
 def _compare(plans: list[MemoryPlan], archs: list[str]) -> None:
     console = table_console()
-    table = Table(title=f"{plans[0].recipe}, TP {plans[0].tp}: one GPU of each")
-    for name in ("", "arch", "HBM GiB", "weights GiB", "KV tokens", f"requests {INPUT_LEN:,}+{OUTPUT_LEN}", "limit"):
-        table.add_column(name, justify="left" if name in ("", "arch", "limit") else "right")
+    numbers = [
+        Column(name, justify="right") for name in ("HBM GiB", "weights GiB", "KV tokens", f"requests {WORKLOAD}")
+    ]
+    table = Table("", "arch", *numbers, "limit", title=f"{plans[0].recipe}, TP {plans[0].tp}: one GPU of each")
     for plan in plans:
         sizes = f"{plan.gpu.hbm_gib:.0f}", f"{plan.budget.weight_bytes / 2**30:.1f}", f"{plan.tokens:,}"
         requests = str(plan.requests(INPUT_LEN, OUTPUT_LEN))
@@ -144,10 +146,8 @@ def _limit(plan: MemoryPlan) -> str:
 
 def _print(plan: MemoryPlan) -> None:
     console = table_console()
-    table = Table(title=f"{plan.recipe} on {plan.gpu.name}, TP {plan.tp}: memory of one GPU")
-    table.add_column("part")
-    table.add_column("GiB", justify="right")
-    table.add_column("share", justify="right")
+    numbers = [Column(name, justify="right") for name in ("GiB", "share")]
+    table = Table("part", *numbers, title=f"{plan.recipe} on {plan.gpu.name}, TP {plan.tp}: memory of one GPU")
     for part, size in plan.segments.items():
         table.add_row(part, f"{size / 2**30:.2f}", f"{size / plan.gpu.hbm_bytes:.1%}")
     table.add_row("HBM", f"{plan.gpu.hbm_gib:.2f}", "100.0%", style="bold", end_section=True)
@@ -155,7 +155,7 @@ def _print(plan: MemoryPlan) -> None:
     verdict = plan.verdict
     console.print(
         f"KV cache: {plan.budget.cell_bytes:,} bytes per token, {plan.tokens:,} tokens = "
-        f"{plan.requests(INPUT_LEN, OUTPUT_LEN)} requests of {INPUT_LEN:,}+{OUTPUT_LEN}"
+        f"{plan.requests(INPUT_LEN, OUTPUT_LEN)} requests of {WORKLOAD}"
     )
     if plan.engine != "sglang":
         console.print(f"{plan.engine} sizes its own cache; the page-offset guard applies only to SGLang")

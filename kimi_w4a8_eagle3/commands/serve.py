@@ -59,13 +59,12 @@ def serve(
         extra, name = [name, *extra], None
     named = {"host": host, "port": port, "tp": tp, "served-model-name": served_model_name}
     settings = settings + [f"{key}={value}" for key, value in named.items() if value is not None]
-    checkpoints = {"model": model, "draft": draft}
     launch = prepare(
         one_recipe(name, recipe),
         settings,
         extra,
         gpu=gpu,
-        checkpoints=checkpoints,
+        checkpoints={"model": model, "draft": draft},
         api_key_file=api_key_file,
         read_keys=not dry_run,  # a manifest may name a file that only its container has
     )
@@ -83,15 +82,8 @@ def serve(
     if dry_run:
         _show(launch, as_json, docker)
         return
-    options = ServeOptions(
-        ops_host,
-        ops_port,
-        drain_timeout,
-        runs,
-        replicas,
-        preflight=not no_preflight,
-        hardware=not any_hardware,
-    )
+    checks = {"preflight": not no_preflight, "hardware": not any_hardware}
+    options = ServeOptions(ops_host, ops_port, drain_timeout, runs, replicas, **checks)
     launch = ready_to_serve(launch, options)
     _show(launch, as_json=False, docker=False)
     raise typer.Exit(serve_foreground(launch, options))

@@ -55,6 +55,8 @@ def known_faults(facts: Facts) -> list[Result]:
         name, refused = f"fault {fault.id}", fault.severity is Severity.FAIL
         if fault.id in needs.accepted_faults:
             results.append(ok(name, f"accepted: {fault.sentence}"))
+        elif fault.severity is Severity.NOTE:
+            results.append(ok(name, f"{fault.sentence}; {fault.remedy}"))
         elif refused or fault.installed or fault.env:
             results.append((fail if refused else warn)(name, fault.sentence, fault.remedy))
     return results or [ok("known_faults", "none on this machine with this recipe")]

@@ -48,7 +48,7 @@ class Fault(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
-    verdict: Literal["refuse", "warn", "set"]
+    verdict: Literal["refuse", "warn", "note", "set"]
     installed: dict[Package, Specifier] = {}
     tried: dict[Package, list[str]] = {}
     arch: list[str] = []
@@ -61,7 +61,7 @@ class Fault(BaseModel):
 
     @property
     def severity(self) -> Severity:
-        return Severity.FAIL if self.verdict == "refuse" else Severity.WARN
+        return {"refuse": Severity.FAIL, "note": Severity.NOTE}.get(self.verdict, Severity.WARN)
 
     @property
     def sentence(self) -> str:

@@ -19,7 +19,7 @@ CEILINGS = {
     "accept": 694,
     "base": 648,
     "bench": 1530,
-    "commands": 1833,
+    "commands": 1821,
     "door": 1979,
     "engine": 1317,
     "eval": 2880,

@@ -15,6 +15,8 @@ COMPLETIONS = [
     ("plan -r tin", "tiny"),
     ("serve --gpu mi32", "mi325x"),
     ("bench run con4", "con40"),
+    ("bench con4", "con40"),
+    ("bench comp", "compare"),
 ]
 
 
@@ -49,7 +51,7 @@ def test_every_recipe_is_listed_with_its_summary():
 
 
 @pytest.mark.parametrize(("words", "offered"), COMPLETIONS)
-def test_the_shell_completes_recipes_and_gpus(words, offered):
+def test_the_shell_completes_recipes_workloads_and_gpus(words, offered):
     env = {
         "_KIMI_W4A8_COMPLETE": "complete_bash",
         "COMP_WORDS": f"kimi-w4a8 {words}",

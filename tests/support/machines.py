@@ -196,7 +196,6 @@ PACKAGES = {"sglang": SGLANG_PINNED, "torch": "2.11.0+git1234", "amd-aiter": "0.
 
 
 # The recipes with drafts have one known fault that nothing prevents.
-ALWAYS = {"fault drafts-differ-by-rank": "warn"}
 
 
 def base_record(**changes: object) -> str:
