@@ -52,22 +52,11 @@ def _register() -> None:
 
     orphans.end_with_parent()
     full_disk.install()
-    features = [
-        adaptive_hook.FEATURE,
-        exact_sampling.FEATURE,
-        failing_outputs.FEATURE,
-        failing_requests.FEATURE,
-        grammar_cache.FEATURE,
-        load_check.FEATURE,
-        local_store.FEATURE,
-        nan_logits.FEATURE,
-        metrics_hook.ENGINE,
-        metrics_hook.REQUESTS,
-        page_guard_hook.FEATURE,
-        pulse_hook.FEATURE,
-        quark_config.FEATURE,
-        shared_memory.FEATURE,
-    ]
+    parts = (
+        adaptive_hook, exact_sampling, failing_outputs, failing_requests, grammar_cache, load_check, local_store,
+        nan_logits, page_guard_hook, pulse_hook, quark_config, shared_memory,
+    )  # fmt: skip
+    features = [metrics_hook.ENGINE, metrics_hook.REQUESTS, *(part.FEATURE for part in parts)]
     if read_gates(os.environ).check_model_name:
         features.append(model_name_hook.FEATURE)
     if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports

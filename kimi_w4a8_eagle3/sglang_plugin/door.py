@@ -14,8 +14,8 @@ from ..door.rules import RequestRules
 from ..door.settings import read_door
 from . import request_guard
 from .door_models import request_models, sampling_model
-from .event_loop import EventLoopWatch
 from .hooks import Feature
+from .pulse_hook import EventLoopWatch
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from http import HTTPStatus
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from .hooks import Feature
@@ -87,13 +88,9 @@ def reason_of(error: Exception) -> dict[str, Any]:
 
 def _place(error: BaseException) -> dict[str, Any] | None:
     """Return the local variables of SGLang's loop over the requests, or None if it raised before the first one."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == _HANDLER:
-            at = trace.tb_frame.f_locals
-            return at if at.get("state") is not None else None
-        trace = trace.tb_next
-    return None
+    frames = (frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == _HANDLER)
+    at = next((frame.f_locals for frame in frames), {})
+    return at if at.get("state") is not None else None
 
 
 def _end_alone(manager: TokenizerManager, recv_obj: BatchStrOutput, at: dict[str, Any], error: Exception) -> None:

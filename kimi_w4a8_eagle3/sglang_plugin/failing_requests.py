@@ -17,6 +17,7 @@ from dataclasses import fields
 from datetime import timedelta
 from http import HTTPStatus
 from inspect import signature
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from .failing_outputs import OF_CONTENT, reason_of
@@ -295,24 +296,17 @@ def _request_failed(error: BaseException) -> bool:
     """Return False for errors of the machine, of the pools or of one rank, which must end the engine."""
     import torch  # start-up: only a failing batch needs torch
 
-    device = tuple(
-        kind for name in ("OutOfMemoryError", "AcceleratorError") if (kind := getattr(torch, name, None)) is not None
-    )
-    if isinstance(error, (*device, torch.distributed.DistError)):
-        return False
-    if any(text in str(error) for text in _OF_THE_DEVICE):
+    accelerator = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # since torch 2.8
+    of_the_machine = (torch.OutOfMemoryError, accelerator, torch.distributed.DistError)
+    if isinstance(error, of_the_machine) or any(text in str(error) for text in _OF_THE_DEVICE):
         return False
     return not _in_pools(error) and _all_ranks_failed()
 
 
 def _in_pools(error: BaseException) -> bool:
     """Return True if the error came out of the code that allocates and frees KV, whose state is then unknown."""
-    trace = error.__traceback__
-    while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(_POOLS):
-            return True
-        trace = trace.tb_next
-    return False
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(module.startswith(_POOLS) for module in modules)
 
 
 def _all_ranks_failed() -> bool:

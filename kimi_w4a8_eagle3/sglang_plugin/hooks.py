@@ -25,6 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 Kind = Literal["before", "after", "around", "replace"]  # the values of SGLang's HookType
 
 missing_features: list[str] = []  # optional features that this process serves without
+_targets: set[str] = set()  # of all hooks that this process registered
 
 
 class Hook(NamedTuple):
@@ -81,7 +82,8 @@ def register(registry: type[HookRegistry], features: Iterable[Feature]) -> None:
     """Register all hooks of the features, and end the process when SGLang cannot apply one of them."""
     from sglang.srt.plugins.hook_registry import HookType  # SGLang's import order: its registry loads us
 
-    targets: set[str] = set()
+    if not _targets:
+        _check_after_apply(registry)
     for feature in features:
         missing = [name for name in feature.names if not _exists(name)]
         if missing and not feature.optional:
@@ -94,14 +96,18 @@ def register(registry: type[HookRegistry], features: Iterable[Feature]) -> None:
             os.environ.setdefault(name, value)
         for hook in feature.hooks:
             registry.register(hook.target, hook.function, HookType(hook.kind))
-            targets.add(hook.target)
+            _targets.add(hook.target)
+
+
+def _check_after_apply(registry: type[HookRegistry]) -> None:
+    """Make SGLang's `apply_hooks` end the process if it leaves one of `_targets` unhooked."""
     apply_hooks = registry.apply_hooks
 
     @wraps(apply_hooks)
     def apply_and_check() -> None:
         apply_hooks()
         with or_end("the plugin's hooks cannot be checked"):
-            if unapplied := sorted(targets - registry._patched):
+            if unapplied := sorted(_targets - registry._patched):
                 raise _unknown_release("these hooks", unapplied)
 
     registry.apply_hooks = apply_and_check

@@ -12,15 +12,14 @@ import logging
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from safetensors import safe_open
 
 from ..base.errors import KimiError
 from ..quark.expert_checks import text_prefix
-from ..quark.safetensors_header import Checkpoint, TensorInfo, read_checkpoint
+from ..quark.safetensors_header import Checkpoint, read_checkpoint
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ FEATURE = Feature(
     remove_when="never: SGLang does not compare what it loaded with the checkpoint",
 )
 _SAMPLE = 2  # experts per layer whose weights are compared: 1.1 GB of Kimi-K2.5's 67 GB per rank
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I32": torch.int32}
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _folder: list[Path] = []  # the folder that SGLang's loader reads; empty for weights from elsewhere
 
@@ -96,25 +94,22 @@ class _Stored:
 
     def _read(self, expert: int, part: str, kind: str) -> torch.Tensor:
         """Read this rank's part of a tensor: rows of gate and up, columns of down's weights, all of down's scales."""
-        info = self.checkpoint.tensors.get(f"{self.prefix}{self.first + expert}.{part}.{kind}")
+        name = f"{self.prefix}{self.first + expert}.{part}.{kind}"
+        info = self.checkpoint.tensors.get(name)
         if info is None:
             raise KimiError(f"the checkpoint has no {part}.{kind} of expert {self.first + expert}", where=self.prefix)
+        file = _opened(info.file)
         if kind == "weight_scale":
-            return read_rows(info).float().reshape(1)
-        if part != "down_proj":
-            return read_rows(info, self.rank, self.ranks)
-        whole = read_rows(info)
-        return whole.chunk(self.ranks, dim=1)[self.rank] if kind == "weight" else whole
-
-
-def read_rows(info: TensorInfo, part: int = 0, parts: int = 1) -> torch.Tensor:
-    """Read one of `parts` equal parts of a safetensors tensor, cut along its rows."""
-    size = info.nbytes // parts
-    data = np.array(_mapped(info.file)[info.start + part * size : info.start + (part + 1) * size])
-    shape = (info.shape[0] // parts, *info.shape[1:]) if info.shape else ()
-    return torch.from_numpy(data).view(_DTYPES[info.dtype]).view(shape)
+            return file.get_tensor(name).float().reshape(1)
+        if part == "down_proj" and kind != "weight":
+            return file.get_tensor(name)
+        stored = file.get_slice(name)
+        axis = 1 if part == "down_proj" else 0
+        size = info.shape[axis] // self.ranks
+        own = slice(self.rank * size, (self.rank + 1) * size)
+        return stored[:, own] if axis else stored[own]
 
 
 @cache
-def _mapped(file: Path) -> NDArray[np.uint8]:
-    return np.memmap(file, np.uint8, "r")
+def _opened(file: Path) -> Any:
+    return safe_open(file, framework="pt")

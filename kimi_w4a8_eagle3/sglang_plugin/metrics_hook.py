@@ -12,13 +12,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from ..moe.dispatch import selected_backends
 from .hooks import Feature, missing_features
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter, Gauge
+    from prometheus_client import Gauge
     from sglang.srt.managers.io_struct import BatchStrOutput
     from sglang.srt.managers.tokenizer_manager import ReqState, TokenizerManager
     from sglang.srt.observability.metrics_collector import SchedulerMetricsCollector, TokenizerMetricsCollector
@@ -55,85 +55,48 @@ def _harmless(hook: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
-class SpecSteps:
-    """Counter kimi_spec_steps_total with one child per number of accepted drafts."""
-
-    def __init__(self, counter: Counter, labels: dict[str, Any], depth: int) -> None:
-        self._counter, self._labels = counter, labels
-        self._children: list[Counter] = []
-        self._grow(depth)
-
-    def add(self, histogram: list[int]) -> None:
-        """Add the verify steps of one finished request: `histogram[k]` accepted k drafts."""
-        self._grow(len(histogram))
-        for child, steps in zip(self._children, histogram, strict=False):
-            child.inc(steps)
-
-    def _grow(self, count: int) -> None:
-        for accepted in range(len(self._children), count):
-            self._children.append(self._counter.labels(**self._labels, accepted=str(accepted)))
-
-
 @REQUESTS.after(_TOKENIZER_COLLECTOR)
 @_harmless
-def define_spec_steps(
+def define_request_metrics(
     _: None, collector: TokenizerMetricsCollector, server_args: ServerArgs | None = None, *__: object, **___: object
 ) -> None:
-    """Define the counter in the tokenizer's process, where every request is counted once whatever the rank count.
+    """Define the metrics in the tokenizer's process, where every request is counted once, with any number of ranks."""
+    from prometheus_client import Counter, Histogram  # it reads its environment when imported: see above
 
-    The series begin at zero so that a rate includes the first requests. Without speculation there are none.
-    """
-    from prometheus_client import Counter  # it reads its environment when imported: see above
-
-    counter = (getattr(collector, "_counter_cls", None) or Counter)(
+    collector.kimi_spec_steps = (getattr(collector, "_counter_cls", None) or Counter)(
         name="kimi_spec_steps_total",
         documentation="Verify steps of finished requests by number of accepted draft tokens.",
         labelnames=[*collector.labels, "accepted"],
     )
-    depth = getattr(server_args, "speculative_num_draft_tokens", None) or 0
-    collector.kimi_spec_steps = SpecSteps(counter, collector.labels, depth)
+    # The series begin at zero so that a rate includes the first requests. Without speculation there are none.
+    for accepted in range(getattr(server_args, "speculative_num_draft_tokens", None) or 0):
+        collector.kimi_spec_steps.labels(**collector.labels, accepted=accepted)
+    if not hasattr(collector, _TPOT):
+        collector.kimi_tpot = (getattr(collector, "_histogram_cls", None) or Histogram)(
+            name="sglang:request_time_per_output_token_seconds",
+            documentation="Time per output token of a request in seconds, without its first token.",
+            labelnames=[*collector.labels, "is_streaming"],
+            buckets=collector.histogram_inter_token_latency._upper_bounds,  # as in 0.5.23
+        )
 
 
 @REQUESTS.after(_FINISHED_CHUNK)
 @_harmless
-def count_spec_steps(_: None, manager: TokenizerManager, state: ReqState, output: BatchStrOutput, index: int) -> None:
-    """Count the steps of a finished request; SGLang calls this for every output chunk of every request."""
+def count_request(_: None, manager: TokenizerManager, state: ReqState, output: BatchStrOutput, index: int) -> None:
+    """Count a finished request; SGLang calls this for every output chunk of every request."""
     if not state.finished:
         return
-    histograms = getattr(output, "spec_correct_drafts_histogram", None)
-    if histograms and index < len(histograms) and histograms[index]:
-        manager.metrics_collector.kimi_spec_steps.add(histograms[index])
-
-
-@REQUESTS.after(_TOKENIZER_COLLECTOR)
-@_harmless
-def define_tpot(_: None, collector: TokenizerMetricsCollector, *__: object, **___: object) -> None:
-    """Define the histogram of the tokenizer's process with 0.5.23's inter-token buckets."""
-    from prometheus_client import Histogram  # it reads its environment when imported: see above
-
-    if hasattr(collector, _TPOT):
-        return
-    collector.kimi_tpot = (getattr(collector, "_histogram_cls", None) or Histogram)(
-        name="sglang:request_time_per_output_token_seconds",
-        documentation="Time per output token of a request in seconds, without its first token.",
-        labelnames=[*collector.labels, "is_streaming"],
-        buckets=collector.histogram_inter_token_latency._upper_bounds,
-    )
-
-
-@REQUESTS.after(_FINISHED_CHUNK)
-@_harmless
-def observe_tpot(_: None, manager: TokenizerManager, state: ReqState, output: BatchStrOutput, index: int) -> None:
-    """Observe one value per request that ended normally."""
-    histogram = getattr(manager.metrics_collector, "kimi_tpot", None)
-    if histogram is None or not state.finished:
-        return
-    tokens, reason = output.completion_tokens[index], output.finished_reasons[index] or {}
-    if tokens < 2 or reason.get("type") not in ("stop", "length"):
-        return
-    streaming = "true" if getattr(state.obj, "stream", False) else "false"
-    labels = {**manager.metrics_collector.labels, "is_streaming": streaming}
-    histogram.labels(**labels).observe(state.time_stats.get_decode_latency() / (tokens - 1))
+    collector = manager.metrics_collector
+    histograms = getattr(output, "spec_correct_drafts_histogram", None) or ()
+    if index < len(histograms):
+        for accepted, steps in enumerate(histograms[index] or ()):
+            collector.kimi_spec_steps.labels(**collector.labels, accepted=accepted).inc(steps)
+    tokens = output.completion_tokens[index]
+    ended = (output.finished_reasons[index] or {}).get("type") in ("stop", "length")
+    if hasattr(collector, "kimi_tpot") and ended and tokens > 1:
+        streaming = "true" if getattr(state.obj, "stream", False) else "false"
+        time_s = state.time_stats.get_decode_latency() / (tokens - 1)
+        collector.kimi_tpot.labels(**collector.labels, is_streaming=streaming).observe(time_s)
 
 
 @ENGINE.after(f"{_COLLECTORS}.SchedulerMetricsCollector.emit_constants")

@@ -56,21 +56,16 @@ def cap_pool(original: Callable[..., int], owner: KVCacheConfigurator, token_cap
 def _applies(gates: Gates) -> bool:
     if gates.page_guard != "auto":
         return gates.page_guard == "force"
-    return "aiter" in _attention_backends()
-
-
-def _attention_backends() -> set[str | None]:
-    """Return the backends of prefill, decode and draft, as SGLang resolved them."""
-    return {*attention_backends(), get_spec().speculative_draft_attention_backend}
+    return "aiter" in (*attention_backends(), get_spec().speculative_draft_attention_backend)
 
 
 def _shapes(owner: KVCacheConfigurator) -> list[KvShape]:
     """Return the KV shapes of the model that `owner` sizes a pool for and, for a target, of its draft."""
-    width = owner.kv_cache_dtype.itemsize
-    shapes = [_shape(owner.model_config, _attention_tp(), width)]
+    width, tp = owner.kv_cache_dtype.itemsize, get_parallel().attn_tp_size
+    shapes = [_shape(owner.model_config, tp, width)]
     draft = _draft_config(owner)
     if draft is not None:
-        tp = int(getattr(owner, "draft_attn_tp_size", None) or _attention_tp())
+        tp = getattr(owner, "draft_attn_tp_size", None) or tp
         shapes.append(_shape(draft, tp, _draft_width(width)))
     return shapes
 
@@ -98,7 +93,3 @@ def _draft_config(owner: KVCacheConfigurator) -> ModelConfig | None:
         model_revision=get_spec().speculative_draft_model_revision,
         is_draft_model=True,
     )
-
-
-def _attention_tp() -> int:
-    return int(get_parallel().attn_tp_size)

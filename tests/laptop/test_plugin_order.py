@@ -28,5 +28,6 @@ def loaded(folder: Path, order: tuple[str, ...]) -> dict[str, Any]:
 def test_the_order_of_the_two_plugins_does_not_matter(tmp_path: Path) -> None:
     first, second = loaded(tmp_path, ORDER), loaded(tmp_path, ORDER[::-1])
     assert first == second
+    assert not first["checked twice"]
     alone = loaded(tmp_path, ORDER[:1])
     assert set(alone["hooks"]) < set(first["hooks"])

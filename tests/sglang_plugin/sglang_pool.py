@@ -62,7 +62,7 @@ if __name__ == "__main__":
         "force": sized(pool, KIMI_PAGE_GUARD="force"),
         "force_small": sized(pool, KIMI_PAGE_GUARD="force", KIMI_PAGE_GUARD_INT_MAX="128000"),
     }
-    page_guard_hook._attention_backends = lambda: {"aiter"}
+    page_guard_hook.attention_backends = lambda: {"aiter"}
     results["auto_on_aiter"] = sized(pool)
     pool.is_draft_worker = True  # an MLA model without a draft of its own
     results["mla_row_elements"] = [shape.row_elements for shape in page_guard_hook._shapes(pool)]

@@ -3,6 +3,7 @@
 What a real engine then shows is checked in tests/e2e/test_ops.py.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from support.sglang_program import BOTH, VERSIONS, found
 
 from kimi_w4a8_eagle3.sglang_plugin.metrics_hook import (
-    SpecSteps,
-    count_spec_steps,
+    count_request,
+    define_request_metrics,
     emit_constants,
-    observe_tpot,
 )
 
 HOOKED = """
@@ -34,45 +34,47 @@ def test_both_releases_are_hooked_before_prometheus_client_is_imported(newest: b
 
 
 @pytest.fixture
-def steps() -> tuple[SpecSteps, CollectorRegistry]:
-    registry = CollectorRegistry()
-    counter = Counter("kimi_spec_steps", "Steps.", ["model_name", "accepted"], registry=registry)
-    return SpecSteps(counter, {"model_name": "m"}, 4), registry
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
 
 
-def counted(registry: CollectorRegistry) -> list[float | None]:
-    return [
-        registry.get_sample_value("kimi_spec_steps_total", {"model_name": "m", "accepted": str(k)}) for k in range(6)
-    ]
+@pytest.fixture
+def collector(registry: CollectorRegistry) -> SimpleNamespace:
+    """The tokenizer's collector of 0.5.20 after our hook, with 4 draft tokens."""
+    buckets = SimpleNamespace(_upper_bounds=[0.1, 1.0])
+    found = SimpleNamespace(labels={"model_name": "m"}, histogram_inter_token_latency=buckets)
+    found._counter_cls = partial(Counter, registry=registry)
+    found._histogram_cls = partial(Histogram, registry=registry)
+    define_request_metrics(None, found, SimpleNamespace(speculative_num_draft_tokens=4))
+    return found
 
 
-def test_series_begin_at_zero_and_grow_with_the_histogram(steps: tuple[SpecSteps, CollectorRegistry]) -> None:
-    counter, registry = steps
-    assert counted(registry) == [0, 0, 0, 0, None, None]
-    counter.add([1, 0, 2])
-    counter.add([0, 0, 0, 0, 5])
-    assert counted(registry) == [1, 0, 2, 0, 5, None]
+def count(collector: SimpleNamespace, finished: bool = True, **output: list | None) -> None:
+    """Count the second request of a batch, which streamed and decoded for two seconds."""
+    state = SimpleNamespace(finished=finished, obj=SimpleNamespace(stream=True))
+    state.time_stats = SimpleNamespace(get_decode_latency=lambda: 2.0)
+    ended = {"completion_tokens": [9, 5], "finished_reasons": [None, {"type": "stop"}], **output}
+    count_request(None, SimpleNamespace(metrics_collector=collector), state, SimpleNamespace(**ended), 1)
 
 
 @pytest.mark.parametrize(
     ("finished", "histograms", "expected"),
     [
-        (True, [[9], [1, 2]], [1, 2, 0, 0, None, None]),
-        (False, [[9], [1, 2]], [0, 0, 0, 0, None, None]),
-        (True, [[9]], [0, 0, 0, 0, None, None]),
-        (True, [[9], []], [0, 0, 0, 0, None, None]),
-        (True, None, [0, 0, 0, 0, None, None]),
+        (True, [[9], [1, 2]], [1, 2, 0, 0, None]),
+        (True, [[9], [0, 0, 0, 0, 5]], [0, 0, 0, 0, 5]),
+        (False, [[9], [1, 2]], [0, 0, 0, 0, None]),
+        (True, [[9]], [0, 0, 0, 0, None]),
+        (True, [[9], []], [0, 0, 0, 0, None]),
+        (True, None, [0, 0, 0, 0, None]),
     ],
-    ids=["finished", "running", "short-list", "no-steps", "no-speculation"],
+    ids=["finished", "longer", "running", "short-list", "no-steps", "no-speculation"],
 )
-def test_only_a_finished_requests_own_histogram_is_counted(
-    steps: tuple[SpecSteps, CollectorRegistry], finished: bool, histograms: list | None, expected: list
+def test_series_begin_at_zero_and_grow_by_a_finished_requests_own_histogram(
+    collector: SimpleNamespace, registry: CollectorRegistry, finished: bool, histograms: list | None, expected: list
 ) -> None:
-    counter, registry = steps
-    manager = SimpleNamespace(metrics_collector=SimpleNamespace(kimi_spec_steps=counter))
-    output = SimpleNamespace(spec_correct_drafts_histogram=histograms)
-    count_spec_steps(None, manager, SimpleNamespace(finished=finished), output, 1)
-    assert counted(registry) == expected
+    count(collector, finished, spec_correct_drafts_histogram=histograms)
+    labels = [{"model_name": "m", "accepted": str(accepted)} for accepted in range(5)]
+    assert [registry.get_sample_value("kimi_spec_steps_total", each) for each in labels] == expected
 
 
 @pytest.mark.parametrize(
@@ -87,16 +89,25 @@ def test_only_a_finished_requests_own_histogram_is_counted(
     ids=["stop", "length", "aborted", "one-token", "running"],
 )
 def test_only_a_whole_answer_of_two_tokens_or_more_has_a_time_per_token(
-    finished: bool, tokens: int, reason: dict | None, expected: float | None
+    collector: SimpleNamespace,
+    registry: CollectorRegistry,
+    finished: bool,
+    tokens: int,
+    reason: dict | None,
+    expected: float | None,
 ) -> None:
-    registry = CollectorRegistry()
-    collector = SimpleNamespace(labels={"model_name": "m"})
-    collector.kimi_tpot = Histogram("tpot", "Seconds.", ["model_name", "is_streaming"], registry=registry)
-    state = SimpleNamespace(finished=finished, obj=SimpleNamespace(stream=True))
-    state.time_stats = SimpleNamespace(get_decode_latency=lambda: 2.0)
-    output = SimpleNamespace(completion_tokens=[9, tokens], finished_reasons=[None, reason])
-    observe_tpot(None, SimpleNamespace(metrics_collector=collector), state, output, 1)
-    assert registry.get_sample_value("tpot_sum", {"model_name": "m", "is_streaming": "true"}) == expected
+    count(collector, finished, completion_tokens=[9, tokens], finished_reasons=[None, reason])
+    name, labels = "sglang:request_time_per_output_token_seconds_sum", {"model_name": "m", "is_streaming": "true"}
+    assert registry.get_sample_value(name, labels) == expected
+
+
+def test_a_release_with_its_own_time_per_token_keeps_it(collector: SimpleNamespace) -> None:
+    newer = SimpleNamespace(**vars(collector), histogram_request_time_per_output_token=object())
+    del newer.kimi_tpot
+    newer._counter_cls = partial(Counter, registry=CollectorRegistry())
+    define_request_metrics(None, newer)
+    count(newer)
+    assert not hasattr(newer, "kimi_tpot")
 
 
 def test_a_metric_that_fails_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,4 +19,5 @@ if __name__ == "__main__":
 
     nccl = pynccl_wrapper.find_nccl_library.__module__
     facts = {"hooks": sorted(HookRegistry._patched), "nccl": nccl, "amx": get_platform().has_amx}
+    facts["checked twice"] = hasattr(HookRegistry.apply_hooks.__wrapped__, "__wrapped__")
     Path(output).write_text(json.dumps(facts))
