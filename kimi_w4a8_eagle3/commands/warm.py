@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.progress import track
@@ -14,7 +12,8 @@ from rich.progress import track
 from ..base.console import table_console
 from ..base.extras import require
 from ..gates import read_gates
-from ..predict.machine_model import Cluster, kimi, moe_shape
+from ..moe.contract import MoeShape
+from ..recipe.memory_plan import ModelCard
 
 
 def warm(
@@ -35,14 +34,15 @@ def warm(
 
     console, start = table_console(), time.monotonic()
 
-    def watch(finished: Iterable[Any], count: int) -> Iterable[Any]:
-        return track(finished, "compiling", count, console=console)
-
-    shapes = [moe_shape(kimi(), Cluster(tp=tp)) for tp in (8, 4)]
+    text = ModelCard.packaged("kimi-k2.5-w4a8").config["text_config"]
+    experts, hidden, top_k = text["n_routed_experts"], text["hidden_size"], text["num_experts_per_tok"]
+    shapes = [MoeShape(experts, hidden, text["moe_intermediate_size"] // tp, top_k) for tp in (8, 4)]
     first = [config for shape in shapes for config in FlydslBackend().wanted(shape)]
     wanted = [*first, *(config for shape in shapes for config in every_kernel(shape))]
     folder = objects or objects_folder(read_gates(os.environ))
-    manifest, compiled = compile_objects(wanted, folder, jobs or default_jobs(), watch)
+    manifest, compiled = compile_objects(
+        wanted, folder, jobs or default_jobs(), lambda done, count: track(done, "compiling", count, console=console)
+    )
     console.print(
         f"flydsl: {len(set(wanted))} kernels for {manifest.arch} in {folder}, {compiled} of them compiled now, "
         f"in {time.monotonic() - start:.0f} s",

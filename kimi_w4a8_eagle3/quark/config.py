@@ -85,6 +85,25 @@ def is_w4a8_two_stage(config: Mapping[str, Any]) -> bool:
         return False
 
 
+def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the `quantization_config`, at the top or in `text_config`."""
+    text = config.get("text_config")
+    found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+    return found if isinstance(found, dict) else None
+
+
+def is_packed_int4(quantization: dict[str, Any]) -> bool:
+    """Return True for compressed-tensors' symmetric INT4 in groups, the format of moonshotai/Kimi-K2.5."""
+    groups = quantization.get("config_groups")
+    weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
+    return (
+        quantization.get("quant_method") == "compressed-tensors"
+        and quantization.get("format") == "pack-quantized"
+        and bool(weights)
+        and all(w.get("num_bits") == 4 and w.get("type") == "int" and w.get("symmetric") for w in weights)
+    )
+
+
 def is_glob(entry: str) -> bool:
     """Return True if an entry of an exclude list is a glob, neither a plain name nor a `re:` pattern."""
     return not entry.startswith("re:") and any(character in entry for character in _GLOB_CHARACTERS)

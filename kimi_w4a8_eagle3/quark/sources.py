@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from ..base.errors import KimiError
 from ..base.extras import not_installed
-from .config import MHA_DRAFT, MLA_DRAFT, read_json
+from .config import MHA_DRAFT, MLA_DRAFT, is_packed_int4, quantization_of, read_json
 from .safetensors_header import Checkpoint, TensorInfo, read_checkpoint
 
 QUARK_MINIMUM = "0.13"
@@ -87,25 +87,6 @@ def require_draft(config: dict[str, Any], checkpoint: Checkpoint) -> None:
             f"architectures with {MHA_DRAFT}",
             "serve it in BF16, or quantize an MHA draft",
         )
-
-
-def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the `quantization_config`, at the top or in `text_config`."""
-    text = config.get("text_config")
-    found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
-    return found if isinstance(found, dict) else None
-
-
-def is_packed_int4(quantization: dict[str, Any]) -> bool:
-    """Return True for compressed-tensors' symmetric INT4 in groups, the format of moonshotai/Kimi-K2.5."""
-    groups = quantization.get("config_groups")
-    weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
-    return (
-        quantization.get("quant_method") == "compressed-tensors"
-        and quantization.get("format") == "pack-quantized"
-        and bool(weights)
-        and all(w.get("num_bits") == 4 and w.get("type") == "int" and w.get("symmetric") for w in weights)
-    )
 
 
 def linear_modules(checkpoint: Checkpoint) -> list[str]:

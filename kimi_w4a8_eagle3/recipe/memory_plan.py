@@ -21,8 +21,7 @@ from ..base.resources import operator_dir
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import Gpu
 from ..machine.page_guard import Budget, KvShape, PagedKernel, PoolDecision, decide, kv_shape, paged_kernels
-from ..quark.config import draft_shape
-from ..quark.sources import is_packed_int4, quantization_of
+from ..quark.config import draft_shape, is_packed_int4, quantization_of
 from .schema import ArgValue, Recipe
 
 DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
