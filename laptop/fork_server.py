@@ -20,15 +20,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
-from kimi_w4a8_eagle3.engine.starter import PROGRAM, NewProcess, Process, die_with_parent
+from kimi_w4a8_eagle3.engine.starter import Command, NewProcess, Process, Program, die_with_parent
 
-FORK_SERVER = (*PROGRAM, "laptop.forked_engine")
+FORK_SERVER = "laptop.forked_engine"
 READY, GO = b"ready", b"go"
 MAX_MESSAGE = 1 << 17
 _KEPT = 2  # fork servers, of 300 MB each: the two servers of a comparison may differ in a variable
@@ -100,14 +101,14 @@ class ForkServer:
             raise
 
     @classmethod
-    def start(cls, python: str, environ: Mapping[str, str], log: int) -> ForkServer:
+    def start(cls, environ: Mapping[str, str], log: int) -> ForkServer:
         """Start a fork server; until it is ready it writes to `log`."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # A child dies with the thread that started it. This thread ends with the process.
             process = _starter.submit(
                 subprocess.Popen,
-                [python, *FORK_SERVER, str(theirs.fileno())],
+                Program(FORK_SERVER, (str(theirs.fileno()),)).argv,
                 env=dict(environ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -127,9 +128,9 @@ class ForkServer:
         """True while the fork server accepts requests."""
         return self._process.poll() is None
 
-    def fork(self, arguments: Sequence[str], late: Mapping[str, str], log: int) -> ForkedProcess:
-        """Fork an engine with these arguments, `late` variables and log; OSError when the fork server has ended."""
-        request = {"arguments": list(arguments), "late": dict(late), "ignored": ignored_signals()}
+    def fork(self, program: Program, late: Mapping[str, str], log: int) -> ForkedProcess:
+        """Fork a program with these `late` variables and log; raise OSError when the fork server has ended."""
+        request = {**asdict(program), "late": dict(late), "ignored": ignored_signals()}
         message = json.dumps(request).encode()
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reply.settimeout(_FORK_S)
@@ -153,42 +154,43 @@ class ForkServer:
 class Forks:
     """Starter that forks engines on a CPU, and the programs that measure them, and starts the rest as new processes."""
 
-    def prepare(self, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
-        prepare(argv, environ, log)
+    def prepare(self, command: Command, environ: Mapping[str, str], log: Path) -> None:
+        if can_fork(command, environ):
+            prepare(environ, log)
 
-    def engine(self, argv: Sequence[str], environ: Mapping[str, str], log: int) -> Process:
-        forked = fork(argv, environ, log) if can_fork(argv, environ) else None
-        return forked or NewProcess().engine(argv, environ, log)
+    def engine(self, command: Command, environ: Mapping[str, str], log: int) -> Process:
+        forked = fork(command, environ, log) if can_fork(command, environ) else None
+        return forked or NewProcess().engine(command, environ, log)
 
-    def program(self, argv: Sequence[str], changes: Mapping[str, str], log: int) -> Process:
-        return fork_beside(argv, changes, log) or NewProcess().program(argv, changes, log)
+    def program(self, program: Program, changes: Mapping[str, str], log: int) -> Process:
+        return fork_beside(program, changes, log) or NewProcess().program(program, changes, log)
 
 
 STARTER = Forks()
 
 
-def can_fork(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+def can_fork(command: Command, environ: Mapping[str, str]) -> TypeGuard[Program]:
     """Return True for an engine on a CPU that can be forked.
 
     With more than one OpenMP thread, libraries start threads during their import, and a fork loses those.
     """
-    return sys.platform == "linux" and tuple(argv[1:3]) == PROGRAM and environ.get("OMP_NUM_THREADS") == "1"
+    return sys.platform == "linux" and isinstance(command, Program) and environ.get("OMP_NUM_THREADS") == "1"
 
 
-def fork(argv: Sequence[str], environ: Mapping[str, str], log: int) -> ForkedProcess | None:
-    """Start `argv` in `environ` as a fork that writes to `log`; return None on failure, which `log` explains.
+def fork(program: Program, environ: Mapping[str, str], log: int) -> ForkedProcess | None:
+    """Start `program` in `environ` as a fork that writes to `log`; return None on failure, which `log` explains.
 
     Starts a fork server and waits for its imports if none has the same variables, folder and limits. One that was
     killed is replaced. Thread-safe.
     """
     late = {name: value for name, value in environ.items() if reads_late(name)}
-    key = setting(argv[0], environ)
+    key = setting(environ)
     with _lock:
         server = _servers.pop(key, None)
         try:
             if server is None or not server.alive:
                 server = _another(key, log)
-            process = server.fork(argv[3:], late, log)
+            process = server.fork(program, late, log)
         except BaseException as error:
             if server is not None:
                 server.close()  # an engine that is being forked ends, because it gets no answer
@@ -201,8 +203,8 @@ def fork(argv: Sequence[str], environ: Mapping[str, str], log: int) -> ForkedPro
         return process
 
 
-def prepare(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
-    """Start the imports for engines like this one in the background; `fork` then waits for them.
+def prepare(environ: Mapping[str, str], log: Path) -> None:
+    """Start the imports for engines in `environ` in the background; `fork` then waits for them.
 
     log: the imports' output is appended there.
     """
@@ -212,22 +214,21 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
             if key not in _servers:
                 _servers[key] = _another(key, output.fileno())
 
-    if can_fork(argv, environ):
-        key = setting(argv[0], environ)
-        threading.Thread(target=start, name="prepare", daemon=True).start()
+    key = setting(environ)
+    threading.Thread(target=start, name="prepare", daemon=True).start()
 
 
-def fork_beside(argv: Sequence[str], changes: Mapping[str, str], log: int) -> ForkedProcess | None:
-    """Fork one of SGLang's programs that measure engines from the last engine's fork server; None without one.
+def fork_beside(program: Program, changes: Mapping[str, str], log: int) -> ForkedProcess | None:
+    """Fork a program that measures engines from the last engine's fork server; return None without one.
 
     The program has that engine's variables and these changes, none of which is read during imports.
     """
     with _lock:
         server = next(reversed(_servers.values()), None)
-        if server is None or not server.alive or tuple(argv[1:3]) != PROGRAM:
+        if server is None or not server.alive:
             return None
         try:
-            return server.fork(argv[3:], changes, log)
+            return server.fork(program, changes, log)
         except OSError:
             return None
 
@@ -241,7 +242,6 @@ def close() -> None:
 class Setting(NamedTuple):
     """Properties that all engines of one fork server share: fixed at its start, or read during its imports."""
 
-    python: str
     variables: tuple[tuple[str, str], ...]
     folder: str
     limits: tuple[tuple[int, int], ...]
@@ -252,14 +252,14 @@ def _another(key: Setting, log: int) -> ForkServer:
     """Start a fork server; at the limit, close the least recently used one first."""
     while len(_servers) >= _KEPT:
         _servers.pop(next(iter(_servers))).close()
-    return ForkServer.start(key.python, dict(key.variables), log)
+    return ForkServer.start(dict(key.variables), log)
 
 
-def setting(python: str, environ: Mapping[str, str]) -> Setting:
+def setting(environ: Mapping[str, str]) -> Setting:
     """Environment, cwd, limits and CPU affinity that a new engine inherits."""
     early = sorted((name, value) for name, value in environ.items() if not reads_late(name))
     limits = tuple(resource.getrlimit(limit) for limit in _LIMITS)
-    return Setting(python, tuple(early), str(Path.cwd()), limits, frozenset(os.sched_getaffinity(0)))
+    return Setting(tuple(early), str(Path.cwd()), limits, frozenset(os.sched_getaffinity(0)))
 
 
 def reads_late(name: str) -> bool:

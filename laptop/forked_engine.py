@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import setproctitle
 from huggingface_hub import constants
 
-from kimi_w4a8_eagle3.engine.starter import PROGRAM, die_with_parent
+from kimi_w4a8_eagle3.engine.starter import Program, die_with_parent
 from kimi_w4a8_eagle3.sglang_plugin import orphans
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 
@@ -92,8 +92,8 @@ class Holders:
                     self._of.setdefault(id(value), []).append((module, name))
 
 
-def serve(control: socket.socket) -> list[str]:
-    """Fork an engine per request until the supervisor closes the socket; return in each engine with its arguments."""
+def serve(control: socket.socket) -> Program:
+    """Fork an engine per request until the supervisor closes the socket; return in each engine with its program."""
     supervisor = os.getppid()
     gc.disable()  # importing creates no garbage, and collecting takes a quarter of the time
     _require_one_thread()  # torch is imported, and its libraries may start threads
@@ -152,7 +152,7 @@ def run_to_end(program: Callable[[], None]) -> NoReturn:
     os._exit(code)
 
 
-def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supervisor: int) -> list[str]:
+def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supervisor: int) -> Program:
     """Give this process what a new engine would have; return once the supervisor has its process id."""
     die_with_parent()
     if os.getppid() != supervisor:
@@ -170,10 +170,10 @@ def _become_engine(request: dict[str, Any], log: int, reply: socket.socket, supe
         reply.send(str(os.getpid()).encode())
         if reply.recv(len(GO)) != GO:
             os._exit(1)
-    arguments: list[str] = request["arguments"]
-    setproctitle.setproctitle(" ".join((sys.executable, *PROGRAM, *arguments)))
+    program = Program(request["module"], tuple(request["arguments"]))
+    setproctitle.setproctitle(" ".join(program.argv))
     _fork_children()
-    return arguments
+    return program
 
 
 def _ignore_signals(wanted: set[int]) -> None:
@@ -224,5 +224,5 @@ def _threads() -> int:
 
 
 if __name__ == "__main__":
-    arguments = serve(socket.socket(fileno=int(sys.argv[1])))
-    run_to_end(partial(run, arguments))
+    program = serve(socket.socket(fileno=int(sys.argv[1])))
+    run_to_end(partial(run, program.module, program.arguments))

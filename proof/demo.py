@@ -6,7 +6,9 @@ with a calculator and answer the same questions greedily, which must give the sa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -34,7 +36,7 @@ from kimi_w4a8_eagle3.door.settings import without_keys
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_histograms
-from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.engine.process import EngineServer, free_port, last_line
 from kimi_w4a8_eagle3.eval.calculator import declaration, results
 from kimi_w4a8_eagle3.eval.problems import parse_answer
 from kimi_w4a8_eagle3.fleet.checks import checked
@@ -143,10 +145,13 @@ def _start(engines: ExitStack, launch: Launch, folder: Path, console: Console) -
 def _ready(server: EngineServer, console: Console) -> float:
     """Wait until it answers; the seconds since its start."""
     with console.status(f"{server.name}: starting SGLang") as status:
-        seconds = server.wait_ready(
-            _READY_TIMEOUT_S,
-            lambda s, line: status.update(f"{server.name}: starting SGLang, {s:.0f} s  [dim]{_plain(line)}[/]"),
-        )
+        began = time.monotonic()
+
+        def show() -> None:
+            line = _plain(last_line(server.log_path))
+            status.update(f"{server.name}: starting SGLang, {time.monotonic() - began:.0f} s  [dim]{line}[/]")
+
+        seconds = server.wait_ready(_READY_TIMEOUT_S, show)
     console.print(f"[green]✓[/] {server.name}: ready after {seconds:.0f} s")
     return seconds
 
@@ -165,10 +170,10 @@ def _measure(
         if launch.draft and launch.num_draft_tokens:
             startup_check.require_acceptance(startup_check.ask(client), launch.num_draft_tokens, launch.draft)
         conversation = _converse(client, name, console)
-        with _progress(console) as progress:
-            asking = progress.add_task(f"{name}: {len(questions)} greedy answers", total=len(questions))
-            answers = client.chat_all(
-                [q.question for q in questions], MAX_TOKENS, CONCURRENCY, lambda: progress.advance(asking)
+        with _progress(console) as progress, ThreadPoolExecutor(CONCURRENCY) as pool:
+            asked = pool.map(lambda problem: client.chat(problem.question, MAX_TOKENS), questions)
+            answers = list(
+                progress.track(asked, len(questions), description=f"{name}: {len(questions)} greedy answers")
             )
     with console.status(f"{name}: load, {LOAD_PROMPTS} requests at concurrency {CONCURRENCY}"):
         (point,) = LOAD.points()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..base.errors import KimiError
 from ..engine.process import last_line
-from ..engine.starter import PROGRAM, starter
+from ..engine.starter import Program, starter
 
 # SGLang's program, which also writes a line for each finished request.
 _GENERATOR = "kimi_w4a8_eagle3.sglang_plugin.bench_generator"
@@ -75,8 +74,8 @@ def write_conversations(path: Path, pairs: Iterable[tuple[str, str]]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def generator_command(base_url: str, arguments: Sequence[str], output: Path) -> list[str]:
-    return [sys.executable, *PROGRAM, _GENERATOR, "--base-url", base_url, "--output-file", str(output), *arguments]
+def generator_program(base_url: str, arguments: Sequence[str], output: Path) -> Program:
+    return Program(_GENERATOR, ("--base-url", base_url, "--output-file", str(output), *arguments))
 
 
 def drive(
@@ -95,13 +94,13 @@ def drive(
     api_key is passed as OPENAI_API_KEY, so it appears in no command line or log. Raises KimiError when the generator
     fails, is killed or takes longer than two hours.
     """
-    command, log = generator_command(base_url, arguments, output), output.with_suffix(".log")
+    program, log = generator_program(base_url, arguments, output), output.with_suffix(".log")
     # Offline, because only a tokenizer on this disk was checked (`require_trusted_tokenizer`). Nothing needs compiling.
     changes = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
     changes |= {} if api_key is None else {"OPENAI_API_KEY": api_key}
     deadline = time.monotonic() + _TIMEOUT_S
     with log.open("ab") as file:
-        process = starter().program(command, changes, file.fileno())
+        process = starter().program(program, changes, file.fileno())
     waiting: Callable[[], None] | None = on_measured
     try:
         while process.poll() is None:

@@ -21,7 +21,7 @@ from ..engine.client import EngineClient, Generation
 from ..engine.metrics import Acceptance
 from ..fleet.target import Server
 from . import repetition
-from .generator import LoadDetails, LoadResult, drive, generator_command, read_details, read_result
+from .generator import LoadDetails, LoadResult, drive, generator_program, read_details, read_result
 from .repetition import TextRepetition
 from .sampler import Sampler, ServerSummary
 from .workloads import CHAT_BACKEND, Point, Workload
@@ -112,7 +112,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         repetition_index=repetition_index,
         started=started,
         raw=raw.name,
-        command=generator_command(server.base_url, arguments, raw),
+        command=generator_program(server.base_url, arguments, raw).argv,
         load=load,
         acceptance=metrics.acceptance_from_counters(counted, server.facts.num_draft_tokens or 1)
         if server.facts.num_draft_tokens

@@ -6,9 +6,10 @@ ids, streamed text as it arrives, and acceptance per request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import httpx
@@ -58,7 +59,6 @@ class EngineClient:
         self._http = httpx.Client(
             base_url=base_url, timeout=timeout, limits=limits, headers=bearer(api_key), verify=trusted()
         )
-        self._model: str | None = None
 
     def __enter__(self) -> EngineClient:
         return self
@@ -101,7 +101,7 @@ class EngineClient:
 
         more: extra request fields such as `tools`. The generation's text is the answer without thinking or calls.
         """
-        body = self._chat_body(messages, max_tokens)
+        body = {"model": self._served, "messages": messages, "max_tokens": max_tokens, "temperature": 0.0}
         body |= {"return_token_ids": True, "return_spec_tokens_details": True, **more}
         answer = self._call("POST", "/v1/chat/completions", body)
         choice = answer["choices"][0]
@@ -113,26 +113,17 @@ class EngineClient:
             accepted_histogram=tuple(details.get("spec_correct_drafts_histogram") or ()),
         )
 
-    def chat_all(
-        self, contents: Sequence[str], max_tokens: int, concurrency: int, on_answer: Callable[[], None] | None = None
-    ) -> list[Generation]:
+    def chat_all(self, contents: Sequence[str], max_tokens: int, concurrency: int) -> list[Generation]:
         """Answer many messages greedily, `concurrency` at a time, and return the answers in order."""
-
-        def answer(content: str) -> Generation:
-            result = self.chat(content, max_tokens)
-            if on_answer is not None:
-                on_answer()
-            return result
-
         with ThreadPoolExecutor(concurrency) as pool:
-            return list(pool.map(answer, contents))
+            return list(pool.map(lambda content: self.chat(content, max_tokens), contents))
 
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the pieces of a chat answer as the server sends them; `reply.Reply` assembles them.
 
         body: the request; without `model`, the served model answers.
         """
-        body = {"model": self._served(), **body, "stream": True}
+        body = {"model": self._served, **body, "stream": True}
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
@@ -144,13 +135,9 @@ class EngineClient:
         except ValueError as error:
             raise KimiError(str(error), where=self.base_url, remedy="read the server's log") from error
 
-    def _chat_body(self, messages: Sequence[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
-        return {"model": self._served(), "messages": messages, "max_tokens": max_tokens, "temperature": 0.0}
-
+    @cached_property
     def _served(self) -> str:
-        if self._model is None:
-            self._model = self.model_name()
-        return self._model
+        return self.model_name()
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:

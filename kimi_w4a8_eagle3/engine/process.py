@@ -11,10 +11,9 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 import psutil
@@ -23,7 +22,7 @@ from ..base.address import http_url
 from ..base.errors import KimiError, UsageError
 from ..base.tls import trusted
 from .leftovers import Belongings
-from .starter import Process, Starter, starter
+from .starter import Command, Process, Starter, starter
 
 _STOP_GRACE_S = 20.0
 _POLL_S = 0.25
@@ -35,11 +34,11 @@ _TAIL_LINES = 25
 class EngineServer:
     """One engine process in its own session.
 
-    argv: the whole command line. env: added to this process's environment. log_path: stdout and stderr, appended.
-    As a context manager it starts on entry and stops, with all its children, on exit.
+    command: a command line, or a program that laptop may fork. env: added to this process's environment. log_path:
+    stdout and stderr, appended. As a context manager it starts on entry and stops, with all its children, on exit.
     """
 
-    argv: Sequence[str]
+    command: Command
     env: Mapping[str, str]
     host: str
     port: int
@@ -72,7 +71,7 @@ class EngineServer:
 
     def prepare(self) -> None:
         """Start SGLang's imports in the background, for which the first engine on a CPU would wait."""
-        self.starter.prepare(self.argv, self._environ(), self.log_path)
+        self.starter.prepare(self.command, self._environ(), self.log_path)
 
     def start(self) -> None:
         """Start the process; raise KimiError when the port is taken or the program cannot be executed.
@@ -88,7 +87,7 @@ class EngineServer:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             environ = self._environ(TMPDIR=str(self._belongings.folder))
             with self.log_path.open("ab") as log:
-                self._process = self.starter.engine(self.argv, environ, log.fileno())
+                self._process = self.starter.engine(self.command, environ, log.fileno())
         except BaseException as error:
             self._remove_belongings()
             if not isinstance(error, OSError):
@@ -99,10 +98,10 @@ class EngineServer:
                 expected="an executable program and a writable log folder",
             ) from error
 
-    def wait_ready(self, timeout_s: float, on_wait: Callable[[float, str], None] | None = None) -> float:
+    def wait_ready(self, timeout_s: float, on_wait: Callable[[], None] | None = None) -> float:
         """Wait until /health answers 200; return the seconds since `start`.
 
-        on_wait(seconds, last log line) is called about four times a second. Raises KimiError when the process ends or
+        on_wait is called about four times a second. Raises KimiError when the process ends or
         does not answer within `timeout_s` of `start`; the process is stopped first.
         """
         with httpx.Client(timeout=5.0, verify=trusted()) as client:
@@ -118,7 +117,7 @@ class EngineServer:
                     self.stop()
                     raise self._failure(f"{self.name} was not ready within {timeout_s:.0f} s")
                 if on_wait is not None:
-                    on_wait(elapsed, last_line(self.log_path))
+                    on_wait()
                 time.sleep(_POLL_S)
 
     def poll(self) -> int | None:
@@ -157,7 +156,7 @@ class EngineServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _environ(self, **more: str) -> dict[str, str]:
@@ -219,15 +218,8 @@ def tail_lines(path: Path, count: int) -> list[str]:
 
 
 def last_line(path: Path) -> str:
-    """Return the last non-empty line of a log, from its final 4 KiB."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 4096))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line for line in reversed(lines) if line.strip()), "")
+    """Return the last line of a log that is not blank."""
+    return next((line for line in reversed(tail_lines(path, _TAIL_LINES)) if line.strip()), "")
 
 
 def _answers(client: httpx.Client, base_url: str) -> bool:

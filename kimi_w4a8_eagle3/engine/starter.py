@@ -9,15 +9,35 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from ..base import laptop
 
-# Runs one of SGLang's programs where SGLang alone would not start; the name of the program follows.
-PROGRAM = ("-m", "kimi_w4a8_eagle3.sglang_plugin.run_module")
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module that `run_module` runs as a program, where SGLang alone would not start. laptop can fork it."""
+
+    module: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> list[str]:
+        return [sys.executable, "-m", "kimi_w4a8_eagle3.sglang_plugin.run_module", self.module, *self.arguments]
+
+    @property
+    def alone(self) -> list[str]:
+        """The command line without `run_module`, for a GPU."""
+        return [sys.executable, "-m", self.module, *self.arguments]
+
+
+Command = Program | Sequence[str]
 
 
 class Process(Protocol):
@@ -34,25 +54,25 @@ class Process(Protocol):
 class Starter(Protocol):
     """A way to start processes. environ: all variables of the process. log: file descriptor for its output."""
 
-    def prepare(self, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+    def prepare(self, command: Command, environ: Mapping[str, str], log: Path) -> None:
         """Start in the background what the first engine like this one would wait for."""
 
-    def engine(self, argv: Sequence[str], environ: Mapping[str, str], log: int) -> Process:
+    def engine(self, command: Command, environ: Mapping[str, str], log: int) -> Process:
         """Start an engine in a session of its own; it gets SIGTERM when this process dies."""
 
-    def program(self, argv: Sequence[str], changes: Mapping[str, str], log: int) -> Process:
+    def program(self, program: Program, changes: Mapping[str, str], log: int) -> Process:
         """Start a program that measures engines, with these variables added to this process's."""
 
 
 class NewProcess:
     """Starter that uses `subprocess`."""
 
-    def prepare(self, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+    def prepare(self, command: Command, environ: Mapping[str, str], log: Path) -> None:
         """Do nothing: a new process cannot be prepared."""
 
-    def engine(self, argv: Sequence[str], environ: Mapping[str, str], log: int) -> Process:
+    def engine(self, command: Command, environ: Mapping[str, str], log: int) -> Process:
         return subprocess.Popen(
-            list(argv),
+            words(command),
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -61,10 +81,15 @@ class NewProcess:
             preexec_fn=die_with_parent,
         )
 
-    def program(self, argv: Sequence[str], changes: Mapping[str, str], log: int) -> Process:
+    def program(self, program: Program, changes: Mapping[str, str], log: int) -> Process:
         return subprocess.Popen(
-            list(argv), env={**os.environ, **changes}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            program.argv, env={**os.environ, **changes}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
+
+
+def words(command: Command) -> list[str]:
+    """Return the words of a command line."""
+    return command.argv if isinstance(command, Program) else list(command)
 
 
 def starter() -> Starter:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 import psutil
@@ -109,21 +108,13 @@ class Watchdog:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress-watchdog", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop watching; return when the thread has ended or is inside its last request."""
-        self._end.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5.0)
-
     def __enter__(self) -> Watchdog:
-        self.start()
+        self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(timeout=5.0)  # it may be inside its last request
 
     def _run(self) -> None:
         progress = Progress(self._timeout_s, time.monotonic())

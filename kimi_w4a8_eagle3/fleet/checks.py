@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +17,9 @@ from ..base.severity import Note, Severity
 from ..door.settings import API_KEY, FILE_SUFFIX, is_loopback
 from ..engine.aiter_jit import jit_environment
 from ..engine.process import require_free_port
+from ..engine.starter import Program
 from ..fetch.trusted_code import locate, require_trusted
+from ..recipe.arguments import command_words
 from ..recipe.launch import Launch, unmet_requirements
 from .identity import fingerprint
 
@@ -113,10 +114,9 @@ def require_parsed(launch: Launch) -> None:
     """Raise UsageError for an argument unknown to the installed SGLang, which would fail much later."""
     if launch.engine != "sglang" or importlib.util.find_spec("sglang") is None:
         return
-    words = launch.argv[launch.argv.index("sglang.launch_server") + 1 :]
-    modules = ["kimi_w4a8_eagle3.sglang_plugin.run_module", "kimi_w4a8_eagle3.sglang_plugin.check_arguments"]
-    variables = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # halves the time, see `run_module`
-    done = subprocess.run([sys.executable, "-m", *modules, *words], env=variables, capture_output=True, text=True)
+    program = Program("kimi_w4a8_eagle3.sglang_plugin.check_arguments", tuple(command_words(launch.args)))
+    variables = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # halves the time
+    done = subprocess.run(program.argv, env=variables, capture_output=True, text=True)
     if done.returncode == 2:
         raise UsageError(done.stderr.strip().splitlines()[-1], where="the installed SGLang's arguments")
 

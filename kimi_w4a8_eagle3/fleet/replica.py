@@ -112,7 +112,7 @@ class Replica:
         self.state.enter(phase, reason)
         self._announce(self.label, phase.value, reason)
 
-    def _leave_if_asked(self, _seconds: float, _line: str) -> None:
+    def _leave_if_asked(self) -> None:
         if self._asked.is_set():
             raise _Asked
 

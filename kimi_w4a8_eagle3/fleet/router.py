@@ -73,7 +73,7 @@ def router_process(
         "control_plane_api_keys": [["fleet", "kimi", endpoint.control_key, "admin"]],
     }
     return EngineServer(
-        argv=[sys.executable, "-m", "kimi_w4a8_eagle3.fleet.run_router"],
+        command=[sys.executable, "-m", "kimi_w4a8_eagle3.fleet.run_router"],
         env={ARGUMENTS: json.dumps(arguments)},
         host=endpoint.host,
         port=endpoint.port,

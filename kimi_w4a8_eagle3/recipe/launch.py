@@ -21,7 +21,7 @@ from ..base.errors import KimiError, UsageError
 from ..base.severity import Note, Severity
 from ..door.settings import DoorSettings, key_file_environment, read_door, without_keys
 from ..engine.process import EngineServer
-from ..engine.starter import PROGRAM
+from ..engine.starter import Command, Program, words
 from ..gates import read_gates
 from ..machine.aiter_regime import Regime, installed_regime
 from ..machine.hardware import Gpu, Machine, gpu_by_name
@@ -108,8 +108,16 @@ class Launch:
         return int(number(self.args, "speculative-num-draft-tokens", 1))
 
     @property
+    def command(self) -> Command:
+        """The engine's program. On a CPU, it runs behind the module that provides the missing operators."""
+        if self.engine == "vllm":
+            return vllm_serve.command(self.args)
+        program = Program("sglang.launch_server", tuple(command_words(self.args)))
+        return program if self.args.get("device") == "cpu" else program.alone
+
+    @property
     def argv(self) -> list[str]:
-        return vllm_serve.command(self.args) if self.engine == "vllm" else _sglang_command(self.args)
+        return words(self.command)
 
     @property
     def base_url(self) -> str:
@@ -119,9 +127,8 @@ class Launch:
     def shell(self) -> str:
         """Return the launch as shell lines: exports, then the command."""
         exports = [f"export {name}={shlex.quote(value)}" for name, value in self.env.items()]
-        words = ["python" if word == sys.executable else shlex.quote(word) for word in self.argv]
-        groups = argument_groups(words)
-        return "\n".join([*exports, " \\\n    ".join(groups)])
+        quoted = ["python" if word == sys.executable else shlex.quote(word) for word in self.argv]
+        return "\n".join([*exports, " \\\n    ".join(argument_groups(quoted))])
 
     def docker(self) -> str | None:
         """Return a shell command that runs the launch in the recipe's image; None if the recipe names no image."""
@@ -141,7 +148,7 @@ class Launch:
     def server(self, log_path: Path, name: str | None = None) -> EngineServer:
         """Return the engine's process, not started."""
         name = name or f"{self.engine} ({self.name})"
-        return EngineServer(self.argv, self.env, self.host, self.port, log_path, name)
+        return EngineServer(self.command, self.env, self.host, self.port, log_path, name)
 
     def with_args(self, **changes: ArgValue) -> Launch:
         """Return a copy with engine arguments replaced; `_` stands for the dash of a name."""
@@ -247,12 +254,6 @@ def prepare(
     environ = {**os.environ, **launch.env, **keys} | ({} if read_keys else without_keys())
     read_gates(environ)
     return replace(launch, env={**launch.env, **keys}, door=read_door(environ))
-
-
-def _sglang_command(args: Mapping[str, ArgValue]) -> list[str]:
-    """Return SGLang's launch command; on a CPU it runs through the module that provides the missing operators."""
-    program = (*PROGRAM, "sglang.launch_server") if args.get("device") == "cpu" else ("-m", "sglang.launch_server")
-    return [sys.executable, *program, *command_words(args)]
 
 
 def _assemble(recipe: Recipe, notes: list[Note]) -> Args:

@@ -9,6 +9,7 @@ work, so it gets them too. A forked child inherits them.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from kimi_w4a8_eagle3.base import laptop
@@ -23,12 +24,12 @@ _OURS = "kimi_w4a8_eagle3.sglang_plugin."
 _WITHOUT_MODEL = ("sglang.benchmark.", f"{_OURS}bench_", f"{_OURS}check_arguments")
 
 
-def run(words: list[str]) -> None:
-    """Run the program `words[0]` in this process, with the remaining words as its arguments."""
+def run(module: str, arguments: Sequence[str]) -> None:
+    """Run a module as the program of this process."""
     import runpy  # a spawned child of an engine imports this module and does not need it
 
-    sys.argv[1:] = words[1:]
-    runpy.run_module(words[0], run_name="__main__", alter_sys=False)
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=False)
 
 
 def _imports(program: str) -> AbstractContextManager[None]:
@@ -41,4 +42,4 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python -m kimi_w4a8_eagle3.sglang_plugin.run_module MODULE [ARGS...]")
     with _imports(sys.argv[1]):
-        run(sys.argv[1:])
+        run(sys.argv[1], sys.argv[2:])

@@ -45,8 +45,8 @@ def measured(launch: Launch, folder: Path, way: str) -> Start:
     """Start one engine in one of the ways, stop it when it is ready."""
     seen: dict[str, float] = {}
     server = launch.server(folder / "server.log")
-    if way == _NEW:  # a word that makes no difference, but with which no engine is forked
-        server.argv = [launch.argv[0], "-u", *launch.argv[1:]]
+    if way == _NEW:
+        server.command = launch.argv  # a command line is never forked
     earlier = {process.pid: _cpu_s(process) for process in _fork_servers()}
     began = time.monotonic()
 
@@ -79,7 +79,7 @@ def _named(server: EngineServer) -> list[tuple[str, psutil.Process]]:
 
 
 def _fork_servers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if fork_server.FORK_SERVER[-1] in each.cmdline()]
+    return [each for each in psutil.Process().children() if fork_server.FORK_SERVER in each.cmdline()]
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -17,7 +17,7 @@ from support import supervisor
 from support.tiny_servers import READY_S, tiny_launch
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
-from kimi_w4a8_eagle3.engine.starter import PROGRAM
+from kimi_w4a8_eagle3.engine.starter import Program
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from laptop import fork_server
 from laptop.fork_server import FORK_SERVER, ForkedProcess, can_fork, fork, prepare, setting
@@ -40,7 +40,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def fork_servers() -> set[psutil.Process]:
-    return {each for each in psutil.Process().children() if FORK_SERVER[-1] in each.cmdline()}
+    return {each for each in psutil.Process().children() if FORK_SERVER in each.cmdline()}
 
 
 class Portraits:
@@ -50,14 +50,14 @@ class Portraits:
         self.folder, self.count = folder, 0
         self.environ = {**os.environ, **ENVIRONMENT, "TMPDIR": str(folder)}
 
-    def argv(self, *words: str) -> list[str]:
+    def program(self, *words: str) -> Program:
         self.count += 1
         self.file = self.folder / f"portrait-{self.count}.json"
-        return [sys.executable, *PROGRAM, "support.portrait", str(self.file), *words]
+        return Program("support.portrait", (str(self.file), *words))
 
     def fork(self, *words: str, log: Path | None = None, **environ: str) -> ForkedProcess:
         with (log or self.folder / "log").open("ab") as output:
-            process = fork(self.argv(*words), {**self.environ, **environ}, output.fileno())
+            process = fork(self.program(*words), {**self.environ, **environ}, output.fileno())
         assert process is not None, (self.folder / "log").read_text()
         return process
 
@@ -85,7 +85,7 @@ def test_a_fork_is_what_a_new_process_would_be(portraits: Portraits) -> None:
     forked = portraits.read()
     with (portraits.folder / "log").open("ab") as log:
         subprocess.run(
-            portraits.argv("end", "0"),
+            portraits.program("end", "0").argv,
             env={**portraits.environ, **changes},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -156,7 +156,7 @@ def test_each_writes_into_its_own_log(portraits: Portraits) -> None:
 def test_a_killed_fork_server_takes_no_engine_along_and_is_replaced(portraits: Portraits) -> None:
     process = portraits.fork("wait")
     portraits.read()
-    killed = psutil.Process(fork_server._servers[setting(sys.executable, portraits.environ)].pid)
+    killed = psutil.Process(fork_server._servers[setting(portraits.environ)].pid)
     before = fork_servers()
     killed.kill()
     assert gone([killed])
@@ -171,7 +171,7 @@ def test_a_variable_that_could_be_read_early_gets_a_fork_server_of_its_own(portr
     portraits.fork("end", "0").wait(60)
     before = fork_servers()
     early = {"SGLANG_LOGGING_CONFIG_PATH": "/none"}
-    prepare(portraits.argv("end", "0"), {**portraits.environ, **early}, portraits.folder / "log")
+    prepare({**portraits.environ, **early}, portraits.folder / "log")
     until(lambda: fork_servers() - before)
     prepared = fork_servers() - before
     assert portraits.fork("end", "0", **early).wait(60) == 0
@@ -185,9 +185,9 @@ def test_a_variable_that_could_be_read_early_gets_a_fork_server_of_its_own(portr
 def test_what_is_not_forked() -> None:
     launch = tiny_launch()
     environ = {**os.environ, **launch.env}
-    assert can_fork(launch.argv, environ)
-    assert not can_fork(launch.argv, {**environ, "OMP_NUM_THREADS": "2"})
-    assert not can_fork([launch.argv[0], "-m", *launch.argv[3:]], environ)  # as on a GPU
+    assert can_fork(launch.command, environ)
+    assert not can_fork(launch.command, {**environ, "OMP_NUM_THREADS": "2"})
+    assert not can_fork(launch.argv, environ)  # a command line, as on a GPU
 
 
 def test_a_fork_server_that_cannot_start_says_so_in_the_log(portraits: Portraits) -> None:
@@ -195,7 +195,7 @@ def test_a_fork_server_that_cannot_start_says_so_in_the_log(portraits: Portraits
     before = fork_servers()
     environ = {**portraits.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}  # OpenBLAS starts a thread
     with log.open("ab") as output:
-        assert fork(portraits.argv("end", "0"), environ, output.fileno()) is None
+        assert fork(portraits.program("end", "0"), environ, output.fileno()) is None
     assert "importing SGLang started a thread" in log.read_text()
     assert "the engine starts without the fork server" in log.read_text()
     assert fork_servers() <= before

@@ -64,6 +64,6 @@ def test_a_model_that_computes_nonsense_is_not_served(content: str, nan: int) ->
         scripted_server(lambda _, asked: whole(body if asked else metrics)) as server,
         EngineClient(server.base_url) as client,
     ):
-        client._model = "m"  # so that /metrics is the only request without a body
+        client._served = "m"  # so that /metrics is the only request without a body
         with pytest.raises(KimiError, match="3 rows of logits were NaN" if nan else "are empty"):
             require_answers(client)

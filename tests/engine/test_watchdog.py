@@ -183,9 +183,8 @@ def test_an_engine_whose_http_server_is_gone_or_silent_is_stalled(listens: bool)
 def test_nothing_is_reported_after_stop(engine: Engine) -> None:
     engine.healthy = False
     stalled = threading.Event()
-    dog = Watchdog(engine.url, 0.5, stalled.set, poll_s=0.05)
-    dog.start()
-    dog.stop()
+    with Watchdog(engine.url, 0.5, stalled.set, poll_s=0.05):
+        pass
     assert not stalled.wait(1.0)
 
 
@@ -206,7 +205,6 @@ def test_leaving_waits_for_the_poll_that_is_under_way(engine: Engine) -> None:
 def test_ten_looks_in_a_timeout_and_one_in_ten_seconds(timeout_s: float, asked: float | None, poll_s: float) -> None:
     dog = Watchdog("http://127.0.0.1:9", timeout_s, bool, poll_s=asked)
     assert dog._poll_s == poll_s and dog._thread.daemon  # a thread that keeps no process alive
-    dog.stop()  # nothing to stop yet
 
 
 def test_on_stall_is_called_even_if_no_process_prints_its_stacks(

@@ -68,4 +68,4 @@ for _target, _plant in {
     HookRegistry.register(_target, _plant, HookType.BEFORE)
 
 if __name__ == "__main__":
-    run(sys.argv[1:])
+    run(sys.argv[1], sys.argv[2:])

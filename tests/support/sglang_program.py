@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
-from kimi_w4a8_eagle3.engine.starter import PROGRAM
+from kimi_w4a8_eagle3.engine.starter import Program
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from laptop import fork_server
 from laptop.fork_server import ForkedProcess
@@ -29,11 +29,11 @@ _ENVIRON = dict(os.environ)
 NEWEST = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_NEWEST}"
 
 
-def argv(program: str, folder: Path, *arguments: str) -> list[str]:
-    """The command line that runs `program`, which prints into `output` in `folder`."""
+def written(program: str, folder: Path, *arguments: str) -> Program:
+    """Write the source `program`, and return what runs it and prints into `output` in `folder`."""
     (folder / "program.py").write_text(program)
     files = [str(folder / name) for name in ("program.py", "output")]
-    return [sys.executable, *PROGRAM, "support.run_program", *files, *arguments]
+    return Program("support.run_program", (*files, *arguments))
 
 
 def environment(newest: bool = False, **environ: str) -> dict[str, str]:
@@ -49,7 +49,7 @@ def environment(newest: bool = False, **environ: str) -> dict[str, str]:
 def start(program: str, folder: Path, *arguments: str, newest: bool = False, **environ: str) -> ForkedProcess:
     """Begin to run `program` after the plugin was loaded; it writes `output` and `log` in `folder`."""
     with (folder / "log").open("ab") as log:
-        process = fork_server.fork(argv(program, folder, *arguments), environment(newest, **environ), log.fileno())
+        process = fork_server.fork(written(program, folder, *arguments), environment(newest, **environ), log.fileno())
     assert process is not None, (folder / "log").read_text()
     return process
 
@@ -65,7 +65,7 @@ def run(
     with TemporaryDirectory() as name:
         folder = Path(name)
         if new:
-            words, variables = argv(program, folder, *arguments), environment(newest, **environ)
+            words, variables = written(program, folder, *arguments).argv, environment(newest, **environ)
             done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=240, check=False)
             code, log = done.returncode, done.stderr
         else:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import setproctitle
 
-from kimi_w4a8_eagle3.engine.starter import PROGRAM, die_with_parent
+from kimi_w4a8_eagle3.engine.starter import Program, die_with_parent
 from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from laptop import fork_server
 from laptop.fork_server import ForkedProcess, ForkServer
@@ -26,8 +26,8 @@ KIMI = "kimi_w4a8_eagle3.cli"
 
 def forked(words: Sequence[str], folder: Path, environ: Mapping[str, str], log: int) -> ForkedProcess:
     """The program `words[0]`, a module, with its arguments, in `folder`."""
-    argv = [sys.executable, *PROGRAM, "support.supervisor", str(folder), *words]
-    process = fork_server.fork(argv, {**environ, **load_recipe("tiny").env}, log)
+    program = Program("support.supervisor", (str(folder), *words))
+    process = fork_server.fork(program, {**environ, **load_recipe("tiny").env}, log)
     assert process is not None
     return process
 
@@ -45,13 +45,14 @@ def main(folder: str, *words: str) -> None:
         control.close()
         os.setsid()
         die_with_parent()
-        setproctitle.setproctitle(" ".join((sys.executable, *fork_server.FORK_SERVER)))
-        run(forked_engine.serve(theirs))  # returns in each engine
+        setproctitle.setproctitle(" ".join(Program(fork_server.FORK_SERVER).argv))
+        engine = forked_engine.serve(theirs)  # returns in each engine
+        run(engine.module, engine.arguments)
         return
     theirs.close()
     server = ForkServer(ForkedProcess(pid), control)
-    fork_server._servers[fork_server.setting(sys.executable, os.environ)] = server
-    run(list(words))
+    fork_server._servers[fork_server.setting(os.environ)] = server
+    run(words[0], words[1:])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.engine.starter import Program
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 
 READY_S = 280.0
@@ -24,8 +25,8 @@ def started(launch: Launch, folder: Path) -> Iterator[EngineServer]:
 def with_faults(launch: Launch, module: str, folder: Path) -> Iterator[EngineServer]:
     """The same as a program that a module of the tests runs after it has planted faults."""
     engine = launch.server(folder / "server.log")
-    program = launch.argv.index("sglang.launch_server")
-    engine.argv = [*launch.argv[:program], module, *launch.argv[program:]]
+    assert isinstance(launch.command, Program)
+    engine.command = Program(module, (launch.command.module, *launch.command.arguments))
     yield from _running(engine)
 
 

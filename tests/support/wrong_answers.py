@@ -165,4 +165,4 @@ if __name__ == "__main__":
     HookRegistry.register("sglang.srt.speculative.eagle_utils.eagle_sample", keep_logits, HookType.BEFORE)
     HookRegistry.register(f"{schedule}.init_next_round_input", next_round, HookType.AROUND)
     HookRegistry.register(f"{schedule}._check_str_based_finish", stop_string, HookType.AROUND)
-    run(sys.argv[1:])
+    run(sys.argv[1], sys.argv[2:])
