@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from kimi_w4a8_eagle3.chat.reader import _MARKER
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.sampling.penalties import Penalties
 from kimi_w4a8_eagle3.sglang_plugin import exact_sampling
+from kimi_w4a8_eagle3.sglang_plugin.answer_parsers import KimiToolCalls
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
-from kimi_w4a8_eagle3.sglang_plugin.tool_calls import KimiToolCalls
 from laptop.cpu import draft_chain, locations
 
 from .moe_faults import FAULTS
@@ -146,7 +147,7 @@ def moe(backend: Any, *args: Any) -> torch.Tensor:
 
 
 def read(reader: KimiToolCalls, text: str, tools: list[Any]) -> Any:
-    marker = reader._marker.search(text) if planted() == FORGETFUL else None
+    marker = _MARKER.search(text) if planted() == FORGETFUL else None
     return _read(reader, text[: marker.end()] if marker else text, tools)
 
 

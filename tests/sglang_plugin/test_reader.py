@@ -1,4 +1,4 @@
-"""Tool calls and thinking through SGLang's parsers with our detector, for streams with any cuts and whole answers.
+"""Tool calls and thinking through SGLang's parsers with our reader, for streams with any cuts and whole answers.
 
 EAGLE3 commits one to four tokens a step, so a stream's pieces have one to four tokens. Short answers are cut in every
 way, long ones in 300. A token is what Kimi's tokenizer makes one of: each marker, and pieces of text.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from support.sglang_program import BOTH, found
 
 S, E = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -52,6 +53,20 @@ ANSWERS: dict[str, Answer] = {
         "", "", [["search", '{"query": "\\"' + S + B + 'x"}'], ["search", A1]], [],
     ),
     "thinking without an end": (["I", " need", S, *call("search", 0, A1), E], "I need", "", [["search", A1]], []),
+    "thinking in the arguments": (
+        ["I", "</think>", S, *call("search", 0, '{"query": "the ', "<think>", " tag and ", "</think>", '"}'), E],
+        "I", "", [["search", '{"query": "the <think> tag and </think>"}']], [],
+    ),
+    "thinking in the text": (
+        ["<think>", "a <think>", "</think>", "<think>", " opens, ", "</think>", " ends"],
+        "a <think>", "<think> opens, </think> ends", [], [],
+    ),
+    "thinking after a call": (
+        ["I", S, *call("search", 0, A1), E, " wait", "</think>", "Done"], "I wait", "Done", [["search", A1]], [],
+    ),
+    "a marker without a call": (
+        ["</think>", "after ", B, " comes the id, then ", A, "."], "", "after  comes the id, then .", [], [],
+    ),
     "a cut thought": (["I", " think", " on"], "I think on", "", [], []),
     "no section end": (["</think>", S, *call("search", 0, A1)], "", "", [["search", A1]], []),
     "no end of the call": (["</think>", S, B, "functions.search:0", A, A1], "", "", [["search", A1]], []),
@@ -74,8 +89,12 @@ ANSWERS: dict[str, Answer] = {
         ["</think>", S, B, "0", A, '{"city":', ' "Rome"}', X, E], "", "", [["get_weather", C1]], [],
     ),
     "no prefix": (["</think>", S, B, "search:0", A, A1, X, E], "", "", [["search", A1]], []),
+    "a bare name": (["</think>", S, B, "search", A, A1, X, E], "", "", [["search", A1]], []),
+    "another's id": (["</think>", S, B, "call_2", A, C1, X, E], "", "", [["get_weather", C1]], []),
+    "an undeclared name": (["</think>", S, *call("find", 0, A1), E], "", "", [["find", A1]], []),
     "a name that is none": (
-        ["</think>", S, B, "what?", A, A1, X, *call("search", 1, A1), E], "", "", [["search", A1]], [],
+        ["</think>", S, B, "what?", A, "{}", X, *call("search", 1, A1), E],
+        "", "", [["what?", "{}"], ["search", A1]], [],
     ),
     "spaces": (
         ["</think>", S, " ", B, " functions.search:0 ", A, f" {A1} ", X, "\n", *call("search", 1, A1), " ", E, "\n"],
@@ -85,15 +104,7 @@ ANSWERS: dict[str, Answer] = {
 
 READ = """
 import itertools, json, random
-from sglang.srt.entrypoints.openai.protocol import Tool
-from sglang.srt.function_call.function_call_parser import FunctionCallParser
-from sglang.srt.parser.reasoning_parser import ReasoningParser
-
-parameters = {"search": "query", "get_weather": "city"}
-tools = [
-    Tool(type="function", function={"name": name, "parameters": {"type": "object", "properties": {key: {}}}})
-    for name, key in parameters.items()
-]
+from proof.reader import read
 
 def pieces(tokens):
     cuts = [()] if len(tokens) <= 11 else None
@@ -118,58 +129,62 @@ def cut_into(tokens, sizes):
         out.append("".join(part))
     return out
 
-def read(stream, whole):
-    thinking, calls = ReasoningParser("kimi_k2", not whole, True), FunctionCallParser(tools, "kimi_k2")
-    if whole:
-        thought, text = thinking.parse_non_stream("".join(stream))
-        text, found = calls.parse_non_stream(text or "")
-        return [thought or "", text, [[c.name, c.parameters] for c in found], sorted(incomplete(calls))]
-    thought, content, found = "", "", {}
-    for piece in [*stream, None]:
-        new, text = thinking.parse_stream_end() if piece is None else thinking.parse_stream_chunk(piece)
-        thought += new or ""
-        results = [calls.parse_stream_chunk(text or "")] + ([calls.parse_stream_end()] if piece is None else [])
-        for text, parts in results:
-            content += text or ""
-            for part in parts:
-                one = found.setdefault(part.tool_index, ["", ""])
-                one[0] += part.name or ""
-                one[1] += part.parameters or ""
-    return [thought, content, list(found.values()), sorted(incomplete(calls))]
-
-def incomplete(calls):
-    return getattr(calls.detector, "incomplete_tool_call_indices", ())
-
-def letters(tokens):
-    return [letter for token in tokens for letter in token]
-
 answers = json.loads(ANSWERS)
 print(json.dumps({
     name: {
-        "whole": read(tokens, True),
-        "streamed": [json.loads(line) for line in sorted({json.dumps(read(cut, False)) for cut in pieces(tokens)})],
-        "by letter": read(letters(tokens), False),
+        "whole": read(tokens, True, whole=True),
+        "streamed": [json.loads(said) for said in sorted({json.dumps(read(cut, True)) for cut in pieces(tokens)})],
+        "by letter": read("".join(tokens), True),
     }
     for name, tokens in answers.items()
 }))
 """
+COMPARE = """
+import json
+from proof.reader import compare
+streams, found = compare(COUNT, 11)
+print(json.dumps({"streams": streams, "found": found[:20]}))
+"""
+UNDECLARED = """
+import json
+from sglang.srt.parser.reasoning_parser import ReasoningParser
+said = [ReasoningParser("kimi_k2", False, True).parse_non_stream(text) for text in json.loads(TEXTS)]
+print(json.dumps({"said": said}))
+"""
 
 
-# SGLang's own reader again.
-OWN = """
+# SGLang's own readers again.
+OWN_CALLS = """
 from sglang.srt.function_call.function_call_parser import FunctionCallParser as F
 from sglang.srt.function_call.kimik2_detector import KimiK2Detector
 F.ToolCallParserEnum["kimi_k2"] = KimiK2Detector
 """
-# Ours with the fault of `support.wrong_answers`.
+OWN_THINKING = """
+from sglang.srt.parser.reasoning_parser import KimiK2Detector, ReasoningParser
+ReasoningParser.DetectorMap["kimi_k2"] = KimiK2Detector
+"""
+# Ours with faults; the first is that of `support.wrong_answers`.
 FORGETS = """
-from kimi_w4a8_eagle3.sglang_plugin.tool_calls import KimiToolCalls as K
+from kimi_w4a8_eagle3.chat.reader import _MARKER
+from kimi_w4a8_eagle3.sglang_plugin.answer_parsers import KimiToolCalls as K
 right = K.parse_streaming_increment
 def forgets(reader, text, tools):
-    marker = reader._marker.search(text)
+    marker = _MARKER.search(text)
     return right(reader, text[: marker.end()] if marker else text, tools)
 K.parse_streaming_increment = forgets
 """
+_READER = "from kimi_w4a8_eagle3.chat import reader\nR = reader.Reader\n"
+FAULTS = {
+    "forgets what follows a marker": FORGETS,
+    "passes a part of a marker on": f"{_READER}import re\nreader._PARTIAL = re.compile('(?!)')",
+    "does not see an escape that a cut parts": f"{_READER}import re\nreader._QUOTES = re.compile(r'\\\\.|\"')",
+    "lets a marker in a string end it": f"{_READER}R._count_quotes = lambda self, text: None",
+    "thinks on after the answer has begun": f"""{_READER}right = R._words
+def words(self, part):
+    self.thinking |= part == "<think>"
+    right(self, part)
+R._words = words""",
+}
 
 
 def read(newest: bool, first: str = "") -> dict[str, Any]:
@@ -187,15 +202,41 @@ def test_every_cut_gives_the_same_calls_and_the_right_ones(newest: bool) -> None
 
 
 @BOTH
+def test_drawn_answers_are_the_same_cut_at_every_character(newest: bool) -> None:
+    got = found(COMPARE.replace("COUNT", "30"), newest)
+    assert got["streams"] > 2000 and got["found"] == []
+
+
+@BOTH
+def test_without_tools_an_answer_has_no_marker_and_loses_nothing_else(newest: bool) -> None:
+    texts = [f"I</think>a{S}{B}search:0{A}{A1}{X}{E}b", f"I{B}</think><think>"]
+    got = found(UNDECLARED.replace("TEXTS", repr(json.dumps(texts))), newest)
+    assert got["said"] == [["I", f"asearch:0{A1}b"], ["I", "<think>"]]
+
+
+@BOTH
 def test_sglangs_own_reader_loses_calls(newest: bool) -> None:
-    """When this fails, SGLang has fixed a bug and our parser can shrink."""
-    got = read(newest, OWN)
+    """When this fails, SGLang has fixed a bug and our reader can shrink."""
+    got = read(newest, OWN_CALLS)
     right = {name: [*answer[1:4]] for name, answer in ANSWERS.items()}
     lost = {name for name in got if got[name]["whole"][:3] != right[name]}
     torn = {name for name in got if [call[:3] for call in got[name]["streamed"]] != [right[name]]}
-    assert {"cut in the arguments", "the second is cut", "text after", "no arguments"} <= lost
+    assert {"cut in the arguments", "the second is cut", "text after", "no arguments", "a bare name"} <= lost
     assert {"a marker in the arguments", "spaces"} <= torn
     assert "one call" not in lost | torn  # the harness reads it right
+
+
+@BOTH
+def test_sglangs_own_reader_opens_thinking_anew(newest: bool) -> None:
+    """When this fails, SGLang has fixed a bug and our reader can shrink."""
+    got = read(newest, OWN_THINKING)
+    torn = {name for name in got if got[name]["streamed"] != [[*ANSWERS[name][1:]]]}
+    assert {"thinking in the arguments", "thinking after a call"} <= torn and "one call" not in torn
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_reader_is_found(fault: str) -> None:
+    assert found(FAULTS[fault] + COMPARE.replace("COUNT", "16"), False)["found"]
 
 
 def test_a_reader_that_forgets_what_follows_a_marker_in_its_piece_is_found() -> None:

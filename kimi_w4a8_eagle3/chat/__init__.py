@@ -1,0 +1,1 @@
+"""Kimi's chat format: how an answer is read, and ids of tool calls."""
