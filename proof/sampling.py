@@ -1,7 +1,7 @@
 """Are sampled tokens drawn from the target's distribution, with EAGLE3 as without?  python -m proof.sampling
 
 Two servers of the built-in model continue the same prefixes under several sampling settings, without seeds; every
-position is compared by chi-squared tests (Holm over all of them). Then the draw alone is held against probabilities
+position is compared by chi-squared tests (adjusted for their number). Then the draw alone is held against probabilities
 that are known, by position of a verify step.
 """
 
@@ -104,7 +104,7 @@ def main(words: list[str]) -> int:
             found.append(samples(probe, starts, options.samples))
     plain, speculated = found
     match = sampling_match.compare(plain, speculated, temperature=1.0)
-    table = Table("setting", "tests", "smallest p", "after Holm", "different continuations, plain and EAGLE3")
+    table = Table("setting", "tests", "smallest p", "adjusted", "different continuations, plain and EAGLE3")
     untested = False
     for number, setting in enumerate(SETTINGS):
         mine = range(number * options.prefixes, (number + 1) * options.prefixes)

@@ -28,9 +28,9 @@ from ..doctor.runner import examine
 from ..engine.client import EngineClient
 from ..engine.reply import Reply
 from ..eval import accuracy, lossless, smoke, tasks, tool_run
-from ..eval.earlier_run import RESULT
-from ..eval.harness import Protocol
 from ..eval.prompts import prompts
+from ..eval.resume import RESULT
+from ..eval.tasks import Protocol
 from ..eval.tool_scores import MARKERS
 from ..fetch.session import Session, wanted_by_recipe
 from ..fleet.target import Server, Target

@@ -18,10 +18,11 @@ from ..door.settings import client_key
 from ..fleet.target import Target
 from ..report import evaluation
 from ..report.page import write_page
+from ..report.tables import print_page
 from .options import KEY_FILE, OPS_URL, RUNS, expanded, signals
 
 if TYPE_CHECKING:
-    from ..eval.harness import Protocol
+    from ..eval.tasks import Protocol
 
 _HELP = """Accuracy with a verdict, and proof that speculation changes no answer.
 
@@ -79,7 +80,7 @@ class Judged(Kept):
 
 def require_packages() -> None:
     """Raise KimiError now for a package that the evaluation needs later."""
-    require("lm_eval", "aiohttp", "scipy", "jinja2", "jsonschema")
+    require("lm_eval", "scipy", "jinja2", "jsonschema")
 
 
 @app.command("gsm8k")
@@ -100,8 +101,8 @@ def gsm8k(
 ) -> None:
     """Run GSM8K (10-shot, 1,319 problems) by lm-eval: accuracy with intervals and a verdict."""
     require_packages()
-    from ..eval import tasks  # optional: aiohttp
-    from ..eval.harness import Protocol
+    from ..eval import tasks  # optional: lm_eval
+    from ..eval.tasks import Protocol
 
     _accuracy(server, judged, Protocol(tasks.GSM8K, chat, shots, max_tokens, limit, concurrency), data_dir, published)
 
@@ -117,8 +118,8 @@ def tiny_math(
 ) -> None:
     """Run the built-in model's own task in the same way, judged against its recorded accuracy."""
     require_packages()
-    from ..eval import tasks  # optional: aiohttp
-    from ..eval.harness import Protocol
+    from ..eval import tasks  # optional: lm_eval
+    from ..eval.tasks import Protocol
 
     _accuracy(server, judged, Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit, concurrency))
 
@@ -146,20 +147,20 @@ def tools(
 ) -> None:
     """Measure tool calls as the vendor's verifiers do: triggers, schemas, parameters, prompt token counts."""
     require_packages()
-    from ..eval import show, tool_run  # optional: aiohttp
-    from ..eval.earlier_run import load_run
+    from ..eval import tool_run  # optional: lm_eval
+    from ..eval.resume import load_run
 
     if kept.resume is None:
         target = server.target()
         plan = tool_run.ToolPlan(data, limit, stream, _object(extra), max_tokens, concurrency)
     else:
-        earlier = load_run(kept.resume, tool_run.plan_of, "`kimi-w4a8 eval tools`")
+        earlier = load_run(kept.resume, tool_run.plan_of)
         target, plan = _resumed(server, earlier), tool_run.plan_of(earlier)
     judging = tool_run.Judging(published, baseline, min_similarity, tokenizer, kept.max_unusable, kept.runs)
     console = table_console()
     with signals(kept.runs):
         folder = tool_run.run(target, plan, judging, console, kept.resume)
-    _end(show.run(folder, console), folder)
+    _end(folder)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -191,8 +192,7 @@ def lossless(
 ) -> None:
     """Check that speculation changes no answer: greedy tokens, logprobs against a prefill, samples."""
     require_packages()
-    from ..eval import lossless as lossless_check  # optional: aiohttp
-    from ..eval import show
+    from ..eval import lossless as lossless_check  # optional: lm_eval
 
     if (server.base_url is None) != (reference_url is None):
         raise UsageError("give --base-url and --reference-url together", expected="two servers, or one --recipe")
@@ -202,11 +202,11 @@ def lossless(
     with signals(runs):
         if exact:
             compare = laptop.require("exact", "--exact")
-            folder, report = compare(reference, target, prompts, max_tokens, ask, runs, console)
+            folder, _ = compare(reference, target, prompts, max_tokens, ask, runs, console)
         else:
             plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)
-            folder, report = lossless_check.run(reference, target, plan, console)
-    _end(show.conclude(report.state, report.reasons, folder, console), folder)
+            folder, _ = lossless_check.run(reference, target, plan, console)
+    _end(folder)
 
 
 @app.command("smoke")
@@ -223,8 +223,7 @@ def smoke(
 ) -> None:
     """Check a server before a rollout: no failures, sane answers, accepted drafts."""
     require_packages()
-    from ..eval import show  # optional: aiohttp
-    from ..eval import smoke as smoke_check
+    from ..eval import smoke as smoke_check  # optional: lm_eval
 
     console = table_console()
     floors = smoke_check.Floors(
@@ -232,9 +231,8 @@ def smoke(
     )
     with signals(runs):
         target = replace(server.target(), ops_url=ops_url)
-        folder, state, checks = smoke_check.run(target, floors, console, runs)
-    lines = [f"{'✓' if c.passed else '✗'} {c.name}: {c.found} (wanted {c.wanted})" for c in checks]
-    _end(show.conclude(state, lines, folder, console), folder)
+        folder, _, _ = smoke_check.run(target, floors, console, runs)
+    _end(folder)
 
 
 def _resumed(server: AnyServer, earlier: dict[str, Any]) -> Target:
@@ -249,14 +247,14 @@ def _resumed(server: AnyServer, earlier: dict[str, Any]) -> Target:
 def _accuracy(
     server: AnyServer, judged: Judged, protocol: Protocol, data_dir: Path | None = None, published: str | None = None
 ) -> None:
-    from ..eval import accuracy, show  # optional: aiohttp
-    from ..eval.earlier_run import load_run, protocol_of
+    from ..eval import accuracy  # optional: lm_eval
+    from ..eval.resume import load_run
 
     if judged.resume is None:
         target = server.target()
     else:
-        earlier = load_run(judged.resume)
-        target, protocol = _resumed(server, earlier), protocol_of(earlier)
+        earlier = load_run(judged.resume, accuracy.protocol_of)
+        target, protocol = _resumed(server, earlier), accuracy.protocol_of(earlier)
         data_dir = data_dir or (Path(earlier["data_dir"]) if earlier["data_dir"] else None)
     console = table_console()
     options = accuracy.AccuracyOptions(
@@ -264,11 +262,13 @@ def _accuracy(
     )
     with signals(judged.runs):
         folder = accuracy.run(target, protocol, options, console, judged.resume)
-    _end(show.run(folder, console), folder)
+    _end(folder)
 
 
-def _end(code: int, folder: Path) -> NoReturn:
-    """Write the page, name it and the next command, and exit with the verdict's code."""
-    typer.echo(f"page: {write_page(evaluation.page(folder), folder)}")
+def _end(folder: Path) -> NoReturn:
+    """Print the result, write the page, name it and the next command, and exit with the verdict's code."""
+    page, verdict = evaluation.page(folder), evaluation.verdict(folder)
+    print_page(page, verdict)
+    typer.echo(f"page: {write_page(page, folder)}")
     typer.echo(f"next: kimi-w4a8 report BENCH_RUN {folder}   # one page of speed and answers")
-    raise typer.Exit(code)
+    raise typer.Exit(verdict.exit_code)

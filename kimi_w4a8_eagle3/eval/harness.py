@@ -1,106 +1,118 @@
-"""lm-eval's command line, run as a process against the recorder with a progress display."""
+"""Problems asked and scored by lm-eval, with the recorder as its model."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset, DatasetDict
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
 
 from ..base.errors import KimiError
-from ..engine.process import tail_lines
-from .recorder import Recorder
-from .tasks import Task
-
-_GRACE_S = 5.0
-# lm-eval's command line without two slow steps that this package does not need: the index of its thousands of built-in
-# tasks, and the import of torch and transformers, used only for seeds and version notes. They take most of the start.
-_PROGRAM = """
-from functools import partial
-from lm_eval import tasks, utils
-utils.is_torch_available = utils.is_transformers_available = lambda: False
-tasks.TaskManager = partial(tasks.TaskManager, include_defaults=False)
-from lm_eval.__main__ import cli_evaluate
-cli_evaluate()
-"""
-_RETRIES = 1  # the recorder retries; more retries in lm-eval would only repeat its own
+from ..base.resources import operator_dir
+from .judge import ProblemOutcome, Status
+from .recorder import Answer, Recorder, Show
+from .tasks import MARKER, METRICS, Problems, Protocol
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """Settings that decide a run's figures. Runs that are compared must share them."""
+class _RecordedModel(LM):
+    """Model of lm-eval whose answers come from the recorder. answers: by problem."""
 
-    task: Task
-    chat: bool
-    shots: int
-    max_tokens: int
-    limit: int | None = None
-    concurrency: int = 256
-    seed: int = 1234
+    tokenizer_name = ""
 
+    def __init__(self, protocol: Protocol, model: str, recorder: Recorder, show: Show) -> None:
+        super().__init__()
+        self.protocol, self.model, self.recorder, self.show = protocol, model, recorder, show
+        self.answers: dict[int, Answer] = {}
 
-def command(protocol: Protocol, model: str, base_url: str, tasks: Path, output: Path) -> list[str]:
-    kind, endpoint = (
-        ("local-chat-completions", "/v1/chat/completions")
-        if protocol.chat
-        else ("local-completions", "/v1/completions")
-    )
-    # The recorder waits and retries, so lm-eval must not give up earlier.
-    model_args = {
-        "model": model,
-        "base_url": base_url + endpoint,
-        "num_concurrent": max(2, protocol.concurrency),  # 1 takes lm-eval's synchronous path, with other retries
-        "max_retries": _RETRIES,
-        "timeout": 7 * 86400,
-        "max_gen_toks": protocol.max_tokens,
-        "seed": protocol.seed,
-        "tokenized_requests": False,
-        "tokenizer_backend": None,
-    }
-    words = [sys.executable, "-c", _PROGRAM, "run", "--model", kind]
-    words += ["--model_args", ",".join(f"{name}={value}" for name, value in model_args.items())]
-    words += ["--tasks", protocol.task.name, "--include_path", str(tasks), "--num_fewshot", str(protocol.shots)]
-    words += ["--output_path", str(output), "--log_samples"]
-    if protocol.limit is not None:
-        words += ["--limit", str(protocol.limit)]
-    if protocol.chat:
-        words += ["--apply_chat_template"]
-    return words
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        bodies = [request_body(self.protocol, self.model, *request.args) for request in requests]
+        answers = self.recorder.ask(self.protocol.endpoint, bodies, self.protocol.concurrency, self.show)
+        self.answers = {request.doc_id: answer for request, answer in zip(requests, answers, strict=True)}
+        return [answer.text for answer in answers]
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return json.dumps(chat_history)
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        raise NotImplementedError
+
+    loglikelihood_rolling = loglikelihood
 
 
-def run_lm_eval(words: list[str], recorder: Recorder, log: Path, offline: bool, on_wait: Callable[[], None]) -> None:
-    """Run lm-eval to its end, logging to `log`; raise KimiError when it fails or the server is gone."""
-    env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "LMEVAL_LOG_LEVEL": "INFO"}
-    if offline:
-        env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    with log.open("ab") as file:
-        process = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        while process.poll() is None and recorder.fatal is None:
-            on_wait()
-            time.sleep(0.2)
-        on_wait()
-    finally:
-        _end(process)
-    if recorder.fatal is not None:
-        raise KimiError(recorder.fatal, where=recorder.upstream)
-    if process.returncode != 0:
-        tail = "\n".join(tail_lines(log, 15))
-        raise KimiError(
-            f"lm-eval failed with exit code {process.returncode}; the end of its log:\n{tail}",
-            where=str(log),
-            remedy="" if offline else "without access to the Hugging Face Hub, name the data with --data-dir",
-        )
+def request_body(protocol: Protocol, model: str, prompt: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the body that lm-eval's `local-completions` or `local-chat-completions` would send."""
+    stop = settings["until"]
+    asked = {"messages": json.loads(prompt), "stop": stop[:4]} if protocol.chat else {"prompt": prompt, "stop": stop}
+    limits = {"max_tokens": protocol.max_tokens, "temperature": settings["temperature"], "seed": protocol.seed}
+    return {"model": model, **asked, **limits}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
+def load_task(protocol: Protocol, data: Problems | None) -> dict[str, Any]:
+    """Return lm-eval's task; data: problems instead of those on the Hub."""
+    file = operator_dir("eval") / "tasks" / f"{protocol.task.name}.yaml"
+    settings = {**yaml.safe_load(file.read_text()), "num_fewshot": protocol.shots}
+    if data is not None:
+        settings["custom_dataset"] = as_dataset(data)
+    found: dict[str, Any] = TaskManager(include_defaults=False).load([settings])
+    found["tasks"][protocol.task.name].set_fewshot_seed(protocol.seed)
+    return found
+
+
+def as_dataset(data: Problems) -> Callable[..., DatasetDict]:
+    """Return problems in the form of lm-eval's `custom_dataset`."""
+    rows = DatasetDict({split: Dataset.from_list(problems) for split, problems in data.items()})
+    return lambda **_: rows
+
+
+def score(
+    protocol: Protocol, model: str, recorder: Recorder, data: Problems | None, log: Path, show: Show
+) -> tuple[list[ProblemOutcome], dict[str, Any]]:
+    """Ask and score the problems; return their outcomes, and lm-eval's own figures.
+
+    lm-eval's messages go to `log`.
+    """
+    asked = _RecordedModel(protocol, model, recorder, show)
+    with log.open("a", encoding="utf-8") as stream, redirect_stderr(stream):
         try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            found = evaluate(
+                asked, load_task(protocol, data), protocol.limit, bootstrap_iters=0, apply_chat_template=protocol.chat
+            )
+        except KimiError:
+            raise
+        except Exception as error:  # lm-eval and the libraries that load its data raise exceptions of many kinds
+            raise KimiError(
+                f"lm-eval failed: {type(error).__name__}: {error}",
+                where=str(log),
+                remedy="" if data else "without access to the Hugging Face Hub, name the data with --data-dir",
+            ) from error
+    by_problem: dict[int, dict[str, dict[str, Any]]] = {}
+    for sample in found["samples"][protocol.task.name]:
+        by_problem.setdefault(sample["doc_id"], {})[sample["filter"]] = sample
+    outcomes = [_outcome(asked.answers[number], samples) for number, samples in sorted(by_problem.items())]
+    return outcomes, found["results"][protocol.task.name]
+
+
+def _outcome(answer: Answer, samples: dict[str, dict[str, Any]]) -> ProblemOutcome:
+    problem = samples[METRICS[0]]
+    cut: Status = "truncated" if answer.finish_reason == "length" else "answered"
+    return ProblemOutcome(
+        id=problem["doc_id"],
+        question=problem["doc"]["question"],
+        target=problem["doc"]["answer"].rpartition(MARKER)[2].strip(),
+        status="failed" if answer.error is not None else cut,
+        text=answer.text,
+        extracted={name: str(samples[name]["filtered_resps"][0]) for name in METRICS},
+        correct={name: bool(samples[name]["exact_match"] == 1.0) for name in METRICS},
+        completion_tokens=answer.completion_tokens,
+        attempts=answer.attempts,
+        seconds=answer.seconds,
+        error=answer.error,
+    )

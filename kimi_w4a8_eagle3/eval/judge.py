@@ -5,18 +5,42 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..base.resources import operator_dir
 from ..base.verdict import Verdict
 from . import significance
-from .outcomes import ProblemOutcome
-from .tasks import METRICS
+from .tasks import MARKER, METRICS
+
+Status = Literal["answered", "truncated", "failed"]
 
 _WORDS = {
     Verdict.PASS: "not worse",
     Verdict.FAIL: "worse",
     Verdict.INCONCLUSIVE: "too few problems to tell",
 }
+
+
+@dataclass(frozen=True)
+class ProblemOutcome:
+    """One problem. extracted, correct: by metric. A failed request has no answer and counts in no accuracy."""
+
+    id: int
+    question: str
+    target: str
+    status: Status
+    text: str
+    extracted: dict[str, str]
+    correct: dict[str, bool]
+    completion_tokens: int | None
+    attempts: int
+    seconds: float
+    error: str | None = None
+
+    @property
+    def has_marker(self) -> bool:
+        """True if the answer states its result after `####`, as the examples do."""
+        return MARKER in self.text
 
 
 @dataclass(frozen=True)
@@ -83,12 +107,36 @@ class DifferingProblem:
     base: str
 
 
+@dataclass(frozen=True)
+class Check:
+    """One condition with its result in words."""
+
+    name: str
+    found: str
+    wanted: str
+    passed: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found} (wanted {self.wanted})"
+
+
 @dataclass
 class Conclusion:
-    """Everything concluded from a run. `reasons` explains `state`, which is MEASURED until a finding judges it."""
+    """Verdict of a run. `reasons` explains `state`, which is MEASURED until a finding judges it."""
 
     state: Verdict = Verdict.MEASURED
     reasons: list[str] = field(default_factory=list)
+
+    def conclude(self, state: Verdict, *reasons: str) -> None:
+        """Add a finding; the worst finding decides the state."""
+        self.state = max(self.state, state, key=list(Verdict).index)
+        self.reasons += reasons
+
+
+@dataclass
+class Judgement(Conclusion):
+    """Conclusion with the accuracies and comparisons that led to it."""
+
     problems: int = 0
     failed: int = 0
     truncated: int = 0
@@ -98,11 +146,6 @@ class Conclusion:
     references: list[AgainstReference] = field(default_factory=list)
     paired: list[Paired] = field(default_factory=list)
     differing: list[DifferingProblem] = field(default_factory=list)
-
-    def conclude(self, state: Verdict, reason: str) -> None:
-        """Add a finding; the worst finding decides the state."""
-        self.state = max(self.state, state, key=list(Verdict).index)
-        self.reasons.append(reason)
 
 
 def not_worse(difference: significance.ShareInterval, margin: float) -> Verdict:
@@ -119,13 +162,13 @@ def judge(
     baseline: Sequence[ProblemOutcome] | None = None,
     margin: float = 0.01,
     max_unusable: float = 0.01,
-) -> Conclusion:
+) -> Judgement:
     """Return the conclusion from one run.
 
     references: reported accuracies to show; the configuration named `judged` also decides. margin: accepted loss to
     the baseline. max_unusable: share of failed and truncated requests above which the run is invalid.
     """
-    found = Conclusion(
+    found = Judgement(
         problems=len(outcomes),
         failed=sum(o.status == "failed" for o in outcomes),
         truncated=sum(o.status == "truncated" for o in outcomes),
@@ -157,7 +200,7 @@ def load_references() -> list[Reference]:
     ]
 
 
-def judge_validity(found: Conclusion, max_unusable: float) -> None:
+def judge_validity(found: Judgement, max_unusable: float) -> None:
     """Conclude INVALID if more than `max_unusable` of the requests failed or were truncated."""
     unusable = found.failed + found.truncated
     if unusable > max_unusable * found.problems:
@@ -173,7 +216,7 @@ def judge_validity(found: Conclusion, max_unusable: float) -> None:
         )
 
 
-def judge_references(found: Conclusion, references: Sequence[Reference], judged: str | None) -> None:
+def judge_references(found: Judgement, references: Sequence[Reference], judged: str | None) -> None:
     """Compare the run's accuracies with reported ones of the same metric; those of `judged` decide."""
     ours = {a.metric: a for a in found.accuracies}
     for reference in references:
@@ -186,12 +229,12 @@ def judge_references(found: Conclusion, references: Sequence[Reference], judged:
             found.conclude(
                 compared.verdict,
                 f"{reference.metric}: {difference:+} against {judged}'s {reference.accuracy:.2%}, "
-                f"margin {significance.REPORTED_MARGIN:.1%}: {_WORDS[compared.verdict]}",
+                f"margin {100 * significance.REPORTED_MARGIN:g} points: {_WORDS[compared.verdict]}",
             )
 
 
 def _judge_baseline(
-    found: Conclusion, outcomes: Sequence[ProblemOutcome], baseline: Sequence[ProblemOutcome], margin: float
+    found: Judgement, outcomes: Sequence[ProblemOutcome], baseline: Sequence[ProblemOutcome], margin: float
 ) -> None:
     earlier = {o.question: o for o in baseline if o.status != "failed"}
     pairs = [(o, earlier[o.question]) for o in outcomes if o.status != "failed" and o.question in earlier]
@@ -203,7 +246,8 @@ def _judge_baseline(
         found.paired.append(paired)
         found.conclude(
             paired.verdict,
-            f"{metric}: {paired.difference:+} against the baseline, margin {margin:.1%}: {_WORDS[paired.verdict]} "
+            f"{metric}: {paired.difference:+} against the baseline, margin {100 * margin:g} points: "
+            f"{_WORDS[paired.verdict]} "
             f"(power {paired.power:.0%} with {paired.n} problems; 80% needs about {paired.needed})",
         )
     found.differing = [_difference(new, base) for new, base in pairs if new.correct != base.correct]

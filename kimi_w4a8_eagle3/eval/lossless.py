@@ -19,8 +19,10 @@ from ..base.verdict import Verdict
 from ..fleet.target import Server, Target, record_of
 from . import prefill_match, sampling_match
 from .greedy_match import Divergence, divergences
+from .judge import Conclusion
 from .prefill_match import PrefillMatch
 from .prompts import Prompt, prompts
+from .resume import RESULT
 from .sampling_match import Samples, SamplingMatch
 from .tokens import Prefill, TokenClient, Tokens
 
@@ -76,16 +78,15 @@ class Answers:
 
 
 @dataclass
-class LosslessReport:
-    state: Verdict
-    reasons: list[str]
-    divergences: list[Divergence]
-    self_differences: int
-    self_gap: float
-    prompts: int
-    accept_length: float | None
-    prefill: PrefillMatch
-    sampling: SamplingMatch | None
+class LosslessReport(Conclusion):
+    """Conclusion with the comparisons that led to it. self_differences, self_gap: of the reference with itself."""
+
+    divergences: list[Divergence] = field(default_factory=list)
+    self_differences: int = 0
+    self_gap: float = 0.0
+    accept_length: float | None = None
+    prefill: PrefillMatch | None = None
+    sampling: SamplingMatch | None = None
 
 
 def run(
@@ -108,37 +109,56 @@ def run(
     report = compare(asked, expected, found, plan)
     sides = {"reference": reference, "speculated": target}
     write_json(folder / RECORD, record_of(KIND, sides, model=found.server.model, plan=asdict(plan)))
-    write_json(folder / "result.json", _result(asked, expected, found, report, plan))
+    answers = {"reference": expected, "speculated": found}
+    texts = {
+        side: {level: [answer.text for answer in batch] for level, batch in given.greedy.items()}
+        for side, given in answers.items()
+    }
+    result = {
+        "kind": KIND,
+        "configuration": found.server.name,
+        "reference": expected.server.name,
+        "plan": asdict(plan),
+        "verdict": asdict(report),
+        "prompts": [asdict(prompt) for prompt in asked],
+        "texts": texts,
+    }
+    write_json(folder / RESULT, result)
     return folder, report
 
 
 def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: LosslessPlan) -> LosslessReport:
     """Return the verdict on two servers' answers to the same prompts."""
     first = expected.greedy[plan.concurrencies[0]]
-    own = [
-        divergence
-        for concurrency in plan.concurrencies[1:]
-        for divergence in divergences(asked, first, expected.greedy[concurrency], concurrency)
-    ]
-    parted = [
-        divergence
-        for concurrency in plan.concurrencies
-        for divergence in divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency)
-    ]
+    own, parted = list[Divergence](), list[Divergence]()
+    for concurrency in plan.concurrencies:
+        own += divergences(asked, first, expected.greedy[concurrency], concurrency)
+        parted += divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency)
+    prefill = prefill_match.compare(expected.texts, found.texts, expected.prefills)
     report = LosslessReport(
-        state=Verdict.PASS,
-        reasons=[],
         divergences=parted,
         self_differences=len({divergence.prompt for divergence in own}),
         self_gap=max((divergence.gap for divergence in own if divergence.gap is not None), default=0.0),
-        prompts=len(asked),
         accept_length=found.accept_length,
-        prefill=prefill_match.compare(expected.texts, found.texts, expected.prefills),
+        prefill=prefill,
         sampling=sampling_match.compare(expected.sampled, found.sampled, plan.temperature) if plan.samples else None,
     )
-    _judge_greedy(report, expected, found, plan)
+    if expected.prompt_ids != found.prompt_ids:
+        what = "the servers tokenize the prompts differently, so they do not serve the same model"
+        report.conclude(Verdict.INVALID, what)
+    elif found.accept_length is None:
+        report.conclude(Verdict.INVALID, f"{found.server.name} does not speculate, so nothing was tested")
+    else:
+        _judge_greedy(report, prefill, found, plan)
+    if report.divergences:
+        candidates = [divergence for divergence in report.divergences if divergence.judgement != "bug"]
+        report.reasons += map(str, candidates[:_MAX_LISTED])
+        report.reasons.append(
+            f"for comparison: {report.self_differences} of {len(asked)} of the reference's own answers depend on "
+            f"the concurrency, with gaps up to {report.self_gap:.2f}"
+        )
     if report.sampling is not None:
-        _judge_sampling(report, report.sampling)
+        report.conclude(Verdict.FAIL if report.sampling.differs else Verdict.MEASURED, str(report.sampling))
     return report
 
 
@@ -202,74 +222,22 @@ def _sample(probe: TokenClient, prefix: tuple[int, ...], plan: LosslessPlan) -> 
     return [sample for batch in batches for sample in batch]
 
 
-def _judge_greedy(report: LosslessReport, expected: Answers, found: Answers, plan: LosslessPlan) -> None:
+def _judge_greedy(report: LosslessReport, prefill: PrefillMatch, found: Answers, plan: LosslessPlan) -> None:
+    """Fail if greedy answers are not the model's own."""
+    problems, late = prefill.problems, sum(found.late)
     bugs = [divergence for divergence in report.divergences if divergence.judgement == "bug"]
-    total = report.prompts * len(plan.concurrencies)
-    if expected.prompt_ids != found.prompt_ids:
-        report.state = Verdict.INVALID
-        report.reasons.append("the servers tokenize the prompts differently, so they do not serve the same model")
-    elif found.accept_length is None:
-        report.state = Verdict.INVALID
-        report.reasons.append(f"{found.server.name} does not speculate, so nothing was tested")
-    elif problems := _problems(report, bugs, found):
-        report.state = Verdict.FAIL
-        report.reasons += problems
-    else:
-        report.reasons.append(
-            f"{total - len(report.divergences)} of {total} greedy answers have the same tokens (concurrency "
-            f"{_levels(plan)}); every token is the argmax of the logits that verified it; accept length "
-            f"{found.accept_length:.2f}"
-        )
-        report.reasons += map(str, report.prefill.measures)
-    if report.divergences:
-        candidates = [divergence for divergence in report.divergences if divergence.judgement != "bug"]
-        report.reasons += map(str, candidates[:_MAX_LISTED])
-        report.reasons.append(
-            f"for comparison: {report.self_differences} of {report.prompts} of the reference's own answers depend on "
-            f"the concurrency, with gaps up to {report.self_gap:.2f}"
-        )
-
-
-def _problems(report: LosslessReport, bugs: list[Divergence], found: Answers) -> list[str]:
-    """Return findings that greedy answers are not the model's own; empty without a fault."""
-    problems, late = report.prefill.problems, sum(found.late)
     if 2 * late > len(found.late):
         problems.append(f"{late} of {len(found.late)} answers continue past their stop string")
     if bugs:
         problems.append(f"{len(bugs)} greedy answers have a token that is not among the reference's candidates")
-    return problems + [str(bug) for bug in bugs[:_MAX_LISTED]]
-
-
-def _judge_sampling(report: LosslessReport, match: SamplingMatch) -> None:
-    smallest = min((test.adjusted_p for test in match.tests), default=1.0)
-    head = f"sampling at temperature {match.temperature:g}, {match.samples} continuations a prefix: "
-    if not match.conclusive:
-        report.reasons.append(head + "the samples did not vary, so there was nothing to compare")
-    elif not match.differs:
-        report.reasons.append(head + f"the same distribution ({len(match.tests)} tests, smallest p {smallest:.2g})")
-    else:
-        what = "temperature is ignored after the first token" if match.ignores_temperature else "another distribution"
-        report.reasons.append(head + f"{what} (smallest p {smallest:.2g})")
-        if report.state == Verdict.PASS:
-            report.state = Verdict.FAIL
+    if problems:
+        report.conclude(Verdict.FAIL, *problems, *map(str, bugs[:_MAX_LISTED]))
+        return
+    total = len(found.texts)
+    same = f"{total - len(report.divergences)} of {total} greedy answers have the same tokens"
+    own = f"every token is the argmax of the logits that verified it; accept length {found.accept_length:.2f}"
+    report.conclude(Verdict.PASS, f"{same} (concurrency {_levels(plan)}); {own}", *map(str, prefill.measures))
 
 
 def _levels(plan: LosslessPlan) -> str:
     return ", ".join(map(str, plan.concurrencies))
-
-
-def _result(
-    asked: list[Prompt], expected: Answers, found: Answers, report: LosslessReport, plan: LosslessPlan
-) -> dict[str, Any]:
-    def texts(answers: Answers) -> dict[str, list[str]]:
-        return {str(concurrency): [answer.text for answer in batch] for concurrency, batch in answers.greedy.items()}
-
-    return {
-        "kind": KIND,
-        "configuration": found.server.name,
-        "reference": expected.server.name,
-        "plan": asdict(plan),
-        "report": asdict(report),
-        "prompts": [asdict(prompt) for prompt in asked],
-        "texts": {"reference": texts(expected), "speculated": texts(found)},
-    }

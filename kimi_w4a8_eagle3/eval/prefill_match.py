@@ -9,16 +9,16 @@ wrong keys and values, separates them further.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
-from .significance import holm
 from .tokens import Prefill, Tokens
 
 ALPHA = 0.001  # one false alarm in a thousand runs
 # Kernels for four rows round differently from kernels for one. Twice as coarse a rounding puts few answers four times
 # as far away, since answers to the same prompt already differ by a factor of two on one server.
 FACTOR = 4.0
+_TESTS = 4  # two tests of each of two distances
 FLOOR = 1e-3  # nats below which float32 logprobs count as equal
 Texts = Sequence[tuple[tuple[int, ...], Tokens]]  # (prompt ids, answer)
 
@@ -29,7 +29,7 @@ class Measure:
 
     further: answers over FACTOR times as far from the prefill as the reference's answer to the same prompt. nearer: the
     reverse. beyond: answers over FACTOR times as far as the reference's worst one. p: chance of these counts without a
-    fault, after Holm's adjustment over all measures.
+    fault, after Bonferroni's adjustment for two measures with two tests each.
     """
 
     what: str
@@ -76,9 +76,7 @@ def compare(reference: Texts, found: Texts, prefills: Mapping[tuple[int, ...], P
     lost = [[_lost(prefills[prompt + answer.ids]) for prompt, answer in texts] for texts in (reference, found)]
     gaps = [gap for _, answer in found for gap in own_gaps(answer) if gap > FLOOR]
     measures = _measure("distance to the prefill's logprobs", *away), _measure("tokens below the prefill's best", *lost)
-    adjusted = holm([measure.p for measure in measures])
-    judged = tuple(replace(measure, p=p) for measure, p in zip(measures, adjusted, strict=True))
-    return PrefillMatch(sum(len(answer.chosen) for _, answer in found), len(gaps), max(gaps, default=0.0), judged)
+    return PrefillMatch(sum(len(answer.chosen) for _, answer in found), len(gaps), max(gaps, default=0.0), measures)
 
 
 def own_gaps(answer: Tokens) -> list[float]:
@@ -102,7 +100,7 @@ def _measure(what: str, reference: Sequence[float], found: Sequence[float]) -> M
     """Measure a distance with two tests: McNemar's finds small shifts of many answers, `beyond` finds outliers.
 
     Without a fault as many answers are further away as are nearer. Of 2n exchangeable answers the m largest all belong
-    to one server with a probability of at most 2**-m. The smaller p of the two tests is doubled.
+    to one server with a probability of at most 2**-m.
     """
     from scipy.stats import binomtest  # optional: scipy, a second
 
@@ -111,5 +109,5 @@ def _measure(what: str, reference: Sequence[float], found: Sequence[float]) -> M
     beyond = sum(b > FACTOR * max(reference) + FLOOR for b in found)
     apart = further + nearer
     paired = float(binomtest(further, apart, alternative="greater").pvalue) if apart else 1.0
-    p = min(1.0, 2 * min(paired, 2.0**-beyond))
+    p = min(1.0, _TESTS * min(paired, 2.0**-beyond))
     return Measure(what, fmean(reference), fmean(found), further, nearer, beyond, len(found), p)

@@ -7,7 +7,7 @@ therefore drawn after each fixed prefix, and each position is tested alone and a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import significance
 
@@ -18,7 +18,7 @@ Samples = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Test:
-    """One two-sample test. kinds: distinct outcomes from the reference and from the other server."""
+    """One two-sample test. adjusted_p: after Bonferroni's adjustment. kinds: distinct outcomes, reference and other."""
 
     prefix: int
     what: str
@@ -38,25 +38,33 @@ class SamplingMatch:
 
     @property
     def differs(self) -> bool:
-        """True if a test rejects after Holm's adjustment."""
+        """True if a test rejects after the adjustment."""
         return any(test.adjusted_p < ALPHA for test in self.tests)
 
     @property
-    def conclusive(self) -> bool:
-        """True if the samples varied; without variation there is no distribution to compare."""
-        return bool(self.tests)
+    def smallest(self) -> float:
+        """Smallest adjusted p; 1 when the samples did not vary."""
+        return min((test.adjusted_p for test in self.tests), default=1.0)
+
+    def __str__(self) -> str:
+        head = f"sampling at temperature {self.temperature:g}, {self.samples} continuations a prefix: "
+        if not self.tests:
+            return head + "the samples did not vary, so there was nothing to compare"
+        if not self.differs:
+            return head + f"the same distribution ({len(self.tests)} tests, smallest p {self.smallest:.2g})"
+        what = "temperature is ignored after the first token" if self.ignores_temperature else "another distribution"
+        return head + f"{what} (smallest p {self.smallest:.2g})"
 
 
 def compare(reference: Sequence[Samples], found: Sequence[Samples], temperature: float) -> SamplingMatch:
-    """Compare two servers' samples, prefix by prefix (chi-squared, Holm over all tests)."""
-    raw: list[tuple[int, str, float, tuple[int, int]]] = []
+    """Compare two servers' samples, prefix by prefix: chi-squared, adjusted for the number of tests."""
+    tests = []
     for prefix, (ours, theirs) in enumerate(zip(reference, found, strict=True)):
         for what, a, b in _views(ours, theirs):
             p = significance.same_distribution_p(a, b)
             if p is not None:
-                raw.append((prefix, what, p, (len(set(a)), len(set(b)))))
-    adjusted = significance.holm([p for _, _, p, _ in raw])
-    tests = [Test(prefix, what, p, q, kinds) for (prefix, what, p, kinds), q in zip(raw, adjusted, strict=True)]
+                tests.append(Test(prefix, what, p, p, (len(set(a)), len(set(b)))))
+    tests = [replace(test, adjusted_p=min(1.0, len(tests) * test.p)) for test in tests]
     varies = any(_varies_later(samples) for samples in reference)
     return SamplingMatch(
         tests=tests,

@@ -29,7 +29,10 @@ class ShareInterval:
     high: float
 
     def __format__(self, sign: str) -> str:
-        return f"{self.value:{sign}.2%} [{self.low:{sign}.2%}, {self.high:{sign}.2%}]"
+        """Format a share as `93.63% [92.20%, 94.80%]`, a difference (`+`) as `-0.20 [-1.10, +0.70] points`."""
+        if not sign:
+            return f"{self.value:.2%} [{self.low:.2%}, {self.high:.2%}]"
+        return f"{100 * self.value:+.2f} [{100 * self.low:+.2f}, {100 * self.high:+.2f}] points"
 
     def __str__(self) -> str:
         return format(self, "")
@@ -78,17 +81,14 @@ def paired_interval(only_new: int, only_base: int, n: int, confidence: float = 0
     z = _NORMAL.inv_cdf(0.5 + confidence / 2)
     value = (only_new - only_base) / n
 
-    def limit(outer: float, target: float) -> float:
-        inner = value
-        for _ in range(60):
-            middle = (inner + outer) / 2
-            if abs(paired_z(only_new, only_base, n, middle)) < target:
-                inner = middle
-            else:
-                outer = middle
-        return inner
+    from scipy.optimize import bisect  # optional: scipy
 
-    return ShareInterval(value, limit(-1.0, z), limit(1.0, z))
+    def limit(outer: float, target: float) -> float:
+        if value == outer:
+            return value
+        return float(bisect(lambda d: paired_z(only_new, only_base, n, d) - target, value, outer, xtol=1e-12))
+
+    return ShareInterval(value, limit(-1.0, z), limit(1.0, -z))
 
 
 def share_difference(correct: int, n: int, other: int, other_n: int, confidence: float = 0.90) -> ShareInterval:
@@ -148,13 +148,3 @@ def same_distribution_p(first: Sequence[Hashable], second: Sequence[Hashable]) -
     from scipy.stats import chi2_contingency  # optional: scipy, a second
 
     return float(chi2_contingency(cells, correction=False).pvalue)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjustment of p-values, which limits the chance that any of all tests rejects a true hypothesis."""
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    adjusted, running = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        running = max(running, min(1.0, p_values[index] * (len(p_values) - rank)))
-        adjusted[index] = running
-    return adjusted

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from ..base.errors import KimiError
-from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
+from ..base.run_dir import DEFAULT_ROOT
 from ..base.verdict import Verdict
-from ..engine.client import EngineClient, Generation
 from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
-from ..fleet.target import Target, record_of
+from ..fleet.target import Target
+from .judge import Check, Conclusion
 from .problems import MathProblem, parse_answer
 from .problems import problems as sample
+from .recorder import CHAT, Answer, Patience
+from .resume import evaluated
 
 KIND = "eval-smoke"
 _NUMBER = re.compile(r"-?\d[\d,]*")
@@ -37,79 +38,62 @@ class Floors:
     speculates: bool = True
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the result."""
-
-    name: str
-    found: str
-    wanted: str
-    passed: bool
-
-
 def run(
     target: Target, floors: Floors, console: Console, runs: Path = DEFAULT_ROOT
 ) -> tuple[Path, Verdict, list[Check]]:
     """Ask easy problems and return the run directory, pass or fail, and the checks."""
-    target.check()
-    folder = new_run_dir("eval-smoke", runs)
     problems = sample(floors.problems, seed=21)
-    with (
-        target.running(folder / "server.log", console.print) as server,
-        EngineClient(server.base_url, server.api_key) as client,
-    ):
-
-        def ask(problem: MathProblem) -> Generation | KimiError:
-            try:
-                return client.chat(problem.question, floors.max_tokens)
-            except KimiError as error:
-                return error
-
+    once = Patience(attempts=1, server_away_s=0.0)
+    with evaluated(target, KIND, KIND, {}, runs, once, console) as evaluation:
+        server = evaluation.server
         before = scrape(server.ops_url) if server.ops_url else None  # a router does not forward accept histograms
-        with console.status(f"{server.name}: {len(problems)} problems"), ThreadPoolExecutor(floors.concurrency) as pool:
-            answers = list(pool.map(ask, problems))
+        settings = {"model": server.model, "max_tokens": floors.max_tokens, "temperature": 0.0}
+        settings |= {"return_spec_tokens_details": True}
+        bodies = [{**settings, "messages": [{"role": "user", "content": p.question}]} for p in problems]
+        with console.status(f"{server.name}: {len(problems)} problems"):
+            answers = evaluation.recorder.ask(CHAT, bodies, floors.concurrency)
         added = scrape(server.ops_url).since(before) if server.ops_url and before else None
-    counted = acceptance_from_counters(added, _DRAFT_TOKENS) if added else None
-    checks = check(problems, answers, floors, counted)
-    state = Verdict.PASS if all(check.passed for check in checks) else Verdict.FAIL
-    write_json(folder / RECORD, record_of(KIND, {"server": target}, model=server.model))
+    checks = list(check(problems, answers, floors, acceptance_from_counters(added, _DRAFT_TOKENS) if added else None))
+    failed = [str(check) for check in checks if not check.passed]
+    verdict = Conclusion(Verdict.FAIL, failed) if failed else Conclusion(Verdict.PASS, ["every check holds"])
     shown = [
-        {"question": p.question, "answer": p.answer, "reply": asdict(a) if isinstance(a, Generation) else str(a)}
-        for p, a in zip(problems, answers, strict=True)
+        {"question": p.question, "answer": p.answer, "reply": a.text} for p, a in zip(problems, answers, strict=True)
     ]
-    result = {"kind": KIND, "configuration": server.name, "state": state, "floors": asdict(floors)}
-    write_json(folder / "result.json", {**result, "checks": [asdict(check) for check in checks], "problems": shown})
-    return folder, state, checks
+    facts = {"floors": asdict(floors), "checks": [asdict(check) for check in checks], "problems": shown}
+    return evaluation.write_result("smoke test", verdict, **facts), verdict.state, checks
 
 
 def check(
-    problems: Sequence[MathProblem],
-    answers: Sequence[Generation | KimiError],
-    floors: Floors,
-    counted: Acceptance | None = None,
-) -> list[Check]:
-    """Check a set of answers; a failed request is a KimiError.
+    problems: Sequence[MathProblem], answers: Sequence[Answer], floors: Floors, counted: Acceptance | None = None
+) -> Iterator[Check]:
+    """Yield the checks of a set of answers.
 
     counted: acceptance from the server's counters, for answers without a histogram.
     """
-    replies = [a for a in answers if isinstance(a, Generation)]
-    failures = [a for a in answers if isinstance(a, KimiError)]
+    replies = [answer for answer in answers if answer.error is None]
+    failures = [answer.error for answer in answers if answer.error is not None]
     n = len(answers)
     odd = [a for a in replies if not a.text.strip() or _LOOP.search(a.text) or "\ufffd" in a.text]
     cut = sum(a.finish_reason == "length" for a in replies)
-    solved = sum(
-        isinstance(a, Generation) and stated_number(a.text) == p.answer for p, a in zip(problems, answers, strict=True)
-    )
-    first = f": {failures[0].what}" if failures else ""
-    return [
-        Check("requests answered", f"{len(replies)} of {n}{first}", "all", not failures),
-        Check("empty, garbled or looping answers", str(len(odd)), "none", not odd),
-        Check("answers cut at the limit", str(cut), f"at most {n // 10}", cut <= n // 10),
-        Check("problems solved", f"{solved} of {n}", f">= {floors.correct:.0%}", solved >= floors.correct * n),
-        *_acceptance_checks(
-            counted or acceptance_from_histograms((a.accepted_histogram for a in replies), _DRAFT_TOKENS), floors
-        ),
-    ]
+    solved = sum(a.error is None and stated_number(a.text) == p.answer for p, a in zip(problems, answers, strict=True))
+    first = f": {failures[0]}" if failures else ""
+    yield Check("requests answered", f"{len(replies)} of {n}{first}", "all", not failures)
+    yield Check("empty, garbled or looping answers", str(len(odd)), "none", not odd)
+    yield Check("answers cut at the limit", str(cut), f"at most {n // 10}", cut <= n // 10)
+    yield Check("problems solved", f"{solved} of {n}", f">= {floors.correct:.0%}", solved >= floors.correct * n)
+    accepted = counted or acceptance_from_histograms((_histogram(a.response) for a in replies), _DRAFT_TOKENS)
+    if floors.speculates:
+        found = "no speculation" if accepted is None else f"{accepted.length:.2f}"
+        good = accepted is not None and accepted.length >= floors.accept_length
+        yield Check("accept length", found, f">= {floors.accept_length:.2f}", good)
+    else:
+        yield Check("speculation", "off" if accepted is None else "on", "off", accepted is None)
+
+
+def _histogram(response: dict[str, Any]) -> list[int]:
+    """Return the verify steps by accepted draft tokens; empty without speculation."""
+    details = (response.get("sglext") or {}).get("spec_tokens_details") or {}
+    return details.get("spec_correct_drafts_histogram") or []
 
 
 def stated_number(text: str) -> int | None:
@@ -119,11 +103,3 @@ def stated_number(text: str) -> int | None:
         return marked
     found = _NUMBER.findall(text)
     return int(found[-1].replace(",", "")) if found else None
-
-
-def _acceptance_checks(acceptance: Acceptance | None, floors: Floors) -> list[Check]:
-    if not floors.speculates:
-        return [Check("speculation", "off" if acceptance is None else "on", "off", acceptance is None)]
-    found = "no speculation" if acceptance is None else f"{acceptance.length:.2f}"
-    good = acceptance is not None and acceptance.length >= floors.accept_length
-    return [Check("accept length", found, f">= {floors.accept_length:.2f}", good)]

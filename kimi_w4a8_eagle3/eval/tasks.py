@@ -1,4 +1,4 @@
-"""lm-eval's task files (`eval/tasks`) and the data that a run gives them."""
+"""Accuracy tasks: lm-eval's task files in `eval/tasks`, the protocol of a run, and the problems of the user's files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ..base.errors import KimiError
 from ..base.files import lines
-from ..base.resources import operator_dir
-from .problems import problems
+from .recorder import CHAT, COMPLETIONS
 
 METRICS = ("flexible-extract", "strict-match")
 MARKER = "####"
+Problems = dict[str, list[dict[str, str]]]  # by split; each with `question` and `answer`
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,41 @@ class Task:
 
 GSM8K = Task("kimi_gsm8k", "GSM8K", 10, False, 512, {"train": 7473, "test": 1319})
 TINY_MATH = Task("tiny_math", "tiny-math", 0, True, 192, {})
+TASKS = {task.name: task for task in (GSM8K, TINY_MATH)}
 
 
-def check_data(folder: Path, task: Task = GSM8K) -> dict[str, Path]:
-    """Read every line of a folder's data files and return the files by split.
+@dataclass(frozen=True)
+class Protocol:
+    """Settings that decide a run's figures. Runs that are compared must share them, except for the concurrency."""
+
+    task: Task
+    chat: bool
+    shots: int
+    max_tokens: int
+    limit: int | None = None
+    concurrency: int = 256
+    seed: int = 1234
+
+    @property
+    def endpoint(self) -> str:
+        return CHAT if self.chat else COMPLETIONS
+
+    @property
+    def count(self) -> int | None:
+        """Number of problems; None if the data decide."""
+        return self.limit or self.task.counts.get("test")
+
+
+def read_problems(folder: Path, task: Task = GSM8K) -> Problems:
+    """Read a folder's `train.jsonl` and `test.jsonl`.
 
     Raises KimiError for a missing file, a line that is not a problem, an answer without `#### N`, or a wrong count.
     """
-    files = {split: folder / f"{split}.jsonl" for split in task.counts}
-    for split, path in files.items():
+    found: Problems = {}
+    for split, count in task.counts.items():
+        path = folder / f"{split}.jsonl"
         try:
-            problems = lines(path)
+            rows = lines(path)
         except (OSError, UnicodeDecodeError) as error:
             raise KimiError(
                 f"cannot read the data of {task.title}: {getattr(error, 'strerror', None) or error}",
@@ -47,19 +71,18 @@ def check_data(folder: Path, task: Task = GSM8K) -> dict[str, Path]:
                 expected="train.jsonl and test.jsonl as openai/gsm8k publishes them",
                 remedy="name the folder with --data-dir, or omit it to use the Hugging Face Hub",
             ) from error
-        for number, line in enumerate(problems, start=1):
-            _check_line(path, number, line)
-        if len(problems) != task.counts[split]:
+        found[split] = [_problem(path, number, line) for number, line in enumerate(rows, start=1)]
+        if len(rows) != count:
             raise KimiError(
-                f"{len(problems)} problems instead of {task.counts[split]}",
+                f"{len(rows)} problems instead of {count}",
                 where=str(path),
                 expected=f"the complete {split} split, because a part gives figures that cannot be compared",
                 remedy="download it again; to ask fewer problems, use --limit",
             )
-    return files
+    return found
 
 
-def _check_line(path: Path, number: int, line: str) -> None:
+def _problem(path: Path, number: int, line: str) -> dict[str, str]:
     try:
         problem = json.loads(line)
         question, answer = problem["question"], problem["answer"]
@@ -73,20 +96,4 @@ def _check_line(path: Path, number: int, line: str) -> None:
         raise KimiError(
             f"line {number} has no question or no answer", where=str(path), expected="an answer that ends with `#### N`"
         )
-
-
-def write_task(task: Task, folder: Path, files: dict[str, Path] | None) -> None:
-    """Write the task file of one run: the shipped one, with its data from `files` if given."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shipped = operator_dir("eval") / "tasks" / f"{task.name}.yaml"
-    lines = [f"include: {json.dumps(str(shipped.resolve()))}", f"task: {task.name}"]
-    if files is not None:
-        located = {split: str(path.resolve()) for split, path in files.items()}
-        lines += ["dataset_path: json", "dataset_name: null", f"dataset_kwargs: {json.dumps({'data_files': located})}"]
-    (folder / f"{task.name}.yaml").write_text("\n".join(lines) + "\n")
-
-
-def write_tiny_problems(path: Path, count: int) -> None:
-    """Write the built-in model's first `count` held-out problems as `question`/`answer` lines."""
-    lines = [json.dumps({"question": p.question, "answer": p.solution}) for p in problems(count)]
-    path.write_text("\n".join(lines) + "\n")
+    return {"question": question, "answer": answer}

@@ -19,10 +19,9 @@ from referencing.exceptions import Unresolvable
 from ..base.errors import UsageError
 from ..base.resources import operator_dir
 from ..base.verdict import Verdict
-from .judge import Accuracy, Conclusion, Reference, judge_references, judge_validity
+from .judge import Accuracy, Check, Judgement, Reference, judge_references, judge_validity
 from .recorder import Answer
 from .significance import ShareInterval, wilson
-from .smoke import Check
 from .tool_requests import ToolRequest
 
 CALLS = "tool_calls"
@@ -59,8 +58,11 @@ class Published:
     references: list[Reference]
 
 
-def published(name: str | None) -> Published:
-    """Load a table of `eval/tool_calls.json`; without a name only the first one's threshold."""
+def published(name: str | None, min_similarity: float | None = None) -> Published:
+    """Load a table of `eval/tool_calls.json`; without a name only the first one's threshold.
+
+    min_similarity: another threshold instead of the table's.
+    """
     found = json.loads((operator_dir("eval") / "tool_calls.json").read_text())
     tables = found["tables"]
     if name and name not in tables:
@@ -71,7 +73,7 @@ def published(name: str | None) -> Published:
         Reference(provider, SCHEMA_ACCURACY, valid / called, called, found["source"])
         for provider, (valid, called) in rows.items()
     ]
-    return Published(table["min_similarity"], references)
+    return Published(table["min_similarity"] if min_similarity is None else min_similarity, references)
 
 
 def message_of(answer: Answer) -> dict[str, Any]:
@@ -146,13 +148,13 @@ def judge(
     judged: str | None = None,
     baseline: Mapping[str, ToolOutcome] | None = None,
     max_unusable: float = 0.01,
-) -> Conclusion:
+) -> Judgement:
     """Return the conclusion from one run.
 
     judged: configuration of the table whose schema accuracy decides. baseline: outcomes of an earlier run by identity.
     With a baseline its calls replace the data's own as reference, and its schema accuracy also decides.
     """
-    concluded = Conclusion(
+    concluded = Judgement(
         problems=len(outcomes),
         failed=sum(outcome.status == "failed" for outcome in outcomes),
         truncated=sum(outcome.status == "truncated" for outcome in outcomes),
@@ -172,12 +174,12 @@ def judge(
     _judge_similarity(concluded, answered, baseline, table.min_similarity)
     for check in checks:
         if not check.passed:
-            concluded.conclude(Verdict.FAIL, f"{check.name}: {check.found} (wanted {check.wanted})")
+            concluded.conclude(Verdict.FAIL, str(check))
     return concluded
 
 
 def _judge_similarity(
-    concluded: Conclusion, answered: Sequence[ToolOutcome], baseline: Mapping[str, ToolOutcome] | None, least: float
+    concluded: Judgement, answered: Sequence[ToolOutcome], baseline: Mapping[str, ToolOutcome] | None, least: float
 ) -> None:
     reference = {outcome.identity: outcome.expected for outcome in answered}
     if baseline is not None:

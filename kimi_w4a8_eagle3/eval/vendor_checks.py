@@ -17,8 +17,8 @@ from ..base.errors import KimiError
 from ..base.files import lines
 from ..base.resources import operator_dir
 from ..fetch.trusted_code import require_trusted_tokenizer
+from .judge import Check
 from .recorder import Answer
-from .smoke import Check
 from .tool_scores import message_of, wrong
 
 Body = dict[str, Any]

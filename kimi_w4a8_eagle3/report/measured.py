@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -38,11 +38,11 @@ def page(analysis: Analysis) -> Page:
     sections = [
         Section("Measured, published, predicted", _INTERVALS, tables=figure_tables(analysis, _HEADLINE)),
         Section("Other figures", pictures=others),
-        Section("Acceptance", _ACCEPTANCE, [curves], [Table(_ACCEPTED, list(_acceptance(analysis)))]),
+        Section("Acceptance", _ACCEPTANCE, [curves], [acceptance(analysis)]),
         Section("Published accept lengths", _CURVES, tables=[_references(analysis)], closed=True),
         Section("All figures", _INTERVALS, tables=figure_tables(analysis, METRICS), closed=True),
         Section("Conversations by turn", tables=turn_tables(analysis), closed=True),
-        Section("Server", _GAUGES, tables=[Table(_SERVER, list(_server(analysis.runs)))], closed=True),
+        Section("Server", _GAUGES, tables=[server_load(analysis.runs)], closed=True),
         *(_environment(run) for run in analysis.runs),
     ]
     return Page("Kimi-K2.5 W4A8 with EAGLE3: benchmark", verdicts(analysis), about, lead, notes(analysis), sections)
@@ -142,8 +142,9 @@ def turn_tables(analysis: Analysis) -> list[Table]:
     return found
 
 
-def _acceptance(analysis: Analysis) -> Iterator[list[str | Words]]:
-    """Yield one row for each speculating cell, from a measurement with examined text if there is one."""
+def acceptance(analysis: Analysis) -> Table:
+    """Return one row for each speculating cell, from a measurement with examined text if there is one."""
+    rows: list[list[str | Words]] = []
     for key, cell in analysis.cells.items():
         found = next((one for one in cell.measurements if one.text is not None), cell.measurements[0])
         if found.acceptance is not None:
@@ -152,7 +153,9 @@ def _acceptance(analysis: Analysis) -> Iterator[list[str | Words]]:
             repeats = ["", ""] if text is None else [f"{text.prompt:.0%}", f"{text.output:.0%}"]
             rates = [f"{found.acceptance.length:.2f}", f"{found.acceptance.rate:.1%}", positions]
             what = f"{cell.workload.name}, c={cell.concurrency}, {cell.side}"
-            yield [what, *rates, f"{speedup.measured:.2f}x" if speedup else "", *repeats]
+            steps, times = f"{found.acceptance.steps:,}", f"{speedup.measured:.2f}x" if speedup else ""
+            rows.append([what, *rates, steps, times, *repeats])
+    return Table(_ACCEPTED, rows)
 
 
 def _references(analysis: Analysis) -> Table:
@@ -166,13 +169,17 @@ def _references(analysis: Analysis) -> Table:
     return Table(columns, [*rows, ["break-even", "", "", *even, ""]])
 
 
-def _server(runs: Sequence[Run]) -> Iterator[list[str]]:
+def server_load(runs: Sequence[Run]) -> Table:
+    """Return one row for each measurement whose server was sampled."""
+    rows = []
     for found in (found for run in runs for found in run.usable):
         if (server := found.server) is not None:
             what = f"{found.workload.name}, c={found.concurrency}, {found.side}, {found.repetition_index + 1}"
             peaks = f"{server.kv_usage_peak:.1%}", f"{server.running_peak:.0f}", f"{server.queued_peak:.0f}"
             steps = "" if server.draft_steps is None else f"{server.draft_steps:.1f}"
-            yield [what, *peaks, f"{server.retracted:.0f}", steps]
+            cached = "" if found.cached is None else f"{found.cached:.1%}"
+            rows.append([what, *peaks, cached, f"{server.retracted:.0f}", steps])
+    return Table(_SERVER, rows)
 
 
 def _environment(run: Run) -> Section:
@@ -224,9 +231,11 @@ def factor(found: Interval) -> str:
 
 
 _FIGURES = ("figure", "side", "measured [95%]", "published", "meaning", "predicted", "times as good as")
-_ACCEPTED = ("side", "accept length", "accept rate", "by position", "speed-up", "prompt repeats", "output repeats")
+_LENGTH = ("side", "accept length", "accept rate", "by position", "verify steps")
+_ACCEPTED = (*_LENGTH, "speed-up", "prompt repeats", "output repeats")
 _TURNS = ("turn", "prompt, tokens", "computed", "from the prefix cache", "TTFT median", "TTFT P99")
-_SERVER = ("measurement", "KV use, peak", "running, peak", "queue, peak", "retracted", "draft steps, mean")
+_PEAKS = ("KV use, peak", "running, peak", "queue, peak")
+_SERVER = ("measurement", *_PEAKS, "from the prefix cache", "retracted", "draft steps, mean")
 _INTERVALS = "Medians over repetitions. Intervals are 95% bootstrap intervals over requests and repetitions."
 _ACCEPTANCE = (
     "Accept length: tokens committed by a verify step, with the target's own. It is a property of the text. A verify "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -114,14 +114,9 @@ def write_page(page: Page, folder: Path) -> Path:
 
 def joined(pages: Sequence[Page]) -> Page:
     """Return one page with the content of several. The first has the chart."""
-    first, *others = pages
-    if not others:
-        return first
-    return Page(
-        first.title,
-        [words for page in pages for words in page.verdicts],
-        first.about,
-        first.chart,
-        [note for page in pages for note in page.notes],
-        [section for page in pages for section in page.sections],
+    return replace(
+        pages[0],
+        verdicts=[words for page in pages for words in page.verdicts],
+        notes=[note for page in pages for note in page.notes],
+        sections=[section for page in pages for section in page.sections],
     )

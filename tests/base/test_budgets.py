@@ -28,7 +28,7 @@ CEILINGS = {
     "commands": 1821,
     "door": 1979,
     "engine": 1312,
-    "eval": 2880,
+    "eval": 2592,
     "fetch": 1704,
     "fleet": 1555,
     "moe": 5514,

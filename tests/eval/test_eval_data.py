@@ -2,11 +2,16 @@
 
 import json
 import logging
+from pathlib import Path
 
+import lm_eval
 import pytest
+import yaml
+from lm_eval.models import openai_completions
+from lm_eval.tasks import TaskManager
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.eval import tasks
+from kimi_w4a8_eagle3.eval import harness, tasks
 
 
 def problem(number, answer=None):
@@ -31,8 +36,9 @@ def data(tmp_path):
     return tmp_path
 
 
-def test_good_files_are_found_by_split(data):
-    assert tasks.check_data(data, SMALL) == {"train": data / "train.jsonl", "test": data / "test.jsonl"}
+def test_good_files_are_read_by_split(data):
+    found = tasks.read_problems(data, SMALL)
+    assert [len(found["train"]), found["test"][1]] == [20, problem(101)]
 
 
 @pytest.mark.parametrize(
@@ -49,43 +55,38 @@ def test_good_files_are_found_by_split(data):
 def test_a_bad_problem_is_named_by_its_line(data, line, message):
     write(data, "test", [problem(1), problem(2), line, problem(4), problem(5), problem(6)])
     with pytest.raises(KimiError, match=message) as caught:
-        tasks.check_data(data, SMALL)
+        tasks.read_problems(data, SMALL)
     assert caught.value.where.endswith("test.jsonl")
 
 
 def test_a_part_of_the_data_is_refused(data):
     write(data, "test", [problem(i) for i in range(5)])
     with pytest.raises(KimiError, match="5 problems instead of 6"):
-        tasks.check_data(data, SMALL)
+        tasks.read_problems(data, SMALL)
 
 
 def test_missing_and_binary_files_are_refused(data):
     (data / "test.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(KimiError, match="cannot read the data"):
-        tasks.check_data(data, SMALL)
+        tasks.read_problems(data, SMALL)
     (data / "train.jsonl").unlink()
     with pytest.raises(KimiError, match="No such file") as caught:
-        tasks.check_data(data, SMALL)
+        tasks.read_problems(data, SMALL)
     assert "--data-dir" in caught.value.remedy
 
 
-def test_our_task_asks_and_scores_as_lm_evals_own(data, tmp_path, monkeypatch):
+def test_our_task_asks_and_scores_as_lm_evals_own(data):
     """Same prompts with the same ten examples, same stops, same scores; only the source of the data differs."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    from lm_eval.tasks import TaskManager
-
-    files = tasks.check_data(data, SMALL)
-    tasks.write_task(SMALL, tmp_path / "tasks", files)
-    stock = {"include": str(_stock_file()), "task": "stock", "num_fewshot": 10, "dataset_path": "json"}
-    stock |= {"dataset_name": None, "dataset_kwargs": {"data_files": {name: str(path) for name, path in files.items()}}}
-    (tmp_path / "tasks" / "stock.yaml").write_text(json.dumps(stock))  # JSON is YAML
-    manager = TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)
-    ours, theirs = manager.load(["kimi_gsm8k", "stock"])["tasks"].values()
+    problems = tasks.read_problems(data, SMALL)
+    stock = {**yaml.safe_load(_stock_file().read_text()), "task": "stock", "num_fewshot": 10, "dataset_path": "json"}
+    stock["custom_dataset"] = harness.as_dataset(problems)
+    stock = TaskManager(include_defaults=False).load([stock])
+    ours = harness.load_task(tasks.Protocol(SMALL, False, 10, 64), problems)
+    ours, theirs = (task for found in (ours, stock) for task in found["tasks"].values())
+    theirs.set_fewshot_seed(1234)
     texts = []
     for task in (ours, theirs):
-        task.set_fewshot_seed(1234)
         task.build_all_requests()
         texts.append([instance.args for instance in task.instances])
     assert texts[0] == texts[1] and len(texts[0]) == 6
@@ -111,9 +112,16 @@ def test_our_task_asks_and_scores_as_lm_evals_own(data, tmp_path, monkeypatch):
     assert any(metrics["exact_match"] for _, _, metrics in results[0])  # "101" solves the first problem
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_request_is_that_of_lm_evals_own_client(chat):
+    protocol = tasks.Protocol(tasks.GSM8K, chat, 10, 512)
+    settings = {"do_sample": False, "temperature": 0.0, "until": ["Question:", "</s>", "<|im_end|>"]}
+    prompt = json.dumps([{"role": "user", "content": "q"}]) if chat else "q"
+    kind = openai_completions.LocalChatCompletion if chat else openai_completions.LocalCompletionsAPI
+    theirs = kind(base_url="http://127.0.0.1:9", model="m", max_gen_toks=512, tokenizer_backend=None)
+    sent = theirs._create_payload(json.loads(prompt) if chat else prompt, generate=True, gen_kwargs=dict(settings))
+    assert harness.request_body(protocol, "m", prompt, settings) == sent
+
+
 def _stock_file():
-    from pathlib import Path
-
-    import lm_eval
-
     return Path(lm_eval.__file__).parent / "tasks" / "gsm8k" / "gsm8k.yaml"

@@ -14,10 +14,10 @@ from support.openai_server import OpenAIServer, Reply, openai_server
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.commands.eval import Judged, ServerOptions, _resumed
 from kimi_w4a8_eagle3.eval import accuracy, tasks
-from kimi_w4a8_eagle3.eval.earlier_run import RESULT, load_run
-from kimi_w4a8_eagle3.eval.harness import Protocol
-from kimi_w4a8_eagle3.eval.outcomes import load_outcomes
+from kimi_w4a8_eagle3.eval.accuracy import load_outcomes, protocol_of
 from kimi_w4a8_eagle3.eval.recorder import Patience
+from kimi_w4a8_eagle3.eval.resume import RESULT, load_run
+from kimi_w4a8_eagle3.eval.tasks import Protocol
 from kimi_w4a8_eagle3.fleet.target import Target
 
 LIMIT = 24
@@ -105,7 +105,7 @@ def test_a_server_that_dies_ends_the_run_with_the_way_to_go_on(resumed):
 
 def test_the_key_of_the_server_is_written_nowhere(resumed):
     files = [path for path in resumed.folder.rglob("*") if path.is_file()]
-    assert len(files) > 5
+    assert len(files) > 4
     assert not [path for path in files if KEY in path.read_text(errors="replace")]
     assert KEY not in resumed.output
 
@@ -122,7 +122,8 @@ def test_a_resumed_run_asks_nothing_twice(resumed):
     assert len(resumed.answered_before) >= 8
     assert not resumed.answered_before & resumed.asked_after
     assert len(resumed.answered_before | resumed.asked_after) == LIMIT
-    assert f"{len(resumed.answered_before)} reused from the interrupted run" in resumed.output
+    requests = json.loads((resumed.folder / RESULT).read_text())["requests"]
+    assert requests["reused"] == len(resumed.answered_before) and "| reused | retries |" in resumed.output
 
 
 def test_each_problem_is_recorded_with_what_happened_to_it(resumed):
@@ -143,10 +144,11 @@ def test_the_verdict_counts_instead_of_hiding(resumed):
     result = json.loads((resumed.folder / RESULT).read_text())
     verdict = result["verdict"]
     shown = resumed.output.replace("| ", "")
-    assert resumed.exit_code == 4 and "INVALID 1 requests failed and 1 answers were cut" in shown
+    assert resumed.exit_code == 4 and "INVALID: Accuracy: GSM8K" in shown
+    assert "1 requests failed and 1 answers were cut" in shown
     assert verdict["state"] == "invalid" and (verdict["failed"], verdict["truncated"]) == (1, 1)
     assert all(each["answered"] == LIMIT - 1 for each in verdict["accuracies"])
-    theirs = json.loads((resumed.folder / result["lm_eval"]).read_text())["results"]["kimi_gsm8k"]
+    theirs = result["lm_eval"]
     for each in verdict["accuracies"]:  # lm-eval scores the failed one as wrong; the number of right ones is the same
         assert each["correct"] == round(theirs[f"exact_match,{each['metric']}"] * LIMIT)
 
@@ -161,7 +163,7 @@ def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
-    kept, earlier = Judged(0.01, resumed.folder, None, Path()), load_run(resumed.folder)
+    kept, earlier = Judged(0.01, resumed.folder, None, Path()), load_run(resumed.folder, protocol_of)
     other = ServerOptions("http://127.0.0.1:1", None, None, False, [])
     assert _resumed(other, kept, earlier).model == "test-model"
     assert _resumed(replace(other, base_url=None), kept, earlier).base_url == earlier["targets"]["server"]["base_url"]

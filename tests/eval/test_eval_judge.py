@@ -5,8 +5,7 @@ import scipy.stats
 
 from kimi_w4a8_eagle3.base.verdict import Verdict
 from kimi_w4a8_eagle3.eval import significance
-from kimi_w4a8_eagle3.eval.judge import Reference, judge, load_references, not_worse
-from kimi_w4a8_eagle3.eval.outcomes import ProblemOutcome
+from kimi_w4a8_eagle3.eval.judge import ProblemOutcome, Reference, judge, load_references, not_worse
 from kimi_w4a8_eagle3.eval.significance import REPORTED_MARGIN
 from kimi_w4a8_eagle3.eval.tasks import METRICS
 
@@ -80,7 +79,7 @@ def test_against_a_published_value(n, right, state):
     verdict = judge(run(wrong=range(n - right), n=n), [Reference("x", METRICS[0], 0.9363, N, "s")], "x")
     assert verdict.state == state and len(verdict.reasons) == 1
     words = {"pass": ": not worse", "fail": ": worse", "inconclusive": "too few problems to tell"}[state]
-    assert words in verdict.reasons[0] and "against x's 93.63%, margin 3.0%" in verdict.reasons[0]
+    assert words in verdict.reasons[0] and "against x's 93.63%, margin 3 points" in verdict.reasons[0]
 
 
 def test_all_published_values_are_shown_and_one_configuration_judges():

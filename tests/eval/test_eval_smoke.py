@@ -7,14 +7,21 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import app
-from kimi_w4a8_eagle3.engine.client import Generation
 from kimi_w4a8_eagle3.eval import smoke
+from kimi_w4a8_eagle3.eval.recorder import Answer
 from kimi_w4a8_eagle3.report import evaluation
 from kimi_w4a8_eagle3.report.page import Page, Section, Words, joined, write_page
 from proof.tiny.problems import problems
 
 PROBLEMS = problems("held_out", 10, seed=21)
-GOOD = [Generation(p.solution, (1,), "stop", (0, 0, 1, 4)) for p in PROBLEMS]
+
+
+def answered(text, accepted=(0, 0, 1, 4), reason="stop", error=None):
+    details = {"spec_tokens_details": {"spec_correct_drafts_histogram": list(accepted)}} if accepted else None
+    return Answer("key", text, reason, 1, 1, 0.1, error, {"sglext": details})
+
+
+GOOD = [answered(p.solution) for p in PROBLEMS]
 
 
 def failed(answers, **floors):
@@ -38,18 +45,18 @@ def test_good_answers_pass():
     ],
 )
 def test_one_odd_answer_fails(text, name):
-    assert failed(replaced(Generation(text, (1,), "stop", (0, 0, 1, 4)))) == [name]
+    assert failed(replaced(answered(text))) == [name]
 
 
 def test_failures_cut_answers_wrong_answers_and_rejected_drafts():
-    assert failed(replaced(KimiError("HTTP 500"))) == ["requests answered"]
-    cut = [Generation(p.solution, (1,), "length", (0, 0, 1, 4)) for p in PROBLEMS]
+    assert failed(replaced(answered("", error="HTTP 500"))) == ["requests answered"]
+    cut = [answered(p.solution, reason="length") for p in PROBLEMS]
     assert failed(cut[:1] + GOOD[1:]) == [] and failed(cut) == ["answers cut at the limit"]
-    wrong = [Generation("#### -1", (1,), "stop", (0, 0, 1, 4)) for _ in PROBLEMS]
+    wrong = [answered("#### -1") for _ in PROBLEMS]
     assert failed(wrong) == ["problems solved"] and failed(wrong[:4] + GOOD[4:]) == []
-    rejected = [Generation(p.solution, (1,), "stop", (9, 1, 0, 0)) for p in PROBLEMS]
+    rejected = [answered(p.solution, (9, 1, 0, 0)) for p in PROBLEMS]
     assert failed(rejected) == ["accept length"] and failed(rejected, accept_length=1.05) == []
-    plain = [Generation(p.solution, (1,), "stop", ()) for p in PROBLEMS]
+    plain = [answered(p.solution, ()) for p in PROBLEMS]
     assert failed(plain) == ["accept length"] and failed(plain, speculates=False) == []
     assert failed(GOOD, speculates=False) == ["speculation"]
 

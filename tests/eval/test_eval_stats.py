@@ -154,8 +154,3 @@ def test_two_samples_of_one_distribution_are_rejected_as_often_as_wanted():
         for _ in range(500)
     ]
     assert 0.02 < np.mean([p < 0.05 for p in p_values]) < 0.08
-
-
-def test_holm_against_a_hand_computation():
-    assert significance.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert significance.holm([0.6, 0.9]) == [1.0, 1.0] and significance.holm([]) == []

@@ -252,7 +252,7 @@ def test_prompt_counts_are_compared_one_by_one():
     assert vendor_checks.check_counts([(body, answers[0])], lambda b: 9).passed
 
 
-_ANSWER = vendor_checks.Answer("k", "s", "", "stop", 1, 1, 0.0)
+_ANSWER = vendor_checks.Answer("k", "", "stop", 1, 1, 0.0)
 
 
 def test_requests_of_every_known_form(tmp_path):

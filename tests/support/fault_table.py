@@ -26,9 +26,9 @@ from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.engine.startup_check import FLOOR, measure
 from kimi_w4a8_eagle3.eval import accuracy, lossless, smoke, tasks
-from kimi_w4a8_eagle3.eval.earlier_run import RESULT
-from kimi_w4a8_eagle3.eval.harness import Protocol
 from kimi_w4a8_eagle3.eval.prompts import prompts
+from kimi_w4a8_eagle3.eval.resume import RESULT
+from kimi_w4a8_eagle3.eval.tasks import Protocol
 from kimi_w4a8_eagle3.eval.tokens import TokenClient, Tokens
 from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.moe.agreement import agreements, require_layer

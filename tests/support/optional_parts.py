@@ -4,7 +4,6 @@ from __future__ import annotations
 
 # Import name -> extra of the package that brings it. torch and the extra `dev` are what the suite itself stands on.
 PARTS = {
-    "aiohttp": "eval",
     "compressed_tensors": "quantize",
     "flydsl": "kernels",
     "jinja2": "bench",
