@@ -14,8 +14,8 @@ from ..base.console import table_console
 from ..base.errors import UsageError
 from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
-from ..recipe.launch import load_recipe, resolve
-from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan
+from ..recipe.launch import load_recipe, resolve, unmet_requirements
+from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan, short_pool
 from .options import RECIPE, RECIPE_NAME, one_recipe
 
 INPUT_LEN, OUTPUT_LEN = 10240, 512  # the published workload
@@ -71,12 +71,18 @@ def plan(
     result = plans[0]
     faults = resolved.faults(machine, result.gpu)
     if as_json:
-        content = as_dict(result) | {"known_faults": [fault.model_dump(exclude_defaults=True) for fault in faults]}
+        content = as_dict(result) | {"engines": chosen.options.replicas}
+        content |= {"known_faults": [fault.model_dump(exclude_defaults=True) for fault in faults]}
         typer.echo(json.dumps(content, indent=2))
     else:
         _print(result)
+        if (engines := chosen.options.replicas) > 1:
+            typer.echo(f"{engines} engines of {result.tp} GPUs: {engines * result.tokens:,} tokens on the machine")
         if args.get("mem-fraction-static") == "auto":
             typer.echo(f"ceiling: {chosen.options.memory_ceiling:g} of the memory (options.memory_ceiling)")
+        problems = unmet_requirements(chosen, machine) if machine.devices else []
+        for problem in filter(None, [short_pool(result, args), *problems]):
+            table_console().print(f"warning: {problem}", markup=False)
         for fault in faults:
             text = f"known fault {fault.id} ({fault.verdict}): {fault.sentence}; {fault.remedy}"
             table_console().print(text, markup=False)

@@ -42,7 +42,9 @@ def serve(
     docker: bool = typer.Option(False, "--docker", help="With --dry-run: print the command that runs it in its image."),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print JSON."),
     any_hardware: bool = typer.Option(False, "--any-hardware", help="Start even on other hardware than the recipe's."),
-    replicas: int = typer.Option(1, "--replicas", min=1, help="Engines on this machine, behind SGLang's router."),
+    replicas: int | None = typer.Option(
+        None, "--replicas", min=1, help="Engines on this machine, behind SGLang's router; default: the recipe's."
+    ),
     ops_port: int | None = OPS_PORT,
     ops_host: str = OPS_HOST,
     drain_timeout: float = DRAIN_TIMEOUT,
@@ -52,12 +54,13 @@ def serve(
 ) -> None:
     """Serve a recipe, or show what would run. Engine arguments may follow after `--`.
 
-    SIGTERM lets running requests finish, SIGINT does not. With --replicas, SIGHUP restarts one replica after the other.
+    SIGTERM lets running requests finish, SIGINT does not. SIGHUP restarts one replica of several after the other.
     """
     extra = context.args
     if recipe and name:  # in `-r tiny -- --port 1` the first word after `--` lands in RECIPE
         extra, name = [name, *extra], None
     named = {"host": host, "port": port, "tp": tp, "served-model-name": served_model_name}
+    named["options.replicas"] = replicas
     settings = settings + [f"{key}={value}" for key, value in named.items() if value is not None]
     launch = prepare(
         one_recipe(name, recipe),
@@ -83,7 +86,7 @@ def serve(
         _show(launch, as_json, docker)
         return
     checks = {"preflight": not no_preflight, "hardware": not any_hardware}
-    options = ServeOptions(ops_host, ops_port, drain_timeout, runs, replicas, **checks)
+    options = ServeOptions(ops_host, ops_port, drain_timeout, runs, **checks)
     launch = ready_to_serve(launch, options)
     _show(launch, as_json=False, docker=False)
     raise typer.Exit(serve_foreground(launch, options))

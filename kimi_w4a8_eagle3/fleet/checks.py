@@ -38,7 +38,6 @@ class ServeOptions:
     ops_port: int | None = None
     drain_timeout_s: float = DRAIN_TIMEOUT_S
     runs: Path = DEFAULT_ROOT
-    replicas: int = 1
     preflight: bool = True
     hardware: bool = True
 
@@ -61,7 +60,7 @@ def ready_to_serve(launch: Launch, options: ServeOptions) -> Launch:
             expected="a recipe for SGLang",
             remedy="unset the key and put a proxy that requires one in front",
         )
-    if options.replicas > 1:
+    if launch.recipe.options.replicas > 1:
         require("sglang_router")
     launch = checked(launch, options.preflight)
     require_free_port(launch.host, launch.port)

@@ -11,8 +11,8 @@ from ..engine.process import free_port
 from ..recipe.launch import Launch
 
 
-def replica_launches(front: Launch, count: int) -> list[Launch]:
-    """Return the launches of `count` replicas; `front` holds the address and settings that clients see.
+def replica_launches(front: Launch) -> list[Launch]:
+    """Return the launches of the recipe's replicas; `front` holds the address and settings that clients see.
 
     A replica differs from `front` by its GPUs, their NUMA nodes, its address and its door. Raises KimiError when there
     are too few GPUs.
@@ -23,7 +23,7 @@ def replica_launches(front: Launch, count: int) -> list[Launch]:
             where="--replicas",
             expected="a recipe for SGLang, because its router is used",
         )
-    devices = front.machine.devices
+    devices, count = front.machine.devices, front.recipe.options.replicas
     gpus = front.tensor_parallel if devices else 0
     if gpus * count > len(devices):
         raise KimiError(

@@ -32,7 +32,7 @@ def serve_foreground(launch: Launch, options: ServeOptions) -> int:
     With several replicas they run on loopback, behind the router at the launch's address. Leaves no process behind,
     however it ends, and prints where the logs are.
     """
-    return _serve_one(launch, options) if options.replicas == 1 else _serve_fleet(launch, options)
+    return _serve_one(launch, options) if launch.recipe.options.replicas == 1 else _serve_fleet(launch, options)
 
 
 def _serve_one(launch: Launch, options: ServeOptions) -> int:
@@ -59,7 +59,7 @@ def _serve_fleet(front: Launch, options: ServeOptions) -> int:
     SIGHUP restarts the replicas one after the other.
     """
     console = Console(stderr=True, highlight=False)
-    launches = replica_launches(front, options.replicas)
+    launches = replica_launches(front)
     servers = {f"replica-{number}": launch for number, launch in enumerate(launches)}
     events = EventLog.begin("serve", front.name, servers, front.env, options.runs, console)
     folder = events.folder

@@ -142,6 +142,12 @@ class Target:
     def _startable(self) -> Launch:
         launch = self.launch
         assert launch is not None
+        if launch.recipe.options.replicas > 1:
+            raise KimiError(
+                f"the recipe {self.name!r} has {launch.recipe.options.replicas} engines behind a router",
+                expected="a recipe of one engine, or a running server",
+                remedy=f"kimi-w4a8 serve {self.name}, then --base-url with its address",
+            )
         machine = Machine.detect()
         if len(machine.devices) < launch.recipe.hardware.gpus:
             raise KimiError(

@@ -174,6 +174,9 @@ class Resolved:
         recipe, args = self.recipe, dict(self.args)
         notes = self.notes + fit_to_machine(args, recipe, self.published, machine, gpu, regime)
         refused = apply_faults(self.faults(machine, gpu), args, recipe.options.accept_faults, notes)
+        if recipe.options.replicas > 1:
+            count = f"{recipe.options.replicas} engines with this command, each with its own GPUs and port"
+            notes.append(Note(f"{count}, behind SGLang's router at the address above"))
         notes += [Note(text, Severity.OVERRIDE) for text in self.overrides]
         return Launch(recipe, args, recipe.environment, notes, self.overrides, refused, machine, untested=self.untested)
 

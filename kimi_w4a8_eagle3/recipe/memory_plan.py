@@ -1,7 +1,8 @@
 """Memory of a served model on each GPU: weights by kind, KV pools, graphs and reserve, computed from configs.
 
 Weights are split over TP as in SGLang: column- and row-parallel matrices by `tp`. Latent down-projections, router
-gates, norms and the vision tower stay whole on every rank.
+gates, norms and the vision tower stay whole on every rank. With DP attention the target's attention and both KV caches
+are split over `tp / dp` ranks only, and each rank's pool holds its own requests.
 """
 
 from __future__ import annotations
@@ -88,11 +89,11 @@ class ModelCard:
         return cls(path.name, config, _expert_bits(config), 16)
 
 
-def target_weights(card: ModelCard, tp: int) -> dict[str, int]:
+def target_weights(card: ModelCard, tp: int, attention_tp: int | None = None) -> dict[str, int]:
     """Return the bytes per rank, by kind, of a MoE model with MLA (Kimi-K2.5) or GQA (MiniMax-M2.5)."""
     text = _moe_names(card.config.get("text_config", card.config))
     try:
-        parts = _target_elements(text, tp)
+        parts = _target_elements(text, tp, attention_tp or tp)
     except KeyError as error:
         raise KimiError(
             f"config.json lacks {error}", where=card.name, expected="a MoE model like Kimi-K2.5 or MiniMax-M2.5"
@@ -191,9 +192,11 @@ def make_plan(
     args = _names_of_sglang(args)
     tp = int(number(args, "tp-size", 1))
     page_size = int(number(args, "page-size", 1))
-    weights = target_weights(target, tp) | (draft_weights(draft, tp) if draft else {})
-    target_kv = kv_shape(target.config, tp, _kv_dtype_bytes(args, "kv-cache-dtype"))
-    draft_kv = kv_shape(draft.config, tp, _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")) if draft else None
+    split = attention_tp(args)
+    weights = target_weights(target, tp, split) | (draft_weights(draft, tp) if draft else {})
+    target_kv = kv_shape(target.config, split, _kv_dtype_bytes(args, "kv-cache-dtype"))
+    draft_width = _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")
+    draft_kv = kv_shape(draft.config, split, draft_width) if draft else None
     shapes = [shape for shape in (target_kv, draft_kv) if shape is not None]
     # The guard covers SGLang's kernels only.
     kernels = paged_kernels(shapes, regime, arch=gpu.arch) if recipe.engine == "sglang" else []
@@ -207,6 +210,26 @@ def make_plan(
     return MemoryPlan(
         recipe.name, gpu, tp, weights, target_kv, draft_kv, budget, sizing, kernels, verdict, recipe.engine, working
     )
+
+
+def short_pool(plan: MemoryPlan, args: Mapping[str, ArgValue]) -> str | None:
+    """Return a sentence if the pool cannot hold one request of the context length that the arguments set."""
+    context = int(number(args, "context-length", 1))
+    if plan.tokens >= context:
+        return None
+    return f"the KV pool of {plan.tokens:,} tokens is smaller than one context of {context:,}; shorten context-length"
+
+
+def attention_tp(args: Mapping[str, ArgValue]) -> int:
+    """Return the ranks over which attention is split: `tp-size`, divided by `dp-size` with DP attention."""
+    tp, dp = int(number(args, "tp-size", 1)), int(number(args, "dp-size", 1))
+    if args.get("enable-dp-attention") is not True:
+        return tp
+    if tp % dp:
+        raise KimiError(
+            f"TP {tp} cannot be divided into {dp} groups", where="--dp-size", expected="a divisor of --tp-size"
+        )
+    return tp // dp
 
 
 def _sizing(
@@ -276,11 +299,12 @@ def _kv_dtype_bytes(args: Mapping[str, ArgValue], name: str) -> int:
     return DTYPE_BYTES[dtype]
 
 
-def _target_elements(c: Mapping[str, Any], tp: int) -> dict[str, float]:
+def _target_elements(c: Mapping[str, Any], tp: int, attention_tp: int) -> dict[str, float]:
     """Return the elements per rank of everything stored in 16 bits."""
     hidden, layers = c["hidden_size"], c["num_hidden_layers"]
     moe_layers = layers - c["first_k_dense_replace"]
-    attention = layers * (_latent_attention(c, tp, hidden) if c.get("kv_lora_rank") else _grouped_attention(c, tp))
+    latent = bool(c.get("kv_lora_rank"))
+    attention = layers * (_latent_attention(c, attention_tp, hidden) if latent else _grouped_attention(c, attention_tp))
     embeddings = c["vocab_size"] * hidden / tp
     return {
         "attention": attention + layers * 2 * hidden,

@@ -10,7 +10,7 @@ from ..gates import OUR_BACKENDS, ignored_gates, read_gates
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
 from .arguments import Args, show
-from .memory_plan import MemoryPlan, make_plan, number
+from .memory_plan import MemoryPlan, make_plan, number, short_pool
 from .schema import ArgValue, Recipe
 from .vllm import speculation
 
@@ -69,14 +69,15 @@ def _guard_memory(args: Args, recipe: Recipe, published_args: Args, gpu: Gpu | N
         )
     plan = make_plan(recipe, args, gpu, regime)
     verdict = plan.verdict
+    short = [Note(text, Severity.WARN)] if (text := short_pool(plan, args)) else []
     asked_tokens = int(number(args, "max-total-tokens", verdict.max_total_tokens))
     args["max-total-tokens"] = min(asked_tokens, verdict.max_total_tokens)
     if asked == "auto":
         args["mem-fraction-static"] = verdict.fraction
     elif verdict.binding is None and asked_tokens <= verdict.max_total_tokens:
         del args["max-total-tokens"]  # no cap needed, so the engine sizes its own pool
-        return []
-    return [Note(_guard_sentence(plan, args, published_args.get("mem-fraction-static")))]
+        return short
+    return [*short, Note(_guard_sentence(plan, args, published_args.get("mem-fraction-static")))]
 
 
 def _guard_sentence(plan: MemoryPlan, args: Mapping[str, ArgValue], published: ArgValue | None) -> str:
@@ -120,7 +121,7 @@ def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
         return [
             f"this machine has {len(machine.devices)} AMD GPUs, the recipe needs {need.gpus} ({', '.join(need.arch)})"
         ]
-    unmet = []
+    unmet = _unmet_layout(recipe, machine)
     wrong = sorted({device.arch for device in machine.devices} - set(need.arch))
     if wrong:
         unmet.append(f"the GPUs are {', '.join(wrong)}, the recipe is made for {', '.join(need.arch)}")
@@ -128,3 +129,18 @@ def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     if least < 0.95 * need.hbm_gib:  # the driver keeps a few GiB for itself
         unmet.append(f"a GPU here has {least:.0f} GiB of memory, the recipe is made for {need.hbm_gib:.0f}")
     return unmet
+
+
+def _unmet_layout(recipe: Recipe, machine: Machine) -> list[str]:
+    """Return what is wrong with several engines on this machine: too few GPUs, or an engine across NUMA nodes."""
+    count, tp = recipe.options.replicas, int(number(recipe.args, "tp-size", 1))
+    if count == 1:
+        return []
+    if count * tp > len(machine.devices):
+        return [f"{count} engines of {tp} GPUs need {count * tp}, this machine has {len(machine.devices)}"]
+    for engine in range(count):
+        used = machine.devices[engine * tp : (engine + 1) * tp]
+        nodes = sorted({device.numa_node for device in used if device.numa_node is not None})
+        if len(nodes) > 1:
+            return [f"engine {engine} of {count} would use GPUs of the NUMA nodes {', '.join(map(str, nodes))}"]
+    return []

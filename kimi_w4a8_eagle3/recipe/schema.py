@@ -65,6 +65,7 @@ class Options(_Strict):
     # once per forward pass, and the longest pass is one prefill chunk.
     unready_after_s: float = Field(default=20, gt=0)
     memory_ceiling: float = Field(default=0.90, gt=0, lt=1, description="most of a GPU for weights and KV together")
+    replicas: int = Field(default=1, ge=1, description="engines of one machine, behind SGLang's router")
     accept_faults: list[str] = Field(default=[], description="known faults that do not stop this launch")
 
 

@@ -11,7 +11,7 @@ from kimi_w4a8_eagle3.cli import COMMANDS, app, load
 from kimi_w4a8_eagle3.recipe.schema import load_recipe, recipe_names
 
 COMPLETIONS = [
-    ("serve age", "agent"),
+    ("serve eagle3-o", "eagle3-opt"),
     ("plan -r tin", "tiny"),
     ("serve --gpu mi32", "mi325x"),
     ("bench run con4", "con40"),

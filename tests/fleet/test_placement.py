@@ -7,7 +7,7 @@ import pytest
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fleet.placement import replica_launches
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
-from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, render, with_settings
+from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, render, unmet_requirements, with_settings
 
 GIB = 1 << 30
 GPUS = tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", i // 8, 256 * GIB) for i in range(16))
@@ -15,7 +15,7 @@ GPUS = tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", i // 8, 256 * GIB) for 
 
 def place(recipe: str | Recipe, count: int, machine: Machine, host: str = "127.0.0.1") -> list[Launch]:
     chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
-    return replica_launches(render(chosen, [f"host={host}"], machine=machine), count)
+    return replica_launches(render(chosen, [f"host={host}", f"options.replicas={count}"], machine=machine))
 
 
 def option(launch: Launch, name: str) -> str:
@@ -55,3 +55,30 @@ def test_more_replicas_than_gpus_are_refused(count, gpus):
 def test_an_engine_without_the_router_is_refused():
     with pytest.raises(KimiError, match="serves with vllm"):
         place("mi355x-kimi-mxfp4-eagle3-bf16", 2, Machine(tuple(replace(gpu, arch="gfx950") for gpu in GPUS)))
+
+
+def test_two_engines_of_four_gpus_each_stay_on_one_numa_node():
+    machine = Machine(tuple(replace(gpu, numa_node=i // 4) for i, gpu in enumerate(GPUS[:8])))
+    first, second = replica_launches(render(load_recipe("agent-2x4"), machine=machine))
+    assert [option(launch, "--base-gpu-id") for launch in (first, second)] == ["0", "4"]
+    assert [option(launch, "--tp-size") for launch in (first, second)] == ["4", "4"]
+    nodes = [launch.argv[launch.argv.index("--numa-node") + 1 :][:4] for launch in (first, second)]
+    assert nodes == [["0"] * 4, ["1"] * 4]
+    assert unmet_requirements(load_recipe("agent-2x4"), machine) == []
+    unread = replica_launches(
+        render(load_recipe("agent-2x4"), machine=Machine(tuple(replace(g, numa_node=None) for g in GPUS[:8])))
+    )
+    assert all("--numa-node" not in launch.argv for launch in unread)  # the published list is for eight GPUs
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "problem"),
+    [
+        ([0, 0, 0, 1, 1, 1, 1, 1], 2, "engine 0 of 2 would use GPUs of the NUMA nodes 0, 1"),
+        ([0] * 4 + [1] * 4, 3, "3 engines of 4 GPUs need 12, this machine has 8"),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_machine_is_named(nodes, count, problem):
+    machine = Machine(tuple(replace(GPUS[i], numa_node=node) for i, node in enumerate(nodes)))
+    recipe = with_settings(load_recipe("agent-2x4"), {"options.replicas": count})
+    assert unmet_requirements(recipe, machine) == [problem]

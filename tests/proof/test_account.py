@@ -10,7 +10,7 @@ import pytest
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.predict.machine_model import Cluster, kimi
 from kimi_w4a8_eagle3.predict.predict import Load, calibrate
-from proof.account import calibration, levers, moe_time
+from proof.account import calibration, layouts, levers, moe_time
 from proof.account.__main__ import main
 from proof.account.parts import Account, Part, decode_attention, explain
 
@@ -111,3 +111,15 @@ def test_launches_and_time_of_a_layer(tokens: int, launches: int, most_us: float
     parts = moe_time.ours(CLUSTER.gpu, KIMI, tokens)
     assert sum(part.launches for part in parts) == launches and sum(part.us for part in parts) <= most_us
     assert sum(part.us for part in parts) < sum(part.us for part in moe_time.aiter(CLUSTER.gpu, KIMI, tokens))
+
+
+def test_two_engines_gain_with_long_prompts_and_lose_nothing_with_short_ones() -> None:
+    one, two = (layouts.layout(name) for name in layouts.RECIPES)
+    assert (one.tp, two.engines, two.tp) == (8, 2, 4) and two.kv_tokens < one.kv_tokens
+    fit = calibrate(CLUSTER)
+
+    def gain(concurrency: int, context: int) -> float:
+        first, second = (layouts.figures(chosen, concurrency, context, 2.7, fit) for chosen in (one, two))
+        return second.tokens_per_s / first.tokens_per_s
+
+    assert gain(40, 10240) >= 1.25 and gain(2, 2048) > 0.97  # below 1.25 the recipe would not be recommended

@@ -21,6 +21,7 @@ from kimi_w4a8_eagle3.recipe.memory_plan import (
     ModelCard,
     draft_weights,
     make_plan,
+    short_pool,
     target_weights,
 )
 
@@ -58,6 +59,25 @@ def test_what_is_replicated_does_not_shrink_with_tp() -> None:
     assert eight["router"] == one["router"] and eight["vision"] == one["vision"]
     assert one["attention"] / 8 < eight["attention"] < one["attention"]
     assert eight["shared experts"] * 8 == one["shared experts"]
+
+
+def test_dp_attention_splits_attention_over_fewer_ranks() -> None:
+    """Each rank has all heads: target weights of one GPU, draft KV of all heads, and a pool that int32 can index."""
+    whole = plan_of("agent", **resolve(load_recipe("agent")).args)
+    split = plan_of("agent", **resolve(load_recipe("agent"), ["enable-dp-attention=true", "dp-size=8"]).args)
+    assert split.weights["attention"] == target_weights(KIMI, 1)["attention"]
+    assert split.draft_kv and whole.draft_kv and split.draft_kv.row_elements == 8 * whole.draft_kv.row_elements
+    assert split.verdict.max_total_tokens == 262_143 < whole.verdict.max_total_tokens
+    assert split.weights["routed experts"] == whole.weights["routed experts"]
+    with pytest.raises(KimiError, match="TP 8 cannot be divided into 3 groups"):
+        plan_of(**{"enable-dp-attention": True, "dp-size": 3})
+
+
+def test_a_pool_below_one_context_is_named() -> None:
+    args = resolve(load_recipe("agent"), ["tp-size=4"]).args
+    small = plan_of("agent", "mi300x", **args)
+    assert "94,966 tokens is smaller than one context of 131,072" in str(short_pool(small, args))
+    assert short_pool(plan_of("agent", "mi325x", **args), args) is None
 
 
 def test_a_token_of_a_picture_is_within_the_activations_of_a_token() -> None:
