@@ -13,6 +13,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# A test module sets it, as an engine on a CPU does; so all engines and programs of a worker share one fork server.
+os.environ.setdefault("SGLANG_ENABLE_TORCH_INFERENCE_MODE", "1")
 # Hundreds of processes import the same modules, SGLang's too: one compiles them for all, whatever this shell says.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 # Programs of `support` run as forks, all of the same fork server.

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
-from support.said import MODEL, Request, Said, said, streamed, whole
+from support.said import MODEL, Request, Said, said, stock_client, streamed, whole
 from tokenizers import Tokenizer
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
@@ -81,7 +80,7 @@ def right(plain: EngineServer) -> list[tuple[Request, Said]]:
     tokenizer = Tokenizer.from_file(str(tiny.target_path() / "tokenizer.json"))
     asked = requests()
     more = {"logprobs": True, "top_logprobs": 2, "extra_body": {"return_token_ids": True}}
-    with openai.OpenAI(base_url=f"{plain.base_url}/v1", api_key="none") as client, ThreadPoolExecutor(8) as pool:
+    with stock_client(plain.base_url) as client, ThreadPoolExecutor(8) as pool:
         create = client.chat.completions.create
         answers = [
             done.choices[0]
@@ -105,14 +104,11 @@ def test_nothing_is_lost_and_nothing_mixed_up(
     eagle3: EngineServer, plain: EngineServer, right: list[tuple[Request, Said]], drafts: bool, concurrency: int
 ) -> None:
     known = right[: max(concurrency // 2, 2)]
-    jobs: list[tuple[Callable[[openai.OpenAI, Request], Said], Request]] = [
+    jobs: list[tuple[Callable[[Any, Request], Said], Request]] = [
         (ask, request) for request, _ in known for ask in (whole, streamed)
     ]
     server = eagle3 if drafts else plain
-    with (
-        openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none") as client,
-        ThreadPoolExecutor(concurrency) as pool,
-    ):
+    with stock_client(server.base_url) as client, ThreadPoolExecutor(concurrency) as pool:
         answers = list(pool.map(lambda job: job[0](client, job[1]), jobs))
     for (request, expected), *got in zip(known, answers[::2], answers[1::2], strict=True):
         assert got == [expected, expected], request

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 from rich.console import Console
-from support.said import streamed, whole
+from support.said import stock_client, streamed, whole
 from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
@@ -119,7 +118,8 @@ def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_leng
     (server, named), (asked, answers) = faulty, expected
     named.write_text("hidden state of the wrong token")
     with TokenClient(server.base_url) as probe:
-        assert not exact.differences(asked, answers, [exact.ask(probe, each) for each in asked], "EAGLE3", 1)
+        found = probe.all(lambda request: exact.ask(probe, request), asked, len(asked))
+    assert not exact.differences(asked, answers, found, "EAGLE3", len(asked))
     _, state, checks = smoke.run(Target(base_url=server.base_url), FLOORS, SILENT, tmp_path)
     assert state == "fail" and [c.name for c in checks if not c.passed] == ["accept length"], checks
 
@@ -128,7 +128,7 @@ def test_a_stream_whose_reader_forgets_what_follows_a_marker_is_found(faulty):
     """What `test_agent_streams` compares, on a server with that fault and without."""
     (server, named), [problem] = faulty, problems("held_out", 1, seed=33)
     request = {"messages": [{"role": "user", "content": problem.question}], "tools": [declaration()], "max_tokens": 64}
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none") as client:
+    with stock_client(server.base_url) as client:
         named.write_text("")
         right = whole(client, request)
         assert right.calls and streamed(client, request) == right

@@ -16,7 +16,7 @@ def expected(plain) -> list[list[tuple[Any, ...]]]:
     return answers(plain.base_url, BODIES, 6)
 
 
-@pytest.mark.parametrize("concurrency", [2, 24])
+@pytest.mark.parametrize("concurrency", [4, 24])
 def test_eagle3_changes_no_token_of_any_request(eagle3, expected, concurrency):
     kinds = [kind for kind in REQUESTS for _ in QUESTIONS]
     found = answers(eagle3.base_url, BODIES, concurrency)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx
-import openai
 import pytest
 from support.kimi_checkpoint import seeing
 from support.pictures import asking_about
+from support.said import stock_client
 from support.sampled import BODIES, answers
 from support.sglang_program import VERSIONS, environment
 from support.tiny_servers import tiny_launch, with_faults
@@ -66,7 +66,7 @@ def test_both_releases_sample_and_penalize_alike(newest: EngineServer, eagle3: E
 
 
 def test_a_stock_client_shows_pictures_and_the_prefix_cache_knows_them_apart(newest: EngineServer) -> None:
-    with openai.OpenAI(base_url=f"{newest.base_url}/v1", api_key="none") as client:
+    with stock_client(newest.base_url) as client:
         said = [
             client.chat.completions.create(
                 model="kimi-k2.5-tiny", messages=asking_about(number), max_tokens=96, temperature=0

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.said import stock_client
 from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.bench.runs import read_run
@@ -27,9 +28,7 @@ QUESTION = [{"role": "user", "content": "Tom has 3 apples. Tom buys 4 more. How 
 
 @pytest.fixture
 def stock(eagle3):
-    import openai  # a second, which only the worker that runs these tests should spend
-
-    with openai.OpenAI(base_url=f"{eagle3.base_url}/v1", api_key="none") as made:
+    with stock_client(eagle3.base_url) as made:
         yield made
 
 

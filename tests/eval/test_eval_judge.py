@@ -1,7 +1,7 @@
 """Verdicts on outcomes: validity, published values, a baseline, the problems that differ."""
 
 import pytest
-import scipy.stats
+import scipy  # it imports `scipy.stats` at its first use, which takes a second
 
 from kimi_w4a8_eagle3.base.verdict import Verdict
 from kimi_w4a8_eagle3.eval import significance

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy  # it imports `scipy.stats` at its first use, which takes a second
 import torch
-from scipy import stats
 
 from kimi_w4a8_eagle3.sampling.draw import Filters, draw, draw_rows
 from kimi_w4a8_eagle3.sampling.philox import philox
@@ -53,7 +53,7 @@ def test_draws_follow_the_filtered_distribution(k: int, p: float, m: float) -> N
     wanted = expected(probs, k, p, m)
     seen = np.bincount(tokens, minlength=len(probs))
     assert not seen[wanted == 0].any()
-    assert stats.chisquare(seen[wanted > 0], wanted[wanted > 0] * DRAWS).pvalue > LEVEL
+    assert scipy.stats.chisquare(seen[wanted > 0], wanted[wanted > 0] * DRAWS).pvalue > LEVEL
 
 
 def test_positions_and_seeds_have_noise_of_their_own() -> None:
@@ -68,7 +68,7 @@ def test_positions_and_seeds_have_noise_of_their_own() -> None:
     ):
         table = np.zeros((8, 8))
         np.add.at(table, (first, second), 1)
-        assert stats.chi2_contingency(table).pvalue > LEVEL
+        assert scipy.stats.chi2_contingency(table).pvalue > LEVEL
         assert (first != second).any()
 
 
