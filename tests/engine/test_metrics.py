@@ -1,13 +1,11 @@
 """Acceptance from counters and from per-request histograms."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from contextlib import AbstractContextManager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.loopback import served
+from support.loopback import answering
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
@@ -72,29 +70,15 @@ def test_histograms_are_added_and_end_with_the_last_draft_token():
     assert sum_histograms([[2, 1], [0, 0, 0, 4, 1]], 3) == [2, 1, 0, 5]
 
 
-@contextmanager
-def ops(readings: list[str], status: int = 200) -> Iterator[str]:
+def ops(readings: list[str], status: int = 200) -> AbstractContextManager[str]:
     """An ops endpoint that redirects first and then serves these expositions in turn, repeating the last."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if self.path == "/metrics":  # as SGLang does, which mounts an application there
-                self.send_response(307)
-                self.send_header("Location", "/metrics/")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            text = (readings.pop(0) if len(readings) > 1 else readings[0]).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+    def answer(path: str, _: bytes) -> tuple[int, bytes] | tuple[int, bytes, str]:
+        if path == "/metrics":  # as SGLang does, which mounts an application there
+            return 307, b"", "/metrics/"
+        return status, (readings.pop(0) if len(readings) > 1 else readings[0]).encode()
 
-        def log_message(self, *_):
-            pass
-
-    with served(Handler) as url:
-        yield url
+    return answering(answer)
 
 
 ONE = """\

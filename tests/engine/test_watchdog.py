@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from support.loopback import answering
 
 from kimi_w4a8_eagle3.engine.watchdog import Progress, Sample, Watchdog, _catches, ask_for_stacks
 
@@ -40,61 +40,33 @@ class Engine:
     decode: float = 0.0
     generating: bool = False  # each scrape finds more tokens
     healthy: bool = True
-    metrics: bool = True
     vllm: bool = False  # no /health_generate: a completion is asked for instead
     asked: list[str] = field(default_factory=list)
-    port: int = 0
+    url: str = ""
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def answer(self, path: str, body: bytes) -> tuple[int, bytes]:
+        self.asked.append(path)
+        if self.vllm:
+            if path == "/v1/completions":
+                wanted = {"model": "some-model", "max_tokens": 1}.items() <= json.loads(body).items()
+                return (200 if self.healthy and wanted else 503), b"{}"
+            return (200, b'{"data": [{"id": "some-model"}]}') if path == "/v1/models" else (404, b"")
+        if path == "/metrics":
+            self.decode += 5 if self.generating else 0
+            return 200, METRICS.format(decode=self.decode).encode()
+        return {"/health_generate": 200 if self.healthy else 503, "/health": 200}.get(path, 404), b""
 
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     state = Engine()
+    with answering(state.answer) as state.url:
+        yield state
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            state.asked.append(self.path)
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            generates = state.healthy and body["model"] == "some-model" and body["max_tokens"] == 1
-            self.answer(200 if generates and self.path == "/v1/completions" else 503, b"{}")
 
-        def do_GET(self) -> None:
-            state.asked.append(self.path)
-            status, body = 404, b""
-            if state.vllm:
-                if self.path == "/v1/models":
-                    status, body = 200, b'{"data": [{"id": "some-model"}]}'
-                self.answer(status, body)
-                return
-            if self.path == "/metrics" and state.metrics:
-                state.decode += 5 if state.generating else 0
-                status, body = 200, METRICS.format(decode=state.decode).encode()
-            elif self.path == "/health_generate":
-                status = 200 if state.healthy else 503
-            elif self.path == "/health":
-                status = 200
-            self.answer(status, body)
-
-        def answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+@pytest.fixture
+def stalled() -> threading.Event:
+    return threading.Event()
 
 
 def test_metrics_of_all_ranks_and_modes_are_summed() -> None:
@@ -108,9 +80,10 @@ def test_vllms_metrics_are_read_too() -> None:
 
 
 @pytest.mark.parametrize("healthy", [True, False])
-def test_an_idle_vllm_is_asked_for_a_token(engine: Engine, healthy: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_idle_vllm_is_asked_for_a_token(
+    engine: Engine, healthy: bool, caplog: pytest.LogCaptureFixture, stalled: threading.Event
+) -> None:
     engine.vllm, engine.healthy = True, healthy
-    stalled = threading.Event()
     with Watchdog(engine.url, 0.6, stalled.set, poll_s=0.05):
         assert stalled.wait(2.0) != healthy
     assert "/v1/completions" in engine.asked
@@ -130,34 +103,34 @@ def test_progress_is_a_counter_that_moved() -> None:
     assert not progress.stalled(now=40) and progress.stalled(now=41)
 
 
-def test_a_deadlock_is_found_although_health_answers(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deadlock_is_found_although_health_answers(
+    engine: Engine, caplog: pytest.LogCaptureFixture, stalled: threading.Event
+) -> None:
     engine.healthy = False
-    stalled = threading.Event()
     with Watchdog(engine.url, 0.6, stalled.set, poll_s=0.05):
         assert stalled.wait(60)
     assert "100 tokens so far, 2 requests running, 1 queued" in caplog.text
 
 
-def test_a_busy_engine_is_left_alone_and_not_probed(engine: Engine) -> None:
+def test_a_busy_engine_is_left_alone_and_not_probed(engine: Engine, stalled: threading.Event) -> None:
     engine.generating, engine.healthy = True, False
-    stalled = threading.Event()
     with Watchdog(engine.url, 2.0, stalled.set, poll_s=0.05):
         assert not stalled.wait(3.0)
     assert "/health_generate" not in engine.asked
 
 
-def test_an_idle_engine_that_answers_a_health_check_is_left_alone(engine: Engine) -> None:
-    stalled, started = threading.Event(), time.monotonic()
+def test_an_idle_engine_that_answers_a_health_check_is_left_alone(engine: Engine, stalled: threading.Event) -> None:
+    started = time.monotonic()
     with Watchdog(engine.url, 1.0, stalled.set, poll_s=0.05):
         assert not stalled.wait(2.0)
     assert 1 <= engine.asked.count("/health_generate") <= (time.monotonic() - started) / 0.5
 
 
 @pytest.mark.parametrize("generating", [True, False], ids=["tokens", "health-checks"])
-def test_progress_is_reported_and_a_stall_is_not(engine: Engine, generating: bool) -> None:
+def test_progress_is_reported_and_a_stall_is_not(engine: Engine, generating: bool, stalled: threading.Event) -> None:
     engine.generating = generating
     told: list[float] = []
-    more, stalled = threading.Event(), threading.Event()
+    more = threading.Event()
 
     def progressed(at: float) -> None:
         told.append(at)
@@ -172,17 +145,15 @@ def test_progress_is_reported_and_a_stall_is_not(engine: Engine, generating: boo
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["gone", "silent"])
-def test_an_engine_whose_http_server_is_gone_or_silent_is_stalled(listens: bool) -> None:
-    stalled = threading.Event()
+def test_an_engine_whose_http_server_is_gone_or_silent_is_stalled(listens: bool, stalled: threading.Event) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1] if listens else 9
         with Watchdog(f"http://127.0.0.1:{port}", 0.4, stalled.set, poll_s=0.05):
             assert stalled.wait(30)  # a second for each of two requests; SGLang's own 30 would be too late here
 
 
-def test_nothing_is_reported_after_stop(engine: Engine) -> None:
+def test_nothing_is_reported_after_stop(engine: Engine, stalled: threading.Event) -> None:
     engine.healthy = False
-    stalled = threading.Event()
     with Watchdog(engine.url, 0.5, stalled.set, poll_s=0.05):
         pass
     assert not stalled.wait(1.0)
@@ -208,10 +179,10 @@ def test_ten_looks_in_a_timeout_and_one_in_ten_seconds(timeout_s: float, asked: 
 
 
 def test_on_stall_is_called_even_if_no_process_prints_its_stacks(
-    engine: Engine, caplog: pytest.LogCaptureFixture
+    engine: Engine, caplog: pytest.LogCaptureFixture, stalled: threading.Event
 ) -> None:
     engine.healthy = False
-    stalled, nobody = threading.Event(), 2**22 + 1  # beyond Linux's largest pid
+    nobody = 2**22 + 1  # beyond Linux's largest pid
     with Watchdog(engine.url, 0.4, stalled.set, pid=nobody, poll_s=0.05):
         assert stalled.wait(30)
     assert "0 processes print their stacks" in caplog.text

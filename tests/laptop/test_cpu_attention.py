@@ -4,6 +4,7 @@ from inspect import signature
 
 import pytest
 import torch
+from support.cpu_attention import decode, extend
 
 from laptop.cpu import attention, fp8_kv
 
@@ -41,11 +42,7 @@ def test_decode_stores_the_new_key_and_attends_to_all(heads, groups, dim_k, dim_
     loc = torch.tensor([int(table[row, length - 1]) for row, length in zip(pool, lengths, strict=True)])
     q, new_k = torch.randn(3, heads, dim_k), torch.randn(3, groups, dim_k)
     new_v = new_k[..., :dim_v] if latent else torch.randn(3, groups, dim_v)
-    out = torch.empty(3, heads, dim_v)
-    attention.decode_attention_cpu(
-        q, k, v, 1.0, 1.0, out, new_k, new_v, loc, torch.empty(0), table, pool, torch.tensor(lengths), 0.3, 0.0, False,
-        0, None, None,
-    )  # fmt: skip
+    out = decode(q, k, v, table, pool, torch.tensor(lengths), (new_k, new_v, loc))
     assert torch.equal(k[loc], new_k)
     assert torch.equal(v[loc], new_v)
     for b, length in enumerate(lengths):
@@ -57,21 +54,10 @@ def test_keys_and_values_of_one_allocation_are_both_stored():
     """SGLang's MHA pool is one tensor; comparing allocations instead of addresses once lost the draft's values."""
     k, v = torch.zeros(2, POOL_SLOTS, 2, 8).unbind(0)
     table, pool = torch.tensor([[3, 5]], dtype=torch.int32), torch.tensor([0])
-    new_k, new_v, out = torch.randn(1, 2, 8), torch.randn(1, 2, 8), torch.empty(1, 4, 8)
-    attention.decode_attention_cpu(
-        torch.randn(1, 4, 8), k, v, 1.0, 1.0, out, new_k, new_v, torch.tensor([5]), torch.empty(0), table, pool,
-        torch.tensor([2]), 0.3, 0.0, False, 0, None, None,
-    )  # fmt: skip
+    new_k, new_v = torch.randn(1, 2, 8), torch.randn(1, 2, 8)
+    decode(torch.randn(1, 4, 8), k, v, table, pool, torch.tensor([2]), (new_k, new_v, torch.tensor([5])))
     assert torch.equal(k[5], new_k[0])
     assert torch.equal(v[5], new_v[0])
-
-
-def extend(q, k_ext, v_ext, k, v, table, pool, seq_lens, new, out) -> None:
-    start = torch.cumsum(new, 0) - new
-    attention.extend_attention_cpu(
-        q, k_ext, v_ext, out, k, v, 1.0, 1.0, table, pool, seq_lens, new, start, int(new.max()), 0.3, 0.0, False, 0,
-        None, None, None, True,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -171,12 +157,7 @@ def test_an_fp8_cache_is_rounded_when_it_is_written_and_read_as_it_is():
     q, key = torch.randn(3, 4, 12), torch.randn(3, 1, 12)
 
     def decoded(cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(3, 4, 8)
-        attention.decode_attention_cpu(
-            q, cache, cache[..., :8], 1.0, 1.0, out, new, new[..., :8], loc, torch.empty(0), table, pool, lengths, 0.3,
-            0.0, False, 0, None, None,
-        )  # fmt: skip
-        return out
+        return decode(q, cache, cache[..., :8], table, pool, lengths, (new, new[..., :8], loc))
 
     rounded = wide.to(torch.float8_e4m3fnuz)
     expected = decoded(rounded.float(), key.to(rounded.dtype).float())

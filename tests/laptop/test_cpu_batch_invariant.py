@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
+from support.cpu_attention import decode, extend
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
-from laptop.cpu import attention
 from laptop.cpu import batch_invariant as invariant
 
 BATCHES = (2, 3, 7, 8, 15, 17, 40, 300)
@@ -103,10 +103,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tenso
     new = torch.tensor([end - first for first, end in spans])
     packed = torch.cat([q[r, first:end] for r, (first, end) in enumerate(spans)])
     out = torch.empty(*packed.shape[:2], v.shape[-1])
-    attention.extend_attention_cpu(
-        packed, None, None, out, k, v, 1.0, 1.0, table, torch.arange(len(spans)), torch.tensor([e for _, e in spans]),
-        new, new.cumsum(0) - new, int(new.max()), 0.1, 0.0, False, 0, None, None, None, True,
-    )  # fmt: skip
+    ends = torch.tensor([end for _, end in spans])
+    extend(packed, None, None, k, v, table, torch.arange(len(spans)), ends, new, out, scale=0.1)
     return out.split(new.tolist())
 
 
@@ -129,12 +127,9 @@ def test_attention_in_chunks_verified_and_decoded(heads, groups, latent):
                 assert torch.equal(found, whole[slice(*span)]), f"{span} beside {among}"
     for number in (3, 40):  # decoded, the others at lengths of their own
         lengths = torch.arange(number) * 11 + length
-        out = torch.empty(number, heads, v.shape[-1])
         rows = table[torch.zeros(number, dtype=torch.long)]
-        attention.decode_attention_cpu(
-            q[0, length - 1].expand(number, -1, -1), k, v, 1.0, 1.0, out, None, None, torch.empty(0), torch.empty(0),
-            rows, torch.arange(number), lengths, 0.1, 0.0, False, 0, None, None,
-        )  # fmt: skip
+        last = q[0, length - 1].expand(number, -1, -1)
+        out = decode(last, k, v, rows, torch.arange(number), lengths, scale=0.1)
         assert torch.equal(out[0], whole[-1])
 
 

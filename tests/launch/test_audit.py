@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from support.loopback import answering
 
 ROOT = Path(__file__).parents[2]
 PIP_AUDIT = Path(sys.executable).parent / "pip-audit"
@@ -31,22 +30,13 @@ def osv(vulnerable: str | None) -> Iterator[tuple[str, set[str]]]:
     """The one endpoint that pip-audit asks; `vulnerable` has a flaw, everything else is clean."""
     asked: set[str] = set()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            name = json.loads(self.rfile.read(int(self.headers["content-length"])))["package"]["name"]
-            asked.add(name)
-            body = json.dumps({"vulns": [FLAW]} if name == vulnerable else {}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(_: str, body: bytes) -> tuple[int, bytes]:
+        name = json.loads(body)["package"]["name"]
+        asked.add(name)
+        return 200, json.dumps({"vulns": [FLAW]} if name == vulnerable else {}).encode()
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/query", asked
-        server.shutdown()
+    with answering(answer) as url:
+        yield f"{url}/v1/query", asked
 
 
 def audit(url: str, tmp_path: Path, **more: str) -> subprocess.CompletedProcess[str]:

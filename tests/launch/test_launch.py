@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-import http.server
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from support.loopback import answering
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,20 +96,9 @@ def run_script(name: str, *arguments: str, **environment: str) -> subprocess.Com
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_healthcheck(status: int, code: int) -> None:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/live" else 404)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/live"
-        assert run_script("healthcheck.py", HEALTHCHECK_URL=url).returncode == code
-        server.shutdown()
-    result = run_script("healthcheck.py", HEALTHCHECK_URL=url)  # nobody listens any more
+    with answering(lambda path, _: (status if path == "/live" else 404, b"")) as url:
+        assert run_script("healthcheck.py", HEALTHCHECK_URL=f"{url}/live").returncode == code
+    result = run_script("healthcheck.py", HEALTHCHECK_URL=f"{url}/live")  # nobody listens any more
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
 

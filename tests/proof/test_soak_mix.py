@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 
 import pytest
-from support.loopback import served
+from support.loopback import answering
 from support.scripted_server import scripted_server, whole
 
 from proof.load.load_request import Manner, Outcome
@@ -44,30 +41,10 @@ def test_questions_are_short_and_long_and_each_can_be_checked() -> None:
     assert min(q.max_tokens for q in found) == 8 and max(q.max_tokens for q in found) == 400
 
 
-@contextmanager
-def refusing(status: int) -> Iterator[str]:
-    """A server that reads a body and answers it with `status`."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            left = int(self.headers["Content-Length"])
-            while left > 0:
-                left -= len(self.rfile.read(min(left, 1 << 20)))
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with served(Handler) as url:
-        yield url
-
-
 @pytest.mark.parametrize(("status", "outcome"), [(413, Outcome.REFUSED), (200, Outcome.WRONG), (500, Outcome.WRONG)])
 def test_a_body_that_is_too_large_must_be_refused_as_that(monkeypatch, status: int, outcome: Outcome) -> None:
     monkeypatch.setattr(questions, "_OVERSIZED_EVERY_S", 0.01)
-    with refusing(status) as url, questions.Oversized(url) as client:
+    with answering(lambda *_: (status, b"")) as url, questions.Oversized(url) as client:
         while not client.records:
             time.sleep(0.01)
     record = client.records[0]

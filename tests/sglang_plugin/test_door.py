@@ -11,7 +11,7 @@ import httpx
 import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
-from support.door_app import CHAT, KEYS, Engine, ask, guarded, message
+from support.door_app import CHAT, KEYS, Engine, ask, events_of, guarded, message, posted
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kimi_w4a8_eagle3.door import computed
@@ -33,20 +33,10 @@ def test_a_body_that_is_too_large() -> None:
     door = guarded(engine, DoorSettings(max_body_bytes=1000))
     big = {**CHAT, "user": "x" * 2000}
 
-    async def lying(scope_headers: list[tuple[bytes, bytes]], chunks: list[bytes]) -> int:
-        status: list[int] = []
-        waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
-        waiting.append({"type": "http.request", "body": b"", "more_body": False})
-
-        async def receive() -> dict[str, Any]:
-            return waiting.pop(0)
-
-        async def send(event: Any) -> None:
-            status.extend([event["status"]] if "status" in event else [])
-
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": scope_headers}
-        await door({**scope, "client": ("192.0.2.7", 1), "server": ("192.0.2.8", 2)}, receive, send)
-        return status[0]
+    def lying(header: tuple[bytes, bytes], *chunks: bytes) -> int:
+        pieces = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+        sent = events_of(door, posted("/v1/chat/completions", header), *pieces, {"type": "http.request", "body": b""})
+        return int(sent[0]["status"])
 
     for response in (
         ask(door, "POST", "/v1/chat/completions", json=big),
@@ -54,9 +44,9 @@ def test_a_body_that_is_too_large() -> None:
     ):
         assert response.status_code == 413
         assert "larger than 1000 bytes" in message(response)
-    assert asyncio.run(lying([(b"content-length", b"10")], [b"x" * 900] * 2)) == 413
-    assert asyncio.run(lying([(b"content-length", b"99999999999")], [b"{}"])) == 413
-    assert asyncio.run(lying([(b"transfer-encoding", b"chunked")], [b"x" * 600] * 5)) == 413
+    assert lying((b"content-length", b"10"), *[b"x" * 900] * 2) == 413
+    assert lying((b"content-length", b"99999999999"), b"{}") == 413
+    assert lying((b"transfer-encoding", b"chunked"), *[b"x" * 600] * 5) == 413
     assert engine.seen == []
     assert ask(door, "POST", "/v1/chat/completions", json={**CHAT, "user": "x" * 500}).status_code == 200
 
@@ -97,22 +87,9 @@ def test_a_client_that_leaves_is_seen_by_the_engine_and_frees_its_place() -> Non
     door = guarded(engine, DoorSettings(max_concurrent=1))
     body = json.dumps({**CHAT, "user": "until I leave"}).encode()
 
-    async def scenario() -> None:
-        events = [{"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}]
-
-        async def receive() -> Any:
-            return events.pop(0) if len(events) > 1 else events[0]
-
-        async def send(event: Any) -> None:
-            return None
-
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
-        more = {"query_string": b"", "client": ("192.0.2.7", 1), "server": ("192.0.2.8", 2), "root_path": ""}
-        await asyncio.wait_for(door({**scope, **more}, receive, send), 10)
-        assert engine.left.is_set()
-
-    asyncio.run(scenario())
+    scope = posted("/v1/chat/completions", (b"content-type", b"application/json"))
+    events_of(door, scope, {"type": "http.request", "body": body}, {"type": "http.disconnect"})
+    assert engine.left.is_set()
     assert ask(door, "POST", "/v1/chat/completions", json=CHAT).status_code == 200
 
 
@@ -125,30 +102,27 @@ def test_headers_set_no_field_that_a_body_may_not() -> None:
 
 
 def test_an_answer_passes_piece_by_piece() -> None:
-    engine = Engine()
-    sent: list[bytes] = []
+    passed: list[bytes] = []
 
-    async def scenario() -> None:
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"{}", "more_body": False}
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"a", b"b"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            assert passed[-1] == piece  # nothing is held back
+        await send({"type": "http.response.body", "body": b"c", "more_body": False})
 
-        async def send(event: Any) -> None:
-            sent.append(event.get("body", b"start"))
+    door = guarded(Engine(), DoorSettings())
+    door._app = inner
 
-        async def inner(scope: Any, receive: Any, send: Any) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            for piece in (b"a", b"b"):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-                assert sent[-1] == piece  # nothing is held back
-            await send({"type": "http.response.body", "body": b"c", "more_body": False})
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        async def pass_on(event: Any) -> None:
+            passed.append(event.get("body", b"start"))
+            await send(event)
 
-        door = guarded(engine, DoorSettings())
-        door._app = inner
-        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
-        await door(scope, receive, send)
+        await door(scope, receive, pass_on)
 
-    asyncio.run(scenario())
-    assert sent == [b"start", b"a", b"b", b"c"]
+    events_of(watched, posted("/generate"), {"type": "http.request", "body": b"{}"})
+    assert passed == [b"start", b"a", b"b", b"c"]
 
 
 def test_a_grammar_that_cannot_be_followed_is_the_clients_fault() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 import threading
@@ -14,7 +13,20 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from support.door_app import ADMIN_KEY, CHAT, CLIENT_KEY, CLOSED, KEYS, Engine, ask, bearer, guarded, message
+from support.door_app import (
+    ADMIN_KEY,
+    CHAT,
+    CLIENT_KEY,
+    CLOSED,
+    KEYS,
+    Engine,
+    ask,
+    bearer,
+    events_of,
+    guarded,
+    message,
+    posted,
+)
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.door.middleware import Door, InternalKey
@@ -28,22 +40,21 @@ def test_probes_and_the_routers_questions_need_no_key(path: str) -> None:
     assert ask(guarded(Engine(), KEYS), "GET", path).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 401),
-        (bearer("wrong-key-000"), 401),
-        ({"Authorization": CLIENT_KEY}, 401),
-        ({"Authorization": f"Basic {CLIENT_KEY}"}, 401),
-        ({"Authorization": f"Bearer {CLIENT_KEY}x"}, 401),
-        ({"Authorization": "Bearer \xe4\xf6\xfc".encode("latin-1")}, 401),
-        (bearer(CLIENT_KEY), 200),
-        ({"Authorization": f"bearer {CLIENT_KEY}"}, 200),
-        ({"x-api-key": CLIENT_KEY}, 200),
-        (bearer(ADMIN_KEY), 200),
-    ],
-    ids=["none", "wrong", "no-scheme", "basic", "longer", "not-ascii", "right", "lower-case", "anthropic", "admin"],
-)
+CLIENTS = {
+    "none": ({}, 401),
+    "wrong": (bearer("wrong-key-000"), 401),
+    "no-scheme": ({"Authorization": CLIENT_KEY}, 401),
+    "basic": ({"Authorization": f"Basic {CLIENT_KEY}"}, 401),
+    "longer": ({"Authorization": f"Bearer {CLIENT_KEY}x"}, 401),
+    "not-ascii": ({"Authorization": "Bearer \xe4\xf6\xfc".encode("latin-1")}, 401),
+    "right": (bearer(CLIENT_KEY), 200),
+    "lower-case": ({"Authorization": f"bearer {CLIENT_KEY}"}, 200),
+    "anthropic": ({"x-api-key": CLIENT_KEY}, 200),
+    "admin": (bearer(ADMIN_KEY), 200),
+}
+
+
+@pytest.mark.parametrize(("headers", "status"), CLIENTS.values(), ids=CLIENTS)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 def test_clients_need_the_key(headers: dict[str, Any], status: int, path: str) -> None:
     engine = Engine()
@@ -67,41 +78,25 @@ def test_an_unknown_path_is_not_found_not_forbidden() -> None:
     assert ask(guarded(Engine(), KEYS), "GET", "/v1/chat/completion").status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("settings", "host", "headers", "status"),
-    [
-        (DoorSettings(), "127.0.0.1", {}, 200),
-        (DoorSettings(), "::1", {}, 200),
-        (DoorSettings(), "0.0.0.0", {}, 403),
-        (DoorSettings(policy="open"), "0.0.0.0", {}, 200),
-        (DoorSettings(policy="open", api_key=CLIENT_KEY), "0.0.0.0", {}, 401),
-        (DoorSettings(policy="open", api_key=CLIENT_KEY), "0.0.0.0", bearer(CLIENT_KEY), 200),
-        (DoorSettings(policy="open", admin_key=ADMIN_KEY), "127.0.0.1", {}, 403),
-        (CLOSED, "127.0.0.1", {}, 403),
-        (DoorSettings(api_key=CLIENT_KEY), "127.0.0.1", bearer(CLIENT_KEY), 403),
-        (DoorSettings(admin_key=ADMIN_KEY), "127.0.0.1", {}, 403),
-        (KEYS, "127.0.0.1", bearer(CLIENT_KEY), 403),
-        (KEYS, "127.0.0.1", bearer(ADMIN_KEY), 200),
-        (DoorSettings(), "127.0.0.1", {"Origin": "https://example.org"}, 403),
-        (DoorSettings(), "127.0.0.1", {"Sec-Fetch-Site": "cross-site"}, 403),
-    ],
-    ids=[
-        "loopback",
-        "loopback-6",
-        "beyond",
-        "open-beyond",
-        "open-no-key",
-        "open-client-key",
-        "open-but-an-admin-key",
-        "closed-loopback",
-        "key-closes",
-        "admin-key-closes",
-        "client-key-is-not-enough",
-        "admin-key",
-        "web-page",
-        "web-page-get",
-    ],
-)
+OPERATORS = {
+    "loopback": (DoorSettings(), "127.0.0.1", {}, 200),
+    "loopback-6": (DoorSettings(), "::1", {}, 200),
+    "beyond": (DoorSettings(), "0.0.0.0", {}, 403),
+    "open-beyond": (DoorSettings(policy="open"), "0.0.0.0", {}, 200),
+    "open-no-key": (DoorSettings(policy="open", api_key=CLIENT_KEY), "0.0.0.0", {}, 401),
+    "open-client-key": (DoorSettings(policy="open", api_key=CLIENT_KEY), "0.0.0.0", bearer(CLIENT_KEY), 200),
+    "open-but-an-admin-key": (DoorSettings(policy="open", admin_key=ADMIN_KEY), "127.0.0.1", {}, 403),
+    "closed-loopback": (CLOSED, "127.0.0.1", {}, 403),
+    "key-closes": (DoorSettings(api_key=CLIENT_KEY), "127.0.0.1", bearer(CLIENT_KEY), 403),
+    "admin-key-closes": (DoorSettings(admin_key=ADMIN_KEY), "127.0.0.1", {}, 403),
+    "client-key-is-not-enough": (KEYS, "127.0.0.1", bearer(CLIENT_KEY), 403),
+    "admin-key": (KEYS, "127.0.0.1", bearer(ADMIN_KEY), 200),
+    "web-page": (DoorSettings(), "127.0.0.1", {"Origin": "https://example.org"}, 403),
+    "web-page-get": (DoorSettings(), "127.0.0.1", {"Sec-Fetch-Site": "cross-site"}, 403),
+}
+
+
+@pytest.mark.parametrize(("settings", "host", "headers", "status"), OPERATORS.values(), ids=OPERATORS)
 def test_administrative_endpoints(settings: DoorSettings, host: str, headers: dict[str, str], status: int) -> None:
     response = ask(guarded(Engine(), settings, host), "POST", "/flush_cache", headers=headers)
     assert response.status_code == status
@@ -117,25 +112,17 @@ def test_the_settings_of_the_engine_are_for_the_operator() -> None:
         assert ask(door, "GET", "/server_info", headers=headers).json()["host"] == "h"
 
 
-def test_a_websocket_needs_the_admin_key() -> None:
-    async def connect(headers: list[tuple[bytes, bytes]]) -> list[str]:
-        sent: list[str] = []
+@pytest.mark.parametrize(
+    ("headers", "sent"),
+    [([], "websocket.close"), ([(b"authorization", b"Bearer " + ADMIN_KEY.encode())], "websocket.accept")],
+)
+def test_a_websocket_needs_the_admin_key(headers: list[tuple[bytes, bytes]], sent: str) -> None:
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
 
-        async def receive() -> dict[str, Any]:
-            return {"type": "websocket.connect"}
-
-        async def send(event: Any) -> None:
-            sent.append(event["type"])
-
-        async def inner(scope: Any, receive: Any, send: Any) -> None:
-            await send({"type": "websocket.accept"})
-
-        door = Door(inner, settings=KEYS, host="0.0.0.0", rules=None, routes=None)  # type: ignore[arg-type]
-        await door({"type": "websocket", "path": "/v1/realtime", "headers": headers}, receive, send)
-        return sent
-
-    assert asyncio.run(connect([])) == ["websocket.close"]
-    assert asyncio.run(connect([(b"authorization", b"Bearer " + ADMIN_KEY.encode())])) == ["websocket.accept"]
+    door = Door(inner, settings=KEYS, host="0.0.0.0", rules=None, routes=None)  # type: ignore[arg-type]
+    scope = {"type": "websocket", "path": "/v1/realtime", "headers": headers}
+    assert [event["type"] for event in events_of(door, scope, {"type": "websocket.connect"})] == [sent]
 
 
 def test_a_root_path_does_not_open_a_side_door() -> None:
@@ -147,35 +134,22 @@ def test_a_root_path_does_not_open_a_side_door() -> None:
     assert ask(ask_outer, "POST", "/prefix/v1/chat/completions", json=CHAT).status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("settings", "host", "headers", "status"),
-    [
-        (DoorSettings(), "127.0.0.1", {}, 200),
-        (DoorSettings(), "0.0.0.0", {}, 403),
-        (DoorSettings(native="open"), "0.0.0.0", {}, 200),
-        (DoorSettings(), "127.0.0.1", {"Origin": "https://example.org"}, 403),
-        (DoorSettings(policy="closed"), "127.0.0.1", {}, 403),
-        (DoorSettings(native="open", api_key=CLIENT_KEY), "0.0.0.0", {}, 401),
-        (DoorSettings(native="open", api_key=CLIENT_KEY), "0.0.0.0", bearer(CLIENT_KEY), 200),
-        (DoorSettings(native="keyless", policy="closed"), "127.0.0.1", {}, 200),
-        (DoorSettings(native="keyless", api_key=CLIENT_KEY), "127.0.0.1", bearer(CLIENT_KEY), 403),
-        (KEYS, "127.0.0.1", bearer(CLIENT_KEY), 403),
-        (KEYS, "127.0.0.1", bearer(ADMIN_KEY), 200),
-    ],
-    ids=[
-        "laptop",
-        "beyond",
-        "opened",
-        "web-page",
-        "closed-by-policy",
-        "no-key",
-        "opened-key",
-        "keyless",
-        "keyless-but-a-key",
-        "client",
-        "admin",
-    ],
-)
+GENERATE = {
+    "laptop": (DoorSettings(), "127.0.0.1", {}, 200),
+    "beyond": (DoorSettings(), "0.0.0.0", {}, 403),
+    "opened": (DoorSettings(native="open"), "0.0.0.0", {}, 200),
+    "web-page": (DoorSettings(), "127.0.0.1", {"Origin": "https://example.org"}, 403),
+    "closed-by-policy": (DoorSettings(policy="closed"), "127.0.0.1", {}, 403),
+    "no-key": (DoorSettings(native="open", api_key=CLIENT_KEY), "0.0.0.0", {}, 401),
+    "opened-key": (DoorSettings(native="open", api_key=CLIENT_KEY), "0.0.0.0", bearer(CLIENT_KEY), 200),
+    "keyless": (DoorSettings(native="keyless", policy="closed"), "127.0.0.1", {}, 200),
+    "keyless-but-a-key": (DoorSettings(native="keyless", api_key=CLIENT_KEY), "127.0.0.1", bearer(CLIENT_KEY), 403),
+    "client": (KEYS, "127.0.0.1", bearer(CLIENT_KEY), 403),
+    "admin": (KEYS, "127.0.0.1", bearer(ADMIN_KEY), 200),
+}
+
+
+@pytest.mark.parametrize(("settings", "host", "headers", "status"), GENERATE.values(), ids=GENERATE)
 def test_sglangs_own_generate_is_for_the_operator(
     settings: DoorSettings, host: str, headers: dict[str, str], status: int
 ) -> None:
@@ -183,28 +157,13 @@ def test_sglangs_own_generate_is_for_the_operator(
     assert response.status_code == status
 
 
-def test_a_stranger_learns_nothing_before_the_key_is_asked_for() -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate", "/flush_cache", "/nowhere"])
+def test_a_stranger_learns_nothing_before_the_key_is_asked_for(path: str) -> None:
     """A wrong key is refused before any route is matched or any byte of the body is read."""
-
-    async def receive() -> Any:
-        raise AssertionError("the body was read")
-
-    sent: list[Any] = []
-
-    async def send(event: Any) -> None:
-        sent.append(event)
-
-    class Routes:
-        @property
-        def router(self) -> Any:
-            raise AssertionError("routes were matched")
-
     door = guarded(Engine(), KEYS)
-    door._routes = Routes()
-    for path in ("/v1/chat/completions", "/generate", "/flush_cache", "/nowhere"):
-        scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"authorization", b"Bearer wrong")]}
-        asyncio.run(door(scope, receive, send))
-    assert [event["status"] for event in sent if "status" in event] == [401] * 4
+    door._routes = None  # type: ignore[assignment]
+    start, *_ = events_of(door, posted(path, (b"authorization", b"Bearer wrong")))  # there is no event to receive
+    assert start["status"] == 401
 
 
 @pytest.fixture

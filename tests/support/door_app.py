@@ -93,6 +93,26 @@ def ask(door: Door, method: str, path: str, **request: Any) -> httpx.Response:
     return asyncio.run(one())
 
 
+def events_of(app: Any, scope: dict[str, Any], *received: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what an ASGI application sends that receives these events; the last one repeats."""
+    waiting, sent = list(received), list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    peers = {"client": ("192.0.2.7", 1), "server": ("192.0.2.8", 2), "query_string": b"", "root_path": ""}
+    asyncio.run(asyncio.wait_for(app({**peers, **scope}, receive, send), 10))
+    return sent
+
+
+def posted(path: str, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    """Return the ASGI scope of a POST."""
+    return {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
+
+
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 

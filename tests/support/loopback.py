@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+# (path, body) -> status, content and, for a redirection, its place
+Answer = Callable[[str, bytes], tuple[int, bytes] | tuple[int, bytes, str]]
+
 
 @contextmanager
-def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address at which `handler` answers."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def answering(answer: Answer) -> Iterator[str]:
+    """The address of a server that answers every request by a function, each in a thread of its own."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, content, *location = answer(self.path, body)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            for place in location:
+                self.send_header("Location", place)
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

@@ -1,0 +1,46 @@
+"""The CPU's two attention operators with the arguments that the built-in model never sets."""
+
+from __future__ import annotations
+
+import torch
+
+from laptop.cpu import attention
+
+
+def decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    pool: torch.Tensor,
+    lengths: torch.Tensor,
+    new: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    scale: float = 0.3,
+) -> torch.Tensor:
+    """Attend from one query of each request. new: its key, its value, and their places in the cache."""
+    out, nothing = torch.empty(*q.shape[:2], v.shape[-1]), torch.empty(0)
+    key, value, place = new or (None, None, nothing)
+    attention.decode_attention_cpu(
+        q, k, v, 1.0, 1.0, out, key, value, place, nothing, table, pool, lengths, scale, 0.0, False, 0, None, None
+    )
+    return out
+
+
+def extend(
+    q: torch.Tensor,
+    k_new: torch.Tensor | None,
+    v_new: torch.Tensor | None,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    pool: torch.Tensor,
+    lengths: torch.Tensor,
+    new: torch.Tensor,
+    out: torch.Tensor,
+    scale: float = 0.3,
+) -> None:
+    """Attend from the last `new` tokens of each request, packed."""
+    attention.extend_attention_cpu(
+        q, k_new, v_new, out, k, v, 1.0, 1.0, table, pool, lengths, new, new.cumsum(0) - new, int(new.max()), scale,
+        0.0, False, 0, None, None, None, True,
+    )  # fmt: skip
