@@ -1,4 +1,4 @@
-"""The list of verdicts that an evaluation can end with, and their exit codes."""
+"""Verdicts of an evaluation, and their exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Verdict(str, Enum):
-    """A verdict. Among several findings, the one that is last in this list decides. Runs record the value."""
+    """Result of an evaluation. Of several verdicts, the last in this list decides. Runs record the value."""
 
     MEASURED = "measured"
     PASS = "pass"  # noqa: S105 a verdict, not a password

@@ -1,4 +1,4 @@
-"""Find the engines behind a router, whose facts and counters a measurement needs and the router does not have.
+"""Find the engines behind a router. A measurement needs their settings and counters, which the router does not report.
 
 The ops endpoint of `kimi-w4a8 serve --replicas` and `kimi-w4a8 route` has them. Written for sglang-router 0.3.2.
 """
@@ -19,15 +19,18 @@ _TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Behind:
-    """ops_url: the endpoint with the counters of all replicas. replica_url: one of the `replicas` that are ready."""
+class RoutedEngines:
+    """Engines behind a router.
+
+    ops_url: endpoint with the counters of all replicas. replica_url: one ready replica. replicas: number of ready ones.
+    """
 
     ops_url: str
     replica_url: str
     replicas: int
 
 
-def behind_router(base_url: str, ops_url: str | None = None, api_key: str | None = None) -> Behind | None:
+def behind_router(base_url: str, ops_url: str | None = None, api_key: str | None = None) -> RoutedEngines | None:
     """Return the engines behind the router at `base_url`, or None if that is not a router.
 
     ops_url: by default the port after the router's. Raises KimiError when it does not answer, or no replica is ready.
@@ -49,7 +52,7 @@ def behind_router(base_url: str, ops_url: str | None = None, api_key: str | None
         raise KimiError(
             "no replica behind this router is ready", where=f"{ops_url}/status", remedy="wait; /status shows why"
         )
-    return Behind(ops_url, ready[0], len(ready))
+    return RoutedEngines(ops_url, ready[0], len(ready))
 
 
 def _json(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:

@@ -55,13 +55,13 @@ class Starter(Protocol):
     """A way to start processes. environ: all variables of the process. log: file descriptor for its output."""
 
     def prepare(self, command: Command, environ: Mapping[str, str], log: Path) -> None:
-        """Start in the background what the first engine like this one would wait for."""
+        """Start SGLang's imports in the background, for which the first engine would wait."""
 
     def engine(self, command: Command, environ: Mapping[str, str], log: int) -> Process:
-        """Start an engine in a session of its own; it gets SIGTERM when this process dies."""
+        """Start an engine in a session of its own. The engine gets SIGTERM when this process dies."""
 
     def program(self, program: Program, changes: Mapping[str, str], log: int) -> Process:
-        """Start a program that measures engines, with these variables added to this process's."""
+        """Start a program that measures engines. changes: variables added to this process's environment."""
 
 
 class NewProcess:

@@ -1,4 +1,4 @@
-"""The canary prompts: what a server answers to them at its start, and later compared with that.
+"""Check a server by its answers to canary prompts at its start, and compare later answers with those.
 
 An accept length of exactly 1.0 costs speed and raises no error. Its causes are a wrong `--speculative-algorithm` (EAGLE
 for EAGLE3), a draft of another target, or the wrong captured layers. A broken tensor raises no error either: its logits
@@ -41,7 +41,7 @@ def openings(answers: Sequence[Generation]) -> Openings:
 
 
 def fault_of(answers: Sequence[Generation], recorded: Openings | None) -> str | None:
-    """Return what is wrong with the answers, compared with those that were recorded when the server started."""
+    """Return what is wrong with the answers, or None. recorded: openings of the answers at the server's start."""
     found = openings(answers)
     if all(not opening or (len(opening) == _OPENING and len(set(opening)) == 1) for opening in found):
         return "the answers to the canary prompts are empty or repeat one token"

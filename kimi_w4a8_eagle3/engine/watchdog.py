@@ -73,10 +73,6 @@ class Progress:
             self.last = now
         return moved
 
-    def answered(self, now: float) -> None:
-        """Record that the engine generated a token for a health check."""
-        self.last = now
-
     def stalled(self, now: float) -> bool:
         """Return True when nothing moved for the timeout."""
         return now - self.last >= self.timeout_s
@@ -97,7 +93,7 @@ class Watchdog:
         on_stall: Callable[[], object],
         pid: int | None = None,
         poll_s: float | None = None,
-        on_progress: Callable[[float], object] | None = None,
+        on_progress: Callable[[float], object] = lambda at: None,
     ) -> None:
         self._base_url = base_url
         self._timeout_s = timeout_s
@@ -122,19 +118,15 @@ class Watchdog:
         timeout_s = min(PROBE_TIMEOUT_S, max(self._timeout_s, 1.0))
         with httpx.Client(base_url=self._base_url, timeout=timeout_s, verify=trusted()) as client:
             while not self._end.wait(self._poll_s):
-                if progress.advanced(_read_metrics(client), time.monotonic()):
-                    self._tell(progress)
-                    continue
-                if time.monotonic() - progress.last >= probe_after and _answers_health_check(client):
-                    progress.answered(time.monotonic())
-                    self._tell(progress)
-                if progress.stalled(time.monotonic()):
+                advanced = progress.advanced(_read_metrics(client), time.monotonic())
+                due = time.monotonic() - progress.last >= probe_after
+                if not advanced and due and _answers_health_check(client):
+                    advanced, progress.last = True, time.monotonic()
+                if advanced:
+                    self._on_progress(progress.last)
+                elif progress.stalled(time.monotonic()):
                     self._report(progress)
                     return
-
-    def _tell(self, progress: Progress) -> None:
-        if self._on_progress is not None:
-            self._on_progress(progress.last)
 
     def _report(self, progress: Progress) -> None:
         if self._end.is_set():  # a stopping engine looks like a stall

@@ -1,4 +1,4 @@
-"""What runs here, as probes and metrics see it: one engine, or a router alone. A `Fleet` is its own view."""
+"""Views of a single engine and of a router alone, for probes and metrics. `supervisor.Fleet` is a view, too."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class OpsServer:
     async def _ready(self, _: Request) -> Response:
         replicas = self._view.replicas()
         ready = any(replica.ready for replica in replicas)
-        return JSONResponse({"ready": ready, **_speaking_for(replicas)}, 200 if ready else 503)
+        return JSONResponse({"ready": ready, **_summary(replicas)}, 200 if ready else 503)
 
     async def _metrics(self, _: Request) -> Response:
         return Response(await self._observer.exposition(self._client), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -166,7 +166,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise KimiError(f"port {port} on {host} cannot be used: {error}", where="--ops-port", remedy=remedy) from error
 
 
-def _speaking_for(replicas: Sequence[ReplicaState]) -> dict[str, Any]:
+def _summary(replicas: Sequence[ReplicaState]) -> dict[str, Any]:
     """Return the phase nearest to serving, and the reason of each replica that does not serve."""
     if not replicas:
         return {"phase": Phase.DOWN.value, "reason": "no replica is known"}

@@ -41,8 +41,8 @@ _CHECKER = f"{_RESULTS}.invariant_checker.SchedulerInvariantChecker"
 _POOLS = "sglang.srt.mem_cache"
 
 _OF_THE_DEVICE = ("HIP error", "CUDA error", "hipError", "cudaError")
-_RANKS_AGREE_S = 10.0  # all ranks fail at the same line within one forward pass, or the others never do
-# Between the bad requests of one client there are healthy batches; a broken engine has none.
+_RANKS_AGREE_S = 10.0  # if all ranks fail, they do so within one forward pass
+# The bad requests of one client alternate with healthy batches, and a broken engine has no healthy batch.
 _MAX_FAILED_BATCHES = 50
 
 _failed_batches = 0  # in a row, in this process
@@ -80,7 +80,7 @@ def take_in(
             raise
         for queue in (scheduler.waiting_queue, scheduler.grammar_manager.grammar_queue):
             queue[:] = [req for req in queue if req.rid != recv_req.rid]
-        _log(error, [recv_req.rid], "was taken in")
+        _log(error, [recv_req.rid], "it was received")
         _answer(scheduler, recv_req, reason_of(error))
 
 
@@ -96,7 +96,7 @@ def own_part(original: Callable[..., object], *args: object, **named: object) ->
     except OF_CONTENT as error:
         if not _request_failed(error):
             raise
-        _fail(next(value for value in (*args, *named.values()) if _is_request(value)), error)
+        _fail(next(value for value in (*args, *named.values()) if hasattr(value, "finished_reason")), error)
         return None
 
 
@@ -152,7 +152,7 @@ def run_batch(
             if not _request_failed(raised):
                 raise
             error = raised
-    _end_batch(scheduler, batch, error, "ran")
+    _end_batch(scheduler, batch, error, "their batch ran")
     return _no_result()
 
 
@@ -160,7 +160,7 @@ def run_batch(
 def process_batch_result(
     original: Callable[..., None], scheduler: Scheduler, batch: ScheduleBatch, result: GenerationBatchResult
 ) -> None:
-    """End a batch whose result cannot be read."""
+    """End a batch whose result raises while SGLang processes it."""
     global _failed_batches
     if getattr(result, "kimi_ended", False):
         scheduler.maybe_send_health_check_signal()
@@ -170,7 +170,7 @@ def process_batch_result(
     except OF_CONTENT as error:
         if not _request_failed(error):
             raise
-        _end_batch(scheduler, batch, error, "had their results read")
+        _end_batch(scheduler, batch, error, "their results were processed")
     else:
         _failed_batches = 0
 
@@ -188,7 +188,7 @@ def refuse_dead_grammar(_: object, __: object, req: Req, *___: object, **____: o
         req.to_finish = FINISH_ABORT(why, HTTPStatus.BAD_REQUEST, "BadRequestError")
 
 
-def _end_batch(scheduler: Scheduler, batch: ScheduleBatch, error: Exception, what: str) -> None:
+def _end_batch(scheduler: Scheduler, batch: ScheduleBatch, error: Exception, when: str) -> None:
     """Answer every open request of a batch and release its KV; raise `error` where that may not be safe."""
     global _failed_batches
     _failed_batches += 1
@@ -197,7 +197,7 @@ def _end_batch(scheduler: Scheduler, batch: ScheduleBatch, error: Exception, wha
     allocator = scheduler.token_to_kv_pool_allocator
     if getattr(allocator, "free_group", None) is not None:
         allocator.free_group_end()
-    _log(error, [req.rid for req in batch.reqs], what)
+    _log(error, [req.rid for req in batch.reqs], when)
     for req in batch.reqs:
         _end(scheduler, req, error)
     _require_pool_adds_up(scheduler, error)
@@ -331,7 +331,7 @@ def _fail(req: Req, error: Exception) -> None:
     from sglang.srt.disaggregation.utils import prepare_abort
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-    _log(error, [req.rid], "had its result read")
+    _log(error, [req.rid], "its result was processed")
     req.kimi_failed = True
     reason = reason_of(error)
     if req.finished():
@@ -363,9 +363,5 @@ def _no_result() -> GenerationBatchResult:
     return result
 
 
-def _is_request(value: object) -> bool:
-    return hasattr(value, "rid") and hasattr(value, "finished_reason")
-
-
-def _log(error: Exception, rids: list[str], what: str) -> None:
-    logger.error("%d request(s) that %s raised and end with 500: %s", len(rids), what, rids, exc_info=error)
+def _log(error: Exception, rids: list[str], when: str) -> None:
+    logger.error("%d request(s) end with HTTP 500, which raised while %s: %s", len(rids), when, rids, exc_info=error)

@@ -1,6 +1,6 @@
 """Count logits that are NaN before SGLang makes them finite: a broken tensor or kernel otherwise looks like an answer.
 
-With SGLANG_SANITIZE_NAN_LOGITS, which a failing request needs, a model that computes NaN answers "" with status 200.
+`failing_requests` sets SGLANG_SANITIZE_NAN_LOGITS. With it, a model that computes NaN answers "" with status 200.
 """
 
 from __future__ import annotations

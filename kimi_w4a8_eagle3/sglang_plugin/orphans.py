@@ -17,7 +17,7 @@ import time
 from ..engine.leftovers import given_folder
 from .hooks import Feature
 
-FEATURE = Feature("engines that end with their supervisor", remove_when="a drain ends when a scheduler has ended")
+FEATURE = Feature("engines that end with their supervisor", remove_when="a drain of SGLang ends without its scheduler")
 _PR_SET_PDEATHSIG = 1
 _LOOK_S, _GRACE_S = 1.0, 30.0
 

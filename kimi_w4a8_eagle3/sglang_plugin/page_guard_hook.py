@@ -18,7 +18,7 @@ from sglang.srt.runtime_context import attention_backends, get_parallel, get_spe
 from ..gates import Gates, read_gates
 from ..machine.aiter_regime import installed_regime
 from ..machine.hardware import Machine
-from ..machine.page_guard import KvShape, cap_tokens, paged_kernels, token_limit
+from ..machine.page_guard import KvShape, cap_tokens, kv_shape, paged_kernels, token_limit
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -62,20 +62,12 @@ def _applies(gates: Gates) -> bool:
 def _shapes(owner: KVCacheConfigurator) -> list[KvShape]:
     """Return the KV shapes of the model that `owner` sizes a pool for and, for a target, of its draft."""
     width, tp = owner.kv_cache_dtype.itemsize, get_parallel().attn_tp_size
-    shapes = [_shape(owner.model_config, tp, width)]
+    shapes = [kv_shape(owner.model_config.hf_config.to_dict(), tp, width)]
     draft = _draft_config(owner)
     if draft is not None:
         tp = getattr(owner, "draft_attn_tp_size", None) or tp
-        shapes.append(_shape(draft, tp, _draft_width(width)))
+        shapes.append(kv_shape(draft.hf_config.to_dict(), tp, _draft_width(width)))
     return shapes
-
-
-def _shape(config: ModelConfig, tp: int, width: int) -> KvShape:
-    """Return the KV shape of a ModelConfig whose cache elements have `width` bytes."""
-    layers = int(config.num_hidden_layers)
-    if config.attention_arch.name == "MLA":
-        return KvShape("mla", layers, int(config.kv_lora_rank + config.qk_rope_head_dim), layers, width)
-    return KvShape("mha", layers, int(config.get_num_kv_heads(tp) * config.head_dim), 2 * layers, width)
 
 
 def _draft_width(target: int) -> int:

@@ -30,7 +30,7 @@ _LAG_BUCKETS = (0.01, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
 
 
 class Sign:
-    """File that this process touches, of one kind of `engine.pulse`; none without a supervisor."""
+    """Heartbeat file of one loop of this process. Without a supervisor it does nothing. kind: SCHEDULER or LOOP."""
 
     def __init__(self, kind: str = SCHEDULER) -> None:
         folder = given_folder()
@@ -40,6 +40,7 @@ class Sign:
         self._next = 0.0
 
     def leave(self) -> None:
+        """Touch the file, at most twice a second."""
         now = time.monotonic()
         if self._file >= 0 and now >= self._next:
             os.utime(self._file)

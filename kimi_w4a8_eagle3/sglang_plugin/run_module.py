@@ -1,9 +1,9 @@
 """`python -m kimi_w4a8_eagle3.sglang_plugin.run_module MODULE ARGS`: run one of SGLang's programs.
 
 Used for engines on a CPU (`sglang.launch_server`) and for programs that measure engines (`sglang.benchmark.serving`).
-SGLang imports its CPU operators before it loads plugins, so this module installs those of kimi-w4a8-laptop, if there,
-at its own import. A child that the server spawns imports this module again (as `__mp_main__`) before it unpickles its
-work, so it gets them too. A forked child inherits them.
+SGLang imports its CPU operators before it loads plugins. This module therefore installs those of kimi-w4a8-laptop at
+its own import, if that package is installed. A child that the server spawns imports this module again (as
+`__mp_main__`) before it unpickles its work, so it gets them too. A forked child inherits them.
 """
 
 from __future__ import annotations

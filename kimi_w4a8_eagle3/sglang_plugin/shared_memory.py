@@ -1,4 +1,4 @@
-"""Note shared memory of SGLang's that has a random name before it exists: see `leftovers`."""
+"""Record SGLang's shared memory before it is created, so that the supervisor can remove it (`engine/leftovers.py`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ FEATURE = Feature("the list of shared memory", remove_when="SGLang removes its s
 
 
 @FEATURE.after("sglang.srt.managers.load_snapshot.shm_path_for")
-def write_down(path: str, *_: object) -> None:
-    """Note the file with a scheduler's load that `/v1/loads` reads."""
+def record(path: str, *_: object) -> None:
+    """Record the file that holds a scheduler's load for `/v1/loads`."""
     note(path)

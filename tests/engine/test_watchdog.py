@@ -99,7 +99,7 @@ def test_progress_is_a_counter_that_moved() -> None:
     assert progress.advanced(Sample(6, 1, 0), now=12) and not progress.stalled(now=21)
     assert progress.advanced(Sample(0, 0, 0), now=22)  # restarted
     assert not progress.advanced(None, now=25)
-    progress.answered(now=31)
+    progress.last = 31  # the engine answered a health check
     assert not progress.stalled(now=40) and progress.stalled(now=41)
 
 
