@@ -1,25 +1,26 @@
-"""Stages of an acceptance run, and their results in one file, so that a second run continues the first one."""
+"""Stages of an acceptance run, and their results in its folder, so that a second run continues the first one."""
 
 from __future__ import annotations
 
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
-
 from ..base.errors import KimiError
-from ..base.run_dir import git_commit, installed_versions, new_run_dir, write_json
-from ..base.signals import Terminated
+from ..base.run_dir import RECORD, git_commit, installed_versions, new_run_dir, record, write_json
 from ..base.verdict import Verdict
+from ..eval.json_lines import read_rows, write_rows
+from ..eval.resume import load_run
+from ..machine.hardware import Machine
 
-JOURNAL = "journal.json"
+RESULTS = "stages.jsonl"
 KIND = "accept"
 
 
-class Figure(BaseModel):
+@dataclass(frozen=True)
+class Figure:
     """Measured figure with its prediction and published value, if any."""
 
     name: str
@@ -32,13 +33,15 @@ class Figure(BaseModel):
         return f"{self.name} {self.value:.4g} {self.unit}"
 
 
-class StageResult(BaseModel):
+@dataclass(frozen=True)
+class StageResult:
     """PASS or FAIL of a stage, or None if it did not run, with a sentence and figures."""
 
-    verdict: Verdict | None = None
+    stage: str
+    verdict: Verdict | None
     found: str
     seconds: float = 0.0
-    figures: list[Figure] = []
+    figures: list[Figure] = field(default_factory=list)
 
 
 class Skipped(KimiError):
@@ -59,14 +62,19 @@ class Stage:
     minutes: float = 0.0
 
 
-class Journal(BaseModel):
-    """Journal file. identity: versions and sizes; results under another identity do not count."""
+@dataclass
+class Journal:
+    """Results of a run by stage. identity: versions and sizes; results under another identity do not count."""
 
+    folder: Path
     identity: dict[str, str]
-    results: dict[str, StageResult] = {}
+    results: dict[str, StageResult] = field(default_factory=dict)
 
-    def save(self, folder: Path) -> None:
-        write_json(folder / JOURNAL, self.model_dump(mode="json"))
+    def add(self, result: StageResult) -> None:
+        """Record a stage's result, after all others."""
+        self.results.pop(result.stage, None)
+        self.results[result.stage] = result
+        write_rows(self.folder / RESULTS, list(self.results.values()))
 
     def names(self, verdict: Verdict | None) -> list[str]:
         """Return the stages with this verdict."""
@@ -86,32 +94,34 @@ class Journal(BaseModel):
         return f"{head}: {'; '.join(words)}"
 
 
-def open_journal(runs: Path, sizes: str, restart: bool) -> tuple[Path, Journal]:
-    """Return the newest journal under `runs` and its folder, or a new one if there is none or `restart` is set.
+def open_journal(runs: Path, sizes: str, restart: bool) -> Journal:
+    """Return the newest journal under `runs`, or a new one if there is none or `restart` is set.
 
     Raises KimiError for an unreadable journal and for one with other versions or sizes.
     """
     identity = {**installed_versions(), "commit": git_commit() or "none", "sizes": sizes}
-    earlier = sorted(runs.glob(f"*-{KIND}*/{JOURNAL}"))
+    earlier = sorted(runs.glob(f"*-{KIND}*/{RECORD}"))
     if restart or not earlier:
-        folder, journal = new_run_dir(KIND, runs), Journal(identity=identity)
-        journal.save(folder)
-        return folder, journal
-    remedy = "start a new run with --restart, which keeps the earlier one"
+        folder = new_run_dir(KIND, runs)
+        gpus = [asdict(device) for device in Machine.detect().devices]
+        write_json(folder / RECORD, record(KIND, {}, {}, gpus=gpus, identity=identity))
+        return Journal(folder, identity)
+    folder = earlier[-1].parent
     try:
-        journal = Journal.model_validate_json(earlier[-1].read_text())
-    except (OSError, ValidationError) as error:
-        raise KimiError(f"cannot read the journal: {error!s:.200}", where=str(earlier[-1]), remedy=remedy) from None
-    names = sorted(identity.keys() | journal.identity.keys())
-    changed = [name for name in names if identity.get(name) != journal.identity.get(name)]
-    if changed:
-        changes = (f"{name} is {identity.get(name)}, was {journal.identity.get(name)}" for name in changed)
-        raise KimiError(f"the conditions have changed: {'; '.join(changes)}", where=str(earlier[-1]), remedy=remedy)
-    return earlier[-1].parent, journal
+        before = load_run(folder, lambda run: run["identity"])["identity"]
+        results = read_rows(folder / RESULTS, StageResult) if (folder / RESULTS).exists() else []
+        names = sorted(name for name in identity.keys() | before.keys() if identity.get(name) != before.get(name))
+        if names:
+            changes = (f"{name} is {identity.get(name)}, was {before.get(name)}" for name in names)
+            raise KimiError(f"the conditions have changed: {'; '.join(changes)}", where=str(folder))
+    except KimiError as error:
+        error.remedy = "start a new run with --restart, which keeps the earlier one"
+        raise
+    return Journal(folder, identity, {result.stage: result for result in results})
 
 
-def run_stages(stages: Sequence[Stage], journal: Journal, folder: Path, say: Callable[[str], None]) -> None:
-    """Run the stages that have not passed yet, in order, and save the journal after each.
+def run_stages(stages: Sequence[Stage], journal: Journal, say: Callable[[str], None]) -> None:
+    """Run the stages that have not passed yet, in order, and record the result of each.
 
     A failure is recorded and the next stage runs. Raises KimiError at the end if a stage failed. An interrupted stage
     is not recorded and runs again.
@@ -119,7 +129,7 @@ def run_stages(stages: Sequence[Stage], journal: Journal, folder: Path, say: Cal
     began, todo = time.monotonic(), journal.todo(stages)
     for stage in stages:
         if stage.missing:
-            journal.results[stage.name] = StageResult(found=stage.missing)
+            journal.add(StageResult(stage.name, None, stage.missing))
         elif stage not in todo:
             say(f"{stage.name}: passed before")
     say(f"timetable: about {sum(stage.minutes for stage in todo):.0f} min")
@@ -129,12 +139,10 @@ def run_stages(stages: Sequence[Stage], journal: Journal, folder: Path, say: Cal
         left = sum(later.minutes for later in todo[number:])
         clock = f"{(time.monotonic() - began) / 60:.0f} min so far, about {left:.0f} to go"
         say(f"[{number + 1}/{len(todo)}] {stage.name} ({clock})")
-        journal.results.pop(stage.name, None)  # in the order of running
-        journal.results[stage.name] = result = _result(stage, folder)
-        journal.save(folder)
+        result = _result(stage, journal.folder)
+        journal.add(result)
         if result.verdict is not Verdict.PASS:
             say(f"{stage.name}: {result.verdict or 'not run'}: {result.found}")
-    journal.save(folder)
     if failed := journal.names(Verdict.FAIL):
         first = journal.results[failed[0]].found.partition("\n")[0]
         raise KimiError(
@@ -149,8 +157,6 @@ def _result(stage: Stage, folder: Path) -> StageResult:
     try:
         found, figures = stage.run()
         verdict = Verdict.PASS
-    except Terminated:
-        raise
     except Skipped as reason:
         verdict, found = None, reason.what
     except KimiError as error:
@@ -158,4 +164,4 @@ def _result(stage: Stage, folder: Path) -> StageResult:
     except Exception as error:  # the other stages, the page and the bundle must not suffer from it
         (folder / "traceback.txt").write_text(traceback.format_exc())
         found = f"{type(error).__name__}: {error}; report it and attach the bundle"
-    return StageResult(verdict=verdict, found=found, seconds=time.monotonic() - began, figures=figures)
+    return StageResult(stage.name, verdict, found, time.monotonic() - began, figures)

@@ -41,7 +41,7 @@ def check_kernels(backend: str, shape: MoeShape, gates: Mapping[str, str], resul
         if result.is_file():
             raise KimiError(**json.loads(result.read_text())) from None
         raise
-    return [Figure.model_validate(figure) for figure in json.loads(result.read_text())]
+    return [Figure(**figure) for figure in json.loads(result.read_text())]
 
 
 def run_child(words: list[str], env: Mapping[str, str], log: Path) -> None:
@@ -74,7 +74,7 @@ def main(words: list[str]) -> None:
     figures = [Figure(name=f"{len(tokens)} batch sizes, worst token", value=100 * worst, unit="% from the reference")]
     if (arch := gpu_arch(device)) is not None:
         figures += _bandwidths(backend, shape, arch, device)
-    write_json(Path(result), [figure.model_dump() for figure in figures])
+    write_json(Path(result), list(map(asdict, figures)))
 
 
 def _bandwidths(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device) -> Iterator[Figure]:

@@ -25,13 +25,13 @@ from ..bench.workloads import Workload, load_workload, with_changes
 from ..doctor.needs import Needs
 from ..doctor.probe import Probe
 from ..doctor.runner import examine
-from ..engine.client import EngineClient
-from ..engine.reply import Reply
 from ..eval import accuracy, lossless, smoke, tasks, tool_run
 from ..eval.prompts import prompts
+from ..eval.recorder import CHAT, Answer, Recorder
 from ..eval.resume import RESULT
 from ..eval.tasks import Protocol
-from ..eval.tool_scores import MARKERS
+from ..eval.tool_scores import MARKERS, message_of
+from ..eval.vendor_checks import as_stream
 from ..fetch.session import Session, wanted_by_recipe
 from ..fleet.target import Server, Target
 from ..gates import BY_NAME, read_gates
@@ -206,34 +206,28 @@ class AcceptRun:
     def _smoke(self, recipe: Recipe) -> Found:
         longest = 2048 if recipe.hardware.gpus else 512  # Kimi-K2.5 reasons before it answers
         floors = smoke.Floors(self.sizes.smoke, longest, speculates=recipe.draft is not None)
-        folder, state, checks = smoke.run(self._target(recipe), floors, self.console, self.folder)
-        details = "; ".join(f"{c.name}: {c.found}" for c in checks if state is Verdict.PASS or not c.passed)
-        return _passed(state, details, folder), []
+        folder, _, checks = smoke.run(self._target(recipe), floors, self.console, self.folder)
+        return _passed(folder, *(f"{check.name}: {check.found}" for check in checks)), []
 
     def _tools(self, recipe: Recipe) -> Found:
         plan, judging = tool_run.ToolPlan(limit=self.sizes.tools), tool_run.Judging(runs=self.folder)
-        folder = tool_run.run(self._target(recipe), plan, judging, self.console)
-        verdict = json.loads((folder / RESULT).read_text())["verdict"]
-        return _judged(verdict, folder, few=True), []
+        return _passed(tool_run.run(self._target(recipe), plan, judging, self.console), few=True), []
 
     def _streams(self, recipe: Recipe) -> Found:
         """Ask a few problems streamed and whole: thinking must be apart from the answer, and both must end."""
         server, thinks = self._serving(recipe), "reasoning-parser" in recipe.improved_args | recipe.args
-        asked = [prompt.text for prompt in prompts(_STREAMED) if prompt.kind == "maths"]
-        wrong: list[str] = []
-        with EngineClient(server.base_url, server.api_key) as client:
-            for text in asked:
-                messages, streamed = [{"role": "user", "content": text}], Reply()
-                for piece in client.stream({"messages": messages, "max_tokens": 4096, "temperature": 0.0}):
-                    streamed.add(piece)
-                whole, ended = client.reply(messages, 4096)
-                wrong += filter(None, (
-                    _misread("streamed", streamed.message(), streamed.finish_reason, thinks),
-                    _misread("whole", whole, ended.finish_reason, thinks),
-                ))  # fmt: skip
+        texts = [prompt.text for prompt in prompts(_STREAMED) if prompt.kind == "maths"]
+        settings = {"model": server.model, "max_tokens": 4096, "temperature": 0.0}
+        whole = [{**settings, "messages": [{"role": "user", "content": text}]} for text in texts]
+        bodies = [*map(as_stream, whole), *whole]
+        recorder = Recorder(server.base_url, self.folder / f"streams-{recipe.name}.jsonl", api_key=server.api_key)
+        answers = recorder.ask(CHAT, bodies, 1)
+        wrong = [
+            found for body, answer in zip(bodies, answers, strict=True) if (found := _misread(body, answer, thinks))
+        ]
         if wrong:
-            raise KimiError(f"{len(wrong)} of {2 * len(asked)} answers are wrong: {wrong[0]}", where=server.base_url)
-        return f"{len(asked)} answers streamed and whole, with thinking apart from the answer", []
+            raise KimiError(f"{len(wrong)} of {len(answers)} answers are wrong: {wrong[0]}", where=server.base_url)
+        return f"{len(texts)} answers streamed and whole, with thinking apart from the answer", []
 
     def _speed(self, recipe: Recipe, workload: Workload) -> Found:
         workload = with_changes(workload, num_prompts=self.sizes.prompts)
@@ -253,7 +247,7 @@ class AcceptRun:
         ]
         if length is not None:
             name = "accept length" + (f", {text.prompt:.0%} of the text repeats itself," if text else "")
-            figures.append(Figure(name=name, value=length, unit="tokens", published=reported.get("accept_length")))
+            figures.append(Figure(name, length, "tokens", published=reported.get("accept_length")))
         return f"{'; '.join(map(str, figures))} ({run.folder.name})", figures
 
     def _accuracy(self, recipe: Recipe) -> Found:
@@ -262,14 +256,13 @@ class AcceptRun:
         protocol = math if built_in else Protocol(tasks.GSM8K, False, tasks.GSM8K.shots, 512, limit, 256)
         options = accuracy.AccuracyOptions(self.data_dir, runs=self.folder)
         folder = accuracy.run(self._target(recipe), protocol, options, self.console)
-        result = json.loads((folder / RESULT).read_text())
-        verdict = result["verdict"]
+        rows = json.loads((folder / RESULT).read_text())["verdict"]["accuracies"]
         figures = [
-            Figure(name=row["metric"], value=row["correct"] / row["answered"], unit=f"of {row['answered']}")
-            for row in verdict["accuracies"]
+            Figure(row["metric"], 100 * row["correct"] / row["answered"], f"% of {row['answered']}")
+            for row in rows
             if row["answered"]
         ]
-        return _judged(verdict, folder, few=limit is not None), figures
+        return _passed(folder, few=limit is not None), figures
 
     def _lossless(self, recipe: Recipe) -> Found:
         """Compare the running engine with the second start, the same recipe without its draft.
@@ -281,12 +274,9 @@ class AcceptRun:
         plan = lossless.LosslessPlan(self.sizes.lossless, samples=self.sizes.samples, runs=self.folder)
         # eight GPUs hold one engine
         folder, report = lossless.run(reference, target, plan, self.console, release=self.stop)
-        details = _passed(report.state, "; ".join(report.reasons), folder)
-        figures = [Figure(name="accept length", value=report.accept_length or 0.0, unit="tokens")]
-        if report.sampling:
-            smallest = min((test.adjusted_p for test in report.sampling.tests), default=1.0)
-            figures.append(Figure(name="sampling, smallest p", value=smallest, unit=""))
-        return details, figures
+        figures = [Figure("accept length", report.accept_length or 0.0, "tokens")]
+        figures += [Figure("sampling, smallest p", report.sampling.smallest, "")] if report.sampling else []
+        return _passed(folder), figures
 
 
 def _variants(recipes: Sequence[Recipe]) -> Iterator[tuple[str, str, dict[str, str]]]:
@@ -300,25 +290,26 @@ def _variants(recipes: Sequence[Recipe]) -> Iterator[tuple[str, str, dict[str, s
     yield "triton", "triton", {}
 
 
-def _misread(how: str, message: Mapping[str, Any], reason: str | None, thinks: bool) -> str:
+def _misread(body: Mapping[str, Any], answer: Answer, thinks: bool) -> str:
     """Return what is wrong with an answer, "" if thinking and answer are apart and whole."""
-    answer, thinking = message.get("content") or "", message.get("reasoning_content") or ""
-    if not answer or (thinks and not thinking) or reason != "stop" or any(m in answer + thinking for m in MARKERS):
-        return f"{how}: answer {answer[:40]!r}, thinking {thinking[:40]!r}, ended by {reason}"
-    return ""
+    message = message_of(answer) if answer.error is None else {"content": answer.error}
+    text, thinking = message.get("content") or "", message.get("reasoning_content") or ""
+    whole = answer.finish_reason == "stop" and bool(text) and (bool(thinking) or not thinks)
+    if whole and not any(marker in text + thinking for marker in MARKERS):
+        return ""
+    how = "streamed" if "stream" in body else "whole"
+    return f"{how}: answer {text[:40]!r}, thinking {thinking[:40]!r}, ended by {answer.finish_reason}"
 
 
-def _judged(verdict: Mapping[str, Any], folder: Path, few: bool) -> str:
-    """Return the reasons of an evaluation that passed, or that had nothing or too `few` problems to be judged by."""
-    state = Verdict(verdict["state"])
-    undecided = {Verdict.MEASURED, Verdict.INCONCLUSIVE} if few else {Verdict.MEASURED}
-    reasons = f"{state.headline.lower()}: {'; '.join(verdict['reasons'])}"
-    return _passed(Verdict.PASS if state in undecided else state, reasons, folder)
+def _passed(folder: Path, *details: str, few: bool = False) -> str:
+    """Write an evaluation's page and return its details, by default the reasons, if it passed.
 
-
-def _passed(state: Verdict, details: str, folder: Path) -> str:
-    """Write an evaluation's page and return the details of one that passed; raise KimiError for any other state."""
-    page = write_page(evaluation.page(folder), folder)
-    if state is not Verdict.PASS:
-        raise KimiError(f"{state}: {details}", where=str(folder), remedy=f"open {page}")
-    return f"{details} ({folder.name})"
+    An evaluation that had nothing to be judged by passes, too, and with `few` problems one that was inconclusive.
+    Raises KimiError for any other verdict.
+    """
+    page, verdict = evaluation.page(folder), evaluation.verdict(folder)
+    path, found = write_page(page, folder), "; ".join(details or (words.text for words in page.verdicts))
+    allowed = {Verdict.PASS, Verdict.MEASURED} | ({Verdict.INCONCLUSIVE} if few else set())
+    if verdict not in allowed:
+        raise KimiError(f"{verdict}: {found}", where=str(folder), remedy=f"open {path}")
+    return f"{verdict.headline.lower()}: {found} ({folder.name})"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from ..base.console import table_console
-from ..base.run_dir import RECORD, record, write_json
+from ..base.verdict import Verdict
 from ..bench.single import Texts
 from ..door.settings import client_key
 from ..machine.hardware import Machine
 from ..report.page import write_page
+from ..report.tables import print_page
 from .eval import require_packages
 from .options import RUNS, signals
 
@@ -38,30 +37,25 @@ def accept(
     A stage that fails is recorded, and the others go on. The same command runs only what has not passed.
     """
     require_packages()
-    from ..accept import claims, journal, stages  # optional: aiohttp
+    from ..accept import claims, journal, stages  # optional: lm_eval
 
     machine = Machine.detect()
     sizes = replace(stages.QUICK if quick else stages.Sizes(), full=full)
     recipes = recipe or (list(stages.ON_GPUS if full else stages.ON_GPUS[:1]) if machine.devices else ["tiny"])
     texts, console = Texts(sharegpt=sharegpt or None), table_console()
-    folder, found = journal.open_journal(runs, f"{sizes} {' '.join(recipes)}", restart)
-    write_json(folder / RECORD, record(journal.KIND, {}, {}, gpus=[asdict(device) for device in machine.devices]))
-    run = stages.AcceptRun(folder, recipes, sizes, console, texts, data_dir, client_key(None, os.environ), machine)
+    found = journal.open_journal(runs, f"{sizes} {' '.join(recipes)}", restart)
+    folder, key = found.folder, client_key(None, os.environ)
+    run = stages.AcceptRun(folder, recipes, sizes, console, texts, data_dir, key, machine)
     todo = run.stages()
     console.print(f"kimi-w4a8 accept: results are kept in {folder}")
     try:
         with signals(runs):
             try:
-                journal.run_stages(todo, found, folder, console.print)
+                journal.run_stages(todo, found, console.print)
             finally:
                 run.stop()
     finally:
-        table = Table("stage", "verdict", "s", "found", title=escape(found.headline(todo)), title_style="bold")
-        for name, result in found.results.items():
-            table.add_row(
-                name, claims.shown(result.verdict).text, f"{result.seconds:.0f}", escape(result.found.split("\n")[0])
-            )
-        console.print(table)
-        console.print(
-            f"page: {write_page(claims.page(todo, found), folder)}\nbundle: {claims.write_bundle(folder)}", markup=False
-        )
+        page = claims.page(todo, found)
+        print_page(page, Verdict.FAIL if found.names(Verdict.FAIL) else Verdict.MEASURED)
+        path, bundle = write_page(page, folder), claims.write_bundle(folder)
+        console.print(f"page: {path}\nbundle: {bundle}", markup=False)

@@ -20,17 +20,17 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from kimi_w4a8_eagle3.accept.journal import Stage, open_journal, run_stages
-folder, found = open_journal(Path(sys.argv[1]), "all", restart=False)
+found = open_journal(Path(sys.argv[1]), "all", restart=False)
 stages = [Stage("first", "", lambda: ("done", [])), Stage("second", "", lambda: os.kill(os.getpid(), 9))]
-run_stages(stages, found, folder, print)
+run_stages(stages, found, print)
 """
 
 
 def run(stages: list[Stage], runs: Path, restart: bool = False, sizes: str = "all") -> tuple[Path, Journal, list[str]]:
     said: list[str] = []
-    folder, found = open_journal(runs, sizes, restart)
-    run_stages(stages, found, folder, said.append)
-    return folder, found, said
+    found = open_journal(runs, sizes, restart)
+    run_stages(stages, found, said.append)
+    return found.folder, found, said
 
 
 def passing(name: str, ran: list[str]) -> Stage:
@@ -67,7 +67,7 @@ def test_a_failure_is_recorded_and_the_other_stages_go_on(tmp_path: Path) -> Non
     with pytest.raises(KimiError, match="1 of 4 stages failed; bad: port 9527 is taken") as caught:
         run(stages, tmp_path)
     assert caught.value.exit_code == 1 and ran == ["good", "later"]
-    _, found = open_journal(tmp_path, "all", restart=False)
+    found = open_journal(tmp_path, "all", restart=False)
     assert (found.names(Verdict.FAIL), found.names(None)) == (["bad"], ["after"])
     assert "stop the other server" in found.results["bad"].found
     assert found.headline(stages) == "NOT ACCEPTED: 2 of 4 stages passed; failed: bad"
@@ -87,21 +87,21 @@ def test_the_timetable_comes_first_and_the_clock_says_what_is_left(tmp_path: Pat
 def test_what_nobody_foresaw_fails_the_stage_as_well(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="odd: ZeroDivisionError: division"):
         run([failing("odd", ZeroDivisionError("division"))], tmp_path)
-    folder, found = open_journal(tmp_path, "all", restart=False)
-    assert found.results["odd"].verdict is Verdict.FAIL and "in go" in (folder / "traceback.txt").read_text()
+    found = open_journal(tmp_path, "all", restart=False)
+    assert found.results["odd"].verdict is Verdict.FAIL and "in go" in (found.folder / "traceback.txt").read_text()
 
 
 def test_a_signal_is_no_failure_of_the_stage(tmp_path: Path) -> None:
     ran: list[str] = []
     with pytest.raises(Terminated):
         run([passing("one", ran), failing("two", Terminated(signal.SIGTERM))], tmp_path)
-    assert list(open_journal(tmp_path, "all", restart=False)[1].results) == ["one"]
+    assert list(open_journal(tmp_path, "all", restart=False).results) == ["one"]
 
 
 def test_a_stage_that_is_missing_here_runs_once_it_is_there(tmp_path: Path) -> None:
     ran: list[str] = []
     run([Stage("gpu", "", lambda: ("", []), "needs a gfx942 GPU"), passing("cpu", ran)], tmp_path)
-    result = open_journal(tmp_path, "all", restart=False)[1].results["gpu"]
+    result = open_journal(tmp_path, "all", restart=False).results["gpu"]
     assert (result.verdict, result.found) == (None, "needs a gfx942 GPU")
     run([passing("gpu", ran), passing("cpu", ran)], tmp_path)
     assert ran == ["cpu", "gpu"]
@@ -118,12 +118,15 @@ def test_results_of_other_versions_or_sizes_do_not_count(tmp_path: Path, monkeyp
     assert "--restart" in caught.value.remedy
     second, *_ = run([passing("one", ran)], tmp_path, restart=True)
     assert ran == ["one", "one"] and first.is_dir() and second != first
-    assert open_journal(tmp_path, "all", restart=False)[0] == second
+    assert open_journal(tmp_path, "all", restart=False).folder == second
 
 
 def test_a_journal_that_is_no_journal_is_one_message(tmp_path: Path) -> None:
     folder, *_ = run([], tmp_path)
-    (folder / journal.JOURNAL).write_text('{"identity": {}, "results": {"x": {"verdict": "splendid", "found": ""}}}')
-    with pytest.raises(KimiError, match="cannot read the journal") as caught:
+    (folder / journal.RESULTS).write_text('{"stage": "x", "verdict": "splendid", "found": ""}\n')
+    with pytest.raises(KimiError, match="not the record of a run: line 1: verdict Input should be") as caught:
         open_journal(tmp_path, "all", restart=False)
     assert "--restart" in caught.value.remedy
+    (folder / journal.RECORD).write_text("{")
+    with pytest.raises(KimiError, match="not a run that can be used here"):
+        open_journal(tmp_path, "all", restart=False)

@@ -22,7 +22,7 @@ PLAN = {
 }  # fmt: skip
 # Folders that are over the plan, at their size. They may shrink, and leave this table when they reach the plan.
 CEILINGS = {
-    "accept": 694,
+    "accept": 677,
     "base": 648,
     "bench": 1530,
     "commands": 1830,

@@ -78,7 +78,7 @@ def pages(copies: Callable[..., Run], tmp_path: Path) -> dict[str, Path]:
     return {
         "bench": write_page(page(Analysis(runs)), tmp_path / "report"),
         "eval": write_page(evaluation.page(run), run),
-        "accept": write_page(claims.page([], Journal(identity={"sglang": "1.2"}, results={})), tmp_path),
+        "accept": write_page(claims.page([], Journal(tmp_path, {"sglang": "1.2"})), tmp_path),
     }
 
 

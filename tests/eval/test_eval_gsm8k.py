@@ -12,7 +12,7 @@ from rich.console import Console
 from support.openai_server import OpenAIServer, Reply, openai_server
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.commands.eval import Judged, ServerOptions, _resumed
+from kimi_w4a8_eagle3.commands.eval import AnyServer, _resumed
 from kimi_w4a8_eagle3.eval import accuracy, tasks
 from kimi_w4a8_eagle3.eval.accuracy import load_outcomes, protocol_of
 from kimi_w4a8_eagle3.eval.recorder import Patience
@@ -163,10 +163,10 @@ def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_its_own_model_only(resumed):
-    kept, earlier = Judged(0.01, resumed.folder, None, Path()), load_run(resumed.folder, protocol_of)
-    other = ServerOptions("http://127.0.0.1:1", None, None, False, [])
-    assert _resumed(other, kept, earlier).model == "test-model"
-    assert _resumed(replace(other, base_url=None), kept, earlier).base_url == earlier["targets"]["server"]["base_url"]
+    earlier = load_run(resumed.folder, protocol_of)
+    other = AnyServer("http://127.0.0.1:1", None, None, [], None, False)
+    assert _resumed(other, earlier).model == "test-model"
+    assert _resumed(replace(other, base_url=None), earlier).base_url == earlier["targets"]["server"]["base_url"]
 
 
 def test_a_baseline_of_another_protocol_is_refused(resumed, data, tmp_path):
