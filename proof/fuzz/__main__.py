@@ -77,7 +77,7 @@ def _engine(url: str, folder: Path, console: Console) -> Iterator[Target]:
         settings = read_door(os.environ)
         yield Target(url, api_key=settings.api_key, admin_key=settings.admin_key)
         return
-    launch: Launch = render(load_recipe("tiny"), [f"port={free_port()}", NO_KERNEL_CACHE])
+    launch: Launch = render(load_recipe("tiny"), [f"port={free_port()}", "context-length=8192", NO_KERNEL_CACHE])
     write_json(folder / RECORD, record("fuzz", {launch.name: {"argv": launch.argv, "env": launch.env}}, launch.env))
     keys = {API_KEY: secrets.token_urlsafe(), ADMIN_KEY: secrets.token_urlsafe()}
     opened = {"KIMI_DOOR_NATIVE": "open"}  # what an operator may open must hold, too

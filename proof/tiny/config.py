@@ -30,7 +30,7 @@ class TargetConfig:
     eps: float = 1e-5
     rope_theta: float = 50_000.0
     rope_factor: float = 4.0
-    original_context: int = 2048
+    original_context: int = 16_384  # the frequencies are those of the training, with 2,048, 32 and 1
 
     @property
     def context(self) -> int:
@@ -45,8 +45,8 @@ class TargetConfig:
             "rope_type": "yarn",
             "factor": self.rope_factor,
             "original_max_position_embeddings": self.original_context,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
+            "beta_fast": 256.0,
+            "beta_slow": 8.0,
             "mscale": 1.0,
             "mscale_all_dim": 1.0,
         }

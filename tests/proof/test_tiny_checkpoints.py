@@ -22,6 +22,7 @@ from proof.tiny.config import (
 )
 from proof.tiny.evaluate import MAX_WEIGHT_BYTES, Evaluation, weight_bytes
 from proof.tiny.generate import greedy
+from proof.tiny.model import yarn_frequencies
 from proof.tiny.problems import problems
 from proof.tiny.sight import sight
 from proof.tiny.tokenizer import load_tokenizer
@@ -123,6 +124,18 @@ def test_configs_on_disk_are_those_of_the_code():
     draft = json.loads((tiny.draft_path() / "config.json").read_text())
     assert draft == draft_config_json(C, DraftConfig())
     assert draft["eagle_config"]["eagle_aux_hidden_state_layer_ids"][0] != 1  # SGLang would shift the list
+
+
+def test_a_longer_context_keeps_the_frequencies_of_the_training():
+    """With 8 times the original context, 8 times as many rotations divide slow dimensions from fast ones."""
+
+    class Trained(TargetConfig):
+        @property
+        def rope_scaling(self):
+            return {**super().rope_scaling, "beta_fast": 32.0, "beta_slow": 1.0}
+
+    assert C.context == 65_536
+    assert yarn_frequencies(C).equal(yarn_frequencies(Trained(original_context=2048)))
 
 
 def test_draft_tensors():
