@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 # uv leaves compiling to the first import: it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint kernels venv audit tiny bench eval scale-demo faults soak fuzz mutants clean
+.PHONY: demo test lint docs kernels venv audit tiny bench eval scale-demo faults soak fuzz mutants clean
 demo: $(DEMO)
 	$(BIN)/python -m proof.demo
 
@@ -22,7 +22,7 @@ kernels: $(STAMP)
 	$(BIN)/python -m proof.kernels --compare proof/kernel_counts.json
 	$(BIN)/python -m pytest tests/moe/flydsl tests/moe/triton tests/proof/gfx942
 
-lint: $(STAMP)
+lint: docs
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 venv: $(STAMP)
@@ -34,6 +34,10 @@ audit: $(STAMP)
 # Makes the built-in model from nothing (about an hour on one core); a stopped run continues.
 tiny: $(STAMP)
 	$(BIN)/python -m proof.tiny build
+
+# The docs as a site in build/site; fails on dead links, missing headings and pages that the navigation lacks.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(DEMO): pyproject.toml laptop/pyproject.toml requirements/install.sh requirements/serve-cpu.txt requirements/constraints.txt
 	@PYTHON="$(PYTHON)" requirements/install.sh demo $(VENV)
