@@ -1,6 +1,6 @@
 """An engine process: start it, wait until it answers, stop it with all its children, and keep its log.
 
-This module knows only SGLang's two health endpoints; the command line and environment come from a recipe.
+It asks the engine only for /health. The command line and the environment come from a recipe.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def require_free_port(host: str, port: int) -> None:
     """Raise KimiError when `port` is taken or not a port, and name the process that uses it if that is visible."""
     if not 0 < port < 65536:
         raise UsageError(f"{port} is not a TCP port", expected="1 to 65535", where="the port")
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host or "0.0.0.0", port))

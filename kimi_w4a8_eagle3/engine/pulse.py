@@ -15,7 +15,7 @@ def file_of(folder: Path, pid: int, kind: str = SCHEDULER) -> Path:
 
 
 class Pulse:
-    """Signs of life of one kind of an engine's loops. folder: the engine's temporary folder.
+    """Signs of life of an engine's schedulers, or of its HTTP server. folder: the engine's temporary folder.
 
     The caller passes time.monotonic(), so a changed wall clock does not look like silence.
     """

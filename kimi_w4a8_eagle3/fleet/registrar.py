@@ -39,11 +39,7 @@ class Registrar:
     """
 
     def __init__(
-        self,
-        endpoint: RouterEndpoint,
-        wanted: Callable[[], frozenset[str]],
-        events: EventLog,
-        model: str | None = None,
+        self, endpoint: RouterEndpoint, wanted: Callable[[], frozenset[str]], events: EventLog, model: str | None = None
     ) -> None:
         self._control = RouterControl(endpoint)
         self._engines = httpx.Client(timeout=_IDENTITY_TIMEOUT_S, verify=trusted())

@@ -39,9 +39,9 @@ class _Asked(Exception):
 
 
 class Replica:
-    """An engine of `launch` and its state; `serve` is one life of it, from start to end.
+    """An engine of `launch` and its state; `serve` runs the engine once, from start to end.
 
-    log_path: the engine's output, appended over all lives. A stalled engine prints its stacks there.
+    log_path: output of all runs. A stalled engine prints its stacks there.
     name: label in metrics. label: name in messages.
     """
 
@@ -65,10 +65,10 @@ class Replica:
         self._gently = True
         self._server: EngineServer | None = None
         self._silent_since = -1.0  # `since` of the STALLED that a silent scheduler caused
-        self.was_ready = False  # in its present or last life
+        self.was_ready = False  # in its present or last run
 
     def serve(self) -> None:
-        """Run one life. Returns when another thread ended it; raises KimiError with the reason otherwise."""
+        """Run the engine once. Returns when another thread ended it; raises KimiError with the reason otherwise."""
         self._enter(Phase.STARTING, "loading weights and building kernels")
         self.was_ready = False
         reason = "the supervisor ended it"
@@ -117,7 +117,7 @@ class Replica:
             raise _Asked
 
     def _check(self) -> None:
-        """Check the door, then run the canary prompts: NaN, empty answers or a useless draft end this life."""
+        """Check the door, then run the canary prompts. Raises KimiError for NaN, empty answers or a useless draft."""
         state = self.state
         key = self.launch.door.api_key
         if self.launch.engine == "sglang" and self.launch.door.policy != "off":

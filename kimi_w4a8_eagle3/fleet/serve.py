@@ -23,7 +23,7 @@ from .registrar import Registrar
 from .replica import Replica
 from .router import router_endpoint
 from .supervisor import Fleet, RouterKeeper
-from .views import RouterOnly, SingleServer, observed
+from .views import observed, router_view, single_view
 
 
 def serve_foreground(launch: Launch, options: ServeOptions) -> int:
@@ -43,7 +43,7 @@ def _serve_one(launch: Launch, options: ServeOptions) -> int:
     log.touch()
     console.print(f"kimi-w4a8: log of the engine: {log}")
     replica = Replica(launch, log, events, "0", options.drain_timeout_s, name)
-    view = SingleServer(name, replica.state)
+    view = single_view(name, replica.state)
     try:
         with signals_raise(drain=True), observed(options, launch.port, view, launch.door.api_key), follow(log):
             replica.serve()
@@ -76,7 +76,7 @@ def _serve_fleet(front: Launch, options: ServeOptions) -> int:
             signals_raise(drain=True, on_hangup=fleet.renew.set),
             RouterKeeper(endpoint, router, folder, events),
             fleet.registrar,
-            observed(options, front.port, fleet, front.door.api_key),
+            observed(options, front.port, fleet.view, front.door.api_key),
         ):
             console.print(f"[bold]kimi-w4a8: {len(replicas)} replicas of {front.name} behind {endpoint.base_url}/v1[/]")
             fleet.run()
@@ -109,7 +109,7 @@ def route_foreground(
             signals_raise(drain=True),
             RouterKeeper(endpoint, router, folder, events, options.drain_timeout_s) as keeper,
             registrar,
-            observed(options, port, RouterOnly("route", registrar, endpoint)),
+            observed(options, port, router_view(registrar, endpoint)),
         ):
             console.print(f"[bold]kimi-w4a8: routing at {endpoint.base_url}/v1[/]; log: {folder}")
             try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..base.errors import KimiError
 from ..base.signals import Terminated
 from ..engine.process import EngineServer
-from ..ops.replica_state import Phase, ReplicaState
+from ..ops.replica_state import FleetView, Phase, ReplicaState
 from ..recipe.router_settings import RouterSettings
 from .events import EventLog
 from .registrar import Registrar
@@ -53,16 +53,17 @@ class RouterKeeper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-        self._process.stop(_ROUTER_STOP_S)
+        self._stop(_ROUTER_STOP_S)
 
     def drain(self) -> None:
         """Accept no new connection, finish the running requests, then end."""
+        self._events("router", "draining", f"running requests may take {self._drain_timeout_s:.0f} s")
+        self._stop(self._drain_timeout_s + _ROUTER_STOP_S)
+
+    def _stop(self, grace_s: float) -> None:
         self._end.set()
         self._thread.join()
-        self._events("router", "draining", f"running requests may take {self._drain_timeout_s:.0f} s")
-        self._process.stop(self._drain_timeout_s + _ROUTER_STOP_S)
+        self._process.stop(grace_s)
 
     def _start(self) -> None:
         self._process.start()
@@ -86,18 +87,10 @@ class RouterKeeper:
 
 
 class Fleet:
-    """The replicas and the router of one machine, with the view that probes and metrics read."""
+    """The replicas and the router of one machine. view: for probes and metrics."""
 
-    def __init__(
-        self,
-        recipe: str,
-        replicas: Sequence[Replica],
-        endpoint: RouterEndpoint,
-        events: EventLog,
-    ) -> None:
-        self.recipe = recipe
-        self.router_url: str | None = endpoint.base_url
-        self.router_metrics_url: str | None = endpoint.metrics_url
+    def __init__(self, recipe: str, replicas: Sequence[Replica], endpoint: RouterEndpoint, events: EventLog) -> None:
+        self.view = FleetView(recipe, self.replicas, self.live, endpoint.base_url, endpoint.metrics_url)
         self.renew = threading.Event()  # set it to restart all replicas, one after the other
         self._replicas = replicas
         self._events = events
@@ -158,7 +151,7 @@ class Fleet:
         return frozenset(replica.state.base_url for replica in self._replicas if replica.state.ready)
 
     def _keep(self, replica: Replica) -> None:
-        """Run the lives of one replica, in its own thread: a child dies with the thread that started it."""
+        """Run one replica again and again, in its own thread: a child dies with the thread that started it."""
         failures = 0
         while not self._ending.is_set():
             try:

@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+
+import httpx
 
 from ..base.errors import KimiError, UsageError
 from ..base.run_dir import record
+from ..base.tls import trusted
 from ..engine import metrics
-from ..engine.behind_router import behind_router
-from ..engine.client import EngineClient
+from ..engine.client import EngineClient, bearer
 from ..engine.process import free_port
 from ..machine.hardware import Machine
 from ..recipe.launch import Launch, load_recipe, render, unmet_requirements
@@ -21,6 +24,7 @@ from .checks import checked
 from .replica import READY_TIMEOUT_S
 
 Say = Callable[[str], object]
+_TIMEOUT_S = 30.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
@@ -181,9 +185,42 @@ class Target:
                 expected=repr(self.model),
                 remedy="check the address, or name the served model with --served-model-name",
             )
-        behind = behind_router(base_url, self.ops_url, self.api_key) if launch is None else None
-        urls = (behind.replica_url, behind.ops_url) if behind else (base_url, None)
+        urls = _behind_router(base_url, self.ops_url, self.api_key) if launch is None else (base_url, None)
         return Server(self.name if self.launch else base_url, base_url, served, launch, self.api_key, *urls)
+
+
+def _behind_router(base_url: str, ops_url: str | None, api_key: str | None) -> tuple[str, str | None]:
+    """Return one ready engine behind the router at `base_url`, and the ops endpoint that has all engines' counters.
+
+    For a server that is no router, return its own address and None. Written for sglang-router 0.3.2.
+    """
+    if "router_manager" not in _json(f"{base_url}/get_server_info", bearer(api_key)):
+        return base_url, None
+    place = urlsplit(base_url)
+    ops_url = ops_url or f"{place.scheme}://{place.hostname}:{(place.port or 80) + 1}"
+    replicas = _json(f"{ops_url}/status").get("replicas")
+    if replicas is None:
+        raise KimiError(
+            f"{base_url} is a router, and the ops endpoint with its engines' counters does not answer",
+            where=ops_url,
+            expected="the ops endpoint of `serve --replicas` or `route`, by default the port after the API's",
+            remedy="give its address with --ops-url, or measure one engine at its own address",
+        )
+    ready = [str(replica["base_url"]) for replica in replicas if replica.get("ready")]
+    if not ready:
+        raise KimiError(
+            "no replica behind this router is ready", where=f"{ops_url}/status", remedy="wait; /status shows why"
+        )
+    return ready[0], ops_url
+
+
+def _json(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return the JSON object at `url`, or an empty one on any failure."""
+    try:
+        found = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, verify=trusted()).json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def record_of(kind: str, targets: Mapping[str, Target], **facts: object) -> dict[str, object]:

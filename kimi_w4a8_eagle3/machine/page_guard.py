@@ -161,9 +161,9 @@ def decide(
     ceiling: float = 0.90,
     engine: Budget | None = None,
 ) -> PoolDecision:
-    """Return the largest pool that fits `ceiling` of the memory, overflows no kernel, and that the engine makes.
+    """Return the largest pool that fits `ceiling` of the memory and the engine's own budget, and overflows no kernel.
 
-    engine: the budget by which the engine sizes its pool, where that differs from the bytes that the pool takes.
+    engine: the budget by which the engine sizes its pool, if that differs from the bytes that the pool takes.
     The fraction is rounded down to three decimals, so that it is safe even if the token cap is lost; the cap is exact.
     Raises KimiError when not even one page fits.
     """

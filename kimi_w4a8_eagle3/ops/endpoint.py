@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import uvicorn
@@ -24,7 +24,6 @@ from starlette.routing import Route
 from ..base.address import http_url
 from ..base.errors import KimiError
 from ..engine.metrics import Acceptance
-from ..engine.process import require_free_port
 from .fleet_metrics import seconds_since_progress
 from .observer import TIMEOUT_S, FleetObserver, new_client
 from .replica_state import FleetView, Phase, ReplicaState
@@ -80,7 +79,12 @@ class OpsServer:
 
     def start(self) -> None:
         """Start and return once the endpoint answers; raise KimiError when the port is taken."""
-        self._listener = listener = _listen(self.host, self.port)
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            self._listener = listener = socket.create_server((self.host, self.port), family=family)
+        except OSError as error:
+            what = f"port {self.port} on {self.host} cannot be used: {error.strerror}"
+            raise KimiError(what, where="--ops-port", remedy="choose another port, or 0 for none") from error
         # Outside the main thread uvicorn does not change the process's signal handlers.
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listener]}, name="ops-endpoint", daemon=True
@@ -152,18 +156,6 @@ class OpsServer:
             "replicas": [_status_of(replica, self.acceptance(replica.name)) for replica in replicas],
         }
         return JSONResponse(body)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, bound here so that a taken port is an error of this call."""
-    remedy = "stop that process, or choose another port with --ops-port (0 switches the endpoint off)"
-    try:
-        require_free_port(host, port)
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except KimiError as error:
-        raise replace(error, where="--ops-port", remedy=remedy) from error
-    except OSError as error:
-        raise KimiError(f"port {port} on {host} cannot be used: {error}", where="--ops-port", remedy=remedy) from error
 
 
 def _summary(replicas: Sequence[ReplicaState]) -> dict[str, Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from ..engine.metrics import Acceptance
 from ..engine.startup_check import Openings
@@ -81,28 +80,16 @@ class ReplicaState:
         return self.phase is Phase.READY
 
 
-class FleetView(Protocol):
-    """The fleet as the ops endpoint shows it. A single server is a fleet of one without a router."""
+@dataclass(frozen=True)
+class FleetView:
+    """A fleet as probes and metrics show it. A single server is a fleet of one without a router.
 
-    @property
-    def recipe(self) -> str:
-        """Name of the recipe that the replicas serve."""
-        ...
+    replicas: returns all states, in a fixed order. live: returns False and the reason when the process should be
+    restarted. router_url: address for clients. router_metrics_url: the router's own Prometheus endpoint.
+    """
 
-    @property
-    def router_url(self) -> str | None:
-        """Address of the router for clients; None without a router."""
-        ...
-
-    @property
-    def router_metrics_url(self) -> str | None:
-        """The router's own Prometheus endpoint."""
-        ...
-
-    def replicas(self) -> Sequence[ReplicaState]:
-        """Return all replicas, in a fixed order."""
-        ...
-
-    def live(self) -> tuple[bool, str]:
-        """Return False and the reason when the process should be restarted."""
-        ...
+    recipe: str
+    replicas: Callable[[], Sequence[ReplicaState]]
+    live: Callable[[], tuple[bool, str]] = lambda: (True, "")
+    router_url: str | None = None
+    router_metrics_url: str | None = None

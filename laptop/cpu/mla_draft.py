@@ -1,6 +1,7 @@
-"""SGLang's class for MLA drafts without a CUDA device, for which it waits after it has taken the target's weights.
+"""Let an MLA draft share the target's weights without a CUDA device.
 
-SGLang's Llama drafts take the weights in the same way and wait for the platform's own device.
+SGLang's class for MLA drafts synchronizes with CUDA after it has taken the weights. Its class for Llama drafts takes
+them in the same way and synchronizes with the platform's own device.
 """
 
 from __future__ import annotations

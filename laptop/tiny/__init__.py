@@ -1,7 +1,7 @@
 """The built-in model: a Kimi-K2.5 architecture of two million weights that solves word problems, and its EAGLE3 draft.
 
-Its checkpoints are real: trained by `make tiny`, and quantized by AMD Quark to the format of amd/Kimi-K2.5-W4A8. Using
-them needs only this module; making them needs the others (torch, tokenizers, quark).
+Its checkpoints are real: trained by `make tiny`, and quantized by AMD Quark to the format of amd/Kimi-K2.5-W4A8. Making
+them needs `proof/tiny` (torch, tokenizers, quark).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Image processor of the built-in model, whose checkpoint has no code of its own like Kimi-K2.5's.
+"""Image processor of the built-in model, whose checkpoint contains no code, unlike Kimi-K2.5's.
 
 SGLang's K2.5 processor calls it. A picture is scaled down until its patches fit, padded to whole tokens and cut into
 patches.
@@ -23,8 +23,8 @@ CONFIG = "preprocessor_config.json"
 class TinyKimiProcessor:
     """Convert text and pictures to tensors.
 
-    media_proc_cfg: `patch_size` in pixels; `merge_kernel_size`, patches of a token each way; `in_patch_limit`, most
-        patches of a picture; `patch_limit_on_one_side`; `image_mean`, `image_std` of channels in [0, 1].
+    media_proc_cfg: `patch_size` in pixels. `merge_kernel_size`: patches per token in each direction. `in_patch_limit`
+        and `patch_limit_on_one_side`: the largest picture in patches. `image_mean`, `image_std` of channels in [0, 1].
     """
 
     def __init__(self, tokenizer: Any, media_proc_cfg: Mapping[str, Any]) -> None:

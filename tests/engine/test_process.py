@@ -105,10 +105,16 @@ def test_the_engine_ends_when_its_starter_is_killed(tmp_path):
     assert gone(engine)
 
 
+def test_a_free_port_of_ipv6_is_free():
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(KimiError, match="Address already in use"):
+            require_free_port("::1", port)
+    require_free_port("::1", port)
+
+
 def test_a_taken_port_is_named_with_its_owner(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(KimiError, match=rf"port {port} .*process {os.getpid()}"):
             server(tmp_path, "pass", port).start()

@@ -174,11 +174,11 @@ def test_status_is_the_same_as_json(exporters: list[Exporter]) -> None:
     assert found["canary"] is None and found["acceptance"] is None
 
 
-def test_a_taken_port_is_an_error_that_names_its_owner_and_stop_frees_the_port() -> None:
+def test_a_taken_port_is_an_error_and_stop_frees_the_port() -> None:
     fleet = HandmadeFleet([])
     before = threading.active_count()
     with serve(fleet) as ops:
-        with pytest.raises(KimiError, match="used by process") as refused:
+        with pytest.raises(KimiError, match="cannot be used: Address already in use") as refused:
             OpsServer("127.0.0.1", ops.port, fleet).start()
         assert refused.value.where == "--ops-port"
     with OpsServer("127.0.0.1", ops.port, fleet) as again:
