@@ -17,11 +17,11 @@ Address = Callable[[Waves, ActiveLanes, int], tuple[Array, Array | None]]
 
 
 def address_of(
-    instruction: Instruction, space: str, operands: list[Operand], offset: int, context: Context, action: str | None
+    instruction: Instruction, space: str, operands: list[Operand], offset: int, context: Context, action: str
 ) -> Address:
     """The address function of an instruction; `operands` without the data, `action` as in the opcode."""
     if space == "buffer":
-        return _buffer_address(instruction, operands, offset, context, action or "load")
+        return _buffer_address(instruction, operands, offset, context, action)
     vector, base = operands[0], operands[1] if len(operands) > 1 else None
     if base is None or base.kind == "off":
         read = reader(vector, "u64")

@@ -11,35 +11,24 @@ from collections.abc import Callable
 import numpy as np
 
 from .errors import UnknownInstruction
-from .numeric import is_denormal
 from .operands import Operand, Reader, parse_operand, reader, writer
 from .parser import Instruction, Kernel
-from .state import EXEC, LANES, PARTIAL, PENDING, READY, Array, Waves
+from .state import PARTIAL, PENDING, READY, Array, Waves
 from .valu import check_modifiers, source_readers
 
 Step = Callable[[Waves], object]
-_LANE = np.arange(LANES)
 
 _CONDITIONS: dict[str, Callable[[Array, Array], Array]] = {
-    "f": lambda a, b: np.zeros(np.broadcast_shapes(a.shape, b.shape), bool),
     "lt": lambda a, b: a < b,
     "eq": lambda a, b: a == b,
     "le": lambda a, b: a <= b,
     "gt": lambda a, b: a > b,
     "ne": lambda a, b: a != b,
     "ge": lambda a, b: a >= b,
-    "t": lambda a, b: np.ones(np.broadcast_shapes(a.shape, b.shape), bool),
-    "lg": lambda a, b: (a < b) | (a > b),
     "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
-    "u": lambda a, b: np.isnan(a) | np.isnan(b),
-    "nge": lambda a, b: ~(a >= b),
-    "nlg": lambda a, b: ~((a < b) | (a > b)),
-    "ngt": lambda a, b: ~(a > b),
     "nle": lambda a, b: ~(a <= b),
-    "neq": lambda a, b: a != b,
-    "nlt": lambda a, b: ~(a < b),
 }
-_COMPARE = re.compile(r"^v_cmp(x?)_(\w+)_([uif](?:16|32|64))$")
+_COMPARE = re.compile(r"^v_cmp_(\w+)_(u16|[uif]32)$")
 _SDWA = {"src0_sel", "src1_sel", "dst_sel", "dst_unused"}
 
 
@@ -64,37 +53,11 @@ def _mask_register(operand: Operand) -> int:
 
 def _compare(instruction: Instruction, operands: list[Operand], match: re.Match[str]) -> Step:
     check_modifiers(instruction, _SDWA - {"dst_sel", "dst_unused"})
-    if match[2] not in _CONDITIONS:
+    if match[1] not in _CONDITIONS:
         raise UnknownInstruction(f"comparison {instruction.opcode} is not modelled")
-    target, condition = _mask_register(operands[0]), _CONDITIONS[match[2]]
-    a, b = source_readers(instruction, (match[3], match[3]), operands[1:])
-    also_exec = bool(match[1])
-
-    def step(w: Waves) -> None:
-        w.write_lane_mask(target, condition(a(w), b(w)))
-        if also_exec and target != EXEC:
-            w.write_scalar_words(EXEC, [w.s32[target], w.s32[target + 1]])
-
-    return step
-
-
-def _class(instruction: Instruction, operands: list[Operand]) -> Step:
-    target = _mask_register(operands[0])
-    value, wanted = reader(operands[1], "f32"), reader(operands[2], "u32")
-
-    def step(w: Waves) -> None:
-        x, mask = value(w), wanted(w)
-        nan, quiet = np.isnan(x), (np.asarray(x).view(np.uint32) & np.uint32(0x400000)) != 0
-        negative, zero, inf, tiny = np.signbit(x), x == 0, np.isinf(x), is_denormal(x)
-        normal = ~(nan | zero | inf | tiny)
-        kinds = [
-            *(nan & ~quiet, nan & quiet, inf & negative, normal & negative, tiny & negative, zero & negative),
-            *(zero & ~negative, tiny & ~negative, normal & ~negative, inf & ~negative),
-        ]
-        hit = sum((np.where(kind, np.uint32(1 << n), np.uint32(0)) for n, kind in enumerate(kinds)), np.uint32(0))
-        w.write_lane_mask(target, (hit & mask) != 0)
-
-    return step
+    target, condition = _mask_register(operands[0]), _CONDITIONS[match[1]]
+    a, b = source_readers(instruction, (match[2], match[2]), operands[1:])
+    return lambda w: w.write_lane_mask(target, condition(a(w), b(w)))
 
 
 def _select(instruction: Instruction, operands: list[Operand]) -> Step:
@@ -158,25 +121,21 @@ def _carry(subtract: bool, reverse: bool, carry_in: bool) -> Callable[[Instructi
     return decode
 
 
-def _mad_64(dtype: type[np.generic], name: str) -> Callable[[Instruction, list[Operand]], Step]:
-    def decode(instruction: Instruction, operands: list[Operand]) -> Step:
-        carry_out = _mask_register(operands[1])
-        a, b, c = reader(operands[2], f"{name}32"), reader(operands[3], f"{name}32"), reader(operands[4], f"{name}64")
-        write = writer(operands[0], f"{name}64")
+def _mad_64(instruction: Instruction, operands: list[Operand]) -> Step:
+    carry_out = _mask_register(operands[1])
+    a, b, c = reader(operands[2], "u32"), reader(operands[3], "u32"), reader(operands[4], "u64")
+    write = writer(operands[0], "u64")
 
-        def step(w: Waves) -> None:
-            addend = c(w)
-            total = a(w).astype(dtype) * b(w).astype(dtype) + addend
-            write(w, total, None)
-            w.write_lane_mask(carry_out, np.asarray(total < addend))
+    def step(w: Waves) -> None:
+        addend = c(w)
+        total = a(w).astype(np.uint64) * b(w).astype(np.uint64) + addend
+        write(w, total, None)
+        w.write_lane_mask(carry_out, np.asarray(total < addend))
 
-        return step
-
-    return decode
+    return step
 
 
 _SPECIAL: dict[str, Callable[[Instruction, list[Operand]], Step]] = {
-    "v_cmp_class_f32": _class,
     "v_cndmask_b32": _select,
     "v_add_co_u32": _carry(False, False, False),
     "v_sub_co_u32": _carry(True, False, False),
@@ -184,6 +143,5 @@ _SPECIAL: dict[str, Callable[[Instruction, list[Operand]], Step]] = {
     "v_addc_co_u32": _carry(False, False, True),
     "v_subb_co_u32": _carry(True, False, True),
     "v_subbrev_co_u32": _carry(True, True, True),
-    "v_mad_u64_u32": _mad_64(np.uint64, "u"),
-    "v_mad_i64_i32": _mad_64(np.int64, "i"),
+    "v_mad_u64_u32": _mad_64,
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .global_memory import Memory
-from .lds import Access, Lds
+from .lds import Lds
 from .state import LANES, Array, Waves
 
 
@@ -66,8 +66,3 @@ class ActiveLanes:
 
 def _ignore(message: str) -> None:
     """Before the first launch nothing can race."""
-
-
-def lds_access_done(context: Context, access: Access) -> None:
-    """Called when an LDS access has been waited for."""
-    context.lds.retire(access)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .compare import decode_compare
-from .context import Context, lds_access_done
+from .context import Context
 from .division import decode_division
 from .ds import decode_ds
 from .errors import MachineError, UnknownInstruction
@@ -25,12 +25,8 @@ from .vmem import decode_vmem
 
 Step = Callable[[Waves], object]
 
-# Instructions that change no state that the interpreter models: timing, priorities, caches, debug.
-_NO_EFFECT = {
-    *("s_nop", "s_sleep", "s_setprio", "s_sethalt", "s_icache_inv", "s_ttracedata", "s_set_gpr_idx_off", "v_nop"),
-    *("s_dcache_wb", "s_dcache_inv", "buffer_wbl2", "buffer_inv", "buffer_wbinvl1", "buffer_wbinvl1_vol"),
-    *("s_incperflevel", "s_decperflevel", "s_code_end"),
-}
+# Instructions that change no state that the interpreter models: timing and priorities.
+_NO_EFFECT = {"s_nop", "s_sleep", "s_setprio"}
 
 
 class Barrier:
@@ -59,7 +55,7 @@ def decode_kernel(kernel: Kernel, context: Context) -> list[Step]:
 
 def _decode(instruction: Instruction, kernel: Kernel, context: Context) -> Step:
     try:
-        step = _control(instruction, kernel, context) or _compute(instruction, kernel, context)
+        step = _control(instruction, kernel) or _compute(instruction, kernel, context)
         if step is None:
             raise UnknownInstruction(f"instruction {instruction.opcode} is not modelled")
         return step
@@ -92,7 +88,7 @@ def _compute(instruction: Instruction, kernel: Kernel, context: Context) -> Step
     return decode_vmem(instruction, kernel, context)
 
 
-def _control(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
+def _control(instruction: Instruction, kernel: Kernel) -> Step | None:
     opcode = instruction.opcode
     if opcode in _NO_EFFECT:
         return lambda w: None
@@ -101,7 +97,7 @@ def _control(instruction: Instruction, kernel: Kernel, context: Context) -> Step
     if opcode == "s_barrier":
         return lambda w: BARRIER
     if opcode == "s_waitcnt":
-        return _wait(instruction, context)
+        return _wait(instruction)
     if opcode in ("s_setreg_imm32_b32", "s_setreg_b32", "s_getreg_b32"):
         return None  # changes of the rounding or denormal mode would change results
     if opcode == "s_branch":
@@ -128,7 +124,7 @@ def _conditional(condition: Callable[[Waves], Array], target: int) -> Step:
     return step
 
 
-def _wait(instruction: Instruction, context: Context) -> Step:
+def _wait(instruction: Instruction) -> Step:
     counts = dict(re.findall(r"(vmcnt|lgkmcnt|expcnt)\((\d+)\)", instruction.text))
     if not counts:
         number = int(instruction.operands[0], 0)
@@ -140,8 +136,5 @@ def _wait(instruction: Instruction, context: Context) -> Step:
         if lgkm is not None:
             finished = finished + w.queues.retire_lgkm(lgkm)
         w.retire(finished)
-        for item in finished:
-            for access in item.accesses():
-                lds_access_done(context, access)
 
     return step

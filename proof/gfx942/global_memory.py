@@ -185,20 +185,6 @@ class Memory:
         if conflict.any():
             self.report("two workgroups store to the same bytes")
 
-    def update(self, address: Array, size: int) -> Array:
-        """Check the targets of an atomic; the byte offsets into `raw`."""
-        offset, buffer = self._offset(address, size)
-        index = self._index(address, offset, size, buffer, "atomic")
-        if not self._store.all_written(index):
-            bad = self._first(address, offset, size, self._store.written)
-            raise UndefinedRead(f"an atomic at {self.where(bad)} updates bytes that nobody wrote")
-        return offset
-
-    @property
-    def raw(self) -> npt.NDArray[np.uint8]:
-        """All bytes, for atomics."""
-        return self._store.data
-
     def _offset(self, address: Array, size: int) -> tuple[Array, Buffer | None]:
         """Where in the store the byte at each address is; negative or past its end where there is none.
 

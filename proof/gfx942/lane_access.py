@@ -1,4 +1,4 @@
-"""Single lanes of vector registers: V_READLANE, V_WRITELANE, V_READFIRSTLANE, V_MBCNT (CDNA3 ISA chapter 12)."""
+"""Single lanes of vector registers: V_READLANE, V_READFIRSTLANE, V_MBCNT (CDNA3 ISA chapter 12)."""
 
 from __future__ import annotations
 
@@ -61,20 +61,6 @@ def _check_lane(w: Waves, register: int, lanes: Array) -> None:
         w.check_vector(register, all_lanes=True)
 
 
-def _write_lane(operands: list[Operand]) -> Step:
-    register = operands[0].register
-    value, lane = scalar_reader(operands[1], "u32"), scalar_reader(operands[2], "u32")
-
-    def step(w: Waves) -> None:
-        w.before_vector_write(register)
-        rows, lanes = np.arange(w.count), np.broadcast_to(lane(w) & np.uint32(63), w.count)
-        w.u32[register][rows, lanes] = value(w)
-        if w.vector_state[register] == PARTIAL:
-            w.vector_written[register][rows, lanes] = True
-
-    return step
-
-
 def _count_bits_below(high: bool) -> Callable[[list[Operand]], Step]:
     below = np.array([((1 << lane) - 1) >> (32 if high else 0) & 0xFFFFFFFF for lane in range(LANES)], np.uint32)
 
@@ -86,22 +72,9 @@ def _count_bits_below(high: bool) -> Callable[[list[Operand]], Step]:
     return decode
 
 
-def _swap(operands: list[Operand]) -> Step:
-    first, second = (reader(o, "u32") for o in operands)
-
-    def step(w: Waves) -> None:
-        a, b = first(w).copy(), second(w).copy()
-        w.write_vector(operands[0].register, w.u32, b)
-        w.write_vector(operands[1].register, w.u32, a)
-
-    return step
-
-
 _DECODERS: dict[str, Callable[[list[Operand]], Step]] = {
     "v_readlane_b32": _read_lane,
     "v_readfirstlane_b32": _read_first_lane,
-    "v_writelane_b32": _write_lane,
     "v_mbcnt_lo_u32_b32": _count_bits_below(False),
     "v_mbcnt_hi_u32_b32": _count_bits_below(True),
-    "v_swap_b32": _swap,
 }

@@ -1,13 +1,11 @@
-"""Data movement between and within lanes: DPP, SDWA, lane reads and writes, ds_bpermute patterns.
+"""Data movement between and within lanes: DPP and SDWA.
 
 CDNA3 ISA 4.6 (SDWA and DPP): a row is 16 lanes, a bank 4 lanes of a row.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -25,25 +23,16 @@ def dpp_source(modifiers: dict[str, str]) -> Array:
     if "quad_perm" in modifiers:
         quad = np.array([int(n) for n in modifiers["quad_perm"].strip("[]").split(",")])
         return (lane & ~3) + quad[lane & 3]
-    if "row_mirror" in modifiers:
-        return row + 15 - place
     if "row_half_mirror" in modifiers:
         return (lane & ~7) + 7 - (lane & 7)
-    for name, sign in (("row_shl", 1), ("row_shr", -1)):
-        if name in modifiers:
-            source = place + sign * int(modifiers[name])
-            return np.where((source >= 0) & (source < 16), row + source, -1)
+    if "row_shr" in modifiers:
+        source = place - int(modifiers["row_shr"])
+        return np.where(source >= 0, row + source, -1)
     if "row_ror" in modifiers:
         return row + (place - int(modifiers["row_ror"])) % 16
-    if "row_newbcast" in modifiers:
-        return row + int(modifiers["row_newbcast"])
     if "row_bcast" in modifiers:
         step = {"15": 16, "31": 32}[modifiers["row_bcast"]]
         return np.where(lane >= step, (lane // step) * step - 1, -1)
-    for name, sign, wrap in (("wave_shl", 1, 0), ("wave_rol", 1, 1), ("wave_shr", -1, 0), ("wave_ror", -1, 1)):
-        if name in modifiers:
-            source = lane + sign
-            return source % LANES if wrap else np.where((source >= 0) & (source < LANES), source, -1)
     raise UnknownInstruction(f"DPP pattern {' '.join(modifiers)} is not modelled")
 
 
@@ -88,71 +77,29 @@ _SELECT = {
 
 
 def sdwa_reader(operand: Operand, kind: str, select: str) -> Reader:
-    """A source read through an SDWA byte or word selector, sign-extended if the operand says sext()."""
+    """A source read through an SDWA byte or word selector."""
     if select == "DWORD":
-        return reader(replace(operand, sign_extend=False), kind)
+        return reader(operand, kind)
     first, bits = _SELECT[select]
     if kind == "f16" and bits == 16:
         return reader(operand, kind, high_half=first == 16)
-    if kind not in ("u32", "i32", "u16", "i16"):
+    if kind not in ("u32", "u16"):
         raise UnknownInstruction(f"SDWA {select} of a {kind} source is not modelled")
-    read = reader(replace(operand, sign_extend=False), "u32")
-    up, down = np.uint32(32 - bits - first), np.uint32(32 - bits)
-    as_kind, narrow = DTYPES[kind], kind.endswith("16")
-
-    def selected(w: Waves) -> Array:
-        word = np.asarray(read(w) << up)  # the field is now in the top bits
-        field = (word.view(np.int32) >> down.astype(np.int32)).view(np.uint32) if operand.sign_extend else word >> down
-        return field.astype(np.uint16).view(as_kind) if narrow else np.asarray(field).view(as_kind)
-
-    return selected
+    read, as_kind = reader(operand, "u32"), DTYPES[kind]
+    shift, mask = np.uint32(first), np.uint32((1 << bits) - 1)
+    return lambda w: ((read(w) >> shift) & mask).astype(as_kind)
 
 
 def sdwa_writer(instruction: Instruction, target: Operand, kind: str) -> Callable[[Waves, Array, Array | None], None]:
-    """A result written through an SDWA destination selector."""
-    select = instruction.modifiers.get("dst_sel", "DWORD")
-    unused = instruction.modifiers.get("dst_unused", "UNUSED_PAD")
-    register = target.register
-    shift, bits = _SELECT.get(select, (0, 32))
+    """A result written to a byte or word; the rest of the register becomes zero."""
+    if instruction.modifiers.get("dst_unused", "UNUSED_PAD") != "UNUSED_PAD":
+        raise UnknownInstruction("SDWA that keeps the rest of its destination is not modelled")
+    shift, bits = _SELECT.get(instruction.modifiers.get("dst_sel", "DWORD"), (0, 32))
     mask = np.uint32((1 << bits) - 1)
 
     def write(w: Waves, value: Array, lanes: Array | None) -> None:
-        bits32 = np.asarray(value)
-        bits32 = bits32.view(np.uint16).astype(np.uint32) if bits32.dtype.itemsize == 2 else bits32.view(np.uint32)
-        placed = (bits32 & mask) << np.uint32(shift)
-        if select != "DWORD" and unused == "UNUSED_PRESERVE":
-            w.check_vector(register)
-            placed = placed | (w.u32[register] & ~(mask << np.uint32(shift)))
-        w.write_vector(register, w.u32, placed, lanes)
+        word = np.asarray(value)
+        word = word.view(np.uint16).astype(np.uint32) if word.dtype.itemsize == 2 else word.view(np.uint32)
+        w.write_vector(target.register, w.u32, (word & mask) << np.uint32(shift), lanes)
 
-    if select != "DWORD" and unused == "UNUSED_SEXT":
-        raise UnknownInstruction("SDWA dst_unused:UNUSED_SEXT is not modelled")
     return write
-
-
-def swizzle_source(offset: str) -> Array:
-    """For each lane the lane that ds_swizzle_b32 reads (CDNA3 ISA, DS_SWIZZLE_B32)."""
-    match = re.match(r"swizzle\((\w+)\s*,\s*(.*)\)$", offset)
-    if not match:
-        return _swizzle_number(int(offset, 0))
-    name, values = match[1], [v.strip().strip('"') for v in match[2].split(",")]
-    if name == "QUAD_PERM":
-        return (_LANE & ~3) + np.array([int(v) for v in values])[_LANE & 3]
-    if name == "BITMASK_PERM":
-        codes = {"0": (0, 0, 0), "1": (0, 1, 0), "p": (1, 0, 0), "i": (1, 0, 1)}
-        keep, set_, flip = (sum(codes[c][k] << (4 - n) for n, c in enumerate(values[0])) for k in range(3))
-        return (_LANE & 32) | ((((_LANE & 31) & keep) | set_) ^ flip)
-    if name in ("SWAP", "REVERSE"):
-        flip = int(values[0]) if name == "SWAP" else int(values[0]) - 1
-        return _LANE ^ flip
-    if name == "BROADCAST":
-        return (_LANE & ~(int(values[0]) - 1)) | int(values[1])
-    raise UnknownInstruction(f"swizzle {offset} is not modelled")
-
-
-def _swizzle_number(offset: int) -> Array:
-    if offset & 0x8000:
-        quad = np.array([(offset >> (2 * n)) & 3 for n in range(4)])
-        return (_LANE & ~3) + quad[_LANE & 3]
-    keep, set_, flip = offset & 31, (offset >> 5) & 31, (offset >> 10) & 31
-    return (_LANE & 32) | ((((_LANE & 31) & keep) | set_) ^ flip)

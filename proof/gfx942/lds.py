@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .byte_store import ByteStore, Index
-from .errors import MissingWait, OutOfBounds, UndefinedRead
+from .errors import OutOfBounds, UndefinedRead
 from .state import Array
 
 _EACH_BYTE = np.uint64(0x0001000100010001)  # one wave mask for each byte of a word
@@ -28,7 +28,6 @@ class Access:
     rows: npt.NDArray[np.int64]  # [n], the batch row of each access
     wave: npt.NDArray[np.int64]  # [n]
     write: bool
-    dma: bool = False
 
     def take(self, rows: Array) -> Access:
         """The part in the given batch rows."""
@@ -37,7 +36,7 @@ class Access:
         new_row[chosen[chosen < len(new_row)]] = np.flatnonzero(chosen < len(new_row))
         keep = new_row[self.rows] >= 0
         at = self.index.at[:, keep]
-        return Access(Index(self.index.aligned, at), new_row[self.rows[keep]], self.wave[keep], self.write, self.dma)
+        return Access(Index(self.index.aligned, at), new_row[self.rows[keep]], self.wave[keep], self.write)
 
     @cached_property
     def mine(self) -> Array:
@@ -98,15 +97,12 @@ class Lds:
         self.redundant_writes = redundant_writes
         self.bytes = ByteStore(groups * self.stride)
         self._writers, self._readers, self._updaters = (WaveMasks(len(self.bytes.data)) for _ in range(3))
-        self._dma = np.zeros(len(self.bytes.data), np.uint8)
-        self._dma_outstanding = 0
 
     def read(self, address: Array, size: int, group: Array, wave: Array, rows: Array) -> tuple[Array, Access]:
         """Read `size` bytes at each address [n]: uint32 [words, n]."""
         access = Access(self._index(address, size, group), rows, wave, write=False)
         if not self.bytes.all_written(access.index):
             raise UndefinedRead(f"an LDS read of {size} bytes at offset {self._unwritten(access.index)} nobody wrote")
-        self._check_dma(access)
         written = self._writers.others(access)
         if written is not None and self.redundant_writes:
             written = self._writers.without_mine(access)  # who wrote the same value reads its own
@@ -115,12 +111,9 @@ class Lds:
         self._readers.mark(access)
         return self.bytes.gather(access.index), access
 
-    def write(
-        self, address: Array, words: Array, size: int, group: Array, wave: Array, rows: Array, dma: bool = False
-    ) -> Access:
+    def write(self, address: Array, words: Array, size: int, group: Array, wave: Array, rows: Array) -> Access:
         """Write words [words, n] at each address [n]."""
-        access = Access(self._index(address, size, group), rows, wave, write=True, dma=dma)
-        self._check_dma(access)
+        access = Access(self._index(address, size, group), rows, wave, write=True)
         written, seen = self._writers.others(access), self._readers.others(access)
         if self.redundant_writes and (written is not None or seen is not None):
             changed = self.bytes.differs(access.index, words)
@@ -133,9 +126,6 @@ class Lds:
         self._writers.mark(access)
         if written is None and not self.redundant_writes:  # also two waves in the same instruction of one batch
             self._race(access, self._writers.others(access), "writes", "wrote")
-        if dma:
-            self._dma_flags(access)[access.index.at] = 0x01010101 if access.index.aligned else 1
-            self._dma_outstanding += 1
         return access
 
     def atomic(self, address: Array, group: Array, wave: Array, rows: Array) -> Array:
@@ -146,17 +136,10 @@ class Lds:
         if not self.bytes.all_written(index):
             raise UndefinedRead(f"an LDS atomic at offset {self._unwritten(index)} updates bytes that nobody wrote")
         access = Access(index, rows, wave, write=True)
-        self._check_dma(access)
         self._race(access, self._writers.others(access), "atomically updates", "wrote")
         self._race(access, self._readers.others(access), "atomically updates", "read")
         self._updaters.mark(access)
         return index.at[0] * 4
-
-    def retire(self, access: Access) -> None:
-        """A direct-to-LDS load has landed."""
-        if access.dma:
-            self._dma_flags(access)[access.index.at] = 0
-            self._dma_outstanding -= 1
 
     def barrier(self, outstanding: list[Access]) -> None:
         """Forget the accesses before the barrier, except those that may still happen."""
@@ -181,19 +164,6 @@ class Lds:
             f"wave {wave} {verb} LDS bytes at {self._place(access.index, wrong)} that another wave {other} since the "
             "last barrier"
         )
-
-    def _dma_flags(self, access: Access) -> Array:
-        return self._dma.view(np.uint32) if access.index.aligned else self._dma
-
-    def _check_dma(self, access: Access) -> None:
-        if not self._dma_outstanding:
-            return
-        flags = self._dma_flags(access)[access.index.at]
-        if flags.any():
-            raise MissingWait(
-                f"LDS bytes at {self._place(access.index, flags != 0)} are used before the s_waitcnt for the load that "
-                "fills them"
-            )
 
     def _place(self, index: Index, wrong: Array | None = None) -> str:
         at = index.at if wrong is None else index.at[wrong]

@@ -28,7 +28,7 @@ class LaunchResult:
     """What a launch did.
 
     counts: executed instructions per opcode, summed over waves. races: what the race detector found (only when it
-    collects). tallies: out_of_range_loads, out_of_range_stores, out_of_range_atomics in lanes.
+    collects). tallies: out_of_range_loads and out_of_range_stores in lanes.
     """
 
     counts: Counter[str]
@@ -120,8 +120,7 @@ def _start(kernel: Kernel, ids: np.ndarray, grid: Grid, block: Grid, kernarg: Bu
     threads = int(np.prod(block))
     per_group = -(-threads // LANES)
     slot, wave = np.repeat(np.arange(len(ids)), per_group), np.tile(np.arange(per_group), len(ids))
-    scratch = np.zeros((len(slot), LANES, kernel.scratch_bytes), np.uint8)
-    waves = Waves.create(Rows(slot, wave, scratch, np.zeros(scratch.shape, bool)), kernel.vgprs + kernel.agprs)
+    waves = Waves.create(Rows(slot, wave), kernel.vgprs + kernel.agprs)
     thread = wave[:, None] * LANES + np.arange(LANES)
     active = thread < threads
     words = np.packbits(active, axis=-1, bitorder="little").view(np.uint32)

@@ -14,22 +14,16 @@ from collections.abc import Callable
 import numpy as np
 
 from .errors import UnknownInstruction
-from .numeric import bf16_to_f32, fp8_fnuz_to_f32
+from .numeric import bf16_to_f32
 from .operands import Operand, constant_bits, parse_operand
 from .parser import Instruction, Kernel
 from .state import Array, Waves
 from .valu import check_modifiers
 
 Step = Callable[[Waves], object]
-_NAME = re.compile(
-    r"^v_mfma_([if]32)_(16|32)x(?:16|32)x(\d+)_?(i8|f16|bf16|bf16_1k|f32|fp8_fp8|bf8_bf8|fp8_bf8|bf8_fp8)$"
-)
-_SHAPES = {
-    **{"i8": {(16, 32), (32, 16)}, "f16": {(16, 16), (32, 8)}, "bf16": {(16, 16), (32, 8)}},
-    **{"bf16_1k": {(16, 16), (32, 8)}, "f32": {(16, 4), (32, 2)}},
-    **{f"{a}_{b}": {(16, 32), (32, 16)} for a in ("fp8", "bf8") for b in ("fp8", "bf8")},
-}
-_ELEMENT_BYTES = {"i8": 1, "fp8": 1, "bf8": 1, "f16": 2, "bf16": 2, "bf16_1k": 2, "f32": 4}
+_NAME = re.compile(r"^v_mfma_([if]32)_(16|32)x(?:16|32)x(\d+)_(i8|bf16)$")
+_SHAPES = {"i8": {(16, 32), (32, 16)}, "bf16": {(16, 16)}}
+_ELEMENT_BYTES = {"i8": 1, "bf16": 2}
 
 
 def decode_mfma(instruction: Instruction, kernel: Kernel) -> Step | None:
@@ -42,8 +36,7 @@ def decode_mfma(instruction: Instruction, kernel: Kernel) -> Step | None:
     check_modifiers(instruction, set())
     d, a, b, c = (parse_operand(text, kernel) for text in instruction.operands)
     size, depth = int(match[2]), int(match[3])
-    formats = match[4].split("_") if match[4][1:2] in "pf" and "_" in match[4] else [match[4], match[4]]
-    left, right = _matrix(a, size, depth, formats[0]), _matrix(b, size, depth, formats[1])
+    left, right = _matrix(a, size, depth, match[4]), _matrix(b, size, depth, match[4])
     integer = match[1] == "i32"
     add, registers = _accumulator(c, size, integer), size * size // 64
     if d.kind != "vector" or d.count != registers:
@@ -82,12 +75,7 @@ def _matrix(operand: Operand, size: int, depth: int, form: str) -> Callable[[Wav
 
 _CONVERT: dict[str, Callable[[Array], Array]] = {
     "i8": lambda words: words.view(np.int8).astype(np.float32),
-    "f16": lambda words: words.view(np.float16).astype(np.float64),
     "bf16": lambda words: bf16_to_f32(words.view(np.uint16)).astype(np.float64),
-    "bf16_1k": lambda words: bf16_to_f32(words.view(np.uint16)).astype(np.float64),
-    "f32": lambda words: words.view(np.float32).astype(np.float64),
-    "fp8": lambda words: fp8_fnuz_to_f32(words.view(np.uint8), 3).astype(np.float64),
-    "bf8": lambda words: fp8_fnuz_to_f32(words.view(np.uint8), 2).astype(np.float64),
 }
 
 

@@ -43,17 +43,6 @@ def transcendental(function: np.ufunc, x: Array) -> Array:
     return flush_f32(function(flush_f32(x).astype(np.float64)).astype(np.float32))
 
 
-def quiet(bits: Array) -> Array:
-    """Turn signalling float32 NaNs (given as bits) into quiet ones."""
-    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return np.where(is_nan, bits | np.uint32(0x00400000), bits)
-
-
-def minimum(a: Array, b: Array) -> Array:
-    """IEEE minNum with -0 < +0."""
-    return np.where((a == b) & (a == 0), np.where(np.signbit(a), a, b), np.fmin(a, b)).astype(np.result_type(a, b))
-
-
 def maximum(a: Array, b: Array) -> Array:
     """IEEE maxNum with -0 < +0."""
     return np.where((a == b) & (a == 0), np.where(np.signbit(a), b, a), np.fmax(a, b)).astype(np.result_type(a, b))
@@ -86,22 +75,3 @@ def f32_to_bf16(x: Array) -> Array:
     bits = np.ascontiguousarray(x).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
-
-
-def fp8_fnuz_to_f32(codes: Array, mantissa: int) -> Array:
-    """Widen 8-bit FNUZ floats (gfx942): e4m3 has `mantissa` 3 and bias 8, e5m2 has 2 and bias 16; 0x80 is NaN."""
-    return _FNUZ[mantissa][codes]
-
-
-def _fnuz_table(mantissa: int) -> Array:
-    codes = np.arange(256)
-    bias = 2 ** (6 - mantissa)
-    exponent, fraction = (codes & 0x7F) >> mantissa, codes & ((1 << mantissa) - 1)
-    scale = 2.0 ** (np.maximum(exponent, 1) - bias - mantissa)
-    value = np.where(exponent > 0, fraction + (1 << mantissa), fraction) * scale
-    signed = np.where(codes & 0x80, -value, value)
-    signed[0x80] = np.nan
-    return signed.astype(np.float32)
-
-
-_FNUZ = {3: _fnuz_table(3), 2: _fnuz_table(2)}

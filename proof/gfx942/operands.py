@@ -25,10 +25,6 @@ _NAMED = {
     "exec_lo": (EXEC, 1),
     "exec_hi": (EXEC + 1, 1),
     "m0": (M0, 1),
-    "flat_scratch": (102, 2),
-    "flat_scratch_lo": (102, 1),
-    "flat_scratch_hi": (103, 1),
-    "xnack_mask": (104, 2),
 }
 
 
@@ -43,7 +39,6 @@ class Operand:
     number: int | float = 0
     negate: bool = False
     absolute: bool = False
-    sign_extend: bool = False
 
 
 def parse_operand(text: str, kernel: Kernel) -> Operand:
@@ -55,7 +50,7 @@ def parse_operand(text: str, kernel: Kernel) -> Operand:
 def _parse(text: str, vgprs: int, agprs: int) -> Operand:
     if text.startswith("-") and text[1:2] in ("v", "s", "|", "a"):
         return replace(_parse(text[1:], vgprs, agprs), negate=True)
-    for prefix, change in (("|", "absolute"), ("abs(", "absolute"), ("neg(", "negate"), ("sext(", "sign_extend")):
+    for prefix, change in (("|", "absolute"), ("abs(", "absolute"), ("neg(", "negate")):
         if text.startswith(prefix):
             return replace(_parse(text[len(prefix) : -1], vgprs, agprs), **{change: True})  # type: ignore[arg-type]
     match = _REGISTER.match(text)
@@ -85,23 +80,17 @@ def _register(letter: str, first: int, count: int, text: str, vgprs: int, agprs:
 def constant_bits(number: int | float, kind: str) -> int:
     """The bits that an inline constant or literal has as an operand of type `kind` (CDNA3 ISA, table of SSRC)."""
     if isinstance(number, float):
-        form = {"f16": "<e", "f64": "<d"}.get(kind, "<f")
-        return int.from_bytes(struct.pack(form, number), "little")
-    if kind == "f64" and not -16 <= number <= 64:
-        return (number & 0xFFFFFFFF) << 32  # a literal is the high half of a double
+        return int.from_bytes(struct.pack("<e" if kind == "f16" else "<f", number), "little")
     return number & (0xFFFFFFFFFFFFFFFF if kind.endswith("64") else 0xFFFF if kind.endswith("16") else 0xFFFFFFFF)
 
 
 DTYPES: dict[str, type[np.generic]] = {
     "u16": np.uint16,
-    "i16": np.int16,
     "f16": np.float16,
     "u32": np.uint32,
     "i32": np.int32,
     "f32": np.float32,
     "u64": np.uint64,
-    "i64": np.int64,
-    "f64": np.float64,
 }
 _BITS: dict[int, type[np.unsignedinteger]] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
 
 from .errors import MachineError, UnknownInstruction
-from .metadata import kernel_metadata
 
 _LABEL = re.compile(r"^([.\w$@]+):\s*(.*)$")
 _ENCODING = re.compile(r"_(e32|e64_dpp|e64|sdwa|dpp)$")
@@ -91,7 +93,7 @@ def parse_kernels(text: str) -> list[Kernel]:
     descriptors = _descriptors(text)
     if not descriptors:
         raise MachineError("no kernel in this assembly", expected="a .amdhsa_kernel block")
-    metadata = kernel_metadata(text)
+    metadata = _metadata(text)
     return [
         _kernel(name, instructions, labels, descriptors[name], metadata.get(name, {}))
         for name, instructions, labels in _functions(text, set(descriptors))
@@ -119,6 +121,19 @@ def _kernel(
     assert isinstance(raw, list)
     args = [KernelArg(int(a["offset"]), int(a["size"]), str(a["value_kind"]), str(a.get("name", ""))) for a in raw]
     return Kernel(name, instructions, labels, descriptor, args, metadata)
+
+
+def _metadata(text: str) -> dict[str, dict[str, object]]:
+    """The `.amdgpu_metadata` block by kernel name; keys lose their leading dot. Empty without such a block."""
+    block = re.search(r"\.amdgpu_metadata\s*\n---\n(.*?)\n\.\.\.", text, re.S)
+    document = _without_dots(yaml.load(block[1], Loader=yaml.CSafeLoader)) if block else {}
+    return {str(kernel["name"]): kernel for kernel in document.get("amdhsa.kernels", [])}
+
+
+def _without_dots(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key.lstrip("."): _without_dots(inner) for key, inner in value.items()}
+    return [_without_dots(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _descriptors(text: str) -> dict[str, dict[str, int]]:

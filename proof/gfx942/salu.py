@@ -37,40 +37,32 @@ _bitwise("or", lambda a, b: a | b)
 _bitwise("xor", lambda a, b: a ^ b)
 _bitwise("andn2", lambda a, b: a & ~b)
 _bitwise("orn2", lambda a, b: a | ~b)
-_bitwise("nand", lambda a, b: ~(a & b))
-_bitwise("nor", lambda a, b: ~(a | b))
-_bitwise("xnor", lambda a, b: ~(a ^ b))
 for _b in ("32", "64"):
     _T = DTYPES[f"u{_b}"]
     _M = _T(int(_b) - 1)
     _op(f"s_lshl_b{_b}", f"u{_b} u32", f"u{_b}", lambda a, b, t=_T, m=_M: a << (b.astype(t) & m), "nonzero")
     _op(f"s_lshr_b{_b}", f"u{_b} u32", f"u{_b}", lambda a, b, t=_T, m=_M: a >> (b.astype(t) & m), "nonzero")
     _op(f"s_not_b{_b}", f"u{_b}", f"u{_b}", lambda a: ~a, "nonzero")
-    _op(f"s_mov_b{_b} s_cmov_b{_b}", f"u{_b}", f"u{_b}", lambda a: a)
+    _op(f"s_mov_b{_b}", f"u{_b}", f"u{_b}", lambda a: a)
     _op(f"s_bcnt1_i32_b{_b}", f"u{_b}", "u32", lambda a: np.bitwise_count(a).astype(u32), "nonzero")
-    _op(f"s_bfm_b{_b}", "u32 u32", f"u{_b}", lambda a, b, t=_T, m=_M: ((t(1) << (a.astype(t) & m)) - t(1)) << (b & m))
 _op("s_ashr_i32", "i32 u32", "i32", lambda a, b: a >> (b & u32(31)).astype(np.int32), "nonzero")
-_op("s_ashr_i64", "i64 u32", "i64", lambda a, b: a >> (b & u32(63)).astype(i64), "nonzero")
 
 
-def _bfe(signed: bool, bits: int) -> Callable[..., Array]:
-    def function(value: Array, control: Array) -> Array:
-        offset, size = (control & u32(bits - 1)).astype(np.int64), ((control >> u32(16)) & u32(0x7F)).astype(np.int64)
-        size = np.minimum(size, bits - offset)
-        field = (value.astype(u64) >> offset.astype(u64)) & np.where(
-            size >= 64, u64(0xFFFFFFFFFFFFFFFF), (u64(1) << np.minimum(size, 63).astype(u64)) - u64(1)
-        )
-        if signed:
-            sign = np.where(size > 0, u64(1) << np.maximum(size - 1, 0).astype(u64), u64(0))
-            field = (field ^ sign) - sign
-        return field.astype(DTYPES[f"u{bits}"])
-
-    return function
+def _bfe(value: Array, control: Array) -> tuple[Array, Array]:
+    """The field as an unsigned number, and its width."""
+    offset, size = (control & u32(31)).astype(u64), ((control >> u32(16)) & u32(0x7F)).astype(u64)
+    size = np.minimum(size, u64(32) - offset)
+    return (value.astype(u64) >> offset) & ((u64(1) << size) - u64(1)), size
 
 
-for _b in ("32", "64"):
-    _op(f"s_bfe_u{_b}", f"u{_b} u32", f"u{_b}", _bfe(False, int(_b)), "nonzero")
-    _op(f"s_bfe_i{_b}", f"u{_b} u32", f"u{_b}", _bfe(True, int(_b)), "nonzero")
+def _bfe_i32(value: Array, control: Array) -> Array:
+    field, size = _bfe(value, control)
+    sign = np.where(size > 0, u64(1) << np.maximum(size, u64(1)) - u64(1), u64(0))
+    return ((field ^ sign) - sign).astype(u32)
+
+
+_op("s_bfe_u32", "u32 u32", "u32", lambda value, control: _bfe(value, control)[0].astype(u32), "nonzero")
+_op("s_bfe_i32", "u32 u32", "u32", _bfe_i32, "nonzero")
 
 
 def _unsigned(total: Array) -> tuple[Array, Array]:
@@ -86,7 +78,6 @@ def _wide(a: Array) -> Array:
 
 
 _op("s_add_u32", "u32 u32", "u32", lambda a, b: _unsigned(_wide(a) + _wide(b)), "pair")
-_op("s_sub_u32", "u32 u32", "u32", lambda a, b: _unsigned(_wide(a) - _wide(b)), "pair")
 _op("s_addc_u32", "u32 u32 scc", "u32", lambda a, b, c: _unsigned(_wide(a) + _wide(b) + c), "pair")
 _op("s_subb_u32", "u32 u32 scc", "u32", lambda a, b, c: _unsigned(_wide(a) - _wide(b) - c), "pair")
 _op("s_add_i32", "i32 i32", "u32", lambda a, b: _signed(_wide(a) + _wide(b)), "pair")
@@ -106,36 +97,12 @@ for _t in ("u", "i"):
     _op(f"s_min_{_t}32", f"{_t}32 {_t}32", f"{_t}32", lambda a, b: (np.minimum(a, b), a <= b), "pair")
     _op(f"s_max_{_t}32", f"{_t}32 {_t}32", f"{_t}32", lambda a, b: (np.maximum(a, b), a >= b), "pair")
 _op("s_abs_i32", "i32", "i32", np.abs, "nonzero")
-_op("s_absdiff_i32", "i32 i32", "u32", lambda a, b: (np.abs(_wide(a) - _wide(b)) & 0xFFFFFFFF).astype(u32), "nonzero")
-_op("s_sext_i32_i8", "i32", "i32", lambda a: a.astype(np.int8).astype(np.int32))
-_op("s_sext_i32_i16", "i32", "i32", lambda a: a.astype(np.int16).astype(np.int32))
 _op("s_cselect_b32", "u32 u32 scc", "u32", lambda a, b, c: np.where(c, a, b))
 _op("s_cselect_b64", "u64 u64 scc", "u64", lambda a, b, c: np.where(c, a, b))
 _op("s_brev_b32", "u32", "u32", lambda a: np.array([int(f"{int(x):032b}"[::-1], 2) for x in np.atleast_1d(a)], u32))
-_op("s_pack_ll_b32_b16", "u32 u32", "u32", lambda a, b: (a & u32(0xFFFF)) | (b << u32(16)))
-_op("s_pack_lh_b32_b16", "u32 u32", "u32", lambda a, b: (a & u32(0xFFFF)) | (b & u32(0xFFFF0000)))
-_op("s_pack_hh_b32_b16", "u32 u32", "u32", lambda a, b: (a >> u32(16)) | (b & u32(0xFFFF0000)))
 
 
-def _find_first(bits: int) -> Callable[..., Array]:
-    def function(a: Array) -> Array:
-        return np.array([(int(x) & -int(x)).bit_length() - 1 & 0xFFFFFFFF for x in np.atleast_1d(a)], u32)
-
-    return function
-
-
-def _find_high(bits: int) -> Callable[..., Array]:
-    def function(a: Array) -> Array:
-        return np.array([bits - int(x).bit_length() if x else 0xFFFFFFFF for x in np.atleast_1d(a)], u32)
-
-    return function
-
-
-for _b in ("32", "64"):
-    _op(f"s_ff1_i32_b{_b}", f"u{_b}", "u32", _find_first(int(_b)))
-    _op(f"s_flbit_i32_b{_b}", f"u{_b}", "u32", _find_high(int(_b)))
 _op("s_bitset1_b32", "u32 self", "u32", lambda a, old: old | (u32(1) << (a & u32(31))))
-_op("s_bitset0_b32", "u32 self", "u32", lambda a, old: old & ~(u32(1) << (a & u32(31))))
 
 _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
     "eq": lambda a, b: a == b,
@@ -145,30 +112,20 @@ _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
     "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b,
 }
-_SAVE_EXEC: dict[str, Callable[[Array, Array], Array]] = {
-    "and": lambda s, e: s & e,
-    "or": lambda s, e: s | e,
-    "xor": lambda s, e: s ^ e,
-    "andn2": lambda s, e: s & ~e,
-    "orn2": lambda s, e: s | ~e,
-    "andn1": lambda s, e: ~s & e,
-    "orn1": lambda s, e: ~s | e,
-}
 
 
 def decode_salu(instruction: Instruction, kernel: Kernel) -> Step | None:
     """The closure of a scalar instruction other than branches, waits and loads, or None."""
     opcode = instruction.opcode
-    compare = re.match(r"^s_cmpk?_(eq|lg|gt|ge|lt|le)_([ui](?:32|64))$", opcode)
+    compare = re.match(r"^s_cmpk?_(eq|lg|gt|ge|lt|le)_([ui]32)$", opcode)
     if compare:
         return _compare(instruction, kernel, _COMPARE[compare[1]], compare[2])
-    save = re.match(r"^s_(\w+)_saveexec_b64$", opcode)
-    if save and save[1] in _SAVE_EXEC:
-        return _save_exec(instruction, kernel, _SAVE_EXEC[save[1]])
-    bit = re.match(r"^s_bitcmp([01])_b(32|64)$", opcode)
+    if opcode == "s_and_saveexec_b64":
+        return _and_save_exec(instruction, kernel)
+    bit = re.match(r"^s_bitcmp([01])_b32$", opcode)
     if bit:
-        return _bit_compare(instruction, kernel, int(bit[1]), f"u{bit[2]}")
-    immediate = re.match(r"^s_(mov|cmov|add|mul)k_i32$", opcode)
+        return _bit_compare(instruction, kernel, int(bit[1]))
+    immediate = re.match(r"^s_(mov|add|mul)k_i32$", opcode)
     if immediate:
         return _immediate(instruction, kernel, immediate[1])
     if opcode in _OPS:
@@ -195,18 +152,14 @@ def _table(instruction: Instruction, kernel: Kernel, row: _Row) -> Step:
     write = _write(register, result)
     readers = [scalar_reader(o, k) for o, k in zip(operands[1:], kinds, strict=False)]
     with_scc, with_self = "scc" in kinds, "self" in kinds
-    only_if_scc = instruction.opcode.startswith("s_cmov")
 
     def step(w: Waves) -> None:
         sources = [read(w) for read in readers]
         if with_scc:
             sources.append(w.scc)
-        if with_self or only_if_scc:
+        if with_self:
             w.check_scalar(register)
             sources.append(w.s32[register])
-        if only_if_scc:
-            w.write_scalar(register, np.where(w.scc, sources[0], sources[1]))
-            return
         value = function(*sources)
         if scc == "pair":
             value, flag = value
@@ -230,18 +183,17 @@ def _compare(instruction: Instruction, kernel: Kernel, condition: Callable[[Arra
     return step
 
 
-def _bit_compare(instruction: Instruction, kernel: Kernel, wanted: int, kind: str) -> Step:
-    operands = [parse_operand(text, kernel) for text in instruction.operands]
-    value, bit = scalar_reader(operands[0], kind), scalar_reader(operands[1], "u32")
+def _bit_compare(instruction: Instruction, kernel: Kernel, wanted: int) -> Step:
+    value, bit = (scalar_reader(parse_operand(text, kernel), "u32") for text in instruction.operands)
 
     def step(w: Waves) -> None:
-        found = (value(w).astype(u64) >> (bit(w) & u32(width(kind) - 1)).astype(u64)) & u64(1)
+        found = (value(w) >> (bit(w) & u32(31))) & u32(1)
         w.scc = np.array(np.broadcast_to(found == wanted, w.count))
 
     return step
 
 
-def _save_exec(instruction: Instruction, kernel: Kernel, function: Callable[[Array, Array], Array]) -> Step:
+def _and_save_exec(instruction: Instruction, kernel: Kernel) -> Step:
     operands = [parse_operand(text, kernel) for text in instruction.operands]
     register, source = _target(operands[0]), scalar_reader(operands[1], "u64")
     current = scalar_reader(parse_operand("exec", kernel), "u64")
@@ -249,7 +201,7 @@ def _save_exec(instruction: Instruction, kernel: Kernel, function: Callable[[Arr
     def step(w: Waves) -> None:
         old, mask = current(w), source(w)
         w.write_scalar64(register, old)
-        new = np.broadcast_to(function(mask, old), w.count)
+        new = np.broadcast_to(mask & old, w.count)
         w.write_scalar64(EXEC, new)
         w.scc = np.array(new != 0)
 
@@ -267,9 +219,7 @@ def _immediate(instruction: Instruction, kernel: Kernel, name: str) -> Step:
             return
         w.check_scalar(register)
         old = w.s32[register].view(np.int32).astype(i64)
-        if name == "cmov":
-            w.write_scalar(register, np.where(w.scc, value, old).astype(np.int32).view(u32))
-        elif name == "add":
+        if name == "add":
             result, w.scc = _signed(old + value)
             w.write_scalar(register, result)
         else:

@@ -1,4 +1,4 @@
-"""Scalar memory: s_load, s_buffer_load (CDNA3 ISA chapter 7)."""
+"""Scalar memory: s_load (CDNA3 ISA chapter 7)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Step = Callable[[Waves], object]
 
 def decode_smem(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
     """The closure of a scalar load, or None."""
-    match = re.match(r"^s_(buffer_)?load_dword(?:x(\d+))?$", instruction.opcode)
+    match = re.match(r"^s_load_dword(?:x(\d+))?$", instruction.opcode)
     if not match:
         return None
     check_modifiers(instruction, {"glc", "offset"})
-    count = int(match[2] or 1)
+    count = int(match[1] or 1)
     operands = [parse_operand(text, kernel) for text in instruction.operands]
     target, base = operands[0], operands[1]
     if target.count != count:
@@ -42,29 +42,11 @@ def decode_smem(instruction: Instruction, kernel: Kernel, context: Context) -> S
 
     def step(w: Waves) -> None:
         group = context.group_ids[w.rows.group]
-        if match[1]:
-            words = _buffer_words(w, base.register, offset(w), count, group, context)
-        else:
-            w.check_scalar(base.register, 2)
-            start = w.s32[base.register].astype(np.int64) | (w.s32[base.register + 1].astype(np.int64) << np.int64(32))
-            words = context.memory.load((start + offset(w)).astype(np.uint64), 4 * count, group)
+        w.check_scalar(base.register, 2)
+        start = w.s32[base.register].astype(np.int64) | (w.s32[base.register + 1].astype(np.int64) << np.int64(32))
+        words = context.memory.load((start + offset(w)).astype(np.uint64), 4 * count, group)
         w.write_scalar_words(target.register, list(words))
         w.scalar_load_issued(target.register, count)
         w.queues.lgkm.append(Outstanding("smem", scalar=range(target.register, target.register + count)))
 
     return step
-
-
-def _buffer_words(w: Waves, resource: int, offset: Array, count: int, group: Array, context: Context) -> Array:
-    w.check_scalar(resource, 4)
-    low, high, records = (w.s32[resource + n].astype(np.int64) for n in range(3))
-    if ((high >> 16) & 0x3FFF).any():
-        raise UnknownInstruction("s_buffer_load with a strided resource is not modelled")
-    base = low | ((high & 0xFFFF) << 32)
-    words = np.zeros((count, w.count), np.uint32)
-    for n in range(count):
-        inside = offset + 4 * n + 4 <= records
-        context.tallies["out_of_range_loads"] += int((~inside).sum())
-        address = (base + offset + 4 * n)[inside].astype(np.uint64)
-        words[n, inside] = context.memory.load(address, 4, group[inside])[0]
-    return words

@@ -31,22 +31,15 @@ class Rows:
 
     group: npt.NDArray[np.int64]
     wave: npt.NDArray[np.int64]
-    scratch: npt.NDArray[np.uint8]  # [rows, lanes, bytes]
-    scratch_written: npt.NDArray[np.bool_]
 
     def take(self, index: Array) -> Rows:
         """The rows chosen by `index`."""
-        return Rows(self.group[index], self.wave[index], self.scratch[index], self.scratch_written[index])
+        return Rows(self.group[index], self.wave[index])
 
     @staticmethod
     def join(parts: list[Rows]) -> Rows:
         """All rows of several batches."""
-        return Rows(
-            np.concatenate([p.group for p in parts]),
-            np.concatenate([p.wave for p in parts]),
-            np.concatenate([p.scratch for p in parts]),
-            np.concatenate([p.scratch_written for p in parts]),
-        )
+        return Rows(np.concatenate([p.group for p in parts]), np.concatenate([p.wave for p in parts]))
 
 
 class Waves:

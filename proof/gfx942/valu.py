@@ -14,17 +14,12 @@ from .state import READY, Array, Waves
 from .valu_ops import OPS, SATURATED, Op
 
 Step = Callable[[Waves], object]
-_COPIES = {"v_mov_b32", "v_mov_b64", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32"}
+_COPIES = {"v_mov_b32", "v_mov_b64"}
 _ACCUMULATE = {"v_fmac_f32": "v_fma_f32"}
-_WITH_LITERAL = {"v_fmamk_f32", "v_fmaak_f32", "v_madmk_f32", "v_madak_f32"}
-_OUTPUT_SCALE = {"mul:2": 2.0, "mul:4": 4.0, "div:2": 0.5}
+_WITH_LITERAL = {"v_fmamk_f32"}
 _OP_SEL = {"op_sel"}
 _SDWA = {"dst_sel", "dst_unused", "src0_sel", "src1_sel"}
-_DPP = {
-    *("quad_perm", "row_shl", "row_shr", "row_ror", "wave_shl", "wave_rol", "wave_shr", "wave_ror", "row_mirror"),
-    *("row_half_mirror", "row_bcast", "row_newbcast", "row_mask", "bank_mask", "bound_ctrl"),
-}
-_OUTPUT = {"clamp", "mul", "div"}
+_DPP = {"quad_perm", "row_shr", "row_ror", "row_half_mirror", "row_bcast", "row_mask", "bank_mask", "bound_ctrl"}
 
 
 def decode_valu(instruction: Instruction, kernel: Kernel) -> Step | None:
@@ -65,14 +60,14 @@ def _op_sel(instruction: Instruction) -> list[bool]:
 
 
 def _decode(instruction: Instruction, op: Op, target: Operand, sources: list[Operand]) -> Step:
-    check_modifiers(instruction, _OP_SEL | _SDWA | _DPP | _OUTPUT)
+    check_modifiers(instruction, _OP_SEL | _SDWA | _DPP | {"clamp"})
     if instruction.encoding in ("dpp", "e64_dpp"):
         return _decode_dpp(instruction, op, target, sources)
     if instruction.opcode in _COPIES and not instruction.modifiers and sources[0].kind == "vector":
         return _copy(target, sources[0])
     if _op_sel(instruction)[len(sources) :] not in ([], [False]):
         raise UnknownInstruction("op_sel on the result is not modelled")
-    function = _with_output_modifiers(instruction, op)
+    function = _clamped(instruction, op)
     readers = source_readers(instruction, op.sources, sources)
     write = sdwa_writer(instruction, target, op.result) if instruction.encoding == "sdwa" else writer(target, op.result)
     if len(readers) == 1:
@@ -85,22 +80,12 @@ def _decode(instruction: Instruction, op: Op, target: Operand, sources: list[Ope
     return lambda w: write(w, function(a(w), b(w), c(w)), None)
 
 
-def _with_output_modifiers(instruction: Instruction, op: Op) -> Callable[..., Array]:
-    scale = [v for k, v in _OUTPUT_SCALE.items() if instruction.modifiers.get(k.split(":")[0]) == k.split(":")[1]]
-    clamp = "clamp" in instruction.modifiers
-    if not scale and not clamp:
+def _clamped(instruction: Instruction, op: Op) -> Callable[..., Array]:
+    if "clamp" not in instruction.modifiers:
         return op.function
-    if op.result != "f32":
-        if clamp and not scale and instruction.opcode in SATURATED:
-            return SATURATED[instruction.opcode]
-        raise UnknownInstruction(f"an output modifier on {instruction.opcode} is not modelled")
-    factor = np.float32(scale[0] if scale else 1.0)
-
-    def function(*sources: Array) -> Array:
-        value: Array = op.function(*sources) * factor
-        return np.clip(np.nan_to_num(value, nan=0.0), np.float32(0), np.float32(1)) if clamp else value
-
-    return function
+    if instruction.opcode not in SATURATED:
+        raise UnknownInstruction(f"clamp on {instruction.opcode} is not modelled")
+    return SATURATED[instruction.opcode]
 
 
 def _copy(target: Operand, source: Operand) -> Step:
@@ -135,13 +120,12 @@ def _copy_undefined(w: Waves, index: int, value: Array, written: Array) -> None:
 
 
 def _decode_dpp(instruction: Instruction, op: Op, target: Operand, sources: list[Operand]) -> Step:
-    function = _with_output_modifiers(instruction, op)
     permuted = apply_dpp(instruction, sources[0], op.sources[0])
     others = [reader(o, k) for o, k in zip(sources[1:], op.sources[1:], strict=True)]
     write = writer(target, op.result)
 
     def step(w: Waves) -> None:
         value, mask = permuted(w)
-        write(w, function(value, *(read(w) for read in others)), mask)
+        write(w, op.function(value, *(read(w) for read in others)), mask)
 
     return step

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .numeric import exponent_f32, flush_f32, fma_f32, maximum, minimum, to_integer, transcendental
+from .numeric import exponent_f32, fma_f32, maximum, to_integer, transcendental
 from .state import Array
 
 u32, i32, u64, i64, f32 = np.uint32, np.int32, np.uint64, np.int64, np.float32
@@ -25,7 +25,7 @@ class Op:
     function: Callable[..., Array]
 
 
-_TYPES = {"u": "u32", "i": "i32", "f": "f32", "U": "u64", "I": "i64", "F": "f64", "h": "f16", "s": "u16", "t": "i16"}
+_TYPES = {"u": "u32", "i": "i32", "f": "f32", "U": "u64", "h": "f16", "s": "u16"}
 OPS: dict[str, Op] = {}
 
 
@@ -44,13 +44,12 @@ def _field_mask(width: Array) -> Array:
 
 
 # -- moves and bit operations ---------------------------------------------------------------------------------------
-_op("v_mov_b32 v_accvgpr_read_b32 v_accvgpr_write_b32 v_accvgpr_mov_b32", "u>u", lambda a: a)
+_op("v_mov_b32", "u>u", lambda a: a)
 _op("v_mov_b64", "U>U", lambda a: a)
 _op("v_not_b32", "u>u", lambda a: ~a)
 _op("v_and_b32", "uu>u", lambda a, b: a & b)
 _op("v_or_b32", "uu>u", lambda a, b: a | b)
 _op("v_xor_b32", "uu>u", lambda a, b: a ^ b)
-_op("v_xnor_b32", "uu>u", lambda a, b: ~(a ^ b))
 _op("v_and_or_b32", "uuu>u", lambda a, b, c: (a & b) | c)
 _op("v_or3_b32", "uuu>u", lambda a, b, c: a | b | c)
 _op("v_xad_u32", "uuu>u", lambda a, b, c: (a ^ b) + c)
@@ -58,11 +57,7 @@ _op("v_bfi_b32", "uuu>u", lambda a, b, c: (a & b) | (~a & c))
 _op("v_lshlrev_b32", "uu>u", lambda a, b: b << (a & u32(31)))
 _op("v_lshrrev_b32", "uu>u", lambda a, b: b >> (a & u32(31)))
 _op("v_ashrrev_i32", "ui>i", lambda a, b: b >> (a & u32(31)).astype(i32))
-_op("v_lshlrev_b64", "uU>U", lambda a, b: b << (a & u32(63)).astype(u64))
-_op("v_lshrrev_b64", "uU>U", lambda a, b: b >> (a & u32(63)).astype(u64))
-_op("v_ashrrev_i64", "uI>I", lambda a, b: b >> (a & u32(63)).astype(i64))
 _op("v_lshl_or_b32", "uuu>u", lambda a, b, c: (a << (b & u32(31))) | c)
-_op("v_bfm_b32", "uu>u", lambda a, b: ((u32(1) << (a & u32(31))) - u32(1)) << (b & u32(31)))
 _op("v_bfe_u32", "uuu>u", lambda a, b, c: (a >> (b & u32(31))) & _field_mask(c))
 
 
@@ -84,15 +79,6 @@ def _reverse_bits(a: Array) -> Array:
 
 _op("v_bfrev_b32", "u>u", _reverse_bits)
 _op("v_bcnt_u32_b32", "uu>u", lambda a, b: np.bitwise_count(a).astype(u32) + b)
-
-
-def _first_high(a: Array) -> Array:
-    top = np.frexp(a.astype(np.float64))[1].astype(i32)
-    return np.where(a == 0, u32(0xFFFFFFFF), (32 - top).astype(u32))
-
-
-_op("v_ffbh_u32", "u>u", _first_high)
-_op("v_ffbl_b32", "u>u", lambda a: np.where(a == 0, u32(0xFFFFFFFF), u32(31) - _first_high(a & (~a + u32(1)))))
 
 
 def perm_b32(high: Array, low: Array, selector: Array) -> Array:
@@ -120,22 +106,14 @@ def _bytes_picked(high: Array, low: Array, picks: int) -> Array:
 _op("v_perm_b32", "uuu>u", perm_b32)
 
 
-def _align(a: Array, b: Array, shift: Array) -> Array:
-    return (((a.astype(u64) << u64(32)) | b) >> shift.astype(u64)).astype(u32)
-
-
-_op("v_alignbit_b32", "uuu>u", lambda a, b, c: _align(a, b, c & u32(31)))
-_op("v_alignbyte_b32", "uuu>u", lambda a, b, c: _align(a, b, (c & u32(3)) * u32(8)))
-
 # -- integer arithmetic ---------------------------------------------------------------------------------------------
-_op("v_add_u32 v_add_i32", "uu>u", lambda a, b: a + b)
-_op("v_sub_u32 v_sub_i32", "uu>u", lambda a, b: a - b)
+_op("v_add_u32", "uu>u", lambda a, b: a + b)
+_op("v_sub_u32", "uu>u", lambda a, b: a - b)
 _op("v_subrev_u32", "uu>u", lambda a, b: b - a)
 _op("v_add3_u32", "uuu>u", lambda a, b, c: a + b + c)
 _op("v_lshl_add_u32", "uuu>u", lambda a, b, c: (a << (b & u32(31))) + c)
 _op("v_add_lshl_u32", "uuu>u", lambda a, b, c: (a + b) << (c & u32(31)))
-_op("v_lshl_add_u64", "UuU>U", lambda a, b, c: (a << (b & u32(7)).astype(u64)) + c)
-_op("v_mul_lo_u32 v_mul_lo_i32", "uu>u", lambda a, b: a * b)
+_op("v_mul_lo_u32", "uu>u", lambda a, b: a * b)
 _op("v_mul_hi_u32", "uu>u", lambda a, b: ((a.astype(u64) * b.astype(u64)) >> u64(32)).astype(u32))
 _op("v_mul_hi_i32", "ii>i", lambda a, b: ((a.astype(i64) * b.astype(i64)) >> i64(32)).astype(i32))
 _op("v_mul_u32_u24", "uu>u", lambda a, b: (a & _bits(24)) * (b & _bits(24)))
@@ -147,81 +125,24 @@ def _s24(a: Array) -> Array:
 
 
 _op("v_mul_i32_i24", "ii>i", lambda a, b: _s24(a) * _s24(b))
-_op("v_mad_i32_i24", "iii>i", lambda a, b, c: _s24(a) * _s24(b) + c)
 for _t in ("u", "i"):
     _op(f"v_min_{_t}32", f"{_t}{_t}>{_t}", np.minimum)
     _op(f"v_max_{_t}32", f"{_t}{_t}>{_t}", np.maximum)
-    _op(f"v_min3_{_t}32", f"{_t * 3}>{_t}", lambda a, b, c: np.minimum(np.minimum(a, b), c))
     _op(f"v_max3_{_t}32", f"{_t * 3}>{_t}", lambda a, b, c: np.maximum(np.maximum(a, b), c))
-    _op(
-        f"v_med3_{_t}32",
-        f"{_t * 3}>{_t}",
-        lambda a, b, c: np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c)),
-    )
-_op("v_add_u16", "ss>s", lambda a, b: a + b)
-_op("v_sub_u16", "ss>s", lambda a, b: a - b)
-_op("v_mul_lo_u16", "ss>s", lambda a, b: a * b)
 _op("v_lshlrev_b16", "ss>s", lambda a, b: b << (a & np.uint16(15)))
-_op("v_lshrrev_b16", "ss>s", lambda a, b: b >> (a & np.uint16(15)))
-_op("v_ashrrev_i16", "st>t", lambda a, b: b >> (a & np.uint16(15)).astype(np.int16))
-_op("v_max_u16", "ss>s", np.maximum)
-_op("v_min_u16", "ss>s", np.minimum)
-_op("v_max_i16", "tt>t", np.maximum)
-_op("v_min_i16", "tt>t", np.minimum)
 
-
-def _dot4_i8(a: Array, b: Array, c: Array) -> Array:
-    total = c
-    for shift in (24, 16, 8, 0):
-        total = total + ((a << i32(shift)) >> i32(24)) * ((b << i32(shift)) >> i32(24))
-    return total
-
-
-_op("v_dot4_i32_i8", "iii>i", _dot4_i8)
-
-
-def _sad_u8(a: Array, b: Array, c: Array) -> Array:
-    for shift in (0, 8, 16, 24):
-        x, y = ((n >> u32(shift)) & u32(0xFF) for n in (a, b))
-        c = c + np.where(x > y, x - y, y - x)
-    return c
-
-
-_op("v_sad_u8", "uuu>u", _sad_u8)
 
 # -- floating point -------------------------------------------------------------------------------------------------
 _op("v_add_f32", "ff>f", lambda a, b: a + b)
-_op("v_sub_f32", "ff>f", lambda a, b: a - b)
-_op("v_subrev_f32", "ff>f", lambda a, b: b - a)
 _op("v_mul_f32", "ff>f", lambda a, b: a * b)
-_op("v_mul_legacy_f32", "ff>f", lambda a, b: np.where((a == 0) | (b == 0), f32(0), a * b))
 _op("v_fma_f32", "fff>f", fma_f32)
-_op("v_min_f32", "ff>f", minimum)
 _op("v_max_f32", "ff>f", maximum)
-_op("v_min3_f32", "fff>f", lambda a, b, c: minimum(minimum(a, b), c))
 _op("v_max3_f32", "fff>f", lambda a, b, c: maximum(maximum(a, b), c))
 
 
-def _median_f32(a: Array, b: Array, c: Array) -> Array:
-    any_nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
-    middle = maximum(minimum(a, b), minimum(maximum(a, b), c))
-    return np.where(any_nan, minimum(minimum(a, b), c), middle)
-
-
-_op("v_med3_f32", "fff>f", _median_f32)
-_op("v_floor_f32", "f>f", np.floor)
-_op("v_ceil_f32", "f>f", np.ceil)
-_op("v_trunc_f32", "f>f", np.trunc)
-_op("v_rndne_f32", "f>f", np.rint)
-_op("v_fract_f32", "f>f", lambda a: np.minimum(a - np.floor(a), f32(1 - 2.0**-24)))
 _op("v_ldexp_f32", "fi>f", lambda a, b: np.ldexp(a.astype(np.float64), np.clip(b, -400, 400)).astype(f32))
 _op("v_exp_f32", "f>f", lambda a: transcendental(np.exp2, a))
-_op("v_log_f32", "f>f", lambda a: transcendental(np.log2, a))
-_op("v_rcp_f32 v_rcp_iflag_f32", "f>f", lambda a: transcendental(np.reciprocal, a))
-_op("v_sqrt_f32", "f>f", lambda a: transcendental(np.sqrt, a))
-_op("v_rsq_f32", "f>f", lambda a: flush_f32((1 / np.sqrt(flush_f32(a).astype(np.float64))).astype(f32)))
-_op("v_frexp_mant_f32", "f>f", lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a))
-_op("v_frexp_exp_i32_f32", "f>i", lambda a: np.where(np.isfinite(a), np.frexp(a)[1], 0).astype(i32))
+_op("v_rcp_f32", "f>f", lambda a: transcendental(np.reciprocal, a))
 
 
 def _div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
@@ -240,31 +161,14 @@ def _div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
 
 
 _op("v_div_fixup_f32", "fff>f", _div_fixup)
-_op("v_add_f64", "FF>F", lambda a, b: a + b)
-_op("v_mul_f64", "FF>F", lambda a, b: a * b)
-_op("v_add_f16", "hh>h", lambda a, b: a + b)
-_op("v_sub_f16", "hh>h", lambda a, b: a - b)
-_op("v_mul_f16", "hh>h", lambda a, b: a * b)
-_op("v_max_f16", "hh>h", maximum)
-_op("v_min_f16", "hh>h", minimum)
 
 # -- conversions ----------------------------------------------------------------------------------------------------
 _op("v_cvt_f32_i32", "i>f", lambda a: a.astype(f32))
 _op("v_cvt_f32_u32", "u>f", lambda a: a.astype(f32))
 _op("v_cvt_i32_f32", "f>i", lambda a: to_integer(a, i32))
 _op("v_cvt_u32_f32", "f>u", lambda a: to_integer(a, u32))
-_op("v_cvt_rpi_i32_f32", "f>i", lambda a: to_integer(np.floor(a.astype(np.float64) + 0.5), i32))
-_op("v_cvt_flr_i32_f32", "f>i", lambda a: to_integer(np.floor(a), i32))
 _op("v_cvt_f16_f32", "f>h", lambda a: a.astype(np.float16))
 _op("v_cvt_f32_f16", "h>f", lambda a: a.astype(f32))
-_op("v_cvt_f64_f32", "f>F", lambda a: a.astype(np.float64))
-_op("v_cvt_f32_f64", "F>f", lambda a: a.astype(f32))
-_op("v_cvt_f64_i32", "i>F", lambda a: a.astype(np.float64))
-_op("v_cvt_f64_u32", "u>F", lambda a: a.astype(np.float64))
-_op("v_cvt_f16_u16", "s>h", lambda a: a.astype(np.float16))
-_op("v_cvt_f16_i16", "t>h", lambda a: a.astype(np.float16))
-for _byte in range(4):
-    _op(f"v_cvt_f32_ubyte{_byte}", "u>f", lambda a, s=8 * _byte: ((a >> u32(s)) & u32(0xFF)).astype(f32))
 
 
 def _pack(low: Array, high: Array) -> Array:
@@ -280,27 +184,12 @@ def _toward_zero_f16(a: Array) -> Array:
 
 _op("v_cvt_pkrtz_f16_f32", "ff>u", lambda a, b: _pack(_toward_zero_f16(a), _toward_zero_f16(b)))
 _op("v_pack_b32_f16", "ss>u", _pack)
-_op("v_cvt_pk_i16_i32", "ii>u", lambda a, b: _pack(*(np.clip(x, -32768, 32767).astype(np.int16) for x in (a, b))))
-_op("v_cvt_pk_u16_u32", "uu>u", lambda a, b: _pack(*(np.minimum(x, 65535).astype(np.uint16) for x in (a, b))))
 
 # -- the same with clamp: saturating ----------------------------------------------------------------------------------
 
 
-def _saturate(operation: Callable[[Array, Array], Array], kind: type[np.integer]) -> Callable[[Array, Array], Array]:
-    low, high = np.iinfo(kind).min, np.iinfo(kind).max
-
-    def function(a: Array, b: Array) -> Array:
-        wide = operation(np.asarray(a).view(kind).astype(i64), np.asarray(b).view(kind).astype(i64))
-        return np.clip(wide, low, high).astype(kind).view(np.asarray(a).dtype)
-
-    return function
+def _saturate(operation: np.ufunc) -> Callable[[Array, Array], Array]:
+    return lambda a, b: np.clip(operation(a.astype(i64), b.astype(i64)), 0, 0xFFFFFFFF).astype(u32)
 
 
-SATURATED = {
-    "v_add_u32": _saturate(np.add, np.uint32),
-    "v_sub_u32": _saturate(np.subtract, np.uint32),
-    "v_add_i32": _saturate(np.add, np.int32),
-    "v_sub_i32": _saturate(np.subtract, np.int32),
-    "v_add_u16": _saturate(np.add, np.uint16),
-    "v_sub_u16": _saturate(np.subtract, np.uint16),
-}
+SATURATED = {"v_add_u32": _saturate(np.add), "v_sub_u32": _saturate(np.subtract)}

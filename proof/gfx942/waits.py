@@ -2,7 +2,7 @@
 
 CDNA3 ISA, 4.4 "Manually inserted wait states" and the counters VM_CNT and LGKM_CNT: vector memory returns in the
 order of issue; LDS instructions return in order among themselves; scalar loads return in any order, so that only a
-count of zero says anything about them. FLAT instructions count in both.
+count of zero says anything about them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class Outstanding:
     scalar: range = range(0)
     lds: Any = None  # races.Access, kept until the instruction is waited for
     more: list[Any] = field(default_factory=list)  # further LDS accesses of the same instruction
-    counters: int = 1  # FLAT retires when both counters have passed it
 
     def accesses(self) -> list[Any]:
         """All LDS accesses of this instruction."""
@@ -48,17 +47,17 @@ class WaitQueues:
         """What is complete once at most `keep` vector memory instructions are outstanding."""
         done = self.vm[: max(0, len(self.vm) - keep)]
         self.vm = self.vm[len(done) :]
-        return _finished(done)
+        return done
 
     def retire_lgkm(self, keep: int) -> list[Outstanding]:
         """What is complete once at most `keep` LDS and scalar instructions are outstanding."""
         if keep == 0:
             done, self.lgkm = self.lgkm, []
-            return _finished(done)
+            return done
         in_order = [item for item in self.lgkm if item.kind == "lds"]
         done = in_order[: max(0, len(in_order) - keep)]
         self.lgkm = [item for item in self.lgkm if item not in done]
-        return _finished(done)
+        return done
 
     def take(self, index: np.ndarray) -> WaitQueues:
         """The queues of a part of the batch."""
@@ -68,13 +67,7 @@ class WaitQueues:
             if id(item) not in copies:
                 parts = [access.take(index) for access in item.accesses()]
                 lds = parts[0] if parts else None
-                copies[id(item)] = Outstanding(item.kind, item.vector, item.scalar, lds, parts[1:], item.counters)
+                copies[id(item)] = Outstanding(item.kind, item.vector, item.scalar, lds, parts[1:])
             return copies[id(item)]
 
         return WaitQueues([copy(item) for item in self.vm], [copy(item) for item in self.lgkm])
-
-
-def _finished(done: list[Outstanding]) -> list[Outstanding]:
-    for item in done:
-        item.counters -= 1
-    return [item for item in done if item.counters == 0]

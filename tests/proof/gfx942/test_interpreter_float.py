@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from interpreter_asm import run_lanes
 
 from proof.gfx942 import UnknownInstruction
-from proof.gfx942.numeric import bf16_to_f32, f32_to_bf16, fma_f32, fma_to_odd, fp8_fnuz_to_f32
+from proof.gfx942.numeric import bf16_to_f32, f32_to_bf16, fma_f32, fma_to_odd
 
 F = np.float32
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -56,31 +56,18 @@ CASES = [
     ("v_add_f32_e32 v32, v10, v11", (1.0, 2.0**-24), 1.0),
     ("v_add_f32_e64 v32, v10, -v11", (1.0, 0.25), 0.75),
     ("v_add_f32_e64 v32, |v10|, v11", (-1.0, 0.25), 1.25),
-    ("v_sub_f32_e32 v32, v10, v11", (1.0, 3.0), -2.0),
     ("v_mul_f32_e32 v32, v10, v11", (3.0, 2.0**-149), 3 * 2.0**-149),  # subnormals are kept
-    ("v_mul_f32_e64 v32, v10, v11 mul:4", (3.0, 0.5), 6.0),
-    ("v_add_f32_e64 v32, v10, v11 clamp", (3.0, 0.5), 1.0),
     ("v_fma_f32 v32, v10, v11, v12", (2.0, 3.0, 4.0), 10.0),
     ("v_fma_f32 v32, -v10, v11, 1.0", (2.0, 3.0), -5.0),
     ("v_mov_b32_e32 v32, v12\nv_fmac_f32_e32 v32, v10, v11", (2.0, 3.0, 4.0), 10.0),
-    ("v_fmaak_f32 v32, v10, v11, 0x40800000", (2.0, 3.0), 10.0),
     ("v_fmamk_f32 v32, v10, 0x40400000, v11", (2.0, 4.0), 10.0),
     ("v_max_f32_e32 v32, v10, v11", (float("nan"), 3.0), 3.0),
     ("v_max_f32_e32 v32, v10, v11", (-0.0, 0.0), 0.0),
-    ("v_min_f32_e32 v32, v10, v11", (0.0, -0.0), -0.0),
     ("v_max3_f32 v32, v10, |v11|, v12", (1.0, -7.0, 3.0), 7.0),
-    ("v_med3_f32 v32, v10, v11, v12", (9.0, -1.0, 3.0), 3.0),
-    ("v_rndne_f32_e32 v32, v10", (2.5,), 2.0),
-    ("v_rndne_f32_e32 v32, v10", (-3.5,), -4.0),
-    ("v_floor_f32_e32 v32, v10", (-0.5,), -1.0),
-    ("v_fract_f32_e32 v32, v10", (-0.25,), 0.75),
     ("v_ldexp_f32 v32, v10, -3", (24.0,), 3.0),
     ("v_exp_f32_e32 v32, v10", (-3.0,), 0.125),
     ("v_exp_f32_e32 v32, v10", (-130.0,), 0.0),  # a subnormal result is flushed
-    ("v_log_f32_e32 v32, v10", (8.0,), 3.0),
     ("v_rcp_f32_e32 v32, v10", (3.0,), 1 / 3),
-    ("v_sqrt_f32_e32 v32, v10", (2.0,), 2**0.5),
-    ("v_rsq_f32_e32 v32, v10", (4.0,), 0.5),
     ("v_fma_mix_f32 v32, v10, v11, v12", (2.0, 3.0, 4.0), 10.0),
 ]
 
@@ -101,12 +88,7 @@ INTEGER_CASES = [
     ("v_cvt_f16_f32_e32 v32, v10", np.float32(1 + 2.0**-11), 0x3C00),  # a tie goes to even
     ("v_cvt_f16_f32_e32 v32, v10", np.float32(1 + 3 * 2.0**-11), 0x3C02),
     ("v_cvt_pkrtz_f16_f32 v32, v10, v10", np.float32(-(1 + 3 * 2.0**-11)), 0xBC01BC01),
-    ("v_cmp_class_f32_e64 s[20:21], v10, 3\nv_cndmask_b32_e64 v32, 0, 1, s[20:21]", np.float32("nan"), 1),
-    ("v_cmp_class_f32_e64 s[20:21], v10, 3\nv_cndmask_b32_e64 v32, 0, 1, s[20:21]", np.float32("inf"), 0),
-    ("v_cmp_u_f32_e32 vcc, v10, v10\nv_cndmask_b32_e64 v32, 0, 1, vcc", np.float32("nan"), 1),
     ("v_cmp_lt_f32_e32 vcc, v10, v10\nv_cndmask_b32_e64 v32, 0, 1, vcc", np.float32("nan"), 0),
-    ("v_cmp_nlt_f32_e32 vcc, v10, v10\nv_cndmask_b32_e64 v32, 0, 1, vcc", np.float32("nan"), 1),
-    ("v_frexp_exp_i32_f32_e32 v32, v10", np.float32(12.0), 4),
 ]
 
 
@@ -120,19 +102,12 @@ def test_int_to_float_rounds_to_nearest_even():
     values = np.array([16777217, 16777219, -16777217, 2**31 - 1], np.int32)
     (result,) = run_lanes("v_cvt_f32_i32_e32 v32, v10", [np.tile(values, 16)])
     assert result.view(F)[:4].tolist() == [16777216.0, 16777220.0, -16777216.0, 2147483648.0]
-    (bytes_,) = run_lanes("v_cvt_f32_ubyte2_e32 v32, v10", [np.uint32(0x00AB0000)])
-    assert bytes_.view(F)[0] == 0xAB
 
 
-def test_mixed_precision_reads_and_writes_halves():
-    """V_FMA_MIXLO_F16 leaves the high half of its destination."""
+def test_mixed_precision_reads_halves():
     halves = np.array([1.5, -2.0], np.float16).view(np.uint32)[0]
-    code = """
-	v_mov_b32_e32 v32, 0x12345678
-	v_fma_mixlo_f16 v32, v10, v11, neg(0) op_sel:[1,0,0] op_sel_hi:[1,0,0]
-	v_fma_mix_f32 v33, v10, v10, v11 op_sel:[0,1,0] op_sel_hi:[1,1,0]"""
-    low, wide = run_lanes(code, [np.full(64, halves), F(3)], ["v32", "v33"])
-    assert low[0] == 0x12340000 | int(np.float16(-6).view(np.uint16))
+    code = "v_fma_mix_f32 v32, v10, v10, v11 op_sel:[0,1,0] op_sel_hi:[1,1,0]"
+    (wide,) = run_lanes(code, [np.full(64, halves), F(3)])
     assert wide.view(F)[0] == 0.0
 
 
@@ -198,11 +173,3 @@ def test_bf16_rounds_to_nearest_even():
         "0x8000",
     ]
     assert np.isnan(bf16_to_f32(f32_to_bf16(F([np.nan]))))[0]
-
-
-def test_fp8_fnuz_values():
-    """FNUZ: bias 8 (e4m3) or 16 (e5m2), no infinities, one NaN where IEEE has -0."""
-    codes = np.array([0x00, 0x01, 0x40, 0x7F, 0xC0, 0x80])
-    assert fp8_fnuz_to_f32(codes, 3)[:5].tolist() == [0.0, 2.0**-10, 1.0, 240.0, -1.0]
-    assert fp8_fnuz_to_f32(codes, 2)[:5].tolist() == [0.0, 2.0**-17, 1.0, 57344.0, -1.0]
-    assert np.isnan(fp8_fnuz_to_f32(codes, 3)[5])
