@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -15,7 +16,5 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print the table of one interval and exit.")] = False,
 ) -> None:
     """Watch replicas: phase, load, KV pool, throughput, prefix cache, acceptance."""
-    try:
+    with suppress(KeyboardInterrupt):
         run(url, interval, once)
-    except KeyboardInterrupt:  # Ctrl-C ends the command
-        return

@@ -33,12 +33,12 @@ FILE_HEADERS = {"accept": "application/octet-stream"}
 
 
 class Stopped(Exception):
-    """The fetch was asked to stop. Bytes that arrived are kept."""
+    """The fetch was asked to stop."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Retries, and what one Hub may ask of us. Sizes are bytes, times are seconds."""
+    """Retries, and limits of a Hub's answers. Sizes are bytes, times are seconds."""
 
     attempts: int = 6  # of one request
     first_pause: float = 1.0  # between attempts; it doubles
@@ -96,12 +96,12 @@ class Endpoint:
 
 
 class AuditTransport(httpx.BaseTransport):
-    """Transport of huggingface_hub's client. It waits out rate limits, and ends what would not end by itself."""
+    """Transport of huggingface_hub's client. It waits out rate limits, and cuts answers that would never end."""
 
     def __init__(self, hub: Endpoint, stop: threading.Event, end: float) -> None:
         self._hub, self._limits, self._stop, self._end = hub, hub.limits, stop, end
         self._pages: set[str] = set()
-        # A client, because it reads the environment's proxies. It keeps no connection: only a new one tells its socket.
+        # A client reads the environment's proxies. It keeps no connection, because only a new one reports its socket.
         self._direct = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), verify=trusted())
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -169,7 +169,7 @@ class AuditTransport(httpx.BaseTransport):
             raise Stopped
 
     def _audit(self, request: httpx.Request, response: httpx.Response, is_file: bool) -> httpx.Response:
-        """Return the answer with a limited body; without one, which may not end, unless it is a success."""
+        """Return the answer with a limited body. An answer that is no success loses its body, which may be endless."""
         try:
             if not response.is_success:
                 response.close()
@@ -225,7 +225,7 @@ class AuditTransport(httpx.BaseTransport):
 
 @dataclass
 class _Body(httpx.SyncByteStream):
-    """Audited blocks, and a `close` that reaches the connection: a generator's own end may come at any time."""
+    """Audited blocks. `close` closes the connection; a generator would do so only when it is collected."""
 
     blocks: Iterator[bytes]
     response: httpx.Response

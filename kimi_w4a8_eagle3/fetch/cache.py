@@ -1,7 +1,7 @@
-"""Repositories in the Hugging Face cache, where SGLang looks: what is here, and what was verified.
+"""Repositories in the Hugging Face cache, where SGLang looks: files that are here, and those that were verified.
 
-A manifest lies beside the files. It holds what the repository holds and which files were verified here, so a repository
-can be checked without a network, and an interrupted fetch knows what it has.
+A manifest lies beside the files. It has the repository's listing and the files that were verified here. With it a
+repository is checked without a network, and an interrupted fetch continues.
 
 No link below the cache folder is followed, so one that an earlier attack left leads no read, write or removal out of
 it. The folder itself is what the user named, and may be reached by links.
@@ -31,7 +31,7 @@ FORMAT = 1
 INDEX = "model.safetensors.index.json"
 QUARANTINE = ".corrupt"
 MAX_MANIFEST, MAX_INDEX = 32 << 20, 64 << 20
-# What huggingface_hub leaves as a blob that it keeps once for all repositories of the cache.
+# Link that huggingface_hub leaves as a blob if it keeps the bytes once for all repositories of the cache.
 _SHARED = re.compile(r"\.\./\.\./blobs/([0-9a-f]{2})/([0-9a-f]{64})")
 
 

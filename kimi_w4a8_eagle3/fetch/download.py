@@ -133,7 +133,7 @@ def _bring(hub: Hub, store: Store, manifest: Manifest, files: list[RemoteFile], 
 
 @dataclass
 class Transfer:
-    """Everything that the files of one repository's fetch share. Xet is used until it fails, see `without_xet`."""
+    """State that all files of a repository's fetch share. Xet is used until it fails, see `without_xet`."""
 
     hub: Hub
     store: Store

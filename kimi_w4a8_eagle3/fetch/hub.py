@@ -22,7 +22,7 @@ from .model import MAX_FILES, Listing, RemoteFile
 from .names import Commit, Digest, RepoName, RepoPath, Revision
 
 AGAIN = "repeat the command later; it resumes"
-# What a client reports for a hostile or strange answer.
+# Exceptions that a hostile or malformed answer causes in huggingface_hub.
 STRANGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, httpx.InvalidURL)
 
 
@@ -32,13 +32,13 @@ class HubUnreachable(KimiError):
 
 @dataclass(frozen=True)
 class Hub(Endpoint):
-    """One Hub and the right to use it, for one kind of repository: `model` or `dataset`."""
+    """A Hub, the token for it, and the kind of its repositories: `model` or `dataset`."""
 
     kind: str = "model"
 
     @classmethod
     def from_environment(cls, kind: str = "model") -> Hub:
-        """Return the Hub that this machine's environment and token file name."""
+        """Return the Hub of HF_ENDPOINT, with the token of HF_TOKEN or `hf auth login`."""
         return cls(constants.ENDPOINT, get_token(), kind=kind)
 
     def url(self, repo: str, commit: str, path: str) -> str:

@@ -1,4 +1,4 @@
-"""One run of `kimi-w4a8 fetch`: which repositories it is about, what is done for each, and what the user reads."""
+"""One run of `kimi-w4a8 fetch`: its repositories, the work on each of them, and the report to the user."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def wanted_by_recipe(name: str) -> list[Wanted]:
 
 @dataclass(frozen=True)
 class Session:
-    """Everything that all repositories of one command share. `jobs` files travel at once."""
+    """Console, Hub and cache that all repositories of one command share; `jobs` files are transferred at once."""
 
     console: Console
     jobs: int = 8

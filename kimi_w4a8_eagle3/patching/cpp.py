@@ -25,15 +25,6 @@ _CLOSING = {"(": ")", "{": "}", "[": "]"}
 
 
 @dataclass(frozen=True)
-class Token:
-    """One token, with its text and character offsets in the source."""
-
-    text: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
 class CppFunction:
     """One function definition: its parameters and body as tokens."""
 
@@ -42,44 +33,39 @@ class CppFunction:
     body_start: int  # offset just behind the opening brace
 
 
-def tokens(source: str) -> list[Token]:
+def tokens(source: str) -> list[re.Match[str]]:
     """Return the tokens of `source` without white space, comments and preprocessor directives."""
-    kept = (match for match in _TOKEN.finditer(source) if match.lastgroup not in ("space", "comment", "directive"))
-    return [Token(match.group(), match.start(), match.end()) for match in kept]
+    return [match for match in _TOKEN.finditer(source) if match.lastgroup not in ("space", "comment", "directive")]
 
 
-def texts(source: str) -> list[str]:
-    """Return the tokens' texts, to compare code regardless of its layout."""
-    return [token.text for token in tokens(source)]
+def texts(source: str) -> tuple[str, ...]:
+    """Return the text of each token, to compare code regardless of its layout."""
+    return tuple(token.group() for token in tokens(source))
 
 
 def functions(source: str, name: str) -> list[CppFunction]:
-    """Return every definition (not call, not declaration) of the functions with this name.
-
-    Raises:
-        ValueError: when brackets do not match.
-    """
+    """Return every definition of the functions with this name; ValueError when brackets do not match."""
     found, stream = [], tokens(source)
     for index, token in enumerate(stream[:-1]):
-        if token.text != name or stream[index + 1].text != "(":
+        if token.group() != name or stream[index + 1].group() != "(":
             continue
         close = _matching(stream, index + 1)
         brace = close + 1
-        while brace < len(stream) and stream[brace].text in ("const", "noexcept"):
+        while brace < len(stream) and stream[brace].group() in ("const", "noexcept"):
             brace += 1
-        if brace == len(stream) or stream[brace].text != "{":
+        if brace == len(stream) or stream[brace].group() != "{":
             continue
         end = _matching(stream, brace)
-        parameters, body = (tuple(t.text for t in stream[a:b]) for a, b in ((index + 2, close), (brace + 1, end)))
-        found.append(CppFunction(parameters, body, stream[brace].end))
+        parameters, body = (tuple(t.group() for t in stream[a:b]) for a, b in ((index + 2, close), (brace + 1, end)))
+        found.append(CppFunction(parameters, body, stream[brace].end()))
     return found
 
 
-def _matching(stream: list[Token], opening: int) -> int:
+def _matching(stream: list[re.Match[str]], opening: int) -> int:
     """Return the index of the bracket that closes the one at `opening`."""
     expected: list[str] = []
     for index in range(opening, len(stream)):
-        text = stream[index].text
+        text = stream[index].group()
         if text in _CLOSING:
             expected.append(_CLOSING[text])
         elif text in _CLOSING.values():
@@ -87,4 +73,4 @@ def _matching(stream: list[Token], opening: int) -> int:
                 break
             if not expected:
                 return index
-    raise ValueError(f"no match for {stream[opening].text!r} at offset {stream[opening].start}")
+    raise ValueError(f"no match for {stream[opening].group()!r} at offset {stream[opening].start()}")

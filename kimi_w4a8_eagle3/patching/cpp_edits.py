@@ -36,7 +36,7 @@ class SmallPagesLoadGlobally:
         if len(found) > 1:
             return State.UNKNOWN, f"{len(found)} definitions of {SELECTOR}"
         function = found[0]
-        ours = tuple(texts(_SELECT_GLOBAL))
+        ours = texts(_SELECT_GLOBAL)
         if function.body[: len(ours)] == ours:
             return State.APPLIED, "small pages always take the 64-bit load path"
         if "*" in function.parameters or any("ptr" in name for name in function.parameters):

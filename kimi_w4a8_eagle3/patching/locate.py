@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -13,26 +14,15 @@ def find_root(package: str) -> Path | None:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return None
-    if spec is None:
-        return None
-    if spec.origin is not None and spec.origin != "namespace":
-        return Path(spec.origin).resolve().parent.parent
-    locations = list(spec.submodule_search_locations or [])
+    locations = list(spec.submodule_search_locations or []) if spec else []
     return Path(locations[0]).resolve().parent if locations else None
 
 
 def find_version(distributions: tuple[str, ...], root: Path | None) -> str | None:
     """Return the recorded version, searched in `root` if one is given; None when nothing is recorded."""
-    for name in distributions:
-        if root is not None:
-            for found in metadata.distributions(name=name, path=[str(root)]):
-                return found.version
-            continue
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    path = sys.path if root is None else [str(root)]
+    found = (found for name in distributions for found in metadata.distributions(name=name, path=path))
+    return next((distribution.version for distribution in found), None)
 
 
 def first_file(root: Path, candidates: tuple[str, ...]) -> Path | None:

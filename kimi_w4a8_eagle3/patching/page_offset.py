@@ -26,10 +26,7 @@ def page_offset_regime(root: Path | None = None) -> Regime | None:
     headers or they are not recognised. A caller must treat None like "silent".
     """
     root = root or find_root("aiter")
-    if root is None:
-        return None
-    selector = _source(root, _SELECTOR)
-    if selector is None:
+    if root is None or (selector := _source(root, _SELECTOR)) is None:
         return None
     choice, _ = SmallPagesLoadGlobally().inspect(selector)
     if choice in (State.ORIGINAL, State.APPLIED, State.UPSTREAM):

@@ -67,11 +67,7 @@ def inspect(patch: Patch, root: Path | None = None) -> PatchReport:
 
 
 def apply(patch: Patch, root: Path | None = None) -> PatchReport:
-    """Apply the patch unless it is applied, not needed or its package is not installed.
-
-    Raises:
-        KimiError: when a file is not recognised or was modified; nothing is written then.
-    """
+    """Apply the patch if it is needed; a file that is not recognised or was modified is a KimiError for all of them."""
     before = inspect(patch, root)
     if before.status in (Status.UNKNOWN, Status.MODIFIED):
         raise refusal(before)
@@ -88,11 +84,7 @@ def apply(patch: Patch, root: Path | None = None) -> PatchReport:
 
 
 def revert(patch: Patch, root: Path | None = None) -> list[Path]:
-    """Restore every file of the patch that has a backup; return those files.
-
-    Raises:
-        KimiError: when one of them was changed after it was patched; then none is restored.
-    """
+    """Restore the files that have a backup, and return them; one that was changed later is a KimiError for all."""
     base = root or find_root(patch.package)
     if base is None:
         return []
@@ -143,8 +135,7 @@ def _summary(patch: Patch, root: Path | None, version: str | None, files: tuple[
     if State.UPSTREAM in states and states <= {State.UPSTREAM, State.ORIGINAL}:
         return Status.NOT_NEEDED, details  # a release with its own fix, possibly in fewer places
     if states == {State.APPLIED}:
-        stale = _stale_builds(patch, root, files)
-        if stale:
+        if stale := _stale_builds(patch, root, files):
             return Status.STALE_BUILD, f"compiled before the patch: {', '.join(map(str, stale))}"
         return Status.APPLIED, details
     if states <= {State.ORIGINAL, State.APPLIED}:

@@ -72,10 +72,7 @@ class _Manifest(_Strict):
 
 
 TRIED = "AITER v0.1.1 to v0.1.20.post1"  # the edits were tried on these files; docs/page-guard.md
-_EDITS: dict[str, Any] = {
-    "parameter-default": ParameterDefault,
-    "small-pages-load-globally": SmallPagesLoadGlobally,
-}
+_EDITS: dict[str, Any] = {"parameter-default": ParameterDefault, "small-pages-load-globally": SmallPagesLoadGlobally}
 
 
 def load_manifest(path: Path | None = None) -> list[Patch]:

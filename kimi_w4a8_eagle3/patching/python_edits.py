@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import libcst as cst
 
@@ -20,48 +19,35 @@ class ParameterDefault:
 
     def inspect(self, source: bytes) -> tuple[State, str]:
         """Return ORIGINAL when every default is `old`, APPLIED when every one is `new`; a mix is UNKNOWN."""
-        tree = _parsed(source)
-        if tree is None:
+        visitor = _Defaults(self)
+        try:
+            cst.parse_module(source).visit(visitor)
+        except (cst.ParserSyntaxError, SyntaxError, ValueError):
             return State.UNKNOWN, "not valid Python"
-        defaults = [ast.unparse(value) for value in _defaults(tree, self.parameter)]
+        defaults = set(visitor.found)
         if not defaults:
             return State.UNKNOWN, f"no function has a parameter {self.parameter} with a default"
-        found = f"{len(defaults)} defaults of {self.parameter}: {', '.join(sorted(set(defaults)))}"
-        if set(defaults) == {str(self.old)}:
-            return State.ORIGINAL, found
-        if set(defaults) == {str(self.new)}:
-            return State.APPLIED, found
-        return State.UNKNOWN, found
+        found = f"{len(visitor.found)} defaults of {self.parameter}: {', '.join(sorted(defaults))}"
+        states = {str(self.old): State.ORIGINAL, str(self.new): State.APPLIED}
+        return states.get(defaults.pop(), State.UNKNOWN) if len(defaults) == 1 else State.UNKNOWN, found
 
     def apply(self, source: bytes) -> bytes:
         """Set every default of the parameter to `new`."""
-        edit = self
-
-        class SetDefault(cst.CSTTransformer):
-            def leave_Param(self, original_node: cst.Param, updated_node: cst.Param) -> cst.Param:
-                value = updated_node.default
-                if updated_node.name.value != edit.parameter or not isinstance(value, cst.Integer):
-                    return updated_node
-                return updated_node.with_changes(default=value.with_changes(value=str(edit.new)))
-
-        return cst.parse_module(source).visit(SetDefault()).bytes
+        return cst.parse_module(source).visit(_Defaults(self)).bytes
 
 
-def _parsed(source: bytes) -> ast.Module | None:
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
+@dataclass
+class _Defaults(cst.CSTTransformer):
+    """Collect the defaults of a parameter, in functions and lambdas alike, and replace those that are integers."""
 
+    edit: ParameterDefault
+    found: list[str] = field(default_factory=list)
 
-def _defaults(tree: ast.Module, parameter: str) -> list[ast.expr]:
-    """Return the defaults of every parameter with this name, in functions and lambdas alike."""
-    found: list[ast.expr] = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.arguments):
-            continue
-        positional = [*node.posonlyargs, *node.args]
-        pairs = list(zip(positional[len(positional) - len(node.defaults) :], node.defaults, strict=True))
-        pairs += [(arg, value) for arg, value in zip(node.kwonlyargs, node.kw_defaults, strict=True) if value]
-        found += [value for arg, value in pairs if arg.arg == parameter]
-    return found
+    def leave_Param(self, original_node: cst.Param, updated_node: cst.Param) -> cst.Param:
+        value = updated_node.default
+        if updated_node.name.value != self.edit.parameter or value is None:
+            return updated_node
+        self.found.append(cst.Module([]).code_for_node(value))
+        if not isinstance(value, cst.Integer):
+            return updated_node
+        return updated_node.with_changes(default=value.with_changes(value=str(self.edit.new)))

@@ -233,8 +233,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     raw = read_json(path)
     text = raw.get("text_config")
     text = text if isinstance(text, dict) else raw
-    quantization = raw.get("quantization_config") or text.get("quantization_config")
-    content = {"architectures": raw.get("architectures") or [], "text": text, "quantization": quantization}
+    content = {"architectures": raw.get("architectures") or [], "text": text, "quantization": quantization_of(raw)}
     vision = raw.get("vision_config")
     if raw.get("model_type") == "kimi_k25" and isinstance(vision, dict) and not raw.get("language_model_only"):
         content["tower_layers"] = vision.get("num_hidden_layers", vision.get("vt_num_hidden_layers", 27))

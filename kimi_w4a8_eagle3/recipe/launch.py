@@ -138,12 +138,13 @@ class Launch:
     def described(self) -> dict[str, Any]:
         """Return the launch as JSON types, for display and for a run's record."""
         names = ("engine", "argv", "env", "model", "draft", "base_url", "overrides")
-        notes = [asdict(note) for note in self.notes]
-        return (
-            {"recipe": self.name, "image": self.recipe.image}
-            | {name: getattr(self, name) for name in names}
-            | {"notes": notes}
-        )
+        facts = {name: getattr(self, name) for name in names}
+        return {
+            "recipe": self.name,
+            "image": self.recipe.image,
+            **facts,
+            "notes": [asdict(note) for note in self.notes],
+        }
 
     def server(self, log_path: Path, name: str | None = None) -> EngineServer:
         """Return the engine's process, not started."""

@@ -22,7 +22,7 @@ from ..base.resources import operator_dir
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import Gpu
 from ..machine.page_guard import Budget, KvShape, PagedKernel, PoolDecision, decide, kv_shape, paged_kernels
-from ..quark.config import draft_shape, is_packed_int4, quantization_of
+from ..quark.config import draft_shape, is_packed_int4, quantization_of, read_json
 from .schema import ArgValue, Recipe
 
 DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -79,13 +79,7 @@ class ModelCard:
     @classmethod
     def from_directory(cls, path: Path) -> ModelCard:
         """Make the card of a downloaded checkpoint from its config.json, with the expert width by its quantization."""
-        file = path / "config.json"
-        if not file.is_file():
-            raise KimiError("no config.json found", where=str(path), expected="a checkpoint directory")
-        try:
-            config = json.loads(file.read_text())
-        except json.JSONDecodeError as error:
-            raise KimiError(f"not valid JSON: {error}", where=str(file)) from None
+        config = read_json(path / "config.json")
         return cls(path.name, config, _expert_bits(config), 16)
 
 

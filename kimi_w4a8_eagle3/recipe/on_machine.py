@@ -1,4 +1,4 @@
-"""What a launch takes from the machine: NUMA list, memory split, and warnings of what does not fit."""
+"""Arguments that depend on the machine: NUMA list and memory split, with warnings about missing hardware."""
 
 from __future__ import annotations
 

@@ -44,12 +44,9 @@ class RouterSettings(BaseModel):
         A node runs 40 requests well, so with a prefix cache 16 more may go to the replica with their prefix. Without
         one, affinity only crowds one replica (measured: nearly all of 8 clients on one of two), so load alone decides.
         """
-        absolute, relative = (16, 1.5) if prefix_cache else (1, 1.01)
-        changes = {
-            "balance_abs_threshold": absolute if self.balance_abs_threshold is None else self.balance_abs_threshold,
-            "balance_rel_threshold": relative if self.balance_rel_threshold is None else self.balance_rel_threshold,
-        }
-        return self.model_copy(update=changes)
+        names, defaults = ("balance_abs_threshold", "balance_rel_threshold"), (16, 1.5) if prefix_cache else (1, 1.01)
+        unset = [(name, value) for name, value in zip(names, defaults, strict=True) if getattr(self, name) is None]
+        return self.model_copy(update=dict(unset))
 
     def router_arguments(self) -> dict[str, Any]:
         """Return the fields of `sglang_router.router_args.RouterArgs` (0.3.2)."""

@@ -7,7 +7,7 @@ difference from the published command is explained in place. `launch.render` tur
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -76,6 +76,7 @@ class Hardware(_Strict):
     gpus: int = Field(default=0, ge=0)
     hbm_gib: float = Field(default=0, ge=0)
     reference: str | None = Field(default=None, description="GPU assumed by --dry-run and `kimi-w4a8 plan` without one")
+    verified: list[str] = Field(default=[], description="GPUs on which `kimi-w4a8 accept` has passed, or cpu")
 
 
 def _scalar_to_text(value: Any) -> Any:
@@ -214,7 +215,9 @@ def _resolve(path: Path, depth: int) -> dict[str, Any]:
         raise KimiError("`extends` must be a recipe name", where=str(path), expected='extends = "w4a8"')
     beside = path.parent / f"{parent_name}.toml"
     parent = _resolve(beside if beside.is_file() else _find(parent_name), depth + 1)
-    return _merge({key: value for key, value in parent.items() if key != "summary"}, table)
+    parent.pop("summary", None)
+    parent.get("hardware", {}).pop("verified", None)
+    return _merge(parent, table)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -256,14 +259,8 @@ def _explain(error: ValidationError, where: str, kind: type[KimiError]) -> KimiE
 
 
 def _valid_keys(parents: list[str]) -> list[str]:
-    tables: dict[str, type[BaseModel]] = {
-        "model": RecipeCheckpoint,
-        "draft": RecipeCheckpoint,
-        "improve": Improvement,
-        "options": Options,
-        "router": RouterSettings,
-        "hardware": Hardware,
-    }
-    model = tables[parents[0]] if parents else Recipe
-    names = [name for name in model.model_fields if name != "name"]
-    return names if parents else [*names, "extends"]
+    if not parents:
+        return [*(name for name in Recipe.model_fields if name != "name"), "extends"]
+    kind = Recipe.model_fields[parents[0]].annotation  # a model, an optional model, or a table of models
+    models = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return list(models[0].model_fields)

@@ -189,7 +189,7 @@ def throughput() -> list[Any]:
 
 def speculation() -> list[Any]:
     """Does the draft earn its keep?"""
-    texts = {each.text: each.accept_length for each in accept_lengths()}
+    texts = {length.text: length.accept_length for length in accept_lengths()}
     published = {name: texts[name] for name in ("MTBench", "GSM8K", "HumanEval")}
     published["repeated text"] = texts["random 10240/512 at con40"]
     return [

@@ -41,7 +41,7 @@ def commands(page: str) -> Iterator[tuple[list[str], bool]]:
     blocks += [block for block in INDENTED.findall(prose) if block.strip()]
     spans = re.findall(r"`([^`]+)`", INDENTED.sub("\n", prose))
     for alone, texts in ((True, blocks), (False, [span.replace("\n", " ") for span in spans])):
-        for text in (each for each in texts if KNOWN.search(each)):
+        for text in (text for text in texts if KNOWN.search(text)):
             yield from ((line, alone) for line in lines(text) if KNOWN.match(" ".join(line)))
 
 
@@ -93,14 +93,14 @@ def ours(words: list[str], alone: bool) -> None:
     if found.get("recipe") and named:  # as commands/serve.py
         extra, named = [named, *extra], None
     values = [named] if named else [found[key] for key in RECIPES if found.get(key)]
-    recipes = [each for value in values for each in (value if isinstance(value, (list, tuple)) else [value])]
+    recipes = [name for value in values for name in (value if isinstance(value, (list, tuple)) else [value])]
     assert not (name == "serve" and alone) or one_recipe(named, found.get("recipe"))
     for recipe in recipes:
         if not placeholder(recipe):
             resolve(load_recipe(recipe.partition(":")[0]), found.get("settings") or [], extra)
     workload = found.get("workload") or []
-    for each in [workload] if isinstance(workload, str) else workload:
-        load_workload(each)
+    for name in [workload] if isinstance(workload, str) else workload:
+        load_workload(name)
 
 
 def placeholder(word: str) -> bool:
@@ -128,7 +128,7 @@ def of_proof(words: list[str]) -> None:
 def extras(words: list[str]) -> None:
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = {extra for word in words for extra in re.findall(r"^\.\[([\w,-]+)\]$", word)}
-    unknown = {extra for each in asked for extra in each.split(",")} - set(known)
+    unknown = {extra for names in asked for extra in names.split(",")} - set(known)
     assert not unknown and not any(PROGRAM in word for word in words), f"not installable: {words}"
 
 

@@ -47,11 +47,11 @@ PRINTS_A_TABLE = (
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     yield name, command
-    for inner, each in getattr(command, "commands", {}).items():
-        yield from walk(f"{name} {inner}", each)
+    for inner, subcommand in getattr(command, "commands", {}).items():
+        yield from walk(f"{name} {inner}", subcommand)
 
 
-WALKED = dict(each for name in COMMANDS for each in walk(name, load(name)))
+WALKED = dict(found for name in COMMANDS for found in walk(name, load(name)))
 
 
 @pytest.mark.parametrize("name", WALKED)

@@ -164,7 +164,7 @@ def test_a_router_of_another_release(tmp_path, monkeypatch):
     from sglang_router import router_args  # optional: sglang-router
 
     assert Probe().router_lacks() == []
-    names = [each.name for each in dataclasses.fields(router_args.RouterArgs) if each.name != "history_backend"]
+    names = [option.name for option in dataclasses.fields(router_args.RouterArgs) if option.name != "history_backend"]
     monkeypatch.setattr(router_args, "RouterArgs", dataclasses.make_dataclass("RouterArgs", names))
     assert Probe().router_lacks() == ["history_backend"]
     less = check(mi325x(tmp_path, lacks=["history_backend"]), "router")

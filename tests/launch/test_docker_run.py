@@ -78,7 +78,7 @@ class Host:
 
 
 def host(uid: int, groups: list[int]) -> Iterator[Host]:
-    """The home is 0700, as is the cache that `hf auth login` makes; a checkout is not beside it."""
+    """Make a machine whose home and cache are 0700, as `hf auth login` makes them, without a checkout beside them."""
     root = os.geteuid() == 0
     umask = os.umask(0o022)  # the other user reads the nodes, also where the umask of the tests is 077
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are for their owner only
@@ -106,7 +106,7 @@ def host(uid: int, groups: list[int]) -> Iterator[Host]:
 
 @pytest.fixture
 def ordinary() -> Iterator[Host]:
-    """As root another user, as anybody else oneself."""
+    """A caller without root's rights: another user if the tests run as root."""
     root = os.geteuid() == 0
     yield from host(4242 if root else os.geteuid(), [4242, 4343] if root else sorted(own_groups()))
 

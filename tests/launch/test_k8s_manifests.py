@@ -82,8 +82,8 @@ def monitors(rendered: Callable[[str], list[Manifest]]) -> list[Manifest]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_objects_are_valid_for_kubernetes(objects: list[Manifest], version: str) -> None:
-    for each in objects:
-        kubernetes_validate.validate(each, version, strict=True)
+    for manifest in objects:
+        kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_validation_refuses_a_misspelt_field(objects: list[Manifest]) -> None:
@@ -96,9 +96,12 @@ def test_the_validation_refuses_a_misspelt_field(objects: list[Manifest]) -> Non
 def test_every_selector_finds_its_pods(objects: list[Manifest]) -> None:
     for workload in (replicas(objects), router(objects)):
         assert workload["spec"]["selector"]["matchLabels"].items() <= pod_of(workload)["metadata"]["labels"].items()
-    selectors = [each["spec"]["selector"] for each in of_kind(objects, "Service").values()]
-    selectors += [each["spec"]["selector"]["matchLabels"] for each in of_kind(objects, "PodDisruptionBudget").values()]
-    selectors += [each["spec"]["podSelector"]["matchLabels"] for each in of_kind(objects, "NetworkPolicy").values()]
+    selectors = [service["spec"]["selector"] for service in of_kind(objects, "Service").values()]
+    selectors += [
+        budget["spec"]["selector"]["matchLabels"] for budget in of_kind(objects, "PodDisruptionBudget").values()
+    ]
+    policies = of_kind(objects, "NetworkPolicy").values()
+    selectors += [policy["spec"]["podSelector"]["matchLabels"] for policy in policies]
     assert len(selectors) >= 7
     assert [len(selected(objects, selector)) for selector in selectors] == [1] * len(selectors)
 
@@ -108,21 +111,21 @@ def test_ports_are_those_of_the_recipe_and_every_service_and_policy_meets_one(ob
     port = int(recipe.args["port"])
     expected = {"api": port, "ops": port + 1}
     for workload in (replicas(objects), router(objects)):
-        assert {each["name"]: each["containerPort"] for each in served(workload)["ports"]} == expected
+        assert {port["name"]: port["containerPort"] for port in served(workload)["ports"]} == expected
         assert option(command_lines(objects, served(workload))[0], "--ops-port") == str(port + 1)
     for service in of_kind(objects, "Service").values():
-        for each in service["spec"]["ports"]:
-            assert (each["targetPort"], each["port"]) in expected.items()
+        for exposed in service["spec"]["ports"]:
+            assert (exposed["targetPort"], exposed["port"]) in expected.items()
     for policy in of_kind(objects, "NetworkPolicy").values():
         for rule in policy["spec"]["ingress"]:
-            assert {each["port"] for each in rule["ports"]} <= set(expected.values())
+            assert {port["port"] for port in rule["ports"]} <= set(expected.values())
 
 
 def test_the_router_asks_the_headless_service_for_ready_pods(objects: list[Manifest]) -> None:
     name, port = option(command_lines(objects, served(router(objects)))[0], "--workers-dns").split(":")
     service = of_kind(objects, "Service")[name]["spec"]
     assert service["clusterIP"] == "None" and not service.get("publishNotReadyAddresses")
-    assert int(port) in {each["port"] for each in service["ports"] if each["name"] == "api"}
+    assert int(port) in {port["port"] for port in service["ports"] if port["name"] == "api"}
     assert replicas(objects)["spec"]["serviceName"] == name
     assert selected(objects, service["selector"]) == [replicas(objects)]
 
@@ -131,8 +134,8 @@ def test_every_command_line_is_one_of_ours(objects: list[Manifest]) -> None:
     group = typer.main.get_command(app)
     lines = [
         line
-        for each in workloads(objects)
-        for part in containers(pod_of(each))
+        for workload in workloads(objects)
+        for part in containers(pod_of(workload))
         for line in command_lines(objects, part)
     ]
     assert {line[0] for line in lines} >= {"serve", "route"}
@@ -153,7 +156,7 @@ def test_the_engine_command_renders_and_listens_where_pods_are_reached(objects: 
 
 
 def test_both_ends_of_the_router_agree_on_the_recipe(objects: list[Manifest]) -> None:
-    pods = [container for each in workloads(objects) for container in containers(pod_of(each))]
+    pods = [container for workload in workloads(objects) for container in containers(pod_of(workload))]
     assert len({environment(objects, container)["RECIPE"] for container in pods}) == 1
 
 
@@ -208,14 +211,14 @@ def test_a_pod_may_finish_what_it_has_begun(objects: list[Manifest]) -> None:
 def test_every_mount_has_a_volume_and_every_volume_a_mount(objects: list[Manifest]) -> None:
     for workload in workloads(objects):
         pod = pod_of(workload)
-        volumes = [each["name"] for each in pod["spec"].get("volumes", [])]
-        volumes += [each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", [])]
+        volumes = [volume["name"] for volume in pod["spec"].get("volumes", [])]
+        volumes += [claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])]
         mounts = {mount["name"] for part in containers(pod) for mount in part["volumeMounts"]}
         assert mounts == set(volumes) and len(volumes) == len(set(volumes))
 
 
 def image_environment() -> dict[str, str]:
-    """The variables that the image's last ENV instruction sets."""
+    """Return the variables that the image's last ENV instruction sets."""
     instruction = re.findall(r"^ENV ((?:.*\\\n)*.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[-1]
     return dict(word.split("=", 1) for word in shlex.split(instruction.replace("\\\n", " ")))
 
@@ -262,8 +265,8 @@ def test_keys_come_from_a_mounted_secret_and_are_nowhere_in_the_manifests(object
     for workload in (replicas(objects), router(objects)):
         container = served(workload)
         path = Path(environment(objects, container)["KIMI_API_KEY_FILE"])
-        mount = next(each for each in container["volumeMounts"] if path.is_relative_to(each["mountPath"]))
-        volume = next(each for each in pod_of(workload)["spec"]["volumes"] if each["name"] == mount["name"])
+        mount = next(mount for mount in container["volumeMounts"] if path.is_relative_to(mount["mountPath"]))
+        volume = next(volume for volume in pod_of(workload)["spec"]["volumes"] if volume["name"] == mount["name"])
         assert "secret" in volume and not volume["secret"].get("optional")
         assert volume["secret"]["defaultMode"] & 0o007 == 0
         assert not any("key" in argument.lower() for argument in command_lines(objects, container)[0])
@@ -276,21 +279,21 @@ def test_one_pod_at_a_time_may_be_disrupted_and_the_others_serve(objects: list[M
         count = workload["spec"]["replicas"]
         spec = budget["spec"]
         left = spec["minAvailable"] if "minAvailable" in spec else count - spec["maxUnavailable"]
-        assert 1 <= left < count  # somebody serves, and a node can be drained
+        assert 1 <= left < count  # a replica serves, and a node can be drained
 
 
-def test_who_reaches_the_engines(objects: list[Manifest]) -> None:
+def test_only_the_router_and_prometheus_reach_the_engines(objects: list[Manifest]) -> None:
     policy = of_kind(objects, "NetworkPolicy")["kimi-replicas"]["spec"]
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
     requests, metrics = policy["ingress"]
     assert selected(objects, requests["from"][0]["podSelector"]["matchLabels"]) == [router(objects)]
-    assert [each["port"] for each in requests["ports"]] == [9527]
-    assert [each["port"] for each in metrics["ports"]] == [9528] and "namespaceSelector" in metrics["from"][0]
+    assert [port["port"] for port in requests["ports"]] == [9527]
+    assert [port["port"] for port in metrics["ports"]] == [9528] and "namespaceSelector" in metrics["from"][0]
 
 
 def test_only_the_download_leaves_the_cluster(objects: list[Manifest], overlay: str) -> None:
     egress = of_kind(objects, "NetworkPolicy")["kimi-replicas"]["spec"]["egress"]
-    ports = {each["port"] for rule in egress for each in rule["ports"]}
+    ports = {port["port"] for rule in egress for port in rule["ports"]}
     assert ports == ({53, 443} if overlay == "mi325x" else set())
 
 
@@ -299,7 +302,7 @@ def test_the_pods_have_what_the_recipe_needs(objects: list[Manifest], overlay: s
     recipe = load_recipe(environment(objects, served(workload))["RECIPE"])
     gpus = int(served(workload)["resources"]["limits"].get("amd.com/gpu", 0))
     assert gpus == recipe.hardware.gpus == (8 if overlay in GPU_OVERLAYS else 0)
-    (shm,) = (each for each in pod_of(workload)["spec"]["volumes"] if each["name"] == "shm")
+    (shm,) = (volume for volume in pod_of(workload)["spec"]["volumes"] if volume["name"] == "shm")
     assert shm["emptyDir"]["medium"] == "Memory"
     assert size(shm["emptyDir"]["sizeLimit"]) >= Needs.of(recipe).shm
     arguments = resolve(recipe).args
@@ -315,22 +318,22 @@ def test_one_replica_a_node_of_undivided_mi325x(on_gpus: list[Manifest]) -> None
 
 
 def test_the_image_is_named_by_digest_and_its_kernels_have_a_folder_of_their_own(on_gpus: list[Manifest]) -> None:
-    images = {part["image"] for each in workloads(on_gpus) for part in containers(pod_of(each))}
+    images = {part["image"] for workload in workloads(on_gpus) for part in containers(pod_of(workload))}
     (image,) = images
     digest = re.fullmatch(r".+@sha256:([0-9a-f]{64})", image)
     assert digest is not None
     container = served(replicas(on_gpus))
     release = environment(on_gpus, container)["IMAGE_RELEASE"]
     assert digest[1].startswith(release) and len(release) == 12
-    home = next(each for each in container["volumeMounts"] if each["mountPath"] == "/home/kimi")
+    home = next(mount for mount in container["volumeMounts"] if mount["mountPath"] == "/home/kimi")
     assert home["subPathExpr"] == "home-$(IMAGE_RELEASE)"
 
 
 def test_the_model_is_fetched_first_then_read_only_and_has_room(on_gpus: list[Manifest]) -> None:
     workload = replicas(on_gpus)
-    models = next(each for each in served(workload)["volumeMounts"] if each["mountPath"] == "/models")
+    models = next(mount for mount in served(workload)["volumeMounts"] if mount["mountPath"] == "/models")
     assert models["readOnly"] is True and image_environment()["HF_HOME"] == "/models"
-    trust = next(each for each in served(workload)["volumeMounts"] if each["name"] == "trusted-code")
+    trust = next(mount for mount in served(workload)["volumeMounts"] if mount["name"] == "trusted-code")
     assert Path(image_environment()["KIMI_TRUSTED_CODE"]).is_relative_to(trust["mountPath"]) and trust["readOnly"]
     assert environment(on_gpus, served(workload))["HF_HUB_OFFLINE"] == "1"
     (fetch,) = pod_of(workload)["spec"]["initContainers"]
@@ -342,11 +345,11 @@ def test_the_model_is_fetched_first_then_read_only_and_has_room(on_gpus: list[Ma
         claim = of_kind(on_gpus, "PersistentVolumeClaim")["kimi-models"]
     lines = command_lines(on_gpus, fetch)
     assert [line[0] for line in lines] == ["fetch"] * len(lines)
-    there = next(each for each in fetch["volumeMounts"] if each["mountPath"] == "/models")
+    there = next(mount for mount in fetch["volumeMounts"] if mount["mountPath"] == "/models")
     assert (there["name"], there.get("subPath")) == (models["name"], models.get("subPath"))
     assert "/models" in writable(fetch)
     checkpoints = Needs.of(load_recipe(environment(on_gpus, served(workload))["RECIPE"])).checkpoints
-    fetched = sum(PUBLISHED_SIZES[each.repo] for each in checkpoints)
+    fetched = sum(PUBLISHED_SIZES[checkpoint.repo] for checkpoint in checkpoints)
     # Two copies do not fit, nor need they: an update of the checkpoint is fetched file by file.
     assert size(claim["spec"]["resources"]["requests"]["storage"]) > fetched + 50 * GIB
 
@@ -357,10 +360,10 @@ def test_prometheus_finds_the_ops_ports(objects: list[Manifest], monitors: list[
     for monitor in monitors:
         assert monitor["metadata"]["namespace"] == of_kind(objects, "Namespace")["kimi"]["metadata"]["name"]
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
-        matching = [each for each in services if wanted <= each["metadata"]["labels"].items()]
+        matching = [service for service in services if wanted <= service["metadata"]["labels"].items()]
         assert len(matching) == 1
         (endpoint,) = monitor["spec"]["endpoints"]
-        assert endpoint["port"] in {each["name"] for each in matching[0]["spec"]["ports"]}
+        assert endpoint["port"] in {port["name"] for port in matching[0]["spec"]["ports"]}
         found += selected(objects, matching[0]["spec"]["selector"])
     assert found == [replicas(objects), router(objects)]
 

@@ -98,7 +98,7 @@ def run_script(name: str, *arguments: str, **environment: str) -> subprocess.Com
 def test_healthcheck(status: int, code: int) -> None:
     with answering(lambda path, _: (status if path == "/live" else 404, b"")) as url:
         assert run_script("healthcheck.py", HEALTHCHECK_URL=f"{url}/live").returncode == code
-    result = run_script("healthcheck.py", HEALTHCHECK_URL=f"{url}/live")  # nobody listens any more
+    result = run_script("healthcheck.py", HEALTHCHECK_URL=f"{url}/live")  # the port is closed
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
 

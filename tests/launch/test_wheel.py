@@ -112,7 +112,7 @@ def test_the_wheel_holds_recipes_and_cards(installed: Path) -> None:
 
 
 def test_an_installation_reads_its_own_copies(installed: Path, tmp_path: Path) -> None:
-    for place in (tmp_path, installed):  # somebody else's folder, in the working directory and in site-packages
+    for place in (tmp_path, installed):  # a folder of another package, in the working directory and in site-packages
         (place / "launch/recipes").mkdir(parents=True, exist_ok=True)
     code = (
         "from kimi_w4a8_eagle3.base.resources import operator_dir;"

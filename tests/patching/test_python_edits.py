@@ -31,7 +31,7 @@ def test_changes_every_default_and_nothing_else(newline: str) -> None:
         b"def f(x=1): pass",  # no such parameter
         b"def f(how_v3_bf16_cvt): pass",  # no default
         b"def f(how_v3_bf16_cvt=0): pass",
-        b"def f(how_v3_bf16_cvt=1): pass\ndef g(how_v3_bf16_cvt=2): pass",  # half edited by somebody
+        b"def f(how_v3_bf16_cvt=1): pass\ndef g(how_v3_bf16_cvt=2): pass",  # edited in one place only
         b"def f(how_v3_bf16_cvt=DEFAULT): pass",
         b"def f(",
         b"\xff\xfe\x00",

@@ -22,6 +22,7 @@ from kimi_w4a8_eagle3.quark.preflight import PreflightReport, preflight
 PREFIX = "language_model.model.layers"
 GATE = f"{PREFIX}.1.mlp.experts.2.gate_proj.weight"
 SHARED = f"{PREFIX}.3.mlp.shared_experts.up_proj.weight"
+Change = Callable[[dict[str, torch.Tensor]], None]
 SHARD = "model-00002-of-00002.safetensors"  # odd layers
 
 
@@ -34,7 +35,11 @@ def only_problem(target: Path, tp: int = 1) -> Problem:
     return report.problems[0]
 
 
-def set_tensor(name: str, value: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
+def name_of(weight: str) -> str:
+    return weight.removesuffix(".weight")
+
+
+def set_tensor(name: str, value: torch.Tensor) -> Change:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         if name in tensors:
             tensors[name] = value
@@ -86,11 +91,6 @@ def test_scale_shapes_that_are_accepted(target: Path, shape: tuple[int, ...], dt
     assert preflight(target).ok
 
 
-def test_bfloat16_nan_scale_is_seen(target: Path) -> None:
-    rewrite(target, set_tensor(f"{GATE}_scale", torch.tensor(float("nan"), dtype=torch.bfloat16)))
-    assert only_problem(target).what == "NaN or Inf in 1 of 1 values"
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_every_small_tensor_is_read(tmp_path: Path, value: float) -> None:
     """Twenty tensors of the built-in target: norms, router, its bias, scales, embedding, head, latents, tower."""
@@ -135,87 +135,77 @@ def test_wrong_shape_or_dtype(target: Path, suffix: str, value: torch.Tensor, fo
     assert problem.tensors == [GATE + suffix] and problem.where == str(target / SHARD)
 
 
-def test_expert_that_is_not_quantized(target: Path) -> None:
-    def restore(tensors: dict[str, torch.Tensor]) -> None:
-        if GATE in tensors:
-            tensors[GATE] = torch.zeros(INTER, HIDDEN, dtype=torch.bfloat16)
-            del tensors[f"{GATE}_scale"], tensors[f"{GATE}_scale_2"]
-
-    rewrite(target, restore)
-    assert only_problem(target).message == f"expert is not quantized (BF16): {GATE}"
+def tensors(change: Change) -> Callable[[Path], None]:
+    return lambda target: rewrite(target, change)
 
 
-def test_excluded_expert(target: Path) -> None:
-    module = GATE.removesuffix(".weight")
-    edit_json(target / "config.json", lambda c: c["quantization_config"]["exclude"].append(module))
-    assert only_problem(target).message == f"routed expert is in the exclude list: {GATE}"
+def config(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Change config.json's quantization_config."""
+    return lambda target: edit_json(target / "config.json", lambda found: change(found["quantization_config"]))
 
 
-def test_excluded_layer_that_is_quantized(target: Path) -> None:
-    rewrite(target, set_tensor(SHARED, torch.zeros(INTER, HIDDEN // 8, dtype=torch.int32)))
-    assert only_problem(target).message == f"excluded layer is quantized (I32): {SHARED}"
+def restore(found: dict[str, torch.Tensor]) -> None:
+    if GATE in found:
+        found[GATE] = torch.zeros(INTER, HIDDEN, dtype=torch.bfloat16)
+        del found[f"{GATE}_scale"], found[f"{GATE}_scale_2"]
 
 
-def test_quantized_layer_outside_the_experts(target: Path) -> None:
-    rewrite(target, set_tensor(SHARED, torch.zeros(INTER, HIDDEN // 8, dtype=torch.int32)))
-    module = SHARED.removesuffix(".weight")
-    edit_json(target / "config.json", lambda c: c["quantization_config"]["exclude"].remove(module))
-    assert only_problem(target).message == f"layer outside the routed experts is quantized (I32): {SHARED}"
+PACKED = tensors(set_tensor(SHARED, torch.zeros(INTER, HIDDEN // 8, dtype=torch.int32)))
+NAN = torch.tensor(float("nan"), dtype=torch.bfloat16)
 
 
-def test_plain_layer_that_is_not_excluded(target: Path) -> None:
-    module = SHARED.removesuffix(".weight")
-    edit_json(target / "config.json", lambda c: c["quantization_config"]["exclude"].remove(module))
-    assert only_problem(target).message == f"layer is neither quantized (BF16) nor excluded: {SHARED}"
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([tensors(restore)], f"expert is not quantized (BF16): {GATE}"),
+        ([tensors(set_tensor(f"{GATE}_scale", NAN))], f"NaN or Inf in 1 of 1 values: {GATE}_scale"),
+        ([config(lambda q: q["exclude"].append(name_of(GATE)))], f"routed expert is in the exclude list: {GATE}"),
+        ([PACKED], f"excluded layer is quantized (I32): {SHARED}"),
+        (
+            [PACKED, config(lambda q: q["exclude"].remove(name_of(SHARED)))],
+            f"layer outside the routed experts is quantized (I32): {SHARED}",
+        ),
+        (
+            [config(lambda q: q["exclude"].remove(name_of(SHARED)))],
+            f"layer is neither quantized (BF16) nor excluded: {SHARED}",
+        ),
+        ([config(lambda q: q["exclude"].append("re:("))], "exclude pattern is not a regular expression"),
+        ([config(lambda q: q["export"].update(pack_method="order"))], "pack_method is 'order'"),
+        ([config(lambda q: q["export"].update(pack_method=None))], "pack_method is None"),
+    ],
+)
+def test_one_mistake_is_one_problem(target: Path, changes: list[Callable[[Path], None]], message: str) -> None:
+    for change in changes:
+        change(target)
+    problem = only_problem(target)
+    assert problem.message.startswith(message)
+    assert problem.tensors or problem.where == str(target / "config.json")
 
 
 @pytest.mark.parametrize("strip", [False, True], ids=["names", "names without language_model."])
 def test_excludes_with_and_without_wrapper_prefix(target: Path, strip: bool) -> None:
-    def change(config: dict) -> None:  # type: ignore[type-arg]
-        excludes = config["quantization_config"]["exclude"]
-        config["quantization_config"]["exclude"] = [
-            name.removeprefix("language_model.") if strip else name for name in excludes
-        ]
-
-    edit_json(target / "config.json", change)
+    cut = "language_model." if strip else ""
+    config(lambda q: q.update(exclude=[name.removeprefix(cut) for name in q["exclude"]]))(target)
     assert preflight(target).ok
 
 
 def test_excludes_as_regular_expressions(target: Path) -> None:
     patterns = ["re:.*self_attn.*", "re:.*lm_head", "re:.*mlp\\.(gate|up|down)_proj$", "re:.*shared_experts.*"]
-    edit_json(target / "config.json", lambda c: c["quantization_config"].update(exclude=patterns))
+    config(lambda q: q.update(exclude=patterns))(target)
     assert preflight(target).ok
 
 
 def test_globs_in_the_exclude_list_count_as_the_loader_reads_them(target: Path) -> None:
     """In the place of names: without its meaning every attention layer would be neither quantized nor excluded."""
 
-    def as_glob(config: dict[str, Any]) -> None:
-        names = [name for name in config["quantization_config"]["exclude"] if "self_attn" not in name]
-        config["quantization_config"]["exclude"] = [*names, "*self_attn*"]
-
-    edit_json(target / "config.json", as_glob)
+    kept = "self_attn"
+    config(lambda q: q.update(exclude=[*(n for n in q["exclude"] if kept not in n), f"*{kept}*"]))(target)
     report = preflight(target)
     assert report.ok and "globs (*self_attn*)" in report.notes[0]
 
 
-def test_broken_regular_expression(target: Path) -> None:
-    edit_json(target / "config.json", lambda c: c["quantization_config"]["exclude"].append("re:("))
-    assert "not a regular expression" in only_problem(target).what
-
-
-@pytest.mark.parametrize("method", ["order", None])
-def test_other_pack_method(target: Path, method: str | None) -> None:
-    edit_json(target / "config.json", lambda c: c["quantization_config"]["export"].update(pack_method=method))
-    problem = only_problem(target)
-    assert problem.what == f"pack_method is {method!r}" and problem.where == str(target / "config.json")
-
-
 def test_k_that_is_not_a_multiple_of_eight(target: Path) -> None:
-    def change(config: dict) -> None:  # type: ignore[type-arg]
-        config["text_config"]["moe_intermediate_size"] = 36
-
-    edit_json(target / "config.json", change)
+    edit_json(target / "config.json", lambda found: found["text_config"].update(moe_intermediate_size=36))
     messages = [p.what for p in preflight(target).problems]
     assert "K = moe_intermediate_size = 36 is not a multiple of 8" in messages
     assert "weight is I32 [32, 8]" in messages  # and every expert has other shapes than this config says
@@ -259,10 +249,8 @@ def test_of_many_problems_the_first_five_are_shown(draft: str | None, where: str
 
 
 def test_other_quantizations_are_not_checked(target: Path) -> None:
-    def change(config: dict) -> None:  # type: ignore[type-arg]
-        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-
-    edit_json(target / "config.json", change)
+    other = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit_json(target / "config.json", lambda found: found.update(quantization_config=other))
     report = preflight(target)
     assert report.ok and report.weight_format == "fp8, not W4A8"
 
@@ -289,13 +277,7 @@ def test_config_that_is_missing_or_wrong(target: Path, content: str | None, mess
 def test_no_such_directory(tmp_path: Path) -> None:
     assert only_problem(tmp_path / "absent").what == "no such model directory"
     nothing = preflight(tmp_path, tp=0)
-    assert (nothing.shards, nothing.tensors, nothing.nbytes, nothing.small_tensors_read, nothing.seconds) == (
-        0,
-        0,
-        0,
-        0,
-        0,
-    )
+    assert {nothing.shards, nothing.tensors, nothing.nbytes, nothing.small_tensors_read, nothing.seconds} == {0}
 
 
 def test_report_is_json(target: Path) -> None:
@@ -307,7 +289,7 @@ def test_report_is_json(target: Path) -> None:
     assert report["ok"] is False and report["problems"][0]["where"] == str(target / SHARD)
 
 
-def without(suffix: str) -> Callable[[dict[str, torch.Tensor]], None]:
+def without(suffix: str) -> Change:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         for name in [name for name in tensors if name.startswith(("vision", "mm_")) and name.endswith(suffix)]:
             del tensors[name]

@@ -112,7 +112,7 @@ def test_an_argument_is_set_where_nobody_gave_it_and_warned_of_where_it_says_oth
     ],
 )
 def test_an_fp8_cache_that_the_backend_cannot_hold_is_refused(settings: list[str], fault: str) -> None:
-    assert [each.id for each in launch("eagle3", *settings).refused] == [fault]
+    assert [fault.id for fault in launch("eagle3", *settings).refused] == [fault]
 
 
 def test_an_fp8_cache_is_warned_of_until_it_is_measured() -> None:

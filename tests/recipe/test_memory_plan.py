@@ -288,7 +288,7 @@ def test_kimi_plan_for_a_fixed_aiter() -> None:
         (["-r", "tiny"], "uses no GPU"),
         (["-r", "eagle3", "--gpu", "mi300x", "--tp", "2"], "no room for the KV cache"),
         (["-r", "eagle3", "--output", "map.jpg"], "cannot draw to 'map.jpg'"),
-        (["-r", "eagle3", "--model", "/does/not/exist"], "no config.json found"),
+        (["-r", "eagle3", "--model", "/does/not/exist"], "config.json is missing"),
     ],
 )
 def test_kimi_plan_refuses(arguments: list[str], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,10 @@ def write(folder: Path, text: str, name: str = "mine") -> Path:
     path = folder / f"{name}.toml"
     path.write_text(text)
     return path
+
+
+def eight(arch: str, gib: int) -> Machine:
+    return Machine(tuple(Device(arch, 304, "p", 0, gib * GIB) for _ in range(8)))
 
 
 def value_of(argv: list[str], name: str) -> str:
@@ -96,14 +101,23 @@ def test_a_mistake_is_one_sentence_with_the_file(tmp_path: Path, text: str, mess
     assert str(path) in caught.value.where
 
 
-def test_a_recipe_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(KimiError, match="the key 'model' is missing"):
-        load_recipe(write(tmp_path, 'summary = "s"\nengine = "sglang"'))
-
-
-def test_an_unknown_recipe_names_the_nearest() -> None:
-    with pytest.raises(KimiError, match="did you mean 'eagle3-opt'"):
-        load_recipe("eagle3-opts")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("eagle3-opts", "did you mean 'eagle3-opt'"),
+        ("tiny:fast", "unknown suffix 'fast' of the recipe 'tiny'.*tiny:plain"),
+        ("{folder}/none.toml", "no recipe file"),
+        ("{folder}/modelless.toml", "the key 'model' is missing"),
+        ("{folder}/b.toml", "circle"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    write(tmp_path, 'summary = "s"\nengine = "sglang"', "modelless")
+    for one, other in ("ab", "ba"):
+        write(tmp_path, f'extends = "{other}"', one)
+    with pytest.raises(KimiError) as caught:
+        load_recipe(name.format(folder=tmp_path))
+    assert re.search(message, str(caught.value), re.DOTALL)
 
 
 def test_plain_takes_the_draft_away_and_nothing_else(tmp_path: Path) -> None:
@@ -151,23 +165,6 @@ def test_a_draft_with_the_one_stage_all_reduce_is_for_those_who_ask_for_it() -> 
     launch = render(load_recipe("agent"), asked, machine=MI325X)
     assert "--disable-custom-all-reduce" not in launch.argv and launch.refused == []
     assert any("eagle-custom-all-reduce is accepted" in note.text for note in launch.notes)
-
-
-def test_an_unknown_ending_of_a_name_is_refused() -> None:
-    with pytest.raises(KimiError, match="unknown suffix 'fast' of the recipe 'tiny'") as caught:
-        load_recipe("tiny:fast")
-    assert "tiny:plain" in (caught.value.expected or "")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(KimiError, match="no recipe file"):
-        load_recipe(tmp_path / "none.toml")
-
-
-def test_recipes_that_extend_each_other_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, 'extends = "b"', "a")
-    with pytest.raises(KimiError, match="circle"):
-        load_recipe(write(tmp_path, 'extends = "a"', "b"))
 
 
 def test_a_recipe_of_ones_own_extends_a_packaged_one(tmp_path: Path) -> None:
@@ -281,18 +278,17 @@ def test_a_moving_revision_is_warned_about_and_a_pinned_one_passed() -> None:
     assert value_of(pinned.argv, "revision") == commit
 
 
-def test_missing_hardware_is_warned_about() -> None:
-    assert any("0 AMD GPUs" in note.text for note in render(load_recipe("eagle3"), machine=NO_GPU).notes)
-    assert not any("AMD GPUs" in note.text for note in render(load_recipe("eagle3"), machine=MI325X).notes)
-    other = Machine(tuple(Device("gfx950", 256, "p", 0, 288 * GIB) for _ in range(8)))
-    assert any("gfx950" in note.text for note in render(load_recipe("eagle3"), machine=other).notes)
-
-
-def test_auto_fraction_is_capped_exactly_and_explained() -> None:
-    launch = render(load_recipe("eagle3"), ["options.memory_ceiling=0.9", UNSCALED], machine=MI325X)
-    assert value_of(launch.argv, "max-total-tokens") == "2097151"
-    assert 0.80 < float(value_of(launch.argv, "mem-fraction-static")) < 0.90
-    assert any("page-offset guard" in note.text and "over the published 0.8" in note.text for note in launch.notes)
+@pytest.mark.parametrize(
+    ("machine", "told"),
+    [
+        (NO_GPU, "this machine has 0 AMD GPUs, the recipe needs 8 (gfx942)"),
+        (eight("gfx950", 288), "the GPUs are gfx950, the recipe is made for gfx942"),
+        (eight("gfx942", 191), "a GPU here has 191 GiB of memory, the recipe is made for 256"),
+    ],
+)
+def test_missing_hardware_is_warned_about(machine: Machine, told: str) -> None:
+    assert Note(told, Severity.WARN) in render(load_recipe("eagle3"), machine=machine).notes
+    assert Note(told, Severity.WARN) not in render(load_recipe("eagle3"), machine=MI325X).notes
 
 
 def test_with_a_draft_memory_ends_where_anybody_has_been_and_every_aiter_gives_the_same_pool() -> None:
@@ -305,30 +301,29 @@ def test_with_a_draft_memory_ends_where_anybody_has_been_and_every_aiter_gives_t
     assert pools == {(0.824, 1_702_894)}
 
 
-def test_a_fraction_of_ones_own_is_still_capped() -> None:
-    launch = render(load_recipe("eagle3"), [UNSCALED], ["--mem-fraction-static", "0.9"], machine=MI325X)
-    assert value_of(launch.argv, "mem-fraction-static") == "0.9"
-    assert value_of(launch.argv, "max-total-tokens") == "2097151"
+HIGH = ["options.memory_ceiling=0.9", UNSCALED]
 
 
-def test_a_pool_of_ones_own_is_kept_when_it_is_smaller_and_capped_when_larger() -> None:
-    small = render(load_recipe("eagle3"), ["max-total-tokens=100000"], machine=MI325X)
-    assert value_of(small.argv, "max-total-tokens") == "100000"
-    large = render(load_recipe("eagle3"), ["max-total-tokens=9000000"], machine=MI325X)
-    assert value_of(large.argv, "max-total-tokens") == "1702894"
-
-
-def test_a_64_bit_kernel_lifts_the_limit() -> None:
-    ceiling = ["options.memory_ceiling=0.9", UNSCALED]
-    launch = render(load_recipe("eagle3"), ceiling, machine=MI325X, regime=Regime.FIXED64)
-    assert int(value_of(launch.argv, "max-total-tokens")) > 2_097_151
-    assert any("at most 0.9 of the memory" in note.text for note in launch.notes)
-
-
-def test_without_a_draft_the_published_fraction_stays() -> None:
-    launch = render(load_recipe("w4a8"), machine=MI325X)
-    assert value_of(launch.argv, "mem-fraction-static") == "0.9"
-    assert "--max-total-tokens" not in launch.argv
+@pytest.mark.parametrize(
+    ("recipe", "settings", "regime", "fraction", "pool", "told"),
+    [
+        ("eagle3", HIGH, Regime.UNKNOWN, None, 2_097_151, "over the published 0.8"),
+        ("eagle3", [UNSCALED, "mem-fraction-static=0.9"], Regime.UNKNOWN, "0.9", 2_097_151, "page-offset guard"),
+        ("eagle3", ["max-total-tokens=100000"], Regime.UNKNOWN, "0.824", 100_000, "page-offset guard"),
+        ("eagle3", ["max-total-tokens=9000000"], Regime.UNKNOWN, "0.824", 1_702_894, "page-offset guard"),
+        ("eagle3", HIGH, Regime.FIXED64, "0.9", 2_374_650, "at most 0.9 of the memory"),
+        ("w4a8", [], Regime.UNKNOWN, "0.9", None, ""),
+    ],
+    ids=["auto", "own fraction", "own small pool", "own large pool", "64-bit kernel", "published"],
+)
+def test_the_pool_is_the_largest_that_is_safe(
+    recipe: str, settings: list[str], regime: Regime, fraction: str | None, pool: int | None, told: str
+) -> None:
+    launch = render(load_recipe(recipe), settings, machine=MI325X, regime=regime)
+    assert launch.args.get("max-total-tokens") == pool
+    assert 0.80 < float(value_of(launch.argv, "mem-fraction-static")) <= 0.9
+    assert fraction in (None, value_of(launch.argv, "mem-fraction-static"))
+    assert any(told in note.text for note in launch.notes)
 
 
 def test_a_gpu_too_small_is_an_error_before_anything_is_loaded() -> None:
@@ -342,12 +337,6 @@ def test_shell_text_can_be_pasted(name: str) -> None:
     lines = text.splitlines()
     assert lines[0].startswith("export ") and "python -m sglang.launch_server \\" in lines
     assert any("--served-model-name 'a b'" in line for line in lines)
-
-
-def test_less_memory_than_the_recipe_is_made_for_is_warned_about() -> None:
-    small = Machine(tuple(Device("gfx942", 304, "p", 0, 191 * GIB) for _ in range(8)))
-    notes = render(load_recipe("eagle3"), machine=small).notes
-    assert Note("a GPU here has 191 GiB of memory, the recipe is made for 256", Severity.WARN) in notes
 
 
 def test_a_gate_that_this_package_does_not_honour_is_warned_about() -> None:

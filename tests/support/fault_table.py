@@ -105,11 +105,11 @@ def on_gpus(faults: list[str]) -> None:
 
 
 def against_prefill(reference: EngineServer, server: EngineServer, folder: Path) -> str:
-    choices = (Target(base_url=each.base_url) for each in (reference, server))
+    choices = (Target(base_url=engine.base_url) for engine in (reference, server))
     _, report = lossless.run(*choices, replace(PLAN, runs=folder), SILENT)
     match = report.prefill
     apart = "; ".join(f"{m.further} to {m.nearer}, {m.beyond} beyond, p {m.p:.1g}" for m in match.measures)
-    bugs = sum(each.judgement == "bug" for each in report.divergences)
+    bugs = sum(divergence.judgement == "bug" for divergence in report.divergences)
     parted = f"{len(report.divergences)} parted, {bugs} of them bugs"
     late = next((reason for reason in report.reasons if "stop string" in reason), "")
     return f"{report.state}: {match.not_best} of {match.tokens} not the best; {apart}; {parted}; {late}"

@@ -19,4 +19,4 @@ def render(folder: Path) -> list[dict[str, Any]]:
     done = subprocess.run([KUBECTL, "kustomize", folder], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "deprecated" not in done.stderr, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]

@@ -11,11 +11,11 @@ Manifest = dict[str, Any]
 
 
 def of_kind(objects: list[Manifest], kind: str) -> dict[str, Manifest]:
-    return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
+    return {manifest["metadata"]["name"]: manifest for manifest in objects if manifest["kind"] == kind}
 
 
 def workloads(objects: list[Manifest]) -> list[Manifest]:
-    return [each for each in objects if each["kind"] in ("StatefulSet", "Deployment", "Job")]
+    return [manifest for manifest in objects if manifest["kind"] in ("StatefulSet", "Deployment", "Job")]
 
 
 def pod_of(workload: Manifest) -> Manifest:
@@ -31,7 +31,8 @@ def served(workload: Manifest) -> Manifest:
 
 
 def selected(objects: list[Manifest], labels: dict[str, str]) -> list[Manifest]:
-    return [each for each in workloads(objects) if labels.items() <= pod_of(each)["metadata"]["labels"].items()]
+    found = [(workload, pod_of(workload)["metadata"]["labels"]) for workload in workloads(objects)]
+    return [workload for workload, own in found if labels.items() <= own.items()]
 
 
 def replicas(objects: list[Manifest]) -> Manifest:
