@@ -142,7 +142,7 @@ def test_a_process_without_a_supervisor_notes_nothing(tmp_path, segment):
 
 
 def test_a_folder_that_another_made_deletes_nothing_of_ours(tmp_path, monkeypatch):
-    """/tmp is everybody's: a folder with our name and a list of our files is a trap."""
+    """Any user can put a folder with our name and a list of our files into /tmp."""
     treasure = tmp_path / "treasure"
     treasure.touch()
     trap = tmp_path / "kimi-trap"

@@ -20,7 +20,7 @@ print("ready", flush=True)
 for line in sys.stdin:
     child = children[int(line)]
     child.kill()
-    print("killed", flush=True)  # and nobody waits for it: what is left is a zombie
+    print("killed", flush=True)  # without waiting for it, so a zombie is left
 """
 
 

@@ -60,7 +60,7 @@ def test_every_module_but_the_source_gets_the_wrapped_function(module) -> None:
     assert source.own is first and other.renamed is other.again is second
     later = module("later", first=first)  # imported while hooks are applied
     assert holders.replace(first, second, source) == 1 and later.first is second
-    assert holders.replace(first, second, source) == 0  # nobody holds it any more
+    assert holders.replace(first, second, source) == 0  # no module holds it any more
 
 
 @BOTH

@@ -122,7 +122,7 @@ def test_promtool_has_nothing_to_say_about_our_metrics(exporters: list[Exporter]
 
 
 def test_the_window_shows_what_was_counted_while_it_watched(exporters: list[Exporter]) -> None:
-    exporters[0].steps.labels("0").inc(1000)  # before anybody watched
+    exporters[0].steps.labels("0").inc(1000)  # before the endpoint watched
     fleet = HandmadeFleet([replica("0", exporters[0].base_url)])
     with serve(fleet) as ops:
         assert reading(ops).total("kimi_accept_length") is None

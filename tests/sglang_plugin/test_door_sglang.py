@@ -77,7 +77,7 @@ def test_the_door_stands_in_front_of_everything(newest: bool) -> None:
     ]
     assert facts["pickled"] == [400, "custom_logit_processor"]
     assert facts["nowhere"] == 404
-    assert facts["proxies"] == ""  # uvicorn reads it when it starts, and believes nobody's X-Forwarded-For
+    assert facts["proxies"] == ""  # uvicorn reads it when it starts, and then trusts no X-Forwarded-For
 
 
 @BOTH

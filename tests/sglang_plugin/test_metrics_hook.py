@@ -74,7 +74,7 @@ def test_series_begin_at_zero_and_grow_by_a_finished_requests_own_histogram(
 ) -> None:
     count(collector, finished, spec_correct_drafts_histogram=histograms)
     labels = [{"model_name": "m", "accepted": str(accepted)} for accepted in range(5)]
-    assert [registry.get_sample_value("kimi_spec_steps_total", each) for each in labels] == expected
+    assert [registry.get_sample_value("kimi_spec_steps_total", series) for series in labels] == expected
 
 
 @pytest.mark.parametrize(

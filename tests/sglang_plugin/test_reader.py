@@ -216,7 +216,7 @@ def test_without_tools_an_answer_has_no_marker_and_loses_nothing_else(newest: bo
 
 @BOTH
 def test_sglangs_own_reader_loses_calls(newest: bool) -> None:
-    """When this fails, SGLang has fixed a bug and our reader can shrink."""
+    """A failure of this test means that SGLang fixed a bug and our reader can shrink."""
     got = read(newest, OWN_CALLS)
     right = {name: [*answer[1:4]] for name, answer in ANSWERS.items()}
     lost = {name for name in got if got[name]["whole"][:3] != right[name]}
@@ -228,7 +228,7 @@ def test_sglangs_own_reader_loses_calls(newest: bool) -> None:
 
 @BOTH
 def test_sglangs_own_reader_opens_thinking_anew(newest: bool) -> None:
-    """When this fails, SGLang has fixed a bug and our reader can shrink."""
+    """A failure of this test means that SGLang fixed a bug and our reader can shrink."""
     got = read(newest, OWN_THINKING)
     torn = {name for name in got if got[name]["streamed"] != [[*ANSWERS[name][1:]]]}
     assert {"thinking in the arguments", "thinking after a call"} <= torn and "one call" not in torn

@@ -1,4 +1,4 @@
-"""What the CPU's batch-invariant operators cost a decode step, for docs/eval.md.
+"""Cost of the CPU's batch-invariant operators in a decode step, for docs/eval.md.
 
     PYTHONPATH=tests python -m support.batch_invariance_cost
 

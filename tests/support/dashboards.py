@@ -21,7 +21,7 @@ def expressions(board: dict[str, Any]) -> list[str]:
 
 
 def filled(expr: str, rate_interval: str = "1m") -> str:
-    """As Grafana sends it when `All` is chosen."""
+    """The query that Grafana sends when `All` is chosen."""
     values = {"$__rate_interval": rate_interval, "$instance": ".*", "$replica": ".*"}
     for variable, value in values.items():
         expr = expr.replace(variable, value)

@@ -45,7 +45,7 @@ def schema(value: Any) -> dict[str, Any]:
 
 
 def properties(number: int, length: int = 4) -> dict[str, Any]:
-    return {"type": "object", "properties": {f"{each:0{length}}": {"type": "string"} for each in range(number)}}
+    return {"type": "object", "properties": {f"{index:0{length}}": {"type": "string"} for index in range(number)}}
 
 
 def tool(number: int, length: int) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def kernels(fault: str) -> str:
 
 
 def load_check(fault: str) -> str:
-    """What a layer is asked while it loads."""
+    """Result of the check of a layer while it loads."""
     weights, backend = random_layer(SHAPE, torch.device("cpu")), Planted(fault)
     try:
         require_layer("layer", backend, backend.prepare(weights), weights)

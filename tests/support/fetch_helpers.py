@@ -46,7 +46,7 @@ def quiet(label: str, total: int) -> ByteProgress:
 
 @dataclass
 class Done:
-    """What a command line run left."""
+    """Files and output that a run of the command line left."""
 
     returncode: int
     stdout: str

@@ -1,4 +1,4 @@
-"""A fleet as a test writes it down: states that nobody supervises."""
+"""A fleet of states that a test sets, without a supervisor."""
 
 from __future__ import annotations
 

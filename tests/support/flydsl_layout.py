@@ -1,4 +1,4 @@
-"""What the FlyDSL kernels read, in plain torch: the packed layout back to values, and a row's low sum."""
+"""The layout that the FlyDSL kernels read, unpacked to values in plain torch, and a row's low sum."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def at_import(node: ast.AST) -> Iterator[ast.AST]:
 
 @cache
 def needs(name: str) -> frozenset[str]:
-    """What a module of ours names when it is imported: modules, and parts that it asks for by a string."""
+    """Modules that a module of ours imports, and parts that it names by a string."""
     path = FILES[name]
     tree = ast.parse(path.read_text())
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]

@@ -97,7 +97,7 @@ class InterpretedGpu(TorchDispatchMode):
         self._memory = Memory()
         self._kernels: dict[tuple[bytes, bytes], Kernel] = {}
         self._buffers: dict[int, tuple[Buffer, Any]] = {}  # by address; the storage, so that no address comes twice
-        self._queue = Lock()  # one launch after another; who waits has its arguments read later
+        self._queue = Lock()  # one launch after another; the arguments of a waiting launch are read later
         self._callback = _Callback(self._launch)
 
     @classmethod

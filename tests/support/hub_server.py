@@ -46,7 +46,7 @@ class Repo:
 
 @dataclass
 class Fault:
-    """What goes wrong with a request for a file's bytes. `times` requests are hit; None means all of them.
+    """Fault of the answer to a request for a file's bytes. `times` requests are hit; None means all of them.
 
     `status`: answer this instead (with `headers`). `cut`: close the connection after so many bytes of the answer.
     `hold`: after `cut` bytes keep the connection open, silent, until the server closes. `damage`: flip a byte.
@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def flood(self, fault: Fault, path: str) -> None:
-        """A body that does not end; the log tells how much of it anybody took."""
+        """Send a body that does not end. The log has how much of it was read."""
         self.send_response(fault.status or 200)
         for name, value in (fault.headers | {"connection": "close"}).items():
             self.send_header(name, value)

@@ -17,12 +17,12 @@ SMALL = MoeShape(num_experts=6, hidden=1024, inter=256, top_k=3)
 
 
 def silent(finished: Iterable[Any], count: int) -> Iterable[Any]:
-    """Progress that nobody watches."""
+    """Ignore the progress."""
     return finished
 
 
 def small_kernels() -> list[KernelConfig]:
-    """What serves SMALL."""
+    """The kernels that serve SMALL."""
     return FlydslBackend().wanted(SMALL)
 
 

@@ -160,7 +160,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def gpu_files(index: int, pci: str, arch: int = 90402, used_mib: int = USED_MIB, **changes: str) -> dict[str, str]:
-    """What the kernel shows of one GPU. KFD counts the two CPU nodes first."""
+    """Files by which the kernel describes one GPU. KFD counts the two CPU nodes first."""
     _, bus, _ = pci.split(":")
     node, device = f"sys/class/kfd/kfd/topology/nodes/{index + 2}", f"sys/bus/pci/devices/{pci}"
     properties = (

@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Reply:
-    """What one request gets: a text with its finish reason, or an HTTP error. `drop`: close without an answer."""
+    """Answer to one request: a text with its finish reason, or an HTTP error. `drop`: close without an answer."""
 
     text: str = ""
     finish_reason: str = "stop"

@@ -1,4 +1,4 @@
-"""What the tests can do without: a module that imports a missing one is skipped, and in CI the run fails."""
+"""Optional packages of the tests. A test module that imports a missing one is skipped, and fails in CI."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROGRAMS = ("g++", "hadolint", "kubectl", "prometheus", "promtool", "systemd-ana
 
 
 def missing_part(error: BaseException | None) -> str | None:
-    """Why a test module cannot be imported, when all it lacks is an optional part."""
+    """Return the reason to skip a test module that lacks only optional parts."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             name = error.name.partition(".")[0]

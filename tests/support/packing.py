@@ -1,4 +1,4 @@
-"""What SGLang's loader does to INT4 words, spelled out: slice for tensor parallelism."""
+"""The slices for tensor parallelism that SGLang's loader takes of INT4 words."""
 
 from __future__ import annotations
 

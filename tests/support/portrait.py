@@ -17,10 +17,10 @@ _CRASH = 1 << (signal.SIGSEGV - 1)  # caught by a library that SGLang imports
 
 
 def portrait() -> dict[str, object]:
-    """What a process inherits, or has been given."""
+    """Everything that a process inherits or is given."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
     descriptors = {
-        int(each.name): str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()
+        int(link.name): str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
     }
     return {
         "arguments": sys.argv[1:],

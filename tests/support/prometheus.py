@@ -37,12 +37,12 @@ class Prometheus:
         return self._result("query", {"query": expr})
 
     def history(self, expr: str, span_s: float = 600.0) -> list[dict[str, Any]]:
-        """What a panel draws: the series of the last minutes."""
+        """Return the series of the last minutes, which a panel draws."""
         now = time.time()
         return self._result("query_range", {"query": expr, "start": now - span_s, "end": now, "step": 2})
 
     def value(self, expr: str) -> float:
-        """Of the only series."""
+        """Return the value of the only series."""
         (series,) = self.query(expr)
         return float(series["value"][1])
 

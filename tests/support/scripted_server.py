@@ -1,4 +1,4 @@
-"""A real server on a real socket that answers every request with the bytes a test wrote down, and sees who leaves."""
+"""A real server on a real socket. It answers with bytes that a test gives and counts clients that leave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEAD = "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nConnection: cl
 
 @dataclass(frozen=True)
 class Script:
-    """What one request gets: these parts with a pause before each; then the connection is closed.
+    """Answer to one request: these parts with a pause before each part. Then the connection is closed.
 
     hold: keep it open in silence instead, until the client leaves.
     """

@@ -76,7 +76,7 @@ def run(
 
 
 def found(program: str, newest: bool = False, *arguments: str, **environ: str) -> dict[str, Any]:
-    """What `program` prints in its last line, a JSON object."""
+    """Return the JSON object that `program` prints in its last line."""
     done = run(program, newest, *arguments, **environ)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

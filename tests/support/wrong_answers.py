@@ -51,7 +51,7 @@ def keep_logits(verify_input: Any, batch: Any, logits_output: Any, *args: Any, *
 
 
 def almost(candidates: torch.Tensor, chosen: torch.Tensor, nats: float) -> torch.Tensor:
-    """What the target chose, or the draft where it is nearly as good."""
+    """Take the token that the target chose, or the draft if it is nearly as good."""
     logits = _logits[0].float().view(*chosen.shape, -1)
     drafted = logits[:, :-1].gather(2, candidates[:, 1:, None].long())[..., 0]
     near = drafted >= logits[:, :-1].amax(2) - nats
@@ -82,7 +82,7 @@ def build_tree(parents: Any, selected: Any, lengths: Any, mask: Any, positions: 
 
 
 def verified_locations(pool: Any, table: Any, start: Any, end: Any, out: Any, width: int) -> None:
-    """Where verification writes: not over the rejected token, but into the slot that nobody reads."""
+    """Write the KV of the verified token not over the rejected one, but into slot 0, which is never read."""
     global _step
     _locations(pool, table, start, end, out, width)
     _step = pool.tolist(), start.tolist()
