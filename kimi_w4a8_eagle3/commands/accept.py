@@ -24,7 +24,7 @@ def accept(
         [], "--recipe", "-r", help="May be repeated; the first one is tested most. Default: agent; without GPUs: tiny."
     ),
     full: bool = typer.Option(
-        False, "--full", help="Also the download, kernels, tiles, GSM8K, chat, and the recipes of the articles: hours."
+        False, "--full", help="Also run download, kernels, tiles, GSM8K, chat, the articles' recipes: takes hours."
     ),
     quick: bool = typer.Option(False, "--quick", help="A few prompts per stage: a test run without figures."),
     restart: bool = typer.Option(False, "--restart", help="Start a new run instead of resuming the last one."),

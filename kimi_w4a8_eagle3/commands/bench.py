@@ -186,9 +186,9 @@ def compare(
 def predict(
     concurrency: int = typer.Option(40, "--concurrency", "-c", help="Requests in flight."),
     accept_length: float | None = typer.Option(
-        None, "--accept-length", "-l", help="Known accept length of the text (default: the published one) ..."
+        None, "--accept-length", "-l", help="Of the text, with --steps draft steps; default: the published one."
     ),
-    steps: int = typer.Option(3, "--steps", min=1, help="... and the number of draft steps at which it is known."),
+    steps: int = typer.Option(3, "--steps", min=1, help="Draft steps, for --accept-length and --adaptive."),
     input_len: int = typer.Option(10240, "--input-len", help="Tokens of a prompt."),
     output_len: int = typer.Option(512, "--output-len", help="Tokens of an answer."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),

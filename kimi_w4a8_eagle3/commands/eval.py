@@ -89,11 +89,11 @@ def gsm8k(
     *,
     server: AnyServer,
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder with train.jsonl and test.jsonl (no Hub)."),
-    limit: int | None = typer.Option(None, "--limit", min=1, help="Only the first problems."),
+    limit: int | None = typer.Option(None, "--limit", min=1, help="Number of problems, from the first."),
     chat: bool = typer.Option(False, "--chat", help="Use the chat template instead of plain completions."),
     shots: int = typer.Option(10, "--shots", min=0, help="Examples before each question."),
     max_tokens: int = typer.Option(
-        512, "--max-tokens", min=1, help="Longest answer; a longer one counts as truncated."
+        512, "--max-tokens", min=1, help="Most tokens of an answer; a longer one counts as truncated."
     ),
     concurrency: int = typer.Option(256, "--concurrency", "-c", min=1, help="Requests in flight."),
     published: str | None = typer.Option(None, "--published", help="Judge against this published configuration."),
@@ -132,13 +132,13 @@ def tools(
     data: str | None = typer.Option(
         None, "--data", help="Requests: a JSONL file, or hf://datasets/OWNER/REPO/FILE; default: built-in problems."
     ),
-    limit: int | None = typer.Option(None, "--limit", min=1, help="Only the first requests."),
+    limit: int | None = typer.Option(None, "--limit", min=1, help="Number of requests, from the first."),
     stream: bool | None = typer.Option(None, "--stream/--no-stream", help="Default: as each request asks."),
     extra: str = typer.Option("{}", "--extra", help="JSON added to every request, e.g. '{\"temperature\": 1.0}'."),
     tokenizer: str | None = typer.Option(
         None, "--tokenizer", help="Folder of the checkpoint, to count prompts; default: the server's, if it is here."
     ),
-    max_tokens: int = typer.Option(2048, "--max-tokens", min=1, help="Longest tool call of a check."),
+    max_tokens: int = typer.Option(2048, "--max-tokens", min=1, help="Most tokens of a check's tool call."),
     concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
     baseline: Path | None = typer.Option(None, "--baseline", help="Run directory whose answers are the reference."),
     published: str | None = typer.Option(None, "--published", help="Judge against this table of the vendor."),
@@ -215,7 +215,7 @@ def smoke(
     *,
     server: AnyServer,
     limit: int = typer.Option(30, "--limit", min=1, help="Problems to ask."),
-    max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Longest answer."),
+    max_tokens: int = typer.Option(512, "--max-tokens", min=16, help="Most tokens of an answer."),
     min_correct: float = typer.Option(0.6, "--min-correct", min=0.0, max=1.0, help="Share of problems to solve."),
     min_accept_length: float = typer.Option(2.0, "--min-accept-length", min=1.0, help="Tokens per verify step."),
     ops_url: str | None = OPS_URL,

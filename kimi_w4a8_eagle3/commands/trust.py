@@ -60,8 +60,7 @@ def trust(
 
 def _of_recipe(name: str) -> list[tuple[str, str]]:
     """Return a recipe's Hub repositories and directories; a built-in model has no code."""
-    recipe = load_recipe(name)
-    checkpoints = [checkpoint for checkpoint in (recipe.model, recipe.draft) if checkpoint is not None]
+    checkpoints = load_recipe(name).checkpoints
     return [(item.repo, item.revision) for item in checkpoints if not item.repo.startswith("builtin:")]
 
 

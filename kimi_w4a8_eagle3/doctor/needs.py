@@ -49,7 +49,7 @@ class Needs:
             gpus=recipe.hardware.gpus,
             arch=tuple(recipe.hardware.arch),
             hbm=recipe.hardware.hbm_gib * GIB,
-            checkpoints=tuple(c for c in (recipe.model, recipe.draft) if c is not None),
+            checkpoints=tuple(recipe.checkpoints),
             host=str(args.get("host", "127.0.0.1")),
             port=int(str(args.get("port", 8000 if recipe.engine == "vllm" else 30000))),
             numa=[int(node) for node in numa] if isinstance(numa, list) else None,

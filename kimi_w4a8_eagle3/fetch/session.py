@@ -62,9 +62,7 @@ def wanted(repos: list[str], recipe: str | None, revision: str | None) -> list[W
 
 def wanted_by_recipe(name: str) -> list[Wanted]:
     """Return the Hub repositories of a recipe, target first; none when its models are built in or local."""
-    recipe = load_recipe(name)
-    checkpoints = [recipe.model] + ([recipe.draft] if recipe.draft else [])
-    return [Wanted.named(checkpoint.repo, checkpoint.revision) for checkpoint in checkpoints if checkpoint.on_hub]
+    return [Wanted.named(one.repo, one.revision) for one in load_recipe(name).checkpoints if one.on_hub]
 
 
 @dataclass(frozen=True)

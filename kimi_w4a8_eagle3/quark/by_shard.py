@@ -1,7 +1,7 @@
-"""Quantize a checkpoint shard by shard, so that an interrupted run continues and a finished one appears at once.
+"""Quantize a checkpoint shard by shard, so that the next run continues an interrupted one.
 
 Results are written to `.<name>.partial` beside the destination: the finished shards, and for each a record of its part
-of the index and config. The complete folder is renamed to the destination.
+of the index and config. Only the complete folder is renamed to the destination.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _CHANGES: dict[str, tuple[ArgValue, str]] = {
     "disable-custom-all-reduce": (False, "the one-stage custom all-reduce adds in a fixed order, RCCL does not"),
     "chunked-prefill-size": (
         CHUNK,
-        "a larger buffer makes the one-stage all-reduce register it at each call, until its table is full",
+        "the one-stage all-reduce has a buffer for this chunk; it registers each larger one, until its table is full",
     ),
     "enable-torch-compile": (False, "compiled code uses its own matrix products"),
     "env.SGLANG_USE_AITER": ("0", "AITER chooses the kernel of a matrix product by the number of rows"),

@@ -262,14 +262,11 @@ def prepare(
 
 def _assemble(recipe: Recipe, notes: list[Note]) -> Args:
     """Return the published arguments plus model, revisions and draft."""
-    args: Args = {"model-path": _path(recipe.model)}
-    if recipe.model.on_hub and recipe.model.revision != "main":
-        args["revision"] = recipe.model.revision
-    args.update(recipe.args)
+    args: Args = {"model-path": _path(recipe.model), **recipe.model.named_revision, **recipe.args}
     if recipe.draft is not None:
         args.setdefault("speculative-draft-model-path", _path(recipe.draft))
-        if recipe.draft.on_hub and recipe.draft.revision != "main":
-            args.setdefault("speculative-draft-model-revision", recipe.draft.revision)
+        for name, value in recipe.draft.named_revision.items():
+            args.setdefault(f"speculative-draft-model-{name}", value)
     if "speculative-algorithm" in args:
         text = "temperature, seeds and penalties: the plugin keeps a draft token only if the target draws the same one"
         notes.append(Note(text))

@@ -100,9 +100,9 @@ def _guard_sentence(plan: MemoryPlan, args: Mapping[str, ArgValue], published: A
 def _warnings(args: Args, recipe: Recipe, machine: Machine) -> Iterator[str]:
     """Yield what does not prevent the start."""
     served = {*map(str, args.values()), str(speculation(args).get("model"))}
-    for checkpoint in (recipe.model, recipe.draft):
+    for checkpoint in recipe.checkpoints:
         # A checkpoint that the command line replaced is not served.
-        if checkpoint is not None and checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:
+        if checkpoint.repo in served and checkpoint.on_hub and not checkpoint.pinned:
             yield f"{checkpoint.repo} is loaded at the moving revision {checkpoint.revision!r}; pin a commit hash"
     if recipe.engine == "sglang":
         gates = read_gates(recipe.environment)

@@ -44,6 +44,11 @@ class RecipeCheckpoint(_Strict):
         """True for `owner/name`; False for a directory or a built-in model."""
         return not self.repo.startswith(("builtin:", "/", ".", "~"))
 
+    @property
+    def named_revision(self) -> dict[str, str]:
+        """{"revision": ...} for a repository on the Hub, except for `main`, which engines take by default."""
+        return {"revision": self.revision} if self.on_hub and self.revision != "main" else {}
+
 
 class Improvement(_Strict):
     """Argument or variable (`env.NAME`) that differs from the published command, with the reason."""
@@ -104,6 +109,11 @@ class Recipe(_Strict):
     router: RouterSettings = Field(default=RouterSettings(), description="used by --replicas and `kimi-w4a8 route`")
     env: dict[str, EnvValue] = {}
     hardware: Hardware = Hardware()
+
+    @property
+    def checkpoints(self) -> list[RecipeCheckpoint]:
+        """The target, and the draft if there is one."""
+        return [self.model, self.draft] if self.draft else [self.model]
 
     @property
     def environment(self) -> dict[str, str]:

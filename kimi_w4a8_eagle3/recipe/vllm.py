@@ -22,12 +22,9 @@ MODELS_IN_CONTAINER = "/models"
 
 def assemble(recipe: Recipe) -> Args:
     """Return the recipe's arguments with the draft in `speculative-config`, before this package's changes."""
-    args: Args = {"model": recipe.model.repo}
-    if recipe.model.on_hub and recipe.model.revision != "main":
-        args["revision"] = recipe.model.revision
-    args.update(recipe.args)
+    args: Args = {"model": recipe.model.repo, **recipe.model.named_revision, **recipe.args}
     if recipe.draft is not None and SPECULATIVE in args:
-        args[SPECULATIVE] = _with_draft(speculation(args), recipe)
+        args[SPECULATIVE] = {"model": recipe.draft.repo, **recipe.draft.named_revision, **speculation(args)}
     return args
 
 
@@ -69,11 +66,3 @@ def docker_run(image: str, argv: Sequence[str], env: Mapping[str, str]) -> str:
         f"--entrypoint {program} {image}",
     ]
     return " \\\n    ".join([*options, *argument_groups([shlex.quote(word) for word in arguments])])
-
-
-def _with_draft(table: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-    assert recipe.draft is not None
-    named: dict[str, Any] = {"model": recipe.draft.repo}
-    if recipe.draft.on_hub and recipe.draft.revision != "main":
-        named["revision"] = recipe.draft.revision
-    return {**named, **table}

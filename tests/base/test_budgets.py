@@ -25,15 +25,15 @@ CEILINGS = {
     "accept": 677,
     "base": 648,
     "bench": 1530,
-    "commands": 1824,
+    "commands": 1823,
     "door": 1979,
     "eval": 2592,
-    "fetch": 1704,
+    "fetch": 1702,
     "fleet": 1557,
     "moe": 5514,
     "ops": 892,
     "quark": 1603,
-    "recipe": 1584,
+    "recipe": 1580,
     "sglang_plugin": 2678,
 }
 

@@ -64,7 +64,7 @@ def test_gpus_split_into_parts(tmp_path):
     assert "--compute-partition SPX" in result.remedy
 
 
-def test_memory_that_somebody_holds(tmp_path):
+def test_memory_that_another_process_holds(tmp_path):
     machine = mi325x(tmp_path)
     write(tmp_path, gpu_files(5, machines.PCI[5], used_mib=100 * 1024))
     result = check(machine, "hbm")

@@ -26,7 +26,7 @@ from kimi_w4a8_eagle3.fetch.trusted_code import (
 )
 from kimi_w4a8_eagle3.recipe.arguments import Args, parse_arguments
 from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, render
-from kimi_w4a8_eagle3.recipe.schema import Checkpoint
+from kimi_w4a8_eagle3.recipe.schema import RecipeCheckpoint
 
 NAME = "org/kimi"
 CODE = b"""
@@ -81,7 +81,7 @@ def record(tmp_path: Path) -> TrustRecord:
 
 
 def launch_of(model: str, *more: str, trust: bool = True, draft: str | None = None, engine: str = "sglang") -> Launch:
-    recipe = Recipe(name="r", summary="", engine=engine, model=Checkpoint(repo=model))
+    recipe = Recipe(name="r", summary="", engine=engine, model=RecipeCheckpoint(repo=model))
     args: Args = {"model" if engine == "vllm" else "model-path": model}
     if draft:
         args["speculative-draft-model-path"] = draft

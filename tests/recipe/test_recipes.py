@@ -291,8 +291,8 @@ def test_missing_hardware_is_warned_about(machine: Machine, told: str) -> None:
     assert Note(told, Severity.WARN) not in render(load_recipe("eagle3"), machine=MI325X).notes
 
 
-def test_with_a_draft_memory_ends_where_anybody_has_been_and_every_aiter_gives_the_same_pool() -> None:
-    """A laptop knows no AITER, and an image has one with 64-bit offsets."""
+def test_with_a_draft_every_aiter_gives_the_same_pool_below_the_tried_ceiling() -> None:
+    """A laptop has no AITER, an image has one with 64-bit offsets."""
     pools = set()
     for regime in Regime:
         launch = render(load_recipe("eagle3"), machine=MI325X, regime=regime)
