@@ -61,12 +61,10 @@ def distribution(module: str) -> str:
 
 def _covering(wanted: set[str]) -> list[str]:
     """Return few extras that together install the distributions."""
-    extras, chosen, left = _extras(), [], wanted
-    while left and (best := max(extras, key=lambda extra: len(extras[extra] & left))):
-        if not extras[best] & left:
-            break
-        chosen.append(best)
-        left = left - extras[best]
+    extras, chosen, left = _extras(), list[str](), wanted
+    while left & set().union(*extras.values()):
+        chosen.append(max(extras, key=lambda extra: len(extras[extra] & left)))
+        left = left - extras[chosen[-1]]
     return chosen
 
 

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -73,10 +74,8 @@ def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that affect a result; absent ones are left out."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -107,10 +106,7 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.processor()

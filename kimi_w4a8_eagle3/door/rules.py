@@ -145,9 +145,10 @@ class RequestRules:
 
     def _check_values(self, path: str, body: Mapping[str, Any], prompts: list[Any]) -> None:
         _check_template_switches(body)
-        check_schema(body.get("response_format"), "response_format")
-        check_schema(body.get("text"), "text")
-        check_schema(body.get("output_config"), "output_config")
+        for name in ("response_format", "text", "output_config"):
+            check_schema(body.get(name), name)
+        if [] in (body.get("messages"), body.get("instructions") or body.get("input")):
+            raise Refusal("there is no message to answer", param="messages")  # transformers would read messages[0]
         messages = body.get("messages") or ()
         if body.get("continue_final_message"):
             _check_continued(messages)
@@ -165,8 +166,7 @@ class RequestRules:
 
     def _keep_sampling(self, body: dict[str, Any]) -> None:
         """Replace the sampling parameters of a /generate body by those that reach the engine."""
-        params = body.get("sampling_params")
-        if params is None:
+        if (params := body.get("sampling_params")) is None:
             return
         sets = params if isinstance(params, list) else [params]
         _at_most(sets, self.settings.max_sequences, "sampling_params")

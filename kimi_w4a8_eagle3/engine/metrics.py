@@ -85,7 +85,7 @@ def read(base_url: str, timeout_s: float = _TIMEOUT_S, attempts: int = 10) -> Re
     Raises KimiError when the server does not answer, runs without --enable-metrics, or a replica stays away.
     """
     for _ in range(attempts):
-        reading = look(base_url, timeout_s)
+        reading = read_once(base_url, timeout_s)
         missing = reading.labels("kimi_replica_up", "replica", 0.0)
         if not missing:
             return reading
@@ -98,7 +98,7 @@ def read(base_url: str, timeout_s: float = _TIMEOUT_S, attempts: int = 10) -> Re
     )
 
 
-def look(base_url: str, timeout_s: float = _TIMEOUT_S) -> Reading:
+def read_once(base_url: str, timeout_s: float = _TIMEOUT_S) -> Reading:
     """Read /metrics once; raise KimiError when the answer is not an exposition."""
     url = f"{base_url}/metrics"
     try:

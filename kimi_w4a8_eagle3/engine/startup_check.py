@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ..base.errors import KimiError
 from .client import EngineClient, Generation
-from .metrics import NAN_LOGITS, Acceptance, acceptance_from_histograms, look
+from .metrics import NAN_LOGITS, Acceptance, acceptance_from_histograms, read_once
 
 # Everyday prompts with predictable continuations: any draft trained for its target accepts some tokens on them.
 PROMPTS = (
@@ -60,7 +60,7 @@ def require_answers(client: EngineClient) -> list[Generation]:
     answers = ask(client)
     nan = 0.0
     with suppress(KimiError):  # a server without metrics
-        nan = look(client.base_url).total(NAN_LOGITS) or 0.0
+        nan = read_once(client.base_url).total(NAN_LOGITS) or 0.0
     why = f"{nan:.0f} rows of logits were NaN" if nan else fault_of(answers, None)
     if why is not None:
         raise KimiError(

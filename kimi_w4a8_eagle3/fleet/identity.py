@@ -7,7 +7,7 @@ users other answers, or another speed, at random, and nothing else in the stack 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,8 @@ class Identity:
 
     def differences(self, other: Identity) -> list[str]:
         """Return one phrase for each part in which `other` differs."""
-        parts = (
-            ("model", self.model, other.model),
-            ("weights", self.weights, other.weights),
-            ("architecture", self.architecture, other.architecture),
-        )
-        return [f"{name} {found!r} instead of {wanted!r}" for name, wanted, found in parts if found != wanted]
+        pairs = zip(asdict(self).items(), asdict(other).values(), strict=True)
+        return [f"{name} {found!r} instead of {wanted!r}" for (name, wanted), found in pairs if found != wanted]
 
 
 def ask_identity(base_url: str, http: httpx.Client) -> Identity:

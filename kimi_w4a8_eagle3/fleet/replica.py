@@ -34,7 +34,7 @@ class Stalled(KimiError):
     """The engine answered but generated no token although it had requests."""
 
 
-class _Asked(Exception):
+class _EndRequested(Exception):
     """Another thread asked the replica to end while it was starting."""
 
 
@@ -61,8 +61,8 @@ class Replica:
         self.label = label or f"replica-{name}"
         self._announce = announce
         self._drain_timeout_s = drain_timeout_s
-        self._asked = threading.Event()
-        self._gently = True
+        self._end_requested = threading.Event()
+        self._drains = True
         self._server: EngineServer | None = None
         self._silent_since = -1.0  # `since` of the STALLED that a silent scheduler caused
         self.was_ready = False  # in its present or last run
@@ -76,35 +76,35 @@ class Replica:
             with self.launch.server(self.log_path) as server:
                 self._server = server
                 try:
-                    seconds = server.wait_ready(READY_TIMEOUT_S, on_wait=self._leave_if_asked)
+                    seconds = server.wait_ready(READY_TIMEOUT_S, on_wait=self._raise_if_end_requested)
                     self._check()
                     self._enter(Phase.READY, f"after {seconds:.0f} s at {server.base_url}/v1")
                     self.was_ready = True
                     self._watch(server)
-                    if self._gently:
+                    if self._drains:
                         self._drain(server)
                 except Terminated as ended:  # only the main thread gets it, so only the replica of a single server
                     if ended.number == signal.SIGTERM and self.state.ready:
                         self._drain(server)
                     raise
-        except _Asked:
+        except _EndRequested:
             return
         except KimiError as error:
             reason = error.what
             raise
         finally:
-            self._asked.clear()
+            self._end_requested.clear()
             self._enter(Phase.DOWN, reason)
 
     def end(self) -> None:
         """Ask the replica to finish its running requests and end, from another thread; `serve` then returns."""
-        self._gently = True
-        self._asked.set()
+        self._drains = True
+        self._end_requested.set()
 
     def end_now(self, grace_s: float = 8.0) -> None:
         """End it without finishing its requests, from another thread; return when its processes are gone."""
-        self._gently = False
-        self._asked.set()
+        self._drains = False
+        self._end_requested.set()
         if self._server is not None:
             self._server.stop(grace_s)
 
@@ -112,9 +112,9 @@ class Replica:
         self.state.enter(phase, reason)
         self._announce(self.label, phase.value, reason)
 
-    def _leave_if_asked(self) -> None:
-        if self._asked.is_set():
-            raise _Asked
+    def _raise_if_end_requested(self) -> None:
+        if self._end_requested.is_set():
+            raise _EndRequested
 
     def _check(self) -> None:
         """Check the door, then run the canary prompts. Raises KimiError for NaN, empty answers or a useless draft."""
@@ -144,7 +144,7 @@ class Replica:
         )
         with watchdog:
             while server.poll() is None and (lost := processes.lost()) is None:
-                if self._asked.wait(_POLL_S):
+                if self._end_requested.wait(_POLL_S):
                     return
                 now = time.monotonic()
                 self._follow(pulse.silence(now), loop.silence(now))
@@ -171,12 +171,15 @@ class Replica:
     def _follow(self, scheduler_s: float, loop_s: float) -> None:
         """Mark the replica not ready while a process is silent; the watchdog decides whether to end it."""
         state, limit = self.state, self.launch.recipe.options.unready_after_s
-        who = "HTTP server" if loop_s >= _LOOP_SILENT_S else "scheduler" if scheduler_s >= limit else None
-        if state.ready and who is not None:
-            silent_s = loop_s if who == "HTTP server" else limit
-            self._enter(Phase.STALLED, f"its {who} has not answered for {silent_s:.0f} s")
+        silent = ""
+        if loop_s >= _LOOP_SILENT_S:
+            silent = f"its HTTP server has not answered for {loop_s:.0f} s"
+        elif scheduler_s >= limit:
+            silent = f"its scheduler has not answered for {limit:.0f} s"
+        if state.ready and silent:
+            self._enter(Phase.STALLED, silent)
             self._silent_since = state.since
-        elif who is None and state.enter_unless_changed(self._silent_since, Phase.READY, "it answers again"):
+        elif not silent and state.enter_unless_changed(self._silent_since, Phase.READY, "it answers again"):
             self._silent_since = -1.0
             self._announce(self.label, Phase.READY.value, state.reason)
 

@@ -16,7 +16,7 @@ from ..base.console import table_console
 from ..base.errors import KimiError
 from ..base.prometheus import Reading
 from ..base.tls import trusted
-from ..engine.metrics import look
+from ..engine.metrics import read_once
 
 _TOKENS = "sglang:realtime_tokens_total"
 _COLUMNS = (
@@ -31,7 +31,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Look:
+class Scrape:
     """One scrape of the ops endpoint: replica states and metrics, taken at monotonic second `at`."""
 
     at: float
@@ -39,7 +39,7 @@ class Look:
     reading: Reading
 
     @classmethod
-    def at_url(cls, url: str) -> Look:
+    def at_url(cls, url: str) -> Scrape:
         """Scrape the endpoint; raise KimiError when no ops endpoint answers at `url`."""
         try:
             states = httpx.get(f"{url}/status", timeout=10.0, verify=trusted()).json()["replicas"]
@@ -49,10 +49,10 @@ class Look:
                 where=url,
                 remedy="give the ops address of `kimi-w4a8 serve` or `route`: http://HOST:9528 by default",
             ) from None
-        return cls(time.monotonic(), states, look(url))
+        return cls(time.monotonic(), states, read_once(url))
 
 
-def table(before: Look, now: Look) -> Table:
+def table(before: Scrape, now: Scrape) -> Table:
     """Return a table with a row per replica and rates between the two scrapes; its caption lists unready replicas."""
     shown = Table(*_COLUMNS)
     for state in now.replicas:
@@ -62,7 +62,7 @@ def table(before: Look, now: Look) -> Table:
     return shown
 
 
-def _figures(state: dict[str, Any], before: Look, now: Look) -> list[str]:
+def _figures(state: dict[str, Any], before: Scrape, now: Scrape) -> list[str]:
     replica = {"replica": state["name"]}
     running, queued = (now.reading.total(f"sglang:num_{what}_reqs", **replica) for what in ("running", "queue"))
     if running is None:  # the engine does not answer
@@ -86,12 +86,12 @@ def _figures(state: dict[str, Any], before: Look, now: Look) -> list[str]:
 def run(url: str, interval_s: float, once: bool, console: Console | None = None) -> None:
     """Show tables until Ctrl-C, or one with `once`. Without a terminal, print the tables one below the other."""
     console = console or table_console()
-    before = Look.at_url(url)
+    before = Scrape.at_url(url)
     on_screen = console.is_terminal and not once
     with Live(console=console, screen=True, auto_refresh=False) if on_screen else nullcontext() as live:
         while True:
             time.sleep(interval_s)
-            now = Look.at_url(url)
+            now = Scrape.at_url(url)
             if live:
                 live.update(table(before, now), refresh=True)
             else:

@@ -11,6 +11,8 @@ import asyncio
 import logging
 import os
 import time
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ..engine.leftovers import given_folder
@@ -29,7 +31,7 @@ _LOOP_EVERY_S = 0.25
 _LAG_BUCKETS = (0.01, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
 
 
-class Sign:
+class Heartbeat:
     """Heartbeat file of one loop of this process. Without a supervisor it does nothing. kind: SCHEDULER or LOOP."""
 
     def __init__(self, kind: str = SCHEDULER) -> None:
@@ -39,7 +41,7 @@ class Sign:
             self._file = os.open(file_of(folder, os.getpid(), kind), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         self._next = 0.0
 
-    def leave(self) -> None:
+    def touch(self) -> None:
         """Touch the file, at most twice a second."""
         now = time.monotonic()
         if self._file >= 0 and now >= self._next:
@@ -47,18 +49,16 @@ class Sign:
             self._next = now + _EVERY_S
 
 
-_signs: list[Sign] = []
-
-
 @FEATURE.before("sglang.srt.managers.scheduler.Scheduler.process_input_requests")
 def beat(*_: object) -> None:
     """Touch the file in each round of the loop, with or without requests. Never raise."""
-    try:
-        if not _signs:
-            _signs.append(Sign())
-        _signs[0].leave()
-    except OSError:  # a full disk must not end an engine
-        return
+    with suppress(OSError):  # a full disk must not end an engine
+        _scheduler_heartbeat().touch()
+
+
+@cache
+def _scheduler_heartbeat() -> Heartbeat:
+    return Heartbeat()
 
 
 class EventLoopWatch:
@@ -80,12 +80,12 @@ class EventLoopWatch:
 
 async def _watch() -> None:
     try:
-        sign, lag = Sign(LOOP), _lag()
+        heartbeat, lag = Heartbeat(LOOP), _lag()
         while True:
             due = time.monotonic() + _LOOP_EVERY_S
             await asyncio.sleep(_LOOP_EVERY_S)
             lag.observe(max(0.0, time.monotonic() - due))
-            sign.leave()
+            heartbeat.touch()
     except OSError:  # a full disk must not end an engine
         logger.exception("the event loop is not watched any more")
 

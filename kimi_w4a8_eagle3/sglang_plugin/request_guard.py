@@ -20,8 +20,6 @@ from .hooks import Feature
 
 if TYPE_CHECKING:
     from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
-    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
-    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
     from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
     from sglang.srt.managers.load_snapshot import LoadSnapshot
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -49,20 +47,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_new_tokens": (0, _INT32),
     "stream_interval": (0, _INT32),
 }
-
-
-@FEATURE.around("sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages")
-def process_messages(
-    original: Callable[..., object],
-    serving: OpenAIServingChat,
-    request: ChatCompletionRequest,
-    *args: object,
-    **named: object,
-) -> object:
-    """Refuse an empty list: transformers 5.12 reads messages[0], which would become a 500."""
-    if not request.messages:
-        raise ValueError("there is no message to answer")
-    return original(serving, request, *args, **named)
 
 
 @FEATURE.around(VALIDATE)

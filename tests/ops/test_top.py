@@ -16,32 +16,32 @@ from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
 from kimi_w4a8_eagle3.ops.replica_state import Phase
-from kimi_w4a8_eagle3.ops.top import Look, table
+from kimi_w4a8_eagle3.ops.top import Scrape, table
 
 
-def cells(before: Look, now: Look) -> list[list[str]]:
+def cells(before: Scrape, now: Scrape) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=200)
     console.print(table(before, now))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
 
 
-def look(at: float, decoded: int, cached: int, computed: int, length: float | None = None) -> Look:
+def scrape(at: float, decoded: int, cached: int, computed: int, length: float | None = None) -> Scrape:
     tokens = {"decode": decoded, "prefill_cache": cached, "prefill_compute": computed}
     text = "".join(f'sglang:realtime_tokens_total{{mode="{m}",replica="a"}} {n}\n' for m, n in tokens.items())
     text += 'sglang:num_running_reqs{replica="a"} 4\nsglang:num_queue_reqs{replica="a"} 1\n'
     text += 'sglang:token_usage{replica="a",tp_rank="0"} 0.25\nsglang:token_usage{replica="a",tp_rank="1"} 0.5\n'
     state = {"name": "a", "phase": "ready", "ready": True, "reason": ""}
-    return Look(at, [{**state, "acceptance": length and {"length": length}}], Reading.parse(text))
+    return Scrape(at, [{**state, "acceptance": length and {"length": length}}], Reading.parse(text))
 
 
 def test_rates_are_those_between_two_looks() -> None:
-    found = cells(look(10.0, 100, 10, 50), look(12.0, 160, 40, 60, length=3.31))
+    found = cells(scrape(10.0, 100, 10, 50), scrape(12.0, 160, 40, 60, length=3.31))
     assert found == [["a", "ready", "4 / 1", "50.0%", "30", "75.0%", "3.31"]]
 
 
 def test_an_engine_that_was_restarted_counts_from_zero() -> None:
-    assert cells(look(10.0, 100, 0, 50), look(12.0, 60, 0, 0)) == [["a", "ready", "4 / 1", "50.0%", "30", "-", "-"]]
+    assert cells(scrape(10.0, 100, 0, 50), scrape(12.0, 60, 0, 0)) == [["a", "ready", "4 / 1", "50.0%", "30", "-", "-"]]
 
 
 def test_the_command_reads_an_ops_endpoint() -> None:
