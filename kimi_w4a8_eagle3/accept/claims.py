@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import tarfile
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.verdict import Verdict
-from ..report.evaluation import TONES
-from ..report.page import Page, Section, Table, Words
-from .journal import Journal, Stage, StageResult
+from ..bench.statistics import METRICS, Interval
+from ..report.evaluation import TONES, chart
+from ..report.page import Page, Picture, Section, Table, Tone, Words
+from .journal import Journal, StageResult
 
 
 @dataclass(frozen=True)
@@ -32,20 +33,19 @@ CLAIMS = [Claim(**row) for row in json.loads(Path(__file__).with_name("claims.js
 _CLAIMED = ("what", "not proved without a GPU", "now", "found")
 
 
-def settled(claim: Claim, stages: Sequence[Stage], results: Mapping[str, StageResult]) -> tuple[Verdict | None, str]:
+def settled(claim: Claim, results: Mapping[str, StageResult]) -> tuple[Verdict | None, str]:
     """Return PASS if all stages of the claim passed, FAIL if one failed, None if one did not run, and the reason."""
-    proofs = [stage for stage in stages if stage.proves in claim.settled_by]
-    found = [results.get(stage.name, StageResult(stage.name, None, "not reached")) for stage in proofs]
+    found = [result for result in results.values() if result.proves in claim.settled_by]
     for verdict in (Verdict.FAIL, None):
         for result in found:
             if result.verdict is verdict:
                 return verdict, result.found
-    if not claim.settled_by or set(claim.settled_by) - {stage.proves for stage in proofs}:
+    if not claim.settled_by or set(claim.settled_by) - {result.proves for result in found}:
         return None, claim.otherwise or "not in this run: accept --full"
     return Verdict.PASS, "; ".join(dict.fromkeys(result.found for result in found))
 
 
-def page(stages: Sequence[Stage], journal: Journal) -> Page:
+def page(journal: Journal) -> Page:
     """Return the page: the verdict, the stages with their figures, and a row for each claim."""
     stage_rows, figures, claims, words = list[list[str | Words]](), list[list[str]](), list[list[str | Words]](), []
     for name, result in journal.results.items():
@@ -57,7 +57,7 @@ def page(stages: Sequence[Stage], journal: Journal) -> Page:
         if result.verdict is Verdict.FAIL:
             words.append(Words(f"{name}: {result.found.splitlines()[0]}", "worse"))
     for claim in CLAIMS:
-        verdict, found = settled(claim, stages, journal.results)
+        verdict, found = settled(claim, journal.results)
         claims.append([claim.what.replace("`", ""), claim.left_open.replace("`", ""), shown(verdict), found])
     sections = [
         Section("Figures", tables=[Table(("stage", "figure", "measured", "predicted", "published"), figures)]),
@@ -65,7 +65,21 @@ def page(stages: Sequence[Stage], journal: Journal) -> Page:
         Section("What this run settles", tables=[Table(_CLAIMED, claims)]),
     ]
     about = ", ".join(f"{name} {value}" for name, value in journal.identity.items())
-    return Page(journal.headline(stages), words or [Words("No stage failed.", "better")], about, sections=sections)
+    reasons = words or [Words("No stage failed.", "better")]
+    tone: Tone = "worse" if words else "better" if journal.accepted else ""
+    return Page(journal.headline, reasons, about, _chart(journal), sections=sections, tone=tone)
+
+
+def _chart(journal: Journal) -> Picture | None:
+    """Draw TPOT beside prediction and published value; before any is measured, the time of each stage."""
+    bars, times = [], []
+    for name, result in journal.results.items():
+        times.append((name, shown(result.verdict).text, False, Interval(result.seconds, None, None)))
+        for figure in (figure for figure in result.figures if figure.name == METRICS["tpot_median_ms"].title):
+            values = {"measured": figure.value, "predicted": figure.predicted, "published": figure.published}
+            known = {side: Interval(value, None, None) for side, value in values.items() if value is not None}
+            bars += [(name, side, side == "published", value) for side, value in known.items()]
+    return chart("TPOT median (ms)", bars) or chart("time of each stage (s)", [time for time in times if time[3].value])
 
 
 def shown(verdict: Verdict | None) -> Words:
@@ -73,8 +87,4 @@ def shown(verdict: Verdict | None) -> Words:
 
 
 def write_bundle(folder: Path) -> Path:
-    """Pack `folder` into an archive beside it and return its path."""
-    path = folder.with_name(f"{folder.name}.tar.gz")
-    with tarfile.open(path, "w:gz") as archive:
-        archive.add(folder, arcname=folder.name)
-    return path
+    return Path(shutil.make_archive(str(folder), "gztar", folder.parent, folder.name))

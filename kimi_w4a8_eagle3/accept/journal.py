@@ -35,13 +35,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class StageResult:
-    """PASS or FAIL of a stage, or None if it did not run, with a sentence and figures."""
+    """PASS or FAIL of a stage, or None if it did not run, with a sentence and figures. proves: as of the stage."""
 
     stage: str
+    proves: str
     verdict: Verdict | None
     found: str
     seconds: float = 0.0
     figures: list[Figure] = field(default_factory=list)
+    missing: bool = False
 
 
 class Skipped(KimiError):
@@ -71,25 +73,27 @@ class Journal:
     results: dict[str, StageResult] = field(default_factory=dict)
 
     def add(self, result: StageResult) -> None:
-        """Record a stage's result, after all others."""
         self.results.pop(result.stage, None)
         self.results[result.stage] = result
         write_rows(self.folder / RESULTS, list(self.results.values()))
 
     def names(self, verdict: Verdict | None) -> list[str]:
-        """Return the stages with this verdict."""
         return [name for name, result in self.results.items() if result.verdict is verdict]
 
     def todo(self, stages: Sequence[Stage]) -> list[Stage]:
-        """Return the stages that can run here and have not passed yet."""
         passed = self.names(Verdict.PASS)
         return [stage for stage in stages if not stage.missing and stage.name not in passed]
 
-    def headline(self, stages: Sequence[Stage]) -> str:
-        """Return the verdict of the run in one line."""
-        passed, failed, left = self.names(Verdict.PASS), self.names(Verdict.FAIL), self.todo(stages)
-        head = "NOT ACCEPTED" if failed else "NOT FINISHED" if left or not passed else "ACCEPTED"
-        words = [f"{len(passed)} of {len(stages)} stages passed"]
+    @property
+    def accepted(self) -> bool:
+        can_run = [result for result in self.results.values() if not result.missing]
+        return bool(can_run) and all(result.verdict is Verdict.PASS for result in can_run)
+
+    @property
+    def headline(self) -> str:
+        passed, failed = self.names(Verdict.PASS), self.names(Verdict.FAIL)
+        head = "NOT ACCEPTED" if failed else "ACCEPTED" if self.accepted else "NOT FINISHED"
+        words = [f"{len(passed)} of {len(self.results)} stages passed"]
         words += [f"failed: {', '.join(failed)}"] if failed else []
         return f"{head}: {'; '.join(words)}"
 
@@ -106,17 +110,22 @@ def open_journal(runs: Path, sizes: str, restart: bool) -> Journal:
         gpus = [asdict(device) for device in Machine.detect().devices]
         write_json(folder / RECORD, record(KIND, {}, {}, gpus=gpus, identity=identity))
         return Journal(folder, identity)
-    folder = earlier[-1].parent
     try:
-        before = load_run(folder, lambda run: run["identity"])["identity"]
-        results = read_rows(folder / RESULTS, StageResult) if (folder / RESULTS).exists() else []
+        found = read_journal(earlier[-1].parent)
+        before = found.identity
         names = sorted(name for name in identity.keys() | before.keys() if identity.get(name) != before.get(name))
         if names:
             changes = (f"{name} is {identity.get(name)}, was {before.get(name)}" for name in names)
-            raise KimiError(f"the conditions have changed: {'; '.join(changes)}", where=str(folder))
+            raise KimiError(f"the conditions have changed: {'; '.join(changes)}", where=str(found.folder))
     except KimiError as error:
         error.remedy = "start a new run with --restart, which keeps the earlier one"
         raise
+    return found
+
+
+def read_journal(folder: Path) -> Journal:
+    identity = load_run(folder, lambda run: run["identity"])["identity"]
+    results = read_rows(folder / RESULTS, StageResult) if (folder / RESULTS).exists() else []
     return Journal(folder, identity, {result.stage: result for result in results})
 
 
@@ -129,9 +138,11 @@ def run_stages(stages: Sequence[Stage], journal: Journal, say: Callable[[str], N
     began, todo = time.monotonic(), journal.todo(stages)
     for stage in stages:
         if stage.missing:
-            journal.add(StageResult(stage.name, None, stage.missing))
+            journal.add(StageResult(stage.name, stage.proves, None, stage.missing, missing=True))
         elif stage not in todo:
             say(f"{stage.name}: passed before")
+        elif stage.name not in journal.names(Verdict.FAIL):
+            journal.add(StageResult(stage.name, stage.proves, None, "not reached"))
     say(f"timetable: about {sum(stage.minutes for stage in todo):.0f} min")
     for stage in todo:
         say(f"{stage.minutes:6g} min  {stage.name}")
@@ -164,4 +175,4 @@ def _result(stage: Stage, folder: Path) -> StageResult:
     except Exception as error:  # the other stages, the page and the bundle must not suffer from it
         (folder / "traceback.txt").write_text(traceback.format_exc())
         found = f"{type(error).__name__}: {error}; report it and attach the bundle"
-    return StageResult(stage.name, verdict, found, time.monotonic() - began, figures)
+    return StageResult(stage.name, stage.proves, verdict, found, time.monotonic() - began, figures)

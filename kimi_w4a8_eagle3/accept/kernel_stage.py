@@ -33,14 +33,8 @@ _FIRST = 2  # batches checked without a GPU
 
 def check_kernels(backend: str, shape: MoeShape, gates: Mapping[str, str], result: Path) -> list[Figure]:
     """Start the process and return its figures; its log is written beside `result`. Raises KimiError."""
-    result.unlink(missing_ok=True)
     words = [backend, *map(str, astuple(shape)), str(result)]
-    try:
-        run_child(["-m", __name__, *words], gates, result.with_suffix(".log"))
-    except KimiError:
-        if result.is_file():
-            raise KimiError(**json.loads(result.read_text())) from None
-        raise
+    run_child(["-m", __name__, *words], gates, result.with_suffix(".log"))
     return [Figure(**figure) for figure in json.loads(result.read_text())]
 
 
@@ -78,7 +72,6 @@ def main(words: list[str]) -> None:
 
 
 def _bandwidths(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.device) -> Iterator[Figure]:
-    """Yield the weight bytes per second of both stages with the roofline."""
     # start-up: torch
     from ..moe.stopwatch import stopwatch
     from ..moe.tune import random_batch
@@ -109,5 +102,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except KimiError as error:
-        write_json(Path(sys.argv[-1]), asdict(error))
-        sys.exit(error.exit_code)
+        sys.exit(error.what)  # the last line of the log

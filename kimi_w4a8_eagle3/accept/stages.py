@@ -92,7 +92,6 @@ class AcceptRun:
     _failed_starts: set[str] = field(default_factory=set)
 
     def stop(self) -> None:
-        """Stop the running engine."""
         self._up = None
         self._engines.close()
 
@@ -103,17 +102,14 @@ class AcceptRun:
         on_hub = [recipe.name for recipe in here if wanted_by_recipe(recipe.name)]
         stages = [Stage("doctor", "doctor" if on_hub else "", partial(self._doctor, here), minutes=1.0)]
         if self.sizes.full:
-            stages += self._before_engines(on_hub)
+            no_image = "" if Path(__file__).is_relative_to(IMAGE) else "this is not the image"
+            no_hub = "" if on_hub else "needs a recipe of a model on the Hub, and its GPUs"
+            no_hub = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else no_hub
+            stages.append(Stage("image", "image", lambda: ("this is the image", []), no_image))
+            stages.append(Stage("fetch", "fetch", partial(self._fetch, on_hub), no_hub))
         for recipe in recipes:
             stages += self._of_recipe(recipe)
         return stages + (list(self._kernel_stages(recipes)) if self.sizes.full else [])
-
-    def _before_engines(self, on_hub: Sequence[str]) -> Iterator[Stage]:
-        in_image = Path(__file__).is_relative_to(IMAGE)
-        yield Stage("image", "image", lambda: ("this is the image", []), "" if in_image else "this is not the image")
-        no_hub = "" if on_hub else "needs a recipe of a model on the Hub, and its GPUs"
-        no_hub = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else no_hub
-        yield Stage("fetch", "fetch", partial(self._fetch, on_hub), no_hub)
 
     def _kernel_stages(self, recipes: Sequence[Recipe]) -> Iterator[Stage]:
         no_gpu = "" if any(device.arch == "gfx942" for device in self.machine.devices) else "needs a gfx942 GPU"
@@ -147,7 +143,6 @@ class AcceptRun:
         if first and recipe.draft:
             yield stage("lossless", "lossless", partial(self._lossless, recipe))
 
-    # -- what the stages do -----------------------------------------------------------------------------------------
     def _doctor(self, recipes: Sequence[Recipe]) -> Found:
         notes = []
         for recipe in recipes:
@@ -170,9 +165,8 @@ class AcceptRun:
         return f"{', '.join(repository.repo for repository in wanted)}: complete", []
 
     def _kernels(self, backend: str, gates: Mapping[str, str], tp: int, label: str) -> Found:
-        figures = check_kernels(
-            backend, moe_shape(kimi(), Cluster(tp=tp)), gates, self.folder / f"kernels-{label}.json"
-        )
+        shape, result = moe_shape(kimi(), Cluster(tp=tp)), self.folder / f"kernels-{label}.json"
+        figures = check_kernels(backend, shape, gates, result)
         return "known answers bit for bit, eagerly and from a graph; random ones beside the reference", figures
 
     def _tune(self) -> Found:
@@ -182,7 +176,6 @@ class AcceptRun:
         return "; ".join(f"{row['tiles']} {row['source']}" for row in changed), []
 
     def _serving(self, recipe: Recipe) -> Server:
-        """Return the recipe's running engine, or start it in place of another."""
         if recipe.name in self._failed_starts:
             raise Skipped(f"{recipe.name} did not start")
         if self._up is None or self._up[0] != recipe.name:
@@ -235,14 +228,9 @@ class AcceptRun:
         cell = grouped([run])[workload.name, workload.concurrency[0]][recipe.name]
         reported, _ = published.reported(recipe.name, workload.reference or "")
         length, text = cell.accept_length, cell.measurements[0].text
+        predict = partial(of_workload, recipe.name, workload, cell.concurrency, length)
         figures = [
-            Figure(
-                name=METRICS[key].title,
-                value=cell.figures[key].value,
-                unit=METRICS[key].unit,
-                predicted=of_workload(recipe.name, workload, cell.concurrency, length, key),
-                published=reported.get(key),
-            )
+            Figure(METRICS[key].title, cell.figures[key].value, METRICS[key].unit, predict(key), reported.get(key))
             for key in _SHOWN
         ]
         if length is not None:
@@ -307,7 +295,7 @@ def _passed(folder: Path, *details: str, few: bool = False) -> str:
     An evaluation that had nothing to be judged by passes, too, and with `few` problems one that was inconclusive.
     Raises KimiError for any other verdict.
     """
-    page, verdict = evaluation.page(folder), evaluation.verdict(folder)
+    page, verdict = evaluation.page(folder)
     path, found = write_page(page, folder), "; ".join(details or (words.text for words in page.verdicts))
     allowed = {Verdict.PASS, Verdict.MEASURED} | ({Verdict.INCONCLUSIVE} if few else set())
     if verdict not in allowed:

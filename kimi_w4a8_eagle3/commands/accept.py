@@ -55,7 +55,7 @@ def accept(
             finally:
                 run.stop()
     finally:
-        page = claims.page(todo, found)
+        page = claims.page(found)
         print_page(page, Verdict.FAIL if found.names(Verdict.FAIL) else Verdict.MEASURED)
         path, bundle = write_page(page, folder), claims.write_bundle(folder)
         console.print(f"page: {path}\nbundle: {bundle}", markup=False)

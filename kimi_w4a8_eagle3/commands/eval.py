@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from ..base import laptop
 from ..base.console import table_console
@@ -34,8 +34,6 @@ app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Options that name the server under test."""
-
     base_url: str | None = typer.Option(None, "--base-url", help="A running server, e.g. http://127.0.0.1:9527.")
     recipe: str | None = typer.Option(None, "--recipe", "-r", help="Start this recipe's server for this run.")
     model: str | None = typer.Option(None, "--served-model-name", help="Model name that the server must serve.")
@@ -45,15 +43,12 @@ class ServerOptions:
     api_key_file: Path | None = KEY_FILE
 
     def target(self) -> Target:
-        """Return the server under test."""
         key = client_key(self.api_key_file, os.environ)
         return Target(self.base_url, self.recipe, self.model, tuple(self.settings), key)
 
 
 @dataclass(frozen=True)
 class AnyServer(ServerOptions):
-    """Options that name the server under test, with its draft or without."""
-
     no_speculation: bool = typer.Option(False, "--no-speculation", help="With --recipe: without its draft.")
 
     def target(self) -> Target:
@@ -63,8 +58,6 @@ class AnyServer(ServerOptions):
 
 @dataclass(frozen=True)
 class Kept:
-    """Options for the validity of a run and its folder."""
-
     max_unusable: float = typer.Option(0.01, min=0.0, max=1.0, help="Share of failed or cut answers allowed.")
     resume: Path | None = typer.Option(None, help="Finish an interrupted run; answered requests are not repeated.")
     runs: Path = RUNS
@@ -72,8 +65,6 @@ class Kept:
 
 @dataclass(frozen=True)
 class Judged(Kept):
-    """Options for the verdict of an accuracy run and its folder."""
-
     baseline: Path | None = typer.Option(None, "--baseline", help="Run directory to compare with, problem by problem.")
     margin: float = typer.Option(0.01, min=0.0001, max=1.0, help="Accepted loss against --baseline.")
 
@@ -157,20 +148,16 @@ def tools(
         earlier = load_run(kept.resume, tool_run.plan_of)
         target, plan = _resumed(server, earlier), tool_run.plan_of(earlier)
     judging = tool_run.Judging(published, baseline, min_similarity, tokenizer, kept.max_unusable, kept.runs)
-    console = table_console()
     with signals(kept.runs):
-        folder = tool_run.run(target, plan, judging, console, kept.resume)
+        folder = tool_run.run(target, plan, judging, table_console(), kept.resume)
     _end(folder)
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"not JSON: {error}", "--extra", '{"temperature": 1.0}') from None
-    if not isinstance(found, dict):
-        raise UsageError("not a JSON object", "--extra", '{"temperature": 1.0}')
-    return found
+        return TypeAdapter(dict[str, Any]).validate_json(text)
+    except ValidationError as error:
+        raise UsageError(f"not a JSON object: {error.errors()[0]['msg']}", "--extra", '{"temperature": 1.0}') from None
 
 
 @app.command("lossless")
@@ -198,14 +185,13 @@ def lossless(
         raise UsageError("give --base-url and --reference-url together", expected="two servers, or one --recipe")
     target = server.target()
     reference = replace(target, base_url=reference_url).plain()
-    console = table_console()
     with signals(runs):
         if exact:
             compare = laptop.require("exact", "--exact")
-            folder, _ = compare(reference, target, prompts, max_tokens, ask, runs, console)
+            folder, _ = compare(reference, target, prompts, max_tokens, ask, runs, table_console())
         else:
             plan = lossless_check.LosslessPlan(prompts, max_tokens, samples, runs=runs)
-            folder, _ = lossless_check.run(reference, target, plan, console)
+            folder, _ = lossless_check.run(reference, target, plan, table_console())
     _end(folder)
 
 
@@ -225,13 +211,12 @@ def smoke(
     require_packages()
     from ..eval import smoke as smoke_check  # optional: lm_eval
 
-    console = table_console()
     floors = smoke_check.Floors(
         limit, max_tokens, correct=min_correct, accept_length=min_accept_length, speculates=not server.no_speculation
     )
     with signals(runs):
         target = replace(server.target(), ops_url=ops_url)
-        folder, _, _ = smoke_check.run(target, floors, console, runs)
+        folder, _, _ = smoke_check.run(target, floors, table_console(), runs)
     _end(folder)
 
 
@@ -256,18 +241,17 @@ def _accuracy(
         earlier = load_run(judged.resume, accuracy.protocol_of)
         target, protocol = _resumed(server, earlier), accuracy.protocol_of(earlier)
         data_dir = data_dir or (Path(earlier["data_dir"]) if earlier["data_dir"] else None)
-    console = table_console()
     options = accuracy.AccuracyOptions(
         data_dir, judged.baseline, published, judged.margin, judged.max_unusable, judged.runs
     )
     with signals(judged.runs):
-        folder = accuracy.run(target, protocol, options, console, judged.resume)
+        folder = accuracy.run(target, protocol, options, table_console(), judged.resume)
     _end(folder)
 
 
 def _end(folder: Path) -> NoReturn:
     """Print the result, write the page, name it and the next command, and exit with the verdict's code."""
-    page, verdict = evaluation.page(folder), evaluation.verdict(folder)
+    page, verdict = evaluation.page(folder)
     print_page(page, verdict)
     typer.echo(f"page: {write_page(page, folder)}")
     typer.echo(f"next: kimi-w4a8 report BENCH_RUN {folder}   # one page of speed and answers")

@@ -1,4 +1,4 @@
-"""`kimi-w4a8 report`: an HTML page from run directories of `kimi-w4a8 bench` and `kimi-w4a8 eval`."""
+"""`kimi-w4a8 report`: an HTML page from run directories of `bench`, `eval` and `accept`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,35 @@ from pathlib import Path
 
 import typer
 
+from ..accept import claims, journal
+from ..base.errors import KimiError
 from ..bench.runs import read_run
-from ..report import evaluation
-from ..report import measured as speed
+from ..report import evaluation, measured
 from ..report.analysis import Analysis
-from ..report.page import joined, write_page
+from ..report.page import joined, unreadable, write_page
 
 
 def report(
-    runs: list[Path] = typer.Argument(help="Run directories of `kimi-w4a8 bench` or `eval`, from any machine."),
+    runs: list[Path] = typer.Argument(help="Run directories of `kimi-w4a8 bench`, `eval` or `accept`."),
     out: Path | None = typer.Option(None, "--output", "-o", help="Folder; default: `report` in the last run."),
 ) -> None:
-    """Write one self-contained HTML page and SVG figures from finished benchmark and evaluation runs."""
-    folder = out or runs[-1] / "report"
-    measured = [run for run in runs if not evaluation.is_evaluation(run)]
-    pages = [speed.page(Analysis([read_run(run) for run in measured]))] if measured else []
-    pages += [evaluation.page(run) for run in runs if run not in measured]
-    typer.echo(f"page: {write_page(joined(pages), folder)}")
+    """Write one self-contained HTML page and SVG figures from finished runs, from this machine or another.
+
+    A folder that cannot be shown gets a line that says what is missing.
+    """
+    speed, pages, errors = [], [], []
+    for run in runs:
+        try:
+            if (run / journal.RESULTS).is_file():
+                pages.append(claims.page(journal.read_journal(run)))
+            elif evaluation.is_evaluation(run):
+                pages.append(evaluation.page(run)[0])
+            else:
+                speed.append(read_run(run))
+        except KimiError as error:
+            errors.append(error)
+            pages.append(unreadable(run, error))
+    pages = [*([measured.page(Analysis(speed))] if speed else []), *pages]
+    typer.echo(f"page: {write_page(joined(pages), out or runs[-1] / 'report')}")
+    if len(errors) == len(runs):
+        raise errors[0]

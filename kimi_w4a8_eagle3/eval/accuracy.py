@@ -72,7 +72,6 @@ def run(
 
 
 def protocol_of(run: dict[str, Any]) -> Protocol:
-    """Return the protocol of a run's record."""
     return Protocol(**{**run["protocol"], "task": TASKS[run["protocol"]["task"]]})
 
 
@@ -117,7 +116,6 @@ def references_for(protocol: Protocol, options: AccuracyOptions, target: Target)
 
 
 def describe(protocol: Protocol) -> dict[str, Any]:
-    """Return the protocol as JSON."""
     return {**asdict(protocol), "task": protocol.task.name}
 
 

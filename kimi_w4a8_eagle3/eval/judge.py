@@ -96,18 +96,6 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class DifferingProblem:
-    """Problem that only one of two configurations solves in at least one metric."""
-
-    id: int
-    question: str
-    target: str
-    solved_by: dict[str, str]
-    new: str
-    base: str
-
-
-@dataclass(frozen=True)
 class Check:
     """One condition with its result in words."""
 
@@ -128,7 +116,6 @@ class Conclusion:
     reasons: list[str] = field(default_factory=list)
 
     def conclude(self, state: Verdict, *reasons: str) -> None:
-        """Add a finding; the worst finding decides the state."""
         self.state = max(self.state, state, key=list(Verdict).index)
         self.reasons += reasons
 
@@ -145,7 +132,7 @@ class Judgement(Conclusion):
     accuracies: list[Accuracy] = field(default_factory=list)
     references: list[AgainstReference] = field(default_factory=list)
     paired: list[Paired] = field(default_factory=list)
-    differing: list[DifferingProblem] = field(default_factory=list)
+    differing: list[dict[str, object]] = field(default_factory=list)
 
 
 def not_worse(difference: significance.ShareInterval, margin: float) -> Verdict:
@@ -273,6 +260,8 @@ def _compare(pairs: Sequence[tuple[ProblemOutcome, ProblemOutcome]], metric: str
     )
 
 
-def _difference(new: ProblemOutcome, base: ProblemOutcome) -> DifferingProblem:
+def _difference(new: ProblemOutcome, base: ProblemOutcome) -> dict[str, object]:
+    """Return a problem that only one of two configurations solves in at least one metric."""
     solved_by = {m: "new" if new.correct[m] else "baseline" for m in METRICS if new.correct[m] != base.correct[m]}
-    return DifferingProblem(new.id, new.question, new.target, solved_by, new.text, base.text)
+    problem = {"id": new.id, "question": new.question, "target": new.target}
+    return {**problem, "solved_by": solved_by, "new": new.text, "base": base.text}

@@ -7,7 +7,7 @@ answers of both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from .prefill_match import PrefillMatch
 from .prompts import Prompt, prompts
 from .resume import RESULT
 from .sampling_match import Samples, SamplingMatch
+from .significance import wilson
 from .tokens import Prefill, TokenClient, Tokens
 
 KIND = "eval-lossless"
@@ -66,7 +67,6 @@ class Answers:
 
     @property
     def texts(self) -> list[tuple[tuple[int, ...], Tokens]]:
-        """Pairs of prompt ids and greedy answer."""
         return [pair for answers in self.greedy.values() for pair in zip(self.prompt_ids, answers, strict=True)]
 
     @property
@@ -79,12 +79,16 @@ class Answers:
 
 @dataclass
 class LosslessReport(Conclusion):
-    """Conclusion with the comparisons that led to it. self_differences, self_gap: of the reference with itself."""
+    """Conclusion with the comparisons that led to it. self_differences, self_gap: of the reference with itself.
+
+    same: rows of the chart.
+    """
 
     divergences: list[Divergence] = field(default_factory=list)
     self_differences: int = 0
     self_gap: float = 0.0
     accept_length: float | None = None
+    same: list[list[object]] = field(default_factory=list)
     prefill: PrefillMatch | None = None
     sampling: SamplingMatch | None = None
 
@@ -120,6 +124,7 @@ def run(
         "reference": expected.server.name,
         "plan": asdict(plan),
         "verdict": asdict(report),
+        "chart": {"name": "greedy answers with the tokens of the reference (%)", "rows": report.same},
         "prompts": [asdict(prompt) for prompt in asked],
         "texts": texts,
     }
@@ -130,13 +135,18 @@ def run(
 def compare(asked: list[Prompt], expected: Answers, found: Answers, plan: LosslessPlan) -> LosslessReport:
     """Return the verdict on two servers' answers to the same prompts."""
     first = expected.greedy[plan.concurrencies[0]]
-    own, parted = list[Divergence](), list[Divergence]()
+    own, parted, same = list[Divergence](), list[Divergence](), list[list[object]]()
     for concurrency in plan.concurrencies:
-        own += divergences(asked, first, expected.greedy[concurrency], concurrency)
-        parted += divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency)
+        alone = divergences(asked, first, expected.greedy[concurrency], concurrency)
+        differing = divergences(asked, expected.greedy[concurrency], found.greedy[concurrency], concurrency)
+        own, parted = own + alone, parted + differing
+        for side, different in ((found.server.name, differing), (f"{expected.server.name} again", alone)):
+            share = astuple(wilson(len(asked) - len(different), len(asked)))
+            same.append([f"concurrency {concurrency}", side, False, *(100 * limit for limit in share)])
     prefill = prefill_match.compare(expected.texts, found.texts, expected.prefills)
     report = LosslessReport(
         divergences=parted,
+        same=same,
         self_differences=len({divergence.prompt for divergence in own}),
         self_gap=max((divergence.gap for divergence in own if divergence.gap is not None), default=0.0),
         accept_length=found.accept_length,

@@ -14,8 +14,6 @@ _LONG_QUESTIONS = 40
 
 @dataclass(frozen=True)
 class Prompt:
-    """One user message and its kind."""
-
     kind: str
     text: str
 

@@ -23,8 +23,6 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One run against one server."""
-
     kind: str
     folder: Path
     server: Server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from .problems import MathProblem, parse_answer
 from .problems import problems as sample
 from .recorder import CHAT, Answer, Patience
 from .resume import evaluated
+from .significance import wilson
 
 KIND = "eval-smoke"
 _NUMBER = re.compile(r"-?\d[\d,]*")
@@ -60,6 +61,10 @@ def run(
         {"question": p.question, "answer": p.answer, "reply": a.text} for p, a in zip(problems, answers, strict=True)
     ]
     facts = {"floors": asdict(floors), "checks": [asdict(check) for check in checks], "problems": shown}
+    solved = wilson(sum(map(_solved, problems, answers)), len(problems))
+    shares = [["problems solved", server.name, False, *(100 * limit for limit in astuple(solved))]]
+    shares.append(["problems solved", "at least", True, 100 * floors.correct, None, None])
+    facts["chart"] = {"name": "problems solved (%)", "rows": shares}
     return evaluation.write_result("smoke test", verdict, **facts), verdict.state, checks
 
 
@@ -75,7 +80,7 @@ def check(
     n = len(answers)
     odd = [a for a in replies if not a.text.strip() or _LOOP.search(a.text) or "\ufffd" in a.text]
     cut = sum(a.finish_reason == "length" for a in replies)
-    solved = sum(a.error is None and stated_number(a.text) == p.answer for p, a in zip(problems, answers, strict=True))
+    solved = sum(map(_solved, problems, answers))
     first = f": {failures[0]}" if failures else ""
     yield Check("requests answered", f"{len(replies)} of {n}{first}", "all", not failures)
     yield Check("empty, garbled or looping answers", str(len(odd)), "none", not odd)
@@ -94,6 +99,10 @@ def _histogram(response: dict[str, Any]) -> list[int]:
     """Return the verify steps by accepted draft tokens; empty without speculation."""
     details = (response.get("sglext") or {}).get("spec_tokens_details") or {}
     return details.get("spec_correct_drafts_histogram") or []
+
+
+def _solved(problem: MathProblem, answer: Answer) -> bool:
+    return answer.error is None and stated_number(answer.text) == problem.answer
 
 
 def stated_number(text: str) -> int | None:

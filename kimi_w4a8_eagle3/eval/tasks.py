@@ -50,7 +50,6 @@ class Protocol:
 
     @property
     def count(self) -> int | None:
-        """Number of problems; None if the data decide."""
         return self.limit or self.task.counts.get("test")
 
 

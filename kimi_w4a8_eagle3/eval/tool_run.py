@@ -120,7 +120,6 @@ def _own_counter(server: Server) -> Callable[[dict[str, Any]], int] | None:
 
 
 def _body(body: dict[str, Any], model: str, plan: ToolPlan) -> dict[str, Any]:
-    """Return a request body as it is sent."""
     body = {**body, "model": model, **plan.extra}
     streamed = body.pop("stream", False) if plan.stream is None else plan.stream
     body.pop("stream", None)

@@ -37,15 +37,12 @@ class Analysis:
 
     @cached_property
     def against_published(self) -> dict[CellKey, dict[str, Comparison]]:
-        """Published counterparts of each cell's figures, by metric."""
         return {key: against_published.compare(cell) for key, cell in self.cells.items()}
 
     @cached_property
     def measured_speedups(self) -> dict[CellKey, Speedup]:
-        """Measured speed-ups of the speculating cells."""
         return speedup.measured(self.groups)
 
     @cached_property
     def speedups(self) -> list[Speedup]:
-        """Measured and published speed-ups."""
         return [*self.measured_speedups.values(), *speedup.from_published()]

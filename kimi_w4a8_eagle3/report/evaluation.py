@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,43 +28,35 @@ Result = Mapping[str, Any]
 
 
 def is_evaluation(folder: Path) -> bool:
-    """True if a run directory holds a finished evaluation."""
     try:
         return json.loads((folder / "result.json").read_text()).get("kind") in TITLES
     except (OSError, ValueError, AttributeError):
         return False
 
 
-def verdict(folder: Path) -> Verdict:
-    """Return the verdict of a finished evaluation."""
-    return Verdict(_judged(_read(folder))["state"])
-
-
-def page(folder: Path) -> Page:
-    """Return the page of a finished evaluation. Raises KimiError for any other folder."""
-    result = _read(folder)
-    judged, state = _judged(result), verdict(folder)
-    title = f"Accuracy: {result['task']}" if result["kind"] == "eval-accuracy" else TITLES[result["kind"]]
-    rule = f"PASS means: {found}." if (found := _rule(result, judged)) else ""
-    about = " ".join(filter(None, (f"{folder.resolve().name}.", rule, _versions(folder))))
-    words = [Words(reason, TONES.get(state, "")) for reason in judged["reasons"]]
-    head = f"{state.headline}: {title}, {result['configuration']}"
-    return Page(head, words, about, _chart(result, judged), sections=list(_sections(result, judged)))
-
-
-def _read(folder: Path) -> Result:
+def page(folder: Path) -> tuple[Page, Verdict]:
+    """Return the page and the verdict of a finished evaluation. Raises KimiError for any other folder."""
     if not is_evaluation(folder):
         raise KimiError(
             "not a finished evaluation", str(folder), "a run directory of `kimi-w4a8 eval` with result.json"
         )
-    found: Result = json.loads((folder / "result.json").read_text())
-    return found
+    result = json.loads((folder / "result.json").read_text())
+    try:  # earlier versions and --exact call the conclusion the report
+        judged = result.get("verdict") or result.get("report") or {"reasons": [], **result}
+        state = Verdict(judged["state"])
+        return _page(folder, result, judged, state), state
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        what = f"result.json lacks what this version shows: {type(error).__name__}: {error}"
+        raise KimiError(what, str(folder), "a run of this version", "evaluate again") from error
 
 
-def _judged(result: Result) -> Result:
-    """Return the conclusion, which earlier versions and `--exact` call the report."""
-    found: Result = result.get("verdict") or result.get("report") or {"reasons": [], **result}
-    return found
+def _page(folder: Path, result: Result, judged: Result, state: Verdict) -> Page:
+    title = f"Accuracy: {result['task']}" if result["kind"] == "eval-accuracy" else TITLES[result["kind"]]
+    rule = f"PASS means: {found}." if (found := _rule(result, judged)) else ""
+    about = " ".join(filter(None, (f"{folder.resolve().name}.", rule, _versions(folder))))
+    head = f"{state.headline}: {title}, {result['configuration']}"
+    words, sections = [Words(reason) for reason in judged["reasons"]], list(_sections(result, judged))
+    return Page(head, words, about, _chart(result, judged), sections=sections, tone=TONES.get(state, ""))
 
 
 def _sections(result: Result, judged: Result) -> Iterator[Section]:
@@ -73,33 +65,21 @@ def _sections(result: Result, judged: Result) -> Iterator[Section]:
     counts = {name.replace("_", " "): judged[name] for name in _COUNTS if name in judged} | result.get("requests", {})
     counts |= {f"ended with {name}": count for name, count in result.get("finish_reasons", {}).items()}
     yield Section("Requests", tables=[Table(list(counts), [list(map(str, counts.values()))] if counts else [])])
-    checks: list[list[str | Words]] = [
-        [check["name"], Words(check["found"], "better" if check["passed"] else "worse"), check["wanted"]]
-        for check in result.get("checks", ())
-    ]
-    yield Section("Checks", tables=[Table(("check", "found", "wanted"), checks)])
-    rows = []
-    for pair in judged.get("paired", ()):
-        counts = [str(pair[name]) for name in ("both", "only_new", "only_base", "neither")]
-        tail = [_interval(pair["difference"], "+"), f"{pair['mcnemar_p']:.3g}", f"{pair['power']:.0%}"]
-        rows.append([pair["metric"], *counts, *tail])
-    yield Section("Against the baseline, problem by problem", tables=[Table(_PAIRED, rows)])
-    rows = [
-        [Words(call["problem"]), Words(json.dumps(call["calls"], ensure_ascii=False), literal=True)]
-        for call in result.get("invalid", ())
-    ]
-    yield Section(
-        "Calls that do not fit their schema", tables=[Table(("what is wrong", "the calls"), rows)], closed=True
-    )
-    rows = []
-    for found in judged.get("differing", ()):
-        solved = "; ".join(f"{metric}: {side}" for metric, side in found["solved_by"].items())
-        texts = (Words(found[name], literal=True) for name in ("new", "base"))
-        rows.append([str(found["id"]), found["question"], str(found["target"]), solved, *texts])
-    title = "Problems that only one configuration solves"
-    yield Section(title, tables=[Table(_DIFFERING, rows)], closed=True)
+    for title, key, columns, closed in _TABLES:
+        rows = [[_cell(row[name]) for name in columns] for row in result.get(key) or judged.get(key) or ()]
+        yield Section(title, tables=[Table(list(columns.values()), rows)], closed=closed)
     parted = "\n".join(str(Divergence(**found)) for found in judged.get("divergences", ()))
     yield Section("First differences of greedy answers", listings=[("all of them", parted)] if parted else ())
+
+
+def _cell(value: object) -> Words:
+    if isinstance(value, bool):
+        return Words("passed", "better") if value else Words("failed", "worse")
+    if isinstance(value, dict) and "low" in value:
+        return Words(_interval(value, "+"))
+    if isinstance(value, (dict, list)):
+        return Words(json.dumps(value, ensure_ascii=False), literal=True)
+    return Words(f"{value:.3g}" if isinstance(value, float) else str(value))
 
 
 def _accuracy(found: Result, judged: Result) -> Iterator[list[str | Words]]:
@@ -122,20 +102,28 @@ def _accuracy(found: Result, judged: Result) -> Iterator[list[str | Words]]:
 
 
 def _chart(result: Result, judged: Result) -> Picture | None:
-    """Draw the accuracies beside the reported ones; None without any, or without matplotlib."""
-    if find_spec("matplotlib") is None or not any(found["interval"] for found in judged.get("accuracies", ())):
+    """Draw the accuracies beside the reported ones, or the rows that the run gives for its chart."""
+    if "chart" in result:
+        return chart(result["chart"]["name"], [(*row[:3], Interval(*row[3:])) for row in result["chart"]["rows"]])
+    measured = [
+        (found["metric"], result["configuration"], False, found["interval"])
+        for found in judged.get("accuracies", ())
+        if found["interval"]
+    ]
+    reported = [found["reference"] for found in judged.get("references", ())]
+    shares = measured + [(found["metric"], found["configuration"], True, _wilson(found)) for found in reported]
+    return chart(
+        "share solved (%)", [(*row, Interval(*(100 * limit for limit in share.values()))) for *row, share in shares]
+    )
+
+
+def chart(name: str, bars: Sequence[tuple[str, str, bool, Interval]]) -> Picture | None:
+    """Draw bars, given as group, side, published, and value; None without any, or without matplotlib."""
+    if not bars or find_spec("matplotlib") is None:
         return None
     from .plots import Bar, panel  # optional: matplotlib
 
-    measured = [(found["metric"], result["configuration"], False, found["interval"]) for found in judged["accuracies"]]
-    reported = [found["reference"] for found in judged.get("references", ())]
-    shares = measured + [(found["metric"], found["configuration"], True, _wilson(found)) for found in reported]
-    bars = [
-        Bar(metric, side, published, Interval(*(100 * share[name] for name in ("value", "low", "high"))))
-        for metric, side, published, share in shares
-        if share
-    ]
-    return panel("accuracy", "share solved (%)", bars)
+    return panel("lead", name, [Bar(*bar) for bar in bars])
 
 
 def _wilson(reference: Result) -> Result:
@@ -180,6 +168,13 @@ _RULES = {
 }
 _COUNTS = ("problems", "failed", "truncated", "without_marker", "empty")
 _ACCURACIES = ("metric", "solved", "measured [95%]", "published [95%]", "by", "difference [90%]", "source")
-_SOLVED = ("both solve", "only this run", "only the baseline", "neither")
-_PAIRED = ("metric", *_SOLVED, "difference [90%]", "McNemar p", "power")
-_DIFFERING = ("problem", "question", "answer", "solved by", "this run", "baseline")
+# Title, key of the rows, column titles by field, and whether only the page lists them.
+_SOLVED = {"both": "both solve", "only_new": "only this run", "only_base": "only the baseline", "neither": "neither"}
+_PAIRED = {"metric": "metric", **_SOLVED, "difference": "difference [90%]", "mcnemar_p": "McNemar p", "power": "power"}
+_PROBLEM = {"id": "problem", "question": "question", "target": "answer", "solved_by": "solved by"}
+_TABLES: Sequence[tuple[str, str, dict[str, str], bool]] = (
+    ("Checks", "checks", {"name": "check", "found": "found", "wanted": "wanted", "passed": "result"}, False),
+    ("Against the baseline, problem by problem", "paired", _PAIRED, False),
+    ("Calls that do not fit their schema", "invalid", {"problem": "what is wrong", "calls": "the calls"}, True),
+    ("Problems that only one side solves", "differing", {**_PROBLEM, "new": "this run", "base": "baseline"}, True),
+)

@@ -34,7 +34,10 @@ def page(analysis: Analysis) -> Page:
 
     lead, *others = plots.panels(plots.bars(analysis.groups))
     curves = plots.speedup_curves(analysis.speedups)
-    about = "On " + "; ".join(f"{_machine(run)}: {run.name} ({run.record['started']})" for run in analysis.runs)
+    first, *verdict = verdicts(analysis)
+    about = "Kimi-K2.5 W4A8 with EAGLE3, benchmark. On " + "; ".join(
+        f"{_machine(run)}: {run.name} ({run.record['started']})" for run in analysis.runs
+    )
     sections = [
         Section("Measured, published, predicted", _INTERVALS, tables=figure_tables(analysis, _HEADLINE)),
         Section("Other figures", pictures=others),
@@ -45,7 +48,7 @@ def page(analysis: Analysis) -> Page:
         Section("Server", _GAUGES, tables=[server_load(analysis.runs)], closed=True),
         *(_environment(run) for run in analysis.runs),
     ]
-    return Page("Kimi-K2.5 W4A8 with EAGLE3: benchmark", verdicts(analysis), about, lead, notes(analysis), sections)
+    return Page(first.text, verdict, about, lead, notes(analysis), sections, first.tone)
 
 
 def verdicts(analysis: Analysis) -> list[Words]:
@@ -110,7 +113,7 @@ def figure_tables(analysis: Analysis, keys: Collection[str]) -> list[Table]:
             if cell.accept_length is not None:
                 reported = published.points().get(cell.workload.reference or "", {}).get(side, {}).get("accept_length")
                 known = "" if reported is None else f"{reported:.2f}"
-                rows.append(["accept length", side, f"{cell.accept_length:.2f}", known, "", "", ""])
+                rows.append(["accept length", side, f"{cell.accept_length:.2f}", "", known, "", ""])
         count = max(len(cell.measurements) for cell in sides.values())
         title = f"{workload}, concurrency {concurrency}, {count} repetition{'s' * (count > 1)}"
         tables.append(Table(_FIGURES, rows, title))
@@ -118,14 +121,14 @@ def figure_tables(analysis: Analysis, keys: Collection[str]) -> list[Table]:
 
 
 def _beside(analysis: Analysis, key: CellKey, metric: str) -> list[str | Words]:
-    """Return the cells published, its meaning, and predicted."""
+    """Return the cells predicted, published, and its meaning."""
     cell, reported = analysis.cells[key], analysis.against_published[key].get(metric)
     predicted = of_workload(cell.side, cell.workload, cell.concurrency, cell.accept_length, metric)
     shown = "" if predicted is None else number(predicted, METRICS[metric])
     if reported is None:
-        return ["", "", shown]
+        return [shown, "", ""]
     meaning = Words(reported.meaning, _TONES.get(reported.direction, ""))
-    return [number(reported.published, METRICS[metric]), meaning, shown]
+    return [shown, number(reported.published, METRICS[metric]), meaning]
 
 
 def turn_tables(analysis: Analysis) -> list[Table]:
@@ -170,7 +173,6 @@ def _references(analysis: Analysis) -> Table:
 
 
 def server_load(runs: Sequence[Run]) -> Table:
-    """Return one row for each measurement whose server was sampled."""
     rows = []
     for found in (found for run in runs for found in run.usable):
         if (server := found.server) is not None:
@@ -230,7 +232,7 @@ def factor(found: Interval) -> str:
     return f"{found.value:.2f}x{bounds}"
 
 
-_FIGURES = ("figure", "side", "measured [95%]", "published", "meaning", "predicted", "times as good as")
+_FIGURES = ("figure", "side", "measured [95%]", "predicted", "published", "meaning", "times as good as")
 _LENGTH = ("side", "accept length", "accept rate", "by position", "verify steps")
 _ACCEPTED = (*_LENGTH, "speed-up", "prompt repeats", "output repeats")
 _TURNS = ("turn", "prompt, tokens", "computed", "from the prefix cache", "TTFT median", "TTFT P99")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -56,7 +56,6 @@ class Picture:
 
     @property
     def source(self) -> str:
-        """Data URL of the image."""
         return f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode()}"
 
 
@@ -79,14 +78,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """Page of one or several runs. verdicts: the result in sentences. notes: warnings to the reader."""
+    """Page of one or several runs. title: the verdict in a line. verdicts: its reasons. notes: warnings."""
 
     title: str
     verdicts: Sequence[Words]
     about: str = ""
     chart: Picture | None = None
     notes: Sequence[str] = ()
-    sections: Sequence[Section] = field(default_factory=list)
+    sections: Sequence[Section] = ()
+    tone: Tone = ""
 
 
 def write_page(page: Page, folder: Path) -> Path:
@@ -112,11 +112,18 @@ def write_page(page: Page, folder: Path) -> Path:
     return folder / PAGE
 
 
+def unreadable(folder: Path, error: KimiError) -> Page:
+    """Return the page of a folder whose content cannot be shown; it says what is missing."""
+    notes = [f"Expected: {error.expected}", f"To do: {error.remedy}"]
+    return Page(f"NOT SHOWN: {folder.resolve().name}", [Words(error.what)], error.where, notes=notes, tone="worse")
+
+
 def joined(pages: Sequence[Page]) -> Page:
     """Return one page with the content of several. The first has the chart."""
+    first, *others = pages
     return replace(
-        pages[0],
-        verdicts=[words for page in pages for words in page.verdicts],
+        first,
+        verdicts=[*first.verdicts, *(w for page in others for w in (Words(page.title, page.tone), *page.verdicts))],
         notes=[note for page in pages for note in page.notes],
         sections=[section for page in pages for section in page.sections],
     )

@@ -94,7 +94,7 @@ def panel(key: str, name: str, same: Sequence[Bar], sides: Sequence[str] = ()) -
     groups = list(dict.fromkeys(bar.group for bar in same))
     rows = sorted(same, key=lambda bar: (groups.index(bar.group), sides.index(bar.side), not bar.published))
     with plt.rc_context(_LOOK):
-        figure, axis = plt.subplots(figsize=(5.2, min(0.7 + 0.26 * len(rows) + 0.15 * len(groups), 4.4)))
+        figure, axis = plt.subplots(figsize=(5.2, min(0.7 + 0.26 * len(rows) + 0.15 * len(groups), 5.2)))
         axis.set_title(name, loc="left")
         at = [row + 0.6 * groups.index(bar.group) for row, bar in enumerate(rows)]
         for y, bar in zip(at, rows, strict=True):
@@ -103,7 +103,7 @@ def panel(key: str, name: str, same: Sequence[Bar], sides: Sequence[str] = ()) -
             end = max(bar.value.value, bar.value.high or 0)
             if bar.value.low is not None and bar.value.high is not None:
                 axis.plot([bar.value.low, bar.value.high], [y, y], color=_INK, linewidth=1)
-            label = _short(bar.value.value) + " published" * bar.published
+            label = _short(bar.value.value) + " published" * (bar.published and bar.side != "published")
             axis.annotate(label, (end, y), (3, 0), textcoords="offset points", va="center", fontsize=8)
         centres = [np.mean([y for y, bar in zip(at, rows, strict=True) if bar.group == group]) for group in groups]
         axis.set_yticks(centres, groups)

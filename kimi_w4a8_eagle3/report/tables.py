@@ -28,7 +28,7 @@ def print_figures(analysis: Analysis, console: Console | None = None) -> None:
     console = console or table_console()
     tables = *figure_tables(analysis, METRICS), *turn_tables(analysis), acceptance(analysis), server_load(analysis.runs)
     for table in (table for table in tables if table.rows):
-        _print(table, console)
+        print_table(table, console)
     for note in notes(analysis):
         console.print(f"[yellow]note:[/] {escape(note)}")
 
@@ -41,7 +41,7 @@ def print_page(page: Page, verdict: Verdict) -> None:
             if section.closed:
                 console.print(f"{section.title}: {len(table.rows)}, listed in the page", markup=False)
             else:
-                _print(replace(table, title=table.title or section.title), console)
+                print_table(replace(table, title=table.title or section.title), console)
     text = "\n".join([f"[bold]{escape(page.title)}[/]", *(escape(words.text) for words in page.verdicts)])
     console.print(Panel.fit(text, border_style=_COLOURS.get(verdict, "yellow")))
 
@@ -57,7 +57,7 @@ def require_comparison(analysis: Analysis) -> None:
         )
 
 
-def _print(table: Table, console: Console) -> None:
+def print_table(table: Table, console: Console) -> None:
     table = table.filled()
     shown = rich_table.Table(*table.columns, title=escape(table.title), title_style="bold")
     for row in table.rows:
@@ -76,7 +76,7 @@ def print_model(fit: Fit, points: Sequence[PredictedPoint]) -> None:
         values = (number(point.published, metric), number(point.predicted, metric))
         rows.append([point.source, f"{point.point} {point.side}", metric.title, *values, error])
     columns = ("article", "point", "figure", "published", "model", "error")
-    _print(Table(columns, rows, "8x MI325X, 10240 in / 512 out"), console)
+    print_table(Table(columns, rows, "8x MI325X, 10240 in / 512 out"), console)
     console.print(
         f"fitted: {fit.layer_s * 1e6:.0f} us per layer and step, decode at {fit.decode_efficiency:.0%} and prefill at "
         f"{fit.prefill_efficiency:.0%} of the peaks; mean error of the {sum(not p.calibrated for p in points)} other "
@@ -98,4 +98,4 @@ def print_choices(load: Load, found: Sequence[Choice]) -> None:
         values = (f"{choice.accept_length:.2f}", f"{choice.tpot_ms:.2f} ms", f"{choice.throughput_tok_s:,.0f} tok/s")
         rows.append([str(choice.steps), tokens, *values, "best" if choice is best else ""])
     columns = ("draft steps", "draft tokens", "accept length", "TPOT", "output throughput", "")
-    _print(Table(columns, rows, title), console)
+    print_table(Table(columns, rows, title), console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,20 @@ from kimi_w4a8_eagle3.report.page import write_page
 
 ROOT = Path(__file__).parents[2]
 MI325X = Machine((Device("gfx942", 304, "0000:01:00.0", 0, 256 << 30),) * 8)
-PASSED = StageResult("any", Verdict.PASS, "well", figures=[Figure("TPOT", 27.4, "ms", published=27.41)])
-FAILED = StageResult("any", Verdict.FAIL, "<b>a GPU fell off")
-MISSING = StageResult("any", None, "needs a gfx942 GPU")
+PASSED = StageResult("any", "", Verdict.PASS, "well", figures=[Figure("TPOT median", 27.4, "ms", published=27.41)])
+FAILED = StageResult("any", "", Verdict.FAIL, "<b>a GPU fell off")
+MISSING = StageResult("any", "", None, "needs a gfx942 GPU")
 
 
 def stages(machine: Machine, *recipes: str, full: bool = True) -> list[Stage]:
     sizes = Sizes(full=full)
     return AcceptRun(Path(), recipes, sizes, Console(quiet=True), Texts(), machine=machine).stages()
+
+
+def ended(here: list[Stage], changes: dict[str, StageResult]) -> dict[str, StageResult]:
+    """The results of stages that passed, but for some."""
+    found = {stage.name: (stage.proves, changes.get(stage.name, PASSED)) for stage in here}
+    return {name: replace(result, stage=name, proves=proves) for name, (proves, result) in found.items()}
 
 
 def test_the_open_claims_are_those_of_the_docs() -> None:
@@ -68,9 +75,9 @@ def test_a_machine_with_eight_gpus_lacks_nothing_but_the_image() -> None:
 
 def test_the_built_in_model_on_a_cpu_proves_nothing_about_gpus() -> None:
     here = stages(Machine(), "tiny", "eagle3-opt")
-    outcomes = {stage.name: MISSING if stage.missing else PASSED for stage in here}
-    assert {"doctor", "tiny: smoke", "tiny: lossless"} <= {name for name, each in outcomes.items() if each is PASSED}
-    assert {settled(claim, here, outcomes)[0] for claim in CLAIMS} == {None}
+    outcomes = ended(here, {stage.name: MISSING for stage in here if stage.missing})
+    assert {"doctor", "tiny: smoke", "tiny: lossless"} <= {n for n, each in outcomes.items() if each.verdict}
+    assert {settled(claim, outcomes)[0] for claim in CLAIMS} == {None}
 
 
 @pytest.mark.parametrize(
@@ -79,31 +86,29 @@ def test_the_built_in_model_on_a_cpu_proves_nothing_about_gpus() -> None:
         ({}, Verdict.PASS, "well"),
         ({"eagle3: con40": FAILED}, Verdict.FAIL, "<b>a GPU fell off"),
         ({"eagle3: con2": MISSING}, None, "needs a gfx942 GPU"),
-        ({"eagle3: chat": None}, None, "not reached"),
+        ({"eagle3: chat": replace(MISSING, found="not reached")}, None, "not reached"),
         ({"eagle3: accuracy": FAILED}, Verdict.PASS, "well"),
     ],
 )
 def test_one_stage_that_did_not_pass_is_enough(
-    changes: dict[str, StageResult | None], verdict: Verdict | None, found: str
+    changes: dict[str, StageResult], verdict: Verdict | None, found: str
 ) -> None:
     here = stages(MI325X, "w4a8", "eagle3")
-    outcomes = {stage.name: PASSED for stage in here} | changes
     (claim,) = (claim for claim in CLAIMS if claim.left_open == "con2 and con40 on 8 GPUs")
-    assert settled(claim, here, {name: outcome for name, outcome in outcomes.items() if outcome}) == (verdict, found)
+    assert settled(claim, ended(here, changes)) == (verdict, found)
 
 
 def test_the_page_has_every_row_and_the_bundle_everything(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     here = stages(MI325X, "w4a8", "eagle3")
-    outcomes = {stage.name: PASSED for stage in here} | {"eagle3: smoke": FAILED}
-    content = page(here, Journal(folder, {"sglang": "1.2"}, outcomes))
+    content = page(Journal(folder, {"sglang": "1.2"}, ended(here, {"eagle3: smoke": FAILED})))
     html = write_page(content, folder).read_text()
-    assert html.index("<h1>NOT ACCEPTED: ") < html.index("<table>")
+    assert html.index('<h1 class="worse">NOT ACCEPTED: ') < html.index("<img") < html.index("<table>")
     for claim in CLAIMS:
         assert claim.left_open.replace("'", "&#39;").replace("`", "") in html
     for text in ("passed", "failed", "not run", "27.41", "&lt;b&gt;a GPU", "needs eight MI355X", "sglang 1.2"):
         assert text in html, text
-    assert "<b>a GPU" not in html and "http" not in html
+    assert "<b>a GPU" not in html and "http" not in html and not (folder / "lead.svg").read_text().count("<b>")
     with tarfile.open(write_bundle(folder)) as archive:
-        assert archive.getnames() == ["run", "run/report.html"]
+        assert sorted(archive.getnames()) == ["run", "run/lead.svg", "run/report.html"]

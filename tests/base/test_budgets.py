@@ -25,7 +25,7 @@ CEILINGS = {
     "accept": 677,
     "base": 642,
     "bench": 1530,
-    "commands": 1823,
+    "commands": 1822,
     "door": 1979,
     "eval": 2592,
     "fetch": 1702,

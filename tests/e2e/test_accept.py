@@ -47,7 +47,7 @@ def test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone(
     assert accept_length.name.startswith("accept length") and 1 <= accept_length.value <= 4
     solved = {figure.name: figure.value for figure in found.results["tiny: accuracy"].figures}
     assert solved["strict-match"] >= 50
-    assert "<h1>NOT ACCEPTED: " in (folder / "report.html").read_text()
+    assert '<h1 class="worse">NOT ACCEPTED: ' in (folder / "report.html").read_text()
 
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 0 and again.output.count("passed before") == len(ALL_HERE), again.output

@@ -113,10 +113,10 @@ def test_a_worse_run_fails_and_lists_what_only_the_baseline_solves():
     paired = verdict.paired[0]
     assert (paired.only_new, paired.only_base, paired.neither, paired.both) == (1, 59, 1, N - 61)
     assert paired.mcnemar_p < 1e-10 and paired.difference.high < 0
-    listed = {d.id: d for d in verdict.differing}
+    listed = {row["id"]: row for row in verdict.differing}
     assert set(listed) == set(range(1, 60)) | {700}
-    assert listed[700].solved_by == dict.fromkeys(METRICS, "new")
-    assert listed[5].solved_by == dict.fromkeys(METRICS, "baseline") and listed[5].question == "question 5"
+    assert listed[700]["solved_by"] == dict.fromkeys(METRICS, "new")
+    assert listed[5]["solved_by"] == dict.fromkeys(METRICS, "baseline") and listed[5]["question"] == "question 5"
 
 
 def test_each_metric_is_compared_on_its_own_and_its_power_is_of_what_was_seen():

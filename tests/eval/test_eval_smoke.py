@@ -96,7 +96,7 @@ def test_html_escapes_what_a_model_says_and_needs_nothing_from_outside(tmp_path)
     (tmp_path / "result.json").write_text(json.dumps(result))
     record = {"started": "2026-11-22T12:00:00", "versions": {"sglang": "0.5.23"}, "git_commit": "0123456789abcdef"}
     (tmp_path / "run.json").write_text(json.dumps(record))
-    page = write_page(evaluation.page(tmp_path), tmp_path).read_text()
+    page = write_page(evaluation.page(tmp_path)[0], tmp_path).read_text()
     assert "<title>FAIL: Accuracy: GSM8K, eagle3</title>" in page and 'name="viewport"' in page
     assert "2026-11-22T12:00:00, sglang 0.5.23, commit 0123456789ab</p>" in page
     assert "<script" not in page and "&lt;script&gt;" in page and "http" not in page
@@ -121,7 +121,7 @@ def test_the_page_says_what_pass_means(tmp_path, result, rule):
     if "report" in result:
         result["report"] |= judged
     (tmp_path / "result.json").write_text(json.dumps(result))
-    page = write_page(evaluation.page(tmp_path), tmp_path).read_text()
+    page = write_page(evaluation.page(tmp_path)[0], tmp_path).read_text()
     assert "PASS means: " in page and f"{rule}." in page
 
 
@@ -129,7 +129,7 @@ def test_a_section_needs_a_finished_evaluation(tmp_path):
     assert not evaluation.is_evaluation(tmp_path)
     (tmp_path / "result.json").write_text('{"kind": "ab"}')
     with pytest.raises(KimiError, match="not a finished evaluation"):
-        evaluation.page(tmp_path)
+        evaluation.page(tmp_path)[0]
 
 
 def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(tmp_path):
@@ -139,8 +139,37 @@ def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "3 of 4" in (tmp_path / "out" / "report.html").read_text()
-    both = joined(
-        [Page("speed", [Words("fast")], sections=[Section("speed", listings=[("a", "b")])]), evaluation.page(tmp_path)]
-    )
+    speed = Page("speed", [Words("fast")], sections=[Section("speed", listings=[("a", "b")])])
+    both = joined([speed, evaluation.page(tmp_path)[0]])
     text = write_page(both, tmp_path / "both").read_text()
     assert text.index("<h1>speed") < text.index("fast") < text.index("<h2>speed") < text.index("<h2>Checks")
+
+
+@pytest.mark.parametrize(
+    ("content", "missing"),
+    [
+        (None, "no benchmark run here: No such file or directory"),
+        ("{", "cannot read the run directory"),
+        ('{"kind": "<b>another"}', "this is not a run of"),
+        (
+            '{"kind": "eval-smoke", "configuration": "<b>tiny"}',
+            "this version shows: KeyError: &#39;state&#39;",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_shown_gets_a_page_that_says_what_is_missing(tmp_path, content, missing):
+    run = tmp_path / "<b>run"
+    run.mkdir()
+    if content is not None:
+        (run / "result.json").write_text(content)
+    done = CliRunner().invoke(app, ["report", str(run), "--output", str(tmp_path / "out")])
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert done.exit_code == 1 and "NOT SHOWN: &lt;b&gt;run" in text and missing in text and "<b>" not in text
+
+
+def test_kimi_report_shows_an_acceptance_run(tmp_path):
+    (tmp_path / "run.json").write_text('{"identity": {"sglang": "1.2"}}')
+    (tmp_path / "stages.jsonl").write_text('{"stage": "doctor", "proves": "", "verdict": "pass", "found": "ready"}\n')
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert '<h1 class="better">ACCEPTED: 1 of 1 stages passed' in (tmp_path / "out" / "report.html").read_text()

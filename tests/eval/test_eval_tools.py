@@ -141,7 +141,7 @@ def test_the_scores_are_exact(data, tmp_path, finished, stream):
         "0", "14 of 14", "6 of 6", "0 of 6", "14 of 14", "14 of 14", "not counted",
     ]  # fmt: skip
     assert result["verdict"]["state"] == "inconclusive" and result["verdict"]["truncated"] == 1
-    page = write_page(evaluation.page(folder), folder).read_text()
+    page = write_page(evaluation.page(folder)[0], folder).read_text()
     assert "wether" in page and "INCONCLUSIVE" in page and "3 of 7" in page
 
 
