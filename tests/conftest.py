@@ -37,25 +37,23 @@ gc.disable()  # until all is collected: modules are no garbage, and each worker 
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-# They start engines of their own, or one fork more is cheaper than waiting for others, so any worker may take them.
-OWN_SERVERS = (
-    "tests/e2e/test_accept.py",
-    "tests/e2e/test_evaluation.py",
-    "tests/e2e/test_failing_requests.py",
-    "tests/e2e/test_faults.py",
-    "tests/e2e/test_fork_server.py",
-    "tests/e2e/test_fuzzing.py",
-    "tests/e2e/test_monitoring.py",
-    "tests/e2e/test_serve_processes.py",
-)
-# One worker each, because an import of theirs takes seconds: both releases of SGLang, and Quark.
+# One worker each: both releases of SGLang and Quark take seconds to import, and the engines of a worker share a fork
+# server, whose start imports SGLang. What is not listed shares a worker with its folder, if that has fixtures.
 TOGETHER = {
     "SGLang": (
         "tests/sglang_plugin/",
         "tests/laptop/",
+        "tests/bench/",
         "tests/commands/test_rules.py",
         "tests/e2e/test_newest_release.py",
         "tests/recipe/test_recipes_parsed_by_sglang.py",
+    ),
+    "engines": (
+        "tests/e2e/test_failing_requests.py",
+        "tests/e2e/test_faults.py",
+        "tests/e2e/test_fork_server.py",
+        "tests/e2e/test_fuzzing.py",
+        "tests/e2e/test_serve_processes.py",
     ),
     "Quark": ("tests/quantize/", "tests/quark/", "tests/e2e/test_fp8_draft.py"),
 }
@@ -105,8 +103,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             folder = module.rpartition("/")[0]
             if together := _together(nodeid):
                 return together
-            shares = (config.rootpath / folder / "conftest.py").is_file() and module not in OWN_SERVERS
-            return folder if shares else module
+            return folder if (config.rootpath / folder / "conftest.py").is_file() else module
 
     return FixturesOnce(config, log)
 

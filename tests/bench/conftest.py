@@ -20,7 +20,7 @@ from kimi_w4a8_eagle3.fleet.target import Target
 @pytest.fixture(scope="session")
 def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """`kimi-w4a8 bench tiny-con2` with fewer prompts against a server with a key, whose acceptance is known."""
-    sglang_program.run("")  # now there is a fork server, from which the generator is forked
+    sglang_program.run("# the generator is forked from the fork server that was used last: now the pinned release's")
     workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
     with null_server(api_key=KEY) as url:
         return read_run(

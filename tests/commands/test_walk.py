@@ -18,12 +18,12 @@ SPINE = ("commands/serve", "fleet/serve", "fleet/replica", "engine/process")
 PROGRAM = """
 import json, os, subprocess, sys, threading
 from pathlib import Path
-package, spine, words = Path(sys.argv[1]), sys.argv[2].split(), sys.argv[3:]
+package, spine, words = sys.argv[1] + "/", sys.argv[2].split(), sys.argv[3:]
 calls = {}
 
 def room(frame):
-    path = Path(frame.f_code.co_filename)
-    return path.relative_to(package).with_suffix("").as_posix() if path.is_relative_to(package) else ""
+    path = frame.f_code.co_filename
+    return path.removeprefix(package).removesuffix(".py") if path.startswith(package) else ""
 
 def follow(frame, event, _):
     caller = frame.f_back

@@ -1,4 +1,4 @@
-"""Run by test_draw_kernel.py in a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+"""Run by tests/moe/triton/test_triton_interpreter.py, because Triton reads TRITON_INTERPRET when it is imported."""
 
 from __future__ import annotations
 
