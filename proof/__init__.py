@@ -1,1 +1,1 @@
-"""What proves the package and never serves: not in the wheel, and nothing in the wheel imports it."""
+"""Proofs and figures of the package. They are not in the wheel, and nothing in the wheel imports them."""

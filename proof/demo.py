@@ -75,7 +75,7 @@ LOAD = Workload(
 
 @dataclass(frozen=True)
 class Side:
-    """What one of the two servers did."""
+    """Results of one of the two servers."""
 
     name: str
     ready_s: float
@@ -164,7 +164,6 @@ def _measure(
     folder: Path,
     console: Console,
 ) -> Side:
-    """Ask, load."""
     name = server.name
     with EngineClient(server.base_url) as client:
         if launch.draft and launch.num_draft_tokens:

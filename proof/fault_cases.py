@@ -79,7 +79,7 @@ def leave_plain(stage: Stage) -> Row:
 
 
 def _leave(stage: Stage, manner: Manner) -> Row:
-    """How long an engine goes on for a client that has gone."""
+    """Time how long an engine goes on for a client that has gone."""
     row, tokens = Row(), 3000
     stage.wait_idle()
     aborted = stage.count("sglang:num_aborted_requests_total")

@@ -1,4 +1,4 @@
-"""What the faults of fault_cases.py share: the running fleet, the row of the table, breaking it under load."""
+"""Shared parts of the cases in fault_cases.py: the running fleet, the row of the table, a fault under load."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ONLY_OK = frozenset({Outcome.OK})
 
 @dataclass
 class Row:
-    """What one fault did. problems: why the case failed; empty when it passed."""
+    """Row of the fault table. problems: reasons why the case failed, none if it passed."""
 
     clients: str = ""
     detected_s: float | None = None
@@ -81,7 +81,6 @@ class Stage:
         return [entry["base_url"] for entry in self.fleet.status()["replicas"]]
 
     def count(self, metric: str) -> float:
-        """Sum of one of SGLang's metrics over the engines."""
         texts = (self._http.get(f"{url}/metrics").text for url in self.engines())
         return sum(Reading.parse(text).total(metric) or 0.0 for text in texts)
 

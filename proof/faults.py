@@ -93,7 +93,6 @@ def main(
     earlier: Path | None = typer.Option(None, "--from", help="Run directory whose rows --docs writes."),
     runs: Path = typer.Option(Path("runs"), "--runs", help="Where the run directory is created."),
 ) -> None:
-    """Run the cases and print their table."""
     if list_:
         for case in CASES:
             typer.echo(f"{case.name:16} {case.title}")

@@ -1,4 +1,4 @@
-"""What the MoE kernels' machine code costs: figures of a kernel, comparison with a saved set, floors of a batch."""
+"""Cost of the MoE kernels' machine code: figures of a kernel, comparison with a saved set, floors of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes the XCDs' L2 caches fetch in a prefill, with and without the order that keeps neighbours together.
+"""Bytes that the XCDs' L2 caches fetch in a prefill, with and without the order that keeps neighbours together.
 
 A simulation: workgroups go round the eight XCDs by their number, those that run on an XCD at a time walk their rows and
 weights in step, so that each of them fetches what the others do not; nothing outlives them. Routing is random.
@@ -49,7 +49,7 @@ def _blocks(shape: MoeShape, tokens: int, tile_m: int) -> tuple[list[int], list[
 
 
 def _orders(blocks: int, columns: int, config: Stage1Config | Stage2Config) -> list[list[Work]]:
-    """What each XCD runs, in order."""
+    """Work of each XCD, in order."""
     by_block = [(block, column) for block in range(blocks) for column in range(columns)]
     by_column = [(block, column) for column in range(columns) for block in range(blocks)]
     if not config.by_xcd:

@@ -114,7 +114,7 @@ def _silent(node: ast.AST) -> bool:
 
 
 def passes(module: str, tree: ast.Module, limit_s: float) -> bool:
-    """Whether the module's tests pass in time, in a fork of this process that imports it from `tree`."""
+    """True if the module's tests pass in time, in a fork of this process that imports the module from `tree`."""
     pid = os.fork()
     if not pid:
         os.setsid()

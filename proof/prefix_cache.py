@@ -140,12 +140,12 @@ class Prover:
 
 
 def differs(first: Answer, again: Answer) -> bool:
-    """Whether another token stands where rounding cannot have put it."""
+    """True if tokens differ where rounding cannot be the reason."""
     return first.token_ids[: first.clear] != again.token_ids[: first.clear]
 
 
 def faults(states: Sequence[State], drafts: bool) -> list[str]:
-    """What is not as it must be, in words."""
+    """One sentence for each state that is not as it must be."""
     cold, warm, evicted, _ = states
     found = [
         f"{state.name}: answer {at} has other tokens than cold"

@@ -1,4 +1,4 @@
-"""Where the seconds of an engine's start go: `python -m proof.figures.engine_start` (result: docs/design-notes.md).
+"""Seconds of an engine's start by part: `python -m proof.figures.engine_start` (result: docs/design-notes.md).
 
 The built-in model with EAGLE3 is started in three ways: as new processes, as SGLang does it; as forks, with the imports
 of a new fork server; as forks of one that is there.
@@ -92,7 +92,6 @@ def _differences(ends: Sequence[float]) -> list[float]:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1, help="measure each way so often; the fastest is shown")
     rounds = parser.parse_args().rounds

@@ -1,4 +1,4 @@
-"""How far the MoE layer's output moves with the tensor-parallel size, against unquantized activations and TP 1.
+"""Error of the MoE layer by tensor-parallel size, against unquantized activations and TP 1.
 
     PYTHONPATH=tests/moe python -m proof.figures.tensor_parallel_error [--hidden 1024] [--inter 2048]
 

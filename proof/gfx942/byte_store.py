@@ -39,7 +39,6 @@ class ByteStore:
         self.written = np.zeros(size, np.uint8)
 
     def all_written(self, index: Index) -> bool:
-        """Whether every byte of every access was written."""
         if index.aligned:
             return bool((self.written.view(np.uint32).take(index.at) == 0x01010101).all())
         return bool(self.written.take(index.at).all())
@@ -51,7 +50,7 @@ class ByteStore:
         return join_bytes(self.data.take(index.at))
 
     def differs(self, index: Index, words: Array) -> Array:
-        """Where (like index.at) storing words [words, ...] would change a value."""
+        """Mask (like index.at) of the places where storing words [words, ...] would change a value."""
         if index.aligned:
             return self.data.view(np.uint32)[index.at] != words
         return self.data[index.at] != split_bytes(words, len(index.at))

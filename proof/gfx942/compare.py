@@ -33,7 +33,6 @@ _SDWA = {"src0_sel", "src1_sel", "dst_sel", "dst_unused"}
 
 
 def decode_compare(instruction: Instruction, kernel: Kernel) -> Step | None:
-    """The closure of an instruction of this module, or None."""
     match, special = _COMPARE.match(instruction.opcode), _SPECIAL.get(instruction.opcode)
     if not match and special is None:
         return None

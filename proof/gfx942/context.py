@@ -1,4 +1,4 @@
-"""What the closures of memory instructions reach: memory, LDS of the workgroups in flight, and the tallies."""
+"""State that memory instructions share: memory, LDS of the workgroups in flight, and the tallies."""
 
 from __future__ import annotations
 

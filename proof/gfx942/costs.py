@@ -1,4 +1,4 @@
-"""What one wave64 instruction costs on a CDNA3 SIMD: clocks, class, bytes moved.
+"""Cost of one wave64 instruction on a CDNA3 SIMD: clocks, class, bytes moved.
 
 Full-rate VALU takes 4 clocks (16 lanes at a time), transcendentals and int/float conversions 16, an MFMA 4 clocks per
 pass (LLVM's SISchedule model for gfx942; 16x16x32 i8 has 4 passes, which gives exactly the data sheet's peak). No
@@ -23,12 +23,10 @@ _ELEMENT = {
 
 
 def is_mfma(opcode: str) -> bool:
-    """Whether it runs on the matrix core."""
     return opcode.startswith(("v_mfma", "v_smfmac"))
 
 
 def is_accumulator_move(opcode: str) -> bool:
-    """Whether it moves between the two register files."""
     return opcode.startswith("v_accvgpr")
 
 
@@ -50,7 +48,6 @@ def is_multiply(opcode: str) -> bool:
 
 
 def is_transcendental(opcode: str) -> bool:
-    """A quarter-rate function."""
     return bool(_TRANSCENDENTAL.match(opcode))
 
 
@@ -60,7 +57,6 @@ def is_conversion(opcode: str) -> bool:
 
 
 def valu_clocks(opcode: str, quarter_rate_multiply: bool) -> int:
-    """Clocks of one vector ALU instruction."""
     slow = is_transcendental(opcode) or is_conversion(opcode) or (quarter_rate_multiply and is_multiply(opcode))
     return 16 if slow else 4
 
@@ -107,7 +103,7 @@ def loads_to_lds(instruction: Instruction) -> bool:
 
 
 def address_group(instruction: Instruction) -> str:
-    """What distinguishes the buffers that a kernel loads from: the resource or the scalar base."""
+    """Key of the buffer that a load reads: its resource or its scalar base."""
     bases = [o for o in instruction.operands if o.startswith("s[")]
     if instruction.opcode.startswith("buffer"):
         return bases[0] if bases else "?"

@@ -70,6 +70,7 @@ def _decode(instruction: Instruction, kernel: Kernel, context: Context) -> Step:
 
 
 def _compute(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
+    """Ask each module for the closure of an instruction; None where it has none of that name."""
     opcode = instruction.opcode
     if opcode.startswith("s_"):
         return decode_smem(instruction, kernel, context) or decode_salu(instruction, kernel)

@@ -17,7 +17,6 @@ Step = Callable[[Waves], object]
 
 
 def decode_division(instruction: Instruction, kernel: Kernel) -> Step | None:
-    """The closure of a division step, or None."""
     decode = {"v_div_scale_f32": _div_scale, "v_div_fmas_f32": _div_fmas}.get(instruction.opcode)
     if decode is None:
         return None
@@ -57,7 +56,7 @@ def _div_scale(operands: list[Operand]) -> Step:
 
 
 def _div_fmas(operands: list[Operand]) -> Step:
-    """Where V_DIV_SCALE scaled: times 2**64 or 2**-64, by the size of the quotient estimate."""
+    """Undo V_DIV_SCALE where it scaled: times 2**64 or 2**-64, by the size of the quotient estimate."""
     a, b, c = (reader(o, "f32") for o in operands[1:4])
     write = writer(operands[0], "f32")
 

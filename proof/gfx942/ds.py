@@ -21,7 +21,6 @@ _TWO = re.compile(r"^ds_(read|write)2(st64)?_b(32|64)$")
 
 
 def decode_ds(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
-    """The closure of an LDS instruction, or None."""
     opcode = instruction.opcode
     operands = [parse_operand(text, kernel) for text in instruction.operands]
     two, plain = _TWO.match(opcode), _PLAIN.match(opcode)

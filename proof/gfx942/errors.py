@@ -1,4 +1,4 @@
-"""What a kernel can do wrong; each is an error of the kernel under test, never of its data."""
+"""Errors of a kernel under test, never of its data."""
 
 from __future__ import annotations
 

@@ -41,7 +41,6 @@ class WeightFlow:
 
     @property
     def unpack_per_word(self) -> float:
-        """Unpack operations per eight 4-bit weights."""
         return sum(self.unpack.values()) / self.words if self.words else 0.0
 
     def unpack_clocks_per_word(self, quarter_rate_multiply: bool) -> float:

@@ -186,7 +186,7 @@ class Memory:
             self.report("two workgroups store to the same bytes")
 
     def _offset(self, address: Array, size: int) -> tuple[Array, Buffer | None]:
-        """Where in the store the byte at each address is; negative or past its end where there is none.
+        """Offset in the store of the byte at each address; negative or past its end where there is none.
 
         And the buffer that all of these accesses lie within, if one is.
         """

@@ -16,7 +16,6 @@ Step = Callable[[Waves], object]
 
 
 def decode_lane_access(instruction: Instruction, kernel: Kernel) -> Step | None:
-    """The closure of an instruction of this module, or None."""
     decode = _DECODERS.get(instruction.opcode)
     if decode is None:
         return None

@@ -54,13 +54,11 @@ class WaveMasks:
         self._used = False
 
     def clear(self) -> None:
-        """Forget everything."""
         if self._used:
             self._bytes[:] = 0
             self._used = False
 
     def mark(self, access: Access) -> None:
-        """Add the access's waves."""
         self._used = True
         masks, mine, at = self._words if access.index.aligned else self._bytes, access.mine, access.index.at
         for wave in np.flatnonzero(np.bincount(access.wave)):  # two of them may touch the same byte
@@ -68,7 +66,7 @@ class WaveMasks:
             masks[at[:, chosen]] |= mine[chosen]
 
     def others(self, access: Access) -> Array | None:
-        """Where (like access.index.at) waves other than the access's own are in the sets; None if nowhere."""
+        """Mask (like access.index.at) of places whose sets hold other waves than the access's own; None if none do."""
         if not self._used:
             return None
         masks = (self._words if access.index.aligned else self._bytes).take(access.index.at)
@@ -76,7 +74,7 @@ class WaveMasks:
         return other if other.any() else None
 
     def without_mine(self, access: Access) -> Array:
-        """Where some byte has waves in its set, but not the access's own."""
+        """Mask of the places where some byte has waves in its set, but not the access's own."""
         masks = np.ascontiguousarray((self._words if access.index.aligned else self._bytes)[access.index.at])
         fields = masks.view(np.uint16).reshape(*masks.shape, -1)
         mine = np.uint16(1) << access.wave.astype(np.uint16)

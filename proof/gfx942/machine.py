@@ -25,7 +25,7 @@ MAX_LDS = 65536
 
 @dataclass
 class LaunchResult:
-    """What a launch did.
+    """Result of a launch.
 
     counts: executed instructions per opcode, summed over waves. races: what the race detector found (only when it
     collects). tallies: out_of_range_loads and out_of_range_stores in lanes.
@@ -153,8 +153,6 @@ def _initial_scalars(kernel: Kernel, waves: Waves, group: np.ndarray, grid: list
 
 
 class _Run:
-    """The execution of one launch."""
-
     def __init__(self, kernel: Kernel, steps: list[Step], context: Context, order: Order, max_steps: int) -> None:
         self.kernel = kernel
         self.steps = steps

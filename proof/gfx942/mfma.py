@@ -27,7 +27,6 @@ _ELEMENT_BYTES = {"i8": 1, "bf16": 2}
 
 
 def decode_mfma(instruction: Instruction, kernel: Kernel) -> Step | None:
-    """The closure of a matrix instruction, or None."""
     if not instruction.opcode.startswith("v_mfma"):
         return None
     match = _NAME.match(instruction.opcode)

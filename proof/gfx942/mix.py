@@ -20,7 +20,6 @@ Step = Callable[[Waves], object]
 
 
 def decode_mix(instruction: Instruction, kernel: Kernel) -> Step | None:
-    """The closure of a mixed precision FMA, or None."""
     if instruction.opcode != "v_fma_mix_f32":
         return None
     check_modifiers(instruction, {"op_sel", "op_sel_hi"})

@@ -56,7 +56,6 @@ def to_integer(x: Array, dtype: type[np.generic]) -> Array:
 
 
 def exponent_f32(x: Array) -> Array:
-    """The biased exponent field of float32."""
     return (np.asarray(x).view(np.uint32) >> np.uint32(23)).astype(np.int32) & 0xFF
 
 

@@ -96,7 +96,6 @@ _BITS: dict[int, type[np.unsignedinteger]] = {16: np.uint16, 32: np.uint32, 64: 
 
 
 def width(kind: str) -> int:
-    """Bits of an operand type."""
     return int(kind[1:])
 
 

@@ -29,7 +29,6 @@ _HALVES: dict[str, Callable[..., Array]] = {"v_pk_add_u16": lambda a, b: a + b}
 
 
 def decode_packed(instruction: Instruction, kernel: Kernel) -> Step | None:
-    """The closure of a packed instruction, or None."""
     opcode = instruction.opcode
     if opcode not in _F32 and opcode not in _HALVES:
         return None

@@ -74,7 +74,6 @@ class Kernel:
 
     @property
     def kernarg_bytes(self) -> int:
-        """Size of the kernarg segment."""
         ends = [arg.offset + arg.size for arg in self.args]
         return max([self.descriptor.get("kernarg_size", 0), *ends])
 

@@ -229,7 +229,7 @@ def _immediate(instruction: Instruction, kernel: Kernel, name: str) -> Step:
 
 
 def branch_condition(opcode: str) -> Callable[[Waves], Array] | None:
-    """Whether the branch is taken, for each wave; None if `opcode` is not a conditional branch."""
+    """Condition of a branch, for each wave; None if `opcode` is not a conditional branch."""
 
     def nonzero(register: int) -> Callable[[Waves], Array]:
         def condition(w: Waves) -> Array:

@@ -44,7 +44,7 @@ class Scheduler:
         return ready[int(np.argmax(key))] if self.order == "reverse" else ready[int(np.argmin(key))]
 
     def all_waiting(self) -> bool:
-        """Whether every wave that has not ended stands at a barrier."""
+        """True if every wave that has not ended stands at a barrier."""
         return bool(self.batches) and all(b.at_barrier for b in self.batches)
 
     def release(self) -> None:
@@ -64,7 +64,6 @@ class Scheduler:
         self.batches = joined
 
     def finish(self, batch: Waves) -> None:
-        """Remove a batch whose waves ended."""
         self.replace(batch, [])
 
     def replace(self, batch: Waves, parts: list[Waves]) -> None:

@@ -19,7 +19,6 @@ Step = Callable[[Waves], object]
 
 
 def decode_smem(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
-    """The closure of a scalar load, or None."""
     match = re.match(r"^s_load_dword(?:x(\d+))?$", instruction.opcode)
     if not match:
         return None

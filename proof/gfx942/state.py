@@ -27,18 +27,16 @@ _FULL = np.uint32(0xFFFFFFFF)
 
 @dataclass
 class Rows:
-    """Which waves the rows of a batch are: workgroup slot in the current chunk, and wave number in it."""
+    """Waves of a batch by row: workgroup slot in the current chunk, and wave number in it."""
 
     group: npt.NDArray[np.int64]
     wave: npt.NDArray[np.int64]
 
     def take(self, index: Array) -> Rows:
-        """The rows chosen by `index`."""
         return Rows(self.group[index], self.wave[index])
 
     @staticmethod
     def join(parts: list[Rows]) -> Rows:
-        """All rows of several batches."""
         return Rows(np.concatenate([p.group for p in parts]), np.concatenate([p.wave for p in parts]))
 
 
@@ -111,7 +109,6 @@ class Waves:
                 self.scalar_state[index] = READY
 
     def write_scalar(self, register: int, value: Array | int) -> None:
-        """Write one 32-bit scalar register."""
         if self.scalar_state[register] == PENDING:
             raise MissingWait(f"{scalar_name(register)} is overwritten while a load to it is outstanding")
         self.s32[register][...] = value
@@ -124,7 +121,6 @@ class Waves:
         self.write_scalar_words(register, [value & np.uint64(0xFFFFFFFF), value >> np.uint64(32)])
 
     def write_scalar_words(self, register: int, words: list[Array]) -> None:
-        """Write consecutive scalar registers."""
         for index, word in enumerate(words, register):
             if self.scalar_state[index] == PENDING:
                 raise MissingWait(f"{scalar_name(index)} is overwritten while a load to it is outstanding")
@@ -218,7 +214,6 @@ class Waves:
                 self.scalar_written[index] = True
 
     def take(self, index: Array) -> Waves:
-        """A new batch of the rows chosen by `index` (bool or integer)."""
         self.materialise()
         part = Waves(
             self.rows.take(index),
@@ -237,7 +232,6 @@ class Waves:
 
     @staticmethod
     def join(parts: list[Waves]) -> Waves:
-        """One batch of several at the same place with nothing outstanding."""
         for part in parts:
             part.materialise()
         joined = Waves(
@@ -255,7 +249,6 @@ class Waves:
 
 
 def scalar_name(register: int) -> str:
-    """The assembly name of a scalar register number."""
     special = {VCC: "vcc_lo", VCC + 1: "vcc_hi", M0: "m0", EXEC: "exec_lo", EXEC + 1: "exec_hi"}
     return special.get(register, f"s{register}")
 

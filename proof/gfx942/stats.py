@@ -48,7 +48,6 @@ class Mix:
 
     @classmethod
     def of(cls, code: list[Instruction]) -> Mix:
-        """Count a list of instructions."""
         waits = len([i for i in code if i.opcode == "s_waitcnt" and "vmcnt(0)" in i.text])
         return cls(dict(Counter(i.opcode for i in code)), waits)
 
@@ -57,12 +56,10 @@ class Mix:
 
     @property
     def instructions(self) -> int:
-        """All instructions."""
         return sum(self.counts.values())
 
     @property
     def mfma(self) -> int:
-        """Matrix instructions."""
         return self._sum(is_mfma)
 
     @property
@@ -72,46 +69,37 @@ class Mix:
 
     @property
     def accumulator_moves(self) -> int:
-        """Moves between vector and accumulation registers."""
         return self._sum(is_accumulator_move)
 
     @property
     def multiplies(self) -> int:
-        """32-bit integer multiplies."""
         return self._sum(is_multiply)
 
     @property
     def transcendentals(self) -> int:
-        """exp, log, rcp, rsq, sqrt."""
         return self._sum(is_transcendental)
 
     @property
     def conversions(self) -> int:
-        """Quarter-rate conversions."""
         return self._sum(is_conversion)
 
     @property
     def salu(self) -> int:
-        """Scalar ALU instructions."""
         return self._sum(is_salu)
 
     @property
     def waits(self) -> int:
-        """s_waitcnt."""
         return self.counts.get("s_waitcnt", 0)
 
     @property
     def barriers(self) -> int:
-        """s_barrier."""
         return self.counts.get("s_barrier", 0)
 
     @property
     def mfma_clocks(self) -> int:
-        """Clocks of the matrix core."""
         return sum(n * mfma_clocks(op) for op, n in self.counts.items())
 
     def valu_clocks(self, quarter_rate_multiply: bool) -> int:
-        """Clocks of the vector ALU."""
         return sum(n * valu_clocks(op, quarter_rate_multiply) for op, n in self.counts.items() if is_valu(op))
 
     def ratio(self, quarter_rate_multiply: bool) -> float | None:
@@ -153,7 +141,6 @@ class KernelStats:
 
     @property
     def weight_bytes_per_mfma(self) -> float | None:
-        """Weight bytes loaded per MFMA of the hot region."""
         return self.flow.bytes / self.hot.mfma if self.hot.mfma else None
 
 
@@ -253,7 +240,6 @@ def _trim(block: list[Instruction], group: str | None) -> list[Instruction]:
 
 
 def report(stats: KernelStats) -> str:
-    """The figures as text."""
     flow, flight = stats.flow, stats.flight
     lines = [
         f"{stats.name}",

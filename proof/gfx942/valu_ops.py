@@ -1,4 +1,4 @@
-"""What vector ALU instructions compute: one row per opcode, "sources -> result" and a NumPy function.
+"""Functions of the vector ALU instructions: one row per opcode, "sources -> result" and a NumPy function.
 
 Semantics: AMD CDNA3 ISA reference, chapter 12 (VOP1, VOP2, VOP3). Shift amounts use their low bits only.
 """

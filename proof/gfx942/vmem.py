@@ -25,7 +25,6 @@ _BYTES = {"ubyte": 1, "byte": 1, "ushort": 2, "short": 2, "dword": 4, "dwordx2":
 
 
 def decode_vmem(instruction: Instruction, kernel: Kernel, context: Context) -> Step | None:
-    """The closure of a vector memory instruction, or None."""
     match = _NAME.match(instruction.opcode)
     size = _BYTES.get(match[3]) if match else None
     if match is None or size is None:

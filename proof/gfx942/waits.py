@@ -24,7 +24,6 @@ class Outstanding:
     more: list[Any] = field(default_factory=list)  # further LDS accesses of the same instruction
 
     def accesses(self) -> list[Any]:
-        """All LDS accesses of this instruction."""
         return [self.lds, *self.more] if self.lds is not None else []
 
 
@@ -36,7 +35,6 @@ class WaitQueues:
     lgkm: list[Outstanding] = field(default_factory=list)
 
     def empty(self) -> bool:
-        """Whether nothing is outstanding."""
         return not self.vm and not self.lgkm
 
     def outstanding_lds(self) -> list[Any]:
@@ -44,13 +42,13 @@ class WaitQueues:
         return [access for item in (*self.vm, *self.lgkm) for access in item.accesses()]
 
     def retire_vm(self, keep: int) -> list[Outstanding]:
-        """What is complete once at most `keep` vector memory instructions are outstanding."""
+        """Remove and return what is complete once at most `keep` vector memory instructions are outstanding."""
         done = self.vm[: max(0, len(self.vm) - keep)]
         self.vm = self.vm[len(done) :]
         return done
 
     def retire_lgkm(self, keep: int) -> list[Outstanding]:
-        """What is complete once at most `keep` LDS and scalar instructions are outstanding."""
+        """Remove and return what is complete once at most `keep` LDS and scalar instructions are outstanding."""
         if keep == 0:
             done, self.lgkm = self.lgkm, []
             return done
@@ -60,7 +58,6 @@ class WaitQueues:
         return done
 
     def take(self, index: np.ndarray) -> WaitQueues:
-        """The queues of a part of the batch."""
         copies: dict[int, Outstanding] = {}
 
         def copy(item: Outstanding) -> Outstanding:

@@ -65,7 +65,6 @@ class Load:
         return list(self._records)
 
     def outcomes(self) -> Counter[Outcome]:
-        """How many requests had each outcome so far."""
         return Counter(record.outcome for record in self._records)
 
     def wait(self, timeout_s: float | None = None) -> bool:

@@ -29,7 +29,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server must answer: the text, how many tokens it has, why it ends."""
+    """Expected answer: the text, its number of tokens, and its finish reason."""
 
     text: str
     tokens: int
@@ -51,7 +51,6 @@ class Question:
     counted: bool = False
 
     def body(self, stream: bool) -> dict[str, Any]:
-        """The request's JSON."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": role, "content": content} for role, content in self.messages],

@@ -22,7 +22,7 @@ _CHARACTERS_A_TOKEN = 2.4  # of the built-in model
 
 
 class Manner(str, Enum):
-    """How a client behaves."""
+    """Behaviour of a client."""
 
     STREAM = "stream"
     PLAIN = "plain"  # the answer in one piece
@@ -33,7 +33,7 @@ class Manner(str, Enum):
 
 
 class Outcome(str, Enum):
-    """What one client saw."""
+    """Result that one client saw."""
 
     OK = "ok"  # the very answer that was expected
     RETRIED = "ok after retry"  # the same, after the client asked again
@@ -83,7 +83,7 @@ class Record:
 
 @dataclass
 class _Received:
-    """What has come of an answer."""
+    """Parts of an answer that have arrived."""
 
     pieces: list[tuple[float, str]] = field(default_factory=list)
     finish_reason: str | None = None
@@ -261,7 +261,7 @@ def _refuses(response: httpx.Response, text: str, record: Record) -> bool:
 
 
 def _judge(question: Question, received: _Received) -> tuple[Outcome, str]:
-    """What an answer that ended without a broken connection is worth."""
+    """Judge an answer that ended without a broken connection."""
     if received.error:
         return Outcome.CUT, received.error
     if received.finish_reason is None or not received.done:

@@ -47,7 +47,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What should have ended with a fleet; nothing of it may exist."""
+    """Remains of a fleet that has ended; there may be none."""
 
     processes: tuple[str, ...]
     ports: tuple[int, ...]
@@ -55,7 +55,7 @@ class Leftovers:
     temporary_files: tuple[str, ...]
 
     def since(self, earlier: Leftovers) -> Leftovers:
-        """What was not left before."""
+        """The remains that `earlier` does not have."""
         return Leftovers(
             processes=tuple(each for each in self.processes if each not in earlier.processes),
             ports=tuple(each for each in self.ports if each not in earlier.ports),
@@ -125,7 +125,6 @@ class ServedFleet:
 
     @property
     def run(self) -> Path:
-        """Its run folder: logs and events."""
         if self._run is None:
             found = sorted(self.folder.glob("runs/*-serve-*"))
             if not found:
@@ -162,7 +161,6 @@ class ServedFleet:
             time.sleep(_POLL_S)
 
     def events(self) -> list[Event]:
-        """What has happened so far, in the order of time."""
         try:
             lines = (self.run / EVENTS).read_text().splitlines()
         except (OSError, KimiError):
@@ -189,16 +187,14 @@ class ServedFleet:
         raise self._failure(f"an event did not come within {timeout_s:.0f} s")
 
     def status(self) -> dict[str, Any]:
-        """What the ops endpoint says."""
         found: dict[str, Any] = self._http.get(f"{self.ops_url}/status").json()
         return found
 
     def replica_url(self, number: int) -> str:
-        """Where an engine answers, on loopback."""
+        """Address of an engine on loopback."""
         return str(self.status()["replicas"][number]["base_url"])
 
     def engine(self, number: int) -> psutil.Process:
-        """Main process of a replica."""
         port = self.replica_url(number).rpartition(":")[2]
         for process in self.look():
             words = _words(process)
@@ -214,7 +210,6 @@ class ServedFleet:
         raise self._failure(f"replica {number} has no scheduler process")
 
     def router(self) -> psutil.Process:
-        """The router's process."""
         for process in self.look():
             if "run_router" in " ".join(_words(process)) or "sglang::router" in " ".join(_words(process)):
                 return process
@@ -247,7 +242,7 @@ class ServedFleet:
             ) from None
 
     def debris(self, known: Leftovers | None = None, patience_s: float = 15.0) -> Leftovers:
-        """What is left of engines and routers that have ended while the fleet lives on; without what was `known`."""
+        """Remains of engines and routers that have ended while the fleet lives on, without the `known` ones."""
         known = known or Leftovers((), (), (), ())
         end = time.monotonic() + patience_s
         while (found := self._debris().since(known)) and time.monotonic() < end:
@@ -255,7 +250,7 @@ class ServedFleet:
         return found
 
     def leftovers(self, patience_s: float = 30.0) -> Leftovers:
-        """What is left of an ended fleet, once `patience_s` have passed or nothing is left."""
+        """Remains of an ended fleet, once `patience_s` have passed or nothing is left."""
         end = time.monotonic() + patience_s
         while (found := self._leftovers()) and time.monotonic() < end:
             time.sleep(0.25)

@@ -1,4 +1,4 @@
-"""What a soak proves: pure functions from samples and outcomes to findings, each passed or failed with its reason."""
+"""Findings of a soak: pure functions from samples and outcomes to findings, each passed or failed with its reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OVERLOAD = frozenset({429, 503})
 
 @dataclass(frozen=True)
 class Bounds:
-    """What still counts as flat.
+    """Bounds below which a soak passes.
 
     growth_mib_h: memory of one process, projected to an hour. negligible_mib_h: a growth that is certain, but smaller
     than this, is not held against a process. block_s: of so many seconds the least sample counts: a leak lifts it, a
@@ -129,7 +129,7 @@ def check_answers(records: Sequence[Record]) -> list[Finding]:
 
 
 def outcomes(records: Sequence[Record]) -> dict[str, Counter[str]]:
-    """How often each outcome came, by manner."""
+    """Number of requests by manner and outcome."""
     found: dict[str, Counter[str]] = {}
     for record in records:
         found.setdefault(record.manner.value, Counter())[record.outcome.value] += 1

@@ -24,7 +24,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Held:
-    """What one process holds: bytes of its own memory, open descriptors, connections half closed, threads."""
+    """Resources of one process: bytes of its own memory, open descriptors, connections half closed, threads."""
 
     uss: int
     fds: int
@@ -56,7 +56,6 @@ class ProcessTree:
         return sorted(str(path) for path in shared_memory_of(process.pid for process in self._processes()))
 
     def pids(self) -> dict[str, int]:
-        """Process ids by name."""
         found = {}
         for process in self._processes():
             with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""What a soak asks, all of it from one seed: short and long prompts and answers, clients of every manner."""
+"""Requests of a soak, all from one seed: short and long prompts and answers, clients of every manner."""
 
 from __future__ import annotations
 

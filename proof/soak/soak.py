@@ -25,7 +25,7 @@ _TICK_S = 1.0
 
 @dataclass(frozen=True)
 class Soak:
-    """What happened. samples: from before the load to after the rest. began, ended: of the load, Unix seconds."""
+    """Records of one soak. samples: from before the load to after the rest. began, ended: of the load, Unix seconds."""
 
     began: float
     ended: float
@@ -39,7 +39,7 @@ class Soak:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, how many clients, and the seed of everything they do."""
+    """Length of the load, number of clients, and the seed of everything they do."""
 
     minutes: float
     concurrency: int

@@ -55,7 +55,6 @@ class Watch:
         self._http.close()
 
     def look(self) -> Sample:
-        """One sample, now."""
         return Sample(
             at=time.time(),
             held=self._tree.held() if self._tree else {},

@@ -26,7 +26,7 @@ _CONTROL = "Tom has 3 apples and buys 4 more. How many apples?"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be said of a case. kind: `same` tokens as without drafts, or a numerical `tie` first, or `other`."""
+    """Verdict on a case. kind: `same` tokens as without drafts, or a numerical `tie` first, or `other`."""
 
     case: Case
     answer: Answer
@@ -78,12 +78,12 @@ class Asker:
 
 
 def compare(asked: Sequence[Case], expected: Sequence[Answer], found: Sequence[Answer]) -> list[Verdict]:
-    """What is to be said of each case, answered without drafts (`expected`) and with them (`found`)."""
+    """Compare the answers without drafts (`expected`) and with them (`found`)."""
     return [_verdict(*each) for each in zip(asked, expected, found, strict=True)]
 
 
 def refusals(asker: Asker) -> Iterator[str]:
-    """What the server did wrong with schemas that no answer can follow, or be held to, and with huge ones."""
+    """Faults of the server with schemas that are huge, or that no answer can follow or be held to."""
     control = {"model": asker.model, "messages": [{"role": "user", "content": _CONTROL}], "max_tokens": 8}
     before = asker.ask({**control, "temperature": 0}).message
     for name, schema in {**IMPOSSIBLE, **HUGE, **NOT_HELD}.items():
@@ -130,6 +130,6 @@ def _gap(expected: Answer, found: Answer, place: int) -> float | None:
 
 
 def _content(answer: Answer) -> tuple[Any, ...]:
-    """What of an answer its tokens decide: ids of calls are drawn."""
+    """The parts of an answer that its tokens decide. Ids of calls are drawn at random."""
     calls = [each["function"] for each in answer.message.get("tool_calls") or ()]
     return answer.message.get("content"), answer.message.get("reasoning_content"), calls, answer.finish_reason

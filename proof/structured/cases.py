@@ -34,13 +34,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """How it is called in a report."""
+        """Name in a report."""
         return f"{self.form}{' after thinking' if self.thinking else ''}, case {self.index}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said. text: of a refusal. ids, texts, top: of each token; top has the logprobs of the best
+    """Answer of a server. text: of a refusal. ids, texts, top: of each token; top has the logprobs of the best
     candidates by their text. status 0: nothing.
     """
 
@@ -54,7 +54,7 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """Whether the model came to an end before the limit of tokens."""
+        """True if the model ended before the token limit."""
         return self.finish_reason != "length"
 
 
@@ -99,7 +99,7 @@ def tool_body(model: str, question: str, schema: Schema, choice: Any = "required
 
 
 def fault(case: Case, answer: Answer) -> str | None:
-    """What is wrong with an answer to a case, or None; one that the limit cut can be wrong in nothing but its form."""
+    """Fault of an answer to a case, or None. If the token limit cut it, only its form is judged."""
     if answer.status != 200:
         return f"HTTP {answer.status}: {answer.text[:200]}"
     content = answer.message.get("content") or ""

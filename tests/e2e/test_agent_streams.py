@@ -64,7 +64,7 @@ def after_first_results(problem: Problem) -> list[dict[str, Any]]:
 
 
 def written(answer: Any, tokenizer: Tokenizer) -> Said:
-    """What the tokens say, by the format's definition; only for answers that are not cut."""
+    """Read the tokens by the format's definition; only for answers that are not cut."""
     raw = tokenizer.decode(answer.response_token_ids, skip_special_tokens=False).removesuffix(IM_END)
     thought, _, rest = raw.partition(THINK_END)
     text, _, section = rest.partition(CALLS_BEGIN)

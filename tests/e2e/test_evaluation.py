@@ -125,7 +125,7 @@ def test_the_wrong_hidden_state_changes_no_answer_but_smoke_sees_the_accept_leng
 
 
 def test_a_stream_whose_reader_forgets_what_follows_a_marker_is_found(faulty):
-    """What `test_agent_streams` compares, on a server with that fault and without."""
+    """The comparison of `test_agent_streams`, on a server with that fault and without."""
     (server, named), [problem] = faulty, problems("held_out", 1, seed=33)
     request = {"messages": [{"role": "user", "content": problem.question}], "tools": [declaration()], "max_tokens": 64}
     with stock_client(server.base_url) as client:

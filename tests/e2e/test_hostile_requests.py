@@ -183,7 +183,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def healthy(eagle3: EngineServer) -> str:
-    """What a client that asks nothing special gets, before any of this."""
+    """Answer to an ordinary client, before the hostile requests."""
     with EngineClient(eagle3.base_url) as client:
         return client.chat(QUESTION[0]["content"], 8, separate_reasoning=False).text
 

@@ -52,7 +52,7 @@ class Kimi:
             time.sleep(0.3)
 
     def ops_until(self, path: str, status: int, timeout_s: float = 25.0) -> dict[str, Any]:
-        """What the ops endpoint says once it answers with this status."""
+        """Wait until the ops endpoint answers with this status, and return the answer."""
         end = time.monotonic() + timeout_s
         while (answer := httpx.get(f"http://127.0.0.1:{self.ops_port}/{path}")).status_code != status:
             assert time.monotonic() < end, answer.text

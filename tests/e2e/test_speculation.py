@@ -29,7 +29,7 @@ def tokens(base_url: str, contents: list[str], concurrency: int, max_tokens: int
 
 
 def written(base_url: str, ids: tuple[int, ...], most: int) -> list[int]:
-    """As many tokens as the server gives, whatever they are."""
+    """Ask for `most` tokens, beyond the end of the answer."""
     params = {"temperature": 0, "max_new_tokens": most, "ignore_eos": True}
     answer = httpx.post(f"{base_url}/generate", json={"input_ids": ids, "sampling_params": params}, timeout=300)
     return answer.raise_for_status().json()["output_ids"]

@@ -28,7 +28,7 @@ def check(backend: ReferenceBackend, tokens: int = 7) -> list[float]:
 @pytest.mark.parametrize("shape", [SHAPE, MoeShape(16, 512, 64, 8)])
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_the_reference_gives_the_known_answers(shape: MoeShape, tokens: int) -> None:
-    """Which were computed without a product, a scale's quotient or a SiLU."""
+    """The known answers were computed without a product, a scale's quotient or a SiLU."""
     assert [agreement.worst for agreement in agreements(ReferenceBackend(), shape, [tokens], CPU)] == [0.0]
 
 

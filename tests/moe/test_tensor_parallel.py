@@ -1,4 +1,4 @@
-"""What tensor parallelism may change in the MoE layer and what it may not.
+"""Tensor parallelism in the MoE layer: what it may change and what it may not.
 
 Exact for every size: each rank's gate and up accumulators, and the sum of the ranks' integer accumulators of down for
 the same INT8 activations. Not exact: a rank quantizes its own slice of the activations with its own (finer

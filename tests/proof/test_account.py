@@ -107,7 +107,7 @@ def test_the_command_prints_tables_and_json(capsys: pytest.CaptureFixture[str]) 
     [(2, 2, 34), (8, 2, 66), (40, 3, 183), (160, 4, 300), (257, 4, 310), (10240, 16, 1140)],
 )
 def test_launches_and_time_of_a_layer(tokens: int, launches: int, most_us: float) -> None:
-    """What the kernels were built to reach, by the model."""
+    """The aims of the kernels, by the model."""
     parts = moe_time.ours(CLUSTER.gpu, KIMI, tokens)
     assert sum(part.launches for part in parts) == launches and sum(part.us for part in parts) <= most_us
     assert sum(part.us for part in parts) < sum(part.us for part in moe_time.aiter(CLUSTER.gpu, KIMI, tokens))

@@ -1,4 +1,4 @@
-"""Which outcomes of a fault's clients fail its case; the cases themselves run real replicas (`make faults`)."""
+"""Outcomes of clients that fail a case of the fault table; the cases run real replicas (`make faults`)."""
 
 from __future__ import annotations
 

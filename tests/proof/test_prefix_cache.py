@@ -1,4 +1,4 @@
-"""What the proof of the prefix cache calls a fault: other tokens, lost hits, and a comparison of nothing."""
+"""Faults that the proof of the prefix cache finds: other tokens, lost hits, and a comparison of nothing."""
 
 from dataclasses import replace
 

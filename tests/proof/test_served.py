@@ -1,4 +1,4 @@
-"""When a fleet counts as whole, read from its events; and what is left of one is found."""
+"""A fleet counts as whole by its events, and remains of one are found."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""What a soak asks: everything from one seed, long and short, and a body that is too large."""
+"""Requests of a soak: everything from one seed, long and short, and a body that is too large."""
 
 from __future__ import annotations
 

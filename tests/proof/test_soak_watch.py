@@ -1,4 +1,4 @@
-"""What a soak sees of a fleet: real processes with known descriptors and threads, engines that answer or do not."""
+"""Samples of a soak: real processes with known descriptors and threads, engines that answer or do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `proof.structured` calls wrong: planted in answers, each seen; right answers are none."""
+"""`proof.structured` finds each planted fault in an answer, and none in a right one."""
 
 from __future__ import annotations
 

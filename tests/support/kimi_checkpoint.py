@@ -87,7 +87,6 @@ def seeing(directory: Path) -> Path:
 
 
 def read_shards(directory: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Tensors by shard name."""
     return {path.name: load_file(path) for path in sorted(directory.glob("*.safetensors"))}
 
 

@@ -39,12 +39,10 @@ def claiming(width: int, height: int) -> bytes:
 
 
 def picture(data: bytes) -> str:
-    """The bytes as a data: URL."""
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
 def showing(data: bytes, text: str) -> dict[str, Any]:
-    """A chat message with a picture and a text."""
     shown = {"type": "image_url", "image_url": {"url": picture(data)}}
     return {"role": "user", "content": [shown, {"type": "text", "text": text}]}
 

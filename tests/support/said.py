@@ -34,7 +34,6 @@ def stock_client(base_url: str) -> Iterator[openai.OpenAI]:
 
 
 def whole(client: openai.OpenAI, request: Request) -> Said:
-    """The answer in one piece."""
     return said(client.chat.completions.create(model=MODEL, temperature=0, **request).choices[0])
 
 

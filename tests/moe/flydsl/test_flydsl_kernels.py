@@ -105,7 +105,7 @@ def test_stage2_sums_are_exact(inter: int, tile_m: int, tile_n: int, tile_k: int
 @pytest.mark.parametrize("kind", ROUTINGS)
 @pytest.mark.parametrize("tile", [(16, 256, 256), (64, 1024, 256)])
 def test_stage2_ragged_routing(tile: tuple[int, int, int], kind: str) -> None:
-    """What serves: float16 rows, equal for all tiles; of a chunk of the channels, too."""
+    """The served form: float16 rows, equal for all tiles, also of a chunk of the channels."""
     layer, ids = Layer(2048, 256), route_ids(kind)
     cfg = Stage2Config(2048, 256, TOP_K, *tile, by_xcd=tile[0] >= 64)
     got, expected = stage2_sums(cfg, layer, ids)
@@ -120,7 +120,7 @@ def test_stage2_ragged_routing(tile: tuple[int, int, int], kind: str) -> None:
 
 
 def nearest_half(values: torch.Tensor) -> torch.Tensor:
-    """As float16, ties away from zero."""
+    """Round to float16, ties away from zero."""
     below = (values.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
     return torch.where(values.abs() < 2.0**-14, values.half().float(), below)
 
@@ -224,7 +224,7 @@ def test_the_sort_is_torchs(tokens: int, top_k: int, experts: int, tile_m: int, 
 # Four row tiles of a wave through LDS at once; one of each of two waves, twice.
 @pytest.mark.parametrize(("inter", "order"), [(256, "reverse"), (512, "forward")])
 def test_a_prefills_first_stage2_quantizes_for_the_others(inter: int, order: str) -> None:
-    """As the reference does; NaN or Inf anywhere: a NaN scale, so that the token is NaN and nobody else."""
+    """It rounds as the reference does. NaN or Inf in a row gives it a NaN scale, so that only its token is NaN."""
     layer, ids = Layer(2048, inter), route_ids("absent slots").repeat(2, 1)
     slots, here = ids.numel(), ids.flatten() >= 0
     h = special_rows(inter, torch.float32)[torch.arange(slots) % 9]

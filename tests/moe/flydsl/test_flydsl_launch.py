@@ -221,7 +221,7 @@ def test_the_w4a16_baseline(tile_m: int | None, tmp_path: Path) -> None:
 
 # -- planted faults ----------------------------------------------------------------------------------------------------
 def is_found(serving: Serving) -> bool:
-    """Whether the interpreter stops or the result is another one."""
+    """True if the interpreter stops or the result is wrong."""
     try:
         return not serving.error() <= TOLERANCE  # what nobody wrote may be NaN
     except KimiError as error:

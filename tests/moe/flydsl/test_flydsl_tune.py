@@ -87,7 +87,7 @@ def test_the_backend_accepts_every_candidate_once(tp: int, tile_m: int, tmp_path
 
 
 def test_candidates_contain_the_table() -> None:
-    """What the table has by count is among what would be measured."""
+    """The rows that the table has by count are among those that would be measured."""
     space = flydsl_space(KIMI[8])
     for row in read_rows():
         if row["backend"] == "flydsl":

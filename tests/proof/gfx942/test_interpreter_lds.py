@@ -116,7 +116,7 @@ def test_exchange_through_lds(order):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_missing_barrier_is_found(order):
-    """Which error depends on the order: the reader is too early, or the detector sees the unordered accesses."""
+    """The error depends on the order: the reader is too early, or the detector sees the unordered accesses."""
     code = EXCHANGE.format(wait="s_waitcnt lgkmcnt(0)", barrier="s_nop 0")
     with pytest.raises((DataRace, UndefinedRead)):
         run_workgroup(code, waves=2, lds=512, order=order)
