@@ -1,4 +1,4 @@
-"""The ops endpoint of `serve` and `route`: /live, /ready, /metrics and /status beside the API's port."""
+"""The ops endpoint of `serve` and `route`: a live page, /live, /ready, /metrics and /status beside the API's port."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -18,12 +19,13 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ..base.address import http_url
 from ..base.errors import KimiError
 from ..engine.metrics import Acceptance
+from ..machine.gpu_load import gpu_loads
 from .fleet_metrics import seconds_since_progress
 from .observer import TIMEOUT_S, FleetObserver, new_client
 from .replica_state import FleetView, Phase, ReplicaState
@@ -31,6 +33,12 @@ from .replica_state import FleetView, Phase, ReplicaState
 logger = logging.getLogger(__name__)
 
 SAMPLE_INTERVAL_S = 5.0
+PAGE = Path(__file__).with_name("live.html")
+# The page is one file: it loads nothing from another host, and no other page may show it in a frame.
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "frame-ancestors 'none'"
+)
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 # Phases by distance from serving. The nearest one is reported for a fleet without a ready replica.
@@ -56,6 +64,7 @@ class OpsServer:
         self._observer = FleetObserver(view, scrape_timeout_s)
         self._sample_interval_s, self._scrape_timeout_s = sample_interval_s, scrape_timeout_s
         routes = [
+            Route("/", self._page),
             Route("/live", self._live),
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
@@ -132,6 +141,9 @@ class OpsServer:
         except Exception:  # one malformed exposition must not end the sampling
             logger.exception("the metrics could not be sampled")
 
+    async def _page(self, _: Request) -> Response:
+        return HTMLResponse(PAGE.read_text(), headers={"Content-Security-Policy": _PAGE_POLICY})
+
     async def _live(self, _: Request) -> Response:
         live, reason = self._view.live()
         return JSONResponse({"live": live, "reason": reason}, 200 if live else 503)
@@ -153,9 +165,31 @@ class OpsServer:
             "live_reason": reason,
             "ready": any(replica.ready for replica in replicas),
             "router_url": self._view.router_url,
-            "replicas": [_status_of(replica, self.acceptance(replica.name)) for replica in replicas],
+            "replicas": [self._status_of(replica) for replica in replicas],
+            "gpus": [asdict(gpu) for gpu in await asyncio.to_thread(gpu_loads)],
         }
         return JSONResponse(body)
+
+    def _status_of(self, replica: ReplicaState) -> dict[str, Any]:
+        recent, figures = self.acceptance(replica.name), self._observer.figures(replica.name)
+        canary = None if replica.canary is None else {**asdict(replica.canary), "at": replica.canary_at}
+        return {
+            "name": replica.name,
+            "base_url": replica.base_url,
+            "phase": replica.phase.value,
+            "reason": replica.reason,
+            "since": replica.since,
+            "ready": replica.ready,
+            "num_draft_tokens": replica.num_draft_tokens,
+            "acceptance": None if recent is None else asdict(recent),
+            "canary": canary,
+            "seconds_since_progress": seconds_since_progress(replica),
+            "progress_timeout_s": replica.progress_timeout_s,
+            "stalls": replica.stalls,
+            "restarts": dict(replica.restarts),
+            "figures": None if figures is None else asdict(figures),
+            "history": [{"time": at, "phase": phase.value, "reason": reason} for at, phase, reason in replica.history],
+        }
 
 
 def _summary(replicas: Sequence[ReplicaState]) -> dict[str, Any]:
@@ -168,22 +202,3 @@ def _summary(replicas: Sequence[ReplicaState]) -> dict[str, Any]:
         return {"phase": phase.value, "reason": "".join(replica.reason for replica in waiting)}
     reasons = (f"{replica.name}: {replica.phase.value}, {replica.reason}" for replica in waiting)
     return {"phase": phase.value, "reason": "; ".join(reasons)}
-
-
-def _status_of(replica: ReplicaState, recent: Acceptance | None) -> dict[str, Any]:
-    canary = None if replica.canary is None else {**asdict(replica.canary), "at": replica.canary_at}
-    return {
-        "name": replica.name,
-        "base_url": replica.base_url,
-        "phase": replica.phase.value,
-        "reason": replica.reason,
-        "since": replica.since,
-        "ready": replica.ready,
-        "num_draft_tokens": replica.num_draft_tokens,
-        "acceptance": None if recent is None else asdict(recent),
-        "canary": canary,
-        "seconds_since_progress": seconds_since_progress(replica),
-        "progress_timeout_s": replica.progress_timeout_s,
-        "stalls": replica.stalls,
-        "restarts": dict(replica.restarts),
-    }

@@ -20,6 +20,7 @@ from prometheus_client.samples import Sample
 from ..base.prometheus import Reading, parse
 from ..base.tls import trusted
 from ..engine.metrics import NAN_LOGITS, Acceptance
+from .figures import Figures, FiguresWindow
 from .fleet_metrics import fleet_families
 from .replica_state import FleetView, ReplicaState
 from .window import AcceptanceWindow, SpecTotals
@@ -63,11 +64,17 @@ class FleetObserver:
         self._view = view
         self._timeout_s = timeout_s
         self._windows: dict[str, AcceptanceWindow] = {}
+        self._loads: dict[str, FiguresWindow] = {}
 
     def acceptance(self, replica: str) -> Acceptance | None:
         """Return a replica's acceptance over the last minute; None when no verify step fell in it. Thread-safe."""
         window = self._windows.get(replica)
         return None if window is None else window.acceptance(time.monotonic())
+
+    def figures(self, replica: str) -> Figures | None:
+        """Return a replica's load over the last half minute; None when it does not answer. Thread-safe."""
+        window = self._loads.get(replica)
+        return None if window is None else window.figures(time.monotonic())
 
     async def sample(self, client: httpx.AsyncClient) -> None:
         """Add the engines' current counters to the windows."""
@@ -91,6 +98,7 @@ class FleetObserver:
                 window = self._windows.setdefault(replica.name, AcceptanceWindow(replica.num_draft_tokens))
                 reading = Reading.of(expositions[replica.name])
                 window.add(now, SpecTotals.of(reading))
+                self._loads.setdefault(replica.name, FiguresWindow()).add(now, reading)
                 replica.nan_logits = reading.total(NAN_LOGITS) or 0.0
 
     def _merged(self, replicas: Sequence[ReplicaState], engines: Mapping[str, Families], router: Families) -> bytes:

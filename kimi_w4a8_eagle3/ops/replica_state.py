@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -33,7 +33,8 @@ class ReplicaState:
 
     name: label of its metrics. base_url: address of its engine. progress_timeout_s: the watchdog's timeout.
     num_draft_tokens: None without speculation. openings: of its answers to the canary prompts at its start. nan_logits:
-    rows of NaN logits that it has counted. last_progress: time.monotonic() when a token last advanced.
+    rows of NaN logits that it has counted. last_progress: time.monotonic() when a token last advanced. history: the
+    last phases with the time and reason of their start.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ReplicaState:
     last_progress: float | None = None
     stalls: int = 0
     restarts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(RESTARTS, 0)))
+    history: deque[tuple[float, Phase, str]] = field(default_factory=lambda: deque(maxlen=20))
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def enter(self, phase: Phase, reason: str = "") -> None:
@@ -73,6 +75,7 @@ class ReplicaState:
         if phase in (Phase.STARTING, Phase.DOWN):
             self.last_progress = None  # its age would look like a stall of the new engine
         self.phase, self.reason, self.since = phase, reason, time.time()
+        self.history.append((self.since, phase, reason))
 
     @property
     def ready(self) -> bool:

@@ -1,9 +1,11 @@
-"""`kimi-w4a8 top` over a real ops endpoint: what its table says, and what it says of a wrong address."""
+"""Load figures over a real ops endpoint: `kimi-w4a8 top`, /status, the live page, and a wrong address."""
 
 from __future__ import annotations
 
 import io
+import re
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from rich.console import Console
@@ -15,36 +17,54 @@ from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.engine.process import free_port
 from kimi_w4a8_eagle3.ops.endpoint import OpsServer
+from kimi_w4a8_eagle3.ops.figures import Figures, FiguresWindow
 from kimi_w4a8_eagle3.ops.replica_state import Phase
-from kimi_w4a8_eagle3.ops.top import Scrape, table
+from kimi_w4a8_eagle3.ops.top import table
+
+TTFT = "sglang:time_to_first_token_seconds_bucket"
 
 
-def cells(before: Scrape, now: Scrape) -> list[list[str]]:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(table(before, now))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
-
-
-def scrape(at: float, decoded: int, cached: int, computed: int, length: float | None = None) -> Scrape:
+def reading(decoded: int, cached: int, computed: int, waits: tuple[int, int, int] = (0, 0, 0)) -> Reading:
     tokens = {"decode": decoded, "prefill_cache": cached, "prefill_compute": computed}
-    text = "".join(f'sglang:realtime_tokens_total{{mode="{m}",replica="a"}} {n}\n' for m, n in tokens.items())
-    text += 'sglang:num_running_reqs{replica="a"} 4\nsglang:num_queue_reqs{replica="a"} 1\n'
-    text += 'sglang:token_usage{replica="a",tp_rank="0"} 0.25\nsglang:token_usage{replica="a",tp_rank="1"} 0.5\n'
-    state = {"name": "a", "phase": "ready", "ready": True, "reason": ""}
-    return Scrape(at, [{**state, "acceptance": length and {"length": length}}], Reading.parse(text))
+    text = "".join(f'sglang:realtime_tokens_total{{mode="{mode}"}} {count}\n' for mode, count in tokens.items())
+    text += "sglang:num_running_reqs 4\nsglang:num_queue_reqs 1\n"
+    text += 'sglang:token_usage{tp_rank="0"} 0.25\nsglang:token_usage{tp_rank="1"} 0.5\n'
+    bounds = zip(("0.1", "0.2", "+Inf"), waits, strict=True)
+    return Reading.parse(text + "".join(f'{TTFT}{{le="{bound}"}} {count}\n' for bound, count in bounds))
 
 
-def test_rates_are_those_between_two_looks() -> None:
-    found = cells(scrape(10.0, 100, 10, 50), scrape(12.0, 160, 40, 60, length=3.31))
-    assert found == [["a", "ready", "4 / 1", "50.0%", "30", "75.0%", "3.31"]]
+def test_rates_and_medians_are_of_the_window() -> None:
+    window = FiguresWindow(span_s=30.0)
+    assert window.figures(0.0) is None
+    window.add(10.0, reading(100, 10, 50, (5, 5, 5)))
+    window.add(12.0, reading(160, 40, 60, (5, 15, 15)))  # ten requests between 0.1 and 0.2 s
+    assert window.figures(12.0) == Figures(4, 1, 0.5, 30.0, 0.75, pytest.approx(150.0), None)
+    window.add(41.0, reading(170, 40, 60, (5, 15, 15)))  # the first sample is too old
+    assert window.figures(41.0) == Figures(4, 1, 0.5, pytest.approx(10 / 29), None, None, None)
+    assert window.figures(71.0) is None  # the engine has not answered for half a minute
 
 
 def test_an_engine_that_was_restarted_counts_from_zero() -> None:
-    assert cells(scrape(10.0, 100, 0, 50), scrape(12.0, 60, 0, 0)) == [["a", "ready", "4 / 1", "50.0%", "30", "-", "-"]]
+    window = FiguresWindow()
+    window.add(10.0, reading(100, 0, 50))
+    window.add(12.0, reading(60, 0, 0))
+    assert window.figures(12.0) == Figures(4, 1, 0.5, 0.0, None, None, None)
+    window.add(14.0, reading(120, 0, 0))
+    assert window.figures(14.0).output_tok_s == 30.0  # type: ignore[union-attr]
 
 
-def test_the_command_reads_an_ops_endpoint() -> None:
+def test_the_table_has_what_status_says() -> None:
+    figures = {"running": 4, "queued": 1, "kv_in_use": 0.5, "output_tok_s": 30.2, "cached": None, "ttft_ms": 1234.5}
+    state = {"name": "a", "phase": "ready", "ready": True, "reason": "", "acceptance": {"length": 3.312}}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table({"recipe": "agent", "replicas": [{**state, "figures": {**figures, "itl_ms": 28.4}}]}))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    row = next(line for line in printed.splitlines() if "ready" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["a", "ready", "4 / 1", "50.0%", "30", "1,234 ms", "28 ms", "-", "3.31"]
+
+
+def test_an_endpoint_shows_its_figures_and_a_live_page() -> None:
     registry, port = CollectorRegistry(), free_port()
     Gauge("sglang:num_running_reqs", "Running.", registry=registry).set(2)
     Counter("sglang:realtime_tokens", "Tokens.", ["mode"], registry=registry).labels("decode").inc(5)
@@ -54,14 +74,24 @@ def test_the_command_reads_an_ops_endpoint() -> None:
     )
     try:
         with OpsServer("127.0.0.1", free_port(), fleet) as ops:
-            done = CliRunner().invoke(app, ["top", ops.base_url, "--once", "--interval", "0.1"])
+            done = CliRunner().invoke(app, ["top", ops.base_url, "--once"])
+            status = httpx.get(f"{ops.base_url}/status").json()
+            page = httpx.get(f"{ops.base_url}/")
     finally:
         server.shutdown()
         thread.join()
     assert done.exit_code == 0, done.output
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.output.splitlines() if "|" in line]
-    assert ["0", "ready", "2 / 0", "0.0%", "0", "-", "-"] in rows and ["1", "down", *"-----"] in rows
+    assert ["0", "ready", "2 / 0", "0.0%", "0", *"----"] in rows and ["1", "down", *"-------"] in rows
     assert "1: it went away" in done.output
+    alive, gone = status["replicas"]
+    assert alive["figures"]["running"] == 2 and gone["figures"] is None
+    assert gone["history"][-1]["reason"] == "it went away" and isinstance(status["gpus"], list)
+    assert (
+        page.headers["content-type"].startswith("text/html")
+        and "default-src 'none'" in page.headers["content-security-policy"]
+    )
+    assert not re.search(r"https?://|innerHTML|//cdn", page.text)  # one file, and values are never markup
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[::"])
