@@ -115,16 +115,22 @@ def test_a_blob_that_another_tool_left_is_hashed_before_it_is_called_right(hub, 
     assert blob.read_bytes() == repo.files[SHARD] and len(hub.gets(SHARD)) == 1
 
 
-def test_the_blobs_that_huggingface_hub_shares_between_repositories_are_used(hub, repo, bring, store):
-    """Its layout since 1.x: a link to blobs/ of the whole cache, which is below our folder."""
-    shared = store.cache / "blobs/ab" / ("ab" + "0" * 62)
-    blob = store.root / "blobs" / repo.digest(SHARD)
-    for folder in (shared.parent, blob.parent):
+@pytest.mark.parametrize("planted", [False, True])
+def test_the_blobs_that_huggingface_hub_shares_are_used_unless_they_lie_elsewhere(
+    planted, hub, repo, bring, store, tmp_path
+):
+    """Its layout since 1.x: a link to blobs/ of the whole cache, which must be a folder there."""
+    shared, blob = store.cache / "blobs", store.root / "blobs" / repo.digest(SHARD)
+    place = tmp_path / "elsewhere" if planted else shared
+    for folder in (place / "ab", blob.parent):
         folder.mkdir(parents=True)
-    shared.write_bytes(repo.files[SHARD])
-    blob.symlink_to(f"../../blobs/ab/{shared.name}")
-    folder = bring().folder
-    assert (folder / SHARD).read_bytes() == repo.files[SHARD] and not hub.gets(SHARD)
+    if planted:
+        shared.symlink_to(place)
+    name = "ab" + "0" * 62
+    (place / "ab" / name).write_bytes(repo.files[SHARD])
+    blob.symlink_to(f"../../blobs/ab/{name}")
+    assert (bring().folder / SHARD).read_bytes() == repo.files[SHARD]
+    assert (len(hub.gets(SHARD)), blob.is_symlink()) == ((1, False) if planted else (0, True))
 
 
 def test_a_new_commit_does_not_hash_again_what_an_earlier_one_verified(hub, repo, bring, store, monkeypatch):
