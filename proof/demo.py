@@ -224,10 +224,10 @@ def _table(plain: Side, fast: Side) -> Table:
     table.add_column("")
     for side in (plain, fast):
         table.add_column(side.name, justify="right")
-    table.add_column("change", justify="right")
+    table.add_column("times as good", justify="right")
     for title, field in FIGURES:
         a, b = getattr(plain.load, field), getattr(fast.load, field)
-        table.add_row(title, f"{a:.1f}", f"{b:.1f}", f"{b / a - 1:+.0%}")
+        table.add_row(title, f"{a:.1f}", f"{b:.1f}", f"{(b / a if 'throughput' in field else a / b):.2f}x")
     accept = fast.acceptance
     table.add_row("accept length", "-", f"{accept.length:.2f} of 4" if accept else "-", "")
     table.add_row("accept rate", "-", f"{accept.rate:.0%}" if accept else "-", "")
@@ -239,11 +239,9 @@ def _table(plain: Side, fast: Side) -> Table:
 def _page(plain: Side, fast: Side, same: bool, correct: int, folder: Path) -> Page:
     """The page of the demo: what is the same, what is faster, and the figures."""
     times = plain.load.median_tpot_ms / fast.load.median_tpot_ms
-    verdicts = [
-        Words(f"EAGLE3 gives {'the same' if same else 'OTHER'} tokens.", "better" if same else "worse"),
-        Words(f"EAGLE3 is {times:.2f}x {'faster' if times > 1 else 'as fast'} (TPOT).", "better" if times > 1 else ""),
-        Words(f"{correct} of {QUESTIONS} held-out problems solved."),
-    ]
+    speed = f"{times:.2f}x {'faster' if times > 1 else 'as fast'} (TPOT)"
+    title = f"{'PASS' if same else 'FAIL'}: EAGLE3 gives {'the same' if same else 'OTHER'} tokens and is {speed}"
+    verdicts = [Words(f"{correct} of {QUESTIONS} held-out problems solved.")]
     rows = [[title, *(f"{getattr(s.load, field):.1f}" for s in (plain, fast))] for title, field in FIGURES]
     accept = fast.acceptance
     rows.append(["accept length", "", f"{accept.length:.2f}" if accept else ""])
@@ -259,7 +257,8 @@ def _page(plain: Side, fast: Side, same: bool, correct: int, folder: Path) -> Pa
         values = [(s.name, Interval(s.load.median_tpot_ms, None, None)) for s in (plain, fast)]
         chart = panel("tpot", "TPOT median (ms)", [Bar("load", name, False, value) for name, value in values])
     load = f"{LOAD_PROMPTS} requests at concurrency {CONCURRENCY} on this machine, in {folder.name}."
-    return Page("Demo: the built-in W4A8 model, with and without EAGLE3", verdicts, load, chart, sections=sections)
+    about = f"Demo: the built-in W4A8 model, with and without EAGLE3. {load}"
+    return Page(title, verdicts, about, chart, sections=sections, tone="better" if same else "worse")
 
 
 def _verdict(differences: list[int], same_talk: bool, correct: int, folder: Path) -> Panel:

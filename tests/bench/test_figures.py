@@ -1,6 +1,7 @@
 """Repetition, speed-up curves, published verdicts and the machine model: the arithmetic behind a report."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from kimi_w4a8_eagle3.predict.machine_model import Cluster, expert_weights, expe
 from kimi_w4a8_eagle3.report import against_published, speedup
 from kimi_w4a8_eagle3.report.analysis import Analysis
 from kimi_w4a8_eagle3.report.changes import Direction, require_hits
+from proof import pictures
 
 Copies = Callable[..., Run]
 
@@ -179,3 +181,9 @@ def test_speculation_may_cost_two_tokens_of_the_prefix_cache(copies: Copies, com
             require_hits(groups)
     else:
         require_hits(groups)
+
+
+def test_the_readme_shows_the_picture_of_todays_published_figures() -> None:
+    shown, readme = pictures.picture(), (Path(__file__).parents[2] / "README.md").read_text()
+    assert pictures.PATH.is_file() and f". {shown.alt}](docs/images/{pictures.PATH.name})" in readme
+    assert pictures.caption(shown) in readme
