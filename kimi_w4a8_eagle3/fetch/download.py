@@ -11,7 +11,6 @@ import io
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,65 +144,61 @@ class Transfer:
     )
 
     def bring(self, file: RemoteFile) -> None:
-        """Bring `file` to its place in the store, or raise KimiError. Damaged bytes are fetched once more, by HTTP."""
-        path = self.store.incoming / str(file.digest)
-        for last in (False, True):
+        """Bring `file` to its place in the store: by Xet if it is there, else by plain HTTP; KimiError if both fail."""
+        path, problem = self.store.incoming / str(file.digest), ""
+        by_xet = [self._receive_by_xet] if file.xet and not self.without_xet else []
+        for receive in (*by_xet, self._receive_by_http, self._receive_by_http):
+            if self.stop.is_set():
+                raise Stopped
             try:
                 with Arriving(path, file.size, self.progress) as arriving:
-                    self._receive(file, arriving, by_xet=not last)
-                    arriving.seek(0)
-                    if (digest := file.hash_of(arriving)) != file.digest:
+                    receive(file, arriving)
+                    arriving.flush()
+                with path.open("rb+", buffering=0) as arrived:
+                    if (digest := file.hash_of(arrived)) != file.digest:
                         raise Corrupt(f"digest {digest} instead of {file.digest}")
-                    os.fsync(arriving.fileno())
+                    os.fsync(arrived.fileno())
                 return self.store.place(path, file)
             except Corrupt as error:
                 arriving.count(0)
-                if last:
-                    raise FileFailed(
-                        f"{file.path} arrived damaged twice: {error}",
-                        where=f"{self.listing.repo} at {self.listing.commit}",
-                        expected="the content that the Hub describes",
-                        remedy="the bytes were deleted; look for a proxy that changes downloads, check RAM and disk, "
-                        "then repeat the command",
-                    ) from None
+                problem = str(error)
             except OSError as error:
                 raise disk_error(error, path) from None
             finally:
                 path.unlink(missing_ok=True)
+        raise FileFailed(
+            f"{file.path} arrived damaged twice: {problem}",
+            where=f"{self.listing.repo} at {self.listing.commit}",
+            expected="the content that the Hub describes",
+            remedy="the bytes were deleted; look for a proxy that changes downloads, check RAM and disk, then repeat "
+            "the command",
+        )
 
-    def _receive(self, file: RemoteFile, arriving: Arriving, by_xet: bool) -> None:
-        """Write a file: from Xet storage if it is there, else by plain HTTP."""
-        if self.stop.is_set():
-            raise Stopped
-        if by_xet and file.xet and not self.without_xet:
-            try:
-                return self._receive_by_xet(file, file.xet, arriving)
-            except Exception as error:  # hf_xet raises RuntimeError for most
-                if self.stop.is_set():
-                    raise Stopped from None
-                self.without_xet = f"{type(error).__name__}: {self.hub.scrub(error)}"
-                arriving.truncate(0)
-        return self._receive_by_http(file, arriving)
-
-    def _receive_by_xet(self, file: RemoteFile, xet: str, arriving: Arriving) -> None:
+    def _receive_by_xet(self, file: RemoteFile, arriving: Arriving) -> None:
         """Let hf_xet write the file. Its requests are not audited, so it gets the storage's short-lived token only."""
         from hf_xet import XetFileInfo  # not on every platform
 
+        assert file.xet is not None
         route = f"{self.hub.endpoint}/api/{self.hub.kind}s/{self.listing.repo}/xet-read-token/{self.listing.commit}"
-        storage = refresh_xet_connection_info(file_data=XetFileData(xet, route), headers={})
-        with get_xet_session().new_file_download_group(
-            endpoint=storage.endpoint,
-            token=storage.access_token,
-            token_expiry_unix_secs=storage.expiration_unix_epoch,
-            progress_callback=lambda report, files: arriving.count(report.total_bytes_completed),
-        ) as group:
-            group.start_download_file(XetFileInfo(xet, file.size), str(arriving.name))
+        try:
+            storage = refresh_xet_connection_info(file_data=XetFileData(file.xet, route), headers={})
+            with get_xet_session().new_file_download_group(
+                endpoint=storage.endpoint,
+                token=storage.access_token,
+                token_expiry_unix_secs=storage.expiration_unix_epoch,
+                progress_callback=lambda report, files: arriving.count(report.total_bytes_completed),
+            ) as group:
+                group.start_download_file(XetFileInfo(file.xet, file.size), str(arriving.name))
+        except Exception as error:  # hf_xet raises RuntimeError for most
+            if self.stop.is_set():
+                raise Stopped from None
+            self.without_xet = f"{type(error).__name__}: {self.hub.scrub(error)}"
+            raise Corrupt(self.without_xet) from None
 
     def _receive_by_http(self, file: RemoteFile, arriving: Arriving) -> None:
         """Let huggingface_hub write the file, through broken connections."""
         repo, commit = self.listing.repo, self.listing.commit
         url = self.hub.url(repo, commit, file.path)
-        arriving.count(0)
         try:
             return http_get(url, arriving, headers=FILE_HEADERS, expected_size=file.size, tqdm_class=silent_tqdm)
         except HfHubHTTPError as error:
@@ -240,12 +235,6 @@ class Arriving(io.BufferedRandom):
         written = super().write(data)
         self.count(self.tell())
         return written
-
-    def close(self) -> None:
-        """Close the file also when its last bytes do not fit on the disk."""
-        with suppress(OSError):
-            self.flush()
-        self.raw.close()
 
     def count(self, length: int) -> None:
         """Show `length` bytes of this file in the progress; fewer than before if they turned out wrong."""

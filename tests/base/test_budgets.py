@@ -28,7 +28,7 @@ CEILINGS = {
     "commands": 1822,
     "door": 1979,
     "eval": 2592,
-    "fetch": 1702,
+    "fetch": 1691,
     "fleet": 1556,
     "moe": 5514,
     "machine": 611,
