@@ -1,4 +1,4 @@
-"""The kernels' process on a machine without a GPU: what it answers, and how its end is told."""
+"""The kernels' process on a machine without a GPU: its figures and its errors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_the_process_writes_its_figures(tmp_path: Path) -> None:
     assert "tokens=8" in (tmp_path / "reference.log").read_text()
 
 
-def test_what_the_process_cannot_do_is_told_in_its_own_words(tmp_path: Path) -> None:
+def test_the_error_of_the_process_is_reported_in_its_words(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="flydsl backend cannot run: needs a gfx942 GPU"):
         check_kernels("flydsl", SMALL, {}, tmp_path / "flydsl.json")
 
 
-def test_a_process_that_dies_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_killed_process_is_reported_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="signal 6: Memory access fault") as caught:
         run_child(["-c", "import os; os.write(2, b'Memory access fault'); os.abort()"], {}, tmp_path / "child.log")
     assert caught.value.where == str(tmp_path / "child.log")

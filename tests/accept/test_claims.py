@@ -1,4 +1,4 @@
-"""What is left to prove is one table, for docs and run; what a run settles follows from its stages alone."""
+"""Claims of docs/verified.md, the stages that settle them, and the page of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_open_claims_are_those_of_the_docs() -> None:
     assert [(claim.what, claim.left_open) for claim in CLAIMS] == open_rows
 
 
-def test_every_claim_is_settled_by_stages_of_the_mi325x_recipes_or_says_why_not() -> None:
+def test_every_claim_has_stages_of_the_mi325x_recipes_or_a_reason_why_not() -> None:
     proves = {stage.proves for stage in stages(MI325X, *ON_GPUS)} - {""}
     assert {key for claim in CLAIMS for key in claim.settled_by} == proves
     assert [claim.what for claim in CLAIMS if bool(claim.settled_by) == bool(claim.otherwise)] == []
@@ -61,7 +61,7 @@ def test_the_first_hour_is_an_hour_with_loads_of_twenty_minutes_and_begins_with_
 
 @pytest.mark.parametrize("side", ["w4a8", "eagle3"])
 def test_a_prediction_is_that_of_kimi_bench_predict(side: str) -> None:
-    known = {(each.point, each.side, each.key): each.predicted for each in check(calibrate(Cluster()), Cluster())}
+    known = {(point.point, point.side, point.key): point.predicted for point in check(calibrate(Cluster()), Cluster())}
     length = 3.93 if side == "eagle3" else None
     found = of_workload(side, load_workload("con40"), 40, length, "tpot_median_ms")
     assert found == pytest.approx(known["con40", side, "tpot_median_ms"])
@@ -76,7 +76,7 @@ def test_a_machine_with_eight_gpus_lacks_nothing_but_the_image() -> None:
 def test_the_built_in_model_on_a_cpu_proves_nothing_about_gpus() -> None:
     here = stages(Machine(), "tiny", "eagle3-opt")
     outcomes = ended(here, {stage.name: MISSING for stage in here if stage.missing})
-    assert {"doctor", "tiny: smoke", "tiny: lossless"} <= {n for n, each in outcomes.items() if each.verdict}
+    assert {"doctor", "tiny: smoke", "tiny: lossless"} <= {name for name, result in outcomes.items() if result.verdict}
     assert {settled(claim, outcomes)[0] for claim in CLAIMS} == {None}
 
 

@@ -77,14 +77,14 @@ def test_a_failure_is_recorded_and_the_other_stages_go_on(tmp_path: Path) -> Non
     assert found.headline == "ACCEPTED: 4 of 4 stages passed"
 
 
-def test_the_timetable_comes_first_and_the_clock_says_what_is_left(tmp_path: Path) -> None:
+def test_the_timetable_comes_first_and_each_stage_shows_the_time_left(tmp_path: Path) -> None:
     stages = [Stage(name, "", lambda: ("", []), minutes=minutes) for name, minutes in (("a", 20), ("b", 5))]
     _, _, said = run(stages, tmp_path)
     assert said[:3] == ["timetable: about 25 min", "    20 min  a", "     5 min  b"]
     assert said[3:] == ["[1/2] a (0 min so far, about 25 to go)", "[2/2] b (0 min so far, about 5 to go)"]
 
 
-def test_what_nobody_foresaw_fails_the_stage_as_well(tmp_path: Path) -> None:
+def test_an_unexpected_exception_fails_the_stage(tmp_path: Path) -> None:
     with pytest.raises(KimiError, match="odd: ZeroDivisionError: division"):
         run([failing("odd", ZeroDivisionError("division"))], tmp_path)
     found = open_journal(tmp_path, "all", restart=False)
@@ -123,7 +123,7 @@ def test_results_of_other_versions_or_sizes_do_not_count(tmp_path: Path, monkeyp
     assert open_journal(tmp_path, "all", restart=False).folder == second
 
 
-def test_a_journal_that_is_no_journal_is_one_message(tmp_path: Path) -> None:
+def test_a_damaged_journal_is_one_message(tmp_path: Path) -> None:
     folder, *_ = run([], tmp_path)
     (folder / journal.RESULTS).write_text('{"stage": "x", "proves": "", "verdict": "splendid", "found": ""}\n')
     with pytest.raises(KimiError, match="not the record of a run: line 1: verdict Input should be") as caught:

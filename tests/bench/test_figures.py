@@ -23,7 +23,7 @@ from proof import pictures
 Copies = Callable[..., Run]
 
 
-def test_repeated_text_is_told_from_prose() -> None:
+def test_repeated_text_differs_from_prose() -> None:
     sentence = "The quick brown fox jumps over the lazy dog near the river bank. "
     assert repeated_share(sentence * 20) > 0.9
     assert repeated_share(sentence) == 0.0
@@ -56,9 +56,7 @@ def test_the_published_curves_pass_through_their_points_and_break_even() -> None
 
 
 @pytest.mark.parametrize(("tpot_ms", "stall_ms"), [(8.0, 3.0), (5.0, 0.0), (4.0, 0.0)], ids=["above", "at", "below"])
-def test_what_a_step_does_not_explain_is_stall_and_never_negative(
-    null_run: Run, tpot_ms: float, stall_ms: float
-) -> None:
+def test_stall_is_the_time_outside_steps_and_never_negative(null_run: Run, tpot_ms: float, stall_ms: float) -> None:
     """Steps of 10 ms that commit two tokens explain 5 ms a token."""
 
     def cell(reps: Repetition) -> Cell:
@@ -103,7 +101,7 @@ def test_refused_measurements_are_never_averaged_in(copies: Copies) -> None:
         (Interval(30.0, 29.0, 31.0), "better by 29.8%"),
     ],
 )
-def test_what_a_difference_from_the_published_figure_means(interval: Interval, words: str) -> None:
+def test_the_meaning_of_a_difference_from_the_published_figure(interval: Interval, words: str) -> None:
     assert words in against_published._compared("con40", METRICS["tpot_median_ms"], 42.73, interval).meaning
 
 

@@ -105,7 +105,7 @@ def test_conversations_are_measured_turn_by_turn(null_run: Run, tmp_path: Path) 
         run = read_run(bench(workload, Texts(), Target(url), tmp_path, lambda _: None))
     [found] = run.result.measurements
     sent = json.loads((run.folder / "texts.json").read_text())["conversations"]
-    said = [[sum(len(each["content"].split()) for each in turn["messages"]) for turn in turns] for turns in sent[:2]]
+    said = [[sum(len(m["content"].split()) for m in turn["messages"]) for turn in turns] for turns in sent[:2]]
     assert found.load.completed == 8 and found.usable and len(found.turns) == 4
     known = [sum(turns[:at]) + 8 * at for at in range(4) for turns in said]  # the server says "x " eight times
     assert [turn.cached_tokens * 2 for turn in found.turns] == [sum(known[at : at + 2]) for at in (0, 2, 4, 6)]

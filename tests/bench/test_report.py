@@ -163,7 +163,7 @@ def test_plain_is_the_recipe_without_speculation() -> None:
     assert Target(recipe="tiny").plain() == Target(recipe="tiny:adaptive").plain() == Target(recipe="tiny:plain")
 
 
-def test_the_record_of_a_run_says_how_each_server_was_started(tmp_path: Path) -> None:
+def test_the_record_of_a_run_has_the_command_of_each_server(tmp_path: Path) -> None:
     with recorded(tmp_path, "ab", {"tiny": Target(recipe="tiny")}):
         pass
     server = json.loads((tmp_path / RECORD).read_text())["servers"]["tiny"]

@@ -35,7 +35,7 @@ def test_an_interval_leaves_out_two_and_a_half_percent_on_each_side() -> None:
 
 
 @pytest.mark.parametrize(("kind", "means"), [("itl", {1.0, 2.6, 9.0}), ("tpot", {1.0, 5.0, 9.0}), ("ttft", {100.0})])
-def test_what_is_drawn_are_requests_with_all_their_gaps(kind: str, means: set[float]) -> None:
+def test_the_bootstrap_draws_requests_with_all_their_gaps(kind: str, means: set[float]) -> None:
     """Two requests: four gaps of 1 ms, one of 9 ms. The first, the second or both are drawn."""
     details = repetition([1.0, 1.0]).details
     assert details is not None
@@ -68,7 +68,7 @@ def test_the_ratio_interval_holds_the_truth_and_excludes_one() -> None:
     assert found.value == pytest.approx(0.5, abs=0.03)
 
 
-def test_two_samples_of_one_distribution_are_not_told_apart() -> None:
+def test_two_samples_of_one_distribution_do_not_differ() -> None:
     rng = np.random.default_rng(2)
     one, two = ([repetition(list(rng.normal(20, 3, 20))) for _ in range(3)] for _ in range(2))
     assert ratio(one, two, METRICS["tpot_median_ms"]).covers(1.0)
@@ -77,7 +77,7 @@ def test_two_samples_of_one_distribution_are_not_told_apart() -> None:
 def test_repetitions_that_differ_widen_the_interval() -> None:
     same = [repetition([10.0] * 20) for _ in range(4)]
     spread = [repetition([value] * 20) for value in (8.0, 10.0, 10.0, 12.0)]
-    narrow, wide = (estimate(each, METRICS["tpot_median_ms"]) for each in (same, spread))
+    narrow, wide = (estimate(repetitions, METRICS["tpot_median_ms"]) for repetitions in (same, spread))
     assert (narrow.low, narrow.high) == pytest.approx((10.0, 10.0))
     assert wide.low is not None and wide.low < 9.5
 

@@ -22,7 +22,7 @@ def problem(number, answer=None):
 
 
 def write(folder, split, problems):
-    lines = (each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in problems)
+    lines = (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in problems)
     (folder / f"{split}.jsonl").write_text("".join(line + "\n" for line in lines))
 
 

@@ -126,7 +126,7 @@ def test_a_resumed_run_asks_nothing_twice(resumed):
     assert requests["reused"] == len(resumed.answered_before) and "| reused | retries |" in resumed.output
 
 
-def test_each_problem_is_recorded_with_what_happened_to_it(resumed):
+def test_each_problem_is_recorded_with_its_status_and_score(resumed):
     outcomes = {o.id: o for o in load_outcomes(resumed.folder)}
     assert len(outcomes) == LIMIT
     flexible, strict = tasks.METRICS
@@ -140,17 +140,17 @@ def test_each_problem_is_recorded_with_what_happened_to_it(resumed):
     assert outcomes[11].status == "answered" and all(outcomes[11].correct.values())
 
 
-def test_the_verdict_counts_instead_of_hiding(resumed):
+def test_the_verdict_counts_failed_and_cut_answers(resumed):
     result = json.loads((resumed.folder / RESULT).read_text())
     verdict = result["verdict"]
     shown = resumed.output.replace("| ", "")
     assert resumed.exit_code == 4 and "INVALID: Accuracy: GSM8K" in shown
     assert "1 requests failed and 1 answers were cut" in shown
     assert verdict["state"] == "invalid" and (verdict["failed"], verdict["truncated"]) == (1, 1)
-    assert all(each["answered"] == LIMIT - 1 for each in verdict["accuracies"])
+    assert all(row["answered"] == LIMIT - 1 for row in verdict["accuracies"])
     theirs = result["lm_eval"]
-    for each in verdict["accuracies"]:  # lm-eval scores the failed one as wrong; the number of right ones is the same
-        assert each["correct"] == round(theirs[f"exact_match,{each['metric']}"] * LIMIT)
+    for row in verdict["accuracies"]:  # lm-eval scores the failed one as wrong; the number of right ones is the same
+        assert row["correct"] == round(theirs[f"exact_match,{row['metric']}"] * LIMIT)
 
 
 def test_another_model_is_refused_before_anything_is_asked(data, tmp_path):
@@ -186,7 +186,7 @@ def test_a_server_must_be_named():
         Target()
 
 
-def test_nobody_at_the_address_is_said_before_a_long_run(data, tmp_path):
+def test_a_silent_address_is_an_error_before_a_long_run(data, tmp_path):
     with pytest.raises(KimiError, match="does not answer"):
         options = accuracy.AccuracyOptions(data_dir=data, runs=tmp_path)
         accuracy.run(Target(base_url="http://127.0.0.1:9"), PROTOCOL, options, SILENT)

@@ -107,7 +107,7 @@ def test_equal_runs_are_not_inferior_on_the_full_set_and_inconclusive_on_forty_p
     assert few.paired[0].needed > 40 and few.paired[0].power < 0.8
 
 
-def test_a_worse_run_fails_and_lists_what_only_the_baseline_solves():
+def test_a_worse_run_fails_and_lists_the_problems_that_only_the_baseline_solves():
     verdict = judge(run(wrong=range(60)), baseline=run(wrong={0, 700}))
     assert verdict.state == "fail"
     paired = verdict.paired[0]
@@ -119,7 +119,7 @@ def test_a_worse_run_fails_and_lists_what_only_the_baseline_solves():
     assert listed[5]["solved_by"] == dict.fromkeys(METRICS, "baseline") and listed[5]["question"] == "question 5"
 
 
-def test_each_metric_is_compared_on_its_own_and_its_power_is_of_what_was_seen():
+def test_each_metric_is_compared_alone_with_the_power_of_its_observed_differences():
     new, base = run(wrong={7, 8}, p9={"strict": False}), run(wrong={0, 1, 2}, p3={"strict": False})
     loose, strict = judge(new, baseline=base).paired
     assert (loose.only_new, loose.only_base, loose.both, loose.neither) == (3, 2, N - 5, 0)
@@ -135,7 +135,7 @@ def test_a_better_run_passes_and_the_worse_of_two_metrics_decides():
     assert judge(run(), baseline=run(wrong=range(60))).state == "pass"
     worse = {f"p{i}": {"strict": False} for i in range(60)}
     verdict = judge(run(**worse), baseline=run())
-    assert [each.verdict for each in verdict.paired] == ["pass", "fail"] and verdict.state == "fail"
+    assert [paired.verdict for paired in verdict.paired] == ["pass", "fail"] and verdict.state == "fail"
 
 
 def test_a_loss_within_the_margin_is_no_worse_even_when_it_is_significant():
@@ -154,7 +154,7 @@ def test_the_baseline_may_hold_the_problems_in_another_order_or_lack_some():
     assert verdict.paired[0].n == 1000 and verdict.paired[0].only_new == 0
 
 
-def test_nothing_in_common_is_invalid():
+def test_runs_without_a_common_problem_are_invalid():
     assert judge(run(n=3), baseline=[outcome(99)]).state == "invalid"
 
 
@@ -165,7 +165,7 @@ def test_exactly_the_share_allowed_is_still_valid():
     assert judge(answered(1)).state == "measured" and judge(answered(2)).state == "invalid"
 
 
-def test_empty_answers_are_told_above_the_share_allowed_and_decide_nothing():
+def test_too_many_empty_answers_are_reported_and_decide_nothing():
     def reasons(empty: int) -> list[str]:
         verdict = judge([outcome(i, solved=False, text=" " if i < empty else "18") for i in range(100)])
         assert verdict.state == "measured" and verdict.empty == empty
@@ -174,10 +174,10 @@ def test_empty_answers_are_told_above_the_share_allowed_and_decide_nothing():
     assert "2 of 100 answers are empty" in reasons(2)[0] and "empty" not in "".join(reasons(1))
 
 
-def test_nothing_answered_has_no_accuracy_and_is_compared_with_nothing():
+def test_without_answers_there_is_no_accuracy_and_no_comparison():
     verdict = judge([outcome(i, status="failed") for i in range(3)], load_references(), "eagle3-opt")
     assert verdict.state == "invalid" and verdict.references == []
-    assert [(each.answered, each.interval) for each in verdict.accuracies] == [(0, None)] * 2
+    assert [(accuracy.answered, accuracy.interval) for accuracy in verdict.accuracies] == [(0, None)] * 2
 
 
 def test_each_verdict_has_its_exit_code():

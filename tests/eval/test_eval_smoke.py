@@ -66,7 +66,7 @@ def test_stated_number(text, number):
     assert smoke.stated_number(text) == number
 
 
-def test_html_escapes_what_a_model_says_and_needs_nothing_from_outside(tmp_path):
+def test_the_page_escapes_answers_and_loads_no_outside_file(tmp_path):
     interval = {"value": 0.9, "low": 0.85, "high": 0.95}
     reference = {"configuration": "w4a8", "metric": "strict-match", "accuracy": 0.9333, "n": 1319, "source": "S"}
     nasty = "<script>alert(1)</script>"
@@ -115,7 +115,7 @@ def test_html_escapes_what_a_model_says_and_needs_nothing_from_outside(tmp_path)
         ({"kind": "eval-smoke", "checks": []}, "every check holds"),
     ],
 )
-def test_the_page_says_what_pass_means(tmp_path, result, rule):
+def test_the_page_explains_the_verdict(tmp_path, result, rule):
     judged = {"state": "pass", "reasons": [], "divergences": []}
     result = {"configuration": "tiny", **judged, **result}
     if "report" in result:
@@ -157,7 +157,7 @@ def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(
         ),
     ],
 )
-def test_a_folder_that_cannot_be_shown_gets_a_page_that_says_what_is_missing(tmp_path, content, missing):
+def test_an_unreadable_folder_gets_a_page_that_names_the_missing_part(tmp_path, content, missing):
     run = tmp_path / "<b>run"
     run.mkdir()
     if content is not None:

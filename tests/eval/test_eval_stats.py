@@ -70,7 +70,7 @@ def test_the_score_statistic_maximises_the_likelihood(counts, difference):
     assert significance.paired_z(*counts, difference) == pytest.approx(brute_force_z(*counts, difference), rel=1e-4)
 
 
-def test_the_limits_of_the_paired_interval_are_where_the_statistic_says_so():
+def test_the_statistic_is_critical_at_the_limits_of_the_paired_interval():
     for counts in ((0, 1, 44), (3, 9, 200), (0, 0, 300)):
         interval = significance.paired_interval(*counts)
         assert significance.paired_z(*counts, interval.low) == pytest.approx(1.6449, abs=1e-3)
@@ -129,7 +129,7 @@ def test_the_difference_of_two_shares_has_newcombes_interval():
         assert found.value == counts[0] / counts[1] - counts[2] / counts[3]
 
 
-def test_same_distribution_is_scipys_chi_squared_and_pools_what_is_rare():
+def test_same_distribution_is_scipys_chi_squared_with_rare_values_pooled():
     first, second = ["a"] * 60 + ["b"] * 40, ["a"] * 45 + ["b"] * 55
     expected = scipy.stats.chi2_contingency([[60, 40], [45, 55]], correction=False).pvalue
     assert significance.same_distribution_p(first, second) == pytest.approx(expected)

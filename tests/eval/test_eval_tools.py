@@ -272,7 +272,7 @@ def test_requests_of_every_known_form(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["[]", '{"messages": 3}', '{"messages": [{"content": "no role"}]}', "{cut"])
-def test_a_line_that_is_no_request_is_named(tmp_path, line):
+def test_an_error_names_the_line_that_is_not_a_request(tmp_path, line):
     path = tmp_path / "requests.jsonl"
     path.write_text('{"messages": []}\n' + line + "\n")
     with pytest.raises(KimiError, match="line 2 is not a request"):
