@@ -19,7 +19,7 @@ from .page import Page, Picture, Section, Table, Tone, Words
 
 TITLES = {
     "eval-accuracy": "Accuracy",
-    "eval-lossless": "Is speculation lossless?",
+    "eval-lossless": "Lossless speculation",
     "eval-smoke": "Smoke test",
     "eval-tools": "Tool calls",
 }
