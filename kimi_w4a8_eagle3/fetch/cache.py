@@ -292,7 +292,7 @@ def recall(store: Store, revision: str) -> Manifest | None:
 
 def impossible(what: object, where: Path) -> KimiError:
     """Return the message for names in the cache that a repository cannot have."""
-    problem = f"the cache holds what no repository can hold: {what}"
+    problem = f"the cache has names that no repository can have: {what}"
     return KimiError(problem, where=str(where), remedy="find out where it comes from and remove it")
 
 

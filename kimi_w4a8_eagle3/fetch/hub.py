@@ -99,7 +99,7 @@ class Hub(Endpoint):
                 remedy="check network, proxy (HTTPS_PROXY) and HF_ENDPOINT; --offline shows what is on this disk",
             )
         return KimiError(
-            f"the answer is not one of a Hub: {problem}",
+            f"malformed answer from the Hub: {problem}",
             where=where,
             expected="a commit, and files with relative paths, sizes and digests",
             remedy="check HF_ENDPOINT, and whether a proxy or a login page answers in the Hub's place",

@@ -31,7 +31,7 @@ class RemoteFile:
 
     def __post_init__(self) -> None:
         if type(self.size) is not int or not 0 <= self.size <= MAX_FILE:
-            raise ValueError(f"{ascii(self.size)[:40]} is no size of a file ({self.path})")
+            raise ValueError(f"{ascii(self.size)[:40]} is not a file size ({self.path})")
         if self.digest is not None and self.lfs != (len(self.digest) == 64):
             raise ValueError(f"a digest of {len(self.digest)} digits does not go with lfs={self.lfs} ({self.path})")
 

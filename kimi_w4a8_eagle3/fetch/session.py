@@ -84,7 +84,7 @@ class Session:
             if manifest is None and not offline:
                 manifest = Manifest(self.hub.listing(repository.repo, repository.revision))
             if manifest is None:
-                self._say(f"{repository.repo} at {repository.revision}: nothing of it is known in {store.root}")
+                self._say(f"{repository.repo} at {repository.revision}: not in the cache ({store.root})")
                 self._say(f"  to do, with network access: {repository.command}")
                 return False
             return self._verify(repository, store, manifest) if verify else self._look(repository, store, manifest)

@@ -103,7 +103,7 @@ def test_a_note_of_a_branch_that_is_no_commit(noted, hub, tmp_path, outside):
     path.parent.mkdir(parents=True)
     path.write_text(noted, encoding="latin-1")
     done = kimi(hub, tmp_path, "fetch", NAME, "--offline")
-    assert done.returncode == 1 and "nothing of it is known" in done.stdout
+    assert done.returncode == 1 and "not in the cache" in done.stdout
     assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
 
 
@@ -159,7 +159,7 @@ def test_a_snapshot_that_no_repository_can_have(path, hub, repo, tmp_path, monke
     os.chdir(tmp_path)
     try:
         done = kimi(hub, tmp_path, "fetch", NAME, "--revision", repo.commit, "--offline")
-        assert done.returncode == 1 and "the cache holds what no repository can hold" in done.stderr
+        assert done.returncode == 1 and "the cache has names that no repository can have" in done.stderr
         assert "\x1b" not in done.stderr
     finally:
         subprocess.run(["rm", "-rf", str(folder)], check=True)  # shutil's own recursion does not reach that deep

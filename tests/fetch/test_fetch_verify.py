@@ -72,7 +72,7 @@ def test_offline_names_missing_files_and_sizes(fetched, repo, tmp_path):
 def test_offline_tells_about_every_checkpoint_of_a_recipe(tmp_path):
     done = kimi(NOWHERE, tmp_path, "fetch", "--recipe", "eagle3-opt", "--offline")
     assert done.returncode == 1
-    assert "amd/Kimi-K2.5-W4A8 at main: nothing" in done.stdout
+    assert "amd/Kimi-K2.5-W4A8 at main: not in the cache" in done.stdout
     assert "to do, with network access: kimi-w4a8 fetch lightseekorg/kimi-k2.5-eagle3 --revision main" in done.stdout
 
 
@@ -83,7 +83,7 @@ def test_a_recipe_with_built_in_models_needs_nothing(tmp_path):
 
 def test_hf_hub_offline_means_offline(hub, tmp_path):
     done = kimi(hub, tmp_path, "fetch", NAME, HF_HUB_OFFLINE="1")
-    assert done.returncode == 1 and "nothing of it is known" in done.stdout
+    assert done.returncode == 1 and "not in the cache" in done.stdout
     assert not hub.log
 
 
@@ -105,7 +105,7 @@ def test_without_a_manifest_it_is_verified_against_the_hub_once(hub, fetched, re
     shutil.rmtree(fetched / "kimi-manifests")
     shutil.rmtree(fetched / "snapshots")
     unknown = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline")
-    assert unknown.returncode == 1 and "nothing of it is known" in unknown.stdout
+    assert unknown.returncode == 1 and "not in the cache" in unknown.stdout
     hub.log.clear()
     kimi(hub, tmp_path, "fetch", NAME, "--verify")  # no snapshot: not whole
     assert hub.log and not any(hub.gets(path) for path in repo.files)
