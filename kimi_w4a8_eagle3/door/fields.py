@@ -68,7 +68,7 @@ class Fields:
             if name in open_:
                 kept[name] = value
             elif name in _DROPPED or name not in self.known | _MEANT:
-                self._drop(name, where)
+                self.drop(name, where)
             elif value not in (False, 0, ""):
                 why = (
                     f"{where} has no field {name!r}" if name in _MEANT else f"{name} is not for clients of this server"
@@ -76,14 +76,14 @@ class Fields:
                 raise Refusal(why, param=name)
         return kept
 
-    def _drop(self, name: str, where: str) -> None:
-        """Count a dropped field, and log its name once."""
+    def drop(self, name: str, where: str) -> None:
+        """Count a dropped field or tool, and log its name once."""
         if name not in self._logged:
             if len(self._logged) >= _MOST_NAMES or not re.fullmatch(r"\w{1,60}", name, re.ASCII):
                 name = "other"
             if name not in self._logged:
                 self._logged.add(name)
-                logger.info("door: dropped the field %s of %s, which no endpoint reads", name, where)
+                logger.info("door: dropped %s of %s, which no endpoint reads", name, where)
         _counter().labels(name).inc()
 
 
@@ -92,5 +92,7 @@ def _counter() -> Counter:
     from prometheus_client import Counter  # it reads its environment when imported: see sglang_plugin/metrics_hook.py
 
     return Counter(
-        "kimi_door_dropped_fields", "Fields of requests that were dropped: no endpoint reads them.", ["field"]
+        "kimi_door_dropped_fields",
+        "Fields and tools of requests that were dropped: no endpoint reads them.",
+        ["field"],
     )

@@ -17,6 +17,7 @@ import orjson
 
 from .access import CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, GENERATE, MESSAGES, RESPONSES, TOKENIZE
 from .answers import Refusal
+from .dialects import translate
 from .fields import SAMPLING, Fields
 from .grammar import check_schema, check_text, check_tools
 from .pictures import check_pictures
@@ -88,6 +89,7 @@ class RequestRules:
             raise Refusal("compressed bodies are not supported", status=415)
         body = parse(raw, self.context)
         model = self.models[path]
+        translate(body, path, self._fields.drop)
         body = self._fields.kept(body, path)
         if path == GENERATE:
             self._keep_sampling(body)
@@ -154,8 +156,6 @@ class RequestRules:
             _check_continued(messages)
         tools = [body.get("tools"), *(message.get("tools") for message in messages)]
         check_tools(tools, body.get("tool_choice"), self.strict_only)
-        if path == RESPONSES and any(tool.get("type") != "function" for tool in body.get("tools", ())):
-            raise Refusal("tools that the server itself would call are not supported", param="tools")
         for name in ("logprobs", "top_logprobs"):
             _check_top_logprobs(body.get(name), name)
         if body.get("echo"):

@@ -21,7 +21,8 @@ _BESIDE_TOKENS = 65536  # commas and brackets that a body may have beyond those 
 _TEXT_PARTS = names(
     """
     text input_text output_text refusal thinking redacted_thinking reasoning tool_use tool_result tool_reference
-    search_result summary_text function_call function_call_output message
+    search_result summary_text reasoning_text function_call function_call_output custom_tool_call
+    custom_tool_call_output message
     """
 )
 _MEDIA_PARTS = names("image_url image input_image")

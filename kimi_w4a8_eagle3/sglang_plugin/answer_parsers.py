@@ -57,11 +57,7 @@ class KimiThinking(sglang.KimiK2Detector):
 
     def finish(self) -> sglang.StreamingParseResult:
         """Return what was held back, once the answer has ended."""
-        parted = self._separate("", ended=True)
-        if self._force_nonempty_content and self._in_reasoning:
-            parted.normal_text += self._accumulated_reasoning + parted.reasoning_text
-            parted.reasoning_text = ""
-        return parted
+        return self._separate("", ended=True)
 
     def _separate(self, text: str, ended: bool = False) -> sglang.StreamingParseResult:
         thoughts, rest = [self._held], []

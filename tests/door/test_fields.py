@@ -23,7 +23,7 @@ def test_a_dropped_field_is_logged_once_and_counted(caplog: pytest.LogCaptureFix
         assert fields.kept({"input": "x", "client_metadata": {"a": 1}}, RESPONSES) == {"input": "x"}
     assert counted("client_metadata") == before + 3
     assert [record.getMessage() for record in caplog.records] == [
-        "door: dropped the field client_metadata of /v1/responses, which no endpoint reads"
+        "door: dropped client_metadata of /v1/responses, which no endpoint reads"
     ]
 
 

@@ -1,0 +1,45 @@
+"""What clients of other vendors send, in the words of SGLang's own fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .access import CHAT, MESSAGES, RESPONSES, TOKENIZE
+from .shape import MAX_LIST
+
+_WITH_SWITCHES = (CHAT, RESPONSES, *TOKENIZE)
+# Types of tools that are a client's own; the server would have to run any other (web_search, code_interpreter, ...).
+_CLIENTS = {CHAT: ("function", "custom"), RESPONSES: ("function", "custom", "namespace")}
+
+
+def translate(body: dict[str, Any], path: str, drop: Callable[[str, str], None]) -> None:
+    """Rewrite the body; call `drop` with what is left out.
+
+    Thinking is switched by `thinking` (Moonshot, Anthropic) and by `enable_thinking` (Alibaba) in the body or in
+    chat_template_kwargs. SGLang reads chat_template_kwargs.thinking, which wins where it is sent.
+    """
+    switch = body.pop("enable_thinking", None)
+    if path in _WITH_SWITCHES:
+        given = body.pop("thinking", None)
+        if isinstance(given, dict):
+            given = given.get("type") and given["type"] != "disabled"
+        kwargs = body.get("chat_template_kwargs") or {}
+        if isinstance(kwargs, dict):
+            switches = (kwargs.get("thinking"), kwargs.get("enable_thinking"), given, switch)
+            asked = next((value for value in switches if isinstance(value, bool)), None)
+            if asked is not None:
+                body["chat_template_kwargs"] = {**kwargs, "thinking": asked, "enable_thinking": asked}
+    elif path == MESSAGES and isinstance(switch, bool) and not switch:
+        body.setdefault("thinking", {"type": "disabled"})
+    tools = body.get("tools")
+    if path in _CLIENTS and isinstance(tools, list) and len(tools) <= MAX_LIST:
+        body["tools"] = [tool for tool in tools if _is_clients(tool, path, drop)]
+
+
+def _is_clients(tool: Any, path: str, drop: Callable[[str, str], None]) -> bool:
+    kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
+    if kind in _CLIENTS[path] or not isinstance(kind, str):
+        return True
+    drop(f"tools_{kind}", path)
+    return False

@@ -1,0 +1,93 @@
+"""Conversations as Kimi's chat format has them, and answers that say what was cut.
+
+All three chat endpoints of SGLang render a prompt by the function that is hooked here. What they answer is SGLang's
+own, except where it reports a call as complete that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any
+
+from ..chat.calls import number_calls
+from ..chat.reader import is_json
+from .answer_parsers import PARSER
+from .hooks import Feature
+
+if TYPE_CHECKING:
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat"
+_RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
+FEATURE = Feature(
+    "Kimi's conversations",
+    remove_when="SGLang renders Kimi's ids of calls, keeps broken past calls, and reports incomplete calls as such",
+)
+
+
+@FEATURE.before(f"{_CHAT}.OpenAIServingChat._process_messages")
+def prepare(serving: OpenAIServingChat, request: ChatCompletionRequest, *args: object, **named: object) -> None:
+    """Give the calls Kimi's ids."""
+    if PARSER in (serving.tool_call_parser, serving.reasoning_parser):
+        number_calls(request.messages)
+
+
+@FEATURE.around(f"{_CHAT}.normalize_assistant_tool_call_arguments")
+def keep_broken_arguments(original: Callable[..., None], message: dict[str, Any], **named: object) -> None:
+    """Render arguments that are no JSON object as the model wrote them. SGLang answers 400, for ever."""
+    original(message, strict=False)
+
+
+@FEATURE.around(f"{_RESPONSES}._chat_tool_call_message")
+def keep_broken_call(
+    original: Callable[..., dict[str, Any]], message: dict[str, Any], name: object, arguments: str
+) -> dict[str, Any]:
+    """Do the same for /v1/responses, where SGLang replaces such arguments by `{}`."""
+    given = message.get("arguments")
+    return original(message, name, given if isinstance(given, str) and given else arguments)
+
+
+@FEATURE.after(f"{_CHAT}.OpenAIServingChat._process_tool_calls")
+def finish_whole(result: Any, *args: object, **named: object) -> None:
+    """Report no complete calls when one is cut or malformed."""
+    calls = result.tool_calls or ()
+    if result.finish_reason["type"] == "tool_calls" and not all(is_json(call.function.arguments) for call in calls):
+        result.finish_reason["type"] = "stop"
+
+
+@FEATURE.around(f"{_CHAT}.OpenAIServingChat._process_tool_call_stream")
+async def finish_stream(
+    original: Callable[..., AsyncGenerator[str, None]], serving: object, *given: Any, **named: object
+) -> AsyncGenerator[str, None]:
+    """Do the same in a stream. SGLang 0.5.23 does so itself."""
+    async for chunk in original(serving, *given, **named):
+        yield chunk
+    index, _, parsers, _, _, has_calls = given[:6]
+    if getattr(getattr(parsers.get(index), "detector", None), "incomplete_tool_call_indices", None):
+        has_calls[index] = False
+
+
+@FEATURE.after(f"{_RESPONSES}._make_tool_call_item")
+def mark_incomplete(item: Any, name: str, arguments: str, *args: object, **named: object) -> None:
+    """Do the same in a whole answer of /v1/responses."""
+    if item.type == "function_call" and not is_json(arguments):
+        item.status = "incomplete"
+
+
+@FEATURE.before("sglang.srt.entrypoints.anthropic.serving.AnthropicServing._convert_response")
+def keep_cut_calls(serving: object, response: Any) -> None:
+    """Give /v1/messages a call that is no JSON as text: there, arguments are an object, and SGLang would make it {}."""
+    for choice in response.choices:
+        message = choice.message
+        broken = [call for call in message.tool_calls or () if not is_json(call.function.arguments)]
+        if broken:
+            message.tool_calls = [call for call in message.tool_calls if call not in broken]
+            texts = [f"{call.function.name} {call.function.arguments}" for call in broken]
+            message.content = "\n".join(filter(None, [message.content, *texts]))
+
+
+@FEATURE.after("sglang.srt.utils.weight_versions.build_endpoint_weight_version_metadata")
+def keep_texts(metadata: dict[str, Any] | None, *args: object, **named: object) -> dict[str, Any] | None:
+    """Drop the list of weight versions: OpenAI's metadata are texts, and pydantic-ai refuses others (sglang#40347)."""
+    return metadata and {name: value for name, value in metadata.items() if isinstance(value, str)}

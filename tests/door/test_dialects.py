@@ -1,0 +1,61 @@
+"""Bodies in the words of other vendors, rewritten before they are checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kimi_w4a8_eagle3.door.access import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from kimi_w4a8_eagle3.door.dialects import translate
+
+OFF, ON = {"thinking": False, "enable_thinking": False}, {"thinking": True, "enable_thinking": True}
+
+
+def translated(path: str, **body: Any) -> tuple[dict[str, Any], list[str]]:
+    dropped: list[str] = []
+    translate(body, path, lambda name, where: dropped.append(f"{where} {name}"))
+    return body, dropped
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, "/tokenize"])
+@pytest.mark.parametrize(
+    ("sent", "switches"),
+    [
+        ({"thinking": {"type": "disabled"}}, OFF),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ON),
+        ({"thinking": False}, OFF),
+        ({"enable_thinking": False}, OFF),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, OFF),
+        ({"chat_template_kwargs": {"thinking": True}, "thinking": {"type": "disabled"}}, ON),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"thinking": {}}, None),
+        ({"thinking": 3}, None),
+        ({}, None),
+    ],
+)
+def test_every_switch_of_thinking_is_read(path: str, sent: dict[str, Any], switches: dict[str, Any] | None) -> None:
+    body, _ = translated(path, **sent)
+    assert body == ({} if switches is None else {"chat_template_kwargs": switches})
+
+
+def test_other_endpoints_have_their_own_switch() -> None:
+    assert translated(MESSAGES, enable_thinking=False)[0] == {"thinking": {"type": "disabled"}}
+    assert translated(MESSAGES, enable_thinking=True)[0] == {}
+    assert translated(MESSAGES, thinking={"type": "adaptive"})[0] == {"thinking": {"type": "adaptive"}}
+    assert translated(COMPLETIONS, enable_thinking=False)[0] == {}
+
+
+def test_a_body_that_is_wrong_is_left_to_the_checks() -> None:
+    for wrong in ({"tools": "all"}, {"tools": [1, {"type": 2}]}, {"chat_template_kwargs": [1]}):
+        assert translated(CHAT, **wrong) == (wrong, [])
+
+
+def test_tools_that_the_server_would_have_to_run_are_dropped() -> None:
+    function, custom = {"type": "function", "name": "search"}, {"type": "custom", "name": "apply_patch"}
+    body, dropped = translated(RESPONSES, tools=[function, {"type": "web_search"}, custom])
+    assert body == {"tools": [function, custom]} and dropped == [f"{RESPONSES} tools_web_search"]
+    body, dropped = translated(
+        CHAT, tools=[{"type": "builtin_function", "function": {"name": "$web_search"}}, function]
+    )
+    assert body == {"tools": [function]} and dropped == [f"{CHAT} tools_builtin_function"]
