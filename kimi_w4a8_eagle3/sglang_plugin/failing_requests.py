@@ -123,7 +123,7 @@ def accept(original: Callable[..., None], rows: _GenerationStreamAccumulator, *,
 
 @FEATURE.around(f"{_BATCH}.prepare_for_extend", f"{_BATCH}.prepare_for_decode")
 def prepare(original: Callable[..., None], batch: ScheduleBatch, *args: object, **named: object) -> None:
-    """Pass the error of a batch that cannot be built on to `run_batch`."""
+    """Keep the error of a batch that cannot be built for `run_batch`."""
     try:
         original(batch, *args, **named)
     except OF_CONTENT as error:

@@ -11,31 +11,20 @@ from kimi_w4a8_eagle3.ops.replica_state import Phase
 GOOD, BAD = Acceptance(3.5, 0.8, 1000), Acceptance(1.0, 0.0, 1000)
 
 
-@pytest.mark.parametrize(
-    ("since_last_s", "recent", "collapsed", "due"),
-    [
-        (299, None, False, False),
-        (300, None, False, True),
-        (9999, GOOD, False, False),
-        (30, BAD, False, True),
-        (29, BAD, False, False),
-        (9999, Acceptance(1.0, 0.0, 199), False, False),
-        (30, None, True, True),
-        (29, None, True, False),
-        (30, GOOD, True, True),
-    ],
-    ids=[
-        "idle-soon",
-        "idle",
-        "traffic",
-        "suspicious",
-        "suspicious-soon",
-        "few-steps",
-        "retry",
-        "retry-soon",
-        "hopeful",
-    ],
-)
+DUE = {
+    "idle-soon": (299, None, False, False),
+    "idle": (300, None, False, True),
+    "traffic": (9999, GOOD, False, False),
+    "suspicious": (30, BAD, False, True),
+    "suspicious-soon": (29, BAD, False, False),
+    "few-steps": (9999, Acceptance(1.0, 0.0, 199), False, False),
+    "retry": (30, None, True, True),
+    "retry-soon": (29, None, True, False),
+    "hopeful": (30, GOOD, True, True),
+}
+
+
+@pytest.mark.parametrize(("since_last_s", "recent", "collapsed", "due"), DUE.values(), ids=DUE)
 def test_the_canary_runs_when_it_is_due(
     since_last_s: float, recent: Acceptance | None, collapsed: bool, due: bool
 ) -> None:
@@ -66,7 +55,7 @@ def test_a_phase_that_changed_meanwhile_is_kept() -> None:
     assert state.enter_unless_changed(state.since, Phase.DOWN, "ended") and state.phase is Phase.DOWN
 
 
-def test_a_new_life_forgets_the_progress_of_the_last() -> None:
+def test_a_new_run_forgets_the_progress_of_the_last() -> None:
     state = replica("0", "http://127.0.0.1:1")
     state.progressed(1.0)
     state.enter(Phase.STALLED)
