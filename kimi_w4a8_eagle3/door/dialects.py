@@ -32,6 +32,9 @@ def translate(body: dict[str, Any], path: str, drop: Callable[[str, str], None])
                 body["chat_template_kwargs"] = {**kwargs, "thinking": asked, "enable_thinking": asked}
     elif path == MESSAGES and isinstance(switch, bool) and not switch:
         body.setdefault("thinking", {"type": "disabled"})
+    for item in body["input"] if path == RESPONSES and isinstance(body.get("input"), list) else ():
+        if isinstance(item, dict):
+            item.pop("phase", None)  # SGLang's own; it splits an answer where the items differ in it
     tools = body.get("tools")
     if path in _CLIENTS and isinstance(tools, list) and len(tools) <= MAX_LIST:
         body["tools"] = [tool for tool in tools if _is_clients(tool, path, drop)]

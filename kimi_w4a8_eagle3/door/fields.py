@@ -91,8 +91,4 @@ class Fields:
 def _counter() -> Counter:
     from prometheus_client import Counter  # it reads its environment when imported: see sglang_plugin/metrics_hook.py
 
-    return Counter(
-        "kimi_door_dropped_fields",
-        "Fields and tools of requests that were dropped: no endpoint reads them.",
-        ["field"],
-    )
+    return Counter("kimi_door_dropped_fields", "Dropped fields and tools, which no endpoint reads.", ["field"])

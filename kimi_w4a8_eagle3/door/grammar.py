@@ -17,7 +17,7 @@ from .enforceable import require_enforceable
 from .tools import compiled, functions
 
 _MAX_BYTES = 65536
-_MAX_TOOL_BYTES = 4 * _MAX_BYTES  # of all tools together
+_MAX_TOOL_BYTES = 2**20  # of all tools together
 _MAX_TOOL_OBJECTS = 8192  # SGLang checks each as a schema, 0.2 ms an object, while all other requests wait
 _MAX_PROPERTIES = 2048
 # Any of n optional properties may follow any other: n * n transitions, about eight times as many with a count of them.

@@ -59,3 +59,11 @@ def test_tools_that_the_server_would_have_to_run_are_dropped() -> None:
         CHAT, tools=[{"type": "builtin_function", "function": {"name": "$web_search"}}, function]
     )
     assert body == {"tools": [function]} and dropped == [f"{CHAT} tools_builtin_function"]
+
+
+def test_items_of_one_answer_do_not_differ_in_phase() -> None:
+    """SGLang gives a text its phase and, when the client sends it back, renders two answers for one."""
+    said = [{"type": "message", "role": "assistant", "content": "x", "phase": "commentary"}, {"type": "function_call"}]
+    body, _ = translated(RESPONSES, input=said)
+    assert body["input"] == [{"type": "message", "role": "assistant", "content": "x"}, {"type": "function_call"}]
+    assert translated(RESPONSES, input="phase")[0] == {"input": "phase"}

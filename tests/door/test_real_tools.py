@@ -1,0 +1,48 @@
+"""The door accepts the tools of real MCP servers, of which agents send many lists together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support import recorded
+
+from kimi_w4a8_eagle3.door.answers import Refusal
+from kimi_w4a8_eagle3.door.grammar import check_tools
+
+SERVERS = {row["server"]: row["tools"] for row in recorded.rows("mcp_tools") if row["tools"]}
+
+
+def declared(tool: dict[str, Any], strict: bool) -> dict[str, Any]:
+    function = {"name": tool["name"], "description": tool["description"], "parameters": tool["inputSchema"]}
+    return {"type": "function", "function": {**function, "strict": strict}}
+
+
+def accepted(tools: list[dict[str, Any]], choice: Any = "auto") -> bool:
+    try:
+        check_tools([tools], choice, strict_only=True)
+    except Refusal:
+        return False
+    return True
+
+
+def test_there_are_as_many_as_the_figures_say() -> None:
+    assert len(SERVERS) >= 20
+    assert sum(map(len, SERVERS.values())) >= 1000
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_tools_that_are_not_strict_are_accepted(choice: str) -> None:
+    refused = [
+        (server, tool["name"])
+        for server, tools in SERVERS.items()
+        for tool in tools
+        if not accepted([declared(tool, False)], choice)
+    ]
+    assert refused == []
+
+
+def test_whole_lists_are_accepted() -> None:
+    assert [
+        server for server, tools in SERVERS.items() if not accepted([declared(tool, False) for tool in tools])
+    ] == []

@@ -1,0 +1,18 @@
+"""Requests of real clients and tools of real MCP servers, as `python -m proof.agents record` wrote them."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).with_name("agents")
+
+
+@cache
+def rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of `requests` ({session, path, body}) or `mcp_tools` ({server, tools})."""
+    with lzma.open(FOLDER / f"{name}.jsonl.xz", "rt") as lines:
+        return [json.loads(line) for line in lines]
