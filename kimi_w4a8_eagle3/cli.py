@@ -46,7 +46,7 @@ COMMANDS = {
     "bench": "Measure a server: `kimi-w4a8 bench con2`, `con40`, or any workload of `kimi-w4a8 bench list`.",
     "accept": "Accept what this machine serves, in an hour on eight MI325X: a timetable, the stages, a page and a "
     "bundle.",
-    "report": "Write one self-contained HTML page and SVG figures from finished benchmark and evaluation runs.",
+    "report": "Write one self-contained HTML page and SVG figures from finished runs, from this machine or another.",
 }
 _VALUES = {"path": "PATH", "int": "N", "float": "NUMBER"}  # part of a type: the word in the help
 

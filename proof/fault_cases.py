@@ -33,7 +33,7 @@ from proof.fault_stage import (
     other_kimi,
     under_load,
 )
-from proof.load.load import Load, Summary, forbidden, summarize, write_records
+from proof.load.load import Load, forbidden, median_ms, write_records
 from proof.load.load_request import Client, Manner, Outcome, Record
 from proof.load.served import ServedFleet
 
@@ -105,11 +105,10 @@ def slow_client(stage: Stage) -> Row:
     """Two clients that read one piece a second; the others' speed, and how long the engines hold the slow ones' KV."""
     row, slow_ones = Row(), 2
 
-    def measure(seconds: float) -> tuple[Summary, list[Record]]:
-        began = time.time()
+    def measure(seconds: float) -> tuple[float, list[Record]]:
         with stage.load(2) as load:
             time.sleep(seconds)
-        return summarize(load.records, began, time.time()), load.records
+        return median_ms(record.tpot_s for record in load.records), load.records
 
     question = stage.endless(1200)
     before, records = measure(10)
@@ -130,8 +129,8 @@ def slow_client(stage: Stage) -> Row:
     row.clients += f"; the {slow_ones} slow ones still reading"
     row.remark = (
         f"{question.max_tokens} tokens for each were finished, and their KV free, after {released:.0f} s, "
-        f"{usual:.0f} s with clients that read; TPOT of the others {before.tpot_ms or 0:.0f} ms before, "
-        f"{beside.tpot_ms or 0:.0f} ms beside"
+        f"{usual:.0f} s with clients that read; TPOT of the others {before:.0f} ms before, "
+        f"{beside:.0f} ms beside"
     )
     row.expect(still_reading == slow_ones, "the slow clients were not slow")
     row.expect(released < 4 * usual + 5, "a slow client held its KV")
@@ -147,10 +146,8 @@ def two_hundred(stage: Stage) -> Row:
     records = load.records
     write_records(stage.folder / "two-hundred.jsonl", records)
     row.judge(records, ONLY_OK)
-    whole = summarize(records, began, time.time() + 1)
-    row.remark = (
-        f"all answered within {max(r.ended for r in records) - began:.0f} s, TTFT median {whole.ttft_ms:.0f} ms"
-    )
+    ttft_ms = median_ms(record.ttft_s for record in records)
+    row.remark = f"all answered within {max(r.ended for r in records) - began:.0f} s, TTFT median {ttft_ms:.0f} ms"
     return row
 
 

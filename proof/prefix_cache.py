@@ -23,8 +23,7 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.engine.metrics import read
-from kimi_w4a8_eagle3.engine.process import free_port
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.fleet.target import Target
 
 from .load.load_questions import CLEAR_GAP, gap, served_model
 from .tiny.problems import problems
@@ -37,7 +36,7 @@ _SYSTEM = "You are a careful teacher of maths. Be brief."
 _TURNS = 2
 _CROWD = 8  # of each request at once
 _CLEAR = 8  # tokens of an answer that are compared, at least on average
-_READY_S = 600.0
+_TIMEOUT_S = 600.0
 
 Messages = list[dict[str, Any]]
 
@@ -171,13 +170,13 @@ def main() -> int:
     table = Table("server", "state", "requests", "prompt tokens from the cache")
     found: list[str] = []
     for drafts in (True, False):
-        recipe = load_recipe("tiny" if drafts else "tiny:plain")
-        with tempfile.TemporaryDirectory() as folder:
-            launch = render(recipe, [f"port={free_port()}", *SETTINGS])
-            with launch.server(Path(folder) / "server.log") as server:
-                server.wait_ready(_READY_S)
-                with httpx.Client(base_url=server.base_url, timeout=_READY_S) as http:
-                    states = Prover(http).states(users=2)
+        target = Target(recipe="tiny" if drafts else "tiny:plain", settings=SETTINGS)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            target.running(Path(folder) / "server.log", print) as server,
+            httpx.Client(base_url=server.base_url, timeout=_TIMEOUT_S) as http,
+        ):
+            states = Prover(http).states(users=2)
         name = "EAGLE3" if drafts else "no drafts"
         for state in states:
             table.add_row(name, state.name, str(len(state.answers)), f"{state.hits:.1%}")

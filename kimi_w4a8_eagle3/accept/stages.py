@@ -242,7 +242,7 @@ class AcceptRun:
         built_in, limit = not recipe.model.on_hub, self.sizes.problems
         math = Protocol(tasks.TINY_MATH, True, 0, tasks.TINY_MATH.max_tokens, limit or 300, 32)
         protocol = math if built_in else Protocol(tasks.GSM8K, False, tasks.GSM8K.shots, 512, limit, 256)
-        options = accuracy.AccuracyOptions(self.data_dir, runs=self.folder)
+        options = accuracy.AccuracyOptions(data_dir=self.data_dir, runs=self.folder)
         folder = accuracy.run(self._target(recipe), protocol, options, self.console)
         rows = json.loads((folder / RESULT).read_text())["verdict"]["accuracies"]
         figures = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,11 +50,9 @@ def accept(
     todo = run.stages()
     console.print(f"kimi-w4a8 accept: results are kept in {folder}")
     try:
-        with signals(runs):
-            try:
-                journal.run_stages(todo, found, console.print)
-            finally:
-                run.stop()
+        with signals(runs), ExitStack() as engines:
+            engines.callback(run.stop)
+            journal.run_stages(todo, found, console.print)
     finally:
         page = claims.page(found)
         print_page(page, Verdict.FAIL if found.names(Verdict.FAIL) else Verdict.MEASURED)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 from typer.core import TyperGroup
 
 from ..base.console import table_console
@@ -26,8 +25,8 @@ from ..predict.predict import Load, adaptive_table, calibrate, check, choices, p
 from ..report.analysis import Analysis
 from ..report.changes import require_hits
 from ..report.measured import page
-from ..report.page import PACKAGES, write_page
-from ..report.tables import print_choices, print_figures, print_model, require_comparison
+from ..report.page import PACKAGES, Table, write_page
+from ..report.tables import print_choices, print_figures, print_model, print_table, require_comparison
 from .options import KEY_FILE, OPS_URL, RUNS, complete, expanded, signals
 
 
@@ -85,11 +84,9 @@ def list_workloads(as_json: bool = typer.Option(False, "--json", help="Print JSO
     if as_json:
         typer.echo(json.dumps({name: load_workload(name).model_dump() for name in workload_names()}, indent=2))
         return
-    table = Table("workload", "what it measures", "concurrency", "seeds")
-    for name in workload_names():
-        work = load_workload(name)
-        table.add_row(name, work.summary, ", ".join(map(str, work.concurrency)), str(len(work.seeds)))
-    table_console().print(table)
+    works = map(load_workload, workload_names())
+    rows = [[work.name, work.summary, ", ".join(map(str, work.concurrency)), str(len(work.seeds))] for work in works]
+    print_table(Table(("workload", "what it measures", "concurrency", "seeds"), rows), table_console())
 
 
 @app.command("run")
@@ -150,9 +147,8 @@ def ab(
     works = [load.workload(name) for name in dict.fromkeys(workload)]
     key = client_key(None, os.environ)
     sides = [Target(recipe=side, settings=tuple(settings), api_key=key) for side in (a, *b)]
-    plan = comparison.Plan(sides, works, repeats, rounds)
     with signals(runs):
-        folder = comparison.ab(plan, load.texts(), runs, typer.echo)
+        folder = comparison.ab(comparison.Plan(sides, works, repeats, rounds), load.texts(), runs, typer.echo)
     analysis = Analysis([read_run(folder)], base=a)
     _conclude(analysis, folder, report)
     require_hits(analysis.groups)

@@ -147,7 +147,10 @@ def tools(
     else:
         earlier = load_run(kept.resume, tool_run.plan_of)
         target, plan = _resumed(server, earlier), tool_run.plan_of(earlier)
-    judging = tool_run.Judging(published, baseline, min_similarity, tokenizer, kept.max_unusable, kept.runs)
+    judging = tool_run.Judging(
+        baseline=baseline, published=published, min_similarity=min_similarity, tokenizer=tokenizer,
+        max_unusable=kept.max_unusable, runs=kept.runs,
+    )  # fmt: skip
     with signals(kept.runs):
         folder = tool_run.run(target, plan, judging, table_console(), kept.resume)
     _end(folder)
@@ -242,8 +245,9 @@ def _accuracy(
         target, protocol = _resumed(server, earlier), accuracy.protocol_of(earlier)
         data_dir = data_dir or (Path(earlier["data_dir"]) if earlier["data_dir"] else None)
     options = accuracy.AccuracyOptions(
-        data_dir, judged.baseline, published, judged.margin, judged.max_unusable, judged.runs
-    )
+        data_dir=data_dir, baseline=judged.baseline, published=published, margin=judged.margin,
+        max_unusable=judged.max_unusable, runs=judged.runs,
+    )  # fmt: skip
     with signals(judged.runs):
         folder = accuracy.run(target, protocol, options, table_console(), judged.resume)
     _end(folder)

@@ -15,14 +15,14 @@ _COLUMNS = ("recipe", "engine", "hardware", "status", "summary")
 
 def recipes(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """List the packaged recipes: engine, hardware, whether it was verified there, summary."""
-    table = Table(*_COLUMNS)
+    table = Table("recipe", "engine", "hardware", "summary")
     rows = []
     for recipe in map(load_recipe, recipe_names()):
         needs = recipe.hardware
         hardware = f"{needs.gpus} x {needs.reference or ', '.join(needs.arch)}" if needs.gpus else "CPU"
-        verified = (needs.reference or "cpu") in needs.verified
-        rows.append((recipe.name, recipe.engine, hardware, "verified" if verified else "unverified", recipe.summary))
-        table.add_row(*rows[-1])
+        status = "verified" if (needs.reference or "cpu") in needs.verified else "unverified"
+        rows.append((recipe.name, recipe.engine, hardware, status, recipe.summary))
+        table.add_row(recipe.name, recipe.engine, f"{hardware}\n{status}", recipe.summary)
     if as_json:
         typer.echo(json.dumps([dict(zip(_COLUMNS, row, strict=True)) for row in rows], indent=2))
     else:

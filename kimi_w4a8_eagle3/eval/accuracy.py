@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +12,25 @@ from rich.console import Console
 from ..base import laptop
 from ..base.console import request_progress
 from ..base.errors import KimiError, UsageError
-from ..base.run_dir import DEFAULT_ROOT
 from ..fleet.target import Target
 from .harness import score
 from .json_lines import read_rows, write_rows
 from .judge import ProblemOutcome, Reference, judge, load_references
 from .problems import problems
-from .recorder import Patience
-from .resume import evaluated, load_run
-from .tasks import GSM8K, METRICS, TASKS, TINY_MATH, Protocol, Task, read_problems
+from .resume import RunOptions, evaluated, load_run
+from .tasks import GSM8K, METRICS, TASKS, TINY_MATH, Protocol, read_problems
 
 KIND = "eval-accuracy"
 PROBLEMS = "problems.jsonl"
 _COMPARED = ("task", "chat", "shots", "seed")
 
 
-@dataclass(frozen=True)
-class AccuracyOptions:
-    """Settings of an accuracy run that do not name the server or the protocol."""
+@dataclass(frozen=True, kw_only=True)
+class AccuracyOptions(RunOptions):
+    """Settings of an accuracy run that do not name the server or the protocol. margin: accepted loss."""
 
     data_dir: Path | None = None
-    baseline: Path | None = None
-    published: str | None = None
     margin: float = 0.01
-    max_unusable: float = 0.01
-    runs: Path = DEFAULT_ROOT
-    patience: Patience = field(default_factory=Patience)
 
 
 def run(
@@ -57,7 +50,7 @@ def run(
     references, judged = references_for(protocol, options, target)
     facts = {"protocol": describe(protocol), "data_dir": options.data_dir and str(options.data_dir.resolve())}
     name = f"eval-{task.title.lower()}"
-    with evaluated(target, KIND, name, facts, options.runs, options.patience, console, resume) as evaluation:
+    with evaluated(target, KIND, name, facts, options, console, resume) as evaluation:
         server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
         console.print(f"{task.title}: {_size(protocol)} on {server.model} at {server.base_url}; {folder}")
         with request_progress(task.title, protocol.count, console) as shown:
@@ -82,20 +75,15 @@ def load_outcomes(folder: Path) -> list[ProblemOutcome]:
 
 def _baseline(folder: Path, protocol: Protocol) -> list[ProblemOutcome]:
     """Load the problems of a run with the same protocol; only those can be compared."""
-    theirs = protocol_of(load_run(folder, protocol_of))
+    ours, theirs = describe(protocol), load_run(folder, protocol_of)["protocol"]
     for name in _COMPARED:
-        ours, other = (_shown(getattr(each, name)) for each in (protocol, theirs))
-        if ours != other:
+        if ours[name] != theirs[name]:
             raise KimiError(
-                f"the baseline used another protocol: {name} {other}, this run has {ours}",
+                f"the baseline used another protocol: {name} {theirs[name]}, this run has {ours[name]}",
                 where="--baseline",
                 expected="the same task, examples and prompt format in both runs",
             )
     return load_outcomes(folder)
-
-
-def _shown(value: Any) -> Any:
-    return value.title if isinstance(value, Task) else value
 
 
 def references_for(protocol: Protocol, options: AccuracyOptions, target: Target) -> tuple[list[Reference], str | None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -61,7 +60,6 @@ class Answers:
     greedy: dict[int, list[Tokens]] = field(default_factory=dict)
     prefixes: list[tuple[int, ...]] = field(default_factory=list)
     sampled: list[Samples] = field(default_factory=list)
-    info: dict[str, Any] = field(default_factory=dict)
     prefills: dict[tuple[int, ...], Prefill] = field(default_factory=dict)
     late: list[bool] = field(default_factory=list)
 
@@ -183,7 +181,7 @@ def _ask(server: Server, asked: list[Prompt], plan: LosslessPlan, earlier: Answe
         )
     with TokenClient(server.base_url, server.api_key) as probe:
         ids = probe.all(lambda prompt: probe.chat_ids(prompt.text, server.model), asked, 8)
-        answers = Answers(server, ids, info=probe.server_info())
+        answers = Answers(server, ids)
         for concurrency in plan.concurrencies:
             with console.status(f"{server.name}: {len(asked)} greedy answers at concurrency {concurrency}"):
                 answers.greedy[concurrency] = probe.all(

@@ -5,20 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..base.errors import KimiError
-from ..base.run_dir import RECORD, new_run_dir, write_json
+from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..base.signals import Terminated
 from ..fleet.target import Server, Target, record_of
 from .judge import Conclusion
 from .recorder import REQUESTS, Patience, Recorder
 
 RESULT = "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Settings of an evaluation that neither change its requests nor name the server.
+
+    baseline: run to compare with. published: name of the reported figures that decide.
+    """
+
+    baseline: Path | None = None
+    published: str | None = None
+    max_unusable: float = 0.01
+    runs: Path = DEFAULT_ROOT
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,7 @@ class Evaluation:
 
 @contextmanager
 def evaluated(
-    target: Target, kind: str, name: str, facts: Mapping[str, Any], runs: Path, patience: Patience, console: Console,
+    target: Target, kind: str, name: str, facts: Mapping[str, Any], options: RunOptions, console: Console,
     resume: Path | None = None,
 ) -> Iterator[Evaluation]:  # fmt: skip
     """Yield the running server with the run's folder and recorder.
@@ -47,12 +61,12 @@ def evaluated(
     facts: recorded in run.json; a run with facts can be resumed, and a failure or a signal names the option for it.
     """
     target.check()
-    folder = resume or new_run_dir(name, runs)
+    folder = resume or new_run_dir(name, options.runs)
     with target.running(folder / "server.log", console.print) as server:
         if resume is None:
             write_json(folder / RECORD, record_of(kind, {"server": target}, model=server.model, **facts))
         try:
-            recorder = Recorder(server.base_url, folder / REQUESTS, patience, server.api_key)
+            recorder = Recorder(server.base_url, folder / REQUESTS, options.patience, server.api_key)
             yield Evaluation(kind, folder, server, recorder)
         except (KimiError, Terminated) as error:
             kept = f"the answers are kept; continue with --resume {folder}" if facts else ""

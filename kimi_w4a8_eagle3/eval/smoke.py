@@ -18,7 +18,7 @@ from .judge import Check, Conclusion
 from .problems import MathProblem, parse_answer
 from .problems import problems as sample
 from .recorder import CHAT, Answer, Patience
-from .resume import evaluated
+from .resume import RunOptions, evaluated
 from .significance import wilson
 
 KIND = "eval-smoke"
@@ -44,8 +44,8 @@ def run(
 ) -> tuple[Path, Verdict, list[Check]]:
     """Ask easy problems and return the run directory, pass or fail, and the checks."""
     problems = sample(floors.problems, seed=21)
-    once = Patience(attempts=1, server_away_s=0.0)
-    with evaluated(target, KIND, KIND, {}, runs, once, console) as evaluation:
+    once = RunOptions(runs=runs, patience=Patience(attempts=1, server_away_s=0.0))
+    with evaluated(target, KIND, KIND, {}, once, console) as evaluation:
         server = evaluation.server
         before = scrape(server.ops_url) if server.ops_url else None  # a router does not forward accept histograms
         settings = {"model": server.model, "max_tokens": floors.max_tokens, "temperature": 0.0}

@@ -12,14 +12,13 @@ from rich.console import Console
 
 from ..base.console import request_progress
 from ..base.errors import KimiError
-from ..base.run_dir import DEFAULT_ROOT
 from ..engine.client import EngineClient
 from ..fleet.target import Server, Target
 from . import tool_requests, tool_scores, vendor_checks
 from .json_lines import read_rows, write_rows
 from .judge import Check
-from .recorder import CHAT, Patience
-from .resume import evaluated
+from .recorder import CHAT
+from .resume import RunOptions, evaluated
 from .tool_scores import ToolOutcome
 
 KIND = "eval-tools"
@@ -42,20 +41,15 @@ class ToolPlan:
     concurrency: int = 32
 
 
-@dataclass(frozen=True)
-class Judging:
-    """Settings that decide the verdict on given answers, and where it is kept.
+@dataclass(frozen=True, kw_only=True)
+class Judging(RunOptions):
+    """Settings that decide the verdict on given answers.
 
     tokenizer: folder or repository; None uses the server's tokenizer if it is on this machine.
     """
 
-    published: str | None = None
-    baseline: Path | None = None
     min_similarity: float | None = None
     tokenizer: str | None = None
-    max_unusable: float = 0.01
-    runs: Path = DEFAULT_ROOT
-    patience: Patience = field(default_factory=Patience)
 
 
 def plan_of(run: dict[str, Any]) -> ToolPlan:
@@ -73,7 +67,7 @@ def run(target: Target, plan: ToolPlan, judging: Judging, console: Console, resu
     requests = tool_requests.load(plan.data, plan.limit)
     count = vendor_checks.counter(judging.tokenizer) if judging.tokenizer else None
     facts = {"plan": asdict(plan)}
-    with evaluated(target, KIND, KIND, facts, judging.runs, judging.patience, console, resume) as evaluation:
+    with evaluated(target, KIND, KIND, facts, judging, console, resume) as evaluation:
         server, folder, recorder = evaluation.server, evaluation.folder, evaluation.recorder
         count = count or _own_counter(server)
         probes = vendor_checks.probes(server.model, plan.max_tokens)

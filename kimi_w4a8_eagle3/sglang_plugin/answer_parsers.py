@@ -15,9 +15,11 @@ from sglang.srt.function_call.core_types import StreamingParseResult, ToolCallIt
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.kimik2_detector import KimiK2Detector as SglangCalls
 from sglang.srt.parser import reasoning_parser as sglang
+from xgrammar import StructuralTag
 
 from ..chat.calls import fitting_tool, named_tool
 from ..chat.reader import CALL_MARKERS, Kind, Reader, is_json
+from ..chat.tags import one_call
 from .hooks import Feature
 
 PARSER = "kimi_k2"
@@ -31,6 +33,8 @@ FEATURE = Feature(
         f"{_CALLS}.parse_streaming_increment",
         f"{_CALLS}.finish",
         f"{_CALLS}.has_tool_call",
+        f"{_CALLS}.get_structural_tag",
+        f"{_CALLS}.get_auto_tool_call_structural_tag",
         f"{_THINKING}._detect_and_parse_impl",
         f"{_THINKING}._parse_streaming_increment_impl",
         f"{_THINKING}.finish",
@@ -83,6 +87,29 @@ class KimiToolCalls(SglangCalls):
         self._arguments: list[str] = []  # of the current call, without white space around them
         self._blanks = ""  # after them
         self.incomplete_tool_call_indices: set[int] = set()  # SGLang gives them no `tool_calls` finish reason
+
+    def get_auto_tool_call_structural_tag(
+        self, tools: list[Any] | None = None, thinking_mode: bool = False, parallel_tool_calls: bool = True
+    ) -> StructuralTag | None:
+        """Hold `parallel_tool_calls: false` by a grammar also where no tool is strict."""
+        if parallel_tool_calls or not tools:
+            return None
+        object_ = {"strict": True, "parameters": {"type": "object"}}
+        loose = [tool.model_copy(update={"function": tool.function.model_copy(update=object_)}) for tool in tools]
+        return self.get_structural_tag(loose, "auto", thinking_mode, parallel_tool_calls=False)
+
+    def get_structural_tag(
+        self,
+        tools: list[Any] | None = None,
+        tool_choice: Any = "auto",
+        thinking_mode: bool = False,
+        parallel_tool_calls: bool = True,
+    ) -> StructuralTag | None:
+        """Allow one call where the request does. SGLang 0.5.20 ignores the switch."""
+        tag = super().get_structural_tag(tools, tool_choice, thinking_mode, parallel_tool_calls)
+        if tag is None or parallel_tool_calls:
+            return tag
+        return StructuralTag.model_validate(one_call(tag.model_dump()))
 
     def has_tool_call(self, text: str) -> bool:
         """Return True if the text has a marker, which a client must never see."""

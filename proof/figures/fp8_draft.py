@@ -27,11 +27,8 @@ from kimi_w4a8_eagle3.base.signals import signals_raise
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import Acceptance, acceptance_from_counters, scrape
-from kimi_w4a8_eagle3.engine.process import free_port
-from kimi_w4a8_eagle3.fleet.checks import checked
-from kimi_w4a8_eagle3.fleet.replica import READY_TIMEOUT_S
+from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.predict.machine_model import PRECISIONS, Cluster, decode_bytes, draft_bytes, kimi
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
 from laptop import tiny
 
@@ -85,13 +82,11 @@ def saved(requests: int, bits: int) -> tuple[float, float]:
 
 def ask(draft: Path, questions: list[str], log: Path) -> tuple[Tokens, Acceptance]:
     """The greedy answers, and acceptance from the server's counters around them."""
-    launch = checked(render(load_recipe("tiny"), [f"port={free_port()}", f"draft.repo={draft}"]))
-    assert launch.num_draft_tokens is not None
-    with launch.server(log) as server, EngineClient(server.base_url) as client:
-        server.wait_ready(READY_TIMEOUT_S)
+    target = Target(recipe="tiny", settings=(f"draft.repo={draft}",))
+    with target.running(log, print) as server, EngineClient(server.base_url) as client:
         before = scrape(server.base_url)
         answers = client.chat_all(questions, MAX_TOKENS, CONCURRENCY)
-        found = acceptance_from_counters(scrape(server.base_url).since(before), launch.num_draft_tokens)
+        found = acceptance_from_counters(scrape(server.base_url).since(before), server.facts.num_draft_tokens or 0)
     assert found is not None, "nothing was verified"
     return [answer.token_ids for answer in answers], found
 

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import statistics
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
 from kimi_w4a8_eagle3.base.files import write_atomic
 
 from .load_questions import Question
-from .load_request import FORBIDDEN, GOOD, Client, Manner, Outcome, Record
+from .load_request import FORBIDDEN, Client, Manner, Outcome, Record
 
 # Three streamed answers to one in one piece.
 USUAL: Mapping[Manner, int] = {Manner.STREAM: 3, Manner.PLAIN: 1}
+_EXPECT_NO_ANSWER = (Manner.BAD, Manner.LEAVES_PLAIN, Manner.LEAVES_STREAM)
 _PAUSE_S = 0.25  # after an error: a client that asks again at once would only measure how fast it is refused
 
 
 class Load:
     """`concurrency` clients that ask one request after the other from entry to exit of a `with` block, in a thread.
 
-    mix: how often each manner comes in a cycle. total: stop by itself after so many requests. retries: how often a
-    client asks again after an error that it saw. pause_s: between two requests of a client. On a normal exit running
-    requests are finished, otherwise dropped.
+    mix: how often each manner comes in a cycle. total: stop by itself after so many requests. On a normal exit
+    running requests are finished, otherwise dropped.
     """
 
     def __init__(
@@ -42,17 +42,14 @@ class Load:
         *,
         mix: Mapping[Manner, int] = USUAL,
         total: int | None = None,
-        retries: int = 0,
         hang_s: float = 60.0,
-        pause_s: float = 0.0,
         leave_after: int | Callable[[], int] = 5,
         api_key: str | None = None,
     ) -> None:
         self._base_url, self._questions, self._concurrency = base_url, questions, concurrency
         self._manners = [manner for manner, times in mix.items() for _ in range(times)]
-        self._total, self._retries = total, retries
+        self._total = total
         self._hang_s, self._leave_after, self._api_key = hang_s, leave_after, api_key
-        self._pause_s = pause_s
         self._numbers = count()
         self._records: list[Record] = []
         self._stop = threading.Event()
@@ -63,9 +60,6 @@ class Load:
     def records(self) -> list[Record]:
         """Requests that have ended so far."""
         return list(self._records)
-
-    def outcomes(self) -> Counter[Outcome]:
-        return Counter(record.outcome for record in self._records)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all `total` requests have ended; False when they have not in time."""
@@ -106,36 +100,14 @@ class Load:
                 return
             turn, which = divmod(number, len(self._questions))  # in every turn a question comes in another manner
             manner = self._manners[(which + turn) % len(self._manners)]
-            record = await client.ask(self._questions[which], manner, which, self._retries)
+            record = await client.ask(self._questions[which], manner, which)
             self._records.append(record)
-            if record.outcome not in GOOD and manner not in (Manner.BAD, Manner.LEAVES_PLAIN, Manner.LEAVES_STREAM):
+            if record.outcome is not Outcome.OK and manner not in (
+                Manner.BAD,
+                Manner.LEAVES_PLAIN,
+                Manner.LEAVES_STREAM,
+            ):
                 await asyncio.sleep(_PAUSE_S)
-            await asyncio.sleep(self._pause_s)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Requests of one phase. Medians are over streamed answers that came whole; None without any."""
-
-    requests: int
-    outcomes: dict[str, int]
-    tokens_per_s: float
-    ttft_ms: float | None
-    tpot_ms: float | None
-
-
-def summarize(records: Sequence[Record], since: float, until: float) -> Summary:
-    """The requests that ended between two moments (Unix seconds), and the tokens that came between them."""
-    ended = [record for record in records if since <= record.ended < until]
-    good = [record for record in ended if record.outcome in GOOD]
-    tokens = sum(n for record in records for at, n in record.arrivals if since <= at < until)
-    return Summary(
-        requests=len(ended),
-        outcomes={outcome.value: n for outcome, n in sorted(Counter(record.outcome for record in ended).items())},
-        tokens_per_s=tokens / max(until - since, 1e-9),
-        ttft_ms=_median_ms([record.ttft_s for record in good]),
-        tpot_ms=_median_ms([record.tpot_s for record in good]),
-    )
 
 
 def forbidden(records: Sequence[Record]) -> list[Record]:
@@ -148,6 +120,7 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
     write_atomic(path, "".join(json.dumps(asdict(record)) + "\n" for record in records))
 
 
-def _median_ms(seconds: Sequence[float | None]) -> float | None:
+def median_ms(seconds: Iterable[float | None]) -> float:
+    """The median in milliseconds of what is known; NaN where nothing is."""
     found = [1000 * value for value in seconds if value is not None]
-    return statistics.median(found) if found else None
+    return statistics.median(found) if found else math.nan

@@ -18,7 +18,6 @@ from kimi_w4a8_eagle3.engine.client import bearer
 from .load_questions import Question
 
 _CHAT = "/v1/chat/completions"
-_CHARACTERS_A_TOKEN = 2.4  # of the built-in model
 
 
 class Manner(str, Enum):
@@ -36,7 +35,6 @@ class Outcome(str, Enum):
     """Result that one client saw."""
 
     OK = "ok"  # the very answer that was expected
-    RETRIED = "ok after retry"  # the same, after the client asked again
     LEFT = "left"  # the client went away, as it was told to
     REFUSED = "refused"  # 4xx or 503
     FAILED = "failed"  # another 5xx
@@ -48,13 +46,11 @@ class Outcome(str, Enum):
 
 
 FORBIDDEN = frozenset({Outcome.TRUNCATED, Outcome.WRONG})
-GOOD = frozenset({Outcome.OK, Outcome.RETRIED})
-_WORTH_A_RETRY = frozenset({Outcome.REFUSED, Outcome.FAILED, Outcome.UNREACHABLE, Outcome.CUT})
 
 
 @dataclass
 class Record:
-    """One request. Times are Unix seconds; arrivals: (time, tokens) of each piece, of all pieces `tokens` together."""
+    """One request. Times are Unix seconds. pieces: when the parts of its answer came. tokens: the server's count."""
 
     manner: Manner
     question: int
@@ -63,22 +59,21 @@ class Record:
     outcome: Outcome = Outcome.OK
     detail: str = ""
     status: int | None = None
-    tokens: float = 0.0
-    attempts: int = 1
+    tokens: int | None = None
     request_id: str | None = None
-    arrivals: list[tuple[float, float]] = field(default_factory=list)
+    pieces: list[float] = field(default_factory=list)
 
     @property
     def ttft_s(self) -> float | None:
         """Seconds to the first piece of a streamed answer."""
-        return self.arrivals[0][0] - self.began if self.arrivals and self.manner is Manner.STREAM else None
+        return self.pieces[0] - self.began if self.pieces and self.manner is Manner.STREAM else None
 
     @property
     def tpot_s(self) -> float | None:
         """Seconds a token after the first, of a streamed answer."""
-        if self.manner is not Manner.STREAM or len(self.arrivals) < 2 or self.tokens < 2:
+        if self.manner is not Manner.STREAM or len(self.pieces) < 2 or self.tokens is None or self.tokens < 2:
             return None
-        return (self.arrivals[-1][0] - self.arrivals[0][0]) / (self.tokens - 1)
+        return (self.pieces[-1] - self.pieces[0]) / (self.tokens - 1)
 
 
 @dataclass
@@ -160,20 +155,8 @@ class Client:
         await self._http.aclose()
         await self._slow.aclose()
 
-    async def ask(self, question: Question, manner: Manner, number: int = 0, retries: int = 0) -> Record:
-        """One request, asked again up to `retries` times after an error that the client could see."""
-        began = time.time()
-        for attempt in range(1, retries + 2):
-            record = await self._once(question, manner, number)
-            if record.outcome not in _WORTH_A_RETRY or 400 <= (record.status or 0) < 429 or attempt > retries:
-                break
-            await asyncio.sleep(min(0.5 * 2**attempt, 5.0))
-        record.attempts = attempt
-        if record.outcome is Outcome.OK and attempt > 1:
-            record.outcome, record.began = Outcome.RETRIED, began
-        return record
-
-    async def _once(self, question: Question, manner: Manner, number: int) -> Record:
+    async def ask(self, question: Question, manner: Manner, number: int = 0) -> Record:
+        """One request. number: which of the bad bodies a client of that manner sends."""
         record = Record(manner, number, time.time())
         received = _Received()
         try:
@@ -192,7 +175,7 @@ class Client:
         except (ValueError, LookupError, TypeError, AttributeError) as error:  # 200, but not what OpenAI's clients read
             _end(record, Outcome.WRONG, error)
         record.ended = time.time()
-        record.tokens, record.arrivals = _arrivals(received)
+        record.tokens, record.pieces = received.tokens, [at for at, _ in received.pieces]
         return record
 
     async def _whole(self, question: Question, manner: Manner, record: Record, received: _Received) -> None:
@@ -286,16 +269,6 @@ def _judge(question: Question, received: _Received) -> tuple[Outcome, str]:
         found = f"{received.tokens} tokens, {received.finish_reason}"
         return Outcome.WRONG, f"{found} instead of {expected.tokens}, {expected.finish_reason}"
     return Outcome.OK, ""
-
-
-def _arrivals(received: _Received) -> tuple[float, list[tuple[float, float]]]:
-    """Tokens, spread over the pieces by their length: a piece does not say how many tokens it has.
-
-    An answer that was cut has no count; it is estimated.
-    """
-    length = len(received.text)
-    tokens = float(received.tokens) if received.tokens is not None else length / _CHARACTERS_A_TOKEN
-    return tokens, [(at, tokens * len(piece) / length) for at, piece in received.pieces] if length else []
 
 
 def _end(record: Record, outcome: Outcome, error: Exception) -> None:

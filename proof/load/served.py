@@ -167,13 +167,7 @@ class ServedFleet:
             return []
         return [event for line in lines if (event := _event(line)) is not None]
 
-    def wait_event(
-        self,
-        matches: Callable[[Event], bool],
-        since: float,
-        timeout_s: float,
-        on_wait: Callable[[float], None] | None = None,
-    ) -> Event:
+    def wait_event(self, matches: Callable[[Event], bool], since: float, timeout_s: float) -> Event:
         """The first event after a Unix time that matches; KimiError when none comes."""
         began = time.monotonic()
         while time.monotonic() - began < timeout_s:
@@ -181,8 +175,6 @@ class ServedFleet:
             for event in self.events():
                 if event.time >= since and matches(event):
                     return event
-            if on_wait is not None:
-                on_wait(time.monotonic() - began)
             time.sleep(_POLL_S)
         raise self._failure(f"an event did not come within {timeout_s:.0f} s")
 

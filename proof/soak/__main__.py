@@ -26,7 +26,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
 from kimi_w4a8_eagle3.cli import run
-from proof.load.load import summarize, write_records
+from proof.load.load import write_records
 from proof.load.load_request import Record
 from proof.load.served import ServedFleet
 from proof.soak.findings import Bounds, Finding, outcomes
@@ -140,7 +140,6 @@ def _result(found: Soak, findings: Sequence[Finding]) -> dict[str, Any]:
         "began": found.began,
         "ended": found.ended,
         "outcomes": outcomes(found.records),
-        "summary": asdict(summarize(found.records, found.began, found.ended)),
         "before": asdict(found.before),
         "after": asdict(found.after),
     }

@@ -18,7 +18,7 @@ _KINDS = {
     "sglang::scheduler": "scheduler",
     "sglang::detokenizer": "detokenizer",
     "resource_tracker": "resource tracker",
-    "--fork-server": "fork server",
+    "laptop.forked_engine": "fork server",
 }
 
 

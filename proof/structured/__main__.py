@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -23,14 +21,11 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, record, write_json
 from kimi_w4a8_eagle3.base.signals import Terminated, signals_raise
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from kimi_w4a8_eagle3.fleet.target import Target
 from proof.structured.ask import Asker, Verdict, compare, refusals
 from proof.structured.cases import FORMS, Answer, Case, cases
 
-_READY_S = 300.0
 _SHOWN = 20
-PARSERS = ("tool-call-parser=kimi_k2", "reasoning-parser=kimi_k2")
 
 
 def main(
@@ -45,8 +40,8 @@ def main(
         folder = new_run_dir("structured", runs)
         write_json(folder / RECORD, record("structured", {}, {}, cases=count, seed=seed, concurrency=concurrency))
         with signals_raise():
-            asked, found, faults = _side(folder, True, count, seed, concurrency, console)
-            _, expected, more = _side(folder, False, count, seed, concurrency, console)
+            asked, found, faults = _side(folder, "tiny", count, seed, concurrency, console)
+            _, expected, more = _side(folder, "tiny:plain", count, seed, concurrency, console)
     except Terminated as stopped:
         console.print(f"structured: {stopped} received; no verdict")
         raise typer.Exit(stopped.exit_code) from None
@@ -65,25 +60,17 @@ def main(
 
 
 def _side(
-    folder: Path, speculate: bool, count: int, seed: int, concurrency: int, console: Console
+    folder: Path, recipe: str, count: int, seed: int, concurrency: int, console: Console
 ) -> tuple[list[Case], list[Answer], list[str]]:
     """One server's answers, and what it did wrong with schemas that nothing can follow."""
-    began = time.monotonic()
-    with _engine(folder, speculate) as server, Asker(server.base_url) as asker:
+    began, target = time.monotonic(), Target(recipe=recipe)
+    log = folder / f"{recipe.replace(':', '-')}.log"
+    with target.running(log, console.print) as server, Asker(server.base_url) as asker:
         asked = cases(count, seed, asker.model)
         answered = asker.all(asked, concurrency)
         faults = [f"{server.name}: {each}" for each in refusals(asker)]
-        console.print(f"structured: {server.name}: {count} cases in {time.monotonic() - began:.0f} s with its start")
+    console.print(f"structured: {server.name}: {count} cases in {time.monotonic() - began:.0f} s with its start")
     return asked, answered, faults
-
-
-@contextmanager
-def _engine(folder: Path, speculate: bool) -> Iterator[EngineServer]:
-    launch = render(load_recipe("tiny" if speculate else "tiny:plain"), [f"port={free_port()}", *PARSERS])
-    name = "eagle3" if speculate else "plain"
-    with EngineServer(launch.argv, launch.env, launch.host, launch.port, folder / f"{name}.log", name) as server:
-        server.wait_ready(_READY_S)
-        yield server
 
 
 def _show(verdicts: list[Verdict], console: Console) -> None:

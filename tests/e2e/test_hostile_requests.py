@@ -97,6 +97,8 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     },
     "unknown model": ("/v1/chat/completions", {**CHAT, "model": "another"}),
     "negative temperature": ("/v1/chat/completions", {**CHAT, "temperature": -1}),
+    "negative max_tokens": ("/v1/chat/completions", {**CHAT, "max_tokens": -1}),
+    "no messages": ("/v1/chat/completions", {"model": MODEL}),
     "a prompt of 100,000 words": ("/v1/completions", {**COMPLETION, "prompt": "word " * 100_000}),
     "agents: a picture, where the model has no tower": (
         "/v1/chat/completions",

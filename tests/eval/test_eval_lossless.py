@@ -113,13 +113,13 @@ class Agreeing(dict):
         return Prefill((), ())
 
 
-def answers(name, greedy, info=None, sampled=()):
+def answers(name, greedy, sampled=()):
     server = Server(name, "http://127.0.0.1:1", "m")
     greedy = {1: [greedy], 40: [greedy]}
-    return Answers(server, [(1, 2)], greedy, [(1,)], list(sampled), info or {}, prefills=Agreeing())
+    return Answers(server, [(1, 2)], greedy, [(1,)], list(sampled), prefills=Agreeing())
 
 
-def report(found, plan=None, expected=None, **info):
+def report(found, plan=None, expected=None):
     expected = expected or answers("plain", tokens(7, 5, 9, top=TOP))
     return lossless.compare(PROMPT, expected, found, plan or LosslessPlan(samples=0, concurrencies=(1, 40)))
 

@@ -12,9 +12,10 @@ import torch
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe import dispatch
-from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights, check_call
+from kimi_w4a8_eagle3.moe.contract import MoeShape, check_call
 from kimi_w4a8_eagle3.moe.op import MoeLayer
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+from kimi_w4a8_eagle3.moe.tune import random_layer
 
 SHAPE = MoeShape(num_experts=4, hidden=64, inter=32, top_k=2)
 CPU = torch.device("cpu")
@@ -109,18 +110,9 @@ def test_the_choice_is_logged_once_with_the_reasons(
     assert "reference" in message and "not flydsl: needs a gfx942 GPU" in message and "not triton" in message
 
 
-def _layer() -> QuarkMoeWeights:
-    generator = torch.Generator().manual_seed(0)
-    words = {
-        "w13": torch.randint(-(2**31), 2**31, (4, 64, 8), generator=generator, dtype=torch.int64).int(),
-        "w2": torch.randint(-(2**31), 2**31, (4, 64, 4), generator=generator, dtype=torch.int64).int(),
-    }
-    return QuarkMoeWeights(SHAPE, words["w13"], words["w2"], torch.full((4, 64), 0.01), torch.full((4, 64), 0.02))
-
-
 def test_the_operator_runs_the_backend_and_traces_under_fake_tensors() -> None:
     backend = ReferenceBackend()
-    layer = MoeLayer(backend, _layer())
+    layer = MoeLayer(backend, random_layer(SHAPE, CPU))
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     weights, ids = torch.rand(3, 2), torch.tensor([[0, 3], [2, -1], [1, 0]], dtype=torch.int32)
     expected = backend.forward(x, layer.prepared, weights, ids)
@@ -137,7 +129,7 @@ def test_every_layer_runs_the_backend_object_that_prepared_it() -> None:
         def forward(self, *args: Any) -> torch.Tensor:
             return 2 * super().forward(*args)
 
-    first, second = MoeLayer(ReferenceBackend(), _layer()), MoeLayer(Twice(), _layer())
+    first, second = MoeLayer(ReferenceBackend(), random_layer(SHAPE, CPU)), MoeLayer(Twice(), random_layer(SHAPE, CPU))
     x, weights, ids = torch.ones(1, 64).bfloat16(), torch.ones(1, 2), torch.tensor([[0, 1]], dtype=torch.int32)
     expected = first(x, weights, ids)
     assert expected.any() and torch.equal(second(x, weights, ids), 2 * expected)
@@ -150,14 +142,14 @@ def test_every_layer_runs_the_backend_object_that_prepared_it() -> None:
 
 def test_a_prepared_layer_cannot_be_changed() -> None:
     """Compiled graphs and other layers' plans rely on it."""
-    prepared = ReferenceBackend().prepare(_layer())
+    prepared = ReferenceBackend().prepare(random_layer(SHAPE, CPU))
     for name in ("w13", "layout", "shape"):
         with pytest.raises(FrozenInstanceError):
             setattr(prepared, name, getattr(prepared, name))
 
 
 def test_arguments_of_a_backend_are_checked() -> None:
-    prepared = ReferenceBackend().prepare(_layer())
+    prepared = ReferenceBackend().prepare(random_layer(SHAPE, CPU))
     x, weights, ids = torch.zeros(3, 64).bfloat16(), torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int32)
     check_call(x, prepared, prepared.layout, weights, ids)
     with pytest.raises(KimiError, match="cannot read weights in layout 'reference-int8'"):

@@ -10,7 +10,7 @@ from support.scripted_server import Script, scripted_server, streamed, whole
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import free_port
-from proof.load.load import Load, forbidden, summarize, write_records
+from proof.load.load import Load, forbidden, median_ms, write_records
 from proof.load.load_questions import Answer, Question, endless_question, known_questions
 from proof.load.load_request import Client, Manner, Outcome, Record
 
@@ -42,10 +42,10 @@ def body(text=TEXT, reason="stop", tokens=20):
     }
 
 
-def ask(url, manner, question=QUESTION, retries=0, **options) -> Record:
+def ask(url, manner, question=QUESTION, **options) -> Record:
     async def run():
         async with Client(url, **options) as client:
-            return await client.ask(question, manner, retries=retries)
+            return await client.ask(question, manner)
 
     return asyncio.run(run())
 
@@ -117,23 +117,6 @@ def test_silence_is_a_hang_whether_or_not_something_came_before():
 
 def test_nobody_listens():
     assert ask(f"http://127.0.0.1:{free_port()}", Manner.STREAM).outcome is Outcome.UNREACHABLE
-
-
-def test_an_error_is_retried_only_when_asked_to_and_told_from_a_first_success():
-    def second_time(number, _):
-        return whole({"message": "later"}, 503) if number == 0 else streamed(events())
-
-    with scripted_server(second_time) as server:
-        assert ask(server.base_url, Manner.STREAM).outcome is Outcome.REFUSED
-    with scripted_server(second_time) as server:
-        record = ask(server.base_url, Manner.STREAM, retries=1)
-        assert (record.outcome, record.attempts, server.requests) == (Outcome.RETRIED, 2, 2)
-
-
-@pytest.mark.parametrize("script", [whole({"message": "no"}, 400), streamed(events(PIECES[:2]))], ids=["400", "short"])
-def test_what_a_retry_would_hide_is_not_retried(script):
-    with scripted_server(lambda *_: script) as server:
-        assert ask(server.base_url, Manner.STREAM, retries=3).attempts == server.requests == 1
 
 
 def test_a_bad_request_must_be_refused_with_a_message():
@@ -208,7 +191,7 @@ def test_when_a_client_leaves_can_be_drawn_anew_for_every_request():
 
     with scripted_server(lambda *_: sent) as server:
         records = asyncio.run(run())
-    assert [(r.outcome, len(r.arrivals)) for r in records] == [(Outcome.LEFT, 1), (Outcome.LEFT, 3)]
+    assert [(r.outcome, len(r.pieces)) for r in records] == [(Outcome.LEFT, 1), (Outcome.LEFT, 3)]
 
 
 def test_the_key_is_sent_as_openai_clients_send_it():
@@ -226,7 +209,7 @@ def test_a_load_asks_every_question_in_every_manner_and_stops_at_its_total():
     with scripted_server(answer) as server, Load(server.base_url, questions, 3, total=16) as load:
         assert load.wait(20)
     records = load.records
-    assert load.outcomes() == {Outcome.OK: 16} and server.requests == 16
+    assert [r.outcome for r in records] == [Outcome.OK] * 16 and server.requests == 16
     assert {(r.question, r.manner) for r in records} == {
         (q, m) for q in range(4) for m in (Manner.STREAM, Manner.PLAIN)
     }
@@ -237,7 +220,7 @@ def test_a_load_finishes_what_it_began_and_drops_it_after_an_error():
     with scripted_server(lambda *_: slow) as server:
         with Load(server.base_url, [QUESTION], 2, mix={Manner.STREAM: 1}) as load:
             _until(lambda: server.requests >= 2)
-        assert load.outcomes() == {Outcome.OK: server.requests}
+        assert [r.outcome for r in load.records] == [Outcome.OK] * server.requests
     silent = Script([], hold=True)
     with scripted_server(lambda *_: silent) as server:
         with pytest.raises(KeyError), Load(server.base_url, [QUESTION], 2) as load:
@@ -258,22 +241,18 @@ def test_one_wrong_answer_among_many_is_found():
     assert [r.outcome for r in forbidden(load.records)] == [Outcome.TRUNCATED]
 
 
-def test_a_summary_counts_tokens_when_they_came(tmp_path):
+def test_times_are_of_streamed_answers_and_records_are_lines(tmp_path):
     records = [
-        Record(Manner.STREAM, 0, 10.0, 12.5, Outcome.OK, tokens=6, arrivals=[(10.5, 2), (11.5, 2), (12.5, 2)]),
-        Record(Manner.STREAM, 0, 10.0, 11.0, Outcome.CUT, tokens=1, arrivals=[(10.2, 1)]),
-        Record(Manner.PLAIN, 0, 10.0, 13.5, Outcome.OK, tokens=8, arrivals=[(13.5, 8)]),
+        Record(Manner.STREAM, 0, 10.0, 12.5, Outcome.OK, tokens=6, pieces=[10.5, 11.5, 12.5]),
+        Record(Manner.STREAM, 0, 10.0, 11.0, Outcome.CUT, pieces=[10.3]),
+        Record(Manner.PLAIN, 0, 10.0, 13.5, Outcome.OK, tokens=8, pieces=[13.5]),
     ]
-    summary = summarize(records, 10.0, 13.0)
-    assert (summary.requests, summary.outcomes) == (2, {"ok": 1, "cut": 1})
-    assert summary.tokens_per_s == pytest.approx(7 / 3)
-    assert (summary.ttft_ms, summary.tpot_ms) == (pytest.approx(500), pytest.approx(400))
+    assert [record.ttft_s for record in records] == [0.5, pytest.approx(0.3), None]
+    assert [record.tpot_s for record in records] == [0.4, None, None]
+    assert median_ms(record.ttft_s for record in records) == pytest.approx(400)
     write_records(tmp_path / "r.jsonl", records)
-    assert [json.loads(line)["outcome"] for line in (tmp_path / "r.jsonl").read_text().splitlines()] == [
-        "ok",
-        "cut",
-        "ok",
-    ]
+    lines = (tmp_path / "r.jsonl").read_text().splitlines()
+    assert [json.loads(line)["outcome"] for line in lines] == ["ok", "cut", "ok"]
     assert not list(tmp_path.glob("*.tmp"))
 
 

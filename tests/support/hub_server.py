@@ -15,9 +15,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from support.loopback import LoopbackServer
 
 SIGNATURE = "c2lnbmF0dXJl"
 
@@ -143,9 +145,8 @@ def serve(repos: dict[str, Repo], page: int = 1000) -> Iterator[HubServer]:
         server.close()
 
 
-def _server(handler: type[_Handler], hub: HubServer, host: str) -> ThreadingHTTPServer:
-    server = ThreadingHTTPServer((host, 0), type(handler.__name__, (handler,), {"hub": hub}))
-    server.daemon_threads = True
+def _server(handler: type[_Handler], hub: HubServer, host: str) -> LoopbackServer:
+    server = LoopbackServer((host, 0), type(handler.__name__, (handler,), {"hub": hub}))
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     return server
 

@@ -18,6 +18,7 @@ from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.routing import empty_routing, route
 from kimi_w4a8_eagle3.moe.triton import kernels as kernels
 from kimi_w4a8_eagle3.moe.triton.backend import MoeCall, StageTile, TritonBackend, TritonTiles
+from kimi_w4a8_eagle3.moe.tune import random_layer
 from kimi_w4a8_eagle3.quark.packing import unpack_reorder
 
 # Triton makes both anew for each operation of each program, with a table of all kinds: a third of the time here.
@@ -63,6 +64,7 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
 interpreter.GridExecutor.__call__ = launch
 interpreter.InterpretedFunction.__call__ = call
 
+CPU = torch.device("cpu")
 SHAPE = MoeShape(num_experts=5, hidden=144, inter=80, top_k=3)  # tails in K and N for every tile below
 TILES = {
     "separate quantization": TritonTiles(16, StageTile(32, 64, 4, 2), StageTile(64, 32, 4, 2), 1),
@@ -70,19 +72,6 @@ TILES = {
     "column chunks": TritonTiles(16, StageTile(64, 128, 4, 2), StageTile(64, 64, 4, 2), 0),
     "32 rows": TritonTiles(32, StageTile(32, 128, 4, 2), StageTile(128, 64, 4, 2), 1),
 }
-
-
-def random_layer(shape: MoeShape, seed: int = 0) -> QuarkMoeWeights:
-    generator = torch.Generator().manual_seed(seed)
-
-    def words(*size: int) -> torch.Tensor:
-        return torch.randint(-(2**31), 2**31, size, generator=generator).int()
-
-    def scales(*size: int) -> torch.Tensor:
-        return torch.rand(size, generator=generator) * 0.02 + 1e-4
-
-    e, h, i = shape.num_experts, shape.hidden, shape.inter
-    return QuarkMoeWeights(shape, words(e, 2 * i, h // 8), words(e, h, i // 8), scales(e, 2 * i), scales(e, h))
 
 
 def batch(shape: MoeShape, ids: torch.Tensor, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -107,7 +96,7 @@ ROUTINGS = {
 
 @pytest.fixture(scope="module")
 def layer() -> QuarkMoeWeights:
-    return random_layer(SHAPE)
+    return random_layer(SHAPE, CPU)
 
 
 @pytest.mark.parametrize("tiles", TILES)
@@ -125,7 +114,7 @@ def test_forward_agrees_with_the_reference(layer: QuarkMoeWeights, tiles: str, r
 
 
 def test_it_passes_the_gpu_checks_of_kimi_accept() -> None:
-    (found,) = agreements(TritonBackend(TILES["separate quantization"]), SHAPE, [3], torch.device("cpu"))
+    (found,) = agreements(TritonBackend(TILES["separate quantization"]), SHAPE, [3], CPU)
     assert found.worst > 0
 
 
@@ -155,7 +144,7 @@ def test_extreme_values_do_not_overflow() -> None:
     """|a8| = 127 and w4 = -8 throughout, at the real K: the largest accumulator there is, times 16."""
     shape = MoeShape(num_experts=1, hidden=7168, inter=16, top_k=1)
     eights = torch.full((1, 32, 896), 0x88888888 - 2**32, dtype=torch.int64).int()
-    layer = replace(random_layer(shape), w13=eights)
+    layer = replace(random_layer(shape, CPU), w13=eights)
     x, weights, ids = batch(shape, torch.zeros(1, 1))
     call = MoeCall(torch.ones_like(x), TritonBackend().prepare(layer), weights, ids, TILES["column chunks"])
     acc, _ = call.stage1(*call.quantize_and_route(), mode="acc")
@@ -164,7 +153,7 @@ def test_extreme_values_do_not_overflow() -> None:
 
 def test_the_largest_row_of_stage_2_fits_float16_whatever_the_scales() -> None:
     """Every activation 127 and every weight -8, in both stages; scales as large as float32 bears."""
-    layer = random_layer(SHAPE)
+    layer = random_layer(SHAPE, CPU)
     eights = {name: torch.full_like(getattr(layer, name), 0x88888888 - 2**32) for name in ("w13", "w2")}
     layer = replace(layer, **eights, s13=torch.full_like(layer.s13, 0.01), s2=torch.full_like(layer.s2, 1e20))
     x, weights, ids = batch(SHAPE, ROUTINGS["every expert"])
@@ -248,7 +237,7 @@ def test_the_kernel_routes_like_torch(routing: str, block_m: int) -> None:
     ids = ROUTINGS[routing].int()
     tiles = replace(TILES["separate quantization"], block_m=block_m)
     x, weights, ids = batch(SHAPE, ids)
-    _, _, got = MoeCall(x, TritonBackend().prepare(random_layer(SHAPE)), weights, ids, tiles).quantize_and_route()
+    _, _, got = MoeCall(x, TritonBackend().prepare(random_layer(SHAPE, CPU)), weights, ids, tiles).quantize_and_route()
     expected = route(ids, SHAPE.num_experts, block_m)
     used = int(expected.num_blocks)
     assert torch.equal(got.order, expected.order) and int(got.num_blocks) == used
