@@ -37,35 +37,27 @@ def _buffer_address(
     instruction: Instruction, operands: list[Operand], offset: int, context: Context, action: str
 ) -> Address:
     vector, resource, scalar = operands
-    index_on, offset_on = "idxen" in instruction.modifiers, "offen" in instruction.modifiers
     if resource.kind != "scalar" or resource.count != 4:
         raise UnknownInstruction(f"{resource.text} is not a buffer resource")
-    part = [Operand("vector", vector.text, vector.register + n) for n in range(2)]
-    read_index = reader(part[0], "u32") if index_on else None
-    read_offset = reader(part[int(index_on)], "u32") if offset_on else None
+    read_offset = reader(vector, "u32") if "offen" in instruction.modifiers else None
     read_scalar = scalar_reader(scalar, "u32")
 
     def address(w: Waves, lanes: ActiveLanes, size: int) -> tuple[Array, Array | None]:
         w.check_scalar(resource.register, 4)
         w0, w1, records, w3 = (_per_lane(w.s32[resource.register + n], lanes) for n in range(4))
-        if (w1 >> 31).any() or ((w3 >> 23) & 1).any():
-            raise UnknownInstruction("a swizzled or thread-id buffer resource is not modelled")
-        base, stride = w0 | ((w1 & 0xFFFF) << 32), (w1 >> 16) & 0x3FFF
+        if (w1 >> 16).any() or ((w3 >> 23) & 1).any():
+            raise UnknownInstruction("a structured, swizzled or thread-id buffer resource is not modelled")
         extra = _per_lane(np.broadcast_to(np.asarray(read_scalar(w)), w.count), lanes)
         at = np.full(lanes.count, offset, np.int64)
         if read_offset:
             at = at + lanes.pick(read_offset(w)).astype(np.int64)
         first = at + np.arange(max(1, size // 4))[:, None] * 4
         last = first + (min(size, 4) - 1)
-        index = lanes.pick(read_index(w)).astype(np.int64) if read_index else np.int64(0)
-        # Structured (stride != 0): the index is checked; raw: the byte offset, each word by itself.
-        raw, inside = stride == 0, last < records
-        if not raw.all():
-            inside = np.where(raw, inside, (index < records) & ((last < stride) | (not index_on)))
-        _reject_ambiguous(raw, first, last, records, extra)
+        inside = last < records  # each word by itself
+        _reject_ambiguous(first, last, records, extra)
         if not inside.all():
             context.tallies[f"out_of_range_{action}s"] += int((~inside).any(axis=0).sum())
-        return (base + extra + index * stride + at).astype(np.uint64), None if inside.all() else inside
+        return (w0 + ((w1 & 0xFFFF) << 32) + extra + at).astype(np.uint64), None if inside.all() else inside
 
     return address
 
@@ -76,9 +68,9 @@ def _per_lane(value: Array, lanes: ActiveLanes) -> Array:
     return wide[:1] if (wide == wide[0]).all() else wide[lanes.rows]
 
 
-def _reject_ambiguous(raw: Array, first: Array, last: Array, records: Array, extra: Array) -> None:
+def _reject_ambiguous(first: Array, last: Array, records: Array, extra: Array) -> None:
     """Sources disagree whether the scalar offset takes part in the range check: no kernel may depend on it."""
-    if extra.any() and (raw & (last < records) & (last >= records - extra)).any():
+    if extra.any() and ((last < records) & (last >= records - extra)).any():
         raise OutOfBounds("a buffer access is in range or not depending on how the scalar offset is checked")
-    if (records & 3).any() and (raw & (first < records) & (last >= records)).any():
+    if (records & 3).any() and ((first < records) & (last >= records)).any():
         raise OutOfBounds("a buffer access straddles the end of the buffer inside one word")

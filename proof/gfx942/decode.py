@@ -126,10 +126,7 @@ def _conditional(condition: Callable[[Waves], Array], target: int) -> Step:
 
 
 def _wait(instruction: Instruction) -> Step:
-    counts = dict(re.findall(r"(vmcnt|lgkmcnt|expcnt)\((\d+)\)", instruction.text))
-    if not counts:
-        number = int(instruction.operands[0], 0)
-        counts = {"vmcnt": str(number & 15 | (number >> 10) & 48), "lgkmcnt": str((number >> 8) & 15)}
+    counts = dict(re.findall(r"(vmcnt|lgkmcnt)\((\d+)\)", instruction.text))
     vm, lgkm = (int(counts[name]) if name in counts else None for name in ("vmcnt", "lgkmcnt"))
 
     def step(w: Waves) -> None:

@@ -15,28 +15,24 @@ from .parser import Kernel, KernelArg
 Argument = Buffer | int | float | bytes
 
 
-def kernarg_bytes(
-    kernel: Kernel, args: Sequence[Argument] | bytes, grid: Sequence[int], block: Sequence[int]
-) -> npt.NDArray[np.uint8]:
-    """The segment's bytes; `args` are the explicit arguments in order, or their bytes; hidden ones are filled in."""
-    explicit = [arg for arg in kernel.args if not arg.kind.startswith("hidden")]
+def kernarg_bytes(kernel: Kernel, args: Sequence[Argument] | bytes) -> npt.NDArray[np.uint8]:
+    """The segment's bytes; `args` are the arguments in order, or their bytes."""
+    if hidden := [arg.kind for arg in kernel.args if arg.kind.startswith("hidden")]:
+        raise MachineError(f"the argument {hidden[0]} of {kernel.name} is not modelled")
     if isinstance(args, bytes):
-        end = max((arg.offset + arg.size for arg in explicit), default=0)
+        end = max((arg.offset + arg.size for arg in kernel.args), default=0)
         if not end <= len(args) <= -(-kernel.kernarg_bytes // 8) * 8:
             raise MachineError(
                 f"{len(args)} bytes of arguments for {kernel.name}", expected=f"{end} to {kernel.kernarg_bytes}"
             )
-        args = [args[arg.offset : arg.offset + arg.size] for arg in explicit]
-    if len(args) != len(explicit):
-        layout = ", ".join(f"{a.name or a.kind}@{a.offset}:{a.size}" for a in explicit)
-        raise MachineError(f"{len(args)} arguments for {kernel.name}", expected=f"{len(explicit)}: {layout}")
+        args = [args[arg.offset : arg.offset + arg.size] for arg in kernel.args]
+    if len(args) != len(kernel.args):
+        layout = ", ".join(f"{a.name or a.kind}@{a.offset}:{a.size}" for a in kernel.args)
+        raise MachineError(f"{len(args)} arguments for {kernel.name}", expected=f"{len(kernel.args)}: {layout}")
     # Compilers may round a scalar load up over the segment's end: its allocation is a multiple of 64 bytes.
     segment = np.zeros(max(64, -(-kernel.kernarg_bytes // 64) * 64), np.uint8)
-    for arg, value in zip(explicit, args, strict=True):
+    for arg, value in zip(kernel.args, args, strict=True):
         _put(segment, arg, _encode(arg, value))
-    for arg in kernel.args:
-        if arg.kind.startswith("hidden"):
-            _put(segment, arg, _hidden(arg.kind, grid, block).to_bytes(arg.size, "little"))
     return segment
 
 
@@ -56,11 +52,3 @@ def _encode(arg: KernelArg, value: Argument) -> bytes:
     if isinstance(value, float | np.floating):
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}[arg.size], float(value))
     return (int(value) & ((1 << (8 * arg.size)) - 1)).to_bytes(arg.size, "little")
-
-
-def _hidden(kind: str, grid: Sequence[int], block: Sequence[int]) -> int:
-    name, _, axis = kind.rpartition("_")
-    sizes = {"hidden_block_count": grid, "hidden_group_size": block}
-    if name in sizes and axis in ("x", "y", "z"):
-        return int([*sizes[name], 1, 1, 1]["xyz".index(axis)])
-    return 3 if kind == "hidden_grid_dims" else 0

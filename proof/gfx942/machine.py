@@ -59,7 +59,7 @@ class Machine:
     ) -> LaunchResult:
         """Run `grid` workgroups of `block` threads.
 
-        args: one value for each explicit kernel argument: a Buffer, an int, a float or raw bytes; or, in one piece, the
+        args: one value for each kernel argument: a Buffer, an int, a float or raw bytes; or, in one piece, the
         bytes that a host hands to a driver.
         order: "lockstep" (fast), "roundrobin", "forward" and "reverse" (each wave runs to its barrier), or a
         `random.Random` that picks the next wave before every instruction.
@@ -72,7 +72,7 @@ class Machine:
         report = found.append if races == "collect" else _raise_race
         context, steps = _decoded(kernel)
         context.begin(self.memory, report)
-        kernarg = self.memory.add(kernarg_bytes(kernel, args, grid, block), f"{kernel.name} kernarg")
+        kernarg = self.memory.add(kernarg_bytes(kernel, args), f"{kernel.name} kernarg")
         self.memory.begin_launch(report, redundant_writes)
         run = _Run(kernel, steps, context, order, max_steps)
         per_group = -(-threads // LANES)

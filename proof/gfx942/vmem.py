@@ -30,7 +30,7 @@ def decode_vmem(instruction: Instruction, kernel: Kernel, context: Context) -> S
     if match is None or size is None:
         return None
     space, action, _ = match.groups()
-    check_modifiers(instruction, {"sc0", "sc1", "nt", "offset"} | ({"offen", "idxen"} if space == "buffer" else set()))
+    check_modifiers(instruction, {"sc0", "sc1", "nt", "offset"} | ({"offen"} if space == "buffer" else set()))
     operands = [parse_operand(text, kernel) for text in instruction.operands]
     place = 0 if action == "load" or space == "buffer" else 1
     data, rest = operands[place], operands[:place] + operands[place + 1 :]  # an address may be the same register

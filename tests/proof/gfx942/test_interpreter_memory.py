@@ -175,20 +175,6 @@ def test_buffer_store_out_of_range_is_dropped():
     assert done.tallies["out_of_range_stores"] == 54
 
 
-def test_buffer_index_and_scalar_offset():
-    """Structured: address = base + soffset + index * stride + offset, range check on the index."""
-    body = (
-        resource(10, stride=8)
-        + """
-	s_movk_i32 s30, 0x4
-	buffer_load_dword v32, v0, s[20:23], s30 idxen
-	s_waitcnt vmcnt(0)
-	global_store_dword v1, v32, s[6:7]"""
-    )
-    result, _ = launch(body, np.arange(64, dtype=np.uint32))
-    assert (result == np.where(LANES < 10, 2 * LANES + 1, 0)).all()
-
-
 def test_range_check_that_depends_on_the_scalar_offset_is_an_error():
     body = resource(256) + "s_movk_i32 s30, 0x80\nbuffer_load_dword v32, v1, s[20:23], s30 offen\ns_waitcnt vmcnt(0)"
     with pytest.raises(OutOfBounds, match="scalar offset"):

@@ -9,7 +9,7 @@ from interpreter_asm import kernel
 from proof.gfx942 import Machine, MachineError, Memory, parse_kernel, parse_kernels
 from proof.gfx942.parser import parse_instruction
 
-# The shape of LLVM's output: comments, debug directives, preload prologue, hidden arguments, a second kernel.
+# The shape of LLVM's output: comments, debug directives, preload prologue, a second kernel.
 TEXT = """
 	.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
 	.text
@@ -25,8 +25,7 @@ first:                                  ; @first
 	.p2align	8
 ; %bb.1:
 .LBB0_0:
-	s_load_dwordx4 s[12:15], s[0:1], 0x8  // scale, n, block counts
-	s_load_dword s16, s[0:1], 0x18
+	s_load_dwordx4 s[12:15], s[0:1], 0x8  // scale, half, blocks
 	v_and_b32_e32 v1, 0x3ff, v0
 	v_bfe_u32 v2, v0, 10, 10
 	v_lshl_add_u32 v3, v2, 5, v1
@@ -80,15 +79,10 @@ amdhsa.kernels:
         .offset:         12
         .size:           4
         .value_kind:     by_value
-      - .offset:         16
+      - .name:           blocks
+        .offset:         16
         .size:           4
-        .value_kind:     hidden_block_count_x
-      - .offset:         20
-        .size:           4
-        .value_kind:     hidden_block_count_y
-      - .offset:         24
-        .size:           2
-        .value_kind:     hidden_group_size_x
+        .value_kind:     by_value
     .group_segment_fixed_size: 1024
     .name:           first
     .reqd_workgroup_size:
@@ -115,7 +109,7 @@ def test_descriptor_and_metadata():
     assert [a.name for a in first.args][:3] == ["out", "scale", "half"] and first.kernarg_bytes == 64
     assert first.metadata["vgpr_spill_count"] == 3
     assert first.instructions[first.labels[".LBB0_0"]].opcode == "s_load_dwordx4"
-    assert first.instructions[-1].opcode == "s_endpgm" and len(first.instructions) == 17
+    assert first.instructions[-1].opcode == "s_endpgm" and len(first.instructions) == 16
     assert second.vgprs == 8 and second.args == []
 
 
@@ -137,17 +131,17 @@ def test_instruction_parts():
     assert store.modifiers == {"offen": "", "offset": "16", "sc0": ""}
 
 
-def test_launch_with_preloaded_hidden_and_value_arguments():
-    """Thread and workgroup numbers, block counts and values arrive where the descriptor and the metadata say."""
+def test_launch_with_preloaded_and_value_arguments():
+    """Thread and workgroup numbers and values arrive where the descriptor and the metadata say."""
     memory = Memory()
     out = memory.empty((6, 64), np.float32, "out")
-    Machine(memory).launch(parse_kernel(TEXT, "first"), (3, 2, 1), (32, 2, 1), [out, 1.5, 0.25])
+    Machine(memory).launch(parse_kernel(TEXT, "first"), (3, 2, 1), (32, 2, 1), [out, 1.5, 0.25, 3])
     assert (memory.read(out) == 1.75).all()
 
 
 def test_launch_checks_the_workgroup_size():
     with pytest.raises(MachineError, match="workgroups of"):
-        Machine(Memory()).launch(parse_kernel(TEXT, "first"), (1, 1, 1), (64, 1, 1), [0, 0, 0])
+        Machine(Memory()).launch(parse_kernel(TEXT, "first"), (1, 1, 1), (64, 1, 1), [0, 0, 0, 0])
 
 
 def test_too_much_lds():
