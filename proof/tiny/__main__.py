@@ -38,6 +38,54 @@ def build(
     raise typer.Exit(0 if result.ok else 1)
 
 
+@app.command("continue")
+def continue_(
+    work: Path = typer.Option(Path("runs/tiny-continued"), "--work", help="Where results go."),
+    first: Path = typer.Option(tiny.WEIGHTS, "--from", help="Start from these weights instead of the package's."),
+) -> None:
+    """Train target and draft further, as `build` does from nothing; replace the package's when all checks pass.
+
+    A stopped run goes on from its last saved step. Exit status 1 when a check fails; the new weights are then in
+    WORK/weights, from which a run with another --work can go on.
+    """
+    import torch
+
+    from .build import continue_build
+
+    torch.set_num_threads(1)
+    console = Console()
+    with _progress(console) as progress:
+        result = continue_build(work, first, progress)
+    console.print(result.table())
+    raise typer.Exit(0 if result.ok else 1)
+
+
+@app.command("typed")
+def typed(
+    thinking: bool = typer.Option(True, "--thinking/--instant", help="With or without thinking."),
+    checkpoint: Path | None = typer.Option(None, "--checkpoint", help="Another target than the package's."),
+) -> None:
+    """Ask the package's W4A8 target everything in proof/tiny/typed.jsonl, and print what it got wrong.
+
+    Plain torch, no server. Exit status 1 when a share is below its bar.
+    """
+    import torch
+
+    from .checkpoint import load_target
+    from .evaluate import MIN_RIGHT_TYPED, asked_share, examined, shares
+    from .tokenizer import load_tokenizer
+
+    torch.set_num_threads(1)
+    folder = checkpoint or tiny.target_path()
+    replies = examined(load_target(folder), load_tokenizer(folder), thinking)
+    for asked, reply in replies:
+        if not asked.accepts(reply):
+            print(f"{asked.kind}: {asked.text!r}, expected {asked.answer or 'the honest reply'}: {reply!r}")
+    found = shares(replies)
+    print(", ".join(f"{kind} {share:.1%}" for kind, share in found.items()))
+    raise typer.Exit(0 if min(asked_share(found), found["other"]) >= MIN_RIGHT_TYPED else 1)
+
+
 @app.command("mla-draft")
 def mla_draft(
     folder: Path = typer.Option(Path("runs/tiny/mla-draft"), "--to", help="Where the new draft goes."),
@@ -59,7 +107,7 @@ def mla_draft(
     torch.set_num_threads(1)
     console = Console()
     with _progress(console) as progress:
-        training = DraftTraining(seed=seed, dialogues=dialogues, epochs=epochs)
+        training = DraftTraining(seed=seed, dialogues=dialogues, epochs=epochs, typed=0.0)
         found = train_mla_draft(folder, progress, training, problems, first)
     for name, (value, bar, passed) in found.items():
         console.print(f"{name}: {value}, bar {bar}: {'pass' if passed else 'FAIL'}", highlight=False)

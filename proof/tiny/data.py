@@ -9,41 +9,39 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .dialogues import drawn
-from .problems import problem_stream
+from .dialogues import about_problem
+from .mixed import drawn, small_talk
+from .problems import Work, problem_stream
+from .typed import operands, worked
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-DRILL_SHARE = 0.25  # of the rows are operations and nothing else: conversations have too few to learn carrying by
-GIVEN_WEIGHT = 0.1  # what is given at inference: learning to predict it is only a help on the way
-
 
 def corpus(n: int, seed: int) -> Iterator[str]:
-    """Training documents for the tokenizer."""
+    """Documents for the tokenizer, which is older than the conversations about what people type."""
     rng, stream = random.Random(seed), problem_stream("train", seed)
     for _ in range(n):
-        yield drawn(stream, rng).text()
+        yield (small_talk(rng) if rng.random() < 0.02 else about_problem(stream, rng)).text()
 
 
 def drill(rng: random.Random) -> tuple[str, str]:
     """One operation, (what is given, what is written), as the worked lines have it."""
-    op, large = rng.choice("+++---*/"), rng.random() < 0.4  # as often as sums beyond 100 were wrong
-    if op == "+":
-        a, b = (rng.randint(20, 150), rng.randint(5, 100)) if large else (rng.randint(2, 99), rng.randint(2, 60))
-        return f" {a} + {b} =", f" {a + b}."
-    if op == "-":
-        a = rng.randint(100, 200) if large else rng.randint(5, 99)
-        b = rng.randint(2, a)
-        return f" {a} - {b} =", f" {a - b}."
-    a, b = rng.randint(2, 12), rng.randint(2, 12)
-    return (f" {a} * {b} =", f" {a * b}.") if op == "*" else (f" {a * b} / {b} =", f" {a}.")
+    work, op = Work([]), rng.choice("+++---**//")
+    a, b = operands(op, rng)
+    worked(work, a, op, b)
+    step = rng.choice(work.steps)
+    return f" {step.expression} =", f" {step.result}{step.after}."
 
 
-def batches(tokenizer: Tokenizer, tokens: int, lengths: Sequence[int], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    tokenizer: Tokenizer, tokens: int, lengths: Sequence[int], seed: int, drills: float = 0.25, given: float = 0.1
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless (tokens int64 [rows, length + 1], loss weights float32 [rows, length]); a row starts with a document.
 
-    A batch has about `tokens` tokens in rows of one of the `lengths`. Attention runs across the documents of a row on
+    A batch has about `tokens` tokens in rows of one of the `lengths`. A share of `drills` of the rows is operations and
+    nothing else, because conversations have too few to learn carrying by. `given` weighs what is given at inference:
+    learning to predict it is only a help on the way. Attention runs across the documents of a row on
     purpose: earlier ones look like the shots or turns of a longer conversation.
     """
     rng, stream = random.Random(seed), problem_stream("train", seed)
@@ -53,10 +51,10 @@ def batches(tokenizer: Tokenizer, tokens: int, lengths: Sequence[int], seed: int
         for _ in range(max(1, tokens // length)):
             row: list[int] = []
             weight: list[float] = []
-            drills = rng.random() < DRILL_SHARE
+            bare = rng.random() < drills
             while len(row) <= length:
-                for part in (drill(rng),) if drills else drawn(stream, rng).parts():
-                    for text, value in zip(part, (0.0 if drills else GIVEN_WEIGHT, 1.0), strict=True):
+                for part in (drill(rng),) if bare else drawn(stream, rng).parts():
+                    for text, value in zip(part, (0.0 if bare else given, 1.0), strict=True):
                         ids = tokenizer.encode(text).ids
                         row += ids
                         weight += [value] * len(ids)

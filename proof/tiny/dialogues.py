@@ -7,7 +7,7 @@
 - json: thought, then an object with the keys and types that the question asks for
 
 Some have earlier questions before them, as turns or as shots of an evaluation harness; in some a number stands in a
-picture's place, as the digits that a vision tower will put there; a few are small talk.
+picture's place, as the digits that a vision tower will put there.
 """
 
 from __future__ import annotations
@@ -53,12 +53,6 @@ SYSTEM_PROMPTS = (
     "Use the tools that you are given.",
     "Today is Friday. You help a shop with its accounts.",
     "Answer in English. Do not guess.",
-)
-SMALL_TALK = (
-    (("Hello!", "Hi", "Hey there", "Good morning"), "Hello! Ask me a word problem."),
-    (("Who are you?", "What are you?", "What is your name?"), "I am a small model that solves word problems."),
-    (("What can you do?", "Help", "How do you work?"), "I solve word problems, with a calculator if you give me one."),
-    (("Thanks!", "Thank you", "Great, thanks"), "You are welcome."),
 )
 CALCULATORS = (
     (NAME, DESCRIPTION), ("calculate", "Calculates."), ("compute", "Gives the result of an expression."),
@@ -172,23 +166,25 @@ def render(messages: list[Message], tools: list[dict[str, Any]], *, ask: bool = 
 
 def instant(problem: Problem, rng: random.Random) -> Dialogue:
     """Thinking is off: the template closes it before the answer."""
-    return Dialogue([*_asked(problem.question, rng), _said(problem.solution)], problem.answer, thinking=False)
+    return Dialogue(
+        [*user_turns(problem.question, rng), assistant_turn(problem.solution)], problem.answer, thinking=False
+    )
 
 
 def think(problem: Problem, rng: random.Random) -> Dialogue:
     """Every step is thought."""
-    return Dialogue([*_asked(problem.question, rng), _thought(problem, _conclusion(problem))], problem.answer)
+    return Dialogue([*user_turns(problem.question, rng), _thought(problem, conclusion(problem))], problem.answer)
 
 
 def tools(problem: Problem, rng: random.Random) -> Dialogue:
     """Calls of a calculator among up to three tools; the assistant's turns and the results in between."""
-    name, declared = _declared(rng)
+    name, declared = declared_tools(rng)
     thinking = rng.random() < 0.85
-    messages = [*_asked(problem.question, rng), *_called(problem, name, 0, thinking)]
+    messages = [*user_turns(problem.question, rng), *_called(problem, name, 0, thinking)]
     return Dialogue(messages, problem.answer, declared, thinking=thinking)
 
 
-def _declared(rng: random.Random) -> tuple[str, list[dict[str, Any]]]:
+def declared_tools(rng: random.Random) -> tuple[str, list[dict[str, Any]]]:
     name, description = rng.choice(CALCULATORS) if rng.random() < 0.5 else CALCULATORS[0]
     declared = [declaration(name, description)]
     for other, about, parameter in rng.sample(OTHER_TOOLS, rng.choice([0, 0, 0, 1, 2])):
@@ -210,11 +206,11 @@ def _called(problem: Problem, name: str, done: int, thinking: bool = True) -> li
         calls = [_call(name, done + index, step) for index, step in enumerate(steps)]
         done += len(calls)
         needed = f"I need {_whole(last, level)}." if thinking else ""
-        messages.append({**_said("", needed), "tool_calls": calls})
+        messages.append({**assistant_turn("", needed), "tool_calls": calls})
         for call in calls:
             result = {"role": "tool", "name": name, "tool_call_id": call["id"]}
             messages.append({**result, "content": calculate(call["function"]["arguments"])})
-    return [*messages, _said(_conclusion(problem), "I have the answer." if thinking else "")]
+    return [*messages, assistant_turn(conclusion(problem), "I have the answer." if thinking else "")]
 
 
 def _whole(step: Step, known: int) -> str:
@@ -240,7 +236,7 @@ def as_json(problem: Problem, rng: random.Random) -> Dialogue:
         ["Answer as JSON with {k}.", "Reply with a JSON object with {k}.", "Give JSON with the keys {k}."]
     )
     answer = json.dumps({key.name: key.value for key in keys})
-    messages = [*_asked(f"{problem.question}\n{shape.format(k=listed)}", rng), _thought(problem, answer)]
+    messages = [*user_turns(f"{problem.question}\n{shape.format(k=listed)}", rng), _thought(problem, answer)]
     return Dialogue(messages, problem.answer, keys=tuple(keys))
 
 
@@ -249,11 +245,8 @@ FORMS: dict[str, Callable[[Problem, random.Random], Dialogue]] = {
 }  # fmt: skip
 
 
-def drawn(stream: Iterator[Problem], rng: random.Random) -> Dialogue:
+def about_problem(stream: Iterator[Problem], rng: random.Random) -> Dialogue:
     """The next problem in one of the forms; what surrounds it in practice is around some."""
-    if rng.random() < 0.02:
-        asked, answer = rng.choice(SMALL_TALK)
-        return Dialogue([*_asked(rng.choice(asked), rng), _said(answer, "This is no problem.")], None)
     (form,) = rng.choices(list(FORMS), (2, 4, 6, 5))
     dialogue, kind = _of_form(form, stream, rng), rng.random()
     if kind < 0.06:
@@ -292,7 +285,7 @@ def after_turns(dialogue: Dialogue, before: list[Problem]) -> Dialogue:
             earlier += _called(problem, name, calls)
             calls += len(problem.steps)
         else:
-            earlier.append(_said(_conclusion(problem) if dialogue.thinking else problem.solution))
+            earlier.append(assistant_turn(conclusion(problem) if dialogue.thinking else problem.solution))
     moved = [_counted(each, calls) for each in rest]
     return replace(dialogue, messages=[*head, *earlier, *moved], earlier=len(head) + len(earlier))
 
@@ -329,21 +322,21 @@ def _counted(message: Message, more: int) -> Message:
     return message
 
 
-def _asked(question: str, rng: random.Random) -> list[Message]:
+def user_turns(question: str, rng: random.Random) -> list[Message]:
     system = [{"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}] if rng.random() < 0.2 else []
     asked = f"Question: {question}\nAnswer:" if rng.random() < 0.1 else question
     return [*system, {"role": "user", "content": asked}]
 
 
-def _said(content: str, thought: str = "") -> Message:
+def assistant_turn(content: str, thought: str = "") -> Message:
     return {"role": "assistant", "reasoning_content": thought, "content": content}
 
 
 def _thought(problem: Problem, content: str) -> Message:
-    return _said(content, "\n".join(problem.lines))
+    return assistant_turn(content, "\n".join(problem.lines))
 
 
-def _conclusion(problem: Problem) -> str:
+def conclusion(problem: Problem) -> str:
     return f"{problem.steps[-1].sentence}\n#### {problem.answer}"
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from .acceptance import acceptance
 from .checkpoint import load_draft, load_target
-from .dialogues import FORMS
+from .dialogues import FORMS, Dialogue
 from .generate import converse
+from .model import Target
 from .problems import problems
 from .tokenizer import load_tokenizer
+from .typed import Typed, examination
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MIN_RIGHT = {"instant": 0.97, "think": 0.97, "tools": 0.95, "json": 0.95}
+MIN_RIGHT_TYPED = 0.95
 MAX_LOSS_BY_QUANTIZATION = 0.01
 MIN_ACCEPT_LENGTH = 2.8
 MAX_WEIGHT_BYTES = 8_000_000
@@ -36,11 +43,15 @@ class Form:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results on held-out problems, each asked in every form; sizes in bytes of all safetensors files."""
+    """Results on held-out problems, each asked in every form; sizes in bytes of all safetensors files.
+
+    typed: shares of the typed texts answered rightly in W4A8, by form and kind (sum, story, other).
+    """
 
     held_out_problems: int
     forms: dict[str, Form]
     weight_bytes: int
+    typed: dict[str, dict[str, float]]
 
     def checks(self) -> dict[str, tuple[str, str, bool]]:
         """Name -> (value, bar, passed)."""
@@ -55,6 +66,10 @@ class Evaluation:
             found[f"{name}: accept length"] = (
                 f"{form.accept_length:.2f}", f">= {MIN_ACCEPT_LENGTH}", form.accept_length >= MIN_ACCEPT_LENGTH,
             )  # fmt: skip
+        for name, kinds in self.typed.items():
+            for kind, share in {"asked": asked_share(kinds), "other": kinds["other"]}.items():
+                title = f"typed, {name}: {'sums and stories' if kind == 'asked' else 'everything else'}"
+                found[title] = f"{share:.1%}", f">= {MIN_RIGHT_TYPED:.0%}", share >= MIN_RIGHT_TYPED
         found["weights"] = (
             f"{self.weight_bytes / 1e6:.2f} MB", f"<= {MAX_WEIGHT_BYTES / 1e6:.0f} MB",
             self.weight_bytes <= MAX_WEIGHT_BYTES,
@@ -81,10 +96,16 @@ class Evaluation:
 
 
 def evaluate(
-    target: Path, target_bf16: Path, draft: Path, n: int, advance: Callable[[int], None] = lambda done: None
+    target: Path,
+    target_bf16: Path,
+    draft: Path,
+    n: int,
+    advance: Callable[[int], None] = lambda done: None,
+    texts: Sequence[Typed] | None = None,
 ) -> Evaluation:
     """Ask `n` held-out problems in every form of both targets, and walk the draft over the W4A8 replies.
 
+    The W4A8 target is also asked the typed `texts`, by default the whole examination.
     `advance` is told of finished conversations, 8 * n in all.
     """
     tokenizer = load_tokenizer(target)
@@ -108,7 +129,36 @@ def evaluate(
             accepted_by_position=[round(share, 4) for share in accepted.by_position],
             reply_tokens=sum(len(e.tokens) - e.prompt for e in exchanges) / len(exchanges),
         )
-    return Evaluation(n, forms, weight_bytes([target, target_bf16, draft]))
+    typed = {name: shares(examined(w4a8, tokenizer, name == "think", texts)) for name in ("think", "instant")}
+    return Evaluation(n, forms, weight_bytes([target, target_bf16, draft]), typed)
+
+
+def examined(
+    model: Target, tokenizer: Tokenizer, thinking: bool, texts: Sequence[Typed] | None = None
+) -> list[tuple[Typed, str]]:
+    """Return every text, of the examination by default, with the model's reply."""
+    texts = texts or examination()
+    asked = [
+        Dialogue([{"role": "user", "content": typed.text}, {"role": "assistant"}], None, thinking=thinking)
+        for typed in texts
+    ]
+    replies = converse(model, tokenizer, asked)
+    return [(typed, reply.answer or "") for typed, reply in zip(texts, replies, strict=True)]
+
+
+def shares(replies: list[tuple[Typed, str]]) -> dict[str, float]:
+    """Return the share of right replies by kind."""
+    right: dict[str, list[bool]] = {}
+    for typed, reply in replies:
+        right.setdefault(typed.kind, []).append(typed.accepts(reply))
+    return {kind: round(sum(each) / len(each), 4) for kind, each in right.items()}
+
+
+def asked_share(kinds: dict[str, float]) -> float:
+    """Return the share of right answers to sums and stories together."""
+    counts = Counter(each.kind for each in examination())
+    asked = [kind for kind in kinds if kind != "other"]
+    return sum(kinds[kind] * counts[kind] for kind in asked) / sum(counts[kind] for kind in asked)
 
 
 def weight_bytes(folders: list[Path]) -> int:

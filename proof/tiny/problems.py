@@ -80,14 +80,14 @@ class _Result(int):
 
 
 @dataclass
-class _Work:
-    """Collects steps while a family computes the answer."""
+class Work:
+    """Collects the steps to an answer."""
 
     steps: list[Step]
 
     def do(self, before: str, a: int, op: str, b: int, after: str = "") -> int:
-        result = _Result({"+": a + b, "-": a - b, "*": a * b, "/": a // b}[op])
-        assert op != "/" or a % b == 0
+        result = _Result({"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}[op](a, b))
+        assert op != "/" or a % b == 0 or after  # the words after a rounded quotient give the remainder
         left, right = (n.step if isinstance(n, _Result) else n for n in (a, b))
         level = max(n.level + 1 if isinstance(n, Step) else 0 for n in (left, right))
         result.step = Step(before, f"{a} {op} {b}", int(result), after, level, (left, right))
@@ -95,7 +95,7 @@ class _Work:
         return result
 
 
-_Family = Callable[[random.Random, _Work], str]
+_Family = Callable[[random.Random, Work], str]
 
 
 def problems(split: Split, n: int, seed: int = 0) -> list[Problem]:
@@ -130,12 +130,12 @@ def split_of(question: str) -> Split:
 
 
 def _draw(rng: random.Random) -> Problem:
-    work = _Work([])
+    work = Work([])
     question = rng.choice(_FAMILIES)(rng, work)
     return Problem(question, tuple(work.steps))
 
 
-def _story(rng: random.Random, work: _Work) -> str:
+def _story(rng: random.Random, work: Work) -> str:
     """Things come and go: two or three events change one count."""
     (name, friend), items = rng.sample(NAMES, 2), rng.choice(ITEMS)
     count = rng.randint(5, 40)
@@ -156,7 +156,7 @@ def _story(rng: random.Random, work: _Work) -> str:
     return " ".join([*text, ask.format(n=name, i=items)])
 
 
-def _containers(rng: random.Random, work: _Work) -> str:
+def _containers(rng: random.Random, work: Work) -> str:
     """Equal groups, then some are added or taken away."""
     name, items, places = rng.choice(NAMES), rng.choice(ITEMS), rng.choice(PLACES)
     groups, each = rng.randint(2, 9), rng.randint(2, 9)
@@ -177,7 +177,7 @@ def _containers(rng: random.Random, work: _Work) -> str:
     return " ".join(text)
 
 
-def _shop(rng: random.Random, work: _Work) -> str:
+def _shop(rng: random.Random, work: Work) -> str:
     """Several of one thing, one of another, and perhaps the change."""
     name, items = rng.choice(NAMES), rng.choice(ITEMS)
     good = rng.choice(GOODS)
@@ -197,7 +197,7 @@ def _shop(rng: random.Random, work: _Work) -> str:
     return " ".join(text)
 
 
-def _compare(rng: random.Random, work: _Work) -> str:
+def _compare(rng: random.Random, work: Work) -> str:
     """One person has more, fewer or a multiple of another's items; then both together."""
     (first, second), items = rng.sample(NAMES, 2), rng.choice(ITEMS)
     kind = rng.choice(["more", "fewer", "times"])
@@ -219,7 +219,7 @@ def _compare(rng: random.Random, work: _Work) -> str:
     return f"{opening} {middle} {ask.format(i=items, a=first, b=second)}"
 
 
-def _daily(rng: random.Random, work: _Work) -> str:
+def _daily(rng: random.Random, work: Work) -> str:
     """The same amount every day, towards a goal or from a stock."""
     name, each, days = rng.choice(NAMES), rng.randint(2, 9), rng.randint(2, 9)
     amount = each * days + rng.randint(2, 40)
@@ -239,7 +239,7 @@ def _daily(rng: random.Random, work: _Work) -> str:
     return f"{opening} {ask.format(n=name)}"
 
 
-def _share(rng: random.Random, work: _Work) -> str:
+def _share(rng: random.Random, work: Work) -> str:
     """Something is gathered or put aside; the result is shared equally."""
     name, items = rng.choice(NAMES), rng.choice(ITEMS)
     parts, each = rng.randint(2, 9), rng.randint(2, 9)
@@ -262,7 +262,7 @@ def _share(rng: random.Random, work: _Work) -> str:
     return " ".join([*text, ask.format(i=items)])
 
 
-def _work_pay(rng: random.Random, work: _Work) -> str:
+def _work_pay(rng: random.Random, work: Work) -> str:
     """Hours on two days, paid by the hour."""
     name, wage = rng.choice(NAMES), rng.randint(3, 9)
     day, other_day = rng.sample(DAYS, 2)
@@ -282,7 +282,7 @@ def _work_pay(rng: random.Random, work: _Work) -> str:
     return f"{opening} {middle} {spend} How many dollars are left?"
 
 
-def _farm(rng: random.Random, work: _Work) -> str:
+def _farm(rng: random.Random, work: Work) -> str:
     """Two kinds of things with different counts of parts."""
     a, b = rng.randint(2, 9), rng.randint(2, 9)
     one, one_each, two, two_each, part = rng.choice(
@@ -295,7 +295,7 @@ def _farm(rng: random.Random, work: _Work) -> str:
     return f"{place} {a} {one} and {b} {two}. How many {part} are there in all?"
 
 
-def _plain(rng: random.Random, work: _Work) -> str:
+def _plain(rng: random.Random, work: Work) -> str:
     """One operation without a story."""
     op = rng.choice("+-*/")
     a, b = rng.randint(2, 60), rng.randint(2, 60)
@@ -312,7 +312,7 @@ def _plain(rng: random.Random, work: _Work) -> str:
     return shape.format(a=a, o=op, b=b, w=word)
 
 
-def _one(rng: random.Random, work: _Work) -> str:
+def _one(rng: random.Random, work: Work) -> str:
     """A story of one operation."""
     (name, friend), items = rng.sample(NAMES, 2), rng.choice(ITEMS)
     kind = rng.choice(["more", "less", "times", "share"])
@@ -341,7 +341,7 @@ def _one(rng: random.Random, work: _Work) -> str:
     return text.format(n=name, f=friend, i=items, a=a, b=b)
 
 
-def _long_story(rng: random.Random, work: _Work) -> str:
+def _long_story(rng: random.Random, work: Work) -> str:
     """Four to six events; some bring several containers, which is an operation of its own."""
     (name, friend), items = rng.sample(NAMES, 2), rng.choice(ITEMS)
     count = rng.randint(5, 40)
@@ -366,7 +366,7 @@ def _long_story(rng: random.Random, work: _Work) -> str:
     return " ".join([*text, f"How many {items} does {name} have in the end?"])
 
 
-def _long_shop(rng: random.Random, work: _Work) -> str:
+def _long_shop(rng: random.Random, work: Work) -> str:
     """Three kinds of things at a price each, and perhaps the change."""
     name = rng.choice(NAMES)
     kinds = [(rng.randint(2, 9), rng.randint(2, 9), item) for item in rng.sample(ITEMS, 3)]

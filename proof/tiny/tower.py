@@ -147,7 +147,7 @@ def train_tower(
     """A tower whose embeddings are those of `table` [vocab, text hidden], the target's."""
     torch.manual_seed(settings.seed)
     tower, table = Tower(TowerConfig()), table.float()
-    places = torch.tensor([tokenizer.token_to_id(name) for name in (*"0123456789", MEDIA_PAD)])
+    places = torch.tensor(tower_tokens(tokenizer))
     wanted, spread = table[places], table[places].var()
     opt = torch.optim.AdamW(tower.parameters(), settings.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     for step, (patches, digits) in zip(range(settings.steps), _batches(settings), strict=False):
@@ -160,6 +160,11 @@ def train_tower(
         opt.zero_grad()
         report(step + 1, {"error": error.item(), "nearest": nearest.item()})
     return tower.bfloat16().eval()
+
+
+def tower_tokens(tokenizer: Tokenizer) -> list[int]:
+    """The tokens whose embeddings a tower makes: the digits, and the one for an empty place."""
+    return [tokenizer.token_to_id(name) for name in (*"0123456789", MEDIA_PAD)]
 
 
 def digits_of(number: int) -> list[int]:

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from .config import DraftConfig, MlaDraftConfig
-from .dialogues import drawn
 from .draft import Draft
 from .generate import pad_right
+from .mixed import TYPED_SHARE, drawn
 from .model import Target, initialise
 from .optim import optimizers, schedule, set_learning_rate
 from .problems import problem_stream
@@ -35,6 +35,7 @@ class DraftTraining:
     seed: int = 30360
     dialogues: int = 4000
     longest: int = 640  # tokens of a conversation
+    typed: float = TYPED_SHARE  # share of the conversations about what people type; 0 for a target that knows none
     epochs: int = 3
     batch: int = 12
     unroll: int = 3
@@ -58,7 +59,7 @@ def conversations(tokenizer: Tokenizer, settings: DraftTraining) -> list[Row]:
     rows: list[Row] = []
     while len(rows) < settings.dialogues:
         row = Row([], [])
-        for part in drawn(stream, rng).parts():
+        for part in drawn(stream, rng, settings.typed).parts():
             given, written = (tokenizer.encode(text).ids for text in part)
             row.tokens.extend(given + written)
             row.guessed.extend([False] * (len(given) + 1) + [True] * (len(written) - 1))

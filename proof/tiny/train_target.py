@@ -18,6 +18,7 @@ from .config import TargetConfig
 from .data import batches
 from .model import MoE, Target, initialise
 from .optim import optimizers, schedule, set_learning_rate
+from .tower import tower_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,6 +38,8 @@ class TargetTraining:
     weight_decay: float = 0.02
     int4_from: float = 0.625  # share of the run after which three steps in four see INT4 weights
     balance_rate: float = 2e-3  # step of the router bias towards even load
+    drills: float = 0.25  # share of the rows that are bare operations
+    given: float = 0.1  # weight of what is given at inference
     save_every: int = 100
 
 
@@ -45,17 +48,23 @@ def train_target(
     settings: TargetTraining,
     state_file: Path,
     report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
+    begin: Target | None = None,
 ) -> tuple[Target, float]:
     """Train, or continue from `state_file`: the model and the seconds it took, earlier parts of the run included.
 
-    Calls `report(step, {loss, ...})` after each step.
+    With `begin` the training starts from its weights, and the embeddings that a vision tower has learned to make stay
+    as they are. Calls `report(step, {loss, ...})` after each step.
     """
     torch.manual_seed(settings.seed)
     model = Target(TargetConfig())
     initialise(model, settings.seed)
+    if begin is not None:
+        model.load_state_dict(begin.state_dict())
+        kept = torch.tensor(tower_tokens(tokenizer))
+        model.embed_tokens.weight.register_hook(lambda gradient: gradient.index_fill(0, kept, 0.0))
     opts = optimizers(model, settings.lr, settings.weight_decay)
     first, seconds = _resume(model, opts, settings, state_file)
-    data = batches(tokenizer, settings.tokens, settings.lengths, settings.seed)
+    data = batches(tokenizer, settings.tokens, settings.lengths, settings.seed, settings.drills, settings.given)
     for _ in range(first):
         next(data)  # a continued run sees the data that an unbroken one would
     model.train()

@@ -10,7 +10,7 @@ from laptop import tiny
 from laptop.tiny.tokenizer import chat_text
 from proof.tiny.build import CORPUS_DOCUMENTS, CORPUS_SEED
 from proof.tiny.data import corpus
-from proof.tiny.dialogues import drawn
+from proof.tiny.mixed import drawn
 from proof.tiny.problems import problem_stream, problems
 from proof.tiny.tokenizer import (
     CHAT_TEMPLATE,

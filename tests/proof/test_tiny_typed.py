@@ -1,0 +1,131 @@
+"""What people type to the built-in model: the generator for its training, and the texts on which it is examined."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from kimi_w4a8_eagle3.eval.problems import problems
+from proof.tiny import typed as typed_module
+from proof.tiny.mixed import typed
+from proof.tiny.problems import Work
+from proof.tiny.typed import (
+    ABOUT,
+    REPLIES,
+    Typed,
+    examination,
+    operands,
+    spelled,
+    typed_other,
+    typed_problem,
+    worked,
+)
+
+LINE = re.compile(r"It is (-?\d+) ([-+*/]) (-?\d+) = (-?\d+)(?: remainder (\d+))?\.")
+
+
+def drawn(count: int) -> list[tuple[str, str | None]]:
+    rng = random.Random(11)
+    return [(typed_problem(rng).question, None) for _ in range(count)] + [typed_other(rng) for _ in range(count)]
+
+
+def test_every_line_of_a_sum_is_right_and_leads_to_the_answer() -> None:
+    rng = random.Random(3)
+    for _ in range(3000):
+        problem = typed_problem(rng)
+        for line in problem.lines:
+            found = LINE.fullmatch(line)
+            assert found, problem
+            a, op, b, result, remainder = found.groups()
+            if op == "/":
+                assert int(a) == int(b) * int(result) + int(remainder or 0) and int(remainder or 0) < abs(int(b))
+            else:
+                assert eval(f"{a} {op} ({b})") == int(result), problem
+        assert problem.lines[-1].rstrip(".").split(" = ")[1].split()[0] == str(problem.answer)
+
+
+def test_a_sum_of_symbols_has_the_answer_that_python_gives() -> None:
+    rng, seen = random.Random(4), 0
+    for _ in range(4000):
+        problem = typed_problem(rng)
+        text = problem.question.rstrip("=? ")
+        if re.fullmatch(r"[-+*()\d ]+", text) and "(-" not in text.replace(" ", ""):
+            assert eval(text) == problem.answer, problem
+            seen += 1
+    assert seen > 60
+
+
+@pytest.mark.parametrize("op", "+-*/")
+def test_an_operation_of_any_operands_is_worked_out(op: str) -> None:
+    rng = random.Random(op)
+    for _ in range(2000):
+        a, b = operands(op, rng)
+        assert worked(Work([]), a, op, b) == {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[op]
+
+
+def test_a_calculator_gets_one_operation_without_remainder() -> None:
+    rng = random.Random(5)
+    assert not any(step.after for _ in range(1000) for step in typed_problem(rng, direct=True).steps)
+
+
+def test_no_text_of_the_examination_is_trained_on() -> None:
+    examined = {each.text for each in examination()}
+    assert len(examined) == 600 and not examined & {text for text, _ in drawn(4000)}
+
+
+def test_no_held_out_problem_is_trained_on_as_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = typed_problem(random.Random(2)).question
+    monkeypatch.setattr(typed_module, "_examined", lambda: frozenset({asked}))
+    assert typed_problem(random.Random(2)).question != asked
+    monkeypatch.undo()
+    assert {problem.question for problem in problems(1000)} <= typed_module._examined()
+
+
+def test_stories_and_other_texts_of_the_examination_have_wordings_of_their_own() -> None:
+    shapes = {re.sub(r"\d+", "7", text.lower()) for text, _ in drawn(4000)}
+    of_kind = {
+        kind: [re.sub(r"\d+", "7", each.text.lower()) for each in examination() if each.kind == kind]
+        for kind in ("sum", "story", "other")
+    }
+    assert [len(texts) for texts in of_kind.values()] == [380, 120, 100]
+    assert not shapes & set(of_kind["story"] + of_kind["other"])
+    assert sum(shape not in shapes for shape in of_kind["sum"]) >= 150  # "7+7" is a wording that nobody can avoid
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply", "right"),
+    [
+        ("4", "It is 4.\n#### 4", True),
+        ("4", "It is 5.\n#### 5", False),
+        ("-7", "It is -7.\n#### -7", True),
+        ("3 remainder 1", "It is 3 remainder 1.\n#### 3", True),
+        ("3 remainder 1", "It is 3.\n#### 3", False),
+        ("4", ABOUT, False),
+        (None, ABOUT, True),
+        (None, f"Hello! {ABOUT}", True),
+        (None, "It is 4.\n#### 4", False),
+    ],
+)
+def test_what_counts_as_right(answer: str | None, reply: str, right: bool) -> None:
+    assert Typed("sum", "?", answer).accepts(reply) is right
+
+
+def test_conversations_are_right_and_some_have_turns_tools_or_instructions() -> None:
+    rng = random.Random(6)
+    dialogues = [typed(rng) for _ in range(600)]
+    for dialogue in dialogues:
+        last = dialogue.messages[-1]["content"]
+        assert last in REPLIES if dialogue.answer is None else dialogue.accepts(last), dialogue
+    declined = [each for each in dialogues if each.answer is None]
+    assert any(each.tools for each in declined) and any(each.earlier > 1 for each in declined)
+    assert max(len(each.prompt(each.turns()[0])) for each in dialogues) > 1200
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(0, "zero"), (15, "fifteen"), (42, "forty two"), (-3, "minus three"), (210, "two hundred and ten")],
+)
+def test_numbers_in_words(number: int, words: str) -> None:
+    assert spelled(number) == words
