@@ -6,18 +6,20 @@ checks the schemas of strict tools, or keywords that stand beside one another. d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import Any
 
 from .answers import Refusal
 from .fields import names
 
+# xgrammar 0.2.7 holds multipleOf, and a minimum below zero without a maximum. 0.2.1 does not.
+_OLD = tuple(map(int, re.findall(r"\d+", metadata.version("xgrammar"))[:3])) < (0, 2, 7)
 _DROPPED = names(
-    """
-    contains minContains maxContains dependentRequired dependentSchemas if then else multipleOf not propertyNames
-    uniqueItems
-    """
+    "contains minContains maxContains dependentRequired dependentSchemas if then else not propertyNames uniqueItems"
 )
+_TEXT = names("type title description")  # of propertyNames with the type string: every name is a text
 _STRINGS = names("pattern minLength maxLength format")
 _NUMBERS = names("minimum maximum exclusiveMinimum exclusiveMaximum")
 _UPPER = names("maximum exclusiveMaximum")
@@ -44,7 +46,8 @@ def require_enforceable(schema: Any, name: str) -> None:
 def _unenforceable(schema: Mapping[str, Any]) -> str | None:
     if empty := next((key for key in ("enum", "anyOf", "oneOf") if schema.get(key) == []), None):
         return f"{empty} is empty, so no value fits"
-    if dropped := sorted(_DROPPED & schema.keys()):
+    free = {"propertyNames"} if _is_any_text(schema.get("propertyNames")) else set()
+    if dropped := sorted((_DROPPED | ({"multipleOf"} if _OLD else set())) & schema.keys() - free):
         return f"{', '.join(dropped)} would be ignored"
     if alone := next((key for key in _ALONE if key in schema), None):
         if beside := sorted(_ASSERTIONS & schema.keys() - {alone}):
@@ -55,20 +58,22 @@ def _unenforceable(schema: Mapping[str, Any]) -> str | None:
             return "$ref must point into this schema, as in #/$defs/NAME"
     if "enum" in schema or "const" in schema:
         return None
-    if {"pattern", "format"} <= schema.keys() or (
-        {"pattern", "format"} & schema.keys() and {"minLength", "maxLength"} & schema.keys()
-    ):
+    if sum(bool(names(keys) & schema.keys()) for keys in ("pattern", "format", "minLength maxLength")) > 1:
         return "pattern, format and a length cannot be enforced together"
     if "type" not in schema and (loose := sorted((_STRINGS | _NUMBERS) & schema.keys())):
         return f"{', '.join(loose)} without a type would be ignored"
     lows = [schema.get(key) for key in ("minimum", "exclusiveMinimum")]
-    if any(isinstance(low, int | float) and low < 0 for low in lows) and not _UPPER & schema.keys():
+    if _OLD and any(isinstance(low, int | float) and low < 0 for low in lows) and not _UPPER & schema.keys():
         return "a minimum below zero needs a maximum beside it; alone it would allow a minus sign without a number"
     required, described = schema.get("required"), schema.get("properties") or {}
     for name in required if isinstance(required, list) else ():
         if isinstance(name, str) and name not in described:
             return f"required names {name!r}, which properties does not describe"
     return None
+
+
+def _is_any_text(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "string" and schema.keys() <= _TEXT
 
 
 def _schemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -6,6 +6,7 @@ SGLang compiles in threads of the scheduler's process, cannot stop one, and give
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -65,10 +66,7 @@ def check_schema(grammar: Any, name: str) -> None:
 
 
 def check_tools(tools: Sequence[Any], choice: Any = None, strict_only: bool = False) -> None:
-    """Check all lists of tools together, because a choice among tools is one grammar.
-
-    strict_only: the engine compiles no schemas but those of strict tools.
-    """
+    """Check all lists of tools together, because a choice among tools is one grammar. strict_only: see RequestRules."""
     _small(len(orjson.dumps(tools)), _MAX_TOOL_BYTES, "tools")
     if sum(1 for _ in _objects(tools)) > _MAX_TOOL_OBJECTS:
         raise Refusal(f"tools hold more than {_MAX_TOOL_OBJECTS} objects", param="tools")
@@ -115,7 +113,7 @@ class _Cost:
             )
         if self._repeats > _MAX_REPEATS:
             self._refuse(f"holds patterns with more than {_MAX_REPEATS} of * + ? and {{")
-        if any(len(digits) > len(str(_MAX_TIMES)) for digits in _numbers(text)):
+        if any(len(digits) > len(str(_MAX_TIMES)) for digits in re.findall(r"\d+", text)):
             self._refuse(f"holds a pattern that repeats more than {_MAX_TIMES} times")
         try:
             require_unambiguous(text)
@@ -168,8 +166,3 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
             waiting.extend(inner.values())
         elif isinstance(inner, list):
             waiting.extend(inner)
-
-
-def _numbers(text: str) -> Iterator[str]:
-    """Yield the runs of digits in a pattern."""
-    yield from "".join(character if character.isdigit() else " " for character in text).split()

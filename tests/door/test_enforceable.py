@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from random import Random
 from typing import Any
 
 import pytest
 
+from kimi_w4a8_eagle3.door import enforceable
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.enforceable import require_enforceable
 from kimi_w4a8_eagle3.door.grammar import check_schema, check_text, check_tools
@@ -51,6 +53,23 @@ def test_a_minimum_below_zero_needs_a_maximum(low: str) -> None:
         require_enforceable({"type": "object", "properties": {"a": {"type": ["number", "null"], low: -0.5}}}, "x")
     for schema in ({low: -5, "maximum": 5}, {low: -5, "exclusiveMaximum": 5}, {low: 0}, {"maximum": -1}):
         require_enforceable({"type": "integer", **schema}, "x")
+
+
+@pytest.mark.parametrize("schema", [{"type": "integer", "minimum": -5}, {"type": "integer", "multipleOf": 5}])
+def test_what_a_newer_xgrammar_holds_is_refused_with_the_old_one_only(
+    schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for old in (True, False):
+        monkeypatch.setattr(enforceable, "_OLD", old)
+        with pytest.raises(Refusal) if old else nullcontext():
+            require_enforceable(schema, "x")
+
+
+def test_names_that_may_be_any_text_are_no_constraint() -> None:
+    require_enforceable({"type": "object", "propertyNames": {"type": "string", "description": "A name"}}, "x")
+    for constraint in ({"type": "string", "pattern": "^a"}, {"type": "integer"}, {"enum": ["a"]}, False, {}):
+        with pytest.raises(Refusal, match="propertyNames would be ignored"):
+            require_enforceable({"type": "object", "propertyNames": constraint}, "x")
 
 
 def test_values_and_names_are_no_keywords() -> None:

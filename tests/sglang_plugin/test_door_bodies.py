@@ -117,7 +117,16 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         {**MESSAGE, "messages": [{"role": "user", "content": [{"type": "image", "source": PICTURE}]}]},
         None,
     ),
-    "template": ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"thinking": False}}, None),
+    "template": (
+        "/v1/chat/completions",
+        {**CHAT, "chat_template_kwargs": {"thinking": False}},
+        {**CHAT, "chat_template_kwargs": {"thinking": False, "enable_thinking": False}},
+    ),
+    "a tool that the server would run": (
+        "/v1/responses",
+        {"input": "x", "tools": [{"type": "mcp", "server_url": "http://x"}]},
+        {"input": "x", "tools": []},
+    ),
     "effort": ("/v1/chat/completions", {**CHAT, "reasoning": {"effort": "high"}}, None),
     "schema": (
         "/v1/chat/completions",

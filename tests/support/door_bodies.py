@@ -167,7 +167,6 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "tools is a number": ("/v1/responses", {"input": "x", "tools": 19079}, "tools: Input should be a valid"),
     "a tool is a text": ("/v1/chat/completions", {**CHAT, "tools": ["f"]}, "tools.0: Input should be"),
     "type of a tool": ("/v1/messages", {**MESSAGE, "tools": [{"type": 5}]}, "not what this endpoint reads"),
-    "responses tool": ("/v1/responses", {"input": "x", "tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools"),
     "metadata that cannot be written back": (
         "/v1/responses",
         {"input": "x", "metadata": {"name": None}},
