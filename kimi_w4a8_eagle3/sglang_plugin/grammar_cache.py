@@ -1,4 +1,4 @@
-"""Bound the compiled grammars that are kept, and the number of threads that compile them.
+"""Bound the compiled grammars that are kept, the white space they allow, and the number of threads that compile them.
 
 SGLang and xgrammar's compiler keep every compiled grammar forever. Clients write the schemas and patterns, so without a
 bound a client that sends a new one with each request fills the memory of every scheduler. The most expensive grammar
@@ -9,15 +9,18 @@ would then wait for all of them.
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from ..chat.tags import compact
 from .hooks import Feature
 
 if TYPE_CHECKING:
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend, BaseGrammarObject
 
+_COMPILER = "xgrammar.compiler.GrammarCompiler"
 _BACKEND = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend"
 FEATURE = Feature("the bound of compiled grammars", remove_when="SGLang limits the grammars it keeps and compiles")
 
@@ -44,10 +47,27 @@ def compile_few(_: None, backend: BaseGrammarBackend, *__: object, **___: object
     backend.executor = ThreadPoolExecutor(at_a_time(_cores()), thread_name_prefix="grammar")
 
 
-@FEATURE.before("xgrammar.compiler.GrammarCompiler.__init__")
+@FEATURE.before(f"{_COMPILER}.__init__")
 def bound_compiler(*args: object, **named: object) -> tuple[tuple[object, ...], dict[str, object]]:
     """Limit the compiler's cache and its threads where SGLang sets no limit."""
     return args, {"cache_limit_bytes": _MAX_COMPILER_BYTES, "max_threads": threads_of(_cores()), **named}
+
+
+@FEATURE.before(f"{_COMPILER}.compile_json_schema")
+def write_compactly(*args: object, **named: object) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Allow no white space between JSON's parts but `, ` and `: `: models fill their limit with it (docs/agents.md)."""
+    return args, {**named, "any_whitespace": False}
+
+
+@FEATURE.before(f"{_COMPILER}.compile_structural_tag")
+def write_calls_compactly(compiler: object, tag: object) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Do the same for the arguments of calls, for which xgrammar has no such switch."""
+    from xgrammar import Grammar  # start-up: only schedulers compile
+
+    def grammar_of(schema: object) -> str:
+        return str(Grammar.from_json_schema(json.dumps(schema), any_whitespace=False))
+
+    return (compiler, json.dumps(compact(json.loads(tag), grammar_of)) if isinstance(tag, str) else tag), {}
 
 
 def at_a_time(cores: int) -> int:
