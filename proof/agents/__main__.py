@@ -183,12 +183,23 @@ def _session(
 
 
 def _answers(requests: list[dict[str, Any]]) -> list[Any]:
-    """Return what the model said before the last request, as the client sent it back, without the ids."""
+    """Return what the model said before the last request, as the client sent it back, without ids."""
     last = requests[-1]["body"]
-    said = [item for item in last.get("messages") or last["input"] if item.get("role", "assistant") == "assistant"]
-    for item in said:
-        item.pop("id", None)
+    kept = ("type", "content", "reasoning_content", "summary", "name", "arguments")
+    said = []
+    for item in last.get("messages") or last["input"]:
+        if item.get("role", item.get("type")) in ("assistant", "reasoning", "function_call"):
+            calls = [call["function"] for call in item.get("tool_calls", ())]
+            said.append((_without_ids({key: item[key] for key in kept if key in item}), calls))
     return said
+
+
+def _without_ids(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_ids(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_ids(inner) for key, inner in value.items() if key not in ("id", "signature")}
 
 
 if __name__ == "__main__":

@@ -167,7 +167,6 @@ def _breaks_an_answer(model: str) -> list[Case]:
 
 def _from_agents(model: str) -> list[Case]:
     """9: what agents get wrong. Some of it is answered (docs/agents.md), none of it may be a 500 or keep a slot."""
-    call = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{"}}
     result = {"role": "tool", "tool_call_id": "functions.never:7", "content": "5"}
     tools = [_tool("f", {"type": "object"})]
     wanted = _schema(model, {"type": "object"})
@@ -180,7 +179,6 @@ def _from_agents(model: str) -> list[Case]:
         "a call that must come, of no tool": {"tool_choice": "required"},
         "a schema and a call that must come": {**wanted, "tools": tools, "tool_choice": "required"},
         **{f"a picture: {name}": {"messages": [_says([_shown(url)])]} for name, url in _PICTURES.items()},
-        "a call that was cut": {"messages": [_says("Tom"), {"role": "assistant", "tool_calls": [call]}, result]},
         "nothing to go on with": {
             "messages": [_says("Tom"), {"role": "assistant", "content": None}],
             "continue_final_message": True,
