@@ -29,6 +29,8 @@ _ARRAYS = names("items prefixItems minItems maxItems")
 # there the client knows the allowed values.
 _ALONE = ("$ref", "anyOf", "oneOf", "allOf")
 _ASSERTIONS = frozenset(_ALONE) | _STRINGS | _NUMBERS | _OBJECTS | _ARRAYS
+_COUNTS = names("minItems maxItems minLength maxLength minProperties maxProperties")
+_MAX_COUNT = 2**31 - 1  # xgrammar misreads larger values
 _INNER = names("additionalProperties items unevaluatedItems unevaluatedProperties")
 _INNER_LISTS = names("anyOf oneOf allOf prefixItems")
 _INNER_NAMED = names("properties patternProperties $defs definitions")
@@ -49,6 +51,8 @@ def _unenforceable(schema: Mapping[str, Any]) -> str | None:
     free = {"propertyNames"} if _is_any_text(schema.get("propertyNames")) else set()
     if dropped := sorted((_DROPPED | ({"multipleOf"} if _OLD else set())) & schema.keys() - free):
         return f"{', '.join(dropped)} would be ignored"
+    if large := [key for key in _COUNTS & schema.keys() if _number(schema[key]) > _MAX_COUNT]:
+        return f"{large[0]} above {_MAX_COUNT} would be misread"
     if alone := next((key for key in _ALONE if key in schema), None):
         if beside := sorted(_ASSERTIONS & schema.keys() - {alone}):
             return f"{', '.join(beside)} beside {alone} would be ignored"
@@ -62,8 +66,8 @@ def _unenforceable(schema: Mapping[str, Any]) -> str | None:
         return "pattern, format and a length cannot be enforced together"
     if "type" not in schema and (loose := sorted((_STRINGS | _NUMBERS) & schema.keys())):
         return f"{', '.join(loose)} without a type would be ignored"
-    lows = [schema.get(key) for key in ("minimum", "exclusiveMinimum")]
-    if _OLD and any(isinstance(low, int | float) and low < 0 for low in lows) and not _UPPER & schema.keys():
+    low = any(_number(schema.get(key)) < 0 for key in ("minimum", "exclusiveMinimum"))
+    if _OLD and low and not _UPPER & schema.keys():
         return "a minimum below zero needs a maximum beside it; alone it would allow a minus sign without a number"
     required, described = schema.get("required"), schema.get("properties") or {}
     for name in required if isinstance(required, list) else ():
@@ -74,6 +78,10 @@ def _unenforceable(schema: Mapping[str, Any]) -> str | None:
 
 def _is_any_text(schema: Any) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "string" and schema.keys() <= _TEXT
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, int | float) else 0.0
 
 
 def _schemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Mapping[str, Any]]]:

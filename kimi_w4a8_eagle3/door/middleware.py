@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .access import CHECKED, COMPUTED, GENERATING, SERVER_INFO, Access, classify, serves
+from .admission import Admission
 from .answers import App, Receive, Refusal, Scope, Send, answer, only, without_grammar_faults
 from .bodies import BodyReader
 from .computed import Computed
@@ -67,8 +68,9 @@ class InternalKey:
 class Door:
     """ASGI middleware: answers 4xx with a message to what must not reach the engine, and passes on checked requests.
 
-    host: the address that the engine is bound to; loopback without any key is open (settings.DoorSettings). routes: the
-    application whose routes tell an unlisted endpoint from an unknown path. internal: None without a warm-up.
+    host: the address that the engine is bound to; loopback without any key is open (settings.DoorSettings). admission:
+    the workers that check pictures. routes: the application whose routes tell an unlisted endpoint from an unknown
+    path. internal: None without a warm-up.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Door:
         settings: DoorSettings,
         host: str,
         rules: RequestRules,
+        admission: Admission,
         routes: Any,
         internal: InternalKey | None = None,
     ) -> None:
@@ -86,6 +89,7 @@ class Door:
         self._admin_open = settings.admin_open(host)
         self._keyless = settings.api_key is None and settings.admin_key is None and is_loopback(host)
         self._rules = rules
+        self._admission = admission
         self._routes = routes
         self._internal = internal
         self._bodies = BodyReader(settings.max_body_bytes)
@@ -125,7 +129,9 @@ class Door:
         raw = await self._bodies.read(headers, receive)
         if raw is None:
             return  # the client disconnected
-        body = self._rules.admit(path, headers, raw)
+        body, pictures = self._rules.admit(path, headers, raw)
+        if pictures:
+            await self._admission.require("pictures", [source for _, source in pictures], pictures[0][0])
         scope = {**scope, "headers": _with_length(scope["headers"], len(body))}
         if path not in GENERATING:
             await self._app(scope, _replay(body, receive), send)

@@ -4,14 +4,14 @@
 2. its fields, by the endpoint's list (`fields.toml`): closed fields are refused, unread ones and nulls removed;
 3. its types, by the engine's own request model in strict mode. A body is refused where that model would convert a value
    ("5000" or 5000.0 to 5000), so that the engine reads exactly what was checked;
-4. its values: those that were seen to stop or stall SGLang, below and in `grammar.py`.
+4. its values: those that were seen to stop or stall SGLang.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -19,8 +19,8 @@ from .access import CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, GENERATE, MESSA
 from .answers import Refusal
 from .dialects import translate
 from .fields import SAMPLING, Fields
-from .grammar import check_schema, check_text, check_tools
-from .pictures import check_pictures
+from .pictures import check_sources
+from .schemas import check_schema, check_text, check_tools
 from .settings import DoorSettings
 from .shape import Text, inflated, media_sources, parse
 
@@ -64,27 +64,32 @@ class RequestModel:
     read: Callable[[bytes], object]
 
 
+class Admitted(NamedTuple):
+    """The body that the engine reads, and its pictures as (field, source), which a worker has still to check."""
+
+    body: bytes
+    pictures: list[tuple[str, str]]
+
+
 @dataclass(frozen=True)
 class RequestRules:
     """Checks for bodies of the endpoints in `access.CHECKED`.
 
     models: the engine's model of each endpoint. sampling: that of /generate's sampling_params. context: in tokens.
-    strict_only: the engine compiles no schemas of tools but those of strict ones.
     """
 
     settings: DoorSettings
     models: Mapping[str, RequestModel]
     sampling: RequestModel
     context: int
-    strict_only: bool = False
     _fields: Fields = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         known = frozenset().union(*(model.known for model in (*self.models.values(), self.sampling)))
         object.__setattr__(self, "_fields", Fields(known, self.settings.stop_regex))
 
-    def admit(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> bytes:
-        """Return the body that the engine reads in place of `raw`; raise Refusal when the engine must not see it."""
+    def admit(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> Admitted:
+        """Return what the engine reads in place of `raw`; raise Refusal when the engine must not see it."""
         if b"x-body-compressed" in headers:
             raise Refusal("compressed bodies are not supported", status=415)
         body = parse(raw, self.context)
@@ -93,7 +98,8 @@ class RequestRules:
         body = self._fields.kept(body, path)
         if path == GENERATE:
             self._keep_sampling(body)
-        prompts = self._check_size(path, body)
+        pictures = _pictures(path, body)
+        prompts = self._check_size(path, body, check_sources(pictures))
         admitted = orjson.dumps(body)
         _check_types(model, admitted)
         if path in DETOKENIZE:
@@ -102,21 +108,17 @@ class RequestRules:
             self._check_generate(body, prompts)
         else:
             self._check_values(path, body, prompts)
-        return admitted
+        return Admitted(admitted, pictures)
 
     @property
     def _max_tokens(self) -> int:
         return self.settings.max_prompt_tokens or self.context
 
-    def _check_size(self, path: str, body: Mapping[str, Any]) -> list[Any]:
-        """Check all text of the body, in any field, against the limit for one prompt; return the prompts."""
+    def _check_size(self, path: str, body: Mapping[str, Any], in_pictures: int) -> list[Any]:
+        """Check all text of the body but its pictures against the limit for one prompt; return the prompts."""
         in_prompts = _PROMPT_FIELDS.get(path, ())
         prompts = [prompt for name in in_prompts if name in body for prompt in self._prompts(body[name], name)]
-        text = Text.of({name: value for name, value in body.items() if name not in in_prompts}).characters
-        pictures = [(name, source) for name in _MESSAGE_FIELDS.get(path, ()) for source in media_sources(body, name)]
-        given = body.get("image_data")
-        pictures += [("image_data", source) for source in (given if isinstance(given, list) else [given])]
-        text -= check_pictures([picture for picture in pictures if picture[1] is not None])
+        text = Text.of({name: value for name, value in body.items() if name not in in_prompts}).characters - in_pictures
         limit = self._max_tokens * _CHARACTERS_PER_TOKEN
         text += inflated(body.get("input"), limit) if path == RESPONSES else 0
         for prompt in prompts:
@@ -155,7 +157,7 @@ class RequestRules:
         if body.get("continue_final_message"):
             _check_continued(messages)
         tools = [body.get("tools"), *(message.get("tools") for message in messages)]
-        check_tools(tools, body.get("tool_choice"), self.strict_only)
+        check_tools(tools)
         for name in ("logprobs", "top_logprobs"):
             _check_top_logprobs(body.get(name), name)
         if body.get("echo"):
@@ -216,8 +218,15 @@ class RequestRules:
             _at_most(stops, _MAX_STOPS, name)
             for stop in [stops] if isinstance(stops, str) else stops or ():
                 _check_label(stop, name)
-        for name in ("json_schema", "regex", "structural_tag"):
+        for name in ("json_schema", "structural_tag"):
             check_text(params.get(name), name)
+
+
+def _pictures(path: str, body: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    found = [(name, source) for name in _MESSAGE_FIELDS.get(path, ()) for source in media_sources(body, name)]
+    given = body.get("image_data")
+    found += [("image_data", source) for source in (given if isinstance(given, list) else [given])]
+    return [picture for picture in found if picture[1] is not None]
 
 
 def _check_types(model: RequestModel, body: bytes) -> None:

@@ -33,6 +33,7 @@ VARIABLES = (
     "KIMI_MAX_PROMPT_TOKENS",
     "KIMI_MAX_CONCURRENT_REQUESTS",
     "KIMI_MAX_SEQUENCES",
+    "KIMI_MAX_MASK_MS",
     API_KEY,
     API_KEY + FILE_SUFFIX,
     ADMIN_KEY,
@@ -50,7 +51,7 @@ class DoorSettings:
     `auto`: open on loopback without any key, closed otherwise; `off`: no door at all. native: client access to SGLang's
     own /generate: `open`, or `keyless` while there is no key. stop_regex: clients may send patterns for Python's `re`,
     whose time has no bound. max_prompt_tokens None: the model's context. max_concurrent None: no limit. max_sequences:
-    prompts times `n` in one request.
+    prompts times `n` in one request. max_mask_ms: CPU time for one token's mask of a grammar.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -62,6 +63,7 @@ class DoorSettings:
     max_sequences: int = 512
     native: Native = "closed"
     stop_regex: bool = False
+    max_mask_ms: int = 20
 
     @property
     def native_open(self) -> bool:
@@ -92,6 +94,7 @@ def read_door(environ: Mapping[str, str]) -> DoorSettings:
         max_concurrent=_count(environ, "KIMI_MAX_CONCURRENT_REQUESTS"),
         max_sequences=_count(environ, "KIMI_MAX_SEQUENCES") or usual.max_sequences,
         native=cast(Native, _choice(environ, "KIMI_DOOR_NATIVE", get_args(Native))),
+        max_mask_ms=_count(environ, "KIMI_MAX_MASK_MS") or usual.max_mask_ms,
         stop_regex=_choice(environ, "KIMI_DOOR_STOP_REGEX", get_args(Switch)) == "on",
     )
     if policy == "off" and (settings.api_key or settings.admin_key):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import pkgutil
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import KimiError, or_end
 from ..door.connections import bound_headers
 from ..door.middleware import Door, InternalKey, describe
 from ..door.rules import RequestRules
 from ..door.settings import read_door
+from ..door.trial import Compile, grammars_of, tried, workers
 from . import request_guard
 from .door_models import request_models, sampling_model
 from .hooks import Feature
 from .pulse_hook import EventLoopWatch
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import GenerateReqInput
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.server_args import ServerArgs
 
@@ -25,8 +28,11 @@ logger = logging.getLogger(__name__)
 
 _SERVER = "sglang.srt.entrypoints.http_server"
 _WARM_UP = f"{_SERVER}._wait_and_warmup"
+_GENERATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
+_COMPILER = "sglang.srt.constrained.base_grammar_backend"
 FEATURE = Feature(
     "the door",
+    needs=(f"{_COMPILER}.create_grammar_backend", f"{_COMPILER}.BaseGrammarBackend._init_value_dispatch"),
     remove_when="never: SGLang has one key for clients and administrators, and no rules for requests",
     # SGLang compiles grammars in threads. It polls them this often, every 5 ms or once per step, before it gives up.
     environ={"SGLANG_GRAMMAR_MAX_POLL_ITERATIONS": "2000"},
@@ -64,9 +70,9 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
     from sglang.srt.entrypoints import http_server  # SGLang's import order: complete once it serves
     from uvicorn.protocols.http.auto import AutoHTTPProtocol  # start-up: only the HTTP server needs it
 
-    if (workers := getattr(server_args, "tokenizer_worker_num", 1)) != 1:
+    if (number := getattr(server_args, "tokenizer_worker_num", 1)) != 1:
         # Each of several workers imports the application itself, in a process where this hook never runs.
-        raise _beyond_reach(f"--tokenizer-worker-num {workers} serves HTTP from processes that the door cannot reach")
+        raise _beyond_reach(f"--tokenizer-worker-num {number} serves HTTP from processes that the door cannot reach")
     if getattr(server_args, "grpc_port", None) is not None:
         raise _beyond_reach("--grpc-port opens a second port that the door does not guard")
     if getattr(server_args, "api_key", None) or getattr(server_args, "admin_api_key", None):
@@ -75,20 +81,18 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
             where="--api-key, --admin-api-key",
             remedy="give the key to the door instead: KIMI_API_KEY_FILE, KIMI_ADMIN_KEY_FILE",
         )
-    for target, hooked in (
-        (_WARM_UP, http_server._wait_and_warmup),
-        (request_guard.VALIDATE, type(tokenizer_manager)._validate_one_request),
-    ):
-        if not hasattr(hooked, "__wrapped__"):
+    for target in (_WARM_UP, _GENERATE, request_guard.VALIDATE):
+        if not hasattr(pkgutil.resolve_name(target), "__wrapped__"):
             raise KimiError("another plugin replaced a function that the door hooks", where=target)
     settings = read_door(os.environ)
-    loose = os.environ.get("SGLANG_TOOL_STRICT_LEVEL", "0") in ("0", "1")
-    strict_only = loose and getattr(server_args, "tool_call_parser", None) == "kimi_k2"
-    rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len, strict_only)
+    rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len)
     app, host = http_server.app, server_args.host
+    admission = workers(lambda: _compiler(server_args, tokenizer_manager), settings.max_mask_ms)
+    tokenizer_manager.kimi_admission = admission
     bound_headers(AutoHTTPProtocol)
     app.add_middleware(EventLoopWatch)
-    app.add_middleware(Door, settings=settings, host=host, rules=rules, routes=app, internal=_internal)
+    checks = {"settings": settings, "rules": rules, "admission": admission}
+    app.add_middleware(Door, host=host, routes=app, internal=_internal, **checks)
     logger.info("door: %s", describe(settings, host))
 
 
@@ -103,6 +107,24 @@ def wait_and_warm_up(original: Callable[..., object], *args: object, **kwargs: o
             return original(*args, **kwargs)
     finally:
         _internal.expire()
+
+
+@FEATURE.around(_GENERATE)
+def generate_request(
+    original: Callable[..., AsyncIterator[Any]], manager: TokenizerManager, obj: GenerateReqInput, *args: Any
+) -> AsyncIterator[Any]:
+    """Try exactly what SGLang will compile, from any endpoint; a request without a grammar takes no detour."""
+    answers, grammars = original(manager, obj, *args), grammars_of(obj.sampling_params)
+    return tried(manager.kimi_admission, grammars, answers) if grammars else answers
+
+
+def _compiler(server_args: ServerArgs, manager: TokenizerManager) -> Compile:
+    """Return SGLang's own compiler, with the model's vocabulary; called in the zygote."""
+    from sglang.srt.constrained.base_grammar_backend import create_grammar_backend  # heavy: only the zygote needs it
+
+    config = manager.model_config
+    backend = create_grammar_backend(server_args, manager.tokenizer, config.vocab_size, config.hf_eos_token_id)
+    return lambda kind, text: backend._init_value_dispatch((kind, text), False)
 
 
 def _beyond_reach(why: str) -> KimiError:

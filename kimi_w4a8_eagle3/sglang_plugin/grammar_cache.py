@@ -1,20 +1,17 @@
 """Bound the compiled grammars that are kept, the white space they allow, and the number of threads that compile them.
 
-SGLang and xgrammar's compiler keep every compiled grammar forever. Clients write the schemas and patterns, so without a
-bound a client that sends a new one with each request fills the memory of every scheduler. The most expensive grammar
-that the door admits takes about 14 MB, an ordinary one less than 1 MB (docs/security.md). SGLang compiles as many
-grammars at a time as there are cores plus four, each with eight xgrammar threads. The scheduler, which is one thread,
-would then wait for all of them.
+SGLang and xgrammar's compiler keep every compiled grammar forever, so a client that sends a new schema or pattern with
+each request would fill the memory of every scheduler. A grammar takes 32 MiB at most (`door/trial.py`), an ordinary one
+less than 1 MB. Few are compiled at a time, because few workers of the door try them first.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ..chat.tags import compact
+from ..door.admission import cores, threads_of
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -24,7 +21,7 @@ _COMPILER = "xgrammar.compiler.GrammarCompiler"
 _BACKEND = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend"
 FEATURE = Feature("the bound of compiled grammars", remove_when="SGLang limits the grammars it keeps and compiles")
 
-MAX_GRAMMARS = 128
+MAX_GRAMMARS = 64
 _MAX_COMPILER_BYTES = 256 * 2**20
 _TIMED_OUT = "Grammar preprocessing timed out"
 
@@ -41,16 +38,10 @@ def forget_oldest(_: None, backend: BaseGrammarBackend, key: tuple[str, str], va
         del backend.cache[next(iter(backend.cache))]
 
 
-@FEATURE.after(f"{_BACKEND}.__init__")
-def compile_few(_: None, backend: BaseGrammarBackend, *__: object, **___: object) -> None:
-    """Compile only a few grammars at a time; the others wait."""
-    backend.executor = ThreadPoolExecutor(at_a_time(_cores()), thread_name_prefix="grammar")
-
-
 @FEATURE.before(f"{_COMPILER}.__init__")
 def bound_compiler(*args: object, **named: object) -> tuple[tuple[object, ...], dict[str, object]]:
     """Limit the compiler's cache and its threads where SGLang sets no limit."""
-    return args, {"cache_limit_bytes": _MAX_COMPILER_BYTES, "max_threads": threads_of(_cores()), **named}
+    return args, {"cache_limit_bytes": _MAX_COMPILER_BYTES, "max_threads": threads_of(cores()), **named}
 
 
 @FEATURE.before(f"{_COMPILER}.compile_json_schema")
@@ -68,17 +59,3 @@ def write_calls_compactly(compiler: object, tag: object) -> tuple[tuple[object, 
         return str(Grammar.from_json_schema(json.dumps(schema), any_whitespace=False))
 
     return (compiler, json.dumps(compact(json.loads(tag), grammar_of)) if isinstance(tag, str) else tag), {}
-
-
-def at_a_time(cores: int) -> int:
-    """Return how many grammars compile at a time: at least two, so that an expensive one does not block the rest."""
-    return max(2, min(8, cores // 16))
-
-
-def threads_of(cores: int) -> int:
-    """Return the threads for one grammar; more than eight gain nothing."""
-    return max(1, min(8, cores // 8))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

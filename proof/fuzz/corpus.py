@@ -125,11 +125,8 @@ def _stops_everybody(model: str) -> tuple[Case, ...]:
             {"text": long, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
             | {"logprob_start_len": 0, "top_logprobs_num": 128},
         ),
-        *[_case(4, each, "/v1/completions", {**completion, "regex": each}, refused=True) for each in _AMBIGUOUS],
-        *[
-            _case(4, f"{each} in a schema", _CHAT, _schema(model, {"pattern": each}), refused=True)
-            for each in _AMBIGUOUS
-        ],
+        *[_case(4, each, "/v1/completions", {**completion, "regex": each}) for each in _AMBIGUOUS],
+        *[_case(4, f"{each} in a schema", _CHAT, _schema(model, {"pattern": each})) for each in _AMBIGUOUS],
         _case(4, "a repeat of repeats", "/generate", _tag(_REPEATS), refused=True),
         _case(7, "lengths", _CHAT, _schema(model, {"items": {"maxLength": 100}, "minItems": 100})),
         _case(7, "n times the logprobs of a prompt", "/v1/completions", {**completion, **_LOGPROBS}, refused=True),

@@ -37,10 +37,11 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         "KIMI_MAX_PROMPT_TOKENS": "2000",
         "KIMI_MAX_CONCURRENT_REQUESTS": "3",
         "KIMI_MAX_SEQUENCES": "4",
+        "KIMI_MAX_MASK_MS": "5",
         "KIMI_DOOR_NATIVE": "open",
         "KIMI_DOOR_STOP_REGEX": "on",
     }
-    assert read_door(environ) == DoorSettings(KEY, "admin-" + KEY, "closed", 1000, 2000, 3, 4, "open", True)
+    assert read_door(environ) == DoorSettings(KEY, "admin-" + KEY, "closed", 1000, 2000, 3, 4, "open", True, 5)
     read_gates(environ)  # which looks for misspelt names with the same prefix
 
 

@@ -11,7 +11,7 @@ import pytest
 from kimi_w4a8_eagle3.door import enforceable
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.enforceable import require_enforceable
-from kimi_w4a8_eagle3.door.grammar import check_schema, check_text, check_tools
+from kimi_w4a8_eagle3.door.schemas import check_schema, check_text, check_tools
 from proof.structured.schemas import NOT_HELD, draw
 
 

@@ -115,10 +115,6 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/messages",
         {**CHAT, "tools": [{"name": "f", "input_schema": {"properties": {f"p{i}": {} for i in range(80_000)}}}]},
     ),
-    "500 of 600 properties": (
-        "/v1/chat/completions",
-        schema({"properties": {f"p{i}": {"type": "string"} for i in range(600)}, "minProperties": 500}),
-    ),
     "logprobs of every position": (
         "/generate",
         {
@@ -227,6 +223,32 @@ def test_a_stream_runs_on_while_another_client_misbehaves(eagle3: EngineServer, 
             assert 400 <= httpx.post(eagle3.base_url + path, json=body, timeout=60).status_code < 500
     assert len(pieces) > 10
     assert "".join(pieces) == expected
+
+
+def test_a_costly_grammar_fails_in_a_worker_while_another_client_goes_on(
+    eagle3: EngineServer, client: EngineClient, healthy: str
+) -> None:
+    """One mask takes seconds, one grammar crashes xgrammar 0.2.1, and one worker is killed from outside."""
+    paths = [eagle3.base_url + path for path in ("/v1/completions", "/v1/chat/completions", "/v1/chat/completions")]
+    slow = {**COMPLETION, "regex": ".?" * 100}
+    crash = {"properties": {f"p{each}": {"type": "string"} for each in range(600)}, "minProperties": 500}
+    wide = {"items": {"anyOf": [{"type": "array", "items": {"const": each}} for each in range(1200)]}}
+    engine = psutil.Process(eagle3.pid)
+    before = set(engine.children(recursive=True))
+    with ThreadPoolExecutor(4) as pool:
+        killed = pool.submit(httpx.post, paths[0], json=slow, timeout=120)
+        while not (worker := set(engine.children(recursive=True)) - before):
+            assert not killed.done(), killed.result().text
+        worker.pop().kill()
+        answers = [killed]
+        for path, body in zip(paths, ({**slow, "regex": ".?" * 99}, schema(crash), schema(wide)), strict=True):
+            answers.append(pool.submit(httpx.post, path, json=body, timeout=120))
+            while not answers[-1].done():
+                assert client.chat(QUESTION[0]["content"], 8, separate_reasoning=False).text == healthy
+    outside, slow_mask, crashed, admitted = (answer.result() for answer in answers)
+    assert outside.status_code == 400 and "cannot be compiled within 20 s" in outside.json()["message"]
+    assert slow_mask.status_code == 400 and "finding the tokens that may follow takes" in slow_mask.json()["message"]
+    assert crashed.status_code == 400 and admitted.status_code == 200, admitted.text[:300]
 
 
 def test_the_operators_endpoints_answer_on_loopback_but_not_to_web_pages(eagle3: EngineServer) -> None:

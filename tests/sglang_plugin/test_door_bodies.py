@@ -32,12 +32,12 @@ from kimi_w4a8_eagle3.sglang_plugin.door_models import request_models, sampling_
 
 def answer(rules, path, body):
     try:
-        return [200, json.loads(rules.admit(path, {}, body.encode("latin-1")))]
+        return [200, json.loads(rules.admit(path, {}, body.encode("latin-1")).body)]
     except Refusal as refusal:
         return [refusal.status, refusal.message]
 
 models = request_models(), sampling_model()
-usual = RequestRules(DoorSettings(), *models, %d, strict_only=True)
+usual = RequestRules(DoorSettings(), *models, %d)
 opened = RequestRules(DoorSettings(stop_regex=True), *models, %d)
 cases = json.load(open(%r))
 print(json.dumps({

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, StreamingResponse
 
 from kimi_w4a8_eagle3.door.access import CHECKED
+from kimi_w4a8_eagle3.door.admission import Admission
 from kimi_w4a8_eagle3.door.middleware import Door, InternalKey
 from kimi_w4a8_eagle3.door.rules import RequestModel, RequestRules
 from kimi_w4a8_eagle3.door.settings import DoorSettings
@@ -78,10 +79,15 @@ Ask = Callable[..., httpx.Response]
 
 
 def guarded(
-    engine: Engine, settings: DoorSettings, host: str = "127.0.0.1", internal: InternalKey | None = None
+    engine: Engine,
+    settings: DoorSettings,
+    host: str = "127.0.0.1",
+    internal: InternalKey | None = None,
+    admission: Admission | None = None,
 ) -> Door:
     rules = RequestRules(settings, dict.fromkeys(CHECKED, ANYTHING), ANYTHING, context=100)
-    return Door(engine.app, settings=settings, host=host, rules=rules, routes=engine.app, internal=internal)
+    named: Any = {"settings": settings, "host": host, "rules": rules, "admission": admission}
+    return Door(engine.app, **named, routes=engine.app, internal=internal)
 
 
 def ask(door: Door, method: str, path: str, **request: Any) -> httpx.Response:

@@ -1,0 +1,187 @@
+"""Do what costs before a token is drawn in processes that can be killed.
+
+When the engine is about to listen it forks a zygote, which imports what the jobs need. For every job the zygote forks a
+worker. The worker limits its own time and memory, does the job and ends. The kernel kills it at a limit, and then the
+job's request alone is refused. A worker keeps nothing for the next job, so nothing has to be cleaned up after a kill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NoReturn
+
+import orjson
+
+from .answers import Refusal
+
+logger = logging.getLogger(__name__)
+MEMORY_BYTES = 2**30  # that a worker may have beyond the zygote's
+_WALL = 3  # seconds for each second of CPU time, because workers share the cores with the engine
+_QUEUE_S = 10.0
+_MAX_VERDICTS = 1024
+_CHUNK = 2**18
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """One kind of work.
+
+    prepare: returns the function that does it, in the zygote. The function raises Refusal for a value that must not
+    reach the engine. cpu_s: CPU time after which the worker is killed. too_costly: the message to the client then.
+    """
+
+    prepare: Callable[[], Callable[[Any], None]]
+    cpu_s: float
+    too_costly: str
+
+
+class Admission:
+    """Does jobs in forked workers, a few at a time, and remembers the last verdicts."""
+
+    def __init__(self, jobs: Mapping[str, WorkerJob]) -> None:
+        self._jobs = jobs
+        self._free = asyncio.Semaphore(at_a_time(cores()))
+        self._verdicts: dict[bytes, asyncio.Task[Refusal | None]] = {}
+        self._start()
+
+    async def require(self, job: str, value: Any, param: str) -> None:
+        """Return if `job` accepts the value; raise Refusal with its reason, or if the worker was killed."""
+        payload = orjson.dumps(value)
+        digest = sha256(job.encode() + payload).digest()
+        if (verdict := self._verdicts.get(digest)) is None:
+            verdict = self._verdicts[digest] = asyncio.ensure_future(self._decide(digest, job, payload))
+        # A client that disconnects does not stop the worker, so it must not make room for another one.
+        if refusal := await asyncio.shield(verdict):
+            raise Refusal(refusal.message, refusal.status, param)
+
+    async def _decide(self, digest: bytes, job: str, payload: bytes) -> Refusal | None:
+        answer = b""
+        try:
+            await asyncio.wait_for(self._free.acquire(), _QUEUE_S)
+            try:
+                answer = await self._ask(job, payload)
+                if not answer and self._restarted():
+                    answer = await self._ask(job, payload)
+            finally:
+                self._free.release()
+        except asyncio.TimeoutError:  # TimeoutError itself since Python 3.11
+            return Refusal("every worker that checks requests is busy; try again", status=503)
+        finally:
+            if not answer:
+                del self._verdicts[digest]  # it depends on the moment
+            while len(self._verdicts) > _MAX_VERDICTS:
+                del self._verdicts[next(iter(self._verdicts))]
+        reason = orjson.loads(answer)["refused"] if answer else self._jobs[job].too_costly
+        return None if reason is None else Refusal(reason)
+
+    async def _ask(self, job: str, payload: bytes) -> bytes:
+        """Return the worker's answer; nothing when it was killed."""
+        ours, theirs = socket.socketpair()
+        with theirs, suppress(OSError):  # without a zygote the answer is empty, too
+            socket.send_fds(self._zygote, [job.encode()], [theirs.fileno()])
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            writer.write(payload)
+            writer.write_eof()
+            return await reader.read()
+        except OSError:
+            return b""
+        finally:
+            writer.close()
+
+    def _start(self) -> None:
+        self._zygote, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._zygote.setblocking(False)
+        self.pid = os.fork()
+        if not self.pid:
+            _serve(theirs, self._jobs)
+        theirs.close()
+
+    def _restarted(self) -> bool:
+        """Start another zygote if this one was killed, and return True then."""
+        with suppress(ChildProcessError):  # reaped elsewhere: it has ended, too
+            if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                return False
+        logger.warning("the process that forks the door's workers was killed; another one is started")
+        self._zygote.close()
+        self._start()
+        return True
+
+
+def at_a_time(cores: int) -> int:
+    """Return the number of workers: at least two, so that an expensive job does not block the rest."""
+    return max(2, min(8, cores // 16))
+
+
+def threads_of(cores: int) -> int:
+    """Return the threads that compile one grammar; more than eight gain nothing."""
+    return max(1, min(8, cores // 8))
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _serve(control: socket.socket, jobs: Mapping[str, WorkerJob]) -> NoReturn:
+    """Fork a worker for every job that arrives, until the engine ends."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGPROF, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, which the engine drains after
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no worker becomes a zombie
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.closerange(3, control.fileno())
+        os.closerange(control.fileno() + 1, 2**20)
+        works = {name: job.prepare() for name, job in jobs.items()}
+        gc.freeze()  # a worker copies no page that it only counts references in
+        while True:
+            name, descriptors, _, _ = socket.recv_fds(control, _CHUNK, 1)
+            if not name:
+                break
+            if not os.fork():
+                control.close()
+                _work(descriptors[0], works[name.decode()], jobs[name.decode()].cpu_s)
+            os.close(descriptors[0])
+    except BaseException:
+        logger.exception("the door's workers cannot be started")
+    finally:
+        os._exit(0)
+
+
+def _work(descriptor: int, work: Callable[[Any], None], cpu_s: float) -> NoReturn:
+    """Do one job within its limits, and write the verdict."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, _WALL * cpu_s)
+    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY_BYTES,) * 2)
+    with suppress(MemoryError), socket.socket(fileno=descriptor) as connection:
+        chunks = []
+        while chunk := connection.recv(_CHUNK):
+            chunks.append(chunk)
+        reason = None
+        try:
+            work(orjson.loads(b"".join(chunks)))
+        except Refusal as refusal:
+            reason = refusal.message
+        except MemoryError:
+            raise
+        except Exception as error:
+            logger.exception("a request cannot be checked")
+            reason = f"this request cannot be checked ({type(error).__name__})"
+        connection.sendall(orjson.dumps({"refused": reason}))
+    os._exit(0)
+
+
+def _data_bytes() -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))

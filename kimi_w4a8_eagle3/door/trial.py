@@ -1,0 +1,191 @@
+"""Try a grammar before SGLang's schedulers compile it: its size, and the longest time that the mask of a token takes.
+
+xgrammar fills a mask in SGLang's scheduler for every token of every request, while all other requests wait. Most of the
+vocabulary is sorted when the grammar is compiled. The rest is tried per token in each state in which the parser is at
+that moment. A state is a place in the grammar. A pattern such as `.*a.{60}` reaches 60 states at once.
+
+The walk tries the next character wherever it comes. It goes on from the largest set of states, which finds what grows,
+and in turn from the set that it has seen least often, which leads into every part of the grammar.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .admission import Admission, WorkerJob
+from .answers import Refusal
+from .pictures import picture_job
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar, GrammarMatcher
+
+# SGLang's sampling parameters that hold a grammar, in its order, and its names for their kinds.
+_KINDS = {"json_schema": "json", "regex": "regex", "ebnf": "ebnf", "structural_tag": "structural_tag"}
+CPU_S = 20.0  # to compile a grammar and to walk through it
+MAX_GRAMMAR_BYTES = 2**25  # of memory; the schedulers keep `grammar_cache.MAX_GRAMMARS` of them
+_WALK_S = 2.0
+_IDLE = 64  # places that bring no new states before the walk ends
+_TIMES = 3  # a slow mask is measured this often, because other processes disturb a single measurement
+_TOO_SLOW = 10  # times the limit: no other process explains that
+_SHOWN = 40  # last characters of a path
+_LETTERS = (*map(chr, range(32, 127)), *"\n\t\réß٣中\u2003\u2028😀\x00")
+# Of a set of states as xgrammar prints it; rule_start_pos is left out, because it counts the characters before.
+_STATE = re.compile(r"rule_id=(\d+), sequence_id=(\d+), element_id=(\d+), rule_start_pos=-?\d+, sub_element_id=(\d+)")
+
+
+# Compiles a grammar, given its kind and its text, as SGLang does. The result has `error_message` or `ctx`.
+Compile = Callable[[str, str], Any]
+
+
+def workers(prepare: Callable[[], Compile], max_mask_ms: float) -> Admission:
+    """Return the door's workers, which try grammars and check pictures."""
+    return Admission({"grammar": _grammar_job(prepare, max_mask_ms), "pictures": picture_job()})
+
+
+def _grammar_job(prepare: Callable[[], Compile], max_mask_ms: float) -> WorkerJob:
+
+    def prepared() -> Callable[[Any], None]:
+        compile_ = prepare()
+        return lambda grammar: _try(compile_, grammar[0], grammar[1], max_mask_ms)
+
+    why = "offer fewer alternatives and optional properties, and replace nested repeats and large counts in patterns"
+    return WorkerJob(
+        prepared, CPU_S, f"the grammar cannot be compiled within {CPU_S:.0f} s of CPU time and 1 GiB: {why}"
+    )
+
+
+def grammars_of(sampling_params: Any) -> list[tuple[str, str]]:
+    """Return the grammars in SGLang's sampling parameters, or in a list of them, each with its field."""
+    params = sampling_params if isinstance(sampling_params, list) else [sampling_params]
+    return [(name, one[name]) for one in params if one for name in _KINDS if one.get(name) is not None]
+
+
+async def tried(
+    admission: Admission, grammars: list[tuple[str, str]], answers: AsyncIterator[Any]
+) -> AsyncIterator[Any]:
+    """Yield the answers, after all grammars were admitted; SGLang answers 400 to a ValueError."""
+    from fastapi import HTTPException  # start-up: only an engine needs it
+
+    try:
+        for name, text in grammars:
+            await admission.require("grammar", (_KINDS[name], text), name)
+    except Refusal as refusal:
+        wrong = refusal.status == HTTPStatus.BAD_REQUEST
+        raise (ValueError(refusal.message) if wrong else HTTPException(refusal.status, refusal.message)) from None
+    async for answer in answers:
+        yield answer
+
+
+def _try(compile_: Compile, kind: str, text: str, max_mask_ms: float) -> None:
+    before = _resident_bytes()
+    grammar = compile_(kind, text)
+    if error := getattr(grammar, "error_message", None):
+        raise Refusal(f"Failed to compile {kind} grammar: {error}")
+    if grammar is None:
+        return  # --grammar-backend none: SGLang refuses it
+    if (size := _resident_bytes() - before) > MAX_GRAMMAR_BYTES:
+        raise Refusal(
+            f"the compiled {kind} grammar takes {size / 2**20:.0f} MiB; {MAX_GRAMMAR_BYTES >> 20} MiB are allowed: "
+            "offer fewer alternatives and optional properties"
+        )
+    ms, before_it = costliest_mask(grammar.ctx, max_mask_ms)
+    if ms > max_mask_ms:
+        raise Refusal(
+            f"this {kind} grammar is too slow: after {before_it!r} finding the tokens that may follow takes "
+            f"{ms:.0f} ms, and {max_mask_ms:.0f} ms are allowed: remove repeats inside repeats, repeat large "
+            "classes of characters fewer times, or offer fewer alternatives that begin alike"
+        )
+
+
+def _resident_bytes() -> int:
+    ctypes.CDLL(None).malloc_trim(0)  # what compiling needed for a moment does not count
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class _Place:
+    matcher: GrammarMatcher
+    text: str
+    states: tuple[frozenset[Any], int]
+    visited: bool = False
+
+
+class _Walk:
+    def __init__(self, matcher: GrammarMatcher) -> None:
+        self.idle = 0  # places visited since new states were found
+        self._seen: Counter[Any] = Counter()
+        self._largest: list[tuple[int, int, int, _Place]] = []
+        self._rarest: list[tuple[int, int, int, _Place]] = []
+        self._number = 0
+        self.reach(matcher, "", None, {})
+
+    def reach(self, matcher: GrammarMatcher, text: str, before: Any, known: dict[Any, Any]) -> None:
+        """Remember a place, unless its states are among those that are known already."""
+        found = _STATE.findall(matcher._debug_print_internal_state().rpartition("[")[2])
+        states = (frozenset(found), len(found))
+        if states in known:
+            return
+        known[states] = True
+        place = _Place(matcher.fork(), text[-_SHOWN:], states)
+        self._number += 1
+        times, number = self._seen[before, states], -self._number
+        self._seen[before, states] += 1
+        self.idle = 0 if times == 0 else self.idle
+        heappush(self._largest, (-len(found), times, number, place))
+        heappush(self._rarest, (times, -len(found), number, place))
+
+    def places(self) -> Iterator[_Place]:
+        """Yield the places to visit."""
+        while self._largest or self._rarest:
+            for heap in (self._largest, self._rarest):
+                while heap:
+                    place = heappop(heap)[-1]
+                    if not place.visited:
+                        place.visited = True
+                        self.idle += 1
+                        yield place
+                        break
+
+
+def costliest_mask(grammar: CompiledGrammar, enough_ms: float) -> tuple[float, str]:
+    """Return the CPU time of the costliest mask, in milliseconds, and the last characters before it.
+
+    The walk ends when a mask takes longer than `enough_ms`, when nothing new is found, or when its time is up.
+    """
+    import xgrammar  # start-up: only the door's workers need it
+
+    bitmask = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
+    walk, end = _Walk(xgrammar.GrammarMatcher(grammar)), time.thread_time() + _WALK_S
+    costliest = (0.0, "")
+    for place in walk.places():
+        costliest = max(costliest, (_mask_ms(place.matcher, bitmask, enough_ms), place.text))
+        if costliest[0] > enough_ms or walk.idle > _IDLE or time.thread_time() > end:
+            break
+        known = {place.states: True}
+        forced = place.matcher.find_jump_forward_string()
+        for text in [forced] if forced else _LETTERS:
+            if place.matcher.accept_string(text):
+                walk.reach(place.matcher, place.text + text, place.states, known)
+                place.matcher.rollback(1)
+    return costliest
+
+
+def _mask_ms(matcher: GrammarMatcher, bitmask: Any, enough_ms: float) -> float:
+    least = float("inf")
+    for _ in range(_TIMES):
+        start = time.thread_time()
+        matcher.fill_next_token_bitmask(bitmask)
+        least = min(least, (time.thread_time() - start) * 1000)
+        if not enough_ms < least < _TOO_SLOW * enough_ms:
+            break
+    return least

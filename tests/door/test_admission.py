@@ -1,0 +1,197 @@
+"""Workers of the door: what they refuse, what kills them, and that neither disturbs another request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kimi_w4a8_eagle3.door import admission
+from kimi_w4a8_eagle3.door.admission import Admission, WorkerJob
+from kimi_w4a8_eagle3.door.answers import Refusal
+
+COSTLY = "this costs more than a worker may use"
+
+
+def work(value: Any) -> None:
+    """Do what `value` says."""
+    match value:
+        case {"refuse": why}:
+            raise Refusal(why)
+        case {"spin": _}:
+            while True:
+                pass
+        case {"sleep": seconds}:
+            time.sleep(seconds)
+        case {"allocate": size}:
+            bytearray(size)
+        case {"abort": _}:
+            os.abort()
+        case {"divide": _}:
+            1 / 0  # noqa: B018
+        case {"note": path}:
+            with Path(path).open("a", encoding="ascii") as file:
+                file.write(f"{os.getpid()}\n")
+            time.sleep(5)
+        case {"once": path}:
+            with Path(path).open("a", encoding="ascii") as file:
+                file.write("x")
+        case {"descriptors": expected}:
+            assert sum(map(is_open, range(3, 1000))) == expected
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def jobs(cpu_s: float = 5.0) -> Admission:
+    return Admission({"work": WorkerJob(lambda: work, cpu_s, COSTLY)})
+
+
+def verdicts(door: Admission, *values: Any) -> list[str]:
+    """What is said about the values, which are checked at the same time; "" for one that is admitted."""
+
+    async def one(value: Any) -> str:
+        try:
+            await door.require("work", value, "field")
+        except Refusal as refusal:
+            assert (refusal.param, refusal.status) == ("field", 503 if "busy" in refusal.message else 400)
+            return refusal.message
+        return ""
+
+    return running(door, lambda: asyncio.gather(*map(one, values)))
+
+
+def running(door: Admission, scenario: Callable[[], Any]) -> Any:
+    async def main() -> Any:
+        return await scenario()
+
+    try:
+        return asyncio.run(main())
+    finally:
+        os.kill(door.pid, signal.SIGKILL)
+
+
+def test_a_worker_accepts_or_refuses_with_its_reason() -> None:
+    assert verdicts(jobs(), {"x": "y" * 2**21}, {"refuse": "too wide"}) == ["", "too wide"]
+
+
+def test_a_job_that_raises_is_refused_by_its_error() -> None:
+    assert verdicts(jobs(), {"divide": 0}) == ["this request cannot be checked (ZeroDivisionError)"]
+
+
+@pytest.mark.parametrize("value", [{"spin": 0}, {"sleep": 60}, {"allocate": 3 * 2**30}, {"abort": 0}])
+def test_a_job_over_its_budget_is_refused_and_another_one_is_done_beside_it(value: dict[str, int]) -> None:
+    assert verdicts(jobs(cpu_s=0.3), value, {"refuse": "too wide"}, {}) == [COSTLY, "too wide", ""]
+
+
+def test_a_verdict_is_remembered_and_a_kill_is_not(tmp_path: Path) -> None:
+    door, once = jobs(cpu_s=0.3), {"once": str(tmp_path / "once")}
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await asyncio.gather(*(door.require("work", once, "field") for _ in range(4)))
+        for _ in range(2):
+            with pytest.raises(Refusal):
+                await door.require("work", {"spin": 0}, "field")
+        assert len(door._verdicts) == 1
+
+    running(door, scenario)
+    assert (tmp_path / "once").read_text() == "x"
+
+
+def test_the_oldest_verdicts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "_MAX_VERDICTS", 2)
+    door = jobs()
+    assert verdicts(door, *range(5)) == [""] * 5
+    assert len(door._verdicts) == 2
+
+
+def pids(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+async def noted(path: Path, number: int = 1) -> list[int]:
+    end = time.monotonic() + 30
+    while len(pids(path)) < number and time.monotonic() < end:
+        await asyncio.sleep(0.01)
+    return pids(path)
+
+
+def test_a_killed_worker_is_its_own_requests_loss(tmp_path: Path) -> None:
+    door, note = jobs(), tmp_path / "note"
+
+    async def scenario() -> None:
+        lost = asyncio.ensure_future(door.require("work", {"note": str(note)}, "field"))
+        (worker,) = await noted(note)
+        os.kill(worker, signal.SIGKILL)
+        await door.require("work", {"other": 1}, "field")
+        with pytest.raises(Refusal, match=COSTLY):
+            await lost
+
+    running(door, scenario)
+
+
+def test_a_killed_zygote_is_replaced(tmp_path: Path) -> None:
+    door = jobs()
+
+    async def scenario() -> None:
+        await door.require("work", 1, "field")
+        first = door.pid
+        os.kill(first, signal.SIGKILL)
+        psutil.Process(first).wait(10)
+        await door.require("work", 2, "field")
+        assert door.pid != first
+        with pytest.raises(Refusal, match="too wide"):
+            await door.require("work", {"refuse": "too wide"}, "field")
+
+    running(door, scenario)
+
+
+def test_a_client_that_leaves_makes_no_room_for_another_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "cores", lambda: 1)
+    monkeypatch.setattr(admission, "_QUEUE_S", 0.2)
+    door, note = jobs(), tmp_path / "note"
+
+    async def scenario() -> None:
+        for number in range(2):
+            leaving = asyncio.ensure_future(door.require("work", {"note": str(note), "": number}, "field"))
+            await noted(note, number + 1)
+            leaving.cancel()
+        with pytest.raises(Refusal, match="busy; try again") as refused:
+            await door.require("work", 3, "field")
+        assert refused.value.status == 503
+        for worker in pids(note):
+            os.kill(worker, signal.SIGKILL)
+        monkeypatch.setattr(admission, "_QUEUE_S", 10.0)
+        await door.require("work", 3, "field")
+
+    running(door, scenario)
+
+
+def test_a_worker_holds_its_own_connection_and_nothing_of_the_engine() -> None:
+    with (Path(os.devnull)).open("rb") as held:
+        assert held.fileno() > 2
+        assert verdicts(jobs(), {"descriptors": 1}) == [""]
+
+
+def test_the_zygote_ends_with_the_engine() -> None:
+    door = jobs()
+    door._zygote.close()
+    assert psutil.Process(door.pid).wait(10) is not None
+
+
+def test_few_workers_run_at_a_time_and_half_of_the_cores_are_left_to_others() -> None:
+    assert [admission.at_a_time(cores) for cores in (1, 2, 4, 16, 32, 192)] == [2, 2, 2, 2, 2, 8]
+    assert [admission.threads_of(cores) for cores in (1, 2, 4, 16, 32, 192)] == [1, 1, 1, 2, 4, 8]

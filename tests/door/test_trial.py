@@ -1,0 +1,77 @@
+"""The costliest mask of a grammar is found, in both releases of xgrammar, with as many tokens as a large model has."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from support.sglang_program import BOTH, found
+
+from kimi_w4a8_eagle3.door.settings import DoorSettings
+from kimi_w4a8_eagle3.door.trial import grammars_of
+from proof.structured.schemas import draw
+
+LIMIT_MS = DoorSettings().max_mask_ms
+PROGRAM = """
+import json, signal, xgrammar
+from kimi_w4a8_eagle3.door.trial import costliest_mask
+from proof.vocabulary import SIZE, vocabulary
+info = xgrammar.TokenizerInfo([*vocabulary(), b"</s>"], xgrammar.VocabType.RAW, stop_token_ids=[SIZE])
+compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+def ms(text):
+    grammar = compiler.compile_json_schema(text) if text[0] == "{" else compiler.compile_regex(text)
+    return round(costliest_mask(grammar, %d)[0], 1)
+print(json.dumps([ms(text) for text in json.load(open(%r))]))
+"""
+TEXT = {"type": "string"}
+
+
+def fields(number: int, **given: Any) -> dict[str, Any]:
+    names = {f"field_{each}": TEXT for each in range(number)}
+    return {"type": "object", "properties": {**names, **given}, "required": [*names, *given]}
+
+
+def arrays(number: int) -> dict[str, Any]:
+    return {"anyOf": [{"type": "array", "items": {"const": each}} for each in range(number)]}
+
+
+ORDINARY: dict[str, str | dict[str, Any]] = {
+    "address": r"[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}",
+    "date": r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}(\.\d+)?(Z|[+-]\d{2}:\d{2})?)?",
+    "id": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "list": r"(yes|no|maybe)(, (yes|no|maybe))*",
+    "text": r"[\s\S]*",
+    "many fields": fields(200),
+    "any object": {"type": "object"},
+    "recursive": {"type": "object", "properties": {"next": {"$ref": "#"}, "name": TEXT}},
+    **{f"drawn {seed}": draw(Random(seed)) for seed in (0, 2, 3, 7)},
+}
+COSTLY: dict[str, str | dict[str, Any]] = {
+    "states at once": r".*a.{60}",
+    "ambiguous repeats": r"(([^a]*)+)*",
+    "counted words": r"([a-z]{1,3})+",
+    "1,200 arrays": {"type": "array", "items": arrays(1200)},
+    "arrays after 20 fields": fields(20, last={"type": "array", "items": arrays(1200)}),
+}
+
+
+@BOTH
+def test_costly_grammars_are_told_from_ordinary_ones(newest: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cases = {**ORDINARY, **COSTLY}
+    path = tmp_path_factory.mktemp("trial") / "cases.json"
+    path.write_text(json.dumps([case if isinstance(case, str) else json.dumps(case) for case in cases.values()]))
+    program = PROGRAM % (LIMIT_MS, str(path))
+    ms = dict(zip(cases, found(program, newest), strict=True))
+    assert {name for name, value in ms.items() if value > LIMIT_MS} == COSTLY.keys(), ms
+
+
+def test_grammars_are_found_in_every_form_of_sampling_parameters() -> None:
+    assert grammars_of(None) == grammars_of({}) == grammars_of([{}, None]) == grammars_of({"regex": None}) == []
+    assert grammars_of({"n": 2, "regex": "a"}) == [("regex", "a")]
+    assert grammars_of([{"json_schema": "{}"}, {"ebnf": "a", "structural_tag": "{}"}]) == [
+        ("json_schema", "{}"),
+        ("ebnf", "a"),
+        ("structural_tag", "{}"),
+    ]
