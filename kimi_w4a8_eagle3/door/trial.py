@@ -59,9 +59,8 @@ def _grammar_job(prepare: Callable[[], Compile], max_mask_ms: float) -> WorkerJo
         return lambda grammar: _try(compile_, grammar[0], grammar[1], max_mask_ms)
 
     why = "offer fewer alternatives and optional properties, and replace nested repeats and large counts in patterns"
-    return WorkerJob(
-        prepared, CPU_S, f"the grammar cannot be compiled within {CPU_S:.0f} s of CPU time and 1 GiB: {why}"
-    )
+    why = f"the grammar cannot be compiled within {CPU_S:.0f} s of CPU time and 1 GiB: {why}"
+    return WorkerJob(prepared, CPU_S, why)
 
 
 def grammars_of(sampling_params: Any) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ CEILINGS = {
     "base": 642,
     "bench": 1530,
     "commands": 1821,
-    "door": 2025,
+    "door": 2024,
     "eval": 2586,
     "fetch": 1691,
     "fleet": 1556,
