@@ -16,7 +16,9 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from http import HTTPStatus
 from pathlib import Path
@@ -53,14 +55,9 @@ def workers(prepare: Callable[[], Compile], max_mask_ms: float) -> Admission:
 
 
 def _grammar_job(prepare: Callable[[], Compile], max_mask_ms: float) -> WorkerJob:
-
-    def prepared() -> Callable[[Any], None]:
-        compile_ = prepare()
-        return lambda grammar: _try(compile_, grammar[0], grammar[1], max_mask_ms)
-
     why = "offer fewer alternatives and optional properties, and replace nested repeats and large counts in patterns"
     why = f"the grammar cannot be compiled within {CPU_S:.0f} s of CPU time and 1 GiB: {why}"
-    return WorkerJob(prepared, CPU_S, why)
+    return WorkerJob(lambda: partial(_try, prepare(), max_mask_ms), CPU_S, why)
 
 
 def grammars_of(sampling_params: Any) -> list[tuple[str, str]]:
@@ -85,7 +82,8 @@ async def tried(
         yield answer
 
 
-def _try(compile_: Compile, kind: str, text: str, max_mask_ms: float) -> None:
+def _try(compile_: Compile, max_mask_ms: float, grammar_text: list[str]) -> None:
+    kind, text = grammar_text
     before = _resident_bytes()
     grammar = compile_(kind, text)
     if error := getattr(grammar, "error_message", None):
@@ -159,23 +157,24 @@ class _Walk:
 def costliest_mask(grammar: CompiledGrammar, enough_ms: float) -> tuple[float, str]:
     """Return the CPU time of the costliest mask, in milliseconds, and the last characters before it.
 
-    The walk ends when a mask takes longer than `enough_ms`, when nothing new is found, or when its time is up.
+    The walk ends when a mask takes longer than `enough_ms`, when nothing new is found, or when time or memory is up.
     """
     import xgrammar  # start-up: only the door's workers need it
 
     bitmask = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
     walk, end = _Walk(xgrammar.GrammarMatcher(grammar)), time.thread_time() + _WALK_S
     costliest = (0.0, "")
-    for place in walk.places():
-        costliest = max(costliest, (_mask_ms(place.matcher, bitmask, enough_ms), place.text))
-        if costliest[0] > enough_ms or walk.idle > _IDLE or time.thread_time() > end:
-            break
-        known = {place.states: True}
-        forced = place.matcher.find_jump_forward_string()
-        for text in [forced] if forced else _LETTERS:
-            if place.matcher.accept_string(text):
-                walk.reach(place.matcher, place.text + text, place.states, known)
-                place.matcher.rollback(1)
+    with suppress(RuntimeError):  # std::bad_alloc: the places fill the worker's memory
+        for place in walk.places():
+            costliest = max(costliest, (_mask_ms(place.matcher, bitmask, enough_ms), place.text))
+            if costliest[0] > enough_ms or walk.idle > _IDLE or time.thread_time() > end:
+                break
+            known = {place.states: True}
+            forced = place.matcher.find_jump_forward_string()
+            for text in [forced] if forced else _LETTERS:
+                if place.matcher.accept_string(text):
+                    walk.reach(place.matcher, place.text + text, place.states, known)
+                    place.matcher.rollback(1)
     return costliest
 
 
