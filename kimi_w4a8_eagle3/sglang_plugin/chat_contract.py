@@ -29,6 +29,8 @@ FEATURE = Feature(
 @FEATURE.before(f"{_CHAT}.OpenAIServingChat._process_messages")
 def prepare(serving: OpenAIServingChat, request: ChatCompletionRequest, *args: object, **named: object) -> None:
     """Give the calls Kimi's ids."""
+    if not request.messages:  # items of /v1/responses and /v1/messages may hold none, and the template reads the first
+        raise ValueError("the request holds no message to answer: add one with a role and a text")
     if PARSER in (serving.tool_call_parser, serving.reasoning_parser):
         number_calls(request.messages)
 
