@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from ..engine.metrics import Acceptance
 from ..engine.startup_check import Openings
@@ -50,8 +51,8 @@ class ReplicaState:
     nan_logits: float = 0.0
     last_progress: float | None = None
     stalls: int = 0
-    restarts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(RESTARTS, 0)))
-    history: deque[tuple[float, Phase, str]] = field(default_factory=lambda: deque(maxlen=20))
+    restarts: Counter[str] = field(default_factory=partial(Counter, dict.fromkeys(RESTARTS, 0)))
+    history: deque[tuple[float, Phase, str]] = field(default_factory=partial(deque, maxlen=20))
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def enter(self, phase: Phase, reason: str = "") -> None:

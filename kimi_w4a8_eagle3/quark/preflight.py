@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def _check_w4a8(
     try:
         return problems + expert_checks.check_excludes(checkpoint, quantization, where)
     except KimiError as error:
-        return [*problems, Problem.of("excludes", error)]
+        return [*problems, Problem.of("excludes", replace(error, where=where))]
 
 
 def _check_draft(draft_dir: Path, target: ModelConfig, report: PreflightReport) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from support import sglang_program
-from support.null_server import KEY, NUM_PROMPTS, null_server
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.measure import Measurement
@@ -20,6 +19,8 @@ from kimi_w4a8_eagle3.fleet.target import Target
 @pytest.fixture(scope="session")
 def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """`kimi-w4a8 bench tiny-con2` with fewer prompts against a server with a key, whose acceptance is known."""
+    from support.null_server import KEY, NUM_PROMPTS, null_server  # starlette, which an extra brings
+
     sglang_program.run("# the generator is forked from the fork server that was used last: now the pinned release's")
     workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
     with null_server(api_key=KEY) as url:
@@ -31,6 +32,8 @@ def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="session")
 def failed_run(null_run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, KimiError]:
     """The same against a server that refuses every third request (the warm-up is the first)."""
+    from support.null_server import NUM_PROMPTS, null_server
+
     runs = tmp_path_factory.mktemp("runs")
     workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
     with null_server(fail_every=3) as url, pytest.raises(KimiError) as caught:

@@ -30,8 +30,8 @@ def follow(frame, event, _):
     if event != "call" or not room(frame) or "__qualname__" in frame.f_locals or frame.f_code.co_name == "<module>":
         return
     while caller is not None and not room(caller):
-        if caller.f_code.co_name == "_find_and_load":
-            return
+        if caller.f_code.co_name == "_find_and_load" or "/laptop/" in caller.f_code.co_filename:
+            return  # an import, or the starter of another distribution
         caller = caller.f_back
     if caller is not None and room(caller) in spine and caller.f_code.co_name != "<module>":
         calls[room(caller), caller.f_code.co_name, room(frame), frame.f_code.co_qualname] = None
@@ -64,5 +64,5 @@ def test_the_way_in_is_short(tmp_path: Path) -> None:
             returns.append(f"{caller} {function} -> {room} {callee}")
         else:
             entered.append(room)
-    assert len(entered) <= 12, entered
+    assert len(entered) <= 12, " ".join(entered)
     assert len(returns) <= 8, returns

@@ -44,7 +44,9 @@ def work(value: Any) -> None:
             with Path(path).open("a", encoding="ascii") as file:
                 file.write("x")
         case {"descriptors": expected}:
-            assert sum(map(is_open, range(3, 1000))) == expected
+            targets = [str(Path(f"/proc/self/fd/{number}").readlink()) for number in range(3, 1000) if is_open(number)]
+            # A library may make pipes of its own after a fork.
+            assert len([target for target in targets if not target.startswith("pipe:")]) == expected
 
 
 def is_open(descriptor: int) -> bool:

@@ -120,7 +120,7 @@ def test_a_websocket_needs_the_admin_key(headers: list[tuple[bytes, bytes]], sen
     async def inner(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
 
-    door = Door(inner, settings=KEYS, host="0.0.0.0", rules=None, routes=None)  # type: ignore[arg-type]
+    door = Door(inner, settings=KEYS, host="0.0.0.0", rules=None, routes=None, admission=None)  # type: ignore[arg-type]
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": headers}
     assert [event["type"] for event in events_of(door, scope, {"type": "websocket.connect"})] == [sent]
 
