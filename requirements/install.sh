@@ -173,5 +173,5 @@ else
   step "AITER's files" uv_pip --no-deps --target "$venv/compat/amd-aiter" "${aiter[@]}"
   # Once for all workers, which import it at the same time: compiling is two thirds of a first import.
   step "what an engine imports, compiled" env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 "$venv/bin/python" -c \
-    'import os, sys; from laptop.fork_server import ForkServer as F; F.start(sys.executable, os.environ, 2).close()'
+    'import os; from laptop.fork_server import ForkServer as F; F.start(os.environ, 2).close()'
 fi
