@@ -1,6 +1,6 @@
 """The fuzzing itself: cases sent side by side, a healthy client beside them, and what is a fault.
 
-A fault is an answer of 500 and above that is no overload (503), no answer within a minute, a refusal without a
+A fault is an answer of 500 and above that is no overload (503), no answer within 90 s, a refusal without a
 message, an answer of 2xx to what must be refused, an engine that ended, a healthy client that read other tokens or
 waited, a connection from the engine to an address that only a request named, and memory or slots that do not return.
 """
