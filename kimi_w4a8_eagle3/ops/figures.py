@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,7 +56,7 @@ class FiguresWindow:
             tuple(reading.total("sglang:realtime_tokens_total", mode=mode) or 0.0 for mode in _MODES),
             tuple(reading.by(f"sglang:{name}_seconds_bucket", "le") for name in _TIMES),
         )
-        kept = deque(one for one in self._samples if one.at > now - self._span_s)
+        kept = [one for one in self._samples if one.at > now - self._span_s]
         if kept and any(new < old for new, old in zip(sample.tokens, kept[-1].tokens, strict=True)):
             kept.clear()  # the engine restarted and counts from zero
         self._samples = (*kept, sample)

@@ -43,7 +43,7 @@ def status(url: str) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> Table:
     """Return a table with a row per replica; its caption lists unready replicas."""
-    shown = Table(*COLUMNS, title=" ".join(filter(None, (found["recipe"], found.get("model")))))
+    shown = Table(*COLUMNS, title=found["recipe"])
     for state in found["replicas"]:
         shown.add_row(state["name"], state["phase"], *_cells(state))
     shown.caption = "\n".join(
