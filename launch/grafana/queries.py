@@ -26,6 +26,12 @@ def router(metric: str, *labels: str) -> str:
     return metric + "{" + ", ".join((_INSTANCE, *labels)) + "}"
 
 
+def exported(metric: str) -> str:
+    """One value a GPU, by either name that AMD's Device Metrics Exporter may give: its prefix is a setting."""
+    either = " or ".join(f"max by (hostname, gpu_id) ({prefix}{metric})" for prefix in ("", "amd_"))
+    return f"({either})"
+
+
 def rate(series: str) -> str:
     """Per second, over an interval that fits zoom and scrapes."""
     return f"rate({series}[$__rate_interval])"

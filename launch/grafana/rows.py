@@ -18,6 +18,7 @@ from queries import (
     added,
     by_replica,
     cache_hits,
+    exported,
     objective,
     of,
     percentiles,
@@ -388,6 +389,37 @@ def watchdog() -> list[Any]:
     ]
 
 
+def gpus() -> list[Any]:
+    """How hard do the GPUs work? From AMD's Device Metrics Exporter, a scrape job of its own that knows no replicas."""
+    gpu = "{{hostname}} {{gpu_id}}"
+    return [
+        lines(
+            "GPU memory used",
+            "Share of each GPU's memory. Weights and KV cache are allocated at the start, so it should stay level.",
+            "percentunit",
+            [(f"{exported('gpu_used_vram')} / {exported('gpu_total_vram')}", gpu)],
+            top=1,
+            span=6,
+        ),
+        lines("GPU power", "Socket power.", "watt", [(exported("gpu_package_power"), gpu)], span=6),
+        lines(
+            "GPU temperature",
+            "At the junction, the hottest point. One GPU far above the others is throttled before them.",
+            "celsius",
+            [(exported("gpu_junction_temperature"), gpu)],
+            span=6,
+        ),
+        lines(
+            "GPU activity",
+            "Share of the time in which a kernel runs; low under load points at the host or at communication.",
+            "percent",
+            [(exported("gpu_gfx_activity"), gpu)],
+            top=100,
+            span=6,
+        ),
+    ]
+
+
 ROWS: dict[str, Callable[[], list[Any]]] = {
     "Service at a glance": glance,
     "Latency": latency,
@@ -397,4 +429,5 @@ ROWS: dict[str, Callable[[], list[Any]]] = {
     "Queue and concurrency": concurrency,
     "Router": routing,
     "Watchdog and restarts": watchdog,
+    "GPUs": gpus,
 }

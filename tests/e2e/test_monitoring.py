@@ -23,6 +23,7 @@ BOARD = json.loads(DASHBOARD.read_text())
 # docs/monitoring.md names them too: no data on a healthy CPU server, whose recipe has no prefix cache.
 NEEDS_AN_EVENT = {"Retries and errors", "Prompts found in the prefix cache"}
 NEEDS_THE_GUARD = {"Page-guard head-room"}  # it acts where attention is AITER's, or with KIMI_PAGE_GUARD=force
+NEEDS_A_GPU = {"GPU memory used", "GPU power", "GPU temperature", "GPU activity"}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def without_data(server: Prometheus) -> set[str]:
 
 
 def test_every_panel_has_data_but_those_that_need_an_event(served: Prometheus) -> None:
-    expected = NEEDS_AN_EVENT | NEEDS_THE_GUARD
+    expected = NEEDS_AN_EVENT | NEEDS_THE_GUARD | NEEDS_A_GPU
     assert expected < {panel["title"] for panel in panels(BOARD)}
     assert served.wait_for(lambda: without_data(served) <= expected), without_data(served)
 

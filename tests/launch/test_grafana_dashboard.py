@@ -91,6 +91,23 @@ def test_every_expression_parses(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@needs_prometheus
+@pytest.mark.parametrize("prefix", ["", "amd_"])
+def test_gpu_panels_read_the_exporter_with_and_without_its_prefix(prefix: str, tmp_path: Path) -> None:
+    (memory,) = (panel for panel in panels(BOARD) if panel["title"] == "GPU memory used")
+    gpu = '{hostname="a", gpu_id="3", pod="x"}'
+    series = {f"{prefix}gpu_used_vram{gpu}": "192000+0x3", f"{prefix}gpu_total_vram{gpu}": "256000+0x3"}
+    share = {"labels": '{hostname="a", gpu_id="3"}', "value": 0.75}
+    test = {
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{"expr": memory["targets"][0]["expr"], "eval_time": "2m", "exp_samples": [share]}],
+    }
+    file = tmp_path / "test.yml"
+    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+    result = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_recorded_series_that_panels_use_are_recorded_by_the_rules() -> None:
     recorded = set(re.findall(r"record: (\S+)", RULES.read_text()))
     used = {name for expr in expressions(BOARD) for name in re.findall(r"kimi:\w+(?::\w+)?", expr)}

@@ -89,8 +89,10 @@ def test_an_alert_says_what_to_do(alert: str) -> None:
     (rule,) = (rule for rule in GROUPS["kimi.alerts"] if rule["alert"] == alert)
     assert re.fullmatch(r"\d+m", rule["for"])
     assert rule["labels"]["severity"] in ("critical", "warning")
-    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
-    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    address = re.fullmatch(r'{{ or \$externalLabels.kimi_docs "docs" }}/(.*)#(.*)', rule["annotations"]["runbook_url"])
+    assert address is not None
+    page, anchor = "docs/" + address[1], address[2]
     headings = re.findall(r"^## (\w+)$", (ROOT / page).read_text(), flags=re.MULTILINE)
     assert anchor in [heading.lower() for heading in headings]
 
