@@ -1,9 +1,18 @@
 """Interface of the W4A8 MoE backends, and the arithmetic that all of them implement.
 
-One projection computes `a8 = round_half_even(x / sx)` with `sx = max|x| / 127` per token, `acc = sum(a8 * w4)` exactly
+One projection computes `a8 = round_half_even(x / sx)` with `sx = max|x| / 127` per token, an accumulator `acc` exactly
 in int32, and `y = acc * sx[t] * sw[n]` in float32. Stage 1 computes gate and up and `silu(g) * u`. Its result is
 quantized again per (token, expert slot) for stage 2. Stage 2's rows are weighted by the router in float32 and summed
 over the slots; the output is bfloat16. Integer accumulators agree bit for bit between backends.
+
+The formats of the weights differ only in the accumulator. With w the integers of the codes (`WeightFormat.integers`):
+
+    INT4   acc = sum over k of a8 * w
+    MXFP4  acc = sum over blocks b of 32 k of 2**shift[n, b] * (sum over the block of a8 * w)
+
+MXFP4's row scale sw[n] is a power of two and shift is 0..7 (`quark.mx_blocks`). A block's sum is at most 32 * 127 * 12,
+so |acc| <= 12 * 127 * 2**7 * K < 2**31 for K <= 11,008: the sum is exact in any order, and shifts may be applied to the
+weights, to a block's sum or to a group of sums. 2**shift * w fits INT8 for shifts up to 3. float32 rounds acc once.
 
 Every backend is deterministic. The output of a token depends on its row, its experts and their weights, never on the
 rest of the batch, the tiles or the run. Its slots are therefore added in an order that the token alone fixes, without
@@ -12,10 +21,11 @@ atomics. A slot's row may be rounded before that, no coarser than to bfloat16.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..base.errors import KimiError
+from ..quark.weight_format import INT4, WeightFormat
 
 if TYPE_CHECKING:
     import torch
@@ -31,15 +41,18 @@ class MoeShape:
     hidden: int
     inter: int  # intermediate size on this rank (2048 / TP for Kimi-K2.5)
     top_k: int
+    weights: WeightFormat = field(default=INT4, kw_only=True)
 
 
 @dataclass(frozen=True)
 class QuarkMoeWeights:
-    """One MoE layer as AMD Quark stores it, sliced for this rank.
+    """One MoE layer as AMD Quark stores its codes, sliced for this rank, with one scale a row.
 
-    w13: int32 [E, 2*I, H/8], rows 0..I-1 gate and I..2I-1 up, eight nibbles a word in Quark's `reorder` order.
-    w2:  int32 [E, H, I/8].
-    s13: float32 [E, 2*I] and s2: float32 [E, H], `weight_scale * weight_scale_2` already folded.
+    w13: codes of [E, 2*I, H], rows 0..I-1 gate and I..2I-1 up. INT4: int32 [E, 2*I, H/8], eight nibbles a word in
+        Quark's `reorder` order. MXFP4: uint8 [E, 2*I, H/2], element 2j in the low nibble of byte j.
+    w2: codes of [E, H, I].
+    s13: float32 [E, 2*I] and s2: float32 [E, H], the checkpoint's scales folded to one a row.
+    shift13: uint8 [E, 2*I, H/32] and shift2: uint8 [E, H, I/32], a block's left shift; None for INT4.
     """
 
     shape: MoeShape
@@ -47,11 +60,16 @@ class QuarkMoeWeights:
     w2: torch.Tensor
     s13: torch.Tensor
     s2: torch.Tensor
+    shift13: torch.Tensor | None = None
+    shift2: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class PreparedMoe:
-    """One MoE layer in a backend's own weight layout, which `layout` names so that a mix-up raises an error."""
+    """One MoE layer in a backend's own weight layout, which `layout` names so that a mix-up raises an error.
+
+    shift13, shift2: the blocks' shifts, None where the layout of the weights holds them or the format has none.
+    """
 
     shape: MoeShape
     layout: str
@@ -59,6 +77,8 @@ class PreparedMoe:
     w2: torch.Tensor
     s13: torch.Tensor
     s2: torch.Tensor
+    shift13: torch.Tensor | None = None
+    shift2: torch.Tensor | None = None
 
 
 class GateReader(Protocol):

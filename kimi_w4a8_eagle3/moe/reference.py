@@ -1,19 +1,22 @@
 """The reference backend: the contract in plain torch, integer-exact, on any device.
 
 Rows are grouped by expert into a padded grid `[experts in use, rows, K]` and multiplied as one batched matmul per
-stage. The matmul runs in float32: its operands are integers with |a8| <= 127 and |w4| <= 8, so every partial sum
-stays below 2**24 and is exact for K <= 16,513 (Kimi-K2.5 has K <= 7,168); beyond that it runs in float64.
+stage. Its operands are integers, so it is exact in float32 while every partial sum stays below 2**24. INT4 reaches that
+at K = 16,513, more than Kimi-K2.5's 7,168. MXFP4 multiplies weights by the power of two of their block first, and
+reaches it at K = 1,376 or, with shifts above 3, at K = 86. Beyond that the matmul runs in float64.
 """
 
 from __future__ import annotations
 
 import torch
 
+from ..quark.mx_blocks import MAX_SHIFT, unpack_codes
 from ..quark.packing import unpack_reorder
+from ..quark.weight_format import INT4, WeightFormat
 from .contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights
 
-LAYOUT = "reference-int8"
-_FLOAT32_EXACT_K = 2**24 // (INT8_MAX * 8)
+LAYOUT = "reference-integers"
+_INT8_SHIFT = 3  # 12 << 3 is the largest weight that fits INT8
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,11 +39,26 @@ def silu(gate: torch.Tensor) -> torch.Tensor:
     return gate / (1 + torch.exp(-gate))
 
 
-def exact_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Multiply a float32 [B, M, K] by w int8 [B, N, K]; return exact sums [B, M, N] as float32 or float64."""
-    dtype = torch.float32 if a.shape[-1] <= _FLOAT32_EXACT_K else torch.float64
+def exact_matmul(a: torch.Tensor, w: torch.Tensor, weights: WeightFormat = INT4) -> torch.Tensor:
+    """Multiply a float32 [B, M, K] by `integers` [B, N, K]; return exact sums [B, M, N] as float32 or float64."""
+    largest = weights.largest
+    if weights.block:
+        largest <<= _INT8_SHIFT if w.dtype == torch.int8 else MAX_SHIFT
+    dtype = torch.float32 if a.shape[-1] * INT8_MAX * largest <= 2**24 else torch.float64
     # These sums are exact in any order. `bmm` keeps one order, slower on a CPU (laptop/cpu/batch_invariant.py).
     return torch.baddbmm(a.new_empty(1, 1, 1, dtype=dtype), a.to(dtype), w.to(dtype).transpose(1, 2), beta=0)
+
+
+def integers(codes: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+    """Return the integers [E, N, K] that a row scale multiplies: int8, or int16 for blocks with large shifts.
+
+    codes and shift are those of QuarkMoeWeights.
+    """
+    if shift is None:
+        return unpack_reorder(codes)
+    wide = bool((shift > _INT8_SHIFT).any())
+    blocks = unpack_codes(codes).to(torch.int16 if wide else torch.int8).view(*shift.shape, -1)
+    return (blocks << shift[..., None].to(blocks.dtype)).flatten(-2)
 
 
 def _group_rows(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -77,15 +95,9 @@ class ReferenceBackend:
         return None
 
     def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
-        """Unpack Quark's int32 words to int8 [E, N, K]."""
-        return PreparedMoe(
-            shape=weights.shape,
-            layout=LAYOUT,
-            w13=unpack_reorder(weights.w13),
-            w2=unpack_reorder(weights.w2),
-            s13=weights.s13,
-            s2=weights.s2,
-        )
+        """Unpack the codes to integers, with the shifts of their blocks applied."""
+        w13, w2 = integers(weights.w13, weights.shift13), integers(weights.w2, weights.shift2)
+        return PreparedMoe(weights.shape, LAYOUT, w13, w2, weights.s13, weights.s2)
 
     def forward(
         self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
@@ -96,12 +108,12 @@ class ReferenceBackend:
         rows, row_scale = quantize_rows(x)
         token_of = grid // topk_ids.shape[1]
 
-        acc = exact_matmul(_pick(rows, token_of), _pick(moe.w13, experts))
+        acc = exact_matmul(_pick(rows, token_of), _pick(moe.w13, experts), moe.shape.weights)
         gate_up = acc.float() * _pick(row_scale, token_of) * _pick(moe.s13, experts).unsqueeze(1)
         act = silu(gate_up[..., :inter]) * gate_up[..., inter:]
 
         act_rows, act_scale = quantize_rows(act)
-        acc = exact_matmul(act_rows, _pick(moe.w2, experts))
+        acc = exact_matmul(act_rows, _pick(moe.w2, experts), moe.shape.weights)
         down = acc.float() * act_scale * _pick(moe.s2, experts).unsqueeze(1)
 
         weighted = down * _pick(topk_weights.reshape(-1), grid).float().unsqueeze(-1)

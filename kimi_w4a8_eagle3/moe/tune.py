@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from ..base.errors import KimiError
+from ..quark.mx_blocks import MAX_SHIFT
 from .contract import MoeShape, QuarkMoeWeights
 from .tiles import Row
 
@@ -125,17 +126,26 @@ def pairs(space: Space, block_m: int) -> list[tuple[Any, Any]]:
 
 
 def random_layer(shape: MoeShape, device: torch.device) -> QuarkMoeWeights:
-    """Make weights with uniform nibbles and scales of a trained model's size."""
+    """Make weights with uniform codes, scales of a trained model's size and, in blocks, every shift."""
     generator = torch.Generator(device).manual_seed(0)
 
-    def words(*size: int) -> torch.Tensor:
-        return torch.randint(-(2**31), 2**31 - 1, size, dtype=torch.int32, device=device, generator=generator)
+    def integers(low: int, high: int, *size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randint(low, high, size, dtype=dtype, device=device, generator=generator)
 
     def scales(*size: int) -> torch.Tensor:
         return torch.rand(size, device=device, generator=generator) * 0.005 + 0.001
 
-    e, h, i = shape.num_experts, shape.hidden, shape.inter
-    return QuarkMoeWeights(shape, words(e, 2 * i, h // 8), words(e, h, i // 8), scales(e, 2 * i), scales(e, h))
+    e, h, i, block = shape.num_experts, shape.hidden, shape.inter, shape.weights.block
+    rows13, rows2 = (e, 2 * i), (e, h)
+    if block is None:
+        w13, w2 = (
+            integers(-(2**31), 2**31 - 1, *rows, k // 8, dtype=torch.int32) for rows, k in ((rows13, h), (rows2, i))
+        )
+        return QuarkMoeWeights(shape, w13, w2, scales(*rows13), scales(*rows2))
+    w13, w2 = (integers(0, 256, *rows, k // 2, dtype=torch.uint8) for rows, k in ((rows13, h), (rows2, i)))
+    s13, s2 = (scales(*rows).log2().round().exp2() / 2**MAX_SHIFT for rows in (rows13, rows2))
+    shift13, shift2 = (integers(0, 8, *rows, k // block, dtype=torch.uint8) for rows, k in ((rows13, h), (rows2, i)))
+    return QuarkMoeWeights(shape, w13, w2, s13, s2, shift13, shift2)
 
 
 def random_batch(shape: MoeShape, tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -16,6 +16,7 @@ from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import bucket_of, buckets
 from kimi_w4a8_eagle3.moe.tune import random_layer
+from kimi_w4a8_eagle3.quark.weight_format import WeightFormat
 
 SHAPE = MoeShape(num_experts=6, hidden=208, inter=80, top_k=3)
 CPU = torch.device("cpu")
@@ -49,9 +50,9 @@ def plant_a_unit(monkeypatch: pytest.MonkeyPatch, stage: int, channel: int) -> N
     """In the first row of the first expert, of one batched product in two."""
     exact, calls = reference.exact_matmul, []
 
-    def planted(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def planted(a: torch.Tensor, w: torch.Tensor, weights: WeightFormat) -> torch.Tensor:
         calls.append(a)
-        sums = exact(a, w)
+        sums = exact(a, w, weights)
         sums[0, 0, channel] += len(calls) % 2 == stage % 2
         return sums
 

@@ -152,7 +152,7 @@ def test_arguments_of_a_backend_are_checked() -> None:
     prepared = ReferenceBackend().prepare(random_layer(SHAPE, CPU))
     x, weights, ids = torch.zeros(3, 64).bfloat16(), torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int32)
     check_call(x, prepared, prepared.layout, weights, ids)
-    with pytest.raises(KimiError, match="cannot read weights in layout 'reference-int8'"):
+    with pytest.raises(KimiError, match="cannot read weights in layout 'reference-integers'"):
         check_call(x, prepared, "another", weights, ids)
     for name, call in {
         "x is torch.float32": (x.float(), weights, ids),

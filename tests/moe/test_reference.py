@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from support.packing import pack_reorder
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
-from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, exact_matmul, quantize_rows
+from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, exact_matmul, integers, quantize_rows
+from kimi_w4a8_eagle3.moe.tune import random_layer
+from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 
 # Why an element may differ from the loop, and by how much.
 BFLOAT16 = 2**-8  # the output's rounding: half a unit in the last of bfloat16's 8 bits
@@ -113,6 +115,31 @@ def test_accumulators_stay_exact_beyond_float32(k, dtype):
     finally:
         torch.use_deterministic_algorithms(False)
     assert sums.dtype == dtype and int(sums) == -127 * (8 * k - 1)
+
+
+def test_mxfp4_accumulators_are_exact_at_the_bound():
+    """The largest weights and activations at K = 11,008 give the largest sum that int32 holds."""
+    shape = MoeShape(1, 11_008, 32, 1, weights=MXFP4)
+    weights = random_layer(shape, torch.device("cpu"))
+    weights.w13.fill_(0x77)
+    weights.shift13.fill_(7)
+    w = integers(weights.w13, weights.shift13)
+    sums = exact_matmul(torch.full((1, 1, 11_008), 127.0), w, MXFP4)
+    assert w.dtype == torch.int16 and set(sums.flatten().tolist()) == {127 * 12 * 2**7 * 11_008}
+    assert 127 * 12 * 2**7 * 11_008 < 2**31 <= 127 * 12 * 2**7 * (11_008 + 32)
+
+
+def test_mxfp4_matches_the_loop():
+    shape = MoeShape(2, 64, 32, 2, weights=MXFP4)
+    weights = random_layer(shape, torch.device("cpu"))
+    w13, w2 = integers(weights.w13, weights.shift13), integers(weights.w2, weights.shift2)
+    assert int(weights.shift13.max()) == 7 and w13.dtype == torch.int16
+    x, router = torch.randn(3, 64).to(torch.bfloat16), torch.rand(3, 2)
+    ids = torch.tensor([[0, 1], [1, -1], [1, 0]], dtype=torch.int32)
+    backend = ReferenceBackend()
+    out = backend.forward(x, backend.prepare(weights), router, ids)
+    expected, slack = naive_forward(x.float(), w13, w2, weights.s13, weights.s2, router, ids)
+    assert ((out.double() - expected).abs() <= BFLOAT16 * expected.abs() + slack).all()
 
 
 def test_rounding_is_half_to_even_and_zero_rows_are_zero():

@@ -17,6 +17,7 @@ import torch
 
 from ...base.errors import KimiError
 from ...gates import PREFILL_ROWS, STAGE2_TILES, tile_gate
+from ...quark.weight_format import INT4
 from ..contract import GateReader, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
 from ..routing import max_blocks
 from ..tiles import TABLE, bucket_of, buckets, find_row
@@ -87,6 +88,8 @@ class FlydslBackend:
         Raises KimiError when only the tiles of the gates do not fit: tiles that the operator requested must not
         silently select another, slower backend.
         """
+        if shape.weights != INT4:
+            return f"it has no kernels for {shape.weights} weights"
         try:
             for tokens in buckets(self.name, self._table):
                 self.configs(shape, tokens)

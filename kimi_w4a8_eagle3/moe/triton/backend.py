@@ -22,6 +22,7 @@ import triton
 from triton import knobs
 
 from ...base.errors import KimiError
+from ...quark.weight_format import INT4
 from ..contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
 from ..routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
 from ..tiles import TABLE, bucket_of, find_row
@@ -100,8 +101,8 @@ class TritonBackend:
         """Return the reason why this backend cannot run `shape` on `device`, or None."""
         if device.type != "cuda" and not knobs.runtime.interpret:
             return f"needs a GPU, got {device} (TRITON_INTERPRET=1 runs it on a CPU, slowly)"
-        if shape.hidden % 16 or shape.inter % 16:
-            return f"hidden {shape.hidden} and inter {shape.inter} must be multiples of 16"
+        if shape.weights != INT4 or shape.hidden % 16 or shape.inter % 16:
+            return f"needs {INT4} weights and multiples of 16: {shape}"
         if (shape.num_experts + 1) * ROUTE_IN_KERNEL > _MAX_INT32:
             return f"{shape.num_experts} experts do not fit the sort key"
         return None
