@@ -31,7 +31,7 @@ _PROBES = 4
 _COLD = 0.02  # share of chat-template markers in short prompts
 
 
-class Turn(BaseModel):
+class TurnFigures(BaseModel):
     """One turn of all conversations: mean prompt length, and its part from the prefix cache."""
 
     model_config = ConfigDict(extra="forbid")
@@ -66,7 +66,7 @@ class Measurement(BaseModel):
     server: ServerSummary | None = None
     text: TextRepetition | None = None
     cached: float | None = Field(default=None, description="share of the prompt tokens found in the prefix cache")
-    turns: list[Turn] = []
+    turns: list[TurnFigures] = []
     notes: list[str] = []
     problems: list[str] = []
 
@@ -167,13 +167,13 @@ def examine_text(server: Server, point: Point, folder: Path, found: Measurement)
     )
 
 
-def turns_of(details: LoadDetails, turns: int) -> list[Turn]:
+def turns_of(details: LoadDetails, turns: int) -> list[TurnFigures]:
     """Return the requests of conversations by turn; none for single requests or if some failed."""
     if turns == 1 or len(details.cached_tokens) % turns or any(details.errors):
         return []
     ttfts = np.asarray(details.ttfts) * 1000
     return [
-        Turn(
+        TurnFigures(
             prompt_tokens=float(np.mean(details.input_lens[at::turns])),
             cached_tokens=float(np.mean(details.cached_tokens[at::turns])),
             ttft_median_ms=float(np.median(ttfts[at::turns])),

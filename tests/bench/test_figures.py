@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.repetitions import repetition
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.bench.measure import Turn
+from kimi_w4a8_eagle3.bench.measure import TurnFigures
 from kimi_w4a8_eagle3.bench.repetition import WARN_ABOVE, measure, repeated_share
 from kimi_w4a8_eagle3.bench.runs import Cell, Run
 from kimi_w4a8_eagle3.bench.statistics import METRICS, Interval, Repetition
@@ -167,9 +167,9 @@ def test_impossible_loads_are_refused(load: dict[str, float]) -> None:
 
 @pytest.mark.parametrize(("computed", "fails"), [(50.0, False), (52.0, False), (52.5, True), (300.0, True)])
 def test_speculation_may_cost_two_tokens_of_the_prefix_cache(copies: Copies, computed: float, fails: bool) -> None:
-    def turns(again: float) -> list[Turn]:
-        first = Turn(prompt_tokens=400, cached_tokens=0, ttft_median_ms=1, ttft_p99_ms=1)
-        later = Turn(prompt_tokens=500, cached_tokens=500 - again, ttft_median_ms=1, ttft_p99_ms=1)
+    def turns(again: float) -> list[TurnFigures]:
+        first = TurnFigures(prompt_tokens=400, cached_tokens=0, ttft_median_ms=1, ttft_p99_ms=1)
+        later = TurnFigures(prompt_tokens=500, cached_tokens=500 - again, ttft_median_ms=1, ttft_p99_ms=1)
         return [first, later, later]
 
     sides = [copies("a", "plain", turns=turns(50.0), acceptance=None), copies("b", "eagle3", turns=turns(computed))]
