@@ -15,7 +15,7 @@ from ..base.errors import UsageError
 from ..base.extras import require
 from ..base.run_dir import new_run_dir
 from ..fleet.target import Say, Target
-from .single import Texts, measure_points, recorded, require_usable
+from .single import Texts, left, measure_points, recorded, require_usable, seeded
 from .texts import prepare
 from .workloads import Workload
 
@@ -53,25 +53,29 @@ class Plan:
         return blocks
 
 
-def ab(plan: Plan, texts: Texts, runs: Path, say: Say) -> Path:
-    """Measure all sides and return the run directory. Raises KimiError and keeps finished measurements."""
+def ab(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = None) -> Path:
+    """Measure all sides and return the run directory. Raises KimiError and keeps finished measurements.
+
+    resume: the directory of a run to finish. A server starts only if one of its points is missing.
+    """
     require("sglang")
     for side in plan.sides:
         side.check()
     sides = {side.name: side for side in plan.sides}
-    folder = new_run_dir("ab-" + "-".join(sides).replace(":", "-"), runs)
-    with recorded(folder, "ab", sides) as writer:
+    folder = resume or new_run_dir("ab-" + "-".join(sides).replace(":", "-"), runs)
+    with recorded(folder, "ab", sides, plan.workloads, resume is not None) as writer:
         datasets = {}
         for workload in plan.workloads:
             place = folder / workload.name
-            place.mkdir()
+            place.mkdir(exist_ok=True)
             datasets[workload.name] = prepare(workload, place, texts.sharegpt, texts.prompts)
         for number, (side, repetitions) in enumerate(plan.blocks()):
+            if not left(writer, side.name, plan.workloads, repetitions):
+                continue
             with side.running(folder / f"server-{number}.log", say) as server:
                 for repetition in repetitions:
                     for workload in plan.workloads:
-                        seeds = [seed + 1000 * repetition for seed in workload.seeds]
-                        fresh, dataset = workload.model_copy(update={"seeds": seeds}), datasets[workload.name]
+                        fresh, dataset = seeded(workload, repetition), datasets[workload.name]
                         measure_points(server, fresh, dataset, writer, say, repetition, examine=repetition == 0)
     require_usable(writer)
     return folder

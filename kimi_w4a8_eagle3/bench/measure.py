@@ -71,6 +71,11 @@ class Measurement(BaseModel):
     problems: list[str] = []
 
     @property
+    def at(self) -> tuple[str, str, int, int, int]:
+        """Place in the run: side, workload, concurrency, seed, repetition."""
+        return self.side, self.workload.name, self.concurrency, self.seed, self.repetition_index
+
+    @property
     def usable(self) -> bool:
         return not self.problems
 
@@ -79,6 +84,8 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     """Run the generator once, writing to `folder`. Raises KimiError if it fails; failed requests are `problems`."""
     side = re.sub(r"[^\w.-]+", "-", server.name)  # an address has slashes
     raw = folder / f"{point.label}-{side}-r{repetition_index}.jsonl"
+    for left in folder.glob(f"{raw.stem}.*"):  # of a measurement that a resumed run repeats; the generator appends
+        left.unlink()
     arguments = ["--model", server.model, "--tokenizer", server.facts.tokenizer, *point.arguments(dataset)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before: list[metrics.Counters] = []

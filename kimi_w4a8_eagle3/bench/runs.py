@@ -17,7 +17,7 @@ from ..base.run_dir import RECORD, write_json
 from .generator import read_details
 from .measure import Measurement
 from .statistics import METRICS, Interval, Repetition, estimate
-from .workloads import Workload
+from .workloads import Point, Workload
 
 RESULT = "result.json"
 
@@ -51,6 +51,11 @@ class RunWriter:
     def replace(self, old: Measurement, new: Measurement) -> None:
         self.result.measurements[self.result.measurements.index(old)] = new
         self.save()
+
+    def measured(self, point: Point, side: str, repetition_index: int) -> bool:
+        """True if this point was measured before the run was resumed."""
+        at = side, point.workload.name, point.concurrency, point.seed, repetition_index
+        return any(at == found.at for found in self.result.measurements)
 
     def close(self, error: BaseException | None = None) -> None:
         self.result.status = "complete" if error is None else "incomplete"

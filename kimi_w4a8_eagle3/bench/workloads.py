@@ -47,6 +47,7 @@ class Workload(BaseModel):
     chat_template: bool = False
     ignore_eos: bool = True
     reference: str | None = Field(default=None, description="point of bench/published that this reproduces")
+    compares: str = Field(default="", description="figures of others that this workload's may stand beside")
 
     @model_validator(mode="after")
     def _consistent(self) -> Workload:
@@ -175,7 +176,7 @@ def with_changes(
         if value is not None:
             changes[key] = value
     if changes:
-        changes["reference"] = None
+        changes |= {"reference": None, "compares": ""}
     if seeds:
         changes["seeds"] = list(seeds)
     return _validate({**workload.model_dump(), **changes}, "the command line")

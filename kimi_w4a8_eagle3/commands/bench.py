@@ -15,6 +15,8 @@ from typer.core import TyperGroup
 from ..base.console import table_console
 from ..base.extras import require
 from ..bench import ab as comparison
+from ..bench import inferencex, matrix
+from ..bench.matrix import with_and_without
 from ..bench.runs import read_run
 from ..bench.single import Texts, bench
 from ..bench.workloads import Workload, load_workload, with_changes, workload_names
@@ -71,11 +73,19 @@ class Changes:
         lengths = self.input_len, self.output_len
         return with_changes(load_workload(name), self.concurrency, self.seed, self.num_prompts, *lengths)
 
+    def words(self) -> list[str]:
+        """Return the options that make these changes."""
+        one = {"--sharegpt": self.sharegpt, "--prompts-file": self.prompts, "--num-prompts": self.num_prompts}
+        one |= {"--input-len": self.input_len, "--output-len": self.output_len}
+        many = [("-c", number) for number in self.concurrency] + [("--seed", number) for number in self.seed]
+        return [str(word) for pair in (*one.items(), *many) if pair[1] not in ("", None) for word in pair]
+
     def texts(self) -> Texts:
         return Texts(self.sharegpt or None, self.prompts or None)
 
 
 SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi-w4a8 serve`.")
+RESUME = typer.Option(None, "--resume", help="Run directory to finish; with the same other options as that run.")
 
 
 @app.command("list")
@@ -85,8 +95,12 @@ def list_workloads(as_json: bool = typer.Option(False, "--json", help="Print JSO
         typer.echo(json.dumps({name: load_workload(name).model_dump() for name in workload_names()}, indent=2))
         return
     works = map(load_workload, workload_names())
-    rows = [[work.name, work.summary, ", ".join(map(str, work.concurrency)), str(len(work.seeds))] for work in works]
-    print_table(Table(("workload", "what it measures", "concurrency", "seeds"), rows), table_console())
+    rows = [
+        [work.name, work.summary, ", ".join(map(str, work.concurrency)), str(len(work.seeds)), work.compares]
+        for work in works
+    ]
+    columns = ("workload", "what it measures", "concurrency", "seeds", "compares with")
+    print_table(Table(columns, rows), table_console())
 
 
 @app.command("run")
@@ -111,6 +125,7 @@ def run(
     ops_url: str | None = OPS_URL,
     api_key_file: Path | None = KEY_FILE,
     runs: Path = RUNS,
+    resume: Path | None = RESUME,
 ) -> None:
     """Run one workload against a server and compare it with the published figures.
 
@@ -120,7 +135,7 @@ def run(
     key = client_key(api_key_file, os.environ)
     target = Target(base_url or None, recipe or None, None, tuple(settings), key, ops_url)
     with signals(runs):
-        folder = bench(work, load.texts(), target, runs, typer.echo)
+        folder = bench(work, load.texts(), target, runs, typer.echo, resume)
     _conclude(Analysis([read_run(folder)]), folder, find_spec("matplotlib") is not None)
 
 
@@ -137,6 +152,7 @@ def ab(
     settings: list[str] = SETTINGS,
     runs: Path = RUNS,
     report: bool = typer.Option(True, "--report/--no-report", help="Write the HTML report into the run directory."),
+    resume: Path | None = RESUME,
 ) -> None:
     """Measure two or more sides in turn, and compare them.
 
@@ -148,10 +164,45 @@ def ab(
     key = client_key(None, os.environ)
     sides = [Target(recipe=side, settings=tuple(settings), api_key=key) for side in (a, *b)]
     with signals(runs):
-        folder = comparison.ab(comparison.Plan(sides, works, repeats, rounds), load.texts(), runs, typer.echo)
+        folder = comparison.ab(comparison.Plan(sides, works, repeats, rounds), load.texts(), runs, typer.echo, resume)
     analysis = Analysis([read_run(folder)], base=a)
     _conclude(analysis, folder, report)
     require_hits(analysis.groups)
+
+
+@app.command("sweep")
+@expanded
+def sweep(
+    recipe: list[str] = typer.Option(
+        ..., "--recipe", "-r", help="Measured with and without its draft; more recipes or layouts with another -r."
+    ),
+    workload: list[str] = typer.Option(["1k1k", "1k8k", "8k1k", "con40"], "--workload", "-w", help="Shapes."),
+    repeats: int = typer.Option(1, "--repeats", min=1, help="Measurements of each point and side."),
+    show: bool = typer.Option(False, "--print", help="Print the commands of the matrix instead, for other machines."),
+    *,
+    load: Changes,
+    settings: list[str] = SETTINGS,
+    runs: Path = RUNS,
+    resume: Path | None = RESUME,
+) -> None:
+    """Measure recipes over shapes and concurrencies, with the speed-up by shape and files in InferenceX's form.
+
+    This needs SGLang, which no extra installs: use its image, or `make venv`.
+    """
+    works = [load.workload(name) for name in dict.fromkeys(workload)]
+    names = list(dict.fromkeys(side for name in recipe for side in with_and_without(name)))
+    if show:
+        typer.echo("\n".join(matrix.commands(names, workload, load.words(), settings)))
+        return
+    require(*PACKAGES)  # before the hours of measuring
+    key = client_key(None, os.environ)
+    sides = [Target(recipe=name, settings=tuple(settings), api_key=key) for name in names]
+    with signals(runs):
+        folder = comparison.ab(comparison.Plan(sides, works, repeats, 1), load.texts(), runs, typer.echo, resume)
+    run = read_run(folder)
+    _conclude(Analysis([run]), folder, True)
+    if (made := inferencex.export(run)) is not None:
+        typer.echo(f"InferenceX's form: {made}")
 
 
 def _conclude(analysis: Analysis, folder: Path, report: bool) -> None:

@@ -13,6 +13,7 @@ from ..bench import published
 from ..bench.runs import Cell, Run
 from ..bench.statistics import METRICS, Interval, Metric
 from ..predict.predict import of_workload
+from . import shapes
 from .analysis import Analysis, CellKey
 from .changes import Direction, Row
 from .page import PACKAGES, Page, Section, Table, Tone, Words
@@ -32,7 +33,10 @@ def page(analysis: Analysis) -> Page:
     require(*PACKAGES)
     from . import plots  # optional: matplotlib
 
-    lead, *others = plots.panels(plots.bars(analysis.groups))
+    pictures = list(plots.panels(plots.bars(analysis.groups)))
+    if len(by_shape := shapes.shapes(analysis)) > 1:
+        pictures.insert(0, plots.speedup_by_shape(by_shape))
+    lead, *others = pictures
     curves = plots.speedup_curves(analysis.speedups)
     first, *verdict = verdicts(analysis)
     about = "Kimi-K2.5 W4A8 with EAGLE3, benchmark. On " + "; ".join(
@@ -40,6 +44,7 @@ def page(analysis: Analysis) -> Page:
     )
     sections = [
         Section("Measured, published, predicted", _INTERVALS, tables=figure_tables(analysis, _HEADLINE)),
+        Section("Shapes", _SHAPES, tables=[shapes.table(by_shape)]),
         Section("Other figures", pictures=others),
         Section("Acceptance", _ACCEPTANCE, [curves], [acceptance(analysis)]),
         Section("Published accept lengths", _CURVES, tables=[_references(analysis)], closed=True),
@@ -52,11 +57,11 @@ def page(analysis: Analysis) -> Page:
 
 
 def verdicts(analysis: Analysis) -> list[Words]:
-    """Return one sentence for each comparison of two sides, and for each cell that is compared with none."""
+    """Return a sentence for each side's shapes, each comparison of two sides, and each cell compared with none."""
     rows = [row for row in analysis.changes if row.metric.key == _HEADLINE[0]]
     compared = {(row.workload, row.concurrency, side) for row in rows for side in (row.a, row.b)}
     alone = [_alone(analysis, key, cell) for key, cell in analysis.cells.items() if key not in compared]
-    return [_side_by_side(analysis, row) for row in rows] + alone
+    return [*shapes.sentences(shapes.shapes(analysis)), *(_side_by_side(analysis, row) for row in rows), *alone]
 
 
 def _side_by_side(analysis: Analysis, row: Row) -> Words:
@@ -91,6 +96,8 @@ def notes(analysis: Analysis) -> list[str]:
         for measurement in run.usable:
             text = [measurement.text.warning] if measurement.text and measurement.text.warning else []
             found += [f"{measurement.workload.name}: {note}" for note in (*measurement.notes, *text)]
+            if compares := measurement.workload.compares:
+                found.append(f"{measurement.workload.name}: these figures compare with {compares}.")
     return list(dict.fromkeys(found))
 
 
@@ -243,6 +250,10 @@ _ACCEPTANCE = (
     "Accept length: tokens committed by a verify step, with the target's own. It is a property of the text. A verify "
     "step costs the same for any text, so a curve shows the speed-up on other text. 'Even at' is the accept length "
     "below which speculation costs time. Dots are measurements, grey lines published accept lengths."
+)
+_SHAPES = (
+    "Speculation shortens only the decoding of a request. 'Both together give' is the speed-up that follows from the "
+    "speed-up of decoding and its share, when prefill takes as long as before."
 )
 _CURVES = "The speed-ups here are not measured. They follow from each curve's step and stall times."
 _GAUGES = "Gauges are refreshed every 40 decode steps by default, so short runs see few values."

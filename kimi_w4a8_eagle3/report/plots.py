@@ -19,6 +19,7 @@ from ..bench import published
 from ..bench.runs import Groups
 from ..bench.statistics import METRICS, Interval
 from .page import Picture
+from .shapes import Shape
 from .speedup import Speedup
 
 # Grey, blue and green for the three configurations of the article; further sides take the next colours.
@@ -113,6 +114,16 @@ def panel(key: str, name: str, same: Sequence[Bar], sides: Sequence[str] = ()) -
         values = (f"{bar.group} {bar.side}{' published' * bar.published} {_short(bar.value.value)}" for bar in same)
         legend = [(side, _colour(side, sides)) for side in sides]
         return Picture(key, f"{name}: {'; '.join(values)}", _svg(figure, axis), legend)
+
+
+def speedup_by_shape(found: Sequence[Shape]) -> Picture:
+    """Draw the measured speed-up of each shape beside that of its decoding alone."""
+    rows = []
+    for one in found:
+        group = f"{one.lengths} c={one.concurrency}"
+        rows.append(Bar(group, one.side, False, one.speedup))
+        rows.append(Bar(group, "decoding alone", False, Interval(one.decode_speedup, None, None)))
+    return panel("shapes", "speed-up of the output throughput by shape (times)", rows)
 
 
 def speedup_curves(curves: Sequence[Speedup]) -> Picture:

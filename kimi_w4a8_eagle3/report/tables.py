@@ -15,6 +15,7 @@ from ..base.errors import KimiError
 from ..base.verdict import Verdict
 from ..bench.statistics import METRICS
 from ..predict.predict import Choice, Fit, Load, PredictedPoint, mean_error
+from . import shapes
 from .analysis import Analysis
 from .measured import acceptance, figure_tables, notes, number, server_load, turn_tables
 from .page import Page, Table, Tone
@@ -26,8 +27,9 @@ _STYLES: dict[Tone, str] = {"": "none", "better": "green", "worse": "red", "soft
 def print_figures(analysis: Analysis, console: Console | None = None) -> None:
     """Print all figures of the runs beside the published and predicted ones, the servers' metrics, and all notes."""
     console = console or table_console()
+    by_shape = shapes.table(shapes.shapes(analysis))
     tables = *figure_tables(analysis, METRICS), *turn_tables(analysis), acceptance(analysis), server_load(analysis.runs)
-    for table in (table for table in tables if table.rows):
+    for table in (table for table in (*tables, by_shape) if table.rows):
         print_table(table, console)
     for note in notes(analysis):
         console.print(f"[yellow]note:[/] {escape(note)}")

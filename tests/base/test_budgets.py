@@ -24,8 +24,8 @@ PLAN = {
 CEILINGS = {
     "accept": 677,
     "base": 642,
-    "bench": 1946,
-    "commands": 1821,
+    "bench": 2272,
+    "commands": 1872,
     "door": 2023,
     "eval": 2586,
     "fetch": 1691,
@@ -35,6 +35,7 @@ CEILINGS = {
     "ops": 994,
     "quark": 1704,
     "recipe": 1580,
+    "report": 1304,
     "sglang_plugin": 2799,
 }
 

@@ -62,6 +62,8 @@ CALLS = {
     f"bench run tiny-maths --base-url {DEAD}": "make venv",
     "bench ab --a tiny --b tiny:plain -w tiny-maths": "bench",
     "bench ab --a tiny --b tiny:plain -w tiny-maths --no-report": "make demo",
+    "bench sweep -r tiny -w tiny-1k1k": "bench",
+    "bench sweep -r tiny -w tiny-1k1k --print": "",
     "bench compare measured": "",
     "bench predict": "",
     "accept --quick --recipe tiny": "eval",
