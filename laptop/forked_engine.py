@@ -189,11 +189,13 @@ def _fork_children() -> None:
     """Fork this process's children, too, although SGLang asks for spawned ones.
 
     A child is spawned when this process has a second thread, or when SGLang starts it with another program (numactl).
+    ZeroMQ's threads do not count: a child makes sockets of its own and never touches those of its parent. The process
+    that starts the schedulers of DP attention has such threads.
     """
     spawning = multiprocessing.spawn.get_executable()
 
     def start(process: multiprocessing.Process) -> Any:
-        forkable = _threads() == 1 and multiprocessing.spawn.get_executable() == spawning
+        forkable = _threads(beside="ZMQbg") == 1 and multiprocessing.spawn.get_executable() == spawning
         return (ForkProcess if forkable else SpawnProcess)._Popen(process)
 
     multiprocessing.Process._Popen = staticmethod(start)  # type: ignore  # every start method is chosen here
@@ -219,8 +221,10 @@ def _require_one_thread() -> None:
         sys.exit("kimi-w4a8: importing SGLang started a thread, which no fork would have")
 
 
-def _threads() -> int:
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
+def _threads(beside: str = "\0") -> int:
+    """Return the number of this process's threads, without those whose names begin with `beside`."""
+    names = (path / "comm" for path in Path("/proc/self/task").iterdir())
+    return sum(not name.read_text().startswith(beside) for name in names)
 
 
 if __name__ == "__main__":

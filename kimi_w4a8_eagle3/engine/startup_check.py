@@ -28,9 +28,10 @@ FLOOR = 1.0  # accept length at which drafts only cost time
 Openings = tuple[tuple[int | str, ...], ...]
 
 
-def ask(client: EngineClient) -> list[Generation]:
-    """Return the greedy answers to the prompts."""
-    return client.chat_all(PROMPTS, _MAX_TOKENS, concurrency=len(PROMPTS))
+def ask(client: EngineClient, groups: int = 1) -> list[Generation]:
+    """Return the greedy answers to the prompts, repeated so that each of the engine's groups of ranks gets one."""
+    prompts = [PROMPTS[at % len(PROMPTS)] for at in range(max(groups, len(PROMPTS)))]
+    return client.chat_all(prompts, _MAX_TOKENS, concurrency=len(prompts))
 
 
 def openings(answers: Sequence[Generation]) -> Openings:
@@ -55,9 +56,25 @@ def acceptance_of(answers: Sequence[Generation], num_draft_tokens: int) -> Accep
     return acceptance_from_histograms((answer.accepted_histogram for answer in answers), num_draft_tokens)
 
 
-def require_answers(client: EngineClient) -> list[Generation]:
+def acceptance_fault(answers: Sequence[Generation], num_draft_tokens: int, groups: int, least: float) -> str | None:
+    """Return what is wrong with the acceptance, or None.
+
+    least: accept length over all answers that is too low. One group that accepts nothing hardly lowers that, so with
+    several groups every single answer counts.
+    """
+    found = acceptance_of(answers, num_draft_tokens)
+    if found is not None and found.length <= least:
+        nothing = "not one draft token was accepted" if found.length <= FLOOR else f"it must be above {least:g}"
+        return f"accept length {found.length:.2f}: {nothing} in {found.steps} verify steps of the canary prompts"
+    alone = [acceptance_of([answer], num_draft_tokens) for answer in answers] if groups > 1 else []
+    if any(one is not None and one.length <= FLOOR for one in alone):
+        return "an answer to the canary prompts accepted no draft token: one group of ranks may have a broken draft"
+    return None
+
+
+def require_answers(client: EngineClient, groups: int = 1) -> list[Generation]:
     """Ask the prompts; raise KimiError for logits that are NaN and for answers without content."""
-    answers = ask(client)
+    answers = ask(client, groups)
     nan = 0.0
     with suppress(KimiError):  # a server without metrics
         nan = read_once(client.base_url).total(NAN_LOGITS) or 0.0
@@ -72,8 +89,10 @@ def require_answers(client: EngineClient) -> list[Generation]:
     return answers
 
 
-def require_acceptance(answers: Sequence[Generation], num_draft_tokens: int, draft: str) -> Acceptance:
-    """Return the acceptance; raise KimiError when the server does not speculate or never accepted a draft token."""
+def require_acceptance(
+    answers: Sequence[Generation], num_draft_tokens: int, draft: str, groups: int = 1, least: float = FLOOR
+) -> Acceptance:
+    """Return the acceptance; raise KimiError when the server does not speculate or accepts too few draft tokens."""
     acceptance = acceptance_of(answers, num_draft_tokens)
     if acceptance is None:
         raise KimiError(
@@ -82,12 +101,12 @@ def require_acceptance(answers: Sequence[Generation], num_draft_tokens: int, dra
             expected="verify steps in the answers' statistics",
             remedy="look for the speculative worker in the server's log",
         )
-    if acceptance.length <= FLOOR:
+    why = acceptance_fault(answers, num_draft_tokens, groups, least)
+    if why is not None:
         raise KimiError(
-            f"accept length {acceptance.length:.2f}: not one draft token was accepted "
-            f"in {acceptance.steps} verify steps",
+            why,
             where=f"draft {draft}",
-            expected=f"more than {FLOOR:.1f} (published drafts of Kimi-K2.5 reach 2.3 to 3.8)",
+            expected=f"more than {least:.1f} (published drafts of Kimi-K2.5 reach 2.3 to 3.8)",
             remedy="check that --speculative-algorithm is EAGLE3, that the draft was trained for this target, and "
             "that eagle_aux_hidden_state_layer_ids are the layers it was trained on",
         )

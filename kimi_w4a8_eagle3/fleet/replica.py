@@ -57,7 +57,10 @@ class Replica:
         self.launch = launch
         self.log_path = log_path
         timeout_s = launch.recipe.options.progress_timeout_s
-        self.state = ReplicaState(name, launch.base_url, timeout_s, launch.num_draft_tokens)
+        least = launch.recipe.options.least_accept_length
+        self.state = ReplicaState(
+            name, launch.base_url, timeout_s, launch.num_draft_tokens, launch.attention_groups, least
+        )
         self.label = label or f"replica-{name}"
         self._announce = announce
         self._drain_timeout_s = drain_timeout_s
@@ -124,10 +127,12 @@ class Replica:
             require_door(state.base_url, key_expected=key is not None)
         self._enter(Phase.CHECKING, "canary prompts")
         with EngineClient(state.base_url, key, state.progress_timeout_s) as client:
-            answers = startup_check.require_answers(client)
+            answers = startup_check.require_answers(client, state.groups)
         state.openings = startup_check.openings(answers)
         if self.launch.draft is not None and state.num_draft_tokens is not None:
-            state.canary = startup_check.require_acceptance(answers, state.num_draft_tokens, self.launch.draft)
+            state.canary = startup_check.require_acceptance(
+                answers, state.num_draft_tokens, self.launch.draft, state.groups, state.least_accept_length
+            )
             state.canary_at = time.time()
 
     def _watch(self, server: EngineServer) -> None:

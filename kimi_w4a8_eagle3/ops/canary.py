@@ -108,8 +108,8 @@ class Canary:
         reason = startup_check.fault_of(answers, state.openings)
         if state.num_draft_tokens and (found := startup_check.acceptance_of(answers, state.num_draft_tokens)):
             state.canary, state.canary_at = found, now
-            if found.length <= self._policy.floor:
-                reason = f"accept length {found.length:.2f} on the canary prompts: no draft token is accepted"
+            least = max(self._policy.floor, state.least_accept_length)
+            reason = startup_check.acceptance_fault(answers, state.num_draft_tokens, state.groups, least) or reason
         if reason is None:
             if collapsed and state.enter_unless_changed(since, Phase.READY, "the canary's answers are right again"):
                 logger.warning("replica %s is ready again: the canary's answers are right", state.name)
@@ -121,7 +121,7 @@ class Canary:
         """Return no answers when the engine gave none; the progress watchdog decides whether it is alive."""
         try:
             with self._connect(self._state.base_url) as client:
-                return startup_check.ask(client)
+                return startup_check.ask(client, self._state.groups)
         except (KimiError, ValueError) as error:
             logger.warning("replica %s: the canary got no answer: %s", self._state.name, error)
             return []

@@ -33,15 +33,18 @@ class ReplicaState:
     """One replica; written by its supervisor, read by the ops endpoint's threads.
 
     name: label of its metrics. base_url: address of its engine. progress_timeout_s: the watchdog's timeout.
-    num_draft_tokens: None without speculation. openings: of its answers to the canary prompts at its start. nan_logits:
-    rows of NaN logits that it has counted. last_progress: time.monotonic() when a token last advanced. history: the
-    last phases with the time and reason of their start.
+    num_draft_tokens: None without speculation. groups: of ranks with requests of their own (DP attention), else 1.
+    least_accept_length: of the canary; at or below it the replica is not ready. openings: of its answers to the canary
+    prompts at its start. nan_logits: rows of NaN logits that it has counted. last_progress: time.monotonic() when a
+    token last advanced. history: the last phases with the time and reason of their start.
     """
 
     name: str
     base_url: str
     progress_timeout_s: float
     num_draft_tokens: int | None = None
+    groups: int = 1
+    least_accept_length: float = 1.0
     phase: Phase = Phase.STARTING
     reason: str = "not started"
     since: float = field(default_factory=time.time)

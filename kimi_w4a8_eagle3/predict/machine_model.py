@@ -103,8 +103,20 @@ def kimi() -> Shapes:
 
 @dataclass(frozen=True)
 class Cluster:
+    """GPUs of one engine. groups: of GPUs with requests of their own, more than one with DP attention."""
+
     gpu: Gpu = GPUS["mi325x"]
     tp: int = 8
+    groups: int = 1
+
+    @property
+    def attention_tp(self) -> int:
+        """GPUs over which attention and the draft are split."""
+        return self.tp // self.groups
+
+    def in_a_group(self, requests: int) -> float:
+        """Return the requests of the fullest group."""
+        return max(requests / self.groups, 1.0)
 
     @property
     def bandwidth(self) -> float:
@@ -132,14 +144,19 @@ def attention_weights(shapes: Shapes, tp: int) -> float:
     return replicated + (q + kv + out) / tp
 
 
-def fixed_weights(shapes: Shapes, tp: int) -> float:
+def fixed_weights(shapes: Shapes, tp: int, attention_tp: int | None = None) -> float:
     """Return the BF16 weights that every step reads, over all layers, with the output head."""
     s = shapes
     shared = 3 * s.hidden * s.expert_inner * s.shared_experts / tp
     router = s.hidden * s.experts
     dense = 3 * s.hidden * s.dense_inner / tp
     head = s.vocab * s.hidden / tp
-    return s.layers * attention_weights(s, tp) + s.moe_layers * (shared + router) + s.dense_layers * dense + head
+    return (
+        s.layers * attention_weights(s, attention_tp or tp)
+        + s.moe_layers * (shared + router)
+        + s.dense_layers * dense
+        + head
+    )
 
 
 def expert_weights(shapes: Shapes, tp: int) -> float:
@@ -155,10 +172,10 @@ def decode_bytes(
     # MLA keeps one latent vector per token, replicated on every GPU. AITER's kernel reads it once for all tokens of a
     # request, but its matrix work takes about as long as one reading for each (docs/bench.md). With one reading alone
     # the model falls 22% short of the published ITL.
-    kv_bytes = tokens * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
+    kv_bytes = cluster.in_a_group(requests) * tokens_each * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
     expert = expert_weights(s, cluster.tp)
     touched = experts_touched(tokens, s) * expert * precision.bytes_per_weight * s.moe_layers
-    return fixed_weights(s, cluster.tp) * BF16_BYTES + touched + kv_bytes
+    return fixed_weights(s, cluster.tp, cluster.attention_tp) * BF16_BYTES + touched + kv_bytes
 
 
 def decode_step(
@@ -167,10 +184,12 @@ def decode_step(
     """Return the cost of one target pass over `tokens_each` new tokens of each request (1: plain decode)."""
     s, tokens = shapes, requests * tokens_each
     expert = expert_weights(s, cluster.tp)
-    fixed = fixed_weights(s, cluster.tp)
+    own = cluster.in_a_group(requests) * tokens_each
+    projections = s.layers * attention_weights(s, cluster.attention_tp)
+    products = own * projections + tokens * (fixed_weights(s, cluster.tp, cluster.attention_tp) - projections)
     memory = decode_bytes(requests, tokens_each, context, precision, cluster, shapes) / cluster.bandwidth
-    attention = tokens * context * s.layers * s.heads / cluster.tp * 2 * (2 * s.kv_rank + s.rope)
-    compute = (tokens * fixed * 2 + attention) / BF16_OPS + tokens * s.top_k * expert * 2 * s.moe_layers / precision.ops
+    attention = own * context * s.layers * s.heads / cluster.attention_tp * 2 * (2 * s.kv_rank + s.rope)
+    compute = (products * 2 + attention) / BF16_OPS + tokens * s.top_k * expert * 2 * s.moe_layers / precision.ops
     return np.array([s.layers, memory + compute, 0.0])
 
 
@@ -179,28 +198,39 @@ def _step_weights(cluster: Cluster, shapes: Shapes) -> float:
     attention = (
         (2 * s.draft_heads + 2 * s.draft_kv_heads) * s.draft_head_dim * s.hidden * 2
     )  # input is two vectors wide
-    return (attention + 3 * s.hidden * s.draft_inner + 3 * s.hidden * s.hidden + s.vocab * s.hidden) / cluster.tp
+    return (
+        attention + 3 * s.hidden * s.draft_inner + 3 * s.hidden * s.hidden + s.vocab * s.hidden
+    ) / cluster.attention_tp
 
 
 def draft_bytes(requests: int, context: float, cluster: Cluster, shapes: Shapes) -> float:
     """Return the bytes that one draft step reads on a GPU: weights with the output head, and KV, in BF16."""
-    kv = requests * context * 2 * shapes.draft_kv_heads / cluster.tp * shapes.draft_head_dim
+    heads = shapes.draft_kv_heads / cluster.attention_tp
+    kv = cluster.in_a_group(requests) * context * 2 * heads * shapes.draft_head_dim
     return (_step_weights(cluster, shapes) + kv) * BF16_BYTES
 
 
 def draft_step(requests: int, context: float, cluster: Cluster, shapes: Shapes) -> Terms:
     """Return the cost of one step of the one-layer draft with its output head, in BF16."""
     memory = draft_bytes(requests, context, cluster, shapes) / cluster.bandwidth
-    return np.array([1.0, memory + requests * _step_weights(cluster, shapes) * 2 / BF16_OPS, 0.0])
+    compute = cluster.in_a_group(requests) * _step_weights(cluster, shapes) * 2 / BF16_OPS
+    return np.array([1.0, memory + compute, 0.0])
 
 
-def prefill(tokens: int, precision: Precision, cluster: Cluster, shapes: Shapes) -> Terms:
-    """Return the cost of one prompt: matrix products, attention over its own past, and two all-reduces per layer."""
-    s = shapes
+def prefill(tokens: int, precision: Precision, cluster: Cluster, shapes: Shapes, together: int = 1) -> Terms:
+    """Return the cost of one prompt: matrix products, attention over its own past, and two all-reduces per layer.
+
+    With DP attention each group prefills a prompt of its own, so of `together` prompts one costs its share of a pass.
+    Of the two all-reduces one is left, as a gather before the experts and a scatter after them.
+    """
+    s, prompts = shapes, min(together, cluster.groups)
     head = s.vocab * s.hidden / cluster.tp
-    linear = tokens * (fixed_weights(s, cluster.tp) - head) * 2 / BF16_OPS
+    projections = s.layers * attention_weights(s, cluster.attention_tp)
+    rest = fixed_weights(s, cluster.tp, cluster.attention_tp) - head - projections
+    linear = tokens * (rest + projections / prompts) * 2 / BF16_OPS
     experts = tokens * s.top_k * expert_weights(s, cluster.tp) * 2 * s.moe_layers / precision.ops
-    attention = tokens**2 / 2 * s.layers * s.heads / cluster.tp * 2 * (s.nope + s.rope + s.v_head) / BF16_OPS
+    heads = s.heads / cluster.attention_tp / prompts
+    attention = tokens**2 / 2 * s.layers * heads * 2 * (s.nope + s.rope + s.v_head) / BF16_OPS
     ring = 2 * (cluster.tp - 1) / cluster.tp
-    reduced = 2 * s.layers * tokens * s.hidden * BF16_BYTES * ring / LINK_BYTES
+    reduced = (2 if cluster.groups == 1 else 1) * s.layers * tokens * s.hidden * BF16_BYTES * ring / LINK_BYTES
     return np.array([0.0, 0.0, linear + experts + attention + reduced])

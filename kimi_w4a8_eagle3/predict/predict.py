@@ -99,7 +99,7 @@ def terms(load: Load, key: str, cluster: Cluster) -> Terms:
     if load.steps:
         step = step + load.steps * draft_step(load.concurrency, context, cluster, shapes)
     a_token = step / load.accept_length
-    prompt = prefill(load.input_len, precision, cluster, shapes)
+    prompt = prefill(load.input_len, precision, cluster, shapes, load.concurrency)
     waits = prompt * (load.concurrency - 1) / 2
     later = load.output_len - 1
     found: dict[str, Terms] = {

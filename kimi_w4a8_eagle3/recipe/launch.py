@@ -29,7 +29,7 @@ from . import vllm as vllm_serve
 from .arguments import Args, argument_groups, check_type, command_words, parse_arguments, parse_setting, show
 from .deterministic import with_determinism
 from .known_faults import Fault, apply_faults, concerning
-from .memory_plan import number
+from .memory_plan import attention_tp, number
 from .on_machine import fit_to_machine, unmet_requirements
 from .schema import ArgValue, Recipe, RecipeCheckpoint, load_recipe, recipe_names, with_settings
 from .speculation import apply_speculation
@@ -99,6 +99,11 @@ class Launch:
     def tensor_parallel(self) -> int:
         """GPUs per engine."""
         return int(number(self.args, "tensor-parallel-size" if self.engine == "vllm" else "tp-size", 1))
+
+    @property
+    def attention_groups(self) -> int:
+        """Groups of ranks with requests of their own: more than one with DP attention."""
+        return 1 if self.engine == "vllm" else self.tensor_parallel // attention_tp(self.args)
 
     @property
     def num_draft_tokens(self) -> int | None:

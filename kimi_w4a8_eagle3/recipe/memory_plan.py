@@ -1,8 +1,8 @@
 """Memory of a served model on each GPU: weights by kind, KV pools, graphs and reserve, computed from configs.
 
 Weights are split over TP as in SGLang: column- and row-parallel matrices by `tp`. Latent down-projections, router
-gates, norms and the vision tower stay whole on every rank. With DP attention the target's attention and both KV caches
-are split over `tp / dp` ranks only, and each rank's pool holds its own requests.
+gates, norms and the vision tower stay whole on every rank. With DP attention the target's attention and embedding, the
+draft and both KV caches are split over `tp / dp` ranks only, and each rank's pool holds its own requests.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .schema import ArgValue, Recipe
 DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 # SGLang's own estimate of graph memory: 2 MiB per captured request, and 1.5 GiB for an MLA model's prefill graphs.
 GRAPH_BYTES_PER_REQUEST = 2 << 20
+GRAPH_BYTES_PER_REQUEST_AND_GROUP = 3 << 20  # of padding with DP attention
 GRAPH_BYTES_MLA_PREFILL = 3 << 29
 GRAPH_MAX_REQUESTS = 512
 # SGLang's estimate of activations: per token of a prefill chunk, fixed, and per rank. A picture token is four patches,
@@ -187,7 +188,7 @@ def make_plan(
     tp = int(number(args, "tp-size", 1))
     page_size = int(number(args, "page-size", 1))
     split = attention_tp(args)
-    weights = target_weights(target, tp, split) | (draft_weights(draft, tp) if draft else {})
+    weights = target_weights(target, tp, split) | (draft_weights(draft, split) if draft else {})
     target_kv = kv_shape(target.config, split, _kv_dtype_bytes(args, "kv-cache-dtype"))
     draft_width = _kv_dtype_bytes(args, "speculative-draft-kv-cache-dtype")
     draft_kv = kv_shape(draft.config, split, draft_width) if draft else None
@@ -251,6 +252,9 @@ def _working(args: Mapping[str, ArgValue], tp: int, config: Mapping[str, Any]) -
     # Adaptive steps capture one set of graphs for each number of steps.
     sets = int(number(args, "speculative-num-steps", 1)) if args.get("speculative-adaptive") else 1
     working = {"graphs": sets * requests * GRAPH_BYTES_PER_REQUEST + GRAPH_BYTES_MLA_PREFILL}
+    groups = tp // attention_tp(args)
+    if groups > 1:
+        working["graphs"] += requests * groups * GRAPH_BYTES_PER_REQUEST_AND_GROUP
     if "chunked-prefill-size" in args:
         chunk = max(int(number(args, "chunked-prefill-size", 0)), 2048)
         fixed = ACTIVATION_BYTES + tp * ACTIVATION_BYTES_PER_RANK
@@ -299,13 +303,14 @@ def _target_elements(c: Mapping[str, Any], tp: int, attention_tp: int) -> dict[s
     moe_layers = layers - c["first_k_dense_replace"]
     latent = bool(c.get("kv_lora_rank"))
     attention = layers * (_latent_attention(c, attention_tp, hidden) if latent else _grouped_attention(c, attention_tp))
-    embeddings = c["vocab_size"] * hidden / tp
+    embedding = c["vocab_size"] * hidden
+    lm_head = 0 if c.get("tie_word_embeddings") else embedding / tp
     return {
         "attention": attention + layers * 2 * hidden,
         "dense MLP": c["first_k_dense_replace"] * 3 * hidden * c["intermediate_size"] / tp,
         "shared experts": moe_layers * c["n_shared_experts"] * 3 * hidden * c["moe_intermediate_size"] / tp,
         "router": moe_layers * c["n_routed_experts"] * hidden,
-        "embeddings, lm_head": embeddings * (1 if c.get("tie_word_embeddings") else 2),
+        "embeddings, lm_head": embedding / attention_tp + lm_head,
     }
 
 

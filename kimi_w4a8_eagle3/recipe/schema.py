@@ -70,6 +70,9 @@ class Options(_Strict):
     # once per forward pass, and the longest pass is one prefill chunk.
     unready_after_s: float = Field(default=20, gt=0)
     memory_ceiling: float = Field(default=0.90, gt=0, lt=1, description="most of a GPU for weights and KV together")
+    least_accept_length: float = Field(
+        default=1, ge=1, description="accept length at or below which the canary takes a replica out"
+    )
     replicas: int = Field(default=1, ge=1, description="engines of one machine, behind SGLang's router")
     accept_faults: list[str] = Field(default=[], description="known faults that do not stop this launch")
 

@@ -5,6 +5,9 @@ The hooks differ by what is known when something raises:
 - Its own part of a result (stop checks, logprobs, output): the request is known and ends through SGLang's own path.
 - Building, running or sampling a batch, and the rest of its result: the cause is unknown, so all requests of the batch
   end. Their KV is released, and SGLang's own check of the pool must then add up.
+- With DP attention every group of ranks has a batch of its own. A batch that cannot be built ends before the groups
+  meet, and its group takes part in the pass with an idle batch. When a pass raises, the other groups wait inside its
+  collectives, so the process ends.
 - Everything else ends the process as before: errors of the machine, of the pools or of one rank only, and an engine in
   which batch after batch fails.
 """
@@ -132,6 +135,18 @@ def prepare(original: Callable[..., None], batch: ScheduleBatch, *args: object, 
         batch.kimi_error = error
 
 
+@FEATURE.around(f"{_RESULTS}.dp_attn.SchedulerDPAttnAdapter.prepare_mlp_sync_batch")
+def meet(
+    original: Callable[..., ScheduleBatch | None], adapter: object, batch: ScheduleBatch | None
+) -> ScheduleBatch | None:
+    """End a batch that could not be built before the groups of DP attention tell each other their tokens."""
+    error = None if batch is None else vars(batch).pop("kimi_error", None)
+    if batch is None or error is None:
+        return original(adapter, batch)
+    _end_batch(_schedulers[-1], batch, error, "their batch was built")
+    return original(adapter, None)
+
+
 @FEATURE.around(f"{_SCHEDULER}.run_batch")
 def run_batch(
     original: Callable[..., GenerationBatchResult],
@@ -150,6 +165,8 @@ def run_batch(
             return original(scheduler, batch, *args, **named)
         except OF_CONTENT as raised:
             if not _request_failed(raised):
+                raise
+            if _dp_groups() > 1:
                 raise
             error = raised
     _end_batch(scheduler, batch, error, "their batch ran")
@@ -267,11 +284,9 @@ def _is_simple(scheduler: Scheduler, batch: ScheduleBatch) -> bool:
     """Return True for the kind of engine that the recipes start, whose state these hooks know how to clean up."""
     from sglang.srt.runtime_context import get_parallel  # SGLang's import order: hooks load before what they change
 
-    parallel = get_parallel()
     special = (
         scheduler.disaggregation_mode.name != "NULL",
-        parallel.pp_size > 1,
-        parallel.attn_dp_size > 1,
+        get_parallel().pp_size > 1,
         scheduler.enable_pdmux,
         scheduler.enable_hisparse,
         scheduler.dllm_config is not None,
@@ -279,6 +294,13 @@ def _is_simple(scheduler: Scheduler, batch: ScheduleBatch) -> bool:
         any(req.beam_group is not None or req.session is not None for req in batch.reqs),
     )
     return not any(special)
+
+
+def _dp_groups() -> int:
+    """Return the number of groups of ranks that run batches of their own: 1 without DP attention."""
+    from sglang.srt.runtime_context import get_parallel  # SGLang's import order: hooks load before what they change
+
+    return int(get_parallel().attn_dp_size)
 
 
 def _require_pool_adds_up(scheduler: Scheduler, error: Exception) -> None:
@@ -310,11 +332,14 @@ def _in_pools(error: BaseException) -> bool:
 
 
 def _all_ranks_failed() -> bool:
-    """Return True if all ranks failed on this request. A rank that continued alone would leave the others waiting."""
-    import torch.distributed as dist  # start-up: only a failing batch needs torch
-    from sglang.srt.distributed import get_tp_group
+    """Return True if all ranks that hold this request failed on it: those of one group with DP attention.
 
-    group = get_tp_group()
+    A rank that continued alone would leave the others waiting.
+    """
+    import torch.distributed as dist  # start-up: only a failing batch needs torch
+    from sglang.srt.distributed.parallel_state import get_attn_tp_group
+
+    group = get_attn_tp_group()
     if group.world_size == 1:
         return True
     try:

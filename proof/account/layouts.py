@@ -17,20 +17,25 @@ from kimi_w4a8_eagle3.machine.aiter_regime import Regime
 from kimi_w4a8_eagle3.predict.machine_model import Cluster
 from kimi_w4a8_eagle3.predict.predict import Fit, Load, calibrate, predict
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
-from kimi_w4a8_eagle3.recipe.memory_plan import make_plan
+from kimi_w4a8_eagle3.recipe.memory_plan import attention_tp, make_plan
 
-RECIPES = ("agent", "agent-2x4")
+RECIPES = ("agent", "agent-2x4", "throughput")
 CONCURRENCIES, CONTEXTS, OUTPUT = (2, 8, 40, 64), (2048, 10240, 65536), 512
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Engines of a recipe on one node; kv_tokens: of all engines' pools."""
+    """Engines of a recipe on one node; groups: of GPUs in an engine; kv_tokens: of all pools."""
 
     recipe: str
     engines: int
     tp: int
+    groups: int
     kv_tokens: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.engines} x TP {self.tp}" + (f", DP {self.groups}" if self.groups > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,14 @@ def layout(name: str) -> Layout:
     """Return a recipe's layout on MI325X, with the pools that the plan computes."""
     resolved = resolve(load_recipe(name))
     plan = make_plan(resolved.recipe, resolved.args, Cluster().gpu, Regime.UNKNOWN)
-    engines = resolved.recipe.options.replicas
-    return Layout(name, engines, plan.tp, engines * plan.tokens)
+    engines, groups = resolved.recipe.options.replicas, plan.tp // attention_tp(resolved.args)
+    return Layout(name, engines, plan.tp, groups, engines * groups * plan.tokens)
 
 
 def figures(chosen: Layout, concurrency: int, context: int, accept_length: float, fit: Fit) -> Figures:
     """Return the figures of `concurrency` requests of `context` input tokens on a node."""
     load = Load(concurrency // chosen.engines, context, OUTPUT, steps=3, accept_length=accept_length)
-    cluster = Cluster(tp=chosen.tp)
+    cluster = Cluster(tp=chosen.tp, groups=chosen.groups)
     rate, tpot, ttft = (
         predict(load, key, fit, cluster) for key in ("output_throughput_tok_s", "tpot_median_ms", "ttft_median_ms")
     )
@@ -72,7 +77,7 @@ def main(
             base = figures(one, concurrency, context, accept_length, fit)
             for chosen in (one, *others):
                 found = figures(chosen, concurrency, context, accept_length, fit)
-                load = f"{chosen.engines} x TP {chosen.tp}", str(concurrency), f"{context:,}"
+                load = chosen.name, str(concurrency), f"{context:,}"
                 speed = f"{found.tokens_per_s:,.0f}", f"{found.tpot_ms:.1f} ms", f"{found.ttft_s:.1f} s"
                 resident = str(chosen.kv_tokens // (context + OUTPUT))
                 gain = "" if chosen is one else f"{found.tokens_per_s / base.tokens_per_s:.2f}x"

@@ -6,7 +6,7 @@ from support.scripted_server import scripted_server, whole
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.client import EngineClient, Generation
 from kimi_w4a8_eagle3.engine.metrics import Acceptance
-from kimi_w4a8_eagle3.engine.startup_check import ask, fault_of, require_acceptance, require_answers
+from kimi_w4a8_eagle3.engine.startup_check import PROMPTS, ask, fault_of, require_acceptance, require_answers
 
 
 def require(histogram: list[int]) -> Acceptance:
@@ -30,6 +30,29 @@ def test_not_one_accepted_draft_is_an_error() -> None:
 
 def test_any_accepted_draft_will_do() -> None:
     assert require([9, 1, 0, 0]).length == pytest.approx(1.1)
+
+
+def accepting(*histograms: tuple[int, ...]) -> list[Generation]:
+    return [Generation("", (1,), "stop", histogram) for histogram in histograms]
+
+
+def test_an_accept_length_that_fell_is_an_error() -> None:
+    """sglang#16274: 2.35 became 1.48 with DP attention, and 2.35 still passes."""
+    assert require_acceptance(accepting((20, 25, 25, 30)), 4, "d", least=1.8).length == pytest.approx(2.65)
+    with pytest.raises(KimiError, match=r"accept length 1\.48: it must be above 1\.8"):
+        require_acceptance(accepting((70, 15, 12, 3)), 4, "d", least=1.8)
+
+
+def test_every_group_of_dp_attention_is_asked_and_one_that_accepts_nothing_is_found() -> None:
+    class Client:
+        def chat_all(self, prompts: list[str], *_: object, concurrency: int) -> list[Generation]:
+            assert len(prompts) == concurrency and set(prompts) == set(PROMPTS)
+            return accepting(*[(2, 2, 2, 14)] * (concurrency - 1), (20, 0, 0, 0))
+
+    answers = ask(Client(), groups=8)  # type: ignore[arg-type]
+    assert len(answers) == 8 and require_acceptance(answers, 4, "d").length > 3
+    with pytest.raises(KimiError, match="one group of ranks"):
+        require_acceptance(answers, 4, "d", groups=8)
 
 
 def generation(*ids: int) -> Generation:

@@ -114,7 +114,7 @@ def test_launches_and_time_of_a_layer(tokens: int, launches: int, most_us: float
 
 
 def test_two_engines_gain_with_long_prompts_and_lose_nothing_with_short_ones() -> None:
-    one, two = (layouts.layout(name) for name in layouts.RECIPES)
+    one, two = (layouts.layout(name) for name in layouts.RECIPES[:2])
     assert (one.tp, two.engines, two.tp) == (8, 2, 4) and two.kv_tokens < one.kv_tokens
     fit = calibrate(CLUSTER)
 
@@ -123,3 +123,11 @@ def test_two_engines_gain_with_long_prompts_and_lose_nothing_with_short_ones() -
         return second.tokens_per_s / first.tokens_per_s
 
     assert gain(40, 10240) >= 1.25 and gain(2, 2048) > 0.97  # below 1.25 the recipe would not be recommended
+
+
+def test_dp_attention_gains_with_many_long_prompts_and_loses_with_few() -> None:
+    one, _, groups = (layouts.layout(name) for name in layouts.RECIPES)
+    assert (groups.tp, groups.groups) == (8, 8) and groups.kv_tokens > 3 * one.kv_tokens
+    fit = calibrate(CLUSTER)
+    rates = [[layouts.figures(x, c, 10240, 2.7, fit).tokens_per_s for x in (one, groups)] for c in (2, 40)]
+    assert rates[0][1] < rates[0][0] and rates[1][1] > 1.25 * rates[1][0]

@@ -69,6 +69,12 @@ def test_dp_attention_splits_attention_over_fewer_ranks() -> None:
     assert split.draft_kv and whole.draft_kv and split.draft_kv.row_elements == 8 * whole.draft_kv.row_elements
     assert split.verdict.max_total_tokens == 262_143 < whole.verdict.max_total_tokens
     assert split.weights["routed experts"] == whole.weights["routed experts"]
+    assert split.weights["draft"] == draft_weights(EAGLE, 1)["draft"]  # SGLang loads the draft in the group
+    table = 163840 * 7168 * 2  # the input embedding is whole in each group, the output head is split over all ranks
+    assert split.weights["embeddings, lm_head"] == table + table // 8
+    assert whole.weights["embeddings, lm_head"] == 2 * table // 8
+    recipe = plan_of("throughput", memory_ceiling=0.824, **resolve(load_recipe("throughput")).args)
+    assert recipe.tokens > 3 * split.tokens and recipe.draft_kv and recipe.draft_kv.kind == "mla"
     with pytest.raises(KimiError, match="TP 8 cannot be divided into 3 groups"):
         plan_of(**{"enable-dp-attention": True, "dp-size": 3})
 

@@ -15,14 +15,14 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_eagle3.recipe.memory_plan import MemoryPlan, ModelCard, make_plan
 from laptop.tiny import DRAFT, TARGET, WEIGHTS
 
-READ = ("attention-backend", "context-length", "kv-cache-dtype", "mem-fraction-static", "max-total-tokens")
+READ = ("attention-backend", "dp-size", "context-length", "kv-cache-dtype", "mem-fraction-static", "max-total-tokens")
 CASES = [
     (recipe, gpu, tp, *more)
     for recipe in ("agent", "eagle3", "eagle3-opt", "w4a8")
     for gpu in ("mi300x", "mi325x")
     for tp in (4, 8)
     for more in ([], ["context-length=8192"])
-]
+] + [("throughput", "mi325x", 8)]
 
 
 def planned(recipe: str, gpu: str, tp: int, *more: str) -> MemoryPlan:

@@ -1,0 +1,87 @@
+"""DP attention with two groups of one rank: exact answers from both, figures that count nothing twice, and isolation.
+
+A request that raises where its group computes alone ends alone, while the other group serves. Only a pass that raises
+would end the engine (`sglang_plugin/failing_requests.py`). The faults are planted by `support.planted_faults`.
+"""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import httpx
+import psutil
+import pytest
+from support.tiny_servers import tiny_launch, with_faults
+
+from kimi_w4a8_eagle3.base.prometheus import Reading
+from kimi_w4a8_eagle3.engine import startup_check
+from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_eagle3.ops.window import SpecTotals
+
+pytestmark = pytest.mark.server
+
+TWO_GROUPS = ("args.tp=2", "enable-dp-attention=true", "dp-size=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
+TEXT = "Tom has 3 apples and buys 4 more. How many apples?"
+QUESTION = {
+    "model": "kimi-k2.5-tiny",
+    "messages": [{"role": "user", "content": TEXT}],
+    "max_tokens": 12,
+    "chat_template_kwargs": {"thinking": False},  # its answer has no near tie at any token
+}
+ANSWER = "Now Tom has 3 + 4 = 7 apples"
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    folder = tmp_path_factory.mktemp("groups")
+    yield from with_faults(tiny_launch(settings=TWO_GROUPS), "support.planted_faults", folder)
+
+
+def ask(server: EngineServer, **more: object) -> httpx.Response:
+    return httpx.post(f"{server.base_url}/v1/chat/completions", json={**QUESTION, **more}, timeout=60)
+
+
+def content(response: httpx.Response) -> str:
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def test_both_groups_answer_alike_and_are_counted_once(groups: EngineServer) -> None:
+    with EngineClient(groups.base_url) as client:
+        before = Reading.parse(httpx.get(f"{groups.base_url}/metrics", follow_redirects=True).text)
+        answers = client.chat_all([TEXT] * 4, 32, 4)  # two for each group
+    assert len({answer.text for answer in answers}) == 1
+    accepted = startup_check.acceptance_of(answers, 4)
+    assert accepted is not None and accepted.length > 2
+    expected = sum(sum(answer.accepted_histogram) for answer in answers)
+    deadline = time.monotonic() + 30  # an answer may reach its client just before it is counted
+    while True:
+        reading = Reading.parse(httpx.get(f"{groups.base_url}/metrics", follow_redirects=True).text)
+        counted = SpecTotals.of(reading).since(SpecTotals.of(before))
+        if sum(counted.histogram) >= expected or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    assert sum(counted.histogram) == expected
+    assert counted.counters.requests == len(answers)
+    assert set(reading.by("sglang:realtime_tokens_total", "dp_rank")) == {"0", "1"}
+    assert len(reading.samples["kimi_page_guard_pool_tokens"]) == 2  # a pool of its own for each group
+
+
+def test_a_request_that_raises_ends_alone_in_its_group(groups: EngineServer) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for place in ("BUILDING", "STOP-CHECK", "READING"):
+            # A batch ends as a whole while its results are read, so no healthy request may be in it.
+            healthy = [pool.submit(ask, groups) for _ in range(0 if place == "READING" else 2)]
+            bad = [pool.submit(ask, groups, stop=[place]) for _ in range(2)]  # one for each group
+            assert [one.result().status_code for one in bad] == [500, 500]
+            assert [content(one.result()) for one in healthy] == [ANSWER] * len(healthy)
+    assert [content(ask(groups)) for _ in range(2)] == [ANSWER] * 2  # both groups go on
+
+
+def test_a_pass_that_raises_in_one_group_ends_the_engine(groups: EngineServer) -> None:
+    """The other group waits for it inside the pass. The supervisor starts an engine that ended, not one that hangs."""
+    process = psutil.Process(groups.pid)
+    with suppress(httpx.TransportError):
+        ask(groups, stop=["PREFILL"])
+    process.wait(60)
