@@ -16,7 +16,6 @@ from ..base.extras import require
 from ..base.run_dir import new_run_dir
 from ..fleet.target import Say, Target
 from .single import Texts, left, measure_points, recorded, require_usable, seeded
-from .texts import prepare
 from .workloads import Workload
 
 
@@ -68,7 +67,7 @@ def ab(plan: Plan, texts: Texts, runs: Path, say: Say, resume: Path | None = Non
         for workload in plan.workloads:
             place = folder / workload.name
             place.mkdir(exist_ok=True)
-            datasets[workload.name] = prepare(workload, place, texts.sharegpt, texts.prompts)
+            datasets[workload.name] = texts.prepare(workload, place)
         for number, (side, repetitions) in enumerate(plan.blocks()):
             if not left(writer, side.name, plan.workloads, repetitions):
                 continue

@@ -24,18 +24,20 @@ from . import repetition
 from .generator import LoadDetails, LoadResult, drive, generator_program, read_details, read_result
 from .repetition import TextRepetition
 from .sampler import Sampler, ServerSummary
-from .workloads import CHAT_BACKEND, Point, Workload
+from .workloads import CHAT_BACKEND, CONVERSATIONS, Point, Workload
 
 _STILL_S, _STILL_TRIES = 1.1, 5  # the door reuses an answer for at most 1 s
 _PROBES = 4
+_MOST_FAILED = 0.1  # of a replay, as in InferenceX's AgentX; of the other workloads none may fail
 _COLD = 0.02  # share of chat-template markers in short prompts
 
 
 class TurnFigures(BaseModel):
-    """One turn of all conversations: mean prompt length, and its part from the prefix cache."""
+    """One turn of all conversations, or several: mean prompt length, and its part from the prefix cache."""
 
     model_config = ConfigDict(extra="forbid")
 
+    label: str = Field(default="", description="number of the turn, or of the first and the last")
     prompt_tokens: float
     cached_tokens: float
     ttft_median_ms: float
@@ -126,7 +128,7 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         else None,
         server=summary,
         cached=counted.cached_tokens / counted.prompt_tokens if counted.prompt_tokens else None,
-        turns=turns_of(details, point.workload.turns),
+        turns=turns_of(details, point.turn_numbers),
         notes=notes,
         problems=problems,
     )
@@ -156,7 +158,7 @@ def examine_text(server: Server, point: Point, folder: Path, found: Measurement)
 
     Conversations are skipped, because their prompts contain answers.
     """
-    if point.workload.dataset == "agent":
+    if point.workload.dataset in CONVERSATIONS:
         return found
     prompts = _prompts(point, folder / found.raw)
     outputs = read_details(folder / found.raw).generated_texts
@@ -174,20 +176,35 @@ def examine_text(server: Server, point: Point, folder: Path, found: Measurement)
     )
 
 
-def turns_of(details: LoadDetails, turns: int) -> list[TurnFigures]:
-    """Return the requests of conversations by turn; none for single requests or if some failed."""
-    if turns == 1 or len(details.cached_tokens) % turns or any(details.errors):
+def turns_of(details: LoadDetails, numbers: Sequence[int]) -> list[TurnFigures]:
+    """Return the answered requests of conversations by turn; none for single requests.
+
+    numbers: turn of each request. In conversations of more than 16 turns, later turns are joined: 17 to 32 and so on.
+    """
+    if max(numbers) == 0 or len(details.cached_tokens) != len(numbers):
         return []
-    ttfts = np.asarray(details.ttfts) * 1000
-    return [
-        TurnFigures(
-            prompt_tokens=float(np.mean(details.input_lens[at::turns])),
-            cached_tokens=float(np.mean(details.cached_tokens[at::turns])),
-            ttft_median_ms=float(np.median(ttfts[at::turns])),
-            ttft_p99_ms=float(np.percentile(ttfts[at::turns], 99)),
-        )
-        for at in range(turns)
-    ]
+    found, ttfts = [], np.asarray(details.ttfts) * 1000
+    for first, last in _spans(max(numbers) + 1):
+        at = [row for row, turn in enumerate(numbers) if first <= turn + 1 <= last and not details.errors[row]]
+        if at:
+            found.append(
+                TurnFigures(
+                    label=str(first) if first == last else f"{first} to {last}",
+                    prompt_tokens=float(np.mean([details.input_lens[row] for row in at])),
+                    cached_tokens=float(np.mean([details.cached_tokens[row] for row in at])),
+                    ttft_median_ms=float(np.median(ttfts[at])),
+                    ttft_p99_ms=float(np.percentile(ttfts[at], 99)),
+                )
+            )
+    return found
+
+
+def _spans(turns: int) -> list[tuple[int, int]]:
+    """Return the first and the last turn of each row: single turns up to 16, then twice as many each time."""
+    spans = [(turn, turn) for turn in range(1, min(turns, 16) + 1)]
+    while spans[-1][1] < turns:
+        spans.append((spans[-1][1] + 1, min(2 * spans[-1][1], turns)))
+    return spans
 
 
 def _judge(
@@ -195,9 +212,12 @@ def _judge(
 ) -> tuple[list[str], list[str]]:
     """Return notes for the reader, and problems that forbid a comparison."""
     notes, problems = [], judge_lengths(point, load, details)
-    if counted.requests != point.requests and not problems:
+    failed = point.requests - load.completed
+    if failed and not problems:
+        notes.append(f"{failed} of {point.requests} requests failed{_reason(details)}")
+    if counted.requests != load.completed and not problems:
         problems.append(
-            f"the server finished {counted.requests:.0f} requests during the run, {point.requests} were sent: "
+            f"the server finished {counted.requests:.0f} requests during the run, {load.completed} were answered: "
             "another client used it"
         )
     if load.total_input_tokens and abs(counted.prompt_tokens / load.total_input_tokens - 1) > 0.02 and not problems:
@@ -206,7 +226,7 @@ def _judge(
             f"{load.total_input_tokens:,}: decoding and encoding a text again can change its length"
         )
     cached = counted.cached_tokens / max(counted.prompt_tokens, 1)
-    if point.workload.dataset != "agent" and cached > _COLD:
+    if point.workload.dataset not in CONVERSATIONS and cached > _COLD:
         notes.append(
             f"{cached:.1%} of the prompt tokens came from the prefix cache, filled by warm-up and earlier runs; TTFT "
             "and throughput are not those of new prompts (--set disable-radix-cache=true)"
@@ -215,16 +235,19 @@ def _judge(
 
 
 def judge_lengths(point: Point, load: LoadResult, details: LoadDetails) -> list[str]:
-    problems = []
-    if load.completed != point.requests:
-        first = next((error for error in details.errors if error), "")
-        reason = f": {first.strip().splitlines()[-1]}" if first.strip() else ""
-        problems.append(f"{point.requests - load.completed} of {point.requests} requests failed{reason}")
+    problems, failed = [], point.requests - load.completed
+    if failed > (_MOST_FAILED * point.requests if point.workload.sessions else 0):
+        problems.append(f"{failed} of {point.requests} requests failed{_reason(details)}")
     elif point.workload.ignore_eos and point.workload.range_ratio == 1.0:
         wrong = sum(length != point.workload.output_len for length in details.output_lens)
         if wrong:
             problems.append(f"{wrong} outputs are not {point.workload.output_len} tokens long, as requested")
     return problems
+
+
+def _reason(details: LoadDetails) -> str:
+    first = next((error for error in details.errors if error), "").strip()
+    return f": {first.splitlines()[-1]}" if first else ""
 
 
 def _prompts(point: Point, raw: Path) -> list[str]:

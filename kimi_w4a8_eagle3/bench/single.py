@@ -15,6 +15,7 @@ from ..fetch.trusted_code import require_trusted_tokenizer
 from ..fleet.target import Say, Server, Target, record_of
 from ..machine.hardware import Machine
 from .measure import Measurement, examine_text, measure
+from .replay import Replay
 from .runs import Run, RunResult, RunWriter, read_run
 from .texts import prepare
 from .workloads import CHAT_BACKEND, Workload
@@ -27,8 +28,13 @@ class Texts:
     sharegpt: str | None = None
     prompts: str | None = None
 
+    def prepare(self, workload: Workload, folder: Path) -> Path:
+        return prepare(workload, folder, self.sharegpt, self.prompts)
 
-def bench(workload: Workload, texts: Texts, target: Target, runs: Path, say: Say, resume: Path | None = None) -> Path:
+
+def bench(
+    workload: Workload, texts: Texts | Replay, target: Target, runs: Path, say: Say, resume: Path | None = None
+) -> Path:
     """Measure the target and return the run directory. resume: the directory of a run to finish.
 
     Raises KimiError and keeps finished measurements, marked incomplete.
@@ -42,7 +48,7 @@ def bench(workload: Workload, texts: Texts, target: Target, runs: Path, say: Say
                 client.generate("one", 1)  # fails here if /generate is reserved for the operator
     folder = resume or new_run_dir(f"bench-{workload.name}", runs)
     with recorded(folder, "bench", {target.name: target}, [workload], resume is not None) as writer:
-        dataset = prepare(workload, folder, texts.sharegpt, texts.prompts)
+        dataset = texts.prepare(workload, folder)
         if left(writer, target.name, [workload], [0]):
             with target.running(folder / "server.log", say) as server:
                 measure_points(server, workload, dataset, writer, say)

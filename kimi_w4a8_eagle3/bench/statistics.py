@@ -92,7 +92,8 @@ def ratio(base: Sequence[Repetition], other: Sequence[Repetition], metric: Metri
 def request_values(details: LoadDetails, kind: Kind) -> Values:
     """Return TPOT or TTFT of each request in ms. TPOT divides the time after the first token by the tokens after it."""
     if kind == "ttft":
-        return np.asarray(details.ttfts, dtype=np.float64) * 1000
+        answered = [ttft for ttft, error in zip(details.ttfts, details.errors, strict=True) if not error]
+        return np.asarray(answered, dtype=np.float64) * 1000
     pairs = zip(details.itls, details.output_lens, strict=True)
     return np.asarray([sum(gaps) / (count - 1) * 1000 for gaps, count in pairs if count > 1], dtype=np.float64)
 

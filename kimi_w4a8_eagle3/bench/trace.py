@@ -21,6 +21,13 @@ class Segment(NamedTuple):
     tokens: int
 
 
+class Request(NamedTuple):
+    """Recorded request of a client, which is sent as it is."""
+
+    path: str
+    body: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Turn:
     """One request of a session.
@@ -35,6 +42,7 @@ class Turn:
     think_s: float = 0.0
     answer: str | None = None
     messages: tuple[Mapping[str, Any], ...] = ()
+    request: Request | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,10 +1,11 @@
-"""Readers of trace files: SGLang's `agentic-trace`, AgentX, Mooncake, and the raw files of our own runs.
+"""Readers of trace files: SGLang's `agentic-trace`, AgentX, Mooncake, recorded requests, and raw files of our own runs.
 
 | format | one file is | times | identity of prompts |
 |---|---|---|---|
 | agentic-trace | JSON with `conversations`, each a list of turns with their new `messages` | none: turns follow at once | text of the messages |
 | AgentX | JSON of one conversation, a `.jsonl` or folder of them | think time by turn | `hash_ids` of `block_size` tokens |
 | Mooncake | `.jsonl` with one request a line | `timestamp` in ms | `hash_ids` of 512 tokens |
+| requests | `.jsonl` or `.jsonl.xz` with `session`, `path` and `body` of one request a line | none | the bodies, without lengths |
 | run | the generator's `.jsonl` in a folder of `kimi-w4a8 bench`, or that folder | none: a closed loop | order of turns, `cached_tokens` |
 """  # noqa: E501
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..base.errors import KimiError
 from ..base.nearest import nearest
 from .generator import LoadDetails
-from .trace import Segment, Trace, TraceSession, Turn
+from .trace import Request, Segment, Trace, TraceSession, Turn
 
-FORMATS = "SGLang's agentic-trace, AgentX, Mooncake, or a run of `kimi-w4a8 bench`"
+FORMATS = "SGLang's agentic-trace, AgentX, Mooncake, recorded requests, or a run of `kimi-w4a8 bench`"
 MOONCAKE_BLOCK = 512
 OUTPUT_TOKENS = 220  # SGLang's default for agentic-trace, whose files have no output lengths
 
@@ -97,6 +99,12 @@ class _MooncakeRow(_Strict):
     hash_ids: list[int | str] = []
 
 
+class _RequestRow(_Strict):
+    session: str
+    path: Literal["/v1/chat/completions", "/v1/responses", "/v1/messages"]
+    body: dict[str, Any]
+
+
 def read_trace(path: Path, output_tokens: int = OUTPUT_TOKENS) -> Trace:
     """Read a trace file or folder; output_tokens: of each answer, where the format has no output lengths.
 
@@ -114,6 +122,10 @@ def read_trace(path: Path, output_tokens: int = OUTPUT_TOKENS) -> Trace:
         return Trace(str(path), "AgentX", tuple(_agentx(one) for one in found))
     if "input_lens" in first:
         return _own_run(path, rows[-1])
+    if first.keys() == _RequestRow.model_fields.keys():
+        return Trace(
+            str(path), "requests", _requests([_checked(_RequestRow, row, path, at) for at, row in enumerate(rows, 1)])
+        )
     if first.keys() & _MooncakeRow.model_fields.keys():
         found_rows = [_checked(_MooncakeRow, row, path, number) for number, row in enumerate(rows, 1)]
         return Trace(str(path), "Mooncake", _mooncake(found_rows, path))
@@ -142,8 +154,9 @@ def _folder(path: Path, output_tokens: int) -> Trace:
 def _rows(path: Path) -> list[Any]:
     """Return the objects of a JSON file, or of a file with one a line."""
     try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        data = path.read_bytes()
+        content = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
+    except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise KimiError(f"cannot read the trace: {reason}", where=str(path), expected=FORMATS) from None
     try:
@@ -296,6 +309,14 @@ def _mooncake(rows: Sequence[_MooncakeRow], path: Path) -> tuple[TraceSession, .
         found.append(TraceSession(name, tuple(turns), (members[0][1].timestamp or 0.0) / 1000))
     start = min(session.start_s or 0.0 for session in found)
     return tuple(TraceSession(one.name, one.turns, (one.start_s or 0.0) - start) for one in found)
+
+
+def _requests(rows: Sequence[_RequestRow]) -> tuple[TraceSession, ...]:
+    """Return recorded requests as sessions. Their limits of tokens stay in them, and their lengths are unknown."""
+    sessions: dict[str, list[Turn]] = {}
+    for row in rows:
+        sessions.setdefault(row.session, []).append(Turn((), 1, request=Request(row.path, row.body)))
+    return tuple(TraceSession(name, tuple(turns)) for name, turns in sessions.items())
 
 
 def _own_run(path: Path, row: dict[str, Any]) -> Trace:

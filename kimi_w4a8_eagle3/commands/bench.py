@@ -17,8 +17,10 @@ from ..base.extras import require
 from ..bench import ab as comparison
 from ..bench import inferencex, matrix
 from ..bench.matrix import with_and_without
+from ..bench.replay import Replay, require_speed, selected
 from ..bench.runs import read_run
 from ..bench.single import Texts, bench
+from ..bench.trace_readers import read_trace
 from ..bench.workloads import Workload, load_workload, with_changes, workload_names
 from ..door.settings import client_key
 from ..fleet.target import Target
@@ -211,6 +213,39 @@ def _conclude(analysis: Analysis, folder: Path, report: bool) -> None:
     if report:
         typer.echo(f"page: {write_page(page(analysis), folder / 'report')}")
     typer.echo(f"next: kimi-w4a8 report {folder} OTHER_RUN   # one page of several runs")
+
+
+@app.command("replay")
+def replay(
+    trace: Path = typer.Argument(help="Trace file: SGLang's agentic-trace, AgentX, Mooncake, or recorded requests."),
+    base_url: str = typer.Option("", "--base-url", help="Replay against this running server."),
+    recipe: str = typer.Option("", "--recipe", "-r", help="Start this recipe; with --base-url: the recipe it serves."),
+    users: list[int] = typer.Option(
+        [], "--users", min=1, help="Sessions at once; default: all of a timed trace, else 8."
+    ),
+    speed: float = typer.Option(1.0, "--speed", help="2 halves the waiting times of the trace."),
+    sessions: int | None = typer.Option(None, "--sessions", min=1, help="Replay only the first N sessions that fit."),
+    context_len: int | None = typer.Option(
+        None, "--context-len", min=1, help="Cut sessions at the first request that needs more tokens."
+    ),
+    output_len: int = typer.Option(220, "--output-len", min=4, help="Tokens of an answer, where the trace has none."),
+    settings: list[str] = SETTINGS,
+    ops_url: str | None = OPS_URL,
+    api_key_file: Path | None = KEY_FILE,
+    runs: Path = RUNS,
+    resume: Path | None = RESUME,
+) -> None:
+    """Replay recorded agent sessions: TTFT by turn, TPOT, prefix hits, accept length and errors.
+
+    This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
+    """
+    require_speed(speed)
+    key = client_key(api_key_file, os.environ)
+    played = Replay(selected(read_trace(trace, output_len), sessions, context_len), speed)
+    target = Target(base_url or None, recipe or None, None, tuple(settings), key, ops_url)
+    with signals(runs):
+        folder = bench(played.workload(users), played, target, runs, typer.echo, resume)
+    _conclude(Analysis([read_run(folder)]), folder, find_spec("matplotlib") is not None)
 
 
 @app.command("compare")

@@ -34,6 +34,8 @@ def page(analysis: Analysis) -> Page:
     from . import plots  # optional: matplotlib
 
     pictures = list(plots.panels(plots.bars(analysis.groups)))
+    if (by_turn := plots.ttft_by_turn(list(analysis.cells.values()))) is not None:
+        pictures.insert(0, by_turn)
     if len(by_shape := shapes.shapes(analysis)) > 1:
         pictures.insert(0, plots.speedup_by_shape(by_shape))
     lead, *others = pictures
@@ -82,8 +84,19 @@ def _alone(analysis: Analysis, key: CellKey, cell: Cell) -> Words:
     reported = analysis.against_published[key].get(_HEADLINE[0])
     against = "" if reported is None else f" Published TPOT {reported.published:.2f} ms: {reported.meaning}."
     where = f"{cell.side} on {cell.workload.name} at concurrency {cell.concurrency}"
+    tokens += _over_turns(cell)
     tone = _TONES.get(reported.direction, "") if reported else ""
     return Words(f"{where}: TPOT {tpot}, {rate}{tokens}.{against}", tone)
+
+
+def _over_turns(cell: Cell) -> str:
+    """Return what a returning conversation waits for, and how much of its prompts the server had; empty for others."""
+    measurement = cell.measurements[0]
+    if len(turns := measurement.turns) < 2:
+        return ""
+    later = float(np.median([turn.ttft_median_ms for turn in turns[1:]]))
+    cached = "" if measurement.cached is None else f", {measurement.cached:.0%} of the prompt tokens cached"
+    return f", TTFT {turns[0].ttft_median_ms:,.0f} ms in the first turn and {later:,.0f} ms later{cached}"
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -121,6 +134,9 @@ def figure_tables(analysis: Analysis, keys: Collection[str]) -> list[Table]:
                 reported = published.points().get(cell.workload.reference or "", {}).get(side, {}).get("accept_length")
                 known = "" if reported is None else f"{reported:.2f}"
                 rows.append(["accept length", side, f"{cell.accept_length:.2f}", "", known, "", ""])
+        for side, cell in sides.items():
+            if (rate := interactivity(cell)) is not None:
+                rows.append(["E2E interactivity P90", side, f"{rate:,.1f} tok/s", "", "", "", ""])
         count = max(len(cell.measurements) for cell in sides.values())
         title = f"{workload}, concurrency {concurrency}, {count} repetition{'s' * (count > 1)}"
         tables.append(Table(_FIGURES, rows, title))
@@ -138,15 +154,29 @@ def _beside(analysis: Analysis, key: CellKey, metric: str) -> list[str | Words]:
     return [shown, number(reported.published, METRICS[metric]), meaning]
 
 
+def interactivity(cell: Cell) -> float | None:
+    """Return AgentX's measure of a replay: tokens a second that 90% of the requests get at least, TTFT included."""
+    kept = [repetition.details for repetition in cell.repetitions if repetition.details is not None]
+    seconds = [
+        (ttft + sum(gaps)) / tokens
+        for details in kept
+        for ttft, gaps, tokens in zip(details.ttfts, details.itls, details.output_lens, strict=True)
+        if tokens
+    ]
+    return 1 / float(np.percentile(seconds, 90)) if cell.workload.sessions and seconds else None
+
+
 def turn_tables(analysis: Analysis) -> list[Table]:
     """Return the turns of conversations: TTFT, and the cached part of each prompt."""
     found = []
     for (workload, concurrency, side), cell in analysis.cells.items():
-        rows = []
-        for at, same in enumerate(zip(*(measurement.turns for measurement in cell.measurements), strict=True), start=1):
-            prompt, cached, median, p99 = np.mean([list(turn.model_dump().values()) for turn in same], axis=0)
+        rows: list[Sequence[str | Words]] = []
+        for same in zip(*(measurement.turns for measurement in cell.measurements), strict=True):
+            figures = [(one.prompt_tokens, one.cached_tokens, one.ttft_median_ms, one.ttft_p99_ms) for one in same]
+            prompt, cached, median, p99 = np.mean(figures, axis=0)
             counts = (f"{prompt:,.0f}", f"{prompt - cached:,.1f}", f"{cached / prompt:.1%}")
-            rows.append([str(at), *counts, f"{median:,.1f} ms", f"{p99:,.1f} ms"])
+            number = same[0].label or str(len(rows) + 1)
+            rows.append([number, *counts, f"{median:,.1f} ms", f"{p99:,.1f} ms"])
         if rows:
             found.append(Table(_TURNS, rows, f"{workload}, concurrency {concurrency}, {side}"))
     return found

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..bench import published
-from ..bench.runs import Groups
+from ..bench.runs import Cell, Groups
 from ..bench.statistics import METRICS, Interval
 from .page import Picture
 from .shapes import Shape
@@ -114,6 +114,16 @@ def panel(key: str, name: str, same: Sequence[Bar], sides: Sequence[str] = ()) -
         values = (f"{bar.group} {bar.side}{' published' * bar.published} {_short(bar.value.value)}" for bar in same)
         legend = [(side, _colour(side, sides)) for side in sides]
         return Picture(key, f"{name}: {'; '.join(values)}", _svg(figure, axis), legend)
+
+
+def ttft_by_turn(cells: Sequence[Cell]) -> Picture | None:
+    """Draw the median TTFT of each turn of conversations; None without any."""
+    rows = [
+        Bar(f"turn {turn.label}", cell.side, False, Interval(turn.ttft_median_ms, None, None))
+        for cell in cells
+        for turn in cell.measurements[0].turns
+    ]
+    return panel("turns", "TTFT median by turn (ms)", rows) if rows else None
 
 
 def speedup_by_shape(found: Sequence[Shape]) -> Picture:

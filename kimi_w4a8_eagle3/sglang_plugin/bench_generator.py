@@ -3,16 +3,21 @@
 Beside its output, `.prompts` gets the prompt of each request that is sent, and `.progress` the number of output tokens
 of each one that is finished, both with the warm-up. The generator counts cached tokens per turn, but a prompt that
 contains an earlier answer has no known length. The server reports it in the usage of each turn, which `note` reads.
+
+Turns of a recorded trace are sent by `engine/sent_turns.py`. `.requests` gets the times of each.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang.benchmark import serving
+
+from ..engine.sent_turns import CHAT, ROLE, Recorded, Sender, Sent, TextMaker
 
 _count_cached = serving._extract_cache_from_sglext
 
@@ -29,10 +34,13 @@ def reported(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
 
     async def send(request_func_input: Any, pbar: Any = None) -> Any:
         beside = Path(serving.args.output_file)
-        with beside.with_suffix(".prompts").open("a") as file:
-            sent = {"prompt": request_func_input.prompt, "prompt_len": request_func_input.prompt_len}
-            file.write(json.dumps(sent) + "\n")
-        output = await request(request_func_input=request_func_input, pbar=pbar)
+        if turns := recorded_turns(request_func_input.prompt):
+            output = await RECORDED.send(turns, request_func_input, beside.with_suffix(".requests"))
+        else:
+            with beside.with_suffix(".prompts").open("a") as file:
+                sent = {"prompt": request_func_input.prompt, "prompt_len": request_func_input.prompt_len}
+                file.write(json.dumps(sent) + "\n")
+            output = await request(request_func_input=request_func_input, pbar=pbar)
         with beside.with_suffix(".progress").open("a") as file:
             file.write(f"{output.output_len if output.success else 0}\n")
         return output
@@ -40,7 +48,57 @@ def reported(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
     return send
 
 
+def recorded_turns(prompt: Any) -> list[Recorded]:
+    """Return a session's turns so far; none for other prompts. SGLang puts the answers between them."""
+    found = [message["content"] for message in prompt if message["role"] == ROLE] if isinstance(prompt, list) else []
+    return [Recorded(**content) for content in found]
+
+
+@dataclass
+class RecordedTurns:
+    """The sender of this process, made at the first turn, when the tokenizer and the server are known."""
+
+    tokenizer: Any = None
+    sender: Sender | None = None
+
+    def keep(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the loader of the tokenizer, which also keeps it here."""
+
+        def loaded(*args: Any, **options: Any) -> Any:
+            self.tokenizer = load(*args, **options)
+            return self.tokenizer
+
+        return loaded
+
+    async def send(self, turns: list[Recorded], asked: Any, path: Path) -> Any:
+        """Send the last turn, append its times to `path`, and return SGLang's form of the result."""
+        if self.sender is None:
+            base_url, users = asked.api_url.removesuffix(CHAT), int(asked.extra_request_body["users"])
+            texts = TextMaker(self.tokenizer)
+            self.sender = Sender(base_url, asked.model, users, serving.get_request_headers(), texts)
+        found: Sent = await self.sender.send(turns)
+        with path.open("a") as file:
+            file.write(json.dumps(found.times()) + "\n")
+        return serving.RequestFuncOutput(
+            generated_text="".join(found.pieces),
+            success=not found.error,
+            latency=found.latency,
+            ttft=found.ttft,
+            itl=found.gaps,
+            text_chunks=found.pieces,
+            prompt_len=found.prompt_tokens,
+            error=found.error,
+            output_len=found.output_tokens,
+            start_time=self.sender.start + found.sent_s,
+            cached_tokens=found.cached_tokens,
+        )
+
+
+RECORDED = RecordedTurns()
+
+
 if __name__ == "__main__":
     serving._extract_cache_from_sglext = note
+    serving.get_tokenizer = RECORDED.keep(serving.get_tokenizer)
     serving.ASYNC_REQUEST_FUNCS = {name: reported(send) for name, send in serving.ASYNC_REQUEST_FUNCS.items()}
     serving.cli_main()

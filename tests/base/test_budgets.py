@@ -24,10 +24,10 @@ PLAN = {
 CEILINGS = {
     "accept": 677,
     "base": 642,
-    "bench": 2272,
-    "commands": 1872,
+    "bench": 2490,
+    "commands": 1907,
     "door": 2023,
-    "engine": 1262,
+    "engine": 1477,
     "eval": 2586,
     "fetch": 1691,
     "fleet": 1561,
@@ -37,8 +37,8 @@ CEILINGS = {
     "predict": 470,
     "quark": 1704,
     "recipe": 1593,
-    "report": 1304,
-    "sglang_plugin": 2824,
+    "report": 1341,
+    "sglang_plugin": 2882,
 }
 
 

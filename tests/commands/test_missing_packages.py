@@ -64,6 +64,7 @@ CALLS = {
     "bench ab --a tiny --b tiny:plain -w tiny-maths --no-report": "make demo",
     "bench sweep -r tiny -w tiny-1k1k": "bench",
     "bench sweep -r tiny -w tiny-1k1k --print": "",
+    f"bench replay trace.json --base-url {DEAD}": "",
     "bench compare measured": "",
     "bench predict": "",
     "accept --quick --recipe tiny": "eval",
