@@ -47,15 +47,15 @@ class WorkerJob:
 
 
 class Admission:
-    """Does jobs in forked workers, a few at a time, and remembers the last verdicts."""
+    """Does jobs in forked workers, a few of each kind at a time, and remembers the last verdicts."""
 
     def __init__(self, jobs: Mapping[str, WorkerJob]) -> None:
         self._jobs = jobs
-        self._free = asyncio.Semaphore(at_a_time(cores()))
+        self._free = {name: asyncio.Semaphore(at_a_time(cores())) for name in jobs}
         self._verdicts: dict[bytes, asyncio.Task[Refusal | None]] = {}
         self._start()
 
-    async def require(self, job: str, value: Any, param: str) -> None:
+    async def require(self, job: str, value: Any, param: str | None) -> None:
         """Return if `job` accepts the value; raise Refusal with its reason, or if the worker was killed."""
         payload = orjson.dumps(value)
         digest = sha256(job.encode() + payload).digest()
@@ -68,13 +68,13 @@ class Admission:
     async def _decide(self, digest: bytes, job: str, payload: bytes) -> Refusal | None:
         answer = b""
         try:
-            await asyncio.wait_for(self._free.acquire(), _QUEUE_S)
+            await asyncio.wait_for(self._free[job].acquire(), _QUEUE_S)
             try:
                 answer = await self._ask(job, payload)
                 if not answer and self._restarted():
                     answer = await self._ask(job, payload)
             finally:
-                self._free.release()
+                self._free[job].release()
         except asyncio.TimeoutError:  # TimeoutError itself since Python 3.11
             return Refusal("every worker that checks requests is busy; try again", status=503)
         finally:
@@ -120,7 +120,7 @@ class Admission:
 
 
 def at_a_time(cores: int) -> int:
-    """Return the number of workers: at least two, so that an expensive job does not block the rest."""
+    """Return the number of workers for jobs of a kind: at least two, so that an expensive one does not block others."""
     return max(2, min(8, cores // 16))
 
 

@@ -48,11 +48,13 @@ _MOST_NAMES, _LONGEST_NAME = (
 class Fields:
     """The rule for the fields of all endpoints.
 
-    known: every field that the engine knows. stop_regex: clients may send it.
+    known: every field that the engine knows. stop_regex: clients may send it. counted: fields that are
+    dropped are logged and counted, except in a worker.
     """
 
     known: frozenset[str]
     stop_regex: bool
+    counted: bool = True
     _logged: set[str] = field(default_factory=set)  # names of dropped fields
 
     def kept(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -78,6 +80,8 @@ class Fields:
 
     def drop(self, name: str, where: str) -> None:
         """Count a dropped field or tool, and log its name once."""
+        if not self.counted:
+            return
         if name not in self._logged:
             if len(self._logged) >= _MOST_NAMES or not re.fullmatch(r"\w{1,60}", name, re.ASCII):
                 name = "other"

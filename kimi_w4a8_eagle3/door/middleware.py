@@ -7,6 +7,7 @@ address that a request comes from. `rules.py` defines what a body may contain.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from collections.abc import Mapping, MutableMapping
@@ -18,7 +19,8 @@ from .admission import Admission
 from .answers import App, Receive, Refusal, Scope, Send, answer, only, without_grammar_faults
 from .bodies import BodyReader
 from .computed import Computed
-from .rules import RequestRules
+from .large import THREAD_BYTES, WORKER_BYTES, large_request, threads
+from .rules import Admitted, RequestRules
 from .settings import DoorSettings, is_loopback
 
 # The public part of /server_info, which sglang-router reads without a key when it registers a worker.
@@ -69,8 +71,8 @@ class Door:
     """ASGI middleware: answers 4xx with a message to what must not reach the engine, and passes on checked requests.
 
     host: the address that the engine is bound to; loopback without any key is open (settings.DoorSettings). admission:
-    the workers that check pictures. routes: the application whose routes tell an unlisted endpoint from an unknown
-    path. internal: None without a warm-up.
+    the workers that check large bodies and pictures. routes: the application whose routes tell an unlisted endpoint
+    from an unknown path. internal: None without a warm-up.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class Door:
         raw = await self._bodies.read(headers, receive)
         if raw is None:
             return  # the client disconnected
-        body, pictures = self._rules.admit(path, headers, raw)
+        body, pictures = await self._admitted(path, headers, raw)
         if pictures:
             await self._admission.require("pictures", [source for _, source in pictures], pictures[0][0])
         scope = {**scope, "headers": _with_length(scope["headers"], len(body))}
@@ -144,6 +146,13 @@ class Door:
             await self._app(scope, _replay(body, receive), without_grammar_faults(scope, send))
         finally:
             self._running -= 1
+
+    async def _admitted(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> Admitted:
+        large_request.set(len(raw) > THREAD_BYTES or b"encrypted_content" in raw)
+        if len(raw) <= WORKER_BYTES:
+            return self._rules.admit(path, headers, raw)
+        await self._admission.require("reading", [path, raw.decode(errors="replace")], None)
+        return await asyncio.get_running_loop().run_in_executor(threads, self._rules.admit, path, headers, raw)
 
     def _admit(self, path: str, headers: Mapping[bytes, bytes], scope: Scope) -> None:
         """Raise Refusal when a caller with these headers may not use `path`."""

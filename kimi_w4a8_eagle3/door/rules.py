@@ -76,23 +76,25 @@ class RequestRules:
     """Checks for bodies of the endpoints in `access.CHECKED`.
 
     models: the engine's model of each endpoint. sampling: that of /generate's sampling_params. context: in tokens.
+    counted: dropped fields are logged and counted.
     """
 
     settings: DoorSettings
     models: Mapping[str, RequestModel]
     sampling: RequestModel
     context: int
+    counted: bool = True
     _fields: Fields = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         known = frozenset().union(*(model.known for model in (*self.models.values(), self.sampling)))
-        object.__setattr__(self, "_fields", Fields(known, self.settings.stop_regex))
+        object.__setattr__(self, "_fields", Fields(known, self.settings.stop_regex, self.counted))
 
     def admit(self, path: str, headers: Mapping[bytes, bytes], raw: bytes) -> Admitted:
         """Return what the engine reads in place of `raw`; raise Refusal when the engine must not see it."""
         if b"x-body-compressed" in headers:
             raise Refusal("compressed bodies are not supported", status=415)
-        body = parse(raw, self.context)
+        body = parse(raw)
         model = self.models[path]
         translate(body, path, self._fields.drop)
         body = self._fields.kept(body, path)

@@ -15,8 +15,6 @@ from .fields import names
 
 MAX_DEPTH = 48  # nested arrays and objects: SGLang, pydantic and xgrammar recurse into them
 MAX_LIST = 4096  # entries of one array other than token ids, or names of one object
-_MAX_CONTAINERS = 65536  # arrays and objects of a body: each takes a hundred bytes or more for two bytes of text
-_BESIDE_TOKENS = 65536  # commas and brackets that a body may have beyond those of its token ids
 
 _TEXT_PARTS = names(
     """
@@ -30,10 +28,8 @@ _CONTENTS = ("content", "output")  # of a message or a tool's result; they hold 
 _MEDIA_KEYS = names("url image_url video_url audio_url file_url image video audio data file file_id")
 
 
-def parse(raw: bytes, context: int) -> dict[str, Any]:
-    """Parse the JSON object in `raw`. It is counted first, because objects take fifty times the size of their text."""
-    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > 4 * context + _BESIDE_TOKENS:
-        raise Refusal(f"the body has more entries than a prompt of {context} tokens needs", status=413)
+def parse(raw: bytes) -> dict[str, Any]:
+    """Parse the JSON object in `raw`."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -52,14 +48,11 @@ class Text:
     @classmethod
     def of(cls, value: Any) -> Text:
         """Count `value` level by level, without recursion; raise Refusal when it is too deep or too wide."""
-        text, level, depth, containers = cls(), [[value]], 0, 0
+        text, level, depth = cls(), [[value]], 0
         while level:
             depth += 1
-            containers += len(level)
-            if depth > MAX_DEPTH or containers > _MAX_CONTAINERS:
-                raise Refusal(
-                    f"the body nests more than {MAX_DEPTH} arrays and objects, or holds more than {_MAX_CONTAINERS}"
-                )
+            if depth > MAX_DEPTH:
+                raise Refusal(f"the body nests more than {MAX_DEPTH} arrays and objects")
             level = [inner for container in level for inner in text._add(container)]
         return text
 

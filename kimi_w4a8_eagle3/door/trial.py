@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from .admission import Admission, WorkerJob
 from .answers import Refusal
+from .large import reading_job
 from .pictures import picture_job
+from .rules import RequestRules
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, GrammarMatcher
@@ -49,9 +51,10 @@ _STATE = re.compile(r"rule_id=(\d+), sequence_id=(\d+), element_id=(\d+), rule_s
 Compile = Callable[[str, str], Any]
 
 
-def workers(prepare: Callable[[], Compile], max_mask_ms: float) -> Admission:
-    """Return the door's workers, which try grammars and check pictures."""
-    return Admission({"grammar": _grammar_job(prepare, max_mask_ms), "pictures": picture_job()})
+def workers(prepare: Callable[[], Compile], max_mask_ms: float, rules: RequestRules) -> Admission:
+    """Return the door's workers, which try grammars, read large bodies and check pictures."""
+    jobs = {"grammar": _grammar_job(prepare, max_mask_ms), "reading": reading_job(rules), "pictures": picture_job()}
+    return Admission(jobs)
 
 
 def _grammar_job(prepare: Callable[[], Compile], max_mask_ms: float) -> WorkerJob:

@@ -60,11 +60,12 @@ def _register() -> None:
     if read_gates(os.environ).check_model_name:
         features.append(model_name_hook.FEATURE)
     if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
-        from . import answer_parsers, chat_contract, door  # SGLang's import order: its parsers and HTTP server
+        # SGLang's import order: its parsers and HTTP server
+        from . import answer_parsers, chat_contract, door, large_requests
 
         answer_parsers.install()
-        # The door is last: it imports the HTTP server, which reads the environment at its import.
-        features += [answer_parsers.FEATURE, chat_contract.FEATURE, orphans.FEATURE, *door.features()]
+        features += [part.FEATURE for part in (answer_parsers, chat_contract, large_requests, orphans)]
+        features += door.features()  # last: it imports the HTTP server, which reads the environment at its import
     hooks.register(HookRegistry, features)
     # The watchdog sends SIGUSR1 to a hanging process, which then prints its stacks into the engine's log.
     faulthandler.register(signal.SIGUSR1, file=2)

@@ -17,6 +17,7 @@ from ..door.trial import Compile, grammars_of, tried, workers
 from . import request_guard
 from .door_models import request_models, sampling_model
 from .hooks import Feature
+from .large_requests import in_event_loop
 from .pulse_hook import EventLoopWatch
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
     settings = read_door(os.environ)
     rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len)
     app, host = http_server.app, server_args.host
-    admission = workers(lambda: _compiler(server_args, tokenizer_manager), settings.max_mask_ms)
+    admission = workers(lambda: _compiler(server_args, tokenizer_manager), settings.max_mask_ms, rules)
     tokenizer_manager.kimi_admission = admission
     bound_headers(AutoHTTPProtocol)
     app.add_middleware(EventLoopWatch)
@@ -115,7 +116,7 @@ def generate_request(
 ) -> AsyncIterator[Any]:
     """Try exactly what SGLang will compile, from any endpoint; a request without a grammar takes no detour."""
     answers, grammars = original(manager, obj, *args), grammars_of(obj.sampling_params)
-    return tried(manager.kimi_admission, grammars, answers) if grammars else answers
+    return in_event_loop(tried(manager.kimi_admission, grammars, answers) if grammars else answers)
 
 
 def _compiler(server_args: ServerArgs, manager: TokenizerManager) -> Compile:

@@ -14,7 +14,7 @@ import pytest
 from support.door_app import CLOSED, Engine, guarded, message
 from support.pictures import claiming, moving, noise, picture, showing
 
-from kimi_w4a8_eagle3.door.admission import Admission
+from kimi_w4a8_eagle3.door.admission import Admission, WorkerJob
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.pictures import MAX_PIXELS, check_pictures, check_sources, picture_job
 
@@ -93,6 +93,7 @@ def jpeg(segments: int, size: int) -> bytes:
     return whole[:2] + (b"\xff\xe1" + struct.pack(">H", size + 8) + b"Exif\0\0" + bytes(size)) * segments + whole[2:]
 
 
+READ = WorkerJob(lambda: lambda _: None, 5.0, "")  # how long bodies take to read is test_large.py's subject
 TEXT = (b"zTXt", b"a\0\0" + zlib.compress(bytes(2**20 - 1)))
 COSTLY = {
     "Exif segments of a JPEG": [jpeg(500_000, 4)],
@@ -104,7 +105,8 @@ COSTLY = {
 @pytest.mark.parametrize("pictures", COSTLY.values(), ids=COSTLY)
 def test_what_takes_longer_than_its_pixels_is_refused_and_another_client_does_not_wait(pictures: list[bytes]) -> None:
     """Pillow took 65 s for the first and 14 s for 48 of the last in the event loop of the engine."""
-    engine, admission = Engine(), Admission({"pictures": replace(picture_job(), cpu_s=2.0)})  # 10 in an engine
+    # 10 s in an engine
+    engine, admission = Engine(), Admission({"pictures": replace(picture_job(), cpu_s=2.0), "reading": READ})
     door = guarded(engine, CLOSED, admission=admission)
 
     async def both() -> tuple[httpx.Response, list[httpx.Response]]:

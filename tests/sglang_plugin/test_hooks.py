@@ -88,6 +88,7 @@ print(json.dumps({
 # Private names of other libraries, of Python, and of SGLang's load generator, which no engine runs.
 ELSEWHERE = {
     "_exit",
+    "_set_running_loop",
     "_upper_bounds",
     "_option_string_actions",
     "_extract_cache_from_sglext",

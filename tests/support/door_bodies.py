@@ -232,10 +232,10 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         "longer than 8192 tokens",
     ),
     "names of properties": ("/v1/messages", {**MESSAGE, "tools": [tool(40, 4000)]}, "longer than 8192 tokens"),
-    "80,000 names": ("/v1/messages", {**MESSAGE, "tools": [tool(80_000, 6)]}, "more entries than a prompt of 8192"),
+    "80,000 names": ("/v1/messages", {**MESSAGE, "tools": [tool(80_000, 6)]}, "has 80000 entries"),
     "5,000 names": ("/v1/messages", {**MESSAGE, "tools": [tool(5_000, 6)]}, "has 5000 entries"),
     "long prompts together": ("/v1/completions", {"prompt": ["x" * 100_000] * 20}, "longer than 8192 tokens"),
-    "many empty objects": ("/v1/responses", b'{"input": [' + b"{}," * 200_000 + b"{}]}", "more entries than"),
+    "many empty objects": ("/v1/responses", b'{"input": [' + b"{}," * 200_000 + b"{}]}", "content of type None"),
     "many messages": ("/v1/chat/completions", {"messages": CHAT["messages"] * 5000}, "has 5000 entries"),
     # Group 7: what cannot be compiled, and logprobs times positions.
     "many schemas in a tool": (

@@ -1,0 +1,104 @@
+"""Convert and tokenize large requests in threads; SGLang does it in the event loop, where all other requests wait.
+
+A thread shares the interpreter with the event loop, which gets its turn every 5 ms, and most tokenizers release the
+interpreter. Small requests stay in the event loop. SGLang 0.5.23 itself converts chat requests in a thread, but checks
+the schemas of their tools in the event loop, and tokenizes there what is sent as text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from contextvars import ContextVar, copy_context
+from functools import partial
+from hashlib import sha256
+from types import coroutine
+from typing import Any
+
+import orjson
+
+from ..door.large import large_request, threads
+from .hooks import Feature
+
+_ENTRY = "sglang.srt.entrypoints"
+FEATURE = Feature(
+    "large requests beside the event loop",
+    remove_when="SGLang converts, checks and tokenizes every request outside of its event loop",
+)
+_MAX_SCHEMAS = 4096
+_in_thread = ContextVar("_in_thread", default=False)
+_valid: dict[bytes, None] = {}  # digests of schemas
+
+
+@FEATURE.around(
+    # not of their base class, which model_name_hook hooks: SGLang warns of two hooks around one function
+    f"{_ENTRY}.openai.serving_chat.OpenAIServingChat.handle_request",
+    f"{_ENTRY}.openai.serving_completions.OpenAIServingCompletion.handle_request",
+    f"{_ENTRY}.openai.serving_tokenize.OpenAIServingTokenize.handle_request",
+    f"{_ENTRY}.openai.serving_tokenize.OpenAIServingDetokenize.handle_request",
+    f"{_ENTRY}.openai.serving_responses.OpenAIServingResponses._make_request",
+    f"{_ENTRY}.anthropic.serving.AnthropicServing.handle_messages",
+    f"{_ENTRY}.anthropic.serving.AnthropicServing.handle_count_tokens",
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_texts",
+)
+async def begin(original: Callable[..., Coroutine[Any, Any, object]], *args: object, **named: object) -> object:
+    """Run what comes before the first wait in a thread. `in_event_loop` is such a wait, before requests are queued."""
+    called = original(*args, **named)
+    return await (_begun_in_thread(called) if large_request.get() and not _in_thread.get() else called)
+
+
+def in_event_loop(answers: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Return the answers; a caller in a thread waits for its turn in the event loop before the first one."""
+    return _after_a_wait(answers) if _in_thread.get() else answers
+
+
+async def _after_a_wait(answers: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    await asyncio.sleep(0)
+    async for answer in answers:
+        yield answer
+
+
+@FEATURE.around("jsonschema.Draft202012Validator.check_schema")
+def check_schema(original: Callable[..., None], validator: object, schema: Any, **named: object) -> None:
+    """Check a schema once: jsonschema needs 0.2 ms for an object, and agents send the same tools with each request."""
+    try:
+        digest = sha256(orjson.dumps(schema)).digest()
+    except TypeError:  # not from a request
+        digest = b""
+    if digest not in _valid:
+        original(validator, schema, **named)
+        _valid.update({digest: None} if digest else {})
+        while len(_valid) > _MAX_SCHEMAS:
+            _valid.pop(next(iter(_valid)), None)
+
+
+@coroutine
+def _begun_in_thread(begun: Coroutine[Any, Any, object]) -> Generator[Any, Any, object]:
+    loop = asyncio.get_running_loop()
+    step = partial(copy_context().run, _first_step, begun, loop)
+    ended, value = yield from loop.run_in_executor(threads, step).__await__()
+    while not ended:
+        try:
+            sent = yield value
+        except BaseException as error:  # of the request's task, such as its cancellation
+            ended, value = _next(partial(begun.throw, error))
+        else:
+            ended, value = _next(partial(begun.send, sent))
+    return value
+
+
+def _first_step(begun: Coroutine[Any, Any, object], loop: asyncio.AbstractEventLoop) -> tuple[bool, Any]:
+    _in_thread.set(True)
+    asyncio._set_running_loop(loop)
+    try:
+        return _next(partial(begun.send, None))
+    finally:
+        asyncio._set_running_loop(None)
+
+
+def _next(step: Callable[[], Any]) -> tuple[bool, Any]:
+    """Return whether the coroutine has ended, and its result or what it waits for."""
+    try:
+        return False, step()
+    except StopIteration as end:
+        return True, end.value

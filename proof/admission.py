@@ -1,0 +1,314 @@
+"""What the door and large requests cost the other clients of an engine.
+
+    python -m proof.admission lag             # how long each large request keeps the event loop busy
+    python -m proof.admission pairs           # latency and throughput of plain chats, with the door and without it
+    python -m proof.admission connections     # the engine's memory while 1,000 connections misbehave, and afterwards
+    python -m proof.admission hostile         # the TTFT of a healthy client, alone and beside a hostile one
+
+Each command starts the built-in model. Figures are worth something on an idle machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import multiprocessing
+import random
+import statistics
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import psutil
+import typer
+
+from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+
+CONTEXT = 262_144  # Kimi's
+_LINE = "The quick brown fox, jumped over 13 lazy dogs; and then (slowly) it went home.\n"
+_CHAT = "/v1/chat/completions"
+MODEL = "kimi-k2.5-tiny"
+_LONG = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}  # the built-in model has 65,536
+Body = dict[str, Any]
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+def _user(text: str) -> Body:
+    return {"role": "user", "content": text}
+
+
+def _says(text: str, messages: int = 1) -> Body:
+    return {"messages": [_user(text)] * messages, "max_tokens": 1}
+
+
+def _parts(messages: int, parts: int) -> Body:
+    said = {"role": "user", "content": [{"type": "text", "text": "x"}] * parts}
+    return {"messages": [said] * messages, "max_tokens": 1}
+
+
+def _tool(number: int, properties: int) -> Body:
+    names = {f"p{each}": {"type": "integer"} for each in range(properties)}
+    return {"name": f"f{number}", "parameters": {"type": "object", "properties": names}}
+
+
+def _tools(number: int, properties: int) -> Body:
+    tools = [{"type": "function", "function": _tool(each, properties)} for each in range(number)]
+    return {**_says("x"), "tools": tools}
+
+
+def _packed(size: int) -> str:
+    return "sglang-reasoning-v1." + base64.urlsafe_b64encode(zlib.compress(b"word " * (size // 5))).decode()
+
+
+def _reasoning(size: int) -> Body:
+    item = {"type": "reasoning", "summary": [], "encrypted_content": _packed(size)}
+    return {"input": [item, _user("x")], "max_output_tokens": 1}
+
+
+LARGE: dict[str, tuple[str, Body]] = {
+    "260,000 token ids": ("/v1/completions", {"prompt": [5] * 260_000, "max_tokens": 1}),
+    "1 MB of text": (_CHAT, _says(_LINE * 13_000)),
+    "4 MB of text": (_CHAT, _says(_LINE * 51_000)),
+    "4 MB of text, /v1/messages": ("/v1/messages", _says(_LINE * 51_000)),
+    "4 MB of text, /v1/responses": ("/v1/responses", {"input": _LINE * 51_000, "max_output_tokens": 1}),
+    "4 MB of text, /v1/completions": ("/v1/completions", {"prompt": _LINE * 51_000, "max_tokens": 1}),
+    "4 MB of text, counted": ("/v1/messages/count_tokens", {"messages": [_user(_LINE * 51_000)]}),
+    "4 MB of text, tokenized": ("/v1/tokenize", {"prompt": _LINE * 51_000}),
+    "512 prompts of 8 kB": ("/v1/completions", {"prompt": [_LINE * 100] * 512, "max_tokens": 1}),
+    "4 MB that reasoning inflates to": ("/v1/responses", _reasoning(4_000_000)),
+    "4,096 messages": (_CHAT, _says("x" * 200, 4096)),
+    "10,000 messages": (_CHAT, _says("x" * 200, 10_000)),
+    "4,096 messages of 7 parts": (_CHAT, _parts(4096, 7)),
+    "16 messages of 4,000 parts": (_CHAT, _parts(16, 4000)),
+    "815 tools of 6 properties": (_CHAT, _tools(815, 6)),
+    "1,018 tools of 6 properties": (_CHAT, _tools(1018, 6)),
+    "1,018 tools of 6 properties, once more": (_CHAT, _tools(1018, 6)),
+}
+
+
+@contextmanager
+def _engine(*settings: str, **environ: str) -> Iterator[EngineServer]:
+    launch = render(load_recipe("tiny"), [f"port={free_port()}", *settings])
+    with TemporaryDirectory() as folder:
+        log = Path(folder, "server.log")
+        with EngineServer(launch.argv, {**launch.env, **environ}, launch.host, launch.port, log) as server:
+            server.wait_ready(300)
+            yield server
+
+
+def _poll(url: str, pipe: Connection) -> None:
+    """Ask without a pause for what the event loop alone answers, and tell the longest time when asked to."""
+    longest = 0.0
+    with httpx.Client(base_url=url, timeout=300, trust_env=False) as http:
+        while True:
+            start = time.perf_counter()
+            http.get("/v1/models")
+            longest = max(longest, time.perf_counter() - start)
+            if pipe.poll(0.002):
+                if not pipe.recv():
+                    return
+                pipe.send(longest)
+                longest = 0.0
+
+
+@app.command()
+def lag(only: str = typer.Option("", help="Send the cases whose names contain this.")) -> None:
+    """Send large requests, one after the other, and print how long another client waited meanwhile."""
+    with _engine(f"context-length={CONTEXT}", **_LONG) as server:
+        ours, theirs = multiprocessing.Pipe()
+        multiprocessing.Process(target=_poll, args=(server.base_url, theirs), daemon=True).start()
+        print("| request | sent | status | answered in | another client waited |\n|---|---|---|---|---|")
+        cases = {"nothing": ("", {}), "a small chat": (_CHAT, _says("x")), **LARGE}
+        json_type = {"content-type": "application/json"}
+        with httpx.Client(base_url=server.base_url, timeout=600, trust_env=False, headers=json_type) as http:
+            for name, (path, body) in cases.items():
+                if only not in name:
+                    continue
+                raw = json.dumps({"model": MODEL, **body}).encode()
+                ours.send(True)
+                ours.recv()
+                start = time.perf_counter()
+                answer = http.post(path, content=raw) if path else None
+                time.sleep(0 if path else 2)
+                seconds = time.perf_counter() - start
+                time.sleep(0.05)
+                ours.send(True)
+                status, waited_ms = "" if answer is None else answer.status_code, ours.recv() * 1000
+                print(f"| {name} | {len(raw):,} | {status} | {seconds:.2f} s | {waited_ms:.0f} ms |", flush=True)
+                if answer is not None and answer.status_code != 200:
+                    print("  ", answer.text[:200])
+        ours.send(False)
+
+
+@app.command()
+def pairs(
+    requests: int = typer.Option(400, min=2, help="Pairs of single requests."),
+    rounds: int = typer.Option(12, min=2, help="Pairs of rounds at full concurrency."),
+    concurrency: int = typer.Option(40, min=1, help="Clients of a round."),
+) -> None:
+    """Start an engine with the door and one with KIMI_DOOR=off; send plain chats to both in turn and compare."""
+    body = {"model": MODEL, **_says("Tom has 3 apples and buys 4 more. How many apples?"), "max_tokens": 8}
+    with _engine() as guarded, _engine(KIMI_DOOR="off") as bare:
+        engines = [guarded.base_url, bare.base_url]
+        latency = asyncio.run(_in_turn(engines, body, requests, 1, 1))
+        throughput = asyncio.run(_in_turn(engines, body, rounds, concurrency, 5 * concurrency))
+    more_ms = [(with_door - without) * 1000 for with_door, without in latency]
+    lost = [1 - without / with_door for with_door, without in throughput]
+    low, middle, high = _median(more_ms)
+    print(f"latency: {middle:+.2f} ms with the door (95%: {low:+.2f} to {high:+.2f}); at most 3 ms are allowed")
+    low, middle, high = _median(lost)
+    print(f"throughput at {concurrency}: {middle:.1%} lost (95%: {low:.1%} to {high:.1%}); at most 5% are allowed")
+
+
+async def _in_turn(urls: Sequence[str], body: Body, pairs: int, clients: int, total: int) -> list[tuple[float, float]]:
+    """Return the seconds that each engine took for `total` requests, by pair; the order changes from pair to pair."""
+    async with httpx.AsyncClient(timeout=600, trust_env=False, limits=httpx.Limits(max_connections=clients)) as http:
+
+        async def one(url: str) -> float:
+            waiting = iter(range(total))
+
+            async def client() -> None:
+                for _ in waiting:
+                    (await http.post(url + _CHAT, json=body)).raise_for_status()
+
+            start = time.perf_counter()
+            await asyncio.gather(*(client() for _ in range(clients)))
+            return time.perf_counter() - start
+
+        for url in urls:
+            await one(url)  # connections and caches
+        found = []
+        for number in range(pairs):
+            order = urls if number % 2 else urls[::-1]
+            seconds = {url: await one(url) for url in order}
+            found.append((seconds[urls[0]], seconds[urls[1]]))
+        return found
+
+
+def _median(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median with its 95% bounds, by bootstrap."""
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
+    return medians[50], statistics.median(values), medians[1949]
+
+
+def _memory(pid: int) -> float:
+    """Return the MiB that the engine's processes hold; what forks share counts once."""
+    held = 0
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            held += process.memory_full_info().pss
+    return held / 2**20
+
+
+def _head(length: int) -> bytes:
+    lines = (f"POST {_CHAT} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {length}")
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+async def _misbehave(kind: int, port: int) -> None:
+    """Do one of six things that no client should: at its end the connection is reset."""
+    chat = json.dumps({"model": MODEL, **_says("Tom has 3 apples."), "stream": True, "max_tokens": 200}).encode()
+    with suppress(OSError, asyncio.IncompleteReadError):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            if kind == 1:  # half a header
+                writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nX: " + b"x" * 30_000)
+            elif kind == 2:  # 30 MB of a body that does not end
+                writer.write(_head(2**25) + b" " * 30_000_000)
+            elif kind == 3:  # a byte of the body every tenth of a second
+                writer.write(_head(len(chat)))
+                for byte in chat:
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(0.1)
+            elif kind == 4:  # a stream that is not read
+                writer.write(_head(len(chat)) + chat)
+            elif kind == 5:  # twenty requests at once, and gone
+                writer.write((_head(len(chat)) + chat) * 20)
+            await asyncio.wait_for(writer.drain(), 60)
+            await asyncio.sleep(60 if kind != 5 else 1)
+        finally:
+            writer.transport.abort()
+
+
+@app.command()
+def connections(number: int = typer.Option(1000, min=6, help="Connections at a time.")) -> None:
+    """Open connections that misbehave in six ways, and print the memory of the engine's processes."""
+    with _engine() as server:
+        asyncio.run(_plain(server.base_url, 8))
+        start, most = _memory(server.pid), 0.0
+
+        async def crowd() -> None:
+            nonlocal most
+            tasks = [asyncio.create_task(_misbehave(kind % 6, server.port)) for kind in range(number)]
+            while not all(task.done() for task in tasks):
+                most = max(most, await asyncio.to_thread(_memory, server.pid))
+                await asyncio.sleep(0.5)
+
+        asyncio.run(crowd())
+        time.sleep(15)
+        asyncio.run(_plain(server.base_url, 8))
+        print(f"memory: {start:.0f} MiB at the start, {most:.0f} MiB at most, {_memory(server.pid):.0f} MiB afterwards")
+
+
+async def _plain(url: str, number: int) -> list[float]:
+    """Return the seconds to the first token of plain chats, one after the other."""
+    body = {"model": MODEL, **_says("Tom has 3 apples and buys 4 more. How many apples?"), "stream": True}
+    seconds = []
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
+        for _ in range(number):
+            start = time.perf_counter()
+            async with http.stream("POST", _CHAT, json=body) as answer:
+                async for line in answer.raise_for_status().aiter_lines():
+                    if line.startswith("data:"):
+                        seconds.append(time.perf_counter() - start)
+                        break
+            await asyncio.sleep(0.02)
+    return seconds
+
+
+def _attack(url: str, seed: int) -> None:
+    """Send what the corpus and `LARGE` hold, without an end, and do not read the answers."""
+    cases = [case for name, case in LARGE.items() if "text" not in name]
+    grammars = [{"regex": ".*a.{60}"}, {"regex": "(([^a]*)+)*"}, {"regex": "[a-z]{1,400}" * 8}]
+    draw = random.Random(seed)
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
+        for number in range(10**9):
+            path, body = draw.choice(cases)
+            if number % 2:
+                path, body = "/v1/completions", {"prompt": f"{number}", "max_tokens": 4, **draw.choice(grammars)}
+            with suppress(httpx.HTTPError):
+                http.post(path, json={"model": MODEL, **body})
+
+
+@app.command()
+def hostile(
+    number: int = typer.Option(300, min=10, help="Requests of the healthy client, alone and beside the other."),
+    clients: int = typer.Option(1, min=1, help="Hostile clients."),
+) -> None:
+    """Print the 99th percentile of a healthy client's TTFT, alone and beside hostile clients."""
+    with _engine(f"context-length={CONTEXT}", **_LONG) as server:
+        asyncio.run(_plain(server.base_url, 8))
+        idle = asyncio.run(_plain(server.base_url, number))
+        attackers = [multiprocessing.Process(target=_attack, args=(server.base_url, seed)) for seed in range(clients)]
+        for attacker in attackers:
+            attacker.start()
+        try:
+            beside = asyncio.run(_plain(server.base_url, number))
+        finally:
+            for attacker in attackers:
+                attacker.kill()
+        alone_ms, beside_ms = (statistics.quantiles(seconds, n=100)[98] * 1000 for seconds in (idle, beside))
+        print(f"p99 TTFT: {alone_ms:.0f} ms alone, {beside_ms:.0f} ms beside ({beside_ms / alone_ms:.2f}x; 2x allowed)")
+
+
+if __name__ == "__main__":
+    app()

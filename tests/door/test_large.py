@@ -1,0 +1,74 @@
+"""A body that takes long to read is refused by a worker; everything else about it is left to the engine's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+from support.door_app import ANYTHING, CHAT, CLOSED, Engine, ask, guarded, message
+
+from kimi_w4a8_eagle3.door import fields, large, middleware
+from kimi_w4a8_eagle3.door.access import CHECKED
+from kimi_w4a8_eagle3.door.admission import Admission
+from kimi_w4a8_eagle3.door.answers import Refusal
+from kimi_w4a8_eagle3.door.large import THREAD_BYTES, WORKER_BYTES, large_request, measure, reading_job
+from kimi_w4a8_eagle3.door.rules import RequestRules
+
+RULES = RequestRules(CLOSED, dict.fromkeys(CHECKED, ANYTHING), ANYTHING, context=2**20)
+PATH = "/v1/chat/completions"
+
+
+def parts(messages: int, number: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * number}] * messages}
+
+
+@pytest.mark.parametrize("body", [CHAT, parts(100, 10), {"messages": [{"role": "user", "content": "x" * 2**20}]}])
+def test_ordinary_bodies_are_read(body: dict[str, Any]) -> None:
+    measure(RULES, [PATH, json.dumps(body)])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_body_of_many_small_parts_is_refused(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "_READ_S", 0.002)
+    body = parts(100, 100) if kept else {**CHAT, "no_such_field": [[[]] * 4000] * 20}
+    with pytest.raises(Refusal, match=r"reading this body takes \d+ ms of CPU time, and 2 ms are allowed"):
+        measure(RULES, [PATH, json.dumps(body)])
+
+
+def test_what_is_wrong_with_a_body_is_said_by_the_engines_process() -> None:
+    measure(RULES, [PATH, "{bad"])
+    measure(RULES, [PATH, json.dumps({"guided_json": "{}"})])
+
+
+def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr(large, "_READ_S", 0.05)
+    monkeypatch.setattr(fields.Fields, "drop", lambda self, name, where: dropped.append(name) if self.counted else None)
+    engine, seen = Engine(), []
+    admission = Admission({"reading": reading_job(RULES)})
+    door = guarded(engine, CLOSED, admission=admission)
+    monkeypatch.setattr(door, "_rules", RULES)
+    monkeypatch.setattr(middleware, "_with_length", lambda headers, _: seen.append(large_request.get()) or headers)
+    text = "x" * WORKER_BYTES
+
+    def sent(body: dict[str, Any]) -> Any:
+        return ask(door, "POST", PATH, json={**CHAT, **body})
+
+    try:
+        assert sent({}).status_code == 200
+        assert sent({"user": "x" * 1000, "no_such_field": text[: THREAD_BYTES + 1]}).status_code == 200
+        whole = sent({"messages": [{"role": "user", "content": text}], "no_such_field": 1})
+        assert whole.status_code == 200 and engine.seen[-1]["messages"][0]["content"] == text
+        refused = sent(parts(1000, 60))
+        assert refused.status_code == 400 and "send fewer messages, parts or tools" in message(refused)
+        wrong = sent({"guided_json": text})
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "guided_json"
+    finally:
+        os.kill(admission.pid, signal.SIGKILL)
+    assert seen == [False, True, True] and len(engine.seen) == 3
+    assert dropped == ["no_such_field"] * 2

@@ -1,0 +1,102 @@
+"""Large requests begin in a thread, wait and end in the event loop, and schemas of tools are checked once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kimi_w4a8_eagle3.door.large import large_request
+from kimi_w4a8_eagle3.sglang_plugin import large_requests
+from kimi_w4a8_eagle3.sglang_plugin.large_requests import begin, check_schema, in_event_loop
+
+
+def in_loop() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+async def numbers() -> AsyncIterator[tuple[int, bool]]:
+    for number in range(2):
+        yield number, in_loop()
+        await asyncio.sleep(0)
+
+
+async def endpoint(fail: str = "") -> list[Any]:
+    places: list[Any] = [in_loop(), asyncio.get_running_loop() is not None]
+    if fail == "before":
+        raise ValueError("before")
+    async for answer in in_event_loop(numbers()):
+        places.append(answer)
+    if fail == "after":
+        raise ValueError("after")
+    # what an endpoint calls inside of its own request stays where it is
+    return [*places, await begin(tokenize)]
+
+
+async def tokenize() -> bool:
+    return in_loop()
+
+
+def run(large: bool, fail: str = "") -> Any:
+    async def request() -> Any:
+        large_request.set(large)
+        return await begin(endpoint, fail)
+
+    return asyncio.run(request())
+
+
+def test_a_large_request_begins_in_a_thread_and_its_answers_come_in_the_event_loop() -> None:
+    assert run(large=True) == [False, True, (0, True), (1, True), False]
+    assert run(large=False) == [True, True, (0, True), (1, True), True]
+
+
+@pytest.mark.parametrize("fail", ["before", "after"])
+def test_errors_reach_the_caller(fail: str) -> None:
+    with pytest.raises(ValueError, match=fail):
+        run(large=True, fail=fail)
+
+
+def test_a_cancelled_request_ends_where_it_waits() -> None:
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            await asyncio.sleep(0)
+            raise
+        finally:
+            ended.append("closed")
+
+    async def main() -> None:
+        large_request.set(True)
+        task = asyncio.ensure_future(begin(waits))
+        await asyncio.wait([task], timeout=0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert ended == ["cancelled", "closed"]
+
+
+def test_a_valid_schema_is_checked_once_and_another_one_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_requests, "_valid", {})
+    monkeypatch.setattr(large_requests, "_MAX_SCHEMAS", 2)
+    checked: list[Any] = []
+
+    def original(validator: object, schema: Any, **named: object) -> None:
+        checked.append(schema)
+        if schema == "bad":
+            raise ValueError
+
+    for schema in (1, 1, 2, 3, 3, 1, {"a", "b"}, {"a", "b"}):
+        check_schema(original, None, schema)
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            check_schema(original, None, "bad")
+    assert checked == [1, 2, 3, 1, {"a", "b"}, {"a", "b"}, "bad", "bad"]
