@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,20 @@ from ..quark import exclude, sources
 from ..quark.by_shard import quantize_by_shard
 from ..quark.quantize import DRAFT_EXCLUDE, KIMI_EXCLUDE, quantize_fp8, quantize_w4a8
 from ..quark.safetensors_header import Checkpoint
+from ..quark.weight_format import INT4, MXFP4
 from .options import expanded
 
 app = typer.Typer(
     name="quantize", help="Quantize a target or a draft with AMD Quark, shard by shard.", no_args_is_help=True
 )
+
+
+class Format(str, Enum):
+    """Values of --format."""
+
+    INT4 = "int4"
+    MXFP4 = "mxfp4"
+
 
 SOURCE = typer.Argument(..., metavar="SRC", help="Folder of the checkpoint to quantize.")
 DESTINATION = typer.Argument(
@@ -40,11 +50,12 @@ class Job:
 def w4a8_target(
     source: Path = SOURCE,
     destination: Path = DESTINATION,
+    weights: Format = typer.Option(Format.INT4, "--format", help="Format of the experts' weights."),
     exclude: list[str] = typer.Option([], "--exclude", help="Layers not to quantize, instead of the published list."),
     *,
     job: Job,
 ) -> None:
-    """Quantize Kimi-K2-Thinking, K2.5, K2.6 or K2.7-Code to INT4 experts in the format of amd/Kimi-K2.5-W4A8.
+    """Quantize Kimi-K2-Thinking, K2.5, K2.6 or K2.7-Code: experts in INT4 as in amd/Kimi-K2.5-W4A8, or in MXFP4.
 
     SRC is BF16, or INT4 in groups (compressed-tensors `pack-quantized`), as Moonshot ships all four.
     """
@@ -54,9 +65,10 @@ def w4a8_target(
     sources.require_target(config, checkpoint, patterns, optional=sources.VISION)
 
     def quantize(folder: Path, result: Path) -> None:
-        quantize_w4a8(folder, result, exclude=patterns, device=job.device, verbose=job.verbose)
+        stored = MXFP4 if weights == Format.MXFP4 else INT4
+        quantize_w4a8(folder, result, weights=stored, exclude=patterns, device=job.device, verbose=job.verbose)
 
-    settings = {"format": "w4a8", "exclude": patterns, "quark": version, "device": job.device}
+    settings = {"format": weights.value, "exclude": patterns, "quark": version, "device": job.device}
     _run(checkpoint, destination, quantize, settings)
 
 

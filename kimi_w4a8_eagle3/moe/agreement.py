@@ -8,7 +8,7 @@ error of one unit in one accumulator of either stage shows. Random numbers are c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -154,8 +154,7 @@ def require_layer(name: str, backend: MoeBackend, moe: PreparedMoe, weights: Qua
     found = backend.forward(x, moe, router, ids).float()
     for some in expert.split(_EXPERTS):
         first, last = int(some[0]), int(some[-1]) + 1
-        part = (t[first:last] for t in (weights.w13, weights.w2, weights.s13, weights.s2))
-        prepared = reference.prepare(QuarkMoeWeights(replace(shape, num_experts=len(some)), *part))
+        prepared = reference.prepare(weights.experts(first, last))
         own = torch.where(ids[some] < 0, -1, ids[some] - first)
         expected = reference.forward(x[some], prepared, router[some], own).float()
         away = (found[some] - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)

@@ -21,7 +21,7 @@ atomics. A slot's row may be rounded before that, no coarser than to bfloat16.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..base.errors import KimiError
@@ -62,6 +62,12 @@ class QuarkMoeWeights:
     s2: torch.Tensor
     shift13: torch.Tensor | None = None
     shift2: torch.Tensor | None = None
+
+    def experts(self, first: int, last: int) -> QuarkMoeWeights:
+        """Return experts first..last-1 as a layer of their own."""
+        tensors = (self.w13, self.w2, self.s13, self.s2, self.shift13, self.shift2)
+        shape = replace(self.shape, num_experts=last - first)
+        return QuarkMoeWeights(shape, *(None if t is None else t[first:last] for t in tensors))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import AliasChoices, BaseModel, Field, PositiveInt, ValidationError
 
 from ..base.errors import KimiError
+from .weight_format import INT4, MXFP4, WeightFormat
 
 _GLOB_CHARACTERS = "*?["
 _WRAPPER_PREFIX = "language_model."
@@ -26,6 +27,16 @@ class TensorQuant(BaseModel):
     ch_axis: int | None = None
     group_size: int | None = None
     is_dynamic: bool | None = None
+    scale_format: str | None = None
+
+    @property
+    def is_micro(self) -> bool:
+        """True for 4- and 6-bit floats in blocks, of which this package computes MXFP4."""
+        return (self.dtype or "").startswith(("fp4", "fp6", "mx"))
+
+    def __str__(self) -> str:
+        group = f", group size {self.group_size}, scales {self.scale_format}" if self.group_size else ""
+        return f"{self.dtype} {self.qscheme}{group}"
 
 
 class LayerQuant(BaseModel):
@@ -34,17 +45,26 @@ class LayerQuant(BaseModel):
     weight: TensorQuant | list[TensorQuant] | None = None
 
     @property
-    def is_w4a8_two_stage(self) -> bool:
-        """True for FP8 per tensor, then INT4 per output channel, both static: the W4A8 format of this package."""
-        if not isinstance(self.weight, list) or len(self.weight) != 2:
-            return False
-        first, second = self.weight
-        return (
-            (first.dtype, first.qscheme) == ("fp8_e4m3", "per_tensor")
-            and (second.dtype, second.qscheme, second.ch_axis) == ("int4", "per_channel", 0)
-            and not first.is_dynamic
-            and not second.is_dynamic
-        )
+    def stages(self) -> list[TensorQuant]:
+        """The stages of the weight in the order in which they were applied."""
+        return self.weight if isinstance(self.weight, list) else [self.weight] if self.weight else []
+
+    @property
+    def weight_format(self) -> WeightFormat | None:
+        """The format that the kernels of this package compute, or None.
+
+        INT4 is FP8 per tensor, then INT4 per output channel. MXFP4 is FP4 in blocks of 32 with E8M0 scales. The
+        activations that the checkpoint asks for do not matter: the kernels quantize them to INT8 per token.
+        """
+        stages = self.stages
+        if any(stage.is_dynamic for stage in stages):
+            return None
+        kinds = [(stage.dtype, stage.qscheme) for stage in stages]
+        if kinds == [("fp8_e4m3", "per_tensor"), ("int4", "per_channel")] and stages[1].ch_axis == 0:
+            return INT4
+        if kinds == [("fp4", "per_group")] and (stages[0].group_size, stages[0].scale_format) == (MXFP4.block, "e8m0"):
+            return MXFP4
+        return None
 
 
 class QuarkExport(BaseModel):
@@ -55,34 +75,37 @@ class QuantizationConfig(BaseModel):
     """The `quantization_config` of config.json; fields that no check needs are ignored."""
 
     quant_method: str = ""
+    format: str | None = None
     global_quant_config: LayerQuant | None = None
     layer_quant_config: dict[str, LayerQuant] | None = None
     exclude: list[str] | None = None
     export: QuarkExport | None = None
 
     @property
-    def is_w4a8_two_stage(self) -> bool:
-        """True if the checkpoint's default for a layer is the W4A8 format."""
-        default = self.global_quant_config
-        return self.quant_method == "quark" and default is not None and default.is_w4a8_two_stage
+    def weight_format(self) -> WeightFormat | None:
+        """The format of layers without an entry of their own, or None if the kernels do not compute it."""
+        return (
+            self.global_quant_config.weight_format
+            if self.quant_method == "quark" and self.global_quant_config
+            else None
+        )
 
     def excludes(self) -> ExcludeRules:
         """Return the exclude list compiled for many lookups."""
         return ExcludeRules(self.exclude or [])
 
 
-def is_w4a8_two_stage(config: Mapping[str, Any]) -> bool:
-    """Return True if weights are stored as `[fp8_e4m3 per_tensor, int4 per_channel ch_axis 0]`.
+def weight_format(config: Mapping[str, Any]) -> WeightFormat | None:
+    """Return the format of the weights, or None for a config of another kind, whatever its fields.
 
-    config: a `quantization_config`, or one of its layer entries (`{"weight": ..., "input_tensors": ...}`). For a config
-        of another kind the result is False, whatever its fields.
+    config: a `quantization_config`, or one of its layer entries (`{"weight": ..., "input_tensors": ...}`).
     """
     if config.get("quant_method", "quark") != "quark":
-        return False
+        return None
     try:
-        return LayerQuant.model_validate(config.get("global_quant_config", config)).is_w4a8_two_stage
+        return LayerQuant.model_validate(config.get("global_quant_config", config)).weight_format
     except ValidationError:
-        return False
+        return None
 
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:

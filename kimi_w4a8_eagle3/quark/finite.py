@@ -12,7 +12,7 @@ import numpy as np
 from .findings import Findings, Problem
 from .safetensors_header import Checkpoint, TensorInfo
 
-# Kimi-K2.5's router has 5.5 MB a layer. All tensors up to this size are 2 GB of its 534.
+# Kimi-K2.5's router has 5.5 MB a layer. All tensors up to this size are 2 GB of its 534, and with MXFP4's scales 34.
 SMALL = 8 << 20
 # Unsigned integers of the same size, and the bits that are all ones in NaN and Inf.
 _NON_FINITE = {
@@ -22,6 +22,7 @@ _NON_FINITE = {
     "F16": ("<u2", 0x7C00),
     "F8_E4M3": ("u1", 0x7F),
     "F8_E5M2": ("u1", 0x7C),
+    "F8_E8M0": ("u1", 0xFF),
 }
 _READERS = 8
 
@@ -31,7 +32,7 @@ def check_small_tensors(checkpoint: Checkpoint) -> tuple[list[Problem], int]:
 
     One NaN in a norm makes every answer of the model empty.
     """
-    small = [t for t in checkpoint.tensors.values() if t.nbytes <= SMALL and t.dtype in _NON_FINITE]
+    small = [t for t in checkpoint.tensors.values() if t.nbytes <= SMALL and _dtype(t) in _NON_FINITE]
     findings = Findings("values")
     for tensor, count in find_non_finite(small):
         findings.add(
@@ -60,8 +61,13 @@ def _non_finite_in_file(tensors: list[TensorInfo]) -> list[tuple[TensorInfo, int
     found = []
     with tensors[0].file.open("rb") as file:
         for tensor in tensors:
-            integer, ones = _NON_FINITE[tensor.dtype]
+            integer, ones = _NON_FINITE[_dtype(tensor)]
             values = np.frombuffer(os.pread(file.fileno(), tensor.nbytes, tensor.start), integer)
             if count := int(np.count_nonzero((values & ones) == ones)):
                 found.append((tensor, count))
     return found
+
+
+def _dtype(tensor: TensorInfo) -> str:
+    """Return the dtype of a tensor; Quark stores E8M0 scales as plain bytes."""
+    return "F8_E8M0" if tensor.dtype == "U8" and tensor.name.endswith(".weight_scale") else tensor.dtype

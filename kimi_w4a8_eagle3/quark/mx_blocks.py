@@ -34,6 +34,12 @@ def pack_codes(integers: torch.Tensor) -> torch.Tensor:
     return code[..., ::2] | code[..., 1::2] << 4
 
 
+def dequantized(codes: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    """Return the values of codes [N, K/2] with exponents [N, K/32] as bfloat16 [N, K]; it has bits to spare."""
+    values = unpack_codes(codes).view(*exponents.shape, -1)
+    return torch.ldexp(values.double(), exponents[..., None].int() - 128).flatten(1).bfloat16()
+
+
 def fold_exponents(codes: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return (shifts uint8 [E, N, K/32], row scales float32 [E, N], blocks that were re-coded).
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from ..base.errors import KimiError
 from . import expert_checks
-from .config import ModelConfig, QuantizationConfig, read_draft_config, read_model_config
+from .config import ModelConfig, read_draft_config, read_model_config
 from .draft_checks import check_draft, installed_sglang, vocabulary_note
 from .findings import Problem
 from .finite import check_small_tensors
 from .safetensors_header import Checkpoint, read_checkpoint
 from .tower_checks import check_tower
+from .weight_format import INT4, MXFP4, WeightFormat
 
 _SHOWN = 5
 
@@ -91,29 +92,30 @@ def _check_target(model_dir: Path, report: PreflightReport) -> ModelConfig | Non
         report.problems.append(Problem.of("config", error))
         return None
     where = str(model_dir / "config.json")
+    weights = None
     if config.quantization is None:
         report.weight_format = "not quantized"
-    elif config.quantization.is_w4a8_two_stage:
-        report.weight_format = "Quark W4A8"
-        report.problems += _check_w4a8(checkpoint, config, config.quantization, where)
+    elif weights := config.quantization.weight_format:
+        report.weight_format = {INT4: "Quark W4A8", MXFP4: "Quark MXFP4"}[weights]
+        report.problems += _check_w4a8(checkpoint, config, weights, where)
         report.notes += expert_checks.glob_notes(config.quantization)
     else:
         report.weight_format = f"{config.quantization.quant_method or 'unnamed quantization'}, not W4A8"
+        report.problems += expert_checks.refused_format(config.quantization, where)
     if config.tower_layers is not None and checkpoint.tensors:
         report.problems += check_tower(checkpoint, config.tower_layers)
-    report.problems += expert_checks.check_tensor_parallel(config.text, report.tp, where)
+    report.problems += expert_checks.check_tensor_parallel(config.text, report.tp, where, weights or INT4)
     return config
 
 
-def _check_w4a8(
-    checkpoint: Checkpoint, config: ModelConfig, quantization: QuantizationConfig, where: str
-) -> list[Problem]:
-    problems = expert_checks.check_config(config, where)
+def _check_w4a8(checkpoint: Checkpoint, config: ModelConfig, weights: WeightFormat, where: str) -> list[Problem]:
+    assert config.quantization is not None
+    problems = expert_checks.check_config(config, weights, where)
     if not checkpoint.tensors:  # unreadable headers are reported already
         return problems
-    problems += expert_checks.check_experts(checkpoint, config.text)
+    problems += expert_checks.check_experts(checkpoint, config.text, weights)
     try:
-        return problems + expert_checks.check_excludes(checkpoint, quantization, where)
+        return problems + expert_checks.check_excludes(checkpoint, config.quantization, weights, where)
     except KimiError as error:
         return [*problems, Problem.of("excludes", replace(error, where=where))]
 

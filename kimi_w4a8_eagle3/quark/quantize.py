@@ -1,4 +1,4 @@
-"""Quantize with AMD Quark: a BF16 (or compressed-tensors INT4) target to W4A8, a BF16 EAGLE3 draft to FP8."""
+"""Quantize with AMD Quark: a BF16 (or compressed-tensors INT4) target to INT4 or MXFP4, a BF16 EAGLE3 draft to FP8."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..base import laptop
 from ..base.errors import KimiError
+from .weight_format import INT4, MXFP4, WeightFormat
 
 if TYPE_CHECKING:
     from quark.torch.quantization.config.config import QConfig
@@ -36,17 +37,20 @@ def quantize_w4a8(
     source: Path,
     destination: Path,
     *,
+    weights: WeightFormat = INT4,
     exclude: Sequence[str] = KIMI_EXCLUDE,
     device: str = "cpu",
     verbose: bool = False,
 ) -> None:
     """Quantize every linear layer that no pattern of `exclude` matches; copy the other tensors and files.
 
-    Weights go through Quark's ProgressiveSpec: FP8 e4m3 per tensor, then INT4 per output channel. A projection [N, K]
+    INT4 goes through Quark's ProgressiveSpec: FP8 e4m3 per tensor, then INT4 per output channel. A projection [N, K]
     becomes `weight` int32 [N, K/8] in `reorder` packing, `weight_scale` float32 [] and `weight_scale_2` float32 [N].
+    MXFP4 becomes `weight` uint8 [N, K/2] and `weight_scale` uint8 [N, K/32].
     One shard at a time is in memory. Raises KimiError when Quark cannot be imported.
     """
-    _run_quark(source, destination, lambda: _w4a8_config(exclude), device, verbose)
+    config = _mxfp4_config if weights == MXFP4 else _w4a8_config
+    _run_quark(source, destination, lambda: config(exclude), device, verbose)
 
 
 def quantize_fp8(source: Path, destination: Path, *, device: str = "cpu", verbose: bool = False) -> None:
@@ -115,6 +119,15 @@ def _w4a8_config(exclude: Sequence[str]) -> QConfig:
         ),
     ).to_quantization_spec()
     activation = FP8E4M3PerTensorSpec(observer_method="min_max", is_dynamic=True).to_quantization_spec()
+    return QConfig(global_quant_config=QLayerConfig(weight=weight, input_tensors=activation), exclude=list(exclude))
+
+
+def _mxfp4_config(exclude: Sequence[str]) -> QConfig:
+    """Return the configuration of amd/Kimi-K2.5-MXFP4: weights and, by its config, activations in blocks of 32."""
+    from quark.torch.quantization.config.config import OCP_MXFP4Spec, QConfig, QLayerConfig  # optional: amd-quark
+
+    weight = OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False).to_quantization_spec()
+    activation = OCP_MXFP4Spec(ch_axis=-1, is_dynamic=True).to_quantization_spec()
     return QConfig(global_quant_config=QLayerConfig(weight=weight, input_tensors=activation), exclude=list(exclude))
 
 

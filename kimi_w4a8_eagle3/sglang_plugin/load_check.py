@@ -20,6 +20,7 @@ from safetensors import safe_open
 from ..base.errors import KimiError
 from ..quark.expert_checks import text_prefix
 from ..quark.safetensors_header import Checkpoint, read_checkpoint
+from ..quark.weight_format import INT4, WeightFormat
 from .hooks import Feature
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def note_folder(found: tuple[str, list[str], bool], *_: object, **__: object) ->
     _folder[:] = [Path(folder)] if safetensors else []
 
 
-def require_as_stored(layer_name: str, layer: FusedMoE) -> None:
+def require_as_stored(layer_name: str, layer: FusedMoE, weights: WeightFormat = INT4) -> None:
     """Raise KimiError where a layer's loaded parameters differ from the checkpoint's tensors.
 
     Weights that come from no safetensors file, such as with `--load-format dummy`, are not compared.
@@ -52,7 +53,7 @@ def require_as_stored(layer_name: str, layer: FusedMoE) -> None:
     if not _folder or number is None:
         return
     stored = _Stored(read_once(_folder[0]), int(number[1]), layer)
-    for kind in ("weight_scale", "weight_scale_2"):
+    for kind in ("weight_scale", "weight_scale_2") if weights == INT4 else ("weight_scale",):
         stored.compare(kind, range(stored.experts))
     step = max(1, stored.experts // _SAMPLE)
     stored.compare("weight", range(int(number[1]) % step, stored.experts, step))
@@ -93,15 +94,15 @@ class _Stored:
                     )
 
     def _read(self, expert: int, part: str, kind: str) -> torch.Tensor:
-        """Read this rank's part of a tensor: rows of gate and up, columns of down's weights, all of down's scales."""
+        """Read this rank's part of a tensor: rows of gate and up, columns of down, all of down's scales of rows."""
         name = f"{self.prefix}{self.first + expert}.{part}.{kind}"
         info = self.checkpoint.tensors.get(name)
         if info is None:
             raise KimiError(f"the checkpoint has no {part}.{kind} of expert {self.first + expert}", where=self.prefix)
-        file = _opened(info.file)
-        if kind == "weight_scale":
+        file, dimensions = _opened(info.file), len(info.shape)
+        if kind == "weight_scale" and dimensions < 2:  # of the first stage
             return file.get_tensor(name).float().reshape(1)
-        if part == "down_proj" and kind != "weight":
+        if part == "down_proj" and dimensions < 2:
             return file.get_tensor(name)
         stored = file.get_slice(name)
         axis = 1 if part == "down_proj" else 0

@@ -1,6 +1,6 @@
-"""SGLang's QuarkConfig for the two-stage W4A8 format `[fp8_e4m3 per_tensor, int4 per_channel]`.
+"""SGLang's QuarkConfig for the formats that our kernels compute: `[fp8_e4m3 per_tensor, int4 per_channel]` and MXFP4.
 
-Only a checkpoint in this format gets it; SGLang handles every other checkpoint as before.
+Only a checkpoint in one of them gets it; SGLang handles every other checkpoint as before.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import torch
 from sglang.srt.layers.quantization.quark.quark import QuarkConfig
 
 from ..base.errors import KimiError
-from ..quark.config import is_glob, is_w4a8_two_stage
+from ..quark.config import is_glob, weight_format
+from ..quark.weight_format import INT4, MXFP4
 from .hooks import Feature
-from .w4a8_moe import QuarkInt4Int8MoE
+from .w4a8_moe import QuarkMxfp4Linear, QuarkW4A8MoE
 
 _SGLANG = "sglang.srt.layers.quantization.quark.quark.QuarkConfig"
 FEATURE = Feature(
     "W4A8 checkpoints",
-    remove_when="SGLang reads Quark's two-stage INT4 x INT8 format on AMD GPUs",
+    remove_when="SGLang reads Quark's two-stage INT4 x INT8 format, and computes MXFP4 x INT8, on gfx942",
     needs=(f"{_SGLANG}._find_matched_config", f"{_SGLANG}.get_moe_scheme", f"{_SGLANG}.get_linear_scheme"),
 )
 
@@ -33,7 +34,7 @@ _FUSED = {
 
 
 class W4A8QuarkConfig(QuarkConfig):
-    """QuarkConfig that gives experts the INT4 x INT8 scheme; all other layers must be excluded from quantization."""
+    """QuarkConfig that gives experts our scheme. Other layers must be excluded from quantization or, MLPs, be MXFP4."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -53,21 +54,22 @@ class W4A8QuarkConfig(QuarkConfig):
         layer_quant_config: Mapping[str, Any] | None, packed_modules_mapping: Mapping[str, list[str]]
     ) -> object:
         """Return None for two stages: SGLang, since 0.5.23, would read a block size, which two stages do not have."""
-        if layer_quant_config and is_w4a8_two_stage(layer_quant_config):
+        if layer_quant_config and weight_format(layer_quant_config) == INT4:
             return None
         return QuarkConfig._get_block_fp8_config(layer_quant_config, packed_modules_mapping)
 
     def get_moe_scheme(self, module: torch.nn.Module, layer_name: str, *args: object, **kwargs: object) -> object:
-        """Return our scheme for a two-stage layer and SGLang's for any other."""
-        config = self._find_matched_config(layer_name, module)
-        if is_w4a8_two_stage(config):
-            return QuarkInt4Int8MoE(layer_name)
+        """Return our scheme for a layer in one of our formats and SGLang's for any other."""
+        if weights := weight_format(self._find_matched_config(layer_name, module)):
+            return QuarkW4A8MoE(layer_name, weights)
         return super().get_moe_scheme(module, layer_name, *args, **kwargs)
 
     def get_linear_scheme(self, layer: torch.nn.Module, layer_name: str) -> object:
-        """Refuse a linear layer in the two-stage format: only routed experts have kernels for it."""
-        config = self._find_matched_config(layer_name, layer)
-        if is_w4a8_two_stage(config):
+        """Load an MXFP4 layer as BF16, and refuse a two-stage layer: only routed experts have kernels for it."""
+        weights = weight_format(self._find_matched_config(layer_name, layer))
+        if weights == MXFP4:
+            return QuarkMxfp4Linear(layer_name)
+        if weights == INT4:
             raise KimiError(
                 f"the linear layer {layer_name} is not excluded from W4A8 quantization",
                 where="config.json, quantization_config.exclude",
@@ -79,8 +81,8 @@ class W4A8QuarkConfig(QuarkConfig):
 
 @FEATURE.around(f"{_SGLANG}.from_config")
 def from_config(original: Callable[..., QuarkConfig], cls: type[QuarkConfig], config: Mapping[str, Any]) -> QuarkConfig:
-    """Construct our subclass when the format is W4A8."""
-    return original(W4A8QuarkConfig if is_w4a8_two_stage(config) else cls, config)
+    """Construct our subclass when our kernels compute the format."""
+    return original(W4A8QuarkConfig if weight_format(config) else cls, config)
 
 
 def _as_sglang_pattern(name: str) -> str:

@@ -1,14 +1,17 @@
-"""The W4A8 MoE scheme inside SGLang: load parameters as Quark stores them, repack them once, run our fused MoE."""
+"""The W4A8 schemes inside SGLang: load parameters as Quark stores them, repack them once, run our fused MoE."""
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.moe import MoeRunnerConfig
 from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput, StandardDispatchOutput
-from sglang.srt.layers.quantization.quark.schemes import QuarkMoEScheme
+from sglang.srt.layers.parameter import GroupQuantScaleParameter, PackedvLLMParameter
+from sglang.srt.layers.quantization.quark.schemes import QuarkLinearScheme, QuarkMoEScheme
 from sglang.srt.utils import set_weight_attrs
 
 from ..base.errors import KimiError
@@ -17,22 +20,27 @@ from ..moe.agreement import require_layer
 from ..moe.contract import MoeShape, QuarkMoeWeights
 from ..moe.dispatch import select_backend
 from ..moe.op import MoeLayer
+from ..quark.mx_blocks import NAN_EXPONENT, dequantized, fold_exponents
 from ..quark.packing import NIBBLES_PER_WORD, fold_scales
+from ..quark.weight_format import INT4, MXFP4, WeightFormat
 from . import load_check
 
 if TYPE_CHECKING:
     from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 
 
-class QuarkInt4Int8MoE(QuarkMoEScheme):
-    """INT4 weights (per channel, with a per-tensor first stage) times INT8 activations (per token, dynamic).
+logger = logging.getLogger(__name__)
 
-    While loading, a layer holds w13_weight int32 [E, 2I, H/8], w2_weight int32 [E, H, I/8] and their scales. After
-    loading, the weights are in the backend's layout and the scales are folded.
+
+class QuarkW4A8MoE(QuarkMoEScheme):
+    """INT4 or MXFP4 weights times INT8 activations (per token, dynamic).
+
+    While loading, a layer holds w13_weight and w2_weight in Quark's packing and their scales. After loading, the
+    weights are in the backend's layout and the scales are folded to one a row.
     """
 
-    def __init__(self, layer_name: str) -> None:
-        self.layer_name = layer_name
+    def __init__(self, layer_name: str, weights: WeightFormat) -> None:
+        self.layer_name, self.weights = layer_name, weights
         self.moe: MoeLayer | None = None
         self.output_scale = 1.0
 
@@ -54,13 +62,14 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         # Imported here: SGLang's layer module imports its quantization package, from which this module is loaded.
         from sglang.srt.layers.moe.fused_moe_triton import FusedMoeWeightScaleSupported
 
-        inter, words = intermediate_size_per_partition, NIBBLES_PER_WORD
+        inter, unit = intermediate_size_per_partition, self.weights.block or NIBBLES_PER_WORD
         for size, name in ((hidden_size, "hidden size"), (inter, "intermediate size per rank")):
-            if size % words:
+            if size % unit:
                 raise KimiError(
-                    f"{self.layer_name}: the {name} {size} is not a multiple of {words}",
-                    expected=f"whole int32 words of {words} INT4 values on every rank",
-                    remedy="choose a tensor-parallel size that divides the experts' intermediate size / 8",
+                    f"{self.layer_name}: the {name} {size} is not a multiple of {unit}",
+                    expected=f"whole {'blocks' if self.weights.block else 'int32 words'} of {unit} {self.weights} "
+                    "values on every rank",
+                    remedy=f"choose a tensor-parallel size that divides the experts' intermediate size / {unit}",
                 )
 
         def add(name: str, value: torch.Tensor, **attrs: object) -> None:
@@ -71,14 +80,22 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         def unset(*shape: int) -> torch.Tensor:
             return torch.full(shape, float("nan"), dtype=torch.float32)
 
+        rows13, rows2 = (num_experts, 2 * inter), (num_experts, hidden_size)
+        if block := self.weights.block:
+            group = {"quant_method": FusedMoeWeightScaleSupported.GROUP.value}
+            for name, rows, k in (("w13", rows13, hidden_size), ("w2", rows2, inter)):
+                add(f"{name}_weight", torch.empty(*rows, k // 2, dtype=torch.uint8))
+                scales = torch.full((*rows, k // block), NAN_EXPONENT, dtype=torch.uint8)
+                add(f"{name}_weight_scale", scales, **group)
+            return
         tensor = {"quant_method": FusedMoeWeightScaleSupported.TENSOR.value}
         channel = {"quant_method": FusedMoeWeightScaleSupported.CHANNEL.value}
-        add("w13_weight", torch.empty(num_experts, 2 * inter, hidden_size // words, dtype=torch.int32))
-        add("w2_weight", torch.empty(num_experts, hidden_size, inter // words, dtype=torch.int32))
+        add("w13_weight", torch.empty(*rows13, hidden_size // unit, dtype=torch.int32))
+        add("w2_weight", torch.empty(*rows2, inter // unit, dtype=torch.int32))
         add("w13_weight_scale", unset(num_experts, 2), **tensor)
         add("w2_weight_scale", unset(num_experts), **tensor)
-        add("w13_weight_scale_2", unset(num_experts, 2 * inter), **channel)
-        add("w2_weight_scale_2", unset(num_experts, hidden_size), **channel)
+        add("w13_weight_scale_2", unset(*rows13), **channel)
+        add("w2_weight_scale_2", unset(*rows2), **channel)
 
     def create_moe_runner(self, layer: FusedMoE, moe_runner_config: MoeRunnerConfig) -> None:
         """Refuse a layer that our kernels do not compute, and keep the scale that SGLang leaves to the kernel."""
@@ -100,14 +117,14 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
             return
         gates = read_gates(os.environ)
         if gates.load_check:
-            load_check.require_as_stored(self.layer_name, layer)
+            load_check.require_as_stored(self.layer_name, layer, self.weights)
         weights = self._loaded(layer)
         backend = select_backend(weights.shape, weights.w13.device, gates)
         self.moe = MoeLayer(backend, weights)
         if gates.load_check:
             require_layer(self.layer_name, backend, self.moe.prepared, weights)
         prepared = self.moe.prepared
-        for name in ("w13_weight_scale_2", "w2_weight_scale_2"):
+        for name in ("w13_weight_scale_2", "w2_weight_scale_2") if self.weights == INT4 else ():
             delattr(layer, name)
         for name, value in (
             ("w13_weight", prepared.w13),
@@ -127,19 +144,94 @@ class QuarkInt4Int8MoE(QuarkMoEScheme):
         return StandardCombineInput(hidden_states=out)
 
     def _loaded(self, layer: FusedMoE) -> QuarkMoeWeights:
-        """Return the layer's loaded weights, with the scales folded per output channel."""
+        """Return the layer's loaded weights, with the scales folded to one a row."""
         experts, rows, _ = layer.w13_weight.shape
+        hidden = layer.w2_weight.shape[1]
+        shape = MoeShape(experts, hidden, rows // 2, self.top_k, weights=self.weights)
+        w13, w2 = layer.w13_weight.data, layer.w2_weight.data
+        if self.weights == MXFP4:
+            for name in ("w13", "w2"):
+                scale = getattr(layer, f"{name}_weight_scale").data
+                self._require_scales(name, (scale == NAN_EXPONENT).flatten(1).any(1))
+            shift13, s13, far13 = fold_exponents(w13, layer.w13_weight_scale.data)
+            shift2, s2, far2 = fold_exponents(w2, layer.w2_weight_scale.data)
+            if far13 or far2:
+                log = "%s: %d of %d MXFP4 blocks lie more than seven octaves below their row's largest; rounded to that"
+                logger.warning(log, self.layer_name, far13 + far2, shift13.numel() + shift2.numel())
+            return QuarkMoeWeights(shape, w13, w2, s13, s2, shift13, shift2)
         s13 = fold_scales(layer.w13_weight_scale, layer.w13_weight_scale_2)
         s2 = fold_scales(layer.w2_weight_scale, layer.w2_weight_scale_2)
-        for name, scale in (("w13 (gate_proj, up_proj)", s13), ("w2 (down_proj)", s2)):
-            bad = ~torch.isfinite(scale).all(dim=1)
-            if bool(bad.any()):
-                raise KimiError(
-                    f"{self.layer_name}: {int(bad.sum())} of {experts} experts have a missing or NaN scale in {name}, "
-                    f"the first is expert {int(bad.nonzero()[0])}",
-                    expected="weight_scale and weight_scale_2 for every expert projection",
-                    remedy="run `kimi-w4a8 check MODEL` to see every faulty tensor",
-                )
-        hidden = layer.w2_weight.shape[1]
-        shape = MoeShape(num_experts=experts, hidden=hidden, inter=rows // 2, top_k=self.top_k)
-        return QuarkMoeWeights(shape, w13=layer.w13_weight.data, w2=layer.w2_weight.data, s13=s13, s2=s2)
+        self._require_scales("w13", ~torch.isfinite(s13).all(dim=1))
+        self._require_scales("w2", ~torch.isfinite(s2).all(dim=1))
+        return QuarkMoeWeights(shape, w13, w2, s13, s2)
+
+    def _require_scales(self, name: str, bad: torch.Tensor) -> None:
+        """Raise KimiError if the mask [E] shows an expert without all its scales."""
+        if not bool(bad.any()):
+            return
+        projections = {"w13": "w13 (gate_proj, up_proj)", "w2": "w2 (down_proj)"}[name]
+        tensors = "weight_scale" if self.weights.block else "weight_scale and weight_scale_2"
+        raise KimiError(
+            f"{self.layer_name}: {int(bad.sum())} of {len(bad)} experts have a missing or NaN scale in {projections}, "
+            f"the first is expert {int(bad.nonzero()[0])}",
+            expected=f"{tensors} for every expert projection",
+            remedy="run `kimi-w4a8 check MODEL` to see every faulty tensor",
+        )
+
+
+class QuarkMxfp4Linear(QuarkLinearScheme):
+    """A dense or shared-expert MLP that the checkpoint stores in MXFP4, computed in BF16, which holds it exactly."""
+
+    requires_weight_loader_v2 = True  # as both parameter classes do
+
+    def __init__(self, layer_name: str) -> None:
+        self.layer_name = layer_name
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Return 0: torch multiplies."""
+        return 0
+
+    def create_weights(
+        self,
+        layer: Any,
+        output_partition_sizes: list[int],
+        input_size_per_partition: int,
+        params_dtype: torch.dtype,
+        weight_loader: Callable[..., None],
+        **sizes: int,
+    ) -> None:
+        """Register the codes and their scales; NaN scales reveal what the loader left out."""
+        block = MXFP4.block
+        assert block is not None
+        rows, k = sum(output_partition_sizes), input_size_per_partition
+        if k % block:
+            raise KimiError(
+                f"{self.layer_name}: {k} inputs on each rank are not a multiple of {block}",
+                expected=f"whole blocks of {block} MXFP4 values on every rank",
+                remedy=f"choose a tensor-parallel size that divides the layer's inputs / {block}",
+            )
+        layer.logical_widths = output_partition_sizes
+        common = {"input_dim": 1, "output_dim": 0, "weight_loader": weight_loader}
+        codes = torch.empty(rows, k // 2, dtype=torch.uint8)
+        scales = torch.full((rows, k // block), NAN_EXPONENT, dtype=torch.uint8)
+        layer.register_parameter("weight", PackedvLLMParameter(data=codes, packed_dim=1, packed_factor=2, **common))
+        layer.register_parameter("weight_scale", GroupQuantScaleParameter(data=scales, **common))
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Replace the codes by BF16 weights."""
+        if layer.weight.dtype == torch.bfloat16:
+            return
+        if bool((layer.weight_scale == NAN_EXPONENT).any()):
+            raise KimiError(
+                f"{self.layer_name}: an MXFP4 scale is missing or NaN",
+                expected="a finite weight_scale for every block",
+                remedy="run `kimi-w4a8 check MODEL` to see every faulty tensor",
+            )
+        weight = dequantized(layer.weight.data, layer.weight_scale.data)
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        del layer.weight_scale
+
+    def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply in BF16."""
+        return torch.nn.functional.linear(x, layer.weight, bias)

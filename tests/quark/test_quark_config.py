@@ -1,4 +1,4 @@
-"""Which checkpoints are the two-stage W4A8 format, and what their exclude lists mean."""
+"""Which checkpoints are in a format that the kernels compute, and what their exclude lists mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.quark.config import ExcludeRules, TextShape, is_w4a8_two_stage, read_model_config
+from kimi_w4a8_eagle3.quark import weight_format as formats
+from kimi_w4a8_eagle3.quark.config import ExcludeRules, TextShape, read_model_config, weight_format
 
 FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
 INT4 = {"dtype": "int4", "qscheme": "per_channel", "ch_axis": 0, "is_dynamic": False}
@@ -22,9 +23,14 @@ def config(weight: Any, method: str = "quark") -> dict[str, Any]:
     return {"quant_method": method, "global_quant_config": {"weight": weight}, "exclude": None, "unknown": [1, {}]}
 
 
-def test_the_two_stage_list_is_recognised() -> None:
-    assert is_w4a8_two_stage(config([FP8, INT4]))
-    assert is_w4a8_two_stage({"weight": [FP8, INT4], "input_tensors": FP8 | {"is_dynamic": True}})
+MX = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0", "is_dynamic": False}
+
+
+def test_the_formats_are_recognised() -> None:
+    assert weight_format(config([FP8, INT4])) == formats.INT4
+    assert weight_format({"weight": [FP8, INT4], "input_tensors": FP8 | {"is_dynamic": True}}) == formats.INT4
+    for activations in (None, MX | {"is_dynamic": True}, FP8):
+        assert weight_format({"weight": MX, "input_tensors": activations}) == formats.MXFP4
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,11 @@ def test_the_two_stage_list_is_recognised() -> None:
         config([FP8 | {"is_dynamic": True}, INT4]),
         config([FP8 | {"dtype": "fp4"}, INT4]),
         config(FP8),
+        config(MX | {"group_size": 16}),
+        config(MX | {"scale_format": None}),
+        config(MX | {"dtype": "fp6_e3m2"}),
+        config(MX | {"is_dynamic": True}),
+        config([MX, MX]),
         config(None),
         config("int4"),
         config([FP8, INT4], method="compressed-tensors"),
@@ -47,8 +58,8 @@ def test_the_two_stage_list_is_recognised() -> None:
         {},
     ],
 )
-def test_other_quantizations_are_not_two_stage(other: dict[str, Any]) -> None:
-    assert not is_w4a8_two_stage(other)
+def test_other_quantizations_are_none_of_them(other: dict[str, Any]) -> None:
+    assert weight_format(other) is None
 
 
 def test_exclude_rules() -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support.kimi_checkpoint import EXPERTS, HIDDEN, INTER, read_shards
 from support.packing import slice_packed_columns, slice_rows
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark.packing import fold_scales
+from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
 
 LAYER = "language_model.model.layers.1.mlp.experts"
 SHARD_IDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -29,14 +31,21 @@ def fused_moe() -> type[torch.nn.Module]:
     return FusedMoE
 
 
-def rank_layer(fused_moe: type[torch.nn.Module], rank: int, tp: int, padded_loading: bool) -> Any:
+def rank_layer(
+    fused_moe: type[torch.nn.Module],
+    rank: int,
+    tp: int,
+    padded_loading: bool,
+    weights: WeightFormat = INT4,
+    inter: int = INTER,
+) -> Any:
     """A FusedMoE of one rank with our scheme's parameters: what its loader reads, without a process group."""
-    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkInt4Int8MoE
+    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkW4A8MoE
 
     layer: Any = fused_moe.__new__(fused_moe)
     torch.nn.Module.__init__(layer)
-    scheme = QuarkInt4Int8MoE.__new__(QuarkInt4Int8MoE)
-    scheme.layer_name = "test"
+    scheme = QuarkW4A8MoE.__new__(QuarkW4A8MoE)
+    scheme.layer_name, scheme.weights = "test", weights
     layer.__dict__.update(
         moe_tp_rank=rank,
         moe_tp_size=tp,
@@ -50,7 +59,7 @@ def rank_layer(fused_moe: type[torch.nn.Module], rank: int, tp: int, padded_load
         use_padded_loading=padded_loading,  # the CPU's path; a GPU narrows instead
         _has_fused_shared=False,
     )
-    scheme.create_weights(layer, EXPERTS, HIDDEN, INTER // tp, torch.bfloat16)
+    scheme.create_weights(layer, EXPERTS, HIDDEN, inter // tp, torch.bfloat16)
     return layer
 
 
@@ -80,14 +89,19 @@ def test_every_rank_loads_its_slice(
         assert torch.equal(weights.s2, fold_scales(stacked("down_proj", "_scale"), stacked("down_proj", "_scale_2")))
 
 
-def load(layer: Any, tensors: dict[str, torch.Tensor], scale_shape: tuple[int, ...] = ()) -> None:
+def load(
+    layer: Any,
+    tensors: dict[str, torch.Tensor],
+    scale_shape: tuple[int, ...] = (),
+    suffixes: tuple[str, ...] = ("", "_scale", "_scale_2"),
+) -> None:
     """Hand every tensor of the layer to SGLang's loader."""
     for projection, shard_id in SHARD_IDS.items():
-        for suffix in ("", "_scale", "_scale_2"):
+        for suffix in suffixes:
             name = f"{'w2' if shard_id == 'w2' else 'w13'}_weight{suffix}"
             for expert in range(EXPERTS):
                 tensor = tensors[f"{LAYER}.{expert}.{projection}.weight{suffix}"]
-                tensor = tensor.reshape(scale_shape) if suffix == "_scale" else tensor
+                tensor = tensor.reshape(scale_shape) if suffix == "_scale" and len(suffixes) == 3 else tensor
                 layer._weight_loader_impl(getattr(layer, name), tensor, f"experts.{name}", shard_id, expert)
 
 
@@ -146,6 +160,32 @@ def test_the_load_check_finds_what_is_not_in_the_files(
     finally:
         load_check.note_folder(("", [], False))
     load_check.require_as_stored("model.layers.1.mlp.experts", layer)  # weights from no file: nothing to compare
+
+
+@pytest.mark.parametrize("padded_loading", [True, False], ids=["cpu", "gpu"])
+def test_every_rank_loads_its_blocks_of_mxfp4(
+    fused_moe: type[torch.nn.Module], tmp_path: Path, padded_loading: bool
+) -> None:
+    from kimi_w4a8_eagle3.sglang_plugin import load_check
+
+    tp, inter, tensors = 2, 64, {}
+    for expert in range(EXPERTS):
+        for part, rows, k in (("gate_proj", inter, HIDDEN), ("up_proj", inter, HIDDEN), ("down_proj", HIDDEN, inter)):
+            name = f"{LAYER}.{expert}.{part}.weight"
+            tensors[name] = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8)
+            tensors[f"{name}_scale"] = torch.randint(110, 130, (rows, k // 32), dtype=torch.uint8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    load_check.note_folder((str(tmp_path), [], True))
+    try:
+        for rank in range(tp):
+            layer = rank_layer(fused_moe, rank, tp, padded_loading, MXFP4, inter)
+            load(layer, tensors, suffixes=("", "_scale"))
+            load_check.require_as_stored("model.layers.1.mlp.experts", layer, MXFP4)
+            layer.w2_weight_scale[2, 5, 0] += 1
+            with pytest.raises(KimiError, match="expert 2 did not load as it is stored: w2_weight_scale"):
+                load_check.require_as_stored("model.layers.1.mlp.experts", layer, MXFP4)
+    finally:
+        load_check.note_folder(("", [], False))
 
 
 def scheme_weights(layer: Any) -> Any:

@@ -67,7 +67,7 @@ except ValueError as error:
 def test_w4a8_gets_our_scheme_and_others_sglangs(newest: bool) -> None:
     facts = found(DISPATCH, newest)
     assert facts["version"] == VERSIONS[newest]
-    assert facts["ours"] == ["W4A8QuarkConfig", "QuarkInt4Int8MoE"]
+    assert facts["ours"] == ["W4A8QuarkConfig", "QuarkW4A8MoE"]
     assert facts["other"] == ["QuarkConfig", "QuarkW8A8FP8MoE"]
     assert facts["fused_mlp_excluded"] and facts["glob_excluded"] and not facts["expert_excluded"]
     assert "not excluded from W4A8 quantization" in facts["refused"]

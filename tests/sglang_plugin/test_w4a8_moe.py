@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,27 +14,29 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+from kimi_w4a8_eagle3.quark.mx_blocks import dequantized, fold_exponents
 from kimi_w4a8_eagle3.quark.packing import fold_scales
+from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
 from laptop import cpu
 
 if TYPE_CHECKING:
-    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkInt4Int8MoE
+    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkW4A8MoE
 
 pytestmark = pytest.mark.skipif(find_spec("sglang") is None, reason="sglang is not installed (extra `serve`)")
 SHAPE = MoeShape(num_experts=4, hidden=512, inter=128, top_k=2)
 
 
-def new_scheme(**config: Any) -> QuarkInt4Int8MoE:
+def new_scheme(weights: WeightFormat = INT4, **config: Any) -> QuarkW4A8MoE:
     cpu.install()
     # SGLang's import order, and its seconds: not where tests are only collected
-    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import MoeRunnerConfig, QuarkInt4Int8MoE
+    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import MoeRunnerConfig, QuarkW4A8MoE
 
-    scheme = QuarkInt4Int8MoE("layer 7")
+    scheme = QuarkW4A8MoE("layer 7", weights)
     scheme.create_moe_runner(SimpleNamespace(top_k=5), MoeRunnerConfig(**{"top_k": SHAPE.top_k, **config}))
     return scheme
 
 
-def loaded(scheme: QuarkInt4Int8MoE) -> tuple[torch.nn.Module, QuarkMoeWeights]:
+def loaded(scheme: QuarkW4A8MoE) -> tuple[torch.nn.Module, QuarkMoeWeights]:
     """A layer as SGLang's loader leaves it, and its weights with the scales folded by `packing`."""
     layer: Any = torch.nn.Module()
     scheme.create_weights(layer, SHAPE.num_experts, SHAPE.hidden, SHAPE.inter, torch.bfloat16)
@@ -129,6 +132,61 @@ def test_a_missing_scale_is_named(name: str, where: tuple[int, ...], projection:
     getattr(layer, name)[where] = float("nan")
     with pytest.raises(KimiError, match=rf"layer 7: 1 of 4 experts .* in {projection} .*first is expert 2"):
         scheme.process_weights_after_loading(layer)
+
+
+def loaded_mxfp4(scheme: QuarkW4A8MoE, least: int) -> torch.nn.Module:
+    layer = torch.nn.Module()
+    scheme.create_weights(layer, SHAPE.num_experts, SHAPE.hidden, SHAPE.inter, torch.bfloat16)
+    for name, parameter in layer.named_parameters():
+        if "scale" in name:
+            assert (parameter == 255).all()  # a scale that the loader never reaches is found
+        parameter.random_(*((least, 121) if "scale" in name else (0, 256)))
+    return layer
+
+
+@pytest.mark.parametrize(("least", "warned"), [(113, False), (112, True)])
+def test_mxfp4_is_computed_and_rounded_rows_are_logged(
+    least: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheme = new_scheme(MXFP4)
+    layer = loaded_mxfp4(scheme, least)
+    stored = [(layer.w13_weight.clone(), layer.w13_weight_scale), (layer.w2_weight.clone(), layer.w2_weight_scale)]
+    (shift13, s13, far13), (shift2, s2, far2) = (fold_exponents(codes, scale) for codes, scale in stored)
+    shape = replace(SHAPE, weights=MXFP4)
+    weights = QuarkMoeWeights(shape, stored[0][0], stored[1][0], s13, s2, shift13, shift2)
+    for _ in range(2):  # SGLang may call it twice
+        scheme.process_weights_after_loading(layer)
+    assert (f"{far13 + far2} of 24576 MXFP4 blocks" in caplog.text) == warned == bool(far13 + far2)
+    reference, call = ReferenceBackend(), batch()
+    topk = call.topk_output
+    expected = reference.forward(call.hidden_states, reference.prepare(weights), topk.topk_weights, topk.topk_ids)
+    assert expected.any() and torch.equal(scheme.apply_weights(layer, call).hidden_states, expected)
+
+
+def test_a_nan_scale_of_mxfp4_is_named() -> None:
+    scheme = new_scheme(MXFP4)
+    layer = loaded_mxfp4(scheme, 113)
+    layer.w2_weight_scale[2, 7, 1] = 255
+    with pytest.raises(KimiError, match=r"layer 7: 1 of 4 experts .* in w2 .*first is expert 2"):
+        scheme.process_weights_after_loading(layer)
+
+
+def test_an_mxfp4_mlp_is_computed_in_bfloat16() -> None:
+    new_scheme()
+    from kimi_w4a8_eagle3.sglang_plugin.w4a8_moe import QuarkMxfp4Linear
+
+    scheme, layer = QuarkMxfp4Linear("layer 0"), torch.nn.Module()
+    with pytest.raises(KimiError, match="layer 0: 48 inputs on each rank are not a multiple of 32"):
+        scheme.create_weights(layer, [8], 48, torch.bfloat16, print)
+    scheme.create_weights(layer, [8, 8], 64, torch.bfloat16, print)
+    with pytest.raises(KimiError, match="layer 0: an MXFP4 scale is missing or NaN"):
+        scheme.process_weights_after_loading(layer)
+    layer.weight.random_(0, 256)
+    layer.weight_scale.random_(100, 140)
+    weight, x = dequantized(layer.weight, layer.weight_scale), torch.randn(3, 64).bfloat16()
+    for _ in range(2):
+        scheme.process_weights_after_loading(layer)
+    assert torch.equal(scheme.apply_weights(layer, x), torch.nn.functional.linear(x, weight))
 
 
 @pytest.mark.parametrize(("hidden", "inter", "named"), [(60, 32, "hidden size 60"), (64, 20, "per rank 20")])
