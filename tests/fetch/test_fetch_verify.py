@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def test_it_is_verified_without_a_network(fetched, repo, tmp_path):
     done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify")
     assert done.returncode == 0, done.stderr
     assert f"{len(repo.files)} files, 900.2 kB, every digest is right" in done.stdout
+
+
+def test_files_that_were_never_hashed_are_hashed(fetched, repo, tmp_path):
+    path = fetched / f"kimi-manifests/{repo.commit}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "verified": []}))
+    assert "were never hashed" in kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").stdout
+    done = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify")
+    assert done.returncode == 0 and "every digest is right" in done.stdout
+    assert "were never hashed" not in kimi(NOWHERE, tmp_path, "fetch", NAME, "--offline").stdout
 
 
 def test_a_flipped_bit_is_found_set_aside_and_repaired(hub, fetched, repo, tmp_path):

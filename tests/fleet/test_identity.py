@@ -65,3 +65,11 @@ def test_the_engine_is_started_with_its_fingerprint():
     assert checked(launch).argv[-2:] == ["--weight-version", weights]
     named = launch.with_args(weight_version="abc")
     assert checked(named).args == named.args  # an operator's own version stays
+
+
+def test_an_error_of_the_engine_is_no_identity():
+    """Its body may read like one."""
+    info = {"served_model_name": "m", "weight_version": "1", "architectures": ["A"]}
+    answers = httpx.MockTransport(lambda request: httpx.Response(503, json=info))
+    with httpx.Client(transport=answers) as http, pytest.raises(httpx.HTTPStatusError):
+        ask_identity("http://engine", http)

@@ -70,7 +70,8 @@ def test_too_many_requests_are_refused_with_a_retry_time() -> None:
                 await asyncio.sleep(0.001)
             third = await client.post("/v1/completions", json={"prompt": "x"})
             models = await client.get("/v1/models")
-            assert models.status_code == 200
+            tokens = await client.post("/v1/tokenize", json={"prompt": "x"})
+            assert models.status_code == tokens.status_code == 200  # neither generates
             engine.release.set()
             done = [response.status_code for response in await asyncio.gather(*waiting)]
             return third, await client.post("/v1/completions", json={"prompt": "x"}), done
