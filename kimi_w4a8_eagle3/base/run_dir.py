@@ -30,7 +30,7 @@ def new_run_dir(kind: str, root: Path = DEFAULT_ROOT) -> Path:
     for number in range(1, 1000):
         path = root / (f"{stamp}-{kind}" if number == 1 else f"{stamp}-{kind}-{number}")
         try:
-            path.mkdir(parents=True)
+            path.mkdir(mode=0o700, parents=True)  # logs and answers may hold what clients sent
             return path
         except FileExistsError:
             continue

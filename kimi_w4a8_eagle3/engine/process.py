@@ -86,7 +86,7 @@ class EngineServer:
             self._belongings = Belongings()
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             environ = self._environ(TMPDIR=str(self._belongings.folder))
-            with self.log_path.open("ab") as log:
+            with os.fdopen(os.open(self.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
                 self._process = self.starter.engine(self.command, environ, log.fileno())
         except BaseException as error:
             self._remove_belongings()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3.base.files import write_atomic
+from kimi_w4a8_eagle3.base.run_dir import new_run_dir
 
 
 def mode(path: Path) -> int:
@@ -60,3 +61,10 @@ def test_many_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
     assert not errors
     assert len(set(path.read_text())) == 1 and path.stat().st_size == 4096
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_is_its_owners_alone(tmp_path: Path) -> None:
+    """Its logs and answers may hold what clients sent."""
+    first, second = (new_run_dir("serve", tmp_path / "runs") for _ in range(2))
+    assert first != second
+    assert mode(first) == mode(second) == 0o700

@@ -52,6 +52,7 @@ def test_stop_ends_the_process_and_its_children(tmp_path, detached):
         running.wait_ready(30)
         child = child_of(running.log_path)
         assert psutil.pid_exists(child)
+        assert running.log_path.stat().st_mode & 0o777 == 0o600  # it may hold prompts
     assert gone(running.pid)
     assert gone(child)
 
