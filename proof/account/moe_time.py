@@ -89,9 +89,10 @@ def _stage(
     experts, blocks = expected_blocks(shape, tokens, rows)
     experts, rows = experts if reads is None else reads, max(rows, 16)  # the matrix unit pads to 16
     weights = shape.hidden * shape.inter * (3 - number)  # of one expert: gate and up, or down
+    read = experts * weights * shape.weights.bits / 8e6  # MB
     peak = share * INT8_TOPS_PER_CU * gpu.compute_units * 1e6  # operations a microsecond
     bounds = {
-        f"{experts * weights / 2e6:.0f} MB / {fit.tb_s:.1f} TB/s": experts * weights / 2e6 / fit.tb_s,
+        f"{read:.0f} MB / {fit.tb_s:.1f} TB/s": read / fit.tb_s,
         f"{blocks * rows:.0f} rows at {share:.0%} of the peak": 2 * blocks * rows * weights / peak,
         f"{cached / 1e6:.0f} MB through the cache": cached / 1e6 / CACHE_TB_S,
     }
