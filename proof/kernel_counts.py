@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from .gfx942.parser import Kernel
 from .gfx942.stats import KernelStats, analyse
 
 BASELINE = Path(__file__).with_name("kernel_counts.json")
+RARE = "; rare"  # `moe.flydsl.ops.RARE`, which needs FlyDSL
+_LABEL = re.compile(r"^\S+:")
 CLOCK_GHZ = 2.1  # MI300X and MI325X, peak engine clock
 
 # Figures that may not grow, and figures that may not shrink, without a review noticing.
@@ -33,6 +36,16 @@ COSTS = (
 GAINS = ("waves_per_simd", "weight_bytes_in_flight")
 
 Figures = dict[str, float]
+
+
+def common_path(text: str) -> str:
+    """Return assembly without the blocks marked `ops.RARE`, which a tile of MXFP4 weights seldom needs."""
+    kept, rare = list[str](), False
+    for line in text.splitlines():
+        rare = (rare or line.strip() == RARE) and not _LABEL.match(line)
+        if not rare or line.strip().startswith(("s_branch", "s_cbranch")):
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def figures(kernel: Kernel, mfma_per_wave: int | None = None) -> Figures:

@@ -14,11 +14,12 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.machine.hardware import Gpu, gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
 from .account import moe_time
 from .assembly import assembly
 from .gfx942.parser import parse_kernel
-from .kernel_counts import Figures, figures, floors, read_figures, regressions, write_figures
+from .kernel_counts import Figures, common_path, figures, floors, read_figures, regressions, write_figures
 from .l2_fill import l2_fill
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig
 
 LEAST_WIDTH = 150
+FORMATS = {weights.name.lower(): weights for weights in (INT4, MXFP4)}
 ALL_TP, ALL_TOKENS = {8, 4}, {2, 8, 40, 160, 10240}  # what a saved set covers
 COLUMNS = (
     ("mfma", "MFMA"),
@@ -51,6 +53,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def kernels(
     tp: list[int] = typer.Option([8, 4], "--tp", min=1, help="Tensor-parallel sizes (2048 intermediate channels)."),
+    weights: str = typer.Option("int4", "--weights", help="Format of the weights: int4 or mxfp4."),
     tokens: list[int] = typer.Option([2, 8, 40, 160, 10240], "--tokens", min=1, help="Batches that are shown."),
     gpu: str = typer.Option("mi325x", "--gpu", help="GPU of the floors."),
     compare: Path | None = typer.Option(None, "--compare", help="Saved figures; a worse figure is an error."),
@@ -60,13 +63,16 @@ def kernels(
     """Compile the gfx942 MoE kernels of Kimi-K2.5 and print their counts, registers, occupancy and floors; no GPU."""
     before = read_figures(compare) if compare else {}
     card = gpu_by_name(gpu)
-    shapes = {size: MoeShape(384, 7168, 2048 // size, 8) for size in tp}
+    shapes = {size: MoeShape(384, 7168, 2048 // size, 8, weights=FORMATS[weights]) for size in tp}
     found: dict[str, Figures] = {}
     for size, shape in shapes.items():
         for batch in tokens:
             found.update(count_kernels(shape, batch, f"tp{size}"))
+    others = {
+        name: row for name, row in (before or _saved(save)).items() if name.endswith("mxfp4") != (weights == "mxfp4")
+    }
     if save:
-        write_figures(found, save)
+        write_figures({**others, **found}, save)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -77,6 +83,7 @@ def kernels(
             _print_floors(console, card, shape, tokens, size, found)
             _print_times(console, card, shape, tokens, size)
             _print_l2_fill(console, card, shape, tokens, size, found)
+    before = {name: row for name, row in before.items() if name not in others}
     if not (set(tp) >= ALL_TP and set(tokens) >= ALL_TOKENS):  # only a part was asked for
         before = {name: row for name, row in before.items() if name in found}
     worse = regressions(found, before)
@@ -90,7 +97,7 @@ def count_kernels(shape: MoeShape, tokens: int, label: str) -> dict[str, Figures
 
     found = {}
     for kernel, config in FlydslBackend().configs(shape, tokens).items():
-        code = parse_kernel(assembly(config))
+        code = parse_kernel(common_path(assembly(config)))
         found[_name(label, kernel, config)] = figures(code, mfma_per_wave(config))
     return found
 
@@ -110,7 +117,12 @@ def mfma_per_wave(config: KernelConfig) -> int | None:
 
 def _name(label: str, kernel: str, config: Any) -> str:
     parts = (f"{axis}{getattr(config, f'tile_{axis}')}" for axis in "mnk" if hasattr(config, f"tile_{axis}"))
-    return " ".join((label, kernel, *parts, *["short"] * getattr(config, "short", False)))
+    format = [config.weights.name.lower()] if getattr(config, "weights", INT4) != INT4 else []
+    return " ".join((label, kernel, *parts, *["short"] * getattr(config, "short", False), *format))
+
+
+def _saved(path: Path | None) -> dict[str, Figures]:
+    return read_figures(path) if path and path.exists() else {}
 
 
 def _print_counts(console: Console, found: dict[str, Figures]) -> None:

@@ -117,7 +117,7 @@ _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
 def decode_salu(instruction: Instruction, kernel: Kernel) -> Step | None:
     """The closure of a scalar instruction other than branches, waits and loads, or None."""
     opcode = instruction.opcode
-    compare = re.match(r"^s_cmpk?_(eq|lg|gt|ge|lt|le)_([ui]32)$", opcode)
+    compare = re.match(r"^s_cmpk?_(eq|lg|gt|ge|lt|le)_([ui]32|u64)$", opcode)
     if compare:
         return _compare(instruction, kernel, _COMPARE[compare[1]], compare[2])
     if opcode == "s_and_saveexec_b64":

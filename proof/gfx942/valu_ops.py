@@ -46,6 +46,8 @@ def _field_mask(width: Array) -> Array:
 # -- moves and bit operations ---------------------------------------------------------------------------------------
 _op("v_mov_b32", "u>u", lambda a: a)
 _op("v_mov_b64", "U>U", lambda a: a)
+_op("v_accvgpr_write_b32", "u>u", lambda a: a)
+_op("v_accvgpr_read_b32", "u>u", lambda a: a)
 _op("v_not_b32", "u>u", lambda a: ~a)
 _op("v_and_b32", "uu>u", lambda a, b: a & b)
 _op("v_or_b32", "uu>u", lambda a, b: a | b)
@@ -83,23 +85,15 @@ _op("v_bcnt_u32_b32", "uu>u", lambda a, b: np.bitwise_count(a).astype(u32) + b)
 
 def perm_b32(high: Array, low: Array, selector: Array) -> Array:
     """V_PERM_B32: each selector byte picks one of the 8 bytes {high, low}, a sign fill, 0x00 or 0xff."""
-    result = np.zeros(np.broadcast_shapes(high.shape, low.shape, selector.shape), u32)
-    for picks in np.unique(selector):  # nearly always one
-        result = np.where(selector == picks, _bytes_picked(high, low, int(picks)), result)
-    return result
-
-
-def _bytes_picked(high: Array, low: Array, picks: int) -> Array:
-    result, byte = np.zeros((), u32), np.zeros((), u32)
+    both = high.astype(u64) << u64(32) | low.astype(u64)
+    result = np.zeros((), u32)
     for lane in range(4):
-        pick = (picks >> 8 * lane) & 0xFF
-        if pick < 8:
-            byte = ((high if pick & 4 else low) >> u32(8 * (pick & 3))) & u32(0xFF)
-        elif pick < 12:  # bit 15 or 31 of a word
-            byte = (((high if pick & 2 else low) >> u32(31 if pick & 1 else 15)) & u32(1)) * u32(0xFF)
-        else:
-            byte = np.array(0xFF if pick > 12 else 0, u32)
-        result = result | (byte << u32(8 * lane))
+        pick = (selector >> u32(8 * lane) & u32(0xFF)).astype(u64)
+        byte = both >> u64(8) * (pick & u64(7)) & u64(0xFF)
+        if np.any(pick > 7):
+            sign = (both >> u64(16) * (pick & u64(3)) + u64(15) & u64(1)) * u64(0xFF)  # of byte 1, 3, 5 or 7
+            byte = np.where(pick < 8, byte, np.where(pick < 12, sign, np.where(pick > 12, u64(0xFF), u64(0))))
+        result = result | byte.astype(u32) << u32(8 * lane)
     return result
 
 

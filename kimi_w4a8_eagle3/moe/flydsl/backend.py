@@ -88,8 +88,6 @@ class FlydslBackend:
         Raises KimiError when only the tiles of the gates do not fit: tiles that the operator requested must not
         silently select another, slower backend.
         """
-        if shape.weights != INT4:
-            return f"it has no kernels for {shape.weights} weights"
         try:
             for tokens in buckets(self.name, self._table):
                 self.configs(shape, tokens)
@@ -106,7 +104,7 @@ class FlydslBackend:
         return f"code objects of {objects_folder(self._gates)} | {tiles}"
 
     def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
-        """Repack one layer into `layout.LAYOUT`, and load its kernels on the device of the weights."""
+        """Repack one layer into the layout of its format, and load its kernels on the device of the weights."""
         if weights.w13.is_cuda:
             for config in self.wanted(weights.shape):
                 self.objects.load(config, device_of(weights.w13))
@@ -173,7 +171,7 @@ class FlydslBackend:
         by_xcd = prefill and self._gates.get(XCD_GATE) is not False
         kernels: Kernels = {
             "route": RouteConfig(shape.num_experts, shape.top_k, tiles.tile_m, shape.hidden),
-            "stage1": Stage1Config(*size, tiles.tile_m, *tiles.stage1, pinned=pinned[0], by_xcd=by_xcd),
+            "stage1": Stage1Config(*size, tiles.tile_m, *tiles.stage1, pinned[0], by_xcd, weights=shape.weights),
             "stage2": replace(_stage2(shape, tiles), pinned=pinned[1], by_xcd=by_xcd),
             "reduce": ReduceConfig(shape.hidden, shape.top_k, shape.num_experts),
         }
@@ -208,7 +206,7 @@ class FlydslBackend:
 
         A row of x with NaN or Inf makes its own output NaN and no other. T = 0 gives an empty result.
         """
-        check_call(x, moe, layout.LAYOUT, topk_weights, topk_ids)
+        check_call(x, moe, layout.name(moe.shape.weights), topk_weights, topk_ids)
         if x.shape[0] == 0:
             return torch.empty_like(x)
         kernels = self.configs(moe.shape, x.shape[0])
@@ -231,17 +229,17 @@ class FlydslBackend:
 
 def _own_stage1(shape: MoeShape, tiles: FlydslTiles, pinned: bool) -> Stage1Config:
     size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
-    return Stage1Config(*size, *tiles.stage1, pinned=pinned, experts=shape.num_experts)
+    return Stage1Config(*size, *tiles.stage1, pinned=pinned, experts=shape.num_experts, weights=shape.weights)
 
 
 def _stage2(shape: MoeShape, tiles: FlydslTiles) -> Stage2Config:
     size = (shape.hidden, shape.inter, shape.top_k, max(tiles.tile_m, 16))
     short = tiles.tile_m == OWN_ROWS and shape.inter % 256 == 0
-    return Stage2Config(*size, *tiles.stage2, quantize=True, short=short)
+    return Stage2Config(*size, *tiles.stage2, quantize=True, short=short, weights=shape.weights)
 
 
 def _by_token(shape: MoeShape) -> ByTokenConfig:
-    return ByTokenConfig(shape.hidden, shape.inter, shape.top_k, shape.num_experts)
+    return ByTokenConfig(shape.hidden, shape.inter, shape.top_k, shape.num_experts, shape.weights)
 
 
 def fitted(shape: MoeShape, n: int, k: int) -> tuple[int, int]:
@@ -258,6 +256,8 @@ def fits_small(shape: MoeShape, tiles: FlydslTiles, most_tokens: int | None) -> 
 
 
 def _w4a16_configs(shape: MoeShape, tile_m: int) -> Kernels:
+    if shape.weights != INT4:
+        raise KimiError(f"the W4A16 baseline has no kernels for {shape.weights} weights", remedy=f"unset {W4A16_GATE}")
     size = (shape.hidden, shape.inter, shape.top_k, tile_m)
     return {
         "route": RouteConfig(shape.num_experts, shape.top_k, tile_m),

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ...base.errors import KimiError
 from ...gates import PREFILL_ROWS, STAGE1_TILES, STAGE2_TILES
+from ...quark.weight_format import INT4, WeightFormat
 from .layout import CHUNK_K, LOW_K_BIT, PAIR, TILE_N
 
 WAVES = 4
@@ -23,6 +24,7 @@ OWN_ROWS, OWN_SLOTS = 4, 512  # where stage 1 sorts: rows of a workgroup, most s
 OWN_TILES = ((OWN_ROWS, 16, 256), (OWN_ROWS, 32, 256))
 TOGETHER = 2  # 16-row tiles of prefill that are multiplied together, or skipped where a block has no such rows
 LDS_BYTES = 65536
+MX_HIDDEN = 11008  # 127 * 12 * 2**7 * 11,008 < 2**31
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Stage1Config:
     by_xcd: bool = False
     experts: int = 0
     accumulators: bool = False
+    weights: WeightFormat = INT4
 
     @property
     def row_tiles(self) -> int:
@@ -120,6 +123,8 @@ class Stage1Config:
             return f"stage 1 has no kernel for tile (m, n, k) {tile}; it has {', '.join(map(str, STAGE1_TILES))}"
         if self.hidden % (WAVES * CHUNK_K):
             return f"hidden size {self.hidden} is not a multiple of {WAVES * CHUNK_K} (stage 1)"
+        if self.weights.block and self.hidden > MX_HIDDEN:
+            return f"sums of {self.hidden} products with {self.weights} weights do not fit int32 (stage 1)"
         if self.experts and self.hidden > 12288:
             return f"{OWN_ROWS} rows of {self.hidden} do not fit LDS (stage 1 for few tokens)"
         if self.inter % self.tile_n:
@@ -154,6 +159,7 @@ class Stage2Config:
     quantize: bool = False
     short: bool = False
     accumulators: bool = False
+    weights: WeightFormat = INT4
 
     @property
     def row_tiles(self) -> int:
@@ -222,6 +228,7 @@ class ByTokenConfig:
     inter: int
     top_k: int
     experts: int
+    weights: WeightFormat = INT4
 
     @property
     def tile_n(self) -> int:

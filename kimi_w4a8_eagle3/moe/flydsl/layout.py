@@ -1,8 +1,8 @@
-"""The packed INT4 layout that the FlyDSL kernels read, and its conversion from Quark's words.
+"""The packed layouts that the FlyDSL kernels read, and their conversion from Quark's codes.
 
 One expert projection [N, K] becomes tiles of 16 channels x 128 k, 1 KiB each, ordered [N/16, K/128]. Within a tile lane
 `l = 16*g + n` of a wave owns 16 consecutive bytes, so one 16-byte load per lane brings the operands of four
-`v_mfma_i32_16x16x32_i8`. The bytes are two groups j = 0, 1 of eight; byte i of group j holds
+`v_mfma_i32_16x16x32_i8`. The bytes are two groups j = 0, 1 of eight; byte i of group j holds of INT4
 
     high nibble: w[n, 64*j + 16*g + i]          two's complement      -> `w & 0xF0F0F0F0` is 16 * weight
     low nibble:  w[n, 64*j + 16*g + 8 + i] + 8  offset binary, 0..15  -> `w & 0x0F0F0F0F` is weight + 8
@@ -10,6 +10,11 @@ One expert projection [N, K] becomes tiles of 16 channels x 128 k, 1 KiB each, o
 Both masks give signed bytes that the matrix unit takes as they are: two vector operations unpack eight weights. The two
 kinds of product go to two accumulators, and `sum = high / 16 + low - 8 * low_sum`. `low_sum` is the sum of the row's
 INT8 values at the k with bit 3 set; the kernel that quantizes a row writes it beside the scale.
+
+MXFP4 has k = 32*g + 16*j + i and 8 more, so a lane owns one block. A nibble is a number in PAIRS, with bit 3 clear for
+that value XOR 0xFC (docs/perf/mxfp4.md). Behind an expert's codes lies a byte for each lane and tile: bits 0 to 4 are
+the block's shift in the first sum, bits 5 to 7 that in the second one, `sum = 16 * first + second`. A block is in one
+of them. Its shift in the other is 31 (7 where there are three bits), which clears its weights.
 
 The down projection's channels are paired: of 32 channels `8*g + 4*half + r` is number `4*g + r` of tile `half`. A lane
 group g of the matrix unit's result then has eight neighbouring channels, which one 16-byte store writes. Its scales are
@@ -20,9 +25,10 @@ from __future__ import annotations
 
 import torch
 
+from ...quark.mx_blocks import MAX_SHIFT
+from ...quark.weight_format import MXFP4, WeightFormat
 from ..contract import INT8_MAX, PreparedMoe, QuarkMoeWeights
 
-LAYOUT = "flydsl-int4-16x128"
 TILE_N = 16
 CHUNK_K = 128
 TILE_BYTES = TILE_N * CHUNK_K // 2
@@ -35,58 +41,111 @@ _LOW_NIBBLES = 0x0F0F0F0F
 # Quark's `reorder` keeps k % 8 = 0, 4, 1, 5 in the low and 2, 6, 3, 7 in the high nibbles of bytes 0..3. This is the
 # place of each k once the bytes of the low nibbles are followed by those of the high nibbles.
 _BYTE_OF_K = (0, 2, 4, 6, 1, 3, 5, 7)
+_BYTE_OF_MX_K = (0, 4, 1, 5, 2, 6, 3, 7)  # the same where even k are in low nibbles
 _SLICE_WORDS = 1 << 23
 _FLOAT16_MAX = 65504
+PAIRS = MXFP4.integers[:8]
+NO_SECOND = 0xE0  # a byte of shifts from here on has no second one
+_FIRST_SHIFT = 4  # the least shift in the first sum
+_E2M1_TO_PAIR = [*range(8, 16), 8, 3, 2, 1, 0, 5, 4, 6]  # -1 is 3 ^ 0xFC
 
 
-def pack(words: torch.Tensor, paired: bool = False) -> torch.Tensor:
-    """Convert Quark words int32 [E, N, K/8] to uint8 [E, N/16, K/128, 64, 16].
+def name(weights: WeightFormat) -> str:
+    """Return the name of the layout of one format."""
+    return f"flydsl-{weights.name.lower()}-16x128"
 
-    16 (paired: 32) must divide N and 128 must divide K. The layer is converted in slices, so temporaries stay small.
+
+def packed_bytes(weights: WeightFormat, count: int) -> int:
+    """Return the bytes of an expert with `count` weights."""
+    return int(count * weights.bits) // 8
+
+
+def pack(words: torch.Tensor, paired: bool = False, shifts: torch.Tensor | None = None) -> torch.Tensor:
+    """Convert code words int32 [E, N, K/8] to uint8 [E, N/16, K/128, 64, 16], of MXFP4 to [E, bytes].
+
+    shifts: uint8 [E, N, K/32] of MXFP4. 16 (paired: 32) must divide N and 128 must divide K. The layer is converted in
+    slices, so temporaries stay small.
     """
     experts, channels, k_words = words.shape
     shape = (experts, channels // TILE_N, k_words * 8 // CHUNK_K, 64, 16)
-    packed = torch.empty(shape, dtype=torch.uint8, device=words.device)
+    codes = channels * k_words * 4
+    packed = torch.empty(
+        (experts, codes + (0 if shifts is None else codes // 16)), dtype=torch.uint8, device=words.device
+    )
     step = max(1, _SLICE_WORDS // max(1, channels * k_words))
     for start in range(0, experts, step):
-        part = words[start : start + step]
-        if paired:
-            part = part.view(-1, channels // 32, 4, PAIR, 4, k_words).transpose(2, 3).reshape(-1, channels, k_words)
-        packed[start : start + step] = _pack_slice(part)
-    return packed
+        part = slice(start, start + step)
+        if shifts is None:
+            packed[part] = _tiled(_ordered(words[part], paired)).flatten(1)
+            continue
+        recoded = _recoded(words[part].view(torch.uint8)).view(torch.int32)
+        packed[part, :codes] = _tiled(_ordered(recoded, paired), blocks=True).flatten(1)
+        by_lane = _ordered(_both_shifts(words[part], shifts[part]), paired)
+        packed[part, codes:] = by_lane.view(-1, *shape[1:2], TILE_N, shape[2], 4).permute(0, 1, 3, 4, 2).flatten(1)
+    return packed.view(shape) if shifts is None else packed
 
 
-def _pack_slice(words: torch.Tensor) -> torch.Tensor:
-    """Apply `pack` to whole words: bit operations merge a word of high nibbles with the word of the next eight k."""
+def _ordered(rows: torch.Tensor, paired: bool) -> torch.Tensor:
+    """Return rows [E, N, k] in the order of the tiles' channels."""
+    _, channels, k = rows.shape
+    return rows.view(-1, channels // 32, 4, PAIR, 4, k).transpose(2, 3).reshape(-1, channels, k) if paired else rows
+
+
+def _tiled(words: torch.Tensor, blocks: bool = False) -> torch.Tensor:
+    """Bring whole words to their tiles; bit operations merge each with the word of the next eight k."""
     experts, channels, _ = words.shape
-    tiles = words.view(experts, channels // TILE_N, TILE_N, -1, 2, 4, 2)  # ..., chunk, j, g, low
-    high, low = tiles[..., 0], tiles[..., 1] ^ _SIGN_BITS
+    lanes = (4, 2, 2) if blocks else (2, 4, 2)  # g, j, low or j, g, low
+    tiles = words.view(experts, channels // TILE_N, TILE_N, -1, *lanes)
+    high, low = tiles[..., 0], tiles[..., 1]
+    if not blocks:
+        low = low ^ _SIGN_BITS
     even = ((high & _LOW_NIBBLES) << 4) | (low & _LOW_NIBBLES)
     odd = (high & ~_LOW_NIBBLES) | ((low >> 4) & _LOW_NIBBLES)
-    merged = torch.stack([even, odd], dim=-1).view(torch.uint8)[..., _BYTE_OF_K]
-    # [E, tile, n, chunk, j, g, 8] -> [E, tile, chunk, g, n, j, 8]
-    return merged.permute(0, 1, 3, 5, 2, 4, 6).reshape(experts, channels // TILE_N, -1, 64, 16)
+    merged = torch.stack([even, odd], dim=-1).view(torch.uint8)[..., _BYTE_OF_MX_K if blocks else _BYTE_OF_K]
+    # [E, tile, n, chunk, g and j, 8] -> [E, tile, chunk, g, n, j, 8]
+    order = (0, 1, 3, 4, 2, 5, 6) if blocks else (0, 1, 3, 5, 2, 4, 6)
+    return merged.permute(order).reshape(experts, channels // TILE_N, -1, 64, 16)
+
+
+def _recoded(codes: torch.Tensor) -> torch.Tensor:
+    """Convert bytes of two E2M1 codes to numbers in PAIRS."""
+    both = [low | high << 4 for high in _E2M1_TO_PAIR for low in _E2M1_TO_PAIR]
+    return torch.tensor(both, dtype=torch.uint8, device=codes.device)[codes.int()]
+
+
+def _both_shifts(words: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+    """Return the byte of shifts of each block; a row's largest shift becomes MAX_SHIFT (`_lifted`)."""
+    shifts = shifts.int() + _lifted(shifts)
+    first, second = shifts - _FIRST_SHIFT, shifts << 5
+    both = torch.where(first >= 0, first | NO_SECOND, 31 | second)
+    empty = (words.view(*shifts.shape, 4) & 0x77777777 == 0).all(-1)
+    return torch.where(empty, 0xFF, both).to(torch.uint8)
+
+
+def _lifted(shifts: torch.Tensor) -> torch.Tensor:
+    """Return what brings a row's largest shift to MAX_SHIFT: int32 [E, N, 1]."""
+    return MAX_SHIFT - shifts.amax(-1, keepdim=True).int()
 
 
 def prepare(weights: QuarkMoeWeights) -> PreparedMoe:
     """Repack one layer for the kernels; s2 becomes float32 [E, H + SCALES_PAD] (`slot_scales`)."""
-    return PreparedMoe(
-        shape=weights.shape,
-        layout=LAYOUT,
-        w13=pack(weights.w13),
-        w2=pack(weights.w2, paired=True),
-        s13=weights.s13.float().contiguous(),
-        s2=slot_scales(weights.s2.float(), weights.shape.inter),
-    )
+    packed, scales = list[torch.Tensor](), list[torch.Tensor]()
+    for codes, scale, shift in ((weights.w13, weights.s13, weights.shift13), (weights.w2, weights.s2, weights.shift2)):
+        packed.append(pack(codes.contiguous().view(torch.int32), len(packed) == 1, shift))
+        lifted = 0 if shift is None else _lifted(shift)[..., 0]
+        scales.append(scale.float() * 2.0**-lifted)
+    largest = weights.shape.weights.largest << (MAX_SHIFT if weights.shape.weights.block else 0)
+    s2 = slot_scales(scales[1], weights.shape.inter * largest)
+    return PreparedMoe(weights.shape, name(weights.shape.weights), packed[0], packed[1], scales[0].contiguous(), s2)
 
 
-def slot_scales(s2: torch.Tensor, inter: int) -> torch.Tensor:
+def slot_scales(s2: torch.Tensor, largest_sum: int) -> torch.Tensor:
     """Convert float32 [E, H] to [E, H + SCALES_PAD]: each scale divided by its expert's `unit`, then the unit.
 
-    The unit makes |sum * scale| fit float16, as |sum| <= 127 * 8 * inter.
+    The unit makes |sum * scale| fit float16, as |sum| <= 127 * largest_sum, the largest sum of a row's weights.
     """
     largest = s2.abs().amax(dim=1, keepdim=True)
     largest = torch.where(largest == 0, torch.ones_like(largest), largest)
-    power = (-(-INT8_MAX * 8 * inter // _FLOAT16_MAX) - 1).bit_length()
+    power = (-(-INT8_MAX * largest_sum // _FLOAT16_MAX) - 1).bit_length()
     unit = largest * 2.0**power
     return torch.cat([s2 / unit, unit, unit.new_zeros(len(unit), SCALES_PAD - 1)], dim=1)

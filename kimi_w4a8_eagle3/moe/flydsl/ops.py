@@ -21,6 +21,7 @@ Value: TypeAlias = "ir.Value | fx.Int32"  # an MLIR value or a FlyDSL scalar tha
 WAVE = 64
 LOG2_E = 1.4426950408889634
 NAN_BITS = 0x7FC00000
+RARE = "; rare"  # marks blocks that proof/kernel_counts.py leaves out
 NOWHERE = 1 << 30  # an offset past the end of the buffers of rows and slots
 BUFFER_FLAGS = (7 << 12) | (4 << 15)  # word 3 of a gfx9 buffer descriptor: raw, range-checked
 
@@ -28,6 +29,10 @@ BUFFER_FLAGS = (7 << 12) | (4 << 15)  # word 3 of a gfx9 buffer descriptor: raw,
 def raw(value: Value) -> Value:
     """Return the MLIR value behind a FlyDSL scalar."""
     return value.ir_value() if hasattr(value, "ir_value") else value
+
+
+def i8_type() -> ir.Type:
+    return ir.IntegerType.get_signless(8)
 
 
 def i32_type() -> ir.Type:
@@ -165,6 +170,12 @@ def ballot(condition: Value) -> Value:
     return rocdl.ballot(ir.IntegerType.get_signless(64), raw(condition))
 
 
+def any_lane(condition: Value) -> Value:
+    """Return the uniform i1 that is true if an i1 is true in any lane."""
+    mask = ballot(condition)
+    return arith.cmpi(arith.CmpIPredicate.ne, mask, arith.constant(mask.type, 0))
+
+
 def count_bits(mask: Value) -> fx.Int32:
     """Count the bits set in an i64."""
     return fx.Int32(arith.trunci(i32_type(), math.ctpop(mask)))
@@ -194,6 +205,12 @@ def buffer(address: Value, num_bytes: Value, offset: Value | None = None) -> Val
     return rocdl.make_buffer_rsrc(ir.Type.parse("!llvm.ptr<8>"), pointer, stride, size, const_i32(BUFFER_FLAGS))
 
 
+def part_buffer(address: Value, num_bytes: int, offset: Value, there: Value | None = None) -> Value:
+    """Make a buffer descriptor of a part of a tensor; it is empty unless `there`."""
+    size = const_i32(num_bytes)
+    return buffer(address, fx.Int32(size if there is None else arith.select(there, size, const_i32(0))), offset)
+
+
 def load(rsrc: Value, kind: ir.Type, offset: Value, uniform_offset: Value = 0) -> Value:
     """Load `kind` per lane at offset + uniform_offset; 0 outside of the buffer."""
     soffset = const_i32(uniform_offset) if isinstance(uniform_offset, int) else raw(uniform_offset)
@@ -216,6 +233,11 @@ def keep(*values: Value) -> None:
     llvm.inline_asm(None, [raw(v) for v in values], "", ",".join("s" * len(values)), has_side_effects=True)
 
 
+def again(value: Value) -> Value:
+    """Return an i32 as if it were another, so that what was computed of it is computed again and takes no registers."""
+    return llvm.inline_asm(i32_type(), [raw(value)], RARE, "=v,0")
+
+
 def scalar_loads(address: Value, first: Value, count: int) -> list[fx.Int32]:
     """Load `count` int32 from number `first` of an array at once into scalar registers; `first` is uniform."""
     if count == 1:
@@ -235,19 +257,8 @@ def _scalar_load(address: Value, offset: Value, kind: ir.Type, alignment: int) -
     return llvm.LoadOp(kind, pointer, alignment=alignment).result
 
 
-def unpack_weights(words: Value) -> list[tuple[Any, Any]]:
-    """Unpack 16 bytes to two pairs (16 * weight, weight + 8) of MFMA operands; two operations per eight weights.
-
-    See layout.py: pair j multiplies the row bytes 64*j + 16*g + 0..7 and 64*j + 16*g + 8..15.
-    """
-    words = elements(words)
-    high = [arith.andi(w, const_i32(0xF0F0F0F0)) for w in words]
-    low = [arith.andi(w, const_i32(0x0F0F0F0F)) for w in words]
-    return [(pack(high[i : i + 2]), pack(low[i : i + 2])) for i in (0, 2)]
-
-
 def split_rows(bytes16: Value) -> tuple[Any, Any]:
-    """Split 16 activation bytes of a row into the operands for the high and the low nibbles."""
+    """Split 16 activation bytes of a row into the two operands that an unpacked pair multiplies."""
     words = elements(bytes16)
     return pack(words[0:2]), pack(words[2:4])
 
@@ -257,14 +268,6 @@ def mfma_i8(weights: Value, rows: Value, acc: Value) -> Value:
     i64 = ir.IntegerType.get_signless(64)
     operands = [element(vector.bitcast(vec_type(1, i64), value), 0) for value in (weights, rows)]
     return mfma_i32_16x16x32_i8(acc.type, [*operands, acc])
-
-
-def multiply(weights: list[tuple[Any, Any]], rows: list[list[tuple[Any, Any]]], sums: list[Any]) -> list[Any]:
-    """Return the high and the low sums of some row tiles, each plus a tile of weights times its rows."""
-    for k, both in enumerate(weights):
-        for n, total in enumerate(sums):
-            sums[n] = mfma_i8(both[n % 2], rows[n // 2][k][n % 2], total)
-    return sums
 
 
 def mfma_bf16(weights: Value, rows: Value, acc: Value) -> Value:

@@ -18,6 +18,7 @@ from .block import RowBlock, Stage1Arguments
 from .configs import WAVES, Stage1Config
 from .layout import CHUNK_K, TILE_BYTES
 from .ops import Value
+from .weights import READERS
 
 RING_BYTES = 8192
 
@@ -60,8 +61,7 @@ class Stage1Decode:
         """Open the block's tables and buffers, and find the slots of this lane's rows."""
         cfg, args = self.cfg, self.args
         self.block.open()
-        expert_bytes = cfg.inter * cfg.hidden
-        self.weights = ops.buffer(args.weights, fx.Int32(expert_bytes), fx.Int64(self.block.expert) * expert_bytes)
+        self.weights = READERS[cfg.weights](args.weights, self.block.expert, 2 * cfg.inter * cfg.hidden)
         self.weight_lane = self.lane * 16 + self.wave * TILE_BYTES
         tile = cfg.hidden // CHUNK_K * TILE_BYTES
         first = self.column * (self.pairs * tile)
@@ -78,17 +78,18 @@ class Stage1Decode:
     def start_rows(self) -> None:
         """Compute the row offsets, which wait for the row numbers while the first weights are loading."""
         self.token = [self.block.token(s) for s in self.slot]
-        corner = (self.lane >> 4) * 16 + self.wave * CHUNK_K
+        corner = self.weights.corner(self.lane) + self.wave * CHUNK_K
         self.row_lane = [t * self.cfg.hidden + corner for t in self.token]
 
-    def load_weight(self, chunk: Value, tile: int) -> Value:
-        """Load one tile of a chunk: 16 channels x 128 k."""
-        return ops.load(self.weights, self.v4i, self.weight_lane, self.tile_at[tile] + chunk * (WAVES * TILE_BYTES))
+    def load_weight(self, chunk: Value, tile: int) -> list[Any]:
+        """Load one tile of a chunk."""
+        return self.weights.load(self.weight_lane, self.tile_at[tile] + chunk * (WAVES * TILE_BYTES))
 
     def load_rows(self, chunk: Value) -> list[Any]:
         """Load this wave's 128 k of the rows, 32 bytes a lane and row tile."""
         at = chunk * (WAVES * CHUNK_K)
-        return [ops.load(self.rows, self.v4i, lane + 64 * j, at) for lane in self.row_lane for j in (0, 1)]
+        parts = self.weights.part(0), self.weights.part(1)
+        return [ops.load(self.rows, self.v4i, lane + part, at) for lane in self.row_lane for part in parts]
 
     def pin(self) -> None:
         """Keep earlier instructions before this point, unless the compiler may reorder."""
@@ -96,7 +97,7 @@ class Stage1Decode:
             ops.pin_schedule()
 
     def main_loop(self) -> list[Any]:
-        """Return this wave's sums: a high and a low accumulator for each tile and row tile."""
+        """Return this wave's sums: two accumulators for each tile and row tile."""
         chunks = self.cfg.hidden // CHUNK_K // WAVES
         ring = min(self.ring, chunks)
         weights = [[self.load_weight(fx.Int32(c), t) for t in range(self.tiles)] for c in range(ring)]
@@ -133,15 +134,13 @@ class Stage1Decode:
         self.pin()
         loaded = []
         for tile in range(self.tiles):
-            operands = ops.unpack_weights(state.weights[0][tile])
+            operands = self.weights.unpack(state.weights[0][tile])
             self.pin()
             if refill:
                 loaded.append(self.load_weight(chunk + refill, tile))
             for m in range(self.row_tiles):
                 at = 2 * (tile * self.row_tiles + m)
-                for (high, low), (row_high, row_low) in zip(operands, current[2 * m : 2 * m + 2], strict=True):
-                    sums[at] = ops.mfma_i8(high, row_high, sums[at])
-                    sums[at + 1] = ops.mfma_i8(low, row_low, sums[at + 1])
+                sums[at : at + 2] = self.weights.multiply(operands, [current[2 * m : 2 * m + 2]], sums[at : at + 2])
             self.pin()
         return _State([*weights, loaded] if refill else weights, rows, sums)
 
@@ -159,8 +158,7 @@ class Stage1Decode:
         gate, up = (self.sum_over_waves(lds, sums, half) for half in (0, 1))
         with ops.when(self.wave < self.pairs):
             for m in range(self.row_tiles):
-                offset = ops.splat(arith.muli(ops.element(info[m], 1), ops.const_i32(8)), 4)
-                exact = [arith.subi(half[m], offset) for half in (gate, up)]
+                exact = [self.weights.exact(half[m], ops.element(info[m], 1)) for half in (gate, up)]
                 if cfg.accumulators:
                     out = ops.buffer(args.out, args.tokens * (cfg.top_k * 2 * cfg.inter * 4))
                     for half in (0, 1):
@@ -187,7 +185,7 @@ class Stage1Decode:
         for t in range(self.pairs):
             for m in range(self.row_tiles):
                 at = 2 * ((half * self.pairs + t) * self.row_tiles + m)
-                total = arith.addi(arith.shrsi(sums[at], ops.splat(ops.const_i32(4), 4)), sums[at + 1])
+                total = self.weights.total(sums[at], sums[at + 1])
                 ops.lds_store(lds, total, self.wave * wave_bytes + self.lane * 16 + (t * self.row_tiles + m) * 1024)
         ops.barrier()
         totals = []

@@ -19,6 +19,7 @@ from .block import RowBlock, Stage1Arguments, work_of
 from .configs import WAVES, Stage1Config
 from .layout import CHUNK_K, TILE_BYTES
 from .ops import Value
+from .weights import READERS
 
 ROW_TILES = 4  # 16-row tiles of a wave
 ROW_TILE_BYTES = 16 * CHUNK_K
@@ -63,8 +64,7 @@ class Stage1Prefill:
         """Open the block's tables and buffers, and allocate the LDS for rows."""
         cfg, args = self.cfg, self.args
         self.block.open()
-        expert_bytes = cfg.inter * cfg.hidden
-        self.weights = ops.buffer(args.weights, fx.Int32(expert_bytes), fx.Int64(self.block.expert) * expert_bytes)
+        self.weights = READERS[cfg.weights](args.weights, self.block.expert, 2 * cfg.inter * cfg.hidden)
         self.first_tile = self.column * (cfg.tile_n // 16) + self.wave // self.waves_m * self.pairs
         tile = cfg.hidden // CHUNK_K * TILE_BYTES
         first = self.first_tile * tile
@@ -79,13 +79,14 @@ class Stage1Prefill:
         """Return the slot of each lane's row, for `tiles` 16-row tiles."""
         return [self.block.slot(first_row + (self.lane & 15) + 16 * m) for m in range(tiles)]
 
-    def load_weight(self, chunk: Value, tile: int) -> Value:
-        """Load one tile of a chunk: 16 channels x 128 k."""
-        return ops.load(self.weights, self.v4i, self.lane * 16, self.tile_at[tile] + chunk * TILE_BYTES)
+    def load_weight(self, chunk: Value, tile: int) -> list[Any]:
+        """Load one tile of a chunk."""
+        return self.weights.load(self.lane * 16, self.tile_at[tile] + chunk * TILE_BYTES)
 
     def fetch_rows(self, chunk: Value) -> list[Any]:
         """Load this wave's share of the rows of one chunk from memory."""
-        return [ops.load(self.rows, self.v4i, at + 64 * j, chunk * CHUNK_K) for at in self.row_lane for j in (0, 1)]
+        parts = self.weights.part(0), self.weights.part(1)
+        return [ops.load(self.rows, self.v4i, at + part, chunk * CHUNK_K) for at in self.row_lane for part in parts]
 
     def stage_rows(self, fetched: list[Any], chunk: Value) -> None:
         """Write fetched rows to the LDS tile of their chunk."""
@@ -101,10 +102,10 @@ class Stage1Prefill:
         return [[ops.split_rows(p) for p in parts[2 * m : 2 * m + 2]] for m in range(ROW_TILES)]
 
     def main_loop(self) -> list[Any]:
-        """Return this wave's sums: a high and a low accumulator for each tile and row tile."""
+        """Return this wave's sums: two accumulators for each tile and row tile."""
         chunks = self.cfg.hidden // CHUNK_K
         staged_slots = self.slots_of(self.wave * (16 * self.staged), self.staged)
-        corner = (self.lane >> 4) * 16
+        corner = self.weights.corner(self.lane)
         self.row_lane = [self.block.token(s) * self.cfg.hidden + corner for s in staged_slots]
         self.stage_rows(self.fetch_rows(fx.Int32(0)), fx.Int32(0))
         weights = [[self.load_weight(fx.Int32(c), t) for t in range(self.tiles)] for c in range(self.ring)]
@@ -135,13 +136,13 @@ class Stage1Prefill:
         self.pin()
         sums, loaded = list(state.sums), []
         for tile in range(self.tiles):
-            operands = ops.unpack_weights(state.weights[0][tile])
+            operands = self.weights.unpack(state.weights[0][tile])
             self.pin()
             if refill:
                 loaded.append(self.load_weight(chunk + self.ring, tile))
             for group, here in self.groups:
                 first, last = (2 * (tile * ROW_TILES + m) for m in (group.start, group.stop))
-                multiply = partial(ops.multiply, operands, rows[group.start : group.stop])
+                multiply = partial(self.weights.multiply, operands, rows[group.start : group.stop])
                 sums[first:last] = ops.changed(here, sums[first:last], multiply)
         if more:
             self.stage_rows(fetched, chunk + 1)
@@ -170,20 +171,16 @@ class Stage1Prefill:
             channel = (self.first_tile + t) * 16
             w_scale = [ops.load(scales, v4f, lane_channel * 4, (channel + half * cfg.inter) * 4) for half in (0, 1)]
             for m in range(ROW_TILES):
-                offset = ops.splat(arith.muli(ops.element(info[m], 1), ops.const_i32(8)), 4)
-                exact = [arith.subi(self.total(sums, half * self.pairs + t, m), offset) for half in (0, 1)]
-                at = slots[m] * (width * 4) + lane_channel * 4
+                at = [2 * ((half * self.pairs + t) * ROW_TILES + m) for half in (0, 1)]
+                totals = [self.weights.total(sums[i], sums[i + 1]) for i in at]
+                exact = [self.weights.exact(total, ops.element(info[m], 1)) for total in totals]
+                place = slots[m] * (width * 4) + lane_channel * 4
                 if cfg.accumulators:
                     for half in (0, 1):
-                        ops.store(out, exact[half], at, (channel + half * cfg.inter) * 4)
+                        ops.store(out, exact[half], place, (channel + half * cfg.inter) * 4)
                     continue
                 scale = ops.splat(ops.bitcast(ops.element(info[m], 0), ops.f32_type()), 4)
                 scaled = [
                     arith.mulf(arith.mulf(arith.sitofp(v4f, e), scale), w) for e, w in zip(exact, w_scale, strict=True)
                 ]
-                ops.store(out, ops.silu_mul(*scaled), at, channel * 4)
-
-    def total(self, sums: list[Any], tile: int, m: int) -> Value:
-        """Return high / 16 + low of one result tile."""
-        at = 2 * (tile * ROW_TILES + m)
-        return arith.addi(arith.shrsi(sums[at], ops.splat(ops.const_i32(4), 4)), sums[at + 1])
+                ops.store(out, ops.silu_mul(*scaled), place, channel * 4)

@@ -136,12 +136,12 @@ class Stage1Small(Stage1Decode):
                 with ops.when(fx.thread_idx.x == 0):
                     ops.lds_store(self.lds, info, fx.Int32(self.info_at + 8 * row), alignment=8)
         self.lane_row = self.block.row(self.lane & 15)
-        self.row_at = self.lane_row * self.row_bytes + (self.lane >> 4) * 16 + self.wave * CHUNK_K
+        self.row_at = self.lane_row * self.row_bytes + self.weights.corner(self.lane) + self.wave * CHUNK_K
 
     def load_rows(self, chunk: Value) -> list[Any]:
         """Load this wave's 128 k of the rows from LDS."""
         at = self.row_at + chunk * (WAVES * CHUNK_K)
-        return [ops.lds_load(self.lds, self.v4i, at + 64 * j) for j in (0, 1)]
+        return [ops.lds_load(self.lds, self.v4i, at + self.weights.part(j)) for j in (0, 1)]
 
     def exchange(self, size: int) -> tuple[Any, list[Any]]:
         """Return the LDS of the rows for the sums, and [scale, low sum] of this lane's row."""

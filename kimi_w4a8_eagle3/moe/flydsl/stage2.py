@@ -12,9 +12,6 @@ prefill's slots are written and read again by chunks that stay in the last-level
 
 Two tiles make one store: channels are packed in pairs of tiles (`layout.PAIR`), so that a lane ends with eight
 neighbours.
-
-Conversion to float32 costs nothing: accumulators start at the integer whose bits are the float 1.5 * 2**23. Their final
-bits are then the float 1.5 * 2**23 + sum, exact while |sum| < 2**22 (K <= 512).
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from functools import partial
 from typing import Any
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith, math
+from flydsl._mlir.dialects import arith
 
 from . import ops as ops
 from .block import RowBlock, ShortBlock, work_of
@@ -35,32 +32,9 @@ from .launcher import launcher
 from .layout import CHUNK_K, LOW_K_BIT, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 from .ops import Value
 from .rows import quantized, row_scale
+from .weights import READERS
 
 RING_BYTES = 8192
-FLOAT_BIAS = 12582912.0  # 1.5 * 2**23
-FLOAT_BIAS_BITS = 0x4B400000
-BIASED_K = 512  # 16 * 8 * 127 * 512 / 2 < 2**22
-
-
-def high_start(k: int) -> int:
-    """Return the start value of a high accumulator."""
-    return FLOAT_BIAS_BITS if k <= BIASED_K else 0
-
-
-def low_start(low_sum: Value, k: int) -> Value:
-    """Return a row's low start value: minus the offset of the offset-binary nibbles, plus the bias."""
-    correction = arith.muli(low_sum, ops.const_i32(-8))
-    return arith.addi(correction, ops.const_i32(FLOAT_BIAS_BITS)) if k <= BIASED_K else correction
-
-
-def exact_sum(high: Value, low: Value, k: int) -> Value:
-    """Return high / 16 + low as float32, exact."""
-    v4f = ops.vec_type(4, ops.f32_type())
-    if k > BIASED_K:
-        return arith.sitofp(v4f, arith.addi(arith.shrsi(high, ops.splat(ops.const_i32(4), 4)), low))
-    sixteenth = ops.splat(ops.const_f32(1 / 16), 4)
-    both = math.fma(ops.bitcast(high, v4f), sixteenth, ops.bitcast(low, v4f))
-    return arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4))
 
 
 @dataclass
@@ -122,10 +96,9 @@ class _Workgroup:
         """Open the block's tables and buffers."""
         cfg, args = self.cfg, self.args
         self.block.open()
-        expert_bytes, scale_bytes = cfg.hidden * cfg.inter // 2, (cfg.hidden + SCALES_PAD) * 4
-        expert = fx.Int64(self.block.expert)
-        self.weights = ops.buffer(args.weights, fx.Int32(expert_bytes), expert * expert_bytes)
-        self.scales = ops.buffer(args.w_scale, fx.Int32(scale_bytes), expert * scale_bytes)
+        self.weights = READERS[cfg.weights](args.weights, self.block.expert, cfg.hidden * cfg.inter)
+        scale_bytes = (cfg.hidden + SCALES_PAD) * 4
+        self.scales = ops.part_buffer(args.w_scale, scale_bytes, fx.Int64(self.block.expert) * scale_bytes)
         slots = args.tokens * cfg.top_k
         self.rows = ops.buffer(args.rows, slots * (cfg.inter * 4))
         self.info = ops.buffer(args.row_info, slots * 8)
@@ -139,7 +112,7 @@ class _Workgroup:
         chunks = self.cfg.tile_k // CHUNK_K
         tile_bytes = self.cfg.inter // CHUNK_K * TILE_BYTES
         at = self.first_channel * (tile_bytes // TILE_N) + (base + tile) * tile_bytes + step * (chunks * TILE_BYTES)
-        words = [ops.load(self.weights, self.v4i, self.lane * 16 + c * TILE_BYTES, at) for c in range(chunks)]
+        words: list[Any] = [self.weights.load(self.lane * 16 + c * TILE_BYTES, at) for c in range(chunks)]
         return words if step or not self.rolled else [*words, self.load_scale(base, tile)]
 
     def load_ahead(self, base: Value, tile: int, step: int) -> list[Any]:
@@ -173,15 +146,15 @@ class _Workgroup:
             found = self.quantized_rows(slots, loaded) if cfg.quantize else self.kept_before()
         rows = [found[m : m + parts + 1] for m in range(0, len(found), parts + 1)]
         self.operands = [[ops.split_rows(part) for part in row[:-1]] for row in rows]
-        self.low_start = [ops.splat(low_start(row[-1], cfg.inter), 4) for row in rows]
-        self.zero = ops.splat(ops.const_i32(high_start(cfg.inter)), 4)
+        self.starts = [start for row in rows for start in self.weights.start(row[-1], cfg.inter)]
 
     def kept_before(self) -> list[Any]:
         """Return the parts of each row that this lane multiplies, and the row's low sum, from an earlier launch."""
         found, v2i = [], ops.vec_type(2, ops.i32_type())
         for slot in self.slot:
-            at = slot * self.cfg.inter + (self.lane >> 4) * 16
-            found += [ops.load(self.kept_rows, self.v4i, at + 64 * j) for j in range(self.cfg.inter // 64)]
+            at = slot * self.cfg.inter + self.weights.corner(self.lane)
+            parts = map(self.weights.part, range(self.cfg.inter // 64))
+            found += [ops.load(self.kept_rows, self.v4i, at + part) for part in parts]
             found.append(ops.element(ops.load(self.info, v2i, slot * 8), 1))
         return found
 
@@ -203,7 +176,7 @@ class _Workgroup:
             self.quantize_rows(here, loaded or self.load_own(here))
             for i in range(at_once):
                 at = (self.wave % cfg.waves_m * (16 * at_once) + 16 * i + place) * cfg.row_bytes
-                ends = [at + (self.lane >> 4) * 16 + 64 * j for j in range(cfg.inter // 64)]
+                ends = [at + self.weights.corner(self.lane) + self.weights.part(j) for j in range(cfg.inter // 64)]
                 found += [ops.lds_load(self.lds, self.v4i, end) for end in ends]
                 found.append(ops.lds_load(self.lds, ops.i32_type(), at + cfg.inter, alignment=4))
         return found
@@ -276,17 +249,17 @@ class _Workgroup:
     def one_tile(
         self, base: Value, tile: int, in_flight: list[list[Any]], tiles_left: int | None
     ) -> tuple[list[list[Any]], list[Any], Any]:
-        """Multiply 16 channels; return (ring, high and low sums of each row tile, scales).
+        """Multiply 16 channels; return (ring, two sums of each row tile, scales).
 
         tiles_left: number of tiles up to the last, when known; it ends the loading ahead.
         """
-        acc = [start for m in range(self.row_tiles) for start in (self.zero, self.low_start[m])]
+        acc = list(self.starts)
         scale = in_flight[0][-1] if self.rolled else None
         for step in range(self.steps):
             chunks = self.cfg.tile_k // CHUNK_K
             words, in_flight = in_flight[0][:chunks], in_flight[1:]
             for c in range(chunks):
-                operands = ops.unpack_weights(words[c])
+                operands = self.weights.unpack(words[c])
                 if self.cfg.pinned:
                     ops.pin_schedule()
                 more = tiles_left is None or step + self.ring < tiles_left * self.steps
@@ -295,7 +268,7 @@ class _Workgroup:
                 part = 2 * (step * chunks + c)
                 for group, here in self.groups:
                     rows = [self.operands[m][part : part + 2] for m in group]
-                    multiply = partial(ops.multiply, operands, rows)
+                    multiply = partial(self.weights.multiply, operands, rows)
                     first, last = 2 * group.start, 2 * group.stop
                     acc[first:last] = ops.changed(here, acc[first:last], multiply)
         return in_flight, acc, scale
@@ -312,7 +285,7 @@ class _Workgroup:
         at = (self.out_channel + (base + (tile - half)) * TILE_N) * self.size
         row_bytes, lane_at = self.columns * self.size, (self.lane >> 4) * (PAIR * 4 * self.size)
         out_at = [slot * row_bytes + lane_at for slot in self.slot]
-        exact = [exact_sum(high, low, self.cfg.inter) for high, low in zip(sums[::2], sums[1::2], strict=True)]
+        exact = [self.weights.float_sum(*both, self.cfg.inter) for both in zip(sums[::2], sums[1::2], strict=True)]
         if self.cfg.accumulators:
             for m in range(self.row_tiles):
                 ops.store(self.out, exact[m], out_at[m] + half * 16, at)

@@ -9,7 +9,6 @@ of `rows.build_reduce`. A token's result is therefore bit for bit that of the ke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import flydsl.expr as fx
@@ -21,7 +20,7 @@ from .launcher import launcher
 from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 from .ops import Value
 from .rows import Quantize, is_expert
-from .stage2 import exact_sum, high_start, low_start
+from .weights import READERS
 
 
 @dataclass
@@ -44,13 +43,10 @@ class _Slot:
         self.number, self.slot = number, work.token * cfg.top_k + number
         routed = is_expert(expert, cfg.experts)
         self.expert = fx.Int32(arith.select(routed, ops.raw(expert), ops.const_i32(0)))
-
-        def opened(address: Value, size: int) -> Value:  # empty for a slot without an expert here
-            here = fx.Int32(arith.select(routed, ops.const_i32(size), ops.const_i32(0)))
-            return ops.buffer(address, here, fx.Int64(self.expert) * size)
-
-        self.weights = opened(work.args.weights, cfg.hidden * cfg.inter // 2)
-        self.scales = opened(work.args.scales, (cfg.hidden + SCALES_PAD) * 4)
+        # The buffers are empty for a slot without an expert here.
+        self.weights = READERS[cfg.weights](work.args.weights, self.expert, cfg.hidden * cfg.inter, routed)
+        scale_bytes = (cfg.hidden + SCALES_PAD) * 4
+        self.scales = ops.part_buffer(work.args.scales, scale_bytes, fx.Int64(self.expert) * scale_bytes, routed)
         self.routed = routed
 
     def load(self) -> None:
@@ -64,8 +60,8 @@ class _Slot:
         ops.pin_schedule()
         chunks = cfg.inter // CHUNK_K
         at = [(work.channel // TILE_N + t) * (chunks * TILE_BYTES) for t in range(cfg.tile_n // TILE_N)]
-        load = partial(ops.load, self.weights, work.v4i)
-        self.words = [[load(work.lane * 16 + c * TILE_BYTES, tile) for c in range(chunks)] for tile in at]
+        lanes = [work.lane * 16 + c * TILE_BYTES for c in range(chunks)]
+        self.words = [[self.weights.load(lane, tile) for lane in lanes] for tile in at]
         groups = range(0, cfg.tile_n, PAIR * TILE_N)
         lane = (work.lane >> 4) * (PAIR * 16)
         self.scale = [
@@ -79,21 +75,22 @@ class _Slot:
         """Quantize the row and multiply."""
         cfg, work = self.work.cfg, self.work
         words, scale, total = self.lanes.quantize(self.row)
-        low = low_start(self.lanes.low_sum(total), cfg.inter)
+        starts = self.weights.start(self.lanes.low_sum(total), cfg.inter)
         for word, at in zip(words, range(0, cfg.inter, self.lanes.step), strict=True):
             ops.lds_store(work.lds, word, work.own + self.lanes.first + at, alignment=4)
         for factor in self.factors:
             scale = arith.mulf(scale, factor)
         self.factor = arith.select(self.routed, scale, ops.const_f32(0.0))
-        corner = work.own + (work.lane >> 4) * 16
-        rows = [ops.split_rows(ops.lds_load(work.lds, work.v4i, corner + 64 * j)) for j in range(cfg.inter // 64)]
+        corner = work.own + self.weights.corner(work.lane)
+        parts = [corner + self.weights.part(j) for j in range(cfg.inter // 64)]
+        rows = [ops.split_rows(ops.lds_load(work.lds, work.v4i, part)) for part in parts]
         self.halves: list[Any] = []
         for packed, scales in zip(self.words, self.scale, strict=True):
-            sums = [ops.splat(ops.const_i32(high_start(cfg.inter)), 4), ops.splat(low, 4)]
-            operands = [pair for word in packed for pair in ops.unpack_weights(word)]
-            for pair, row in zip(operands, rows, strict=True):
-                sums = [ops.mfma_i8(w, r, acc) for w, r, acc in zip(pair, row, sums, strict=True)]
-            self.halves += ops.elements(ops.to_f16(arith.mulf(exact_sum(sums[0], sums[1], cfg.inter), scales)))
+            sums = list(starts)
+            for tile, at in zip(map(self.weights.unpack, packed), range(0, len(rows), 2), strict=True):
+                sums = self.weights.multiply(tile, [rows[at : at + 2]], sums)
+            exact = self.weights.float_sum(sums[0], sums[1], cfg.inter)
+            self.halves += ops.elements(ops.to_f16(arith.mulf(exact, scales)))
 
     def write(self) -> None:
         """Write results and the factor of the sum to LDS, from each sixteenth lane: channels 8 * g and on."""

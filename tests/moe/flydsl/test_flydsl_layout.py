@@ -60,7 +60,7 @@ def test_prepare_keeps_scales_and_names_the_layout() -> None:
     w13, w2 = values(2, 256, 128, 1), values(2, 128, 128, 2)
     scales = torch.rand(2, 256), torch.rand(2, 128)
     moe = layout.prepare(QuarkMoeWeights(shape, pack_reorder(w13), pack_reorder(w2), *scales))
-    assert moe.layout == layout.LAYOUT
+    assert moe.layout == "flydsl-int4-16x128"
     assert moe.w13.numel() == 2 * 256 * 128 // 2 and moe.w2.numel() == 2 * 128 * 128 // 2
     paired = w2.view(2, 4, 4, 2, 4, 128).transpose(2, 3).reshape(2, 128, 128)  # 8*g + 4*half + r of 32 channels
     assert torch.equal(unpack(moe.w13), w13) and torch.equal(unpack(moe.w2), paired)

@@ -1,0 +1,91 @@
+"""MXFP4 on FlyDSL: the packed layout in plain torch, and whole forwards in the gfx942 interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kimi_w4a8_eagle3.base.errors import KimiError
+from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
+from kimi_w4a8_eagle3.moe.flydsl import layout
+from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from kimi_w4a8_eagle3.moe.flydsl.backend import W4A16_GATE, FlydslBackend
+from kimi_w4a8_eagle3.moe.reference import integers
+from kimi_w4a8_eagle3.moe.tune import random_layer
+from kimi_w4a8_eagle3.quark.weight_format import MXFP4
+
+SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
+KERNELS = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
+SMALL = MoeShape(2, 256, 128, 2, weights=MXFP4)
+PREFILL = {"AITER_FLYDSL_STAGE1_TILE_M": 64}
+if SKIP is None:
+    from proof.interpreted import TOLERANCE, InterpretedBackend, error, shape_of
+
+
+def random_weights() -> QuarkMoeWeights:
+    weights = random_layer(SMALL, torch.device("cpu"))
+    assert weights.shift13 is not None and weights.shift2 is not None
+    weights.shift13[0, :8] = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])  # rows with one sum
+    weights.w13[0, 9], weights.w13[1, 5, :16] = 0, 0x88  # a row of zeros and a block of negative zeros
+    return weights
+
+
+def shifted(codes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """The INT8 that the kernels make of codes, by the formula of docs/perf/mxfp4.md."""
+    by = (shift & 31)[..., None]
+    pair = torch.tensor(layout.PAIRS)[(codes & 7).int()]
+    mask = torch.where(codes >= 8, 0, 0xFC)
+    low = lambda value: torch.where(by < 8, value << by.clamp(max=8), 0) & 0xFF  # noqa: E731
+    return (low(pair) ^ low(mask)).to(torch.uint8).view(torch.int8).long()
+
+
+def test_both_sums_of_the_packed_layout_are_the_contracts_integers() -> None:
+    weights = random_weights()
+    moe = layout.prepare(weights)
+    shift = weights.shift13
+    assert shift is not None
+    lifted = integers(weights.w13, shift).long() << (7 - shift.amax(-1, keepdim=True)).long()
+    experts, channels, k = lifted.shape
+    codes, by_lane = moe.w13.split([channels * k // 2, channels * k // 32], 1)
+    tiles = codes.view(experts, channels // 16, k // 128, 4, 16, 2, 8)  # chunk, g, n, j, byte
+    halves = torch.stack([tiles >> 4, tiles & 15], -2)  # ..., j, half, byte
+    in_k = halves.permute(0, 1, 4, 2, 3, 5, 6, 7).reshape(experts, channels, k // 32, 32)
+    both = by_lane.view(experts, channels // 16, k // 128, 4, 16).permute(0, 1, 4, 2, 3).reshape(experts, channels, -1)
+    second = torch.where(both >= layout.NO_SECOND, torch.tensor(31), (both >> 5).long())
+    first_part, second_part = shifted(in_k.long(), both.long()), shifted(in_k.long(), second)
+    assert torch.equal((16 * first_part + second_part).view_as(lifted), lifted)
+    assert not ((first_part != 0) & (second_part != 0)).any()
+    factor = 2.0 ** -(7 - shift.amax(-1)).float()
+    assert torch.equal(moe.s13, weights.s13 * factor) and moe.layout == "flydsl-mxfp4-16x128"
+
+
+def test_the_down_projection_is_paired_with_its_shifts() -> None:
+    weights = random_weights()
+    assert weights.shift2 is not None
+    straight = layout.pack(weights.w2.view(torch.int32), shifts=weights.shift2)
+    paired = layout.pack(weights.w2.view(torch.int32), True, weights.shift2)
+    codes = SMALL.hidden * SMALL.inter // 2
+    for part, size in ((slice(codes), 16), (slice(codes, None), 1)):
+        lanes = straight[:, part].view(2, -1, 4, 16, size)  # tile, g, n of one chunk
+        again = paired[:, part].view(2, -1, 2, 4, 16, size)  # tiles 2p and 2p + 1
+        for channel in range(32):
+            group, half, r = channel // 8, channel // 4 % 2, channel % 4
+            expected = lanes.view(2, -1, 2, 4, 16, size)[:, :, channel // 16, :, channel % 16]
+            assert torch.equal(again[:, :, half, :, 4 * group + r], expected)
+
+
+def test_bad_requests_are_named() -> None:
+    with pytest.raises(KimiError, match="W4A16 baseline has no kernels for MXFP4"):
+        FlydslBackend({W4A16_GATE: "w2_bf16"}).configs(replace(SMALL, inter=256), 8)
+    reason = FlydslBackend().shape_problem(MoeShape(8, 12288, 256, 8, weights=MXFP4))
+    assert reason is not None and "do not fit int32" in reason
+
+
+@pytest.mark.parametrize("kernels", [pytest.param(None, marks=KERNELS)])
+class TestInterpreted:
+    @pytest.mark.parametrize(("tp", "tokens", "gates"), [(8, 2, {}), (8, 70, {}), (8, 8, PREFILL)], ids=str)
+    def test_forward_is_the_reference(self, kernels: None, tp: int, tokens: int, gates: dict[str, Any]) -> None:
+        assert error(InterpretedBackend(gates), shape_of("mxfp4", tp), tokens) < TOLERANCE
