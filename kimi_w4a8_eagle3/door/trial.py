@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -38,6 +39,7 @@ _KINDS = {"json_schema": "json", "regex": "regex", "ebnf": "ebnf", "structural_t
 CPU_S = 20.0  # to compile a grammar and to walk through it
 MAX_GRAMMAR_BYTES = 2**25  # of memory; the schedulers keep `grammar_cache.MAX_GRAMMARS` of them
 _WALK_S = 2.0
+_STEP_S = 6.0  # then the kernel ends a walk: a single mask of an ambiguous pattern can take minutes
 _IDLE = 64  # places that bring no new states before the walk ends
 _TIMES = 3  # a slow mask is measured this often, because other processes disturb a single measurement
 _TOO_SLOW = 10  # times the limit: no other process explains that
@@ -59,7 +61,7 @@ def workers(prepare: Callable[[], Compile], max_mask_ms: float, rules: RequestRu
 
 def _grammar_job(prepare: Callable[[], Compile], max_mask_ms: float) -> WorkerJob:
     why = "offer fewer alternatives and optional properties, and replace nested repeats and large counts in patterns"
-    why = f"the grammar cannot be compiled within {CPU_S:.0f} s of CPU time and 1 GiB: {why}"
+    why = f"the grammar cannot be compiled within {CPU_S:.0f} s of CPU time and 1 GiB, or a token takes seconds: {why}"
     return WorkerJob(lambda: partial(_try, prepare(), max_mask_ms), CPU_S, why)
 
 
@@ -98,6 +100,7 @@ def _try(compile_: Compile, max_mask_ms: float, grammar_text: list[str]) -> None
             f"the compiled {kind} grammar takes {size / 2**20:.0f} MiB; {MAX_GRAMMAR_BYTES >> 20} MiB are allowed: "
             "offer fewer alternatives and optional properties"
         )
+    signal.setitimer(signal.ITIMER_PROF, _STEP_S)  # in place of the worker's own limit
     ms, before_it = costliest_mask(grammar.ctx, max_mask_ms)
     if ms > max_mask_ms:
         raise Refusal(

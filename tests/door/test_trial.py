@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 from support.sglang_program import BOTH, found
 
+from kimi_w4a8_eagle3.door import trial
+from kimi_w4a8_eagle3.door.admission import Admission
+from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.door.trial import grammars_of
 from proof.structured.schemas import draw
@@ -68,6 +75,28 @@ def test_costly_grammars_are_told_from_ordinary_ones(newest: bool, tmp_path_fact
     program = PROGRAM % (LIMIT_MS, str(path))
     ms = dict(zip(cases, found(program, newest), strict=True))
     assert {name for name, value in ms.items() if value > LIMIT_MS} == COSTLY.keys(), ms
+
+
+def test_a_walk_that_does_not_end_is_cut_long_before_compiling_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(*_: object) -> NoReturn:
+        while True:
+            pass
+
+    monkeypatch.setattr(trial, "CPU_S", 3600.0)
+    monkeypatch.setattr(trial, "_STEP_S", 0.2)
+    monkeypatch.setattr(trial, "costliest_mask", walk)
+    job = trial._grammar_job(lambda: lambda kind, text: SimpleNamespace(ctx=None), LIMIT_MS)
+
+    async def refused() -> str:
+        door = Admission({"grammar": job})
+        try:
+            with pytest.raises(Refusal) as refusal:
+                await asyncio.wait_for(door.require("grammar", ("regex", "a"), "regex"), 280)
+        finally:
+            os.kill(door.pid, signal.SIGKILL)
+        return refusal.value.message
+
+    assert "or a token takes seconds" in asyncio.run(refused())
 
 
 def test_grammars_are_found_in_every_form_of_sampling_parameters() -> None:
