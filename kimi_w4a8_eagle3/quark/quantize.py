@@ -6,7 +6,10 @@ import logging
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +34,7 @@ KIMI_EXCLUDE = (
 )
 # `fc` merges three hidden states of the target and lm_head chooses the token, so both stay in BF16.
 DRAFT_EXCLUDE = ("fc", "lm_head")
+_BUILD_S = 600.0  # Quark's extension compiles in a minute
 
 
 def quantize_w4a8(
@@ -80,6 +84,7 @@ def import_quark() -> None:
     """Import Quark, which compiles an extension the first time; raise KimiError where that fails."""
     from torch.utils import cpp_extension  # start-up: torch
 
+    remove_stale_locks(Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()))
     if declare := laptop.find("torchvision_operators"):  # Quark imports transformers, which imports torchvision
         declare()
     library = str(Path(cpp_extension.__file__).parents[1] / "lib")
@@ -96,6 +101,29 @@ def import_quark() -> None:
             expected="amd-quark 0.13, with ninja and a C++ compiler for the extension of its first import",
             remedy="pip install amd-quark==0.13 ninja; apt-get install g++",
         ) from error
+
+
+def remove_stale_locks(folder: Path) -> None:
+    """Remove the locks that killed builds left in torch's folder of extensions, for which torch waits without end.
+
+    The builder keeps its lock open. Raises KimiError for a young lock that no process of this machine has open.
+    """
+    held: set[Path] = set()
+    locks = list(folder.rglob("lock"))
+    for link in glob("/proc/[0-9]*/fd/*") if locks else ():  # noqa: PTH207  Path.glob raises when a process ends
+        with suppress(OSError):  # another user's process, or one that has ended
+            held.add(Path(link).readlink())
+    for lock in locks:
+        with suppress(FileNotFoundError):  # released meanwhile
+            if lock.resolve() in held:
+                continue
+            if time.time() - lock.stat().st_mtime < _BUILD_S:
+                raise KimiError(
+                    "no process of this machine builds the extension whose lock is held",
+                    where=str(lock),
+                    remedy=f"rm {shlex.quote(str(lock))}, unless another machine builds in the same folder",
+                )
+            lock.unlink()
 
 
 def _w4a8_config(exclude: Sequence[str]) -> QConfig:

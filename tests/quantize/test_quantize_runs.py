@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +17,7 @@ from support.quantizing import quantize
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.quark import by_shard
+from kimi_w4a8_eagle3.quark import quantize as quantize_module
 from kimi_w4a8_eagle3.quark.by_shard import quantize_by_shard
 from kimi_w4a8_eagle3.quark.quantize import quantize_w4a8
 from kimi_w4a8_eagle3.quark.safetensors_header import INDEX_NAME, read_checkpoint
@@ -194,3 +197,22 @@ def test_quark_missing_or_too_old(
     result = quantize("fp8-draft", tiny.draft_path(), tmp_path / "out")
     assert message in str(result.exception) and "pip install" in str(result.exception)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_of_a_killed_build_is_removed_and_one_of_a_running_build_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # to which importing Quark adds
+    lock = tmp_path / "quark" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    with pytest.raises(KimiError) as young:
+        quantize_module.import_quark()
+    assert young.value.where == str(lock) and young.value.remedy.startswith(f"rm {lock}")
+    os.utime(lock, (time.time() - 3600, time.time() - 3600))
+    with lock.open():
+        quantize_module.import_quark()
+        assert lock.exists()
+    quantize_module.import_quark()
+    assert not lock.exists()
