@@ -36,7 +36,7 @@ def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    return not [each for each in psutil.wait_procs(processes, timeout=30)[1] if each.status() != psutil.STATUS_ZOMBIE]
+    return not [each for each in psutil.wait_procs(processes, timeout=120)[1] if each.status() != psutil.STATUS_ZOMBIE]
 
 
 def fork_servers() -> set[psutil.Process]:

@@ -51,7 +51,7 @@ class Kimi:
                 pytest.fail(f"no {pattern.pattern!r}, exit code {self.process.poll()}: ...{self.text[-2000:]}")
             time.sleep(0.3)
 
-    def ops_until(self, path: str, status: int, timeout_s: float = 25.0) -> dict[str, Any]:
+    def ops_until(self, path: str, status: int, timeout_s: float = 120.0) -> dict[str, Any]:
         """Wait until the ops endpoint answers with this status, and return the answer."""
         end = time.monotonic() + timeout_s
         while (answer := httpx.get(f"http://127.0.0.1:{self.ops_port}/{path}")).status_code != status:
@@ -83,7 +83,7 @@ def scheduler_of(family: list[psutil.Process]) -> psutil.Process:
 
 
 def all_gone(family: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=120)
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -42,7 +42,7 @@ time.sleep(100)
 
 
 def gone(child: psutil.Process) -> bool:
-    return not [left for left in psutil.wait_procs([child], timeout=30)[1] if left.status() != psutil.STATUS_ZOMBIE]
+    return not [left for left in psutil.wait_procs([child], timeout=120)[1] if left.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_an_engine_whose_end_hangs_does_not_outlive_its_supervisor_for_long(tmp_path):
