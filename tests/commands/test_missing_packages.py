@@ -108,7 +108,7 @@ def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         calls = [[values.get(word, word) for word in call.split(" ")] for call in CALLS]
         done = subprocess.run(
             [sys.executable, PROGRAM, json.dumps(calls)],
-            cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+            cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=550,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -30,6 +30,7 @@ def test_a_taken_port_fails_one_stage_and_the_same_command_runs_that_one_alone(
     monkeypatch.setattr(stages, "SPEED", {False: ("tiny-con2",), True: ("con2", "con40", "chat")})
     sizes = stages.Sizes(smoke=4, prompts=2, problems=4, lossless=2, samples=0, tools=2)
     monkeypatch.setattr(stages, "QUICK", sizes)
+    monkeypatch.setattr(stages, "_STREAMED", 6)  # prompts, of which one is maths, is streamed and asked whole
     monkeypatch.setattr(stages.tool_run, "ToolPlan", partial(stages.tool_run.ToolPlan, max_tokens=128))
     command = ["accept", "--quick", "--full", "--recipe", "tiny", "--recipe", "eagle3", "--runs", str(tmp_path)]
 

@@ -4,6 +4,7 @@ The rest: tests/e2e/test_fork_server.py.
 """
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -92,3 +93,9 @@ def test_an_engine_ends_as_a_new_process_would(program: str, code: int, printed:
     done = run(program)
     assert done.returncode == code and printed in done.stderr
     assert "nanobind" not in done.stderr  # Triton's objects are frozen, not leaked
+
+
+def test_temporary_files_of_a_test_program_end_with_it() -> None:
+    """SGLang names its sockets by such files, and never removes them."""
+    named = run("import tempfile; print(tempfile.NamedTemporaryFile(delete=False).name)").stdout.strip()
+    assert named and not Path(named).exists()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from support.sglang_program import environment
+
 from kimi_w4a8_eagle3.engine.starter import Program
-from kimi_w4a8_eagle3.recipe.launch import load_recipe
 from laptop import fork_server
 
 ORDER = ("kimi_w4a8_eagle3", "kimi_w4a8_laptop")
@@ -18,7 +18,7 @@ def loaded(folder: Path, order: tuple[str, ...]) -> dict[str, Any]:
     output, log = folder / "-".join(order), folder / "log"
     program = Program("support.plugins_in_order", (str(output), *order))
     with log.open("ab") as file:
-        process = fork_server.fork(program, {**os.environ, **load_recipe("tiny").env}, file.fileno())
+        process = fork_server.fork(program, environment(), file.fileno())
         assert process is not None and process.wait(120) == 0, log.read_text()
     facts: dict[str, Any] = json.loads(output.read_text())
     return facts

@@ -24,8 +24,6 @@ from laptop.fork_server import ForkedProcess
 
 VERSIONS = (SGLANG_PINNED, SGLANG_NEWEST)
 BOTH = pytest.mark.parametrize("newest", [False, True], ids=VERSIONS)
-# What tests import later sets variables, and with others an engine needs a fork server of its own.
-_ENVIRON = dict(os.environ)
 NEWEST = Path(sys.prefix) / "compat" / f"sglang-{SGLANG_NEWEST}"
 
 
@@ -36,20 +34,31 @@ def written(program: str, folder: Path, *arguments: str) -> Program:
     return Program("support.run_program", (*files, *arguments))
 
 
+@cache
+def _environ() -> dict[str, str]:
+    """Return the variables of this process at the first call.
+
+    Modules set variables when they are collected, before an engine starts, and some libraries set more during a test.
+    With other variables than an engine's, a program would need a fork server of its own.
+    """
+    return dict(os.environ)
+
+
 def environment(newest: bool = False, **environ: str) -> dict[str, str]:
     """The variables of an engine of the built-in model, and more."""
     if not newest:
-        return {**_ENVIRON, **load_recipe("tiny").env, **environ}
+        return {**_environ(), **load_recipe("tiny").env, **environ}
     if not NEWEST.is_dir():
         pytest.fail(f"SGLang {SGLANG_NEWEST} is not installed in {NEWEST}: `make venv` puts it there")
-    path = os.pathsep.join([_ENVIRON["PYTHONPATH"], str(NEWEST)])
+    path = os.pathsep.join([_environ()["PYTHONPATH"], str(NEWEST)])
     return {**environment(), "PYTHONPATH": path, **environ}
 
 
 def start(program: str, folder: Path, *arguments: str, newest: bool = False, **environ: str) -> ForkedProcess:
-    """Begin to run `program` after the plugin was loaded; it writes `output` and `log` in `folder`."""
+    """Begin to run `program` after the plugin was loaded; it writes `output`, `log` and temporary files in `folder`."""
+    variables = environment(newest, TMPDIR=str(folder), **environ)
     with (folder / "log").open("ab") as log:
-        process = fork_server.fork(written(program, folder, *arguments), environment(newest, **environ), log.fileno())
+        process = fork_server.fork(written(program, folder, *arguments), variables, log.fileno())
     assert process is not None, (folder / "log").read_text()
     return process
 
@@ -65,7 +74,8 @@ def run(
     with TemporaryDirectory() as name:
         folder = Path(name)
         if new:
-            words, variables = written(program, folder, *arguments).argv, environment(newest, **environ)
+            words = written(program, folder, *arguments).argv
+            variables = environment(newest, TMPDIR=name, **environ)
             done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=240, check=False)
             code, log = done.returncode, done.stderr
         else:
