@@ -163,6 +163,42 @@ def _object(text: str) -> dict[str, Any]:
         raise UsageError(f"not a JSON object: {error.errors()[0]['msg']}", "--extra", '{"temperature": 1.0}') from None
 
 
+@app.command("agent")
+@expanded
+def agent(
+    *,
+    server: AnyServer,
+    category: str = typer.Option("base", "--category", help="base, miss_func, miss_param or long_context."),
+    limit: int | None = typer.Option(None, "--limit", min=1, help="Number of conversations, from the first."),
+    max_tokens: int = typer.Option(4096, "--max-tokens", min=1, help="Most tokens of an answer."),
+    steps: int = typer.Option(20, "--steps", min=1, help="Most answers with calls in one turn."),
+    extra: str = typer.Option("{}", "--extra", help="JSON added to every request, e.g. '{\"temperature\": 1.0}'."),
+    concurrency: int = typer.Option(32, "--concurrency", "-c", min=1, help="Requests in flight."),
+    judged: Judged,
+) -> None:
+    """Run BFCL's multi-turn conversations with tools that really run; compare two servers task by task."""
+    require_packages()
+    from ..eval import agent_run, bfcl  # optional: lm_eval
+    from ..eval.accuracy import AccuracyOptions
+    from ..eval.resume import load_run
+
+    if category not in bfcl.CATEGORIES:
+        raise UsageError(f"no category {category!r}", "--category", ", ".join(bfcl.CATEGORIES))
+    harness = bfcl.Bfcl()
+    if judged.resume is None:
+        target = server.target()
+        plan = agent_run.AgentPlan(category, limit, max_tokens, steps, concurrency, _object(extra))
+    else:
+        earlier = load_run(judged.resume, agent_run.plan_of)
+        target, plan = _resumed(server, earlier), agent_run.plan_of(earlier)
+    options = AccuracyOptions(
+        baseline=judged.baseline, margin=judged.margin, max_unusable=judged.max_unusable, runs=judged.runs
+    )
+    with signals(judged.runs):
+        folder = agent_run.run(target, plan, options, harness, table_console(), judged.resume)
+    _end(folder)
+
+
 @app.command("lossless")
 @expanded
 def lossless(

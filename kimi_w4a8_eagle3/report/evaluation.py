@@ -22,6 +22,7 @@ TITLES = {
     "eval-lossless": "Lossless speculation",
     "eval-smoke": "Smoke test",
     "eval-tools": "Tool calls",
+    "eval-agent": "Conversations with tools",
 }
 TONES: dict[Verdict | None, Tone] = {Verdict.PASS: "better", Verdict.FAIL: "worse", Verdict.INVALID: "worse"}
 Result = Mapping[str, Any]

@@ -25,10 +25,10 @@ CEILINGS = {
     "accept": 677,
     "base": 642,
     "bench": 2490,
-    "commands": 1919,
+    "commands": 1955,
     "door": 2085,
     "engine": 1477,
-    "eval": 2586,
+    "eval": 2869,
     "fetch": 1691,
     "fleet": 1561,
     "machine": 611,
@@ -37,7 +37,7 @@ CEILINGS = {
     "predict": 470,
     "quark": 1841,
     "recipe": 1593,
-    "report": 1341,
+    "report": 1342,
     "sglang_plugin": 3083,
 }
 

@@ -56,7 +56,7 @@ CALLS = {
     "quantize fix-exclude nowhere": "",
     "tune-moe --tokens 2 -o tiles.json": "serve",
     "warm --objects kernels": "serve,kernels",
-    **{f"eval {name} --recipe tiny": "eval" for name in ("gsm8k", "tiny-math", "tools", "lossless", "smoke")},
+    **{f"eval {name} --recipe tiny": "eval" for name in ("gsm8k", "tiny-math", "tools", "agent", "lossless", "smoke")},
     "bench list": "",
     "bench run tiny-maths --recipe tiny": "make venv",
     f"bench run tiny-maths --base-url {DEAD}": "make venv",
