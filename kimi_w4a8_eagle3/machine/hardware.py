@@ -73,12 +73,14 @@ class Machine:
     """The accelerators of a machine, none on a CPU-only one, and the versions of their software, where known.
 
     environment: variables that an engine inherits. base_problem: what is wrong with the record of the base image.
+    free_host_bytes: memory that is free or can be freed; 0 where that is unknown.
     """
 
     devices: tuple[Device, ...] = ()
     installed: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     base_problem: KimiError | None = None
+    free_host_bytes: int = 0
 
     @classmethod
     def detect(cls, sysfs: Path = Path("/sys")) -> Machine:
@@ -88,7 +90,8 @@ class Machine:
         devices = (_read_device(node, sysfs) for node in found)
         installed = installed_versions()
         there = tuple(device for device in devices if device is not None)
-        return cls(there, identified(installed), dict(os.environ), base_problem(installed) if there else None)
+        problem = base_problem(installed) if there else None
+        return cls(there, identified(installed), dict(os.environ), problem, _free_host_bytes())
 
     @property
     def gpu(self) -> Gpu | None:
@@ -105,6 +108,11 @@ class Machine:
         """Return the NUMA node of each of the first `count` GPUs; None where the machine does not report them."""
         nodes = [device.numa_node for device in self.devices[:count] if device.numa_node is not None]
         return nodes if len(nodes) == count else None
+
+
+def _free_host_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
 
 
 def _node_number(path: Path) -> int:

@@ -25,6 +25,7 @@ Terms = NDArray[np.float64]  # seconds per unit of (layer_s, decode_cost, prefil
 INT8_OPS, BF16_OPS = 2614.9e12, 1307.4e12
 LINK_BYTES = 7 * 64e9
 BF16_BYTES = 2.0
+MLA_HEADS = 16  # of AITER's decode kernel; fewer are repeated, and more take several passes (aiter/mla.py)
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,9 @@ def decode_bytes(
     # MLA keeps one latent vector per token, replicated on every GPU. AITER's kernel reads it once for all tokens of a
     # request, but its matrix work takes about as long as one reading for each (docs/bench.md). With one reading alone
     # the model falls 22% short of the published ITL.
-    kv_bytes = cluster.in_a_group(requests) * tokens_each * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
+    # It computes 16 heads at once, and more heads in as many passes.
+    passes = cluster.in_a_group(requests) * tokens_each * max(s.heads / cluster.attention_tp / MLA_HEADS, 1.0)
+    kv_bytes = passes * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
     expert = expert_weights(s, cluster.tp)
     touched = experts_touched(tokens, s) * expert * precision.bytes_per_weight * s.moe_layers
     return fixed_weights(s, cluster.tp, cluster.attention_tp) * BF16_BYTES + touched + kv_bytes

@@ -10,9 +10,12 @@ from ..gates import OUR_BACKENDS, ignored_gates, read_gates
 from ..machine.aiter_regime import Regime
 from ..machine.hardware import GIB, Gpu, Machine, gpu_by_name
 from .arguments import Args, show
-from .memory_plan import MemoryPlan, make_plan, number, short_pool
+from .memory_plan import MemoryPlan, attention_tp, make_plan, number, short_pool
 from .schema import ArgValue, Recipe
 from .vllm import speculation
+
+# The rest is for the checkpoint's files while they load. SGLang leaves 10 GiB of what is free to others.
+HOST_SHARE, HOST_RESERVE = 0.75, 10 * GIB
 
 
 def fit_to_machine(
@@ -31,6 +34,8 @@ def fit_to_machine(
             assumed = f"the recipe's reference GPU, {gpu.name} ({gpu.hbm_gib:.0f} GiB)"
             notes.append(Note(f"no known GPU found: memory is computed for {assumed}"))
         notes += _guard_memory(args, recipe, published, gpu, regime)
+        if args.get("enable-hierarchical-cache") and not {"hicache-size", "hicache-ratio"} & args.keys():
+            notes.append(_size_host_cache(args, recipe, machine, gpu, regime))
     return notes + [Note(text, Severity.WARN) for text in _warnings(args, recipe, machine)]
 
 
@@ -94,6 +99,32 @@ def _guard_sentence(plan: MemoryPlan, args: Mapping[str, ArgValue], published: A
         f"{show('mem-fraction-static', args['mem-fraction-static'])} "
         f"{show('max-total-tokens', args['max-total-tokens'])}: page-offset guard for {plan.gpu.name} "
         f"({plan.gpu.hbm_gib:.0f} GiB), AITER {verdict.regime.value}: {cause}{gain}"
+    )
+
+
+def _size_host_cache(args: Args, recipe: Recipe, machine: Machine, gpu: Gpu | None, regime: Regime) -> Note:
+    """Set the size of the KV cache in host memory (HiCache) to a share of this machine's free memory."""
+    if gpu is None or not machine.devices or not machine.free_host_bytes or recipe.model.card is None:
+        return Note(
+            "--hicache-size is computed on the machine with the GPUs; without it the host has twice a GPU's pool"
+        )
+    plan = make_plan(recipe, args, gpu, regime)
+    target = plan.target_kv.bytes_per_token
+    token = target + (plan.draft_kv.bytes_per_token if plan.draft_kv else 0)
+    rank_bytes = max(machine.free_host_bytes * HOST_SHARE - HOST_RESERVE, 0) / (plan.tp * recipe.options.replicas)
+    size = int(rank_bytes / token * target / 1e9)  # SGLang's unit; it gives the draft as many tokens
+    tokens, split = int(size * 1e9 / target), attention_tp(args)
+    if tokens <= plan.tokens:
+        raise KimiError(
+            f"host memory for {tokens:,} KV tokens of each GPU, whose own pool has {plan.tokens:,}",
+            where="--enable-hierarchical-cache",
+            expected="a larger pool in host memory than on the GPU",
+            remedy="free host memory, or serve without it",
+        )
+    args["hicache-size"] = size
+    copies = f", of which each of {split} GPUs keeps a copy" if split > 1 else " on each GPU"
+    return Note(
+        f"{show('hicache-size', size)}: {tokens:,} KV tokens in {HOST_SHARE:.0%} of the free host memory{copies}"
     )
 
 

@@ -19,7 +19,7 @@ from kimi_w4a8_eagle3.predict.predict import Fit, Load, calibrate, predict
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
 from kimi_w4a8_eagle3.recipe.memory_plan import attention_tp, make_plan
 
-RECIPES = ("agent", "agent-2x4", "throughput")
+LAYOUTS = (("agent",), ("agent-2x4",), ("throughput",), ("throughput", "dp-size=2"))  # recipes with settings
 CONCURRENCIES, CONTEXTS, OUTPUT = (2, 8, 40, 64), (2048, 10240, 65536), 512
 
 
@@ -47,9 +47,9 @@ class Figures:
     ttft_s: float
 
 
-def layout(name: str) -> Layout:
+def layout(name: str, *settings: str) -> Layout:
     """Return a recipe's layout on MI325X, with the pools that the plan computes."""
-    resolved = resolve(load_recipe(name))
+    resolved = resolve(load_recipe(name), settings)
     plan = make_plan(resolved.recipe, resolved.args, Cluster().gpu, Regime.UNKNOWN)
     engines, groups = resolved.recipe.options.replicas, plan.tp // attention_tp(resolved.args)
     return Layout(name, engines, plan.tp, groups, engines * groups * plan.tokens)
@@ -69,7 +69,7 @@ def main(
     accept_length: float = typer.Option(2.7, "--accept-length", "-l", help="Tokens a verify step, at 3 draft steps."),
 ) -> None:
     """Compare the layouts by concurrency and context."""
-    fit, (one, *others) = calibrate(Cluster()), [layout(name) for name in RECIPES]
+    fit, (one, *others) = calibrate(Cluster()), [layout(*names) for names in LAYOUTS]
     columns = "recipe", "engines", "concurrency", "input", "tok/s", "TPOT", "TTFT", "KV tokens", "resident", "gain"
     table = Table(*columns, title=f"one node with 8 MI325X, accept length {accept_length}, by the model")
     for context in CONTEXTS:

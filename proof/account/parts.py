@@ -14,6 +14,7 @@ from kimi_w4a8_eagle3.bench import published
 from kimi_w4a8_eagle3.predict.machine_model import (
     BF16_BYTES,
     BF16_OPS,
+    MLA_HEADS,
     Cluster,
     Shapes,
     draft_step,
@@ -36,8 +37,6 @@ HIDDEN_PASSES = 14  # reads and writes of a token's hidden vector by a layer's k
 REDUCE_US, REDUCE_US_PER_MB = 6.3, 6.3
 LINK_TB_S = 7 * 0.048  # 48 of 64 GB/s per link are usable (ROCm blog on RCCL and xGMI)
 ATTENTION_TFLOPS = 330.0  # assumed, for both phases
-# Heads that AITER's MLA decode kernel computes; fewer are repeated to this number (SGLang's aiter_backend.py).
-MLA_HEADS = 16
 _MODEL, _FITTED = "counted", "AITER's timings, proof/account/calibration.py"
 
 

@@ -1,13 +1,15 @@
-"""DP attention with two groups of one rank: exact answers from both, figures that count nothing twice, and isolation.
+"""DP attention with two groups of one rank, each with more KV in host memory: exact answers, figures and isolation.
 
 A request that raises where its group computes alone ends alone, while the other group serves. Only a pass that raises
-would end the engine (`sglang_plugin/failing_requests.py`). The faults are planted by `support.planted_faults`.
+would end the engine (`sglang_plugin/failing_requests.py`). Prefixes that were evicted come back from host memory with
+the draft's KV. The faults are planted by `support.planted_faults`.
 """
 
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import psutil
@@ -17,12 +19,19 @@ from support.tiny_servers import tiny_launch, with_faults
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
+from kimi_w4a8_eagle3.engine.metrics import read
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.ops.window import SpecTotals
+from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
+POOL = 768  # KV tokens of a group
 TWO_GROUPS = ("args.tp=2", "enable-dp-attention=true", "dp-size=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
+HOST_CACHE = (
+    "disable-radix-cache=false", f"max-total-tokens={POOL}", "enable-hierarchical-cache=true", "hicache-ratio=8",
+    "hicache-io-backend=direct", "hicache-mem-layout=layer_first",
+)  # fmt: skip
 TEXT = "Tom has 3 apples and buys 4 more. How many apples?"
 QUESTION = {
     "model": "kimi-k2.5-tiny",
@@ -34,9 +43,16 @@ ANSWER = "Now Tom has 3 + 4 = 7 apples"
 
 
 @pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    folder = tmp_path_factory.mktemp("groups")
-    yield from with_faults(tiny_launch(settings=TWO_GROUPS), "support.planted_faults", folder)
+def forgetting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While this file exists, the draft's KV does not come back from host memory."""
+    return tmp_path_factory.mktemp("planted") / "forget"
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory, forgetting: Path) -> Iterator[EngineServer]:
+    launch = tiny_launch(settings=(*TWO_GROUPS, *HOST_CACHE))
+    launch.env["KIMI_PLANTED_FORGETTING"] = str(forgetting)
+    yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("groups"))
 
 
 def ask(server: EngineServer, **more: object) -> httpx.Response:
@@ -66,6 +82,35 @@ def test_both_groups_answer_alike_and_are_counted_once(groups: EngineServer) -> 
     assert counted.counters.requests == len(answers)
     assert set(reading.by("sglang:realtime_tokens_total", "dp_rank")) == {"0", "1"}
     assert len(reading.samples["kimi_page_guard_pool_tokens"]) == 2  # a pool of its own for each group
+
+
+def asked_twice(client: EngineClient, prompts: list[str], max_tokens: int = 16) -> list[tuple[object, ...]]:
+    """Ask each prompt in both groups; return the tokens and the accepted drafts of the answers."""
+    answers = client.chat_all([prompt for prompt in prompts for _ in range(2)], max_tokens, concurrency=2)
+    return [(answer.token_ids, tuple(answer.accepted_histogram)) for answer in answers]
+
+
+def test_evicted_prefixes_come_back_with_the_same_tokens_and_drafts(groups: EngineServer, forgetting: Path) -> None:
+    prompts = [problem.question for problem in problems("held_out", 1, seed=15)]
+    fill = [" ".join(problem.question for problem in problems("train", 12, seed=seed)) for seed in range(2)]
+    with EngineClient(groups.base_url) as client:
+
+        def loaded_back() -> tuple[list[tuple[object, ...]], float]:
+            asked_twice(client, fill, max_tokens=1)  # more than the pool of a group
+            before = read(groups.base_url).total("sglang:load_back_tokens_total") or 0.0
+            answers = asked_twice(client, prompts)
+            return answers, (read(groups.base_url).total("sglang:load_back_tokens_total") or 0.0) - before
+
+        asked_twice(client, prompts)
+        warm = asked_twice(client, prompts)
+        back, tokens = loaded_back()
+        assert tokens > 2 * 20 and back == warm
+        forgetting.touch()
+        without_drafts, tokens = loaded_back()
+        forgetting.unlink()
+    assert tokens > 2 * 20
+    assert [answer[0] for answer in without_drafts] == [answer[0] for answer in warm]  # speculation changes no token
+    assert without_drafts != warm  # and the accepted drafts show what was forgotten
 
 
 def test_a_request_that_raises_ends_alone_in_its_group(groups: EngineServer) -> None:

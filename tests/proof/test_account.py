@@ -10,7 +10,7 @@ import pytest
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.predict.machine_model import Cluster, kimi
 from kimi_w4a8_eagle3.predict.predict import Load, calibrate
-from proof.account import calibration, layouts, levers, moe_time
+from proof.account import calibration, layouts, levers, moe_time, not_yet
 from proof.account.__main__ import main
 from proof.account.parts import Account, Part, decode_attention, explain
 
@@ -114,7 +114,7 @@ def test_launches_and_time_of_a_layer(tokens: int, launches: int, most_us: float
 
 
 def test_two_engines_gain_with_long_prompts_and_lose_nothing_with_short_ones() -> None:
-    one, two = (layouts.layout(name) for name in layouts.RECIPES[:2])
+    one, two = (layouts.layout(*names) for names in layouts.LAYOUTS[:2])
     assert (one.tp, two.engines, two.tp) == (8, 2, 4) and two.kv_tokens < one.kv_tokens
     fit = calibrate(CLUSTER)
 
@@ -125,8 +125,19 @@ def test_two_engines_gain_with_long_prompts_and_lose_nothing_with_short_ones() -
     assert gain(40, 10240) >= 1.25 and gain(2, 2048) > 0.97  # below 1.25 the recipe would not be recommended
 
 
+def test_what_cannot_be_served_has_a_price() -> None:
+    fit = calibrate(CLUSTER)
+    now, fp8, context, split = not_yet.prices(fit)
+    two = layouts.figures(layouts.layout("agent-2x4"), 40, 10240, 2.7, fit)
+    assert now.tokens_per_s == pytest.approx(layouts.figures(layouts.layout("agent"), 40, 10240, 2.7, fit).tokens_per_s)
+    assert fp8.tokens_per_s >= now.tokens_per_s > context.tokens_per_s and context.kv_tokens == 8 * now.kv_tokens
+    assert now.tokens_per_s < split.tokens_per_s < two.tokens_per_s
+    again, runs, single = not_yet.returning(fit).values()
+    assert runs < again / 10 and single > 5 * again  # a copy for each token costs more than computing
+
+
 def test_dp_attention_gains_with_many_long_prompts_and_loses_with_few() -> None:
-    one, _, groups = (layouts.layout(name) for name in layouts.RECIPES)
+    one, _, groups, _ = (layouts.layout(*names) for names in layouts.LAYOUTS)
     assert (groups.tp, groups.groups) == (8, 8) and groups.kv_tokens > 3 * one.kv_tokens
     fit = calibrate(CLUSTER)
     rates = [[layouts.figures(x, c, 10240, 2.7, fit).tokens_per_s for x in (one, groups)] for c in (2, 40)]

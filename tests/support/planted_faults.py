@@ -5,7 +5,9 @@ The places are deep inside what SGLang does for one request or one batch, below 
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -54,6 +56,15 @@ def answer(_: Any, __: Any, state: Any, *___: Any, **____: Any) -> None:
         raise TypeError("planted: ANSWER")
 
 
+def forget_draft(original: Any, *args: Any, **named: Any) -> None:
+    """Load nothing back into a draft's cache while the file exists."""
+    if not Path(os.environ.get("KIMI_PLANTED_FORGETTING", "/nowhere")).exists():
+        original(*args, **named)
+
+
+HookRegistry.register(
+    "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost.load_to_device_per_layer", forget_draft, HookType.AROUND
+)
 for _target, _plant in {
     "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar": take_in,
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": lambda _cls, batch, *_: building(
