@@ -10,7 +10,11 @@ from ..recipe.schema import ArgValue, RecipeCheckpoint
 GIB = 1 << 30
 # Bytes of the published checkpoints, for a machine without access to the Hub. The published "497 GB" are GiB: the INT4
 # experts alone are 384 x 60 x 3 x 7168 x 2048 / 2 = 507.3 GB.
-PUBLISHED_SIZES = {"amd/Kimi-K2.5-W4A8": 534_000_000_000, "lightseekorg/kimi-k2.5-eagle3": 6_000_000_000}
+PUBLISHED_SIZES = {
+    "amd/Kimi-K2.5-W4A8": 534_000_000_000,
+    "amd/Kimi-K2.6-MXFP4": 559_000_000_000,
+    "lightseekorg/kimi-k2.5-eagle3": 6_000_000_000,
+}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from kimi_w4a8_eagle3.recipe.launch import load_recipe, parse_arguments, recipe_
 NO_GPU = Machine()
 NUMA = [0, 0, 1, 1, 2, 2, 3, 3]
 MI325X = Machine(tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", node, 256 * GIB) for i, node in enumerate(NUMA)))
-SERVED = ["agent", "agent-2x4", "eagle3", "eagle3-mi300x", "eagle3-mla", "eagle3-opt", "throughput", "w4a16", "w4a8"]
+SERVED = ["agent", "agent-2x4", "agent-mxfp4", "eagle3", "eagle3-mi300x", "eagle3-mla", "eagle3-opt", "throughput"]
+SERVED += ["w4a16", "w4a8"]
 VLLM = [
     "mi355x-kimi-mxfp4",
     "mi355x-kimi-mxfp4-eagle3-bf16",
