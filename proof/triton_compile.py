@@ -94,7 +94,7 @@ def _arguments(shape: MoeShape, tokens: int) -> tuple[torch.Tensor, PreparedMoe,
     def tensor(*size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype, device="meta")
 
-    experts, hidden, inter = shape.num_experts, shape.hidden, shape.inter
+    experts, hidden, inter, block = shape.num_experts, shape.hidden, shape.inter, shape.weights.block
     moe = PreparedMoe(
         shape=shape,
         layout=LAYOUT,
@@ -102,6 +102,8 @@ def _arguments(shape: MoeShape, tokens: int) -> tuple[torch.Tensor, PreparedMoe,
         w2=tensor(experts, hidden, inter // 2, dtype=torch.int8),
         s13=tensor(experts, 2 * inter, dtype=torch.float32),
         s2=tensor(experts * (hidden + 1), dtype=torch.float32),
+        shift13=tensor(experts, 2 * inter, hidden // block, dtype=torch.uint8) if block else None,
+        shift2=tensor(experts, hidden, inter // block, dtype=torch.uint8) if block else None,
     )
     return (
         tensor(tokens, hidden, dtype=torch.bfloat16),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ..base.errors import KimiError
+from ..quark.mx_blocks import MAX_SHIFT, pack_codes
 from ..quark.packing import pack_reorder
 from .contract import INT8_MAX, MoeBackend, MoeShape, PreparedMoe, QuarkMoeWeights
 from .reference import ReferenceBackend
@@ -38,12 +39,12 @@ class Agreement:
 
 
 class KnownLayer:
-    """A layer whose outputs are known: its dense weights, all of [-8, 7], cancel except for one weight a row.
+    """A layer whose outputs are known: its dense weights, all of the format's, cancel except for one weight a row.
 
     A token is `x = (r, r)`. A weight row is `(v, -v)` with one weight changed by one, so its accumulator is +-r[j].
     Gates see r[1] = 1 and a scale that saturates SiLU, so stage 1 gives +-r[j]. The largest element is r[0] = +-127,
     which makes its row's scale 1. Channels i and i + I/2 are alike, and stage 2 picks one with a small r[j] in the same
-    way.
+    way. With blocks, both halves of a row have the same random shifts, and the scale undoes that of the changed weight.
     """
 
     def __init__(self, shape: MoeShape, device: torch.device) -> None:
@@ -55,19 +56,18 @@ class KnownLayer:
         element[:, 1 : pairs // 2] = self._integers(2, half // 2, e, pairs // 2 - 1)
         element[:, 0] = 0
         unit = self._signs(e, pairs)
-        gate, up = self._cancelling(e, shape.inter, half), self._cancelling(e, shape.inter, half)
-        gate[:, :, half + 1] += 1
-        up.scatter_add_(2, half + element.repeat(1, 2)[..., None], unit.repeat(1, 2)[..., None])
-        down = self._cancelling(e, h, pairs)
+        gate_element = torch.ones(e, shape.inter, dtype=torch.int64, device=device)
         picked, sign = self._integers(1, pairs // 2, e, h), self._signs(e, h)
-        down.scatter_add_(2, pairs + picked[..., None], sign[..., None])
+        elements, units = torch.cat([gate_element, element.repeat(1, 2)], 1), torch.ones_like(gate_element)
+        units = torch.cat([units.to(unit.dtype), unit.repeat(1, 2)], 1)
+        w13, shift13, undo13 = self._cancelling(half, elements, units)
+        w2, shift2, undo2 = self._cancelling(pairs, picked, sign)
         exponent = self._integers(5, 8, e, shape.inter).float()
         s13 = torch.cat([exponent.exp2(), (-exponent).exp2()], dim=1)
         self.column_scale = self._integers(-8, -5, h).float().exp2()
         self.element = element.gather(1, picked)  # [E, H]: index of the element of r that an output shows
         self.sign = sign * unit.gather(1, picked)
-        words = pack_reorder(torch.cat([gate, up], dim=1)), pack_reorder(down)
-        self.weights = QuarkMoeWeights(shape, *words, s13, self.column_scale.expand(e, h).contiguous())
+        self.weights = QuarkMoeWeights(shape, w13, w2, s13 * undo13, self.column_scale * undo2, shift13, shift2)
 
     def batch(self, tokens: int, seed: int) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         """Return ((x, router weights, expert ids), expected bfloat16 [T, H]); a fifth of the ids is -1."""
@@ -89,9 +89,22 @@ class KnownLayer:
         x = row.repeat(1, 2).bfloat16()
         return (x, router, ids.int()), (expected * self.column_scale).bfloat16()
 
-    def _cancelling(self, experts: int, rows: int, half: int) -> torch.Tensor:
-        values = self._integers(-6, 8, experts, rows, half, dtype=torch.int8)
-        return torch.cat([values, -values], dim=2)
+    def _cancelling(
+        self, half: int, element: torch.Tensor, unit: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Return rows (v, -v) whose weight half + element [E, N] is larger by `unit`: codes, shifts, scale factors."""
+        stored, rows = self.shape.weights, element.shape
+        both_signs = [value for value in stored.integers if -value in stored.integers]
+        table = torch.tensor(both_signs, dtype=torch.int8, device=self.device)
+        values = table[self._integers(0, len(both_signs), *rows, half)]
+        changed = element[..., None]
+        values.scatter_(2, changed, self._integers(-3, 4, *rows, 1, dtype=torch.int8))  # all have neighbours
+        weights = torch.cat([values, -values], dim=2).scatter_add_(2, half + changed, unit[..., None])
+        if stored.block is None:
+            return pack_reorder(weights), None, torch.ones(rows, device=self.device)
+        shift = self._integers(0, MAX_SHIFT + 1, *rows, half // stored.block, dtype=torch.uint8)
+        undo = (-shift.gather(2, changed // stored.block)[..., 0].float()).exp2()
+        return pack_codes(weights), torch.cat([shift, shift], dim=2), undo
 
     def _signs(self, *size: int) -> torch.Tensor:
         return self._integers(0, 2, *size, dtype=torch.int8) * 2 - 1

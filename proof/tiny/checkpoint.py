@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kimi_w4a8_eagle3.quark.packing import fold_scales, unpack_reorder
+from kimi_w4a8_eagle3.moe.reference import integers
+from kimi_w4a8_eagle3.quark.mx_blocks import fold_exponents
+from kimi_w4a8_eagle3.quark.packing import fold_scales
 
 from .config import (
     DraftConfig,
@@ -84,7 +86,7 @@ def target_tensors(model: Target) -> dict[str, Tensor]:
 
 
 def load_target(folder: Path, config: TargetConfig | None = None) -> Target:
-    """Read a BF16 or a W4A8 checkpoint of the built-in target; the result is BF16, in evaluation mode."""
+    """Read a BF16, W4A8 or MXFP4 checkpoint of the built-in target; the result is BF16, in evaluation mode."""
     config = config or TargetConfig()
     tensors = read_tensors(folder)
     state: dict[str, Tensor] = {}
@@ -142,18 +144,18 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _int4_weights(stacked: dict[tuple[str, str], Tensor]) -> Int4Weights:
-    def values(projection: str) -> Tensor:
-        return unpack_reorder(stacked[projection, "weight"]).float()
+    """Return the integers of INT4 or MXFP4 experts and the scales of their rows."""
+    folded = {part: _integers(stacked, part) for part in ("gate", "up", "down")}
+    gate_up, gate_up_scale = (torch.cat(pair, 1) for pair in zip(folded["gate"], folded["up"], strict=True))
+    return Int4Weights(gate_up, gate_up_scale, *folded["down"])
 
-    def scale(projection: str) -> Tensor:
-        return fold_scales(stacked[projection, "weight_scale"], stacked[projection, "weight_scale_2"])
 
-    return Int4Weights(
-        gate_up=torch.cat([values("gate"), values("up")], 1),
-        gate_up_scale=torch.cat([scale("gate"), scale("up")], 1),
-        down=values("down"),
-        down_scale=scale("down"),
-    )
+def _integers(stacked: dict[tuple[str, str], Tensor], part: str) -> tuple[Tensor, Tensor]:
+    codes, scale = stacked[part, "weight"], stacked[part, "weight_scale"]
+    if codes.dtype == torch.uint8:
+        shift, rows, _ = fold_exponents(codes, scale)
+        return integers(codes, shift).float(), rows
+    return integers(codes, None).float(), fold_scales(scale, stacked[part, "weight_scale_2"])
 
 
 def _natural(name: str) -> list[Any]:

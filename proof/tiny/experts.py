@@ -21,7 +21,7 @@ _INT4_STEPS = 7.5  # Quark spreads [-max, max] over 15 steps; +7.5 rounds to 8 a
 
 @dataclass(frozen=True)
 class Int4Weights:
-    """One layer from a Quark checkpoint: values float32 in [-8, 7] [E, N, K], scales float32 [E, N] (both stages)."""
+    """One layer from a Quark checkpoint: integers float32 [E, N, K] of INT4 or MXFP4, scales float32 [E, N] of rows."""
 
     gate_up: Tensor
     gate_up_scale: Tensor

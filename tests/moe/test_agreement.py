@@ -16,7 +16,7 @@ from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
 from kimi_w4a8_eagle3.moe.tiles import bucket_of, buckets
 from kimi_w4a8_eagle3.moe.tune import random_layer
-from kimi_w4a8_eagle3.quark.weight_format import WeightFormat
+from kimi_w4a8_eagle3.quark.weight_format import MXFP4, WeightFormat
 
 SHAPE = MoeShape(num_experts=6, hidden=208, inter=80, top_k=3)
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ def check(backend: ReferenceBackend, tokens: int = 7) -> list[float]:
     return [agreement.worst for agreement in agreements(backend, SHAPE, [tokens], CPU)]
 
 
-@pytest.mark.parametrize("shape", [SHAPE, MoeShape(16, 512, 64, 8)])
+@pytest.mark.parametrize("shape", [SHAPE, MoeShape(16, 512, 64, 8), MoeShape(8, 128, 64, 4, weights=MXFP4)])
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_the_reference_gives_the_known_answers(shape: MoeShape, tokens: int) -> None:
     """The known answers were computed without a product, a scale's quotient or a SiLU."""

@@ -22,16 +22,13 @@ import triton
 from triton import knobs
 
 from ...base.errors import KimiError
-from ...quark.weight_format import INT4
-from ..contract import INT8_MAX, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
+from ..contract import MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
 from ..routing import ROUTE_IN_KERNEL, Routing, empty_routing, route
 from ..tiles import TABLE, bucket_of, find_row
 from . import kernels as kernels
+from .layout import LAYOUT, prepare
 
-LAYOUT = "triton-halves"
-_FLOAT16_MAX = 65504
 _MAX_INT32 = 2**31 - 1
-_CHUNK_WORDS = 1 << 24  # packed words repacked at once: bounds the temporaries of `prepare` to about 0.3 GiB
 
 Launch = Callable[..., Any]  # (kernel, grid, *arguments, **constants and options)
 
@@ -101,8 +98,9 @@ class TritonBackend:
         """Return the reason why this backend cannot run `shape` on `device`, or None."""
         if device.type != "cuda" and not knobs.runtime.interpret:
             return f"needs a GPU, got {device} (TRITON_INTERPRET=1 runs it on a CPU, slowly)"
-        if shape.weights != INT4 or shape.hidden % 16 or shape.inter % 16:
-            return f"needs {INT4} weights and multiples of 16: {shape}"
+        multiple = 2 * (shape.weights.block or 8)  # a byte holds one element of each half of K
+        if shape.hidden % multiple or shape.inter % multiple:
+            return f"hidden {shape.hidden} and inter {shape.inter} must be multiples of {multiple}"
         if (shape.num_experts + 1) * ROUTE_IN_KERNEL > _MAX_INT32:
             return f"{shape.num_experts} experts do not fit the sort key"
         return None
@@ -134,25 +132,8 @@ class TritonBackend:
         return TritonTiles.from_row(row["tiles"])
 
     def prepare(self, weights: QuarkMoeWeights) -> PreparedMoe:
-        """Repack one layer.
-
-        w13 int8 [E, 2I, H/2] and w2 int8 [E, H, I/2]: byte j of a row holds elements j and j + K/2. s13 [E, 2I]: / 16.
-        s2 [E * H + E]: each row's scale relative to its expert's largest (and / 16 / a power of two), then the largest
-        (times that power). A row of stage 2 then fits float16 whatever the scales are.
-        """
-        peak = weights.s2.amax(dim=1)
-        peak = torch.where(peak > 0, peak, torch.ones_like(peak))
-        # |accumulator * relative scale| <= 127 * 8 * I: a power of two brings that below float16's largest value.
-        divisor = float(triton.next_power_of_2(-(-INT8_MAX * 8 * weights.shape.inter // _FLOAT16_MAX)))
-        relative = weights.s2 / peak[:, None] / (16 * divisor)
-        return PreparedMoe(
-            shape=weights.shape,
-            layout=LAYOUT,
-            w13=halves_from_reorder(weights.w13),
-            w2=halves_from_reorder(weights.w2),
-            s13=weights.s13 / 16,
-            s2=torch.cat([relative.view(-1), peak * divisor]),
-        )
+        """Repack one layer; see layout.py."""
+        return prepare(weights)
 
     def forward(
         self, x: torch.Tensor, moe: PreparedMoe, topk_weights: torch.Tensor, topk_ids: torch.Tensor
@@ -263,6 +244,7 @@ class MoeCall:
             scale,
             self.moe.w13,
             self.moe.s13,
+            self.moe.s13 if self.moe.shift13 is None else self.moe.shift13,
             *routing.tables,
             act,
             factor,
@@ -320,6 +302,7 @@ class MoeCall:
             act,
             self.moe.w2,
             self.moe.s2,
+            self.moe.s2 if self.moe.shift2 is None else self.moe.shift2,
             *routing.tables,
             out,
             column // 16,
@@ -358,39 +341,11 @@ class MoeCall:
             "BN": tile.block_n,
             "BK": tile.block_k,
             "STAGES": tile.num_stages,
+            "MX": self.moe.shift13 is not None,
             "PTX": self.nvidia and not knobs.runtime.interpret,
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
         }
-
-
-def halves_from_reorder(words: torch.Tensor) -> torch.Tensor:
-    """Convert Quark's words to bytes that hold elements j (low nibble) and j + K/2 (high nibble).
-
-    words: int32 [..., K/8], K a multiple of 16. Returns int8 [..., K/2].
-    """
-    rows, half = words.shape[:-1].numel(), words.shape[-1] // 2
-    flat = words.reshape(rows, 2, half)
-    out = torch.empty(rows, half, 2, dtype=torch.int32, device=words.device)
-    step = max(_CHUNK_WORDS // (2 * half), 1)
-    for start in range(0, rows, step):
-        part = flat[start : start + step]
-        for index, nibbles in enumerate(_split_natural(part)):
-            low, high = nibbles[:, 0], nibbles[:, 1]
-            out[start : start + step, :, index] = low | high << 4
-    return out.view(torch.int8).view(*words.shape[:-1], half * 8)
-
-
-def _split_natural(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return elements 0..3 and 4..7 of each `reorder` word, one in the low nibble of each byte.
-
-    In byte order a word is (e0|e2, e4|e6, e1|e3, e5|e7), low nibble first.
-    """
-    even = words & 0x0F0F0F0F  # bytes e0 e4 e1 e5
-    odd = (words >> 4) & 0x0F0F0F0F  # bytes e2 e6 e3 e7
-    first = even & 0xFF | (even >> 8) & 0xFF00 | (odd & 0xFF) << 16 | (odd & 0xFF0000) << 8
-    second = (even >> 8) & 0xFF | (even >> 16) & 0xFF00 | (odd & 0xFF00) << 8 | odd & -0x1000000
-    return first, second
 
 
 def _fit(tile: StageTile, columns: int, k: int) -> StageTile:

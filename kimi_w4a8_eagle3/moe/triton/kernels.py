@@ -4,6 +4,9 @@ Weights are bytes: byte j of a row holds element j in its low and element j + K/
 activations are two contiguous runs. A nibble is used in the *high* half of its byte, `p << 4` and `p & 0xF0`, which is
 16 times its value; `prepare` folds 1/16 into the scales. 7168 * 127 * 128 < 2**31, so int32 cannot overflow.
 
+MXFP4 codes become int8 by `_e2m1`. A block's shift s of 0 to 7 is applied to the weights as s % 4, which int8 holds.
+Blocks with s above 3 go to a dot of their own, whose sums are shifted by 4; a tile without such blocks skips it.
+
 Accumulators are [n, m], output column by row of the block. With LEFT the weights are the left operand of the dot. On
 Hopper wgmma then takes them from the registers where they are unpacked, and 16 tokens fill the instruction. On CDNA
 they are the right operand in stage 2, where a lane then ends with four neighbouring columns of a row and stores them at
@@ -26,9 +29,20 @@ HIGH = tl.constexpr(-16)  # 0xF0 as int8
 
 
 @triton.jit
-def _unpack(packed, PTX: tl.constexpr):
-    """Unpack int8 bytes to (16 * low nibble, 16 * high nibble); PTX does four bytes at once, Triton alone one."""
-    if PTX:
+def _e2m1(code):
+    """Return twice the E2M1 value of the low nibble of int8 bytes: 0, 1, 2, 3, 4, 6, 8, 12 with a sign."""
+    size = code & 7
+    size = tl.where(size < 4, size, (2 + (size & 1)) << (tl.maximum(size >> 1, 1) - 1))
+    return tl.where((code & 8) != 0, -size, size).to(tl.int8)
+
+
+@triton.jit
+def _unpack(packed, PTX: tl.constexpr, MX: tl.constexpr):
+    """Unpack int8 bytes to (low, high) elements: INT4 times 16, or twice E2M1. PTX does four bytes at once."""
+    if MX:
+        low = _e2m1(packed)
+        high = _e2m1(packed >> 4)
+    elif PTX:
         low, high = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 4; and.b32 $0, $0, 0xF0F0F0F0; and.b32 $1, $2, 0xF0F0F0F0;",
             "=&r,=&r,r",
@@ -41,6 +55,35 @@ def _unpack(packed, PTX: tl.constexpr):
         low = packed << 4
         high = packed & HIGH
     return low, high
+
+
+@triton.jit
+def _load_shifts(shifts, row, start, limit: tl.constexpr, half: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
+                 MX: tl.constexpr):  # fmt: skip
+    """Load the shifts int8 [n, k] of a step of BK bytes; half 0 or 1 is the low or the high elements' half of K."""
+    if MX:
+        block = tl.arange(0, BK // 32)
+        inside = start + block * 32 < limit
+        pointers = shifts + row[:, None] * (limit // 16) + half * (limit // 32) + start // 32 + block[None, :]
+        found = tl.load(pointers, mask=inside[None, :], other=0)
+        return tl.reshape(tl.broadcast_to(found[:, :, None], (BN, BK // 32, 32)), (BN, BK)).to(tl.int8)
+    else:
+        return 0
+
+
+@triton.jit
+def _add(weights, x, acc, shift, LEFT: tl.constexpr, MX: tl.constexpr):
+    """Return acc + (weights << shift) @ x."""
+    if MX:
+        near = shift < 4
+        scaled = weights << (shift & 3)
+        acc = _dot(tl.where(near, scaled, 0).to(tl.int8), x, acc, LEFT)
+        if tl.max(tl.max(shift, 1), 0) > 3:
+            far = _dot(tl.where(near, 0, scaled).to(tl.int8), x, tl.zeros_like(acc), LEFT)
+            acc += far << 4
+        return acc
+    else:
+        return _dot(weights, x, acc, LEFT)
 
 
 @triton.jit
@@ -141,13 +184,14 @@ def _load_k(pointers, k, limit: tl.constexpr, EVEN: tl.constexpr, AXIS: tl.const
 
 
 @triton.jit
-def stage1(q, scale, w13, s13, order, block_expert, block_first, block_rows, num_blocks, out, factor,
+def stage1(q, scale, w13, s13, shift13, order, block_expert, block_first, block_rows, num_blocks, out, factor,
            topk_weights, s2, H: tl.constexpr, INTER: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr,
            BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, LEFT: tl.constexpr,
-           PTX: tl.constexpr, MODE: tl.constexpr):  # fmt: skip
+           PTX: tl.constexpr, MX: tl.constexpr, MODE: tl.constexpr):  # fmt: skip
     """Compute silu(gate) * up of one block of BM rows and BN columns.
 
-    q int8 [T, H], scale [T], w13 bytes [E, 2I, H/2], s13 [E, 2I] (already / 16). Row p of `out` is sorted position p.
+    q int8 [T, H], scale [T], w13 bytes [E, 2I, H/2], s13 [E, 2I] (INT4: already / 16), shift13 [E, 2I, H/32] with MX.
+    Row p of `out` is sorted position p.
     MODE "float": out float32 [S, I].
     MODE "quant" (BN covers I): out int8 [S, I] and factor[slot], as in quantize_act.
     MODE "acc": out int32 [S, 2I], the accumulators, for tests.
@@ -167,24 +211,26 @@ def stage1(q, scale, w13, s13, order, block_expert, block_first, block_rows, num
     x_low = q + token[None, :] * H + k[:, None]
     gate = w13 + expert * (2 * INTER * HB) + row[:, None] * HB + k[None, :]
     up = gate + INTER * HB
+    gate_shift = shift13 + expert * (2 * INTER * (H // 32))
+    up_shift = gate_shift + INTER * (H // 32)
     acc_gate = _zeros(BN, BM, LEFT)
     acc_up = _zeros(BN, BM, LEFT)
     for start in tl.range(0, HB, BK, num_stages=STAGES):
         low = _load_k(x_low + start, k + start, HB, EVEN, 0)
         high = _load_k(x_low + start + HB, k + start, HB, EVEN, 0)
-        gate_low, gate_high = _unpack(_load_k(gate + start, k + start, HB, EVEN, 1), PTX)
-        up_low, up_high = _unpack(_load_k(up + start, k + start, HB, EVEN, 1), PTX)
-        acc_gate = _dot(gate_low, low, acc_gate, LEFT)
-        acc_gate = _dot(gate_high, high, acc_gate, LEFT)
-        acc_up = _dot(up_low, low, acc_up, LEFT)
-        acc_up = _dot(up_high, high, acc_up, LEFT)
+        gate_low, gate_high = _unpack(_load_k(gate + start, k + start, HB, EVEN, 1), PTX, MX)
+        up_low, up_high = _unpack(_load_k(up + start, k + start, HB, EVEN, 1), PTX, MX)
+        acc_gate = _add(gate_low, low, acc_gate, _load_shifts(gate_shift, row, start, HB, 0, BK, BN, MX), LEFT, MX)
+        acc_gate = _add(gate_high, high, acc_gate, _load_shifts(gate_shift, row, start, HB, 1, BK, BN, MX), LEFT, MX)
+        acc_up = _add(up_low, low, acc_up, _load_shifts(up_shift, row, start, HB, 0, BK, BN, MX), LEFT, MX)
+        acc_up = _add(up_high, high, acc_up, _load_shifts(up_shift, row, start, HB, 1, BK, BN, MX), LEFT, MX)
 
     acc_gate, acc_up = _by_column(acc_gate, LEFT), _by_column(acc_up, LEFT)
     keep = (n < INTER)[:, None] & live[None, :]
     if MODE == "acc":
         pointers = out + position[None, :] * (2 * INTER) + n[:, None]
-        tl.store(pointers, acc_gate >> 4, mask=keep)
-        tl.store(pointers + INTER, acc_up >> 4, mask=keep)
+        tl.store(pointers, acc_gate >> (0 if MX else 4), mask=keep)
+        tl.store(pointers + INTER, acc_up >> (0 if MX else 4), mask=keep)
     else:
         row_scale = tl.load(scale + token)[None, :]
         g = acc_gate.to(tl.float32) * row_scale * tl.load(s13 + expert * (2 * INTER) + row)[:, None]
@@ -222,9 +268,10 @@ def quantize_act(act, q, factor, order, ids, topk_weights, s2, slots, H: tl.cons
 
 
 @triton.jit(do_not_specialize=["column16", "columns16"])
-def stage2(q, w2, s2, order, block_expert, block_first, block_rows, num_blocks, out, column16, columns16,
+def stage2(q, w2, s2, shift2, order, block_expert, block_first, block_rows, num_blocks, out, column16, columns16,
            H: tl.constexpr, INTER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-           STAGES: tl.constexpr, LEFT: tl.constexpr, PTX: tl.constexpr, MODE: tl.constexpr):  # fmt: skip
+           STAGES: tl.constexpr, LEFT: tl.constexpr, PTX: tl.constexpr, MX: tl.constexpr,
+           MODE: tl.constexpr):  # fmt: skip
     """Compute the down projection of one block of BM rows and BN of the columns column..column+columns-1.
 
     q int8 [S, I] in sorted order, w2 bytes [E, H, I/2], s2 float32: [E, H] relative to the expert's peak, then peaks
@@ -246,19 +293,20 @@ def stage2(q, w2, s2, order, block_expert, block_first, block_rows, num_blocks, 
 
     x_low = q + position[None, :] * INTER + k[:, None]
     weights = w2 + expert * (H * IB) + row[:, None] * IB + k[None, :]
+    shifts = shift2 + expert * (H * (INTER // 32))
     acc = _zeros(BN, BM, LEFT)
     for start in tl.range(0, IB, BK, num_stages=STAGES):
         low = _load_k(x_low + start, k + start, IB, EVEN, 0)
         high = _load_k(x_low + start + IB, k + start, IB, EVEN, 0)
-        w_low, w_high = _unpack(_load_k(weights + start, k + start, IB, EVEN, 1), PTX)
-        acc = _dot(w_low, low, acc, LEFT)
-        acc = _dot(w_high, high, acc, LEFT)
+        w_low, w_high = _unpack(_load_k(weights + start, k + start, IB, EVEN, 1), PTX, MX)
+        acc = _add(w_low, low, acc, _load_shifts(shifts, row, start, IB, 0, BK, BN, MX), LEFT, MX)
+        acc = _add(w_high, high, acc, _load_shifts(shifts, row, start, IB, 1, BK, BN, MX), LEFT, MX)
 
     acc = _by_column(acc, LEFT)
     pointers = out + slot[None, :] * columns + n[:, None]
     keep = (n < columns)[:, None] & live[None, :]
     if MODE == "acc":
-        tl.store(pointers, acc >> 4, mask=keep)
+        tl.store(pointers, acc >> (0 if MX else 4), mask=keep)
     else:
         tl.store(pointers, (acc.to(tl.float32) * tl.load(s2 + expert * H + row)[:, None]).to(tl.float16), mask=keep)
 

@@ -11,15 +11,16 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from kimi_w4a8_eagle3.base.errors import KimiError
-from kimi_w4a8_eagle3.moe.agreement import agreements
+from kimi_w4a8_eagle3.moe.agreement import KnownLayer, agreements
 from kimi_w4a8_eagle3.moe.contract import MoeShape, QuarkMoeWeights
 from kimi_w4a8_eagle3.moe.op import MoeLayer
-from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, integers
 from kimi_w4a8_eagle3.moe.routing import empty_routing, route
 from kimi_w4a8_eagle3.moe.triton import kernels as kernels
 from kimi_w4a8_eagle3.moe.triton.backend import MoeCall, StageTile, TritonBackend, TritonTiles
 from kimi_w4a8_eagle3.moe.tune import random_layer
 from kimi_w4a8_eagle3.quark.packing import unpack_reorder
+from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 
 # Triton makes both anew for each operation of each program, with a table of all kinds: a third of the time here.
 NUMPY_TYPES: dict[str, Any] = {}
@@ -116,6 +117,24 @@ def test_forward_agrees_with_the_reference(layer: QuarkMoeWeights, tiles: str, r
 def test_it_passes_the_gpu_checks_of_kimi_accept() -> None:
     (found,) = agreements(TritonBackend(TILES["separate quantization"]), SHAPE, [3], CPU)
     assert found.worst > 0
+
+
+MX_SHAPE = MoeShape(5, 192, 64, 3, weights=MXFP4)  # tails in K and N
+
+
+@pytest.mark.parametrize(("tiles", "nvidia"), [("separate quantization", True), ("column chunks", False)])
+def test_mxfp4_is_exact_for_every_shift(tiles: str, nvidia: bool) -> None:
+    layer, (x, weights, ids) = random_layer(MX_SHAPE, CPU), batch(MX_SHAPE, ROUTINGS["one token"])
+    call = MoeCall(x, TritonBackend().prepare(layer), weights, ids, TILES[tiles], nvidia=nvidia)
+    q, scale, blocks = call.quantize_and_route()
+    order = blocks.order.long()
+    w13 = integers(layer.w13, layer.shift13).long()[ids.reshape(-1).long()[order]]
+    acc, _ = call.stage1(q, scale, blocks, mode="acc")
+    assert torch.equal(acc.long(), torch.einsum("k,snk->sn", q[0].long(), w13))
+    known = KnownLayer(MX_SHAPE, CPU)
+    inputs, answer = known.batch(2, seed=1)
+    backend = TritonBackend(TILES[tiles])
+    assert torch.equal(backend.forward(inputs[0], backend.prepare(known.weights), *inputs[1:]), answer)
 
 
 @pytest.mark.parametrize("nvidia", [False, True], ids=["weights right", "weights left"])
