@@ -9,6 +9,7 @@ prefill_cost, 1 / the share of the peaks that prefill reaches.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -130,7 +131,7 @@ def moe_shape(shapes: Shapes, cluster: Cluster) -> MoeShape:
     return MoeShape(shapes.experts, shapes.hidden, shapes.expert_inner // cluster.tp, shapes.top_k)
 
 
-def experts_touched(tokens: int, shapes: Shapes) -> float:
+def experts_touched(tokens: float, shapes: Shapes) -> float:
     """Return the expected number of distinct experts for `tokens` tokens under uniform routing."""
     return shapes.experts * (1 - (1 - shapes.top_k / shapes.experts) ** tokens)
 
@@ -166,15 +167,25 @@ def expert_weights(shapes: Shapes, tp: int) -> float:
 
 
 def decode_bytes(
-    requests: int, tokens_each: int, context: float, precision: Precision, cluster: Cluster, shapes: Shapes
+    requests: int,
+    tokens_each: float,
+    context: float,
+    precision: Precision,
+    cluster: Cluster,
+    shapes: Shapes,
+    fullest: float | None = None,
 ) -> float:
-    """Return the bytes of weights, touched experts and KV that one decode pass reads on a GPU."""
+    """Return the bytes of weights, touched experts and KV that one decode pass reads on a GPU.
+
+    fullest: requests of the fullest group, if the groups of DP attention are not equal.
+    """
     s, tokens = shapes, requests * tokens_each
     # MLA keeps one latent vector per token, replicated on every GPU. AITER's kernel reads it once for all tokens of a
     # request, but its matrix work takes about as long as one reading for each (docs/bench.md). With one reading alone
     # the model falls 22% short of the published ITL.
     # It computes 16 heads at once, and more heads in as many passes.
-    passes = cluster.in_a_group(requests) * tokens_each * max(s.heads / cluster.attention_tp / MLA_HEADS, 1.0)
+    own = (fullest or cluster.in_a_group(requests)) * tokens_each
+    passes = own * max(s.heads / cluster.attention_tp / MLA_HEADS, 1.0)
     kv_bytes = passes * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
     expert = expert_weights(s, cluster.tp)
     touched = experts_touched(tokens, s) * expert * precision.bytes_per_weight * s.moe_layers
@@ -182,15 +193,21 @@ def decode_bytes(
 
 
 def decode_step(
-    requests: int, tokens_each: int, context: float, precision: Precision, cluster: Cluster, shapes: Shapes
+    requests: int,
+    tokens_each: int,
+    context: float,
+    precision: Precision,
+    cluster: Cluster,
+    shapes: Shapes,
+    fullest: float | None = None,
 ) -> Terms:
     """Return the cost of one target pass over `tokens_each` new tokens of each request (1: plain decode)."""
     s, tokens = shapes, requests * tokens_each
     expert = expert_weights(s, cluster.tp)
-    own = cluster.in_a_group(requests) * tokens_each
+    own = (fullest or cluster.in_a_group(requests)) * tokens_each
     projections = s.layers * attention_weights(s, cluster.attention_tp)
     products = own * projections + tokens * (fixed_weights(s, cluster.tp, cluster.attention_tp) - projections)
-    memory = decode_bytes(requests, tokens_each, context, precision, cluster, shapes) / cluster.bandwidth
+    memory = decode_bytes(requests, tokens_each, context, precision, cluster, shapes, fullest) / cluster.bandwidth
     attention = own * context * s.layers * s.heads / cluster.attention_tp * 2 * (2 * s.kv_rank + s.rope)
     compute = (products * 2 + attention) / BF16_OPS + tokens * s.top_k * expert * 2 * s.moe_layers / precision.ops
     return np.array([s.layers, memory + compute, 0.0])
@@ -206,34 +223,42 @@ def _step_weights(cluster: Cluster, shapes: Shapes) -> float:
     ) / cluster.attention_tp
 
 
-def draft_bytes(requests: int, context: float, cluster: Cluster, shapes: Shapes) -> float:
+def draft_bytes(requests: int, context: float, cluster: Cluster, shapes: Shapes, fullest: float | None = None) -> float:
     """Return the bytes that one draft step reads on a GPU: weights with the output head, and KV, in BF16."""
     heads = shapes.draft_kv_heads / cluster.attention_tp
-    kv = cluster.in_a_group(requests) * context * 2 * heads * shapes.draft_head_dim
+    kv = (fullest or cluster.in_a_group(requests)) * context * 2 * heads * shapes.draft_head_dim
     return (_step_weights(cluster, shapes) + kv) * BF16_BYTES
 
 
-def draft_step(requests: int, context: float, cluster: Cluster, shapes: Shapes) -> Terms:
+def draft_step(requests: int, context: float, cluster: Cluster, shapes: Shapes, fullest: float | None = None) -> Terms:
     """Return the cost of one step of the one-layer draft with its output head, in BF16."""
-    memory = draft_bytes(requests, context, cluster, shapes) / cluster.bandwidth
-    compute = cluster.in_a_group(requests) * _step_weights(cluster, shapes) * 2 / BF16_OPS
+    memory = draft_bytes(requests, context, cluster, shapes, fullest) / cluster.bandwidth
+    compute = (fullest or cluster.in_a_group(requests)) * _step_weights(cluster, shapes) * 2 / BF16_OPS
     return np.array([1.0, memory + compute, 0.0])
 
 
 def prefill(tokens: int, precision: Precision, cluster: Cluster, shapes: Shapes, together: int = 1) -> Terms:
-    """Return the cost of one prompt: matrix products, attention over its own past, and two all-reduces per layer.
+    """Return the cost of one prompt. With DP attention each group prefills one of `together` prompts in a pass."""
+    prompts = min(together, cluster.groups)
+    return prefill_pass([[(tokens, 0)]] * prompts, precision, cluster, shapes) / prompts
 
-    With DP attention each group prefills a prompt of its own, so of `together` prompts one costs its share of a pass.
-    Of the two all-reduces one is left, as a gather before the experts and a scatter after them.
+
+def prefill_pass(
+    groups: Sequence[Sequence[tuple[float, float]]], precision: Precision, cluster: Cluster, shapes: Shapes
+) -> Terms:
+    """Return the cost of a pass over prompts, by group of GPUs (new tokens, tokens before them) of each prompt.
+
+    It has matrix products, attention over the past, and two all-reduces per layer. With DP attention the group with the
+    most work decides the attention's time, and one of the two all-reduces is left, as a gather before the experts and a
+    scatter after them.
     """
-    s, prompts = shapes, min(together, cluster.groups)
+    s, tokens = shapes, sum(new for group in groups for new, _ in group)
     head = s.vocab * s.hidden / cluster.tp
     projections = s.layers * attention_weights(s, cluster.attention_tp)
     rest = fixed_weights(s, cluster.tp, cluster.attention_tp) - head - projections
-    linear = tokens * (rest + projections / prompts) * 2 / BF16_OPS
     experts = tokens * s.top_k * expert_weights(s, cluster.tp) * 2 * s.moe_layers / precision.ops
-    heads = s.heads / cluster.attention_tp / prompts
-    attention = tokens**2 / 2 * s.layers * heads * 2 * (s.nope + s.rope + s.v_head) / BF16_OPS
+    score = s.layers * s.heads / cluster.attention_tp * 2 * (s.nope + s.rope + s.v_head)
+    own = max(sum(new * (2 * projections + (past + new / 2) * score) for new, past in group) for group in groups)
     ring = 2 * (cluster.tp - 1) / cluster.tp
     reduced = (2 if cluster.groups == 1 else 1) * s.layers * tokens * s.hidden * BF16_BYTES * ring / LINK_BYTES
-    return np.array([0.0, 0.0, linear + experts + attention + reduced])
+    return np.array([0.0, 0.0, (tokens * rest * 2 + own) / BF16_OPS + experts + reduced])

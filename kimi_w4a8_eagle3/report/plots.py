@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from ..bench import published
 from ..bench.runs import Cell, Groups
 from ..bench.statistics import METRICS, Interval
+from ..predict.simulation import TrafficFigures
 from .page import Picture
 from .shapes import Shape
 from .speedup import Speedup
@@ -161,6 +162,22 @@ def speedup_curves(curves: Sequence[Speedup]) -> Picture:
         axis.set_ylabel("TPOT speed-up over no speculation")
         alt = (f"{curve.title}: {curve.measured:.2f}x at accept length {curve.accept_length:.2f}" for curve in curves)
         return Picture("speedup", "; ".join(alt), _svg(figure, axis), legend)
+
+
+def goodput_curves(curves: Mapping[str, Sequence[TrafficFigures]]) -> Picture:
+    """Plot the goodput of each layout over the number of users."""
+    legend = [(name, COLOURS[at % len(COLOURS)]) for at, name in enumerate(curves)]
+    with plt.rc_context(_LOOK):
+        figure, axis = plt.subplots(figsize=(5.6, 3.6))
+        for name, shade in legend:
+            points = [(one.users or 0, one.goodput_tok_s) for one in curves[name]]
+            axis.plot(*zip(*points, strict=True), "o-", color=shade)
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("users")
+        axis.set_ylabel("output tok/s of requests that meet the SLO")
+        best = (f"{name}: {max(one.goodput_tok_s for one in found):,.0f} tok/s" for name, found in curves.items())
+        return Picture("goodput", "best goodput, " + "; ".join(best), _svg(figure, axis), legend)
 
 
 def _svg(figure: Figure, axis: Axes) -> bytes:

@@ -13,29 +13,12 @@ from rich.table import Table
 
 from kimi_w4a8_eagle3.base.console import table_console
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.machine.aiter_regime import Regime
+from kimi_w4a8_eagle3.predict.layouts import Layout, layout
 from kimi_w4a8_eagle3.predict.machine_model import Cluster
 from kimi_w4a8_eagle3.predict.predict import Fit, Load, calibrate, predict
-from kimi_w4a8_eagle3.recipe.launch import load_recipe, resolve
-from kimi_w4a8_eagle3.recipe.memory_plan import attention_tp, make_plan
 
 LAYOUTS = (("agent",), ("agent-2x4",), ("throughput",), ("throughput", "dp-size=2"))  # recipes with settings
 CONCURRENCIES, CONTEXTS, OUTPUT = (2, 8, 40, 64), (2048, 10240, 65536), 512
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Engines of a recipe on one node; groups: of GPUs in an engine; kv_tokens: of all pools."""
-
-    recipe: str
-    engines: int
-    tp: int
-    groups: int
-    kv_tokens: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.engines} x TP {self.tp}" + (f", DP {self.groups}" if self.groups > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -45,14 +28,6 @@ class Figures:
     tokens_per_s: float
     tpot_ms: float
     ttft_s: float
-
-
-def layout(name: str, *settings: str) -> Layout:
-    """Return a recipe's layout on MI325X, with the pools that the plan computes."""
-    resolved = resolve(load_recipe(name), settings)
-    plan = make_plan(resolved.recipe, resolved.args, Cluster().gpu, Regime.UNKNOWN)
-    engines, groups = resolved.recipe.options.replicas, plan.tp // attention_tp(resolved.args)
-    return Layout(name, engines, plan.tp, groups, engines * groups * plan.tokens)
 
 
 def figures(chosen: Layout, concurrency: int, context: int, accept_length: float, fit: Fit) -> Figures:

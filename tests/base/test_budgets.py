@@ -25,7 +25,7 @@ CEILINGS = {
     "accept": 677,
     "base": 642,
     "bench": 2490,
-    "commands": 1955,
+    "commands": 2039,
     "door": 2085,
     "engine": 1477,
     "eval": 2869,
@@ -34,11 +34,11 @@ CEILINGS = {
     "machine": 619,
     "moe": 5892,
     "ops": 996,
-    "predict": 473,
+    "predict": 1342,
     "quark": 1841,
     "recipe": 1624,
-    "report": 1342,
-    "sglang_plugin": 3083,
+    "report": 1439,
+    "sglang_plugin": 3371,
 }
 
 

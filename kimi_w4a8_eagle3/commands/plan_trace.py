@@ -1,0 +1,57 @@
+"""`kimi-w4a8 plan --trace`: ranked layouts for recorded traffic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from ..base.console import request_progress, table_console
+from ..predict.trace_plan import MODEL, Slo, plan_trace
+
+
+def rank_layouts(
+    trace: Path,
+    slo: Slo,
+    users: int | None,
+    accept_length: float,
+    horizon_s: float,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulate the layouts, print the ranking, and write the page if a folder is given."""
+    console = table_console()
+    with request_progress("simulations", None, console) as shown:
+
+        def show(done: int, _total: int, what: str) -> None:
+            shown(done, what)
+
+        plan = plan_trace(trace, slo, users, accept_length, horizon_s, show)
+    from ..report import traffic_plan  # optional: jinja2 and matplotlib
+
+    if as_json:
+        content: dict[str, Any] = {
+            "about": MODEL,
+            "verdict": plan.verdict,
+            "users": plan.users,
+            "reasons": plan.reasons(),
+        }
+        content |= {"recipe": plan.winner.recipe if plan.winner else None, "error": plan.error}
+        content |= {"layouts": [plan.chosen[name][0].model_dump() for name in plan.ranking]}
+        content |= {"curves": {name: [one.model_dump() for one in found] for name, found in plan.curves.items()}}
+        typer.echo(json.dumps(content, indent=2))
+        return
+    console.print(MODEL, markup=False)
+    table = Table(*traffic_plan.COLUMNS, title=f"{plan.trace.name}, {plan.slo}")
+    for row in traffic_plan.rows(plan):
+        table.add_row(*row)
+    console.print(table)
+    for line in (*traffic_plan.notes(plan), f"verdict: {plan.verdict}", *plan.reasons()):
+        console.print(line, markup=False)
+    if output is not None:
+        from ..report.page import write_page  # optional: jinja2
+
+        typer.echo(f"page: {write_page(traffic_plan.page(plan), output)}")

@@ -1,0 +1,103 @@
+"""`run_module kimi_w4a8_eagle3.predict.simulate JOB RESULTS`: simulate a job and write a line for each run.
+
+It is a program of its own, because SGLang's classes need its imports and a configuration for the whole process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..bench.trace import Trace
+from ..bench.trace_readers import read_trace
+from .layouts import NODE_GPUS, Layout
+from .machine_model import Cluster
+from .predict import calibrate
+from .simulation import SimulatedRun, SimulationJob, TrafficFigures
+from .step_time import KimiStepTime, LinearStepTime, StepTime
+from .traffic import EngineSettings, Served, Traffic
+
+RAMP = 0.1  # share of the horizon in which users start; its requests are not counted
+
+
+def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
+    """Simulate one layout under the job's traffic."""
+    layout, began = Layout(**one.layout), time.process_time()
+    settings = EngineSettings(
+        layout.engines,
+        layout.groups,
+        layout.pool,
+        layout.chunk,
+        layout.max_running,
+        job.grain,
+        job.accept_length,
+        job.prefix_cache,
+        job.eagle,
+        layout.host,
+        layout.host_tokens_s,
+    )
+    steps: StepTime
+    if job.step_time is None:
+        drafts = 0 if job.accept_length == 1 else 3
+        steps = KimiStepTime(calibrate(Cluster()), Cluster(tp=layout.tp, groups=layout.groups), drafts, scale=one.scale)
+    else:
+        steps = LinearStepTime(**job.step_time, scale=one.scale)
+    closed = trace.users is not None and one.users == trace.users
+    traffic = Traffic(trace, settings, steps, one.users, job.horizon_s, spread=not closed)
+    ramp = 0.0 if closed or one.users is None else RAMP * job.horizon_s
+    served = [request for request in traffic.run() if request.arrived >= ramp]
+    # At the end some requests wait for their first token: those past the limit have missed it.
+    waited = [job.horizon_s - request.arrived for request in traffic.unfinished.values() if not request.first]
+    late = [seconds for seconds in waited if job.ttft_s < seconds <= job.horizon_s - ramp]
+    lasted = job.horizon_s if late else max((request.end for request in served), default=ramp)
+    return _figures(job, layout, one, served, late, lasted - ramp, time.process_time() - began)
+
+
+def _figures(
+    job: SimulationJob,
+    layout: Layout,
+    one: SimulatedRun,
+    served: Sequence[Served],
+    late: Sequence[float],
+    lasted: float,
+    cpu_s: float,
+) -> TrafficFigures:
+    ttft = [*(request.ttft_s for request in served), *late] or [0.0]
+    tpot = [request.tpot_s for request in served] or [0.0]
+    prompts = sum(request.turn.prompt_tokens for request in served)
+    good = [request for request in served if request.ttft_s <= job.ttft_s and request.tpot_s <= job.tpot_s]
+    tokens, good_tokens = (sum(request.turn.output_tokens for request in found) for found in (served, good))
+    return TrafficFigures(
+        layout=layout.name,
+        users=one.users,
+        scale=one.scale,
+        requests=len(served),
+        hit_rate=sum(request.cached for request in served) / max(prompts, 1),
+        ttft_p50_s=float(np.percentile(ttft, 50)),
+        ttft_p95_s=float(np.percentile(ttft, 95)),
+        tpot_p50_ms=float(np.percentile(tpot, 50)) * 1000,
+        tpot_p95_ms=float(np.percentile(tpot, 95)) * 1000,
+        good=len(good) / max(len(served) + len(late), 1),
+        goodput_tok_s=good_tokens / max(lasted, 1e-9),
+        throughput_tok_s=tokens / max(lasted, 1e-9),
+        tokens_per_gpu_hour=tokens / max(lasted, 1e-9) * 3600 / NODE_GPUS,
+        cpu_s=cpu_s,
+    )
+
+
+def main(job_file: Path, results: Path) -> None:
+    """Run a job and write each result as soon as it is known."""
+    job = SimulationJob.model_validate_json(job_file.read_text())
+    trace = read_trace(Path(job.trace), job.output_tokens)
+    with results.open("a") as file:
+        for one in job.runs:
+            print(json.dumps(run(job, trace, one).model_dump()), file=file, flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,79 @@
+"""Time of one prefill batch or decode step of an engine, for the simulation of traffic.
+
+A rank is one scheduler with its requests: one per engine, or one per DP rank. All ranks of an engine step together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .machine_model import PRECISIONS, Cluster, decode_bytes, decode_step, draft_step, kimi, prefill_pass
+from .predict import Fit
+
+Extend = tuple[float, float]  # new tokens of a request, and its cached or computed tokens before them
+Decode = tuple[int, float]  # requests of a rank, and the sum of their contexts in tokens
+
+
+class StepTime(Protocol):
+    """Seconds of an engine's steps."""
+
+    def prefill(self, ranks: Sequence[Sequence[Extend]]) -> float: ...
+    def decode(self, ranks: Sequence[Decode]) -> float: ...
+
+
+@dataclass(frozen=True)
+class KimiStepTime:
+    """Steps of Kimi-K2.5 by the fitted machine model. scale: factor on every time, for intervals."""
+
+    fit: Fit
+    cluster: Cluster
+    steps: int = 3
+    precision: str = "w4a8"
+    scale: float = 1.0
+
+    def prefill(self, ranks: Sequence[Sequence[Extend]]) -> float:
+        """Return the time of a pass. A short one takes at least a pass over the weights."""
+        shapes, precision = kimi(), PRECISIONS[self.precision]
+        work = prefill_pass(ranks, precision, self.cluster, shapes)
+        tokens = sum(new for rank in ranks for new, _ in rank)
+        weights = decode_bytes(1, tokens, 0.0, precision, self.cluster, shapes)
+        read = np.array([shapes.layers, weights / self.cluster.bandwidth, 0.0])
+        return max(float(terms @ self.fit.vector) for terms in (work, read)) * self.scale
+
+    def decode(self, ranks: Sequence[Decode]) -> float:
+        """Return the time of the draft's steps and the verify step. The rank with the longest contexts decides."""
+        shapes, precision = kimi(), PRECISIONS[self.precision]
+        total, (fullest, contexts) = sum(requests for requests, _ in ranks), max(ranks, key=lambda rank: rank[1])
+        context = contexts / fullest
+        step = decode_step(total, self.steps + 1, context, precision, self.cluster, shapes, fullest)
+        if self.steps:
+            step = step + self.steps * draft_step(total, context, self.cluster, shapes, fullest)
+        return float(step @ self.fit.vector) * self.scale
+
+
+@dataclass(frozen=True)
+class LinearStepTime:
+    """Steps of a small model: fixed seconds, and seconds by new token, by pair of tokens, by request and by context."""
+
+    prefill_s: float
+    new_s: float
+    pair_s: float
+    decode_s: float
+    request_s: float
+    context_s: float
+    scale: float = 1.0
+
+    def prefill(self, ranks: Sequence[Sequence[Extend]]) -> float:
+        """Return the time of all ranks' tokens."""
+        parts = [(new, new * (past + new / 2)) for rank in ranks for new, past in rank]
+        work = sum(self.new_s * new + self.pair_s * pairs for new, pairs in parts)
+        return (self.prefill_s + work) * self.scale
+
+    def decode(self, ranks: Sequence[Decode]) -> float:
+        """Return the time of all ranks' requests."""
+        work = sum(self.request_s * requests + self.context_s * contexts for requests, contexts in ranks)
+        return (self.decode_s + work) * self.scale

@@ -1,0 +1,161 @@
+"""`plan --trace`: which layout of a node serves the traffic of a trace at an SLO, by simulation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..base.errors import UsageError
+from ..bench.trace import Trace
+from ..bench.trace_readers import OUTPUT_TOKENS, read_trace
+from .layouts import Layout, node_layouts
+from .machine_model import Cluster
+from .predict import calibrate, check, mean_error
+from .simulation import SimulatedRun, SimulationJob, TrafficFigures, simulate
+
+GOOD = 0.95  # share of the requests that must meet the SLO
+USERS = (2, 4, 8, 16, 32, 64)
+MODEL = "MODEL, not measured: SGLang's own scheduling and prefix cache, with modelled step times, router and host KV."
+_UNITS = {"ms": 0.001, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Most seconds to the first token, and most seconds for each token after it."""
+
+    ttft_s: float
+    tpot_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Slo:
+        """Read `ttft=2s,tpot=40ms`."""
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*(ttft|tpot)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*", part)
+            if match is None or match[1] in found or float(match[2]) == 0:
+                break
+            found[match[1]] = float(match[2]) * _UNITS[match[3]]
+        else:
+            if len(found) == len(_UNITS):
+                return cls(found["ttft"], found["tpot"])
+        raise UsageError(f"not an SLO: {text!r}", where="--slo", expected="both limits, such as ttft=2s,tpot=40ms")
+
+    def __str__(self) -> str:
+        return f"TTFT {self.ttft_s:g} s, TPOT {self.tpot_s * 1000:g} ms"
+
+
+@dataclass(frozen=True)
+class TracePlan:
+    """Result of the simulations.
+
+    curves: figures by layout and number of users. chosen: figures by layout at `users`, with the times as modelled,
+    and longer and shorter by the model's error. winner: None if no layout meets the SLO.
+    """
+
+    trace: Trace
+    slo: Slo
+    users: int | None
+    error: float
+    accept_length: float
+    horizon_s: float
+    layouts: Sequence[Layout]
+    curves: dict[str, list[TrafficFigures]]
+    chosen: dict[str, tuple[TrafficFigures, TrafficFigures, TrafficFigures]]
+    winner: Layout | None
+    default_stays: bool
+
+    @property
+    def ranking(self) -> list[str]:
+        """Layouts by the share of good requests that counts, then by goodput."""
+        return sorted(self.chosen, key=lambda name: _rank(self.chosen[name][0]), reverse=True)
+
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence."""
+        where = "at the recorded times" if self.users is None else f"at {self.users} users"
+        if self.winner is None:
+            nearest = self.ranking[0]
+            good = self.chosen[nearest][0].good
+            return f"No layout meets {self.slo} {where}. The nearest is {nearest}, with {good:.0%} of the requests"
+        if self.default_stays:
+            return f"The default, recipe {self.winner.recipe}, stays {where}"
+        return f"Recipe {self.winner.recipe} ({self.winner.name}) serves this traffic best {where}"
+
+    def reasons(self) -> list[str]:
+        """Return each flag of the winner that differs from the default, and why."""
+        default = self.layouts[0]
+        if self.winner is None or self.winner.name == default.name:
+            return []
+        first, second = (self.chosen[name][0] for name in (default.name, self.winner.name))
+        gain = f"goodput {second.goodput_tok_s:,.0f} instead of {first.goodput_tok_s:,.0f} tok/s"
+        late = f"TTFT p95 {second.ttft_p95_s:.2f} instead of {first.ttft_p95_s:.2f} s"
+        flags = [f"tp-size={self.winner.tp}", f"options.replicas={self.winner.engines}"]
+        flags += [f"dp-size={self.winner.groups}"] if self.winner.groups > 1 else []
+        return [
+            f"{', '.join(flags)}: {gain}; {late}",
+            f"the other settings are those of the recipe {self.winner.recipe}",
+        ]
+
+
+def _rank(figures: TrafficFigures) -> tuple[float, float]:
+    return min(figures.good, GOOD), figures.goodput_tok_s
+
+
+def plan_trace(
+    path: Path,
+    slo: Slo,
+    users: int | None,
+    accept_length: float,
+    horizon_s: float,
+    show: Callable[[int, int, str], None],
+    layouts: Sequence[Layout] | None = None,
+) -> TracePlan:
+    """Simulate every layout under the trace; show is called with finished and all simulations, and what runs.
+
+    users: None takes the recorded times, or of a trace without them the most users that a layout serves at the SLO.
+    """
+    trace = read_trace(path)
+    trace.require_lengths()
+    found = list(layouts or node_layouts())
+    error = mean_error(check(calibrate(Cluster()), Cluster()))
+    counts = sorted({*USERS, *([users] if users else [])})
+    runs = [SimulatedRun(layout=asdict(one), users=count) for one in found for count in counts]
+    job = SimulationJob(
+        trace=str(path.resolve()),
+        output_tokens=OUTPUT_TOKENS,
+        horizon_s=horizon_s,
+        accept_length=accept_length,
+        ttft_s=slo.ttft_s,
+        tpot_s=slo.tpot_s,
+        runs=runs,
+    )
+    spread = [1.0, 1 + error, 1 - error]
+    total = len(runs) + len(found) * len(spread)
+    swept = simulate(job, lambda done: show(done, total, "users"))
+    curves = {one.name: [figures for figures in swept if figures.layout == one.name] for one in found}
+    if users is None and not trace.timed:
+        users = max((f.users or 0 for f in swept if f.good >= GOOD), default=min(counts))
+    last = [SimulatedRun(layout=asdict(one), users=users, scale=scale) for one in found for scale in spread]
+    ended = simulate(job.model_copy(update={"runs": last}), lambda done: show(len(runs) + done, total, "intervals"))
+    groups = {one.name: [figures for figures in ended if figures.layout == one.name] for one in found}
+    chosen = {name: (group[0], group[1], group[2]) for name, group in groups.items()}
+    winner, stays = choose_winner(found, chosen)
+    return TracePlan(trace, slo, users, error, accept_length, horizon_s, found, curves, chosen, winner, stays)
+
+
+def choose_winner(
+    layouts: Sequence[Layout], chosen: dict[str, tuple[TrafficFigures, TrafficFigures, TrafficFigures]]
+) -> tuple[Layout | None, bool]:
+    """Return the best usable layout that meets the SLO; the default stays if it meets it within the model's error."""
+    able = [one for one in layouts if one.usable and chosen[one.name][0].good >= GOOD]
+    if not able:
+        return None, False
+    best, default = max(able, key=lambda one: chosen[one.name][0].goodput_tok_s), layouts[0]
+    if default in able:
+        _, slow, _ = chosen[best.name]
+        _, _, fast = chosen[default.name]
+        if slow.goodput_tok_s <= fast.goodput_tok_s:
+            return default, True
+    return best, best is default

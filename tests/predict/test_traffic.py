@@ -1,0 +1,126 @@
+"""Traffic is simulated on SGLang's own scheduling classes, of both releases, and its tokens are exact."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support import sglang_program
+
+PROGRAM = """
+import json
+from array import array
+from kimi_w4a8_eagle3.bench.trace import Segment, Trace, TraceSession, Turn
+from kimi_w4a8_eagle3.predict.step_time import LinearStepTime
+from kimi_w4a8_eagle3.predict.traffic import EngineSettings, Traffic
+from kimi_w4a8_eagle3.sglang_plugin.simulated_scheduler import SchedulerLimits, SimulatedScheduler
+
+TIME = LinearStepTime(0.1, 0.001, 0.0, 0.01, 0.0, 0.0)
+
+def talk(name, turns, think=0.0):
+    prompt, found = (Segment("system", 40),), []
+    for at in range(turns):
+        prompt = (*prompt, Segment(f"{name} asks {at}", 24))
+        found.append(Turn(prompt, 16, think, f"{name} says {at}"))
+        prompt = (*prompt, Segment(f"{name} says {at}", 16))
+    return TraceSession(name, tuple(found), None)
+
+def served(sessions, users, engines=1, ranks=1, pool=4000, chunk=64, **changes):
+    changes = {"max_running": 8, "grain": 1, **changes}
+    trace = Trace("t", "run", tuple(sessions), users)
+    traffic = Traffic(trace, EngineSettings(engines, ranks, pool, chunk, **changes), TIME, users, 1e6, False)
+    rows = [[one.session.session.name, one.session.at, one.turn.prompt_tokens, one.cached, round(one.ttft_s, 6),
+             round(one.tpot_s, 6), traffic.engines.index(one.replica)] for one in traffic.run()]
+    kept = [[rank.pool.available_size(), rank.tree.evictable_size(), rank.tree.protected_size()]
+            for engine in traffic.engines for rank in engine.ranks]
+    return {"rows": rows, "kept": kept}
+
+one = [talk("a", 3)]
+found = {
+    "cache": served(one, 1),
+    "no cache": served(one, 1, prefix_cache=False),
+    "eagle": served(one, 1, eagle=True, accept_length=2.5),
+    "shared": served([talk("a", 1), talk("b", 1)], 1),
+    "together": served([talk("a", 1), talk("b", 1), talk("c", 1)], 3),
+    "router": served([talk(name, 3, 1.0) for name in "abcd"], 4, engines=2, pool=600),
+    "ranks": served([talk(name, 1) for name in "abcd"], 4, ranks=2),
+    "small": served([talk(name, 2) for name in "abcdef"], 6, pool=330),
+    "evicted": served([talk("a", 1), talk("b", 1), talk("c", 1), talk("d", 1), talk("a", 2)], 1, pool=150),
+    "host": served([talk("a", 1), talk("b", 1), talk("c", 1), talk("d", 1), talk("a", 2)], 1, pool=150, host=1000,
+                   host_tokens_s=40.0),
+    "units": served(one, 1, grain=8),
+}
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=sglang_program.VERSIONS)
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return sglang_program.found(PROGRAM, request.param)
+
+
+def column(found: dict[str, Any], case: str, at: int) -> list[Any]:
+    return [row[at] for row in found[case]["rows"]]
+
+
+def test_a_conversation_finds_its_turns_and_answers(found: dict[str, Any]) -> None:
+    assert column(found, "cache", 2) == [64, 104, 144]
+    # The last token of an answer is not computed before the next turn, but its unit is kept when the request ends.
+    assert column(found, "cache", 3) == [0, 80, 120]
+    assert column(found, "no cache", 3) == [0, 0, 0]
+
+
+def test_with_eagle_a_prefix_is_a_pair_of_tokens_shorter(found: dict[str, Any]) -> None:
+    assert column(found, "eagle", 3) == [0, 79, 119]
+
+
+def test_times_are_those_of_the_steps(found: dict[str, Any]) -> None:
+    # 64 tokens fill one chunk; 15 more tokens take a step each, or 2.5 of them with EAGLE.
+    assert found["cache"]["rows"][0][4:6] == [0.164, 0.01]
+    assert found["eagle"]["rows"][0][4:6] == [0.164, round(6 * 0.01 / 15, 6)]
+    assert found["cache"]["rows"][1][4] == pytest.approx(0.1 + 24 * 0.001)
+
+
+def test_another_user_finds_the_system_prompt(found: dict[str, Any]) -> None:
+    assert column(found, "shared", 3) == [0, 40]
+
+
+def test_chunks_hold_several_prompts(found: dict[str, Any]) -> None:
+    """The chunk of 64 tokens ends with the first prompt, whose system prompt the next chunk finds."""
+    assert sorted(column(found, "together", 3)) == [0, 40, 40]
+    assert sorted(column(found, "together", 4)) == [0.164, 0.312, 0.312]
+
+
+def test_the_router_keeps_conversations_together(found: dict[str, Any]) -> None:
+    engines: dict[str, set[int]] = {}
+    for row in found["router"]["rows"]:
+        engines.setdefault(row[0], set()).add(row[6])
+    assert all(len(used) == 1 for used in engines.values())
+
+
+@pytest.mark.parametrize("case", ["cache", "eagle", "together", "router", "ranks", "small", "evicted", "host", "units"])
+def test_no_unit_of_a_pool_is_lost(found: dict[str, Any], case: str) -> None:
+    sizes = {"small": 330, "evicted": 150, "host": 150, "router": 600, "units": 500}
+    for free, cached, locked in found[case]["kept"]:
+        assert (free + cached, locked) == (sizes.get(case, 4000), 0)
+
+
+def test_a_full_pool_delays_requests_and_loses_none(found: dict[str, Any]) -> None:
+    assert len(found["small"]["rows"]) == 12
+    assert max(column(found, "small", 4)) > 0.5
+
+
+def test_host_memory_brings_an_evicted_prefix_back_for_its_time(found: dict[str, Any]) -> None:
+    assert column(found, "evicted", 3)[-2:] != column(found, "host", 3)[-2:]
+    before, after = found["evicted"]["rows"][-2], found["host"]["rows"][-2]
+    assert after[3] > before[3] and after[4] > before[4]  # 40 tokens a second are slower than a prefill
+
+
+def test_larger_units_round_the_tokens(found: dict[str, Any]) -> None:
+    assert column(found, "units", 3) == [0, 80, 120]
+
+
+def test_both_releases_schedule_alike(request: pytest.FixtureRequest) -> None:
+    first, second = (sglang_program.found(PROGRAM, newest) for newest in (False, True))
+    assert json.dumps(first) == json.dumps(second)
