@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -233,6 +235,40 @@ def test_public_answers_are_computed_once_for_many_callers(monkeypatch: pytest.M
             return [*{answer.text for answer in same}, *(answer.status_code for answer in others)]
 
     assert asyncio.run(scenario()) == ["1"] + [200] * 15 + [429] * 5
+
+
+def test_an_answer_is_reused_for_twenty_times_as_long_as_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, took, computations = 1024.0, 1 / 64, 0  # sums are exact
+    monkeypatch.setattr(computed, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def app(*_: Any) -> None:
+        nonlocal now, computations
+        now += took
+        computations += 1
+
+    answers = Computed(app)
+
+    async def counted(query: bytes = b"") -> int:
+        await answers.answer("/metrics", {"headers": [], "query_string": query}, *[AsyncMock()] * 2)
+        return computations
+
+    async def scenario() -> list[int]:
+        nonlocal now, took
+        found = []
+        for later_s in (0.0, 0.25, 0.0625):
+            now += later_s
+            found.append(await counted())
+        took = 10.0
+        for later_s in (1.0, 0.9375, 0.0625):  # at most a second
+            now += later_s
+            found.append(await counted())
+        took, now = 1 / 64, now + 2
+        for number in range(32):  # an old answer takes no place
+            now += 0.5
+            found.append(await counted(b"%d" % number))
+        return found
+
+    assert asyncio.run(scenario()) == [1, 1, 2, 3, 3, 4, *range(5, 37)]
 
 
 def test_connections_without_a_whole_header_are_closed() -> None:
