@@ -100,7 +100,7 @@ def _engine(*settings: str, **environ: str) -> Iterator[EngineServer]:
     with TemporaryDirectory() as folder:
         log = Path(folder, "server.log")
         with EngineServer(launch.argv, {**launch.env, **environ}, launch.host, launch.port, log) as server:
-            server.wait_ready(300)
+            server.wait_ready(900)
             yield server
 
 
