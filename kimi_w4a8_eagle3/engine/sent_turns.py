@@ -209,7 +209,9 @@ def count_tokens(event: Mapping[str, Any], sent: Sent) -> None:
     for holder in (event, event.get("response") or {}, event.get("message") or {}):
         usage = holder.get("usage") or {}
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        apart = (usage.get("cache_read_input_tokens") or 0) + (usage.get("cache_creation_input_tokens") or 0)
         cached = details.get("cached_tokens") or usage.get("cache_read_input_tokens")
-        sent.prompt_tokens = usage.get("prompt_tokens") or usage.get("input_tokens") or sent.prompt_tokens
+        fresh = usage.get("prompt_tokens") or usage.get("input_tokens")
+        sent.prompt_tokens = fresh + apart if fresh else sent.prompt_tokens  # messages counts cached tokens apart
         sent.cached_tokens = cached or sent.cached_tokens
         sent.output_tokens = usage.get("completion_tokens") or usage.get("output_tokens") or sent.output_tokens

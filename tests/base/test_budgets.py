@@ -27,7 +27,7 @@ CEILINGS = {
     "bench": 2490,
     "commands": 2039,
     "door": 2085,
-    "engine": 1477,
+    "engine": 1479,
     "eval": 2869,
     "fetch": 1691,
     "fleet": 1561,
