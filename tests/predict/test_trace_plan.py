@@ -105,7 +105,7 @@ def test_cached_tokens_save_time_and_short_prompts_still_read_the_weights() -> N
 def test_dp_attention_splits_requests_and_their_kv() -> None:
     tp, dp = KimiStepTime(FIT, Cluster()), KimiStepTime(FIT, Cluster(groups=8))
     context = 64 * 65536
-    assert dp.decode([(8, context / 8)] * 8) < tp.decode([(64, context)]) / 2
+    assert dp.decode([(8, context / 8)] * 8) < tp.decode([(64, context)])  # heads are computed 16 at once
     assert dp.prefill([[(8192, 0)], *[[]] * 7]) > tp.prefill([[(8192, 0)]])  # a single prompt has one GPU's attention
 
 
