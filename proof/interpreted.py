@@ -45,17 +45,14 @@ class InterpretedBackend(FlydslBackend):
     def __init__(self, gates: dict[str, Any], order: Any = "reverse") -> None:
         super().__init__(gates)
         self.order = order
-        self.matrix_instructions = 0
 
-    def launch(self, config: KernelConfig, count: Count, x: torch.Tensor, *args: torch.Tensor | int) -> None:
+    def launch(self, config: KernelConfig, count: Count, passed: object) -> None:
         memory, kernel = Memory(), _parsed(cast(Any, config))
         given = [
-            memory.share(_bytes(a), str(n), True) if isinstance(a, torch.Tensor) else a
-            for n, a in enumerate((x, *args))
+            memory.share(_bytes(value), name, True) if isinstance(value, torch.Tensor) else value
+            for name, value in vars(passed).items()
         ]
-        machine = Machine(memory)
-        ran = machine.launch(kernel, config.grid(count), (256, 1, 1), given, order=self.order)
-        self.matrix_instructions += ran.counts.get("v_mfma_i32_16x16x32_i8", 0)
+        Machine(memory).launch(kernel, config.grid(count), (256, 1, 1), given, order=self.order)
 
 
 def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:

@@ -21,6 +21,7 @@ from ...quark.weight_format import INT4
 from ..contract import GateReader, MoeShape, PreparedMoe, QuarkMoeWeights, check_call, gpu_arch
 from ..routing import max_blocks
 from ..tiles import TABLE, bucket_of, buckets, find_row
+from . import kernel_arguments as arguments
 from . import layout as layout
 from .configs import (
     OWN_ROWS,
@@ -215,10 +216,11 @@ class FlydslBackend:
             raise KimiError(problem, remedy="smaller prefill chunks")
         return FlydslCall(self, kernels, x, moe, topk_weights, topk_ids).run()
 
-    def launch(self, config: KernelConfig, count: Count, x: torch.Tensor, *args: torch.Tensor | int) -> None:
-        """Launch one kernel over `count` (see `KernelConfig.grid`), on the stream of `x`, its first argument."""
-        numbers = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in (x, *args))
-        self.objects.launch(config, count, device_of(x), stream_of(x), numbers)
+    def launch(self, config: KernelConfig, count: Count, passed: object) -> None:
+        """Launch one kernel over `count` (see `KernelConfig.grid`) with its dataclass of `kernel_arguments.py`."""
+        given = tuple(vars(passed).values())
+        numbers = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in given)
+        self.objects.launch(config, count, device_of(given[0]), stream_of(given[0]), numbers)
 
     def blocks(self, slots: int, experts: int, tile_m: int) -> int:
         """Return the row blocks to launch: those that can have rows, or all with AITER_FLYDSL_MOE_GRID_TRIM=0."""
@@ -314,13 +316,15 @@ class FlydslCall:
             return self.x, self.ids, (order, self._new((self.slots, 4), torch.int32))
         a8, info = self._quantized(self.x[:0] if self.baseline else self.x)
         tables = self._new((self.slots,), torch.int32), self._new((self.blocks, 4), torch.int32)
-        self._launch("route", self.tokens, self.x, self.ids, a8, info, *tables, self.tokens, self.blocks)
+        given = arguments.RouteArguments(self.x, self.ids, a8, info, *tables, self.tokens, self.blocks)
+        self._launch("route", self.tokens, given)
         return a8, info, tables
 
     def stage1(self, a8: torch.Tensor, info: torch.Tensor, tables: Tables) -> torch.Tensor:
         """Compute gate, up and SiLU: float32 [S, I] by slot."""
         moe, h = self.moe, self._new((self.slots, self.moe.shape.inter), torch.float32)
-        self._launch("stage1", self.blocks, a8, info, moe.w13, moe.s13, *tables, h, self.tokens)
+        given = arguments.Stage1Arguments(a8, info, moe.w13, moe.s13, *tables, out=h, tokens=self.tokens)
+        self._launch("stage1", self.blocks, given)
         return h
 
     def down(self, h: torch.Tensor, tables: Tables) -> torch.Tensor:
@@ -328,34 +332,40 @@ class FlydslCall:
         moe, hidden = self.moe, self.moe.shape.hidden
         out, step = torch.empty_like(self.x), columns_at_once(self.kernels, self.slots)
         if "reduce" not in self.kernels:
-            self._launch("stage2", self.tokens, h, moe.w2, moe.s2, self.weights, self.ids, out)
+            by_token = arguments.ByTokenArguments(h, moe.w2, moe.s2, router=self.weights, ids=self.ids, out=out)
+            self._launch("stage2", self.tokens, by_token)
             return out
         partial, (kept, info) = self._new((self.slots * step,), torch.float16), self._quantized(h)
+        down = arguments.Stage2Arguments(
+            h, info, moe.w2, moe.s2, *tables, router=self.weights, out=partial, kept=kept, tokens=self.tokens
+        )
+        total = arguments.ReduceArguments(partial, info, self.ids, out, self.tokens)
         for column in range(0, hidden, step):
-            width = min(step, hidden - column)
-            chunk = self.tokens, column, width
-            given = h, info, moe.w2, moe.s2, *tables, self.weights, partial, kept, *chunk
-            self._launch("stage2", (self.blocks, width), *given)
-            self._launch("reduce", (self.tokens, width), partial, info, self.ids, out, *chunk)
+            chunk = {"column": column, "columns": min(step, hidden - column)}
+            self._launch("stage2", (self.blocks, chunk["columns"]), replace(down, **chunk))
+            self._launch("reduce", (self.tokens, chunk["columns"]), replace(total, **chunk))
         return out
 
     def _run_w4a16(self, tables: Tables) -> torch.Tensor:
         """Run the baseline with bfloat16 activations; nothing is quantized, the reduction scales by router weight."""
         shape, blocks = self.moe.shape, self.blocks
         h = self._new((self.slots, shape.inter), torch.bfloat16)
-        self._launch("stage1", blocks, self.x, self.moe.w13, self.moe.s13, *tables, h, self.tokens)
+        first = arguments.W4A16Arguments(self.x, self.moe.w13, self.moe.s13, *tables, out=h, tokens=self.tokens)
+        self._launch("stage1", blocks, first)
         slots = self._new((self.slots, shape.hidden), torch.bfloat16)
-        self._launch("stage2", blocks, h, self.moe.w2, self.moe.s2, *tables, slots, self.tokens)
+        second = arguments.W4A16Arguments(h, self.moe.w2, self.moe.s2, *tables, out=slots, tokens=self.tokens)
+        self._launch("stage2", blocks, second)
         scale = torch.nn.functional.pad(self.weights.view(-1, 1), (0, 1))
         out = torch.empty_like(self.x)
-        self._launch("reduce", (self.tokens, shape.hidden), slots, scale, self.ids, out, self.tokens, 0, shape.hidden)
+        total = arguments.ReduceArguments(slots, scale, self.ids, out, self.tokens, columns=shape.hidden)
+        self._launch("reduce", (self.tokens, shape.hidden), total)
         return out
 
     def _new(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=self.x.device)
 
-    def _launch(self, name: str, count: Count, x: torch.Tensor, *args: torch.Tensor | int) -> None:
-        self.backend.launch(self.kernels[name], count, x, *args)
+    def _launch(self, name: str, count: Count, passed: object) -> None:
+        self.backend.launch(self.kernels[name], count, passed)
 
     def _quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocate (int8 like x, [rows, 2] of float32 scale and int32 low sum) for a kernel to fill."""

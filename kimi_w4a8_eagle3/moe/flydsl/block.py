@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith
+from flydsl.expr import arith
 
 from . import ops as ops
 from .configs import TOGETHER, XCDS
@@ -25,20 +24,6 @@ class RoutingTables(Protocol):
     blocks: fx.Int64
 
 
-@dataclass
-class Stage1Arguments:
-    """Arguments of stage 1 in launch order: addresses and the number of tokens."""
-
-    rows: fx.Int64  # token rows int8 [T, hidden]
-    row_info: fx.Int64  # for each of the rows: float32 scale, int32 low_sum
-    weights: fx.Int64  # flydsl_layout [E, channels/16, k/128, 64, 16]
-    w_scale: fx.Int64  # float32 [E, channels]
-    order: fx.Int64
-    blocks: fx.Int64
-    out: fx.Int64  # float32 [T * top_k, inter]
-    tokens: fx.Int32
-
-
 def work_of(number: Value, blocks: Value, parts: int) -> tuple[fx.Int32, Any]:
     """Return (piece of work of a launch's workgroup `number`, true if there is one), with neighbours on one XCD.
 
@@ -49,9 +34,8 @@ def work_of(number: Value, blocks: Value, parts: int) -> tuple[fx.Int32, Any]:
     total = ops.scalar_load(blocks, fx.Int32(3)) * parts
     xcd, share, more = number & (XCDS - 1), total >> 3, total & (XCDS - 1)
     longer = fx.Int32(arith.minsi(ops.raw(xcd), ops.raw(more)))
-    here = (number < total).ir_value()
-    work = arith.select(here, ops.raw(xcd * share + longer + (number >> 3)), ops.const_i32(0))
-    return fx.Int32(work), here
+    here = number < total
+    return ops.select(here, xcd * share + longer + (number >> 3), 0), here
 
 
 class RowBlock:
@@ -81,12 +65,12 @@ class RowBlock:
         The first group always exists and has None.
         """
         groups = [range(m, min(m + TOGETHER, tiles)) for m in range(0, tiles, TOGETHER)]
-        return [(g, (first + 16 * g.start < self.rows).ir_value() if g.start else None) for g in groups]
+        return [(g, first + 16 * g.start < self.rows if g.start else None) for g in groups]
 
     def slot(self, row: Value) -> fx.Int32:
         """Return the slot of row `row` (0 .. tile_m - 1) of this block."""
         loaded = ops.load(self._order, ops.i32_type(), row * 4)
-        return fx.Int32(arith.select((row < self.rows).ir_value(), loaded, self._slots.ir_value()))
+        return ops.select(row < self.rows, loaded, self._slots)
 
     def token(self, slot: fx.Int32) -> fx.Int32:
         """Return the token of a slot; T for a row that does not exist."""
@@ -106,7 +90,7 @@ class ShortBlock(RowBlock):
 
     def slot(self, row: Value) -> fx.Int32:
         """See RowBlock.slot."""
-        slot = ops.raw(self._slots)
+        slot = self._slots
         for number, few in enumerate(self._few):
-            slot = arith.select((row == number).ir_value(), ops.raw(few), slot)
-        return fx.Int32(slot)
+            slot = ops.select(row == number, few, slot)
+        return slot

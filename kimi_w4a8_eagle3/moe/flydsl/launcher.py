@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from inspect import Parameter, Signature
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import flydsl.compiler as flyc
+import flydsl.expr as fx
 
 from . import ops as ops
 from .configs import WAVES
@@ -19,12 +21,12 @@ def launcher(
 ) -> Any:
     """Return a host function that launches the kernel `name`; FlyDSL compiles this function.
 
-    arguments: dataclass whose fields are the kernel's parameters, in launch order.
+    arguments: dataclass of `kernel_arguments.py`; its fields are the kernel's parameters.
     emit: emits the body of the kernel.
     """
-    types = get_type_hints(arguments)
-    kind = Parameter.POSITIONAL_OR_KEYWORD
-    signature = Signature([Parameter(field, kind, annotation=annotation) for field, annotation in types.items()])
+    types, kind = {"Address": fx.Int64, "Number": fx.Int32}, Parameter.POSITIONAL_OR_KEYWORD
+    taken = fields(arguments)  # type: ignore[arg-type]  # a dataclass
+    signature = Signature([Parameter(field.name, kind, annotation=types[str(field.type)]) for field in taken])
 
     def body(**values: Any) -> None:
         emit(arguments(**values))

@@ -61,6 +61,17 @@ def const_f32(value: float) -> Value:
     return arith.constant(f32_type(), float(value))
 
 
+def select(condition: Value, one: Value | int, other: Value | int) -> Any:
+    """Return one where an i1 is true, else other; an fx.Int32 if either is one."""
+    chosen = arith.select(raw(condition), *(const_i32(v) if isinstance(v, int) else raw(v) for v in (one, other)))
+    return fx.Int32(chosen) if isinstance(one, fx.Int32) or isinstance(other, fx.Int32) else chosen
+
+
+def both(one: Value, other: Value) -> Value:
+    """Return the i1 that is true where two are."""
+    return arith.andi(raw(one), raw(other))
+
+
 def splat(value: Value, count: int) -> Value:
     """Return a vector with `value` in every element."""
     return vector.broadcast(vec_type(count, raw(value).type), raw(value))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith, math
+from flydsl.expr import arith, math
 
 from . import ops as ops
 from .configs import REDUCED, WAVES, QuantizeConfig, ReduceConfig
+from .kernel_arguments import ReduceArguments
 from .launcher import launcher
 from .layout import LOW_K_BIT
 from .ops import Value
@@ -84,9 +84,7 @@ class Quantize:
         for start in range(0, self.cfg.columns, self.step):
             column = self.first + start
             if start + self.step > self.cfg.columns:
-                column = fx.Int32(
-                    arith.select((column < self.cfg.columns).ir_value(), column.ir_value(), ops.const_i32(1 << 28))
-                )
+                column = ops.select(column < self.cfg.columns, column, 1 << 28)
             offsets.append(column * size)
         return offsets
 
@@ -94,9 +92,7 @@ class Quantize:
         """Start to load all values of this lane; they are zero past the end of the row and where `there` is false."""
         size, kind = (2, ops.vec_type(2, ops.i32_type())) if self.cfg.bf16 else (4, ops.vec_type(4, ops.f32_type()))
         row_bytes = self.cfg.columns * size
-        length = (
-            row_bytes if there is True else arith.select(ops.raw(there), ops.const_i32(row_bytes), ops.const_i32(0))
-        )
+        length = row_bytes if there is True else ops.select(there, row_bytes, 0)
         source = ops.buffer(self.x, fx.Int32(length), fx.Int64(self.row) * row_bytes)
         return [ops.load(source, kind, at) for at in self.column_offsets(size)]
 
@@ -111,8 +107,7 @@ class Quantize:
 
     def low_sum(self, total: Value) -> Value:
         """Sum the row's INT8 at the k whose weights sit in low nibbles."""
-        in_low = ((self.first & LOW_K_BIT) != 0).ir_value()
-        return self.over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi, slot=1)
+        return self.over_row(ops.select((self.first & LOW_K_BIT) != 0, total, 0), arith.addi, slot=1)
 
     def over_row(self, value: Value, combine: Callable[..., Value], slot: int) -> Value:
         """Combine an i32 over all lanes of the row."""
@@ -129,19 +124,6 @@ class Quantize:
         for part in parts[1:]:
             value = combine(value, ops.element(part, 0))
         return value
-
-
-@dataclass
-class ReduceArguments:
-    """Arguments in launch order."""
-
-    slots: fx.Int64  # [T * top_k, columns]
-    info: fx.Int64
-    ids: fx.Int64  # int32 [T, top_k]
-    out: fx.Int64  # bfloat16 [T, hidden]
-    tokens: fx.Int32
-    column: fx.Int32  # first of the columns of this launch
-    columns: fx.Int32
 
 
 class _Reduce:
@@ -161,7 +143,7 @@ class _Reduce:
             for s in range(cfg.top_k):
                 slot = token * cfg.top_k + s
                 routed = is_expert(ops.scalar_load(args.ids, slot), cfg.experts)
-                size = [fx.Int32(arith.select(routed, ops.raw(n), ops.const_i32(0))) for n in (row_bytes, fx.Int32(8))]
+                size = [ops.select(routed, n, 0) for n in (row_bytes, fx.Int32(8))]
                 row = ops.buffer(args.slots, size[0], fx.Int64(slot) * fx.Int64(row_bytes))  # empty: not routed
                 scale = ops.load(ops.buffer(args.info, size[1], fx.Int64(slot) * 8), ops.f32_type(), fx.Int32(0))
                 words = ops.load(row, ops.vec_type(4, ops.i32_type()), at)

@@ -8,14 +8,14 @@ place in a block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith
+from flydsl.expr import arith
 
 from . import ops as ops
 from .configs import SORTERS, WAVES, QuantizeConfig, RouteConfig
+from .kernel_arguments import RouteArguments
 from .launcher import launcher
 from .ops import Value
 from .rows import EXCHANGE, Quantize, is_expert
@@ -23,20 +23,6 @@ from .rows import EXCHANGE, Quantize, is_expert
 THREADS = WAVES * ops.WAVE
 LOADS = 4  # 16-byte loads of a thread in a step
 STEP = THREADS * 4 * LOADS  # slots of a step
-
-
-@dataclass
-class RouteArguments:
-    """Arguments in launch order."""
-
-    x: fx.Int64  # bfloat16 [T, hidden]
-    ids: fx.Int64  # int32 [T, top_k]
-    a8: fx.Int64  # int8 [T, hidden]
-    info: fx.Int64  # of the tokens: float32 scale, int32 low_sum
-    order: fx.Int64  # int32 [T * top_k]
-    table: fx.Int64  # int32 [B, 4]
-    tokens: fx.Int32
-    blocks: fx.Int32  # B
 
 
 class _Sort:
@@ -63,7 +49,7 @@ class _Sort:
             ops.barrier()
 
             def count(step: Value, _: list[Any]) -> list[Any]:
-                others = arith.select((step < first).ir_value(), ops.const_i32(0), ops.const_i32(self.counters))
+                others = ops.select(step < first, 0, self.counters)
                 for _, expert, valid in self.load(step):
                     with ops.when(valid):
                         ops.lds_add(self.lds, fx.Int32(others) + expert * 4)
@@ -91,7 +77,7 @@ class _Sort:
         for slot, four in zip(first, words, strict=True):
             for i, expert in enumerate(ops.elements(four)):
                 here = is_expert(fx.Int32(expert), self.cfg.experts)
-                found.append((slot + i, fx.Int32(expert), arith.andi(here, (slot + i < self.slots).ir_value())))
+                found.append((slot + i, fx.Int32(expert), ops.both(here, slot + i < self.slots)))
         return found
 
     def scan(self, sorter: Value, blocks: Value) -> None:
@@ -112,20 +98,14 @@ class _Sort:
             start, here, at = first, rows[i], tile
 
             def write(
-                number: Value,
-                _: list[Any],
-                start: Value = start,
-                here: Value = here,
-                at: Value = at,
-                e: Value = expert,
+                number: Value, _: list[Any], start: Value = start, here: Value = here, at: Value = at, e: Value = expert
             ) -> list[Any]:
                 done = number * self.cfg.tile_m
                 some = arith.minsi(ops.raw(here - done), ops.const_i32(self.cfg.tile_m))
                 ops.store(table, ops.pack([e, start + done, some, all_tiles]), (at + number) * 16)
                 return []
 
-            mine = arith.select((sorter == 0).ir_value(), ops.raw(tiles[i]), ops.const_i32(0))
-            ops.loop(0, fx.Int32(mine), [], write)
+            ops.loop(0, ops.select(sorter == 0, tiles[i], 0), [], write)
             first, tile = first + rows[i], tile + tiles[i]
 
         def clear(step: Value, _: list[Any]) -> list[Any]:
@@ -134,7 +114,7 @@ class _Sort:
             return []
 
         unused = (blocks - all_tiles + (THREADS - 1)) // THREADS
-        ops.loop(0, fx.Int32(arith.select((sorter == 0).ir_value(), ops.raw(unused), ops.const_i32(0))), [], clear)
+        ops.loop(0, ops.select(sorter == 0, unused, 0), [], clear)
 
     def exclusive(self, *lists: list[Any]) -> list[tuple[Any, Any]]:
         """Return, for each list of a thread's numbers, (sum over all threads before this one, sum over all threads)."""
@@ -143,8 +123,8 @@ class _Sort:
         total = own
         for distance in (1, 2, 4, 8, 16, 32):
             others = [ops.from_lane(ops.raw(t), lane - distance) for t in total]
-            there = (lane >= distance).ir_value()
-            total = [t + fx.Int32(arith.select(there, o, ops.const_i32(0))) for t, o in zip(total, others, strict=True)]
+            there = lane >= distance
+            total = [t + fx.Int32(ops.select(there, o, 0)) for t, o in zip(total, others, strict=True)]
         at = 2 * self.counters
         with ops.when(lane == 63):
             ops.lds_store(self.lds, ops.pack(total), wave * 8 + at, alignment=8)
@@ -156,8 +136,7 @@ class _Sort:
             before, everything = t - o, fx.Int32(0)
             for w, part in enumerate(parts):
                 everything = everything + fx.Int32(part[n])
-                there = (wave > w).ir_value()
-                before = before + fx.Int32(arith.select(there, part[n], ops.const_i32(0)))
+                before = before + fx.Int32(ops.select(wave > w, part[n], 0))
             result.append((before, everything))
         return result
 

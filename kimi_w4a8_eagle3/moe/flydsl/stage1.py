@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import ops as ops
-from .block import Stage1Arguments
 from .configs import Stage1Config
+from .kernel_arguments import Stage1Arguments
 from .launcher import launcher
 from .stage1_decode import Stage1Decode
 from .stage1_prefill import Stage1Prefill

@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith
+from flydsl.expr import arith
 
 from . import ops as ops
-from .block import RowBlock, Stage1Arguments
+from .block import RowBlock
 from .configs import WAVES, Stage1Config
+from .kernel_arguments import Stage1Arguments
 from .layout import CHUNK_K, TILE_BYTES
 from .ops import Value
 from .weights import READERS
@@ -158,7 +159,8 @@ class Stage1Decode:
         gate, up = (self.sum_over_waves(lds, sums, half) for half in (0, 1))
         with ops.when(self.wave < self.pairs):
             for m in range(self.row_tiles):
-                exact = [self.weights.exact(half[m], ops.element(info[m], 1)) for half in (gate, up)]
+                offset = self.weights.offset(ops.element(info[m], 1))
+                exact = [arith.subi(half[m], offset) for half in (gate, up)]
                 if cfg.accumulators:
                     out = ops.buffer(args.out, args.tokens * (cfg.top_k * 2 * cfg.inter * 4))
                     for half in (0, 1):

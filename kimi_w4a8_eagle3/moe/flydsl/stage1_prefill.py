@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith
+from flydsl.expr import arith
 
 from . import ops as ops
-from .block import RowBlock, Stage1Arguments, work_of
+from .block import RowBlock, work_of
 from .configs import WAVES, Stage1Config
+from .kernel_arguments import Stage1Arguments
 from .layout import CHUNK_K, TILE_BYTES
 from .ops import Value
 from .weights import READERS
@@ -171,9 +172,9 @@ class Stage1Prefill:
             channel = (self.first_tile + t) * 16
             w_scale = [ops.load(scales, v4f, lane_channel * 4, (channel + half * cfg.inter) * 4) for half in (0, 1)]
             for m in range(ROW_TILES):
+                offset = self.weights.offset(ops.element(info[m], 1))
                 at = [2 * ((half * self.pairs + t) * ROW_TILES + m) for half in (0, 1)]
-                totals = [self.weights.total(sums[i], sums[i + 1]) for i in at]
-                exact = [self.weights.exact(total, ops.element(info[m], 1)) for total in totals]
+                exact = [arith.subi(self.weights.total(sums[i], sums[i + 1]), offset) for i in at]
                 place = slots[m] * (width * 4) + lane_channel * 4
                 if cfg.accumulators:
                     for half in (0, 1):

@@ -12,11 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith
+from flydsl.expr import arith
 
 from . import ops as ops
-from .block import RowBlock, Stage1Arguments
+from .block import RowBlock
 from .configs import OWN_ROWS, OWN_SLOTS, WAVES, QuantizeConfig, Stage1Config
+from .kernel_arguments import Stage1Arguments
 from .layout import CHUNK_K
 from .ops import Value
 from .rows import EXCHANGE, Quantize, is_expert
@@ -39,17 +40,15 @@ class OwnBlock(RowBlock):
         ids = ops.buffer(args.row_info, self._slots * 4)
         self.places = [self.lane + 64 * j for j in range(OWN_SLOTS // 64)]
         found = [fx.Int32(ops.load(ids, ops.i32_type(), place * 4)) for place in self.places]
-        self.same = [
-            arith.andi((e == self.expert).ir_value(), (p < self._slots).ir_value())
-            for e, p in zip(found, self.places, strict=True)
-        ]
-        earlier = [arith.andi(s, (p < first).ir_value()) for s, p in zip(self.same, self.places, strict=True)]
+        pairs = zip(found, self.places, strict=True)
+        self.same = [ops.both(e == self.expert, p < self._slots) for e, p in pairs]
+        earlier = [ops.both(s, p < first) for s, p in zip(self.same, self.places, strict=True)]
         self.masks = [ops.ballot(s) for s in self.same]
         self.before = sum((ops.count_bits(ops.ballot(e)) for e in earlier), fx.Int32(0))
         left = sum((ops.count_bits(m) for m in self.masks), fx.Int32(0)) - self.before
         rows = arith.minsi(ops.raw(left), ops.const_i32(OWN_ROWS))
-        leads = arith.andi(is_expert(self.expert, cfg.experts), ((self.before & (OWN_ROWS - 1)) == 0).ir_value())
-        self.rows = fx.Int32(arith.select(leads, rows, ops.const_i32(0)))
+        leads = ops.both(is_expert(self.expert, cfg.experts), (self.before & (OWN_ROWS - 1)) == 0)
+        self.rows = fx.Int32(ops.select(leads, rows, 0))
 
     def open(self) -> None:
         """List the rows in LDS, in `list`, 16 bytes for each wave."""
@@ -63,17 +62,17 @@ class OwnBlock(RowBlock):
 
     def row(self, number: Value) -> Value:
         """Return the place of row `number` among those that exist; the first place for a row that does not."""
-        return fx.Int32(arith.select((number < self.rows).ir_value(), ops.raw(number), ops.const_i32(0)))
+        return ops.select(number < self.rows, number, 0)
 
     def slot(self, row: Value) -> fx.Int32:
         """Return the slot of row `row`."""
         slot = ops.lds_load(self.list, ops.i32_type(), self.at + self.row(row) * 4, alignment=4)
-        return fx.Int32(arith.select((row < self.rows).ir_value(), slot, self._slots.ir_value()))
+        return ops.select(row < self.rows, slot, self._slots)
 
     def write_block(self, blocks: Value) -> None:
         """Write this block's line in stage 2's table."""
         line = ops.pack([self.expert, self.first * OWN_ROWS, self.rows, fx.Int32(0)])
-        here = arith.select((self.lane == 0).ir_value(), ops.raw(self.first * 16), ops.const_i32(ops.NOWHERE))
+        here = ops.select(self.lane == 0, self.first * 16, ops.NOWHERE)
         ops.store(ops.buffer(blocks, self._slots * 16), line, here)
 
     @property
@@ -83,8 +82,7 @@ class OwnBlock(RowBlock):
 
     def write_order(self, order: Value, slot: Value) -> None:
         """Write OWN_ROWS slots, one from each lane, including those of rows that do not exist."""
-        at = (self.first * OWN_ROWS + self.lane) * 4
-        here = arith.select((self.lane < OWN_ROWS).ir_value(), ops.raw(at), ops.const_i32(ops.NOWHERE))
+        here = ops.select(self.lane < OWN_ROWS, (self.first * OWN_ROWS + self.lane) * 4, ops.NOWHERE)
         ops.store(ops.buffer(order, self._slots * (4 * OWN_ROWS)), slot, here)
 
 

@@ -18,16 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith
+from flydsl.expr import arith
 
 from . import ops as ops
 from .block import RowBlock, ShortBlock, work_of
 from .configs import OWN_ROWS, Stage2Config
+from .kernel_arguments import Stage2Arguments
 from .launcher import launcher
 from .layout import CHUNK_K, LOW_K_BIT, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 from .ops import Value
@@ -35,28 +35,6 @@ from .rows import quantized, row_scale
 from .weights import READERS
 
 RING_BYTES = 8192
-
-
-@dataclass
-class Stage2Arguments:
-    """Arguments of stage 2 in launch order.
-
-    A kernel that quantizes reads float32 rows and the router weights. It writes row_info, and in prefill also `kept`.
-    Other kernels read both.
-    """
-
-    rows: fx.Int64  # slot rows float32 [T * top_k, inter]
-    row_info: fx.Int64  # for each of the rows: float32 scale times the router weight, int32 low_sum
-    weights: fx.Int64  # flydsl_layout [E, hidden/16, inter/128, 64, 16]
-    w_scale: fx.Int64  # `layout.slot_scales`
-    order: fx.Int64
-    blocks: fx.Int64
-    router: fx.Int64  # float32 [T, top_k]
-    out: fx.Int64  # see Stage2Config.accumulators
-    kept: fx.Int64  # slot rows int8 [T * top_k, inter]
-    tokens: fx.Int32
-    column: fx.Int32  # first of the channels that this launch computes
-    columns: fx.Int32
 
 
 class _Workgroup:
@@ -80,7 +58,7 @@ class _Workgroup:
         self.first_row = self.wave % cfg.waves_m * (16 * self.row_tiles)
         self.out_channel = part * cfg.tile_n + self.wave // cfg.waves_m * (cfg.tiles * TILE_N)
         self.first_channel = args.column + self.out_channel
-        self.writes_info, self.later_columns = (args.column + part == 0).ir_value(), (args.column > 0).ir_value()
+        self.writes_info, self.later_columns = args.column + part == 0, args.column > 0
         self.v4i = ops.vec_type(4, ops.i32_type())
         self.v4f = ops.vec_type(4, ops.f32_type())
 
@@ -146,7 +124,7 @@ class _Workgroup:
             found = self.quantized_rows(slots, loaded) if cfg.quantize else self.kept_before()
         rows = [found[m : m + parts + 1] for m in range(0, len(found), parts + 1)]
         self.operands = [[ops.split_rows(part) for part in row[:-1]] for row in rows]
-        self.starts = [start for row in rows for start in self.weights.start(row[-1], cfg.inter)]
+        self.starts = [ops.splat(start, 4) for row in rows for start in self.weights.start(row[-1], cfg.inter)]
 
     def kept_before(self) -> list[Any]:
         """Return the parts of each row that this lane multiplies, and the row's low sum, from an earlier launch."""
@@ -207,18 +185,16 @@ class _Workgroup:
             scale, inverse, (grow, shrink) = row_scale(values, over_row)
             words, total = quantized(values, scale, inverse, grow)
             at = (self.own + 16 * m) * cfg.row_bytes
-            kept_at = arith.select(self.writes_info, ops.raw(slot * cfg.inter), ops.const_i32(ops.NOWHERE))
+            kept_at = ops.select(self.writes_info, slot * cfg.inter, ops.NOWHERE)
             for j, word in enumerate(words):
                 in_row = part * 4 + self.share * 4 * j
                 ops.lds_store(self.lds, word, at + in_row, alignment=4)
                 if cfg.keeps:
-                    ops.store(self.kept_rows, word, fx.Int32(kept_at) + in_row)
-            in_low = ((part & (LOW_K_BIT // 4)) != 0).ir_value()
-            low = over_row(arith.select(in_low, total, ops.const_i32(0)), arith.addi)
+                    ops.store(self.kept_rows, word, kept_at + in_row)
+            low = over_row(ops.select((part & (LOW_K_BIT // 4)) != 0, total, 0), arith.addi)
             ops.lds_store(self.lds, low, at + cfg.inter, alignment=4)  # all lanes of the row store the same value
             stored = arith.mulf(arith.mulf(arith.mulf(scale, shrink), weight), unit)
-            writes = arith.andi(self.writes_info, (part == 0).ir_value())
-            place = arith.select(writes, ops.raw(slot * 8), ops.const_i32(ops.NOWHERE))
+            place = ops.select(ops.both(self.writes_info, part == 0), slot * 8, ops.NOWHERE)
             ops.store(self.info, ops.pack([ops.bitcast(stored, ops.i32_type()), low]), place)
         ops.barrier()
 

@@ -8,31 +8,19 @@ of `rows.build_reduce`. A token's result is therefore bit for bit that of the ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith
+from flydsl.expr import arith
 
 from . import ops as ops
 from .configs import WAVES, ByTokenConfig, QuantizeConfig
+from .kernel_arguments import ByTokenArguments
 from .launcher import launcher
 from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 from .ops import Value
 from .rows import Quantize, is_expert
 from .weights import READERS
-
-
-@dataclass
-class ByTokenArguments:
-    """Addresses in launch order."""
-
-    rows: fx.Int64  # slot rows float32 [T * top_k, inter]
-    weights: fx.Int64  # flydsl_layout
-    scales: fx.Int64  # `layout.slot_scales`
-    router: fx.Int64  # float32 [T, top_k]
-    ids: fx.Int64  # int32 [T, top_k]
-    out: fx.Int64  # bfloat16 [T, hidden]
 
 
 class _Slot:
@@ -42,7 +30,7 @@ class _Slot:
         cfg, self.work = work.cfg, work
         self.number, self.slot = number, work.token * cfg.top_k + number
         routed = is_expert(expert, cfg.experts)
-        self.expert = fx.Int32(arith.select(routed, ops.raw(expert), ops.const_i32(0)))
+        self.expert = ops.select(routed, expert, 0)
         # The buffers are empty for a slot without an expert here.
         self.weights = READERS[cfg.weights](work.args.weights, self.expert, cfg.hidden * cfg.inter, routed)
         scale_bytes = (cfg.hidden + SCALES_PAD) * 4
@@ -60,8 +48,8 @@ class _Slot:
         ops.pin_schedule()
         chunks = cfg.inter // CHUNK_K
         at = [(work.channel // TILE_N + t) * (chunks * TILE_BYTES) for t in range(cfg.tile_n // TILE_N)]
-        lanes = [work.lane * 16 + c * TILE_BYTES for c in range(chunks)]
-        self.words = [[self.weights.load(lane, tile) for lane in lanes] for tile in at]
+        load = self.weights.load
+        self.words = [[load(work.lane * 16 + c * TILE_BYTES, tile) for c in range(chunks)] for tile in at]
         groups = range(0, cfg.tile_n, PAIR * TILE_N)
         lane = (work.lane >> 4) * (PAIR * 16)
         self.scale = [
@@ -82,12 +70,13 @@ class _Slot:
             scale = arith.mulf(scale, factor)
         self.factor = arith.select(self.routed, scale, ops.const_f32(0.0))
         corner = work.own + self.weights.corner(work.lane)
-        parts = [corner + self.weights.part(j) for j in range(cfg.inter // 64)]
-        rows = [ops.split_rows(ops.lds_load(work.lds, work.v4i, part)) for part in parts]
+        parts = map(self.weights.part, range(cfg.inter // 64))
+        rows = [ops.split_rows(ops.lds_load(work.lds, work.v4i, corner + part)) for part in parts]
         self.halves: list[Any] = []
         for packed, scales in zip(self.words, self.scale, strict=True):
-            sums = list(starts)
-            for tile, at in zip(map(self.weights.unpack, packed), range(0, len(rows), 2), strict=True):
+            sums = [ops.splat(start, 4) for start in starts]
+            tiles = [self.weights.unpack(words) for words in packed]
+            for tile, at in zip(tiles, range(0, len(rows), 2), strict=True):
                 sums = self.weights.multiply(tile, [rows[at : at + 2]], sums)
             exact = self.weights.float_sum(sums[0], sums[1], cfg.inter)
             self.halves += ops.elements(ops.to_f16(arith.mulf(exact, scales)))

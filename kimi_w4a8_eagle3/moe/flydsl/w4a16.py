@@ -9,16 +9,16 @@ subtracted at the end as 136 times the sum of the row, which one more MFMA per s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith
+from flydsl.expr import arith
 from flydsl.expr.rocdl import perm_b32
 
 from . import ops as ops
 from .block import RowBlock
 from .configs import W4A16_TILES, WAVES, W4A16Config
+from .kernel_arguments import W4A16Arguments
 from .launcher import launcher
 from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 from .ops import Value
@@ -26,19 +26,6 @@ from .ops import Value
 RING = 4  # chunks of weights in registers: 8 KiB a wave
 SURPLUS = 136.0
 ROW_LOADS = 4  # 16-byte loads of 128 k of a row, spread over four lanes
-
-
-@dataclass
-class W4A16Arguments:
-    """Arguments in launch order."""
-
-    rows: fx.Int64  # bfloat16 [T, hidden] (stage 1) or [T * top_k, inter] (stage 2)
-    weights: fx.Int64  # flydsl_layout
-    w_scale: fx.Int64  # float32 [E, channels of the weights], of stage 2 `layout.slot_scales`
-    order: fx.Int64
-    blocks: fx.Int64
-    out: fx.Int64  # bfloat16 [T * top_k, columns]
-    tokens: fx.Int32
 
 
 def _weights_bf16(words: Value) -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flydsl.expr as fx
-from flydsl._mlir.dialects import arith, math
+from flydsl.expr import arith, math
 from flydsl.expr.rocdl import perm_b32
 
 from ...quark.weight_format import INT4, MXFP4, WeightFormat
@@ -68,13 +68,13 @@ class Int4:
 
     @staticmethod
     def total(first: Value, second: Value) -> Value:
-        """Return the sum of both accumulators; `exact` corrects it."""
+        """Return the sum of both accumulators, plus `offset`."""
         return arith.addi(arith.shrsi(first, ops.splat(ops.const_i32(4), 4)), second)
 
     @staticmethod
-    def exact(total: Value, low_sum: Value) -> Value:
-        """Return a row's accumulator of the contract."""
-        return arith.subi(total, ops.splat(arith.muli(low_sum, ops.const_i32(8)), 4))
+    def offset(low_sum: Value) -> Value:
+        """Return what a row's `total` has too much."""
+        return ops.splat(arith.muli(low_sum, ops.const_i32(8)), 4)
 
     # Where K is short, accumulators start at the integer whose bits are the float 1.5 * 2**23. Their final bits are
     # then the float 1.5 * 2**23 + sum, exact while |sum| < 2**22, and the conversion to float32 costs nothing.
@@ -83,7 +83,7 @@ class Int4:
         """Return the start values of a row's two accumulators for `float_sum`."""
         bias, correction = cls.bias(k), arith.muli(low_sum, ops.const_i32(-8))
         low = arith.addi(correction, ops.const_i32(bias)) if bias else correction
-        return ops.splat(ops.const_i32(bias), 4), ops.splat(low, 4)
+        return ops.const_i32(bias), low
 
     @classmethod
     def bias(cls, k: int) -> int:
@@ -149,12 +149,12 @@ class Mxfp4(Int4):
         return arith.addi(arith.shli(first, ops.splat(ops.const_i32(4), 4)), second)
 
     @staticmethod
-    def exact(total: Value, low_sum: Value) -> Value:
-        return total
+    def offset(low_sum: Value) -> Value:
+        return ops.splat(ops.const_i32(0), 4)
 
     @classmethod
     def start(cls, low_sum: Value, k: int) -> tuple[Any, Any]:
-        start = ops.splat(ops.const_i32(cls.bias(k)), 4)
+        start = ops.const_i32(cls.bias(k))
         return start, start
 
     @classmethod
