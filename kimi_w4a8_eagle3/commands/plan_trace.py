@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from ..base.console import request_progress, table_console
-from ..predict.trace_plan import MODEL, Slo, plan_trace
+from ..predict.layouts import node_layouts
+from ..predict.trace_plan import MODEL, Slo, plan_trace, user_counts
 
 
 def rank_layouts(
@@ -23,13 +24,10 @@ def rank_layouts(
     as_json: bool,
 ) -> None:
     """Simulate the layouts, print the ranking, and write the page if a folder is given."""
-    console = table_console()
-    with request_progress("simulations", None, console) as shown:
-
-        def show(done: int, _total: int, what: str) -> None:
-            shown(done, what)
-
-        plan = plan_trace(trace, slo, users, accept_length, horizon_s, show)
+    console, layouts = table_console(), node_layouts()
+    simulations = len(layouts) * (len(user_counts(users)) + 3)  # and three for the intervals
+    with request_progress("simulations", simulations, console) as show:
+        plan = plan_trace(trace, slo, users, accept_length, horizon_s, show, layouts)
     from ..report import traffic_plan  # optional: jinja2 and matplotlib
 
     if as_json:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..base.errors import UsageError
 from ..bench.trace import Trace
 from ..bench.trace_readers import OUTPUT_TOKENS, read_trace
-from .layouts import Layout, node_layouts
+from .layouts import Layout
 from .machine_model import Cluster
 from .predict import calibrate, check, mean_error
 from .simulation import SimulatedRun, SimulationJob, TrafficFigures, simulate
@@ -109,19 +109,18 @@ def plan_trace(
     users: int | None,
     accept_length: float,
     horizon_s: float,
-    show: Callable[[int, int, str], None],
-    layouts: Sequence[Layout] | None = None,
+    show: Callable[[int, str], None],
+    layouts: Sequence[Layout],
 ) -> TracePlan:
-    """Simulate every layout under the trace; show is called with finished and all simulations, and what runs.
+    """Simulate every layout under the trace; show is called with the finished simulations, and what runs.
 
     users: None takes the recorded times, or of a trace without them the most users that a layout serves at the SLO.
     """
     trace = read_trace(path)
     trace.require_lengths()
-    found = list(layouts or node_layouts())
     error = mean_error(check(calibrate(Cluster()), Cluster()))
-    counts = sorted({*USERS, *([users] if users else [])})
-    runs = [SimulatedRun(layout=asdict(one), users=count) for one in found for count in counts]
+    counts = user_counts(users)
+    runs = [SimulatedRun(layout=asdict(one), users=count) for one in layouts for count in counts]
     job = SimulationJob(
         trace=str(path.resolve()),
         output_tokens=OUTPUT_TOKENS,
@@ -131,18 +130,22 @@ def plan_trace(
         tpot_s=slo.tpot_s,
         runs=runs,
     )
-    spread = [1.0, 1 + error, 1 - error]
-    total = len(runs) + len(found) * len(spread)
-    swept = simulate(job, lambda done: show(done, total, "users"))
-    curves = {one.name: [figures for figures in swept if figures.layout == one.name] for one in found}
+    swept = simulate(job, lambda done: show(done, "users"))
+    curves = {one.name: [figures for figures in swept if figures.layout == one.name] for one in layouts}
     if users is None and not trace.timed:
         users = max((f.users or 0 for f in swept if f.good >= GOOD), default=min(counts))
-    last = [SimulatedRun(layout=asdict(one), users=users, scale=scale) for one in found for scale in spread]
-    ended = simulate(job.model_copy(update={"runs": last}), lambda done: show(len(runs) + done, total, "intervals"))
-    groups = {one.name: [figures for figures in ended if figures.layout == one.name] for one in found}
+    scales = 1.0, 1 + error, 1 - error
+    last = [SimulatedRun(layout=asdict(one), users=users, scale=scale) for one in layouts for scale in scales]
+    ended = simulate(job.model_copy(update={"runs": last}), lambda done: show(len(runs) + done, "intervals"))
+    groups = {one.name: [figures for figures in ended if figures.layout == one.name] for one in layouts}
     chosen = {name: (group[0], group[1], group[2]) for name, group in groups.items()}
-    winner, stays = choose_winner(found, chosen)
-    return TracePlan(trace, slo, users, error, accept_length, horizon_s, found, curves, chosen, winner, stays)
+    winner, stays = choose_winner(layouts, chosen)
+    return TracePlan(trace, slo, users, error, accept_length, horizon_s, layouts, curves, chosen, winner, stays)
+
+
+def user_counts(users: int | None) -> list[int]:
+    """Return the numbers of users that every layout is simulated with."""
+    return sorted({*USERS, *([users] if users else [])})
 
 
 def choose_winner(
