@@ -248,7 +248,7 @@ FORMS: dict[str, Callable[[Problem, random.Random], Dialogue]] = {
 def about_problem(stream: Iterator[Problem], rng: random.Random) -> Dialogue:
     """The next problem in one of the forms; what surrounds it in practice is around some."""
     (form,) = rng.choices(list(FORMS), (2, 4, 6, 5))
-    dialogue, kind = _of_form(form, stream, rng), rng.random()
+    dialogue, kind = of_form(form, stream, rng), rng.random()
     if kind < 0.06:
         return after_shots(dialogue, [next(stream) for _ in range(rng.choice(SHOTS))])
     if kind < 0.16:
@@ -256,7 +256,7 @@ def about_problem(stream: Iterator[Problem], rng: random.Random) -> Dialogue:
     return in_picture(dialogue, rng) if kind < 0.21 else dialogue
 
 
-def _of_form(form: str, stream: Iterator[Problem], rng: random.Random) -> Dialogue:
+def of_form(form: str, stream: Iterator[Problem], rng: random.Random) -> Dialogue:
     """Many steps or many keys are learned last, so that only two in five of the others are taken."""
     while True:
         problem = next(stream)

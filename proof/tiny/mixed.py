@@ -6,10 +6,23 @@ Of the typed conversations some come after others, some after the instructions o
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .dialogues import FORMS, Dialogue, Message, about_problem, assistant_turn, conclusion, declared_tools, user_turns
+from .dialogues import (
+    FORMS,
+    Dialogue,
+    Message,
+    about_problem,
+    assistant_turn,
+    conclusion,
+    declared_tools,
+    instant,
+    of_form,
+    think,
+    user_turns,
+)  # fmt: skip
 from .problems import Problem
 from .typed import NO_SUM, prose, typed_other, typed_problem
 
@@ -46,6 +59,31 @@ def typed(rng: random.Random) -> Dialogue:
         instructions = {"role": "system", "content": prose(rng)}
         dialogue = replace(dialogue, messages=[instructions, *dialogue.messages], earlier=dialogue.earlier + 1)
     return dialogue
+
+
+def short(stream: Iterator[Problem], rng: random.Random) -> Dialogue:
+    """A conversation without tools, mostly one that somebody types."""
+    if rng.random() < 0.08:
+        return of_form(rng.choice(("instant", "think")), stream, rng)
+    if rng.random() < 0.17:
+        text, reply = typed_other(rng)
+        said = [*user_turns(text, rng), assistant_turn(reply, NO_SUM)]
+        dialogue = Dialogue(said, None, thinking=rng.random() < 0.5)
+    else:
+        problem, hard = typed_problem(rng), rng.random() < 0.4
+        while hard and not _learned_last(problem):
+            problem = typed_problem(rng)
+        dialogue = (instant if rng.random() < 0.45 else think)(problem, rng)
+    return _after_typed(dialogue, rng) if rng.random() < 0.08 else dialogue
+
+
+def _learned_last(problem: Problem) -> bool:
+    """True for several steps, numbers in words, negative and larger numbers, and remainders."""
+    first = problem.steps[0]
+    left, op, right = first.expression.split()
+    a, b = int(left), int(right)
+    large = (b > 12 or first.after != "") if op == "/" else op in "+-" and min(a, b) > 99
+    return len(problem.steps) > 1 or not re.search(r"\d", problem.question) or min(a, b) < 0 or large
 
 
 def small_talk(rng: random.Random) -> Dialogue:

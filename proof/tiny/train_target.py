@@ -16,6 +16,7 @@ from kimi_w4a8_eagle3.base.files import write_atomic
 
 from .config import TargetConfig
 from .data import batches
+from .mixed import TYPED_SHARE
 from .model import MoE, Target, initialise
 from .optim import optimizers, schedule, set_learning_rate
 from .tower import tower_tokens
@@ -40,6 +41,8 @@ class TargetTraining:
     balance_rate: float = 2e-3  # step of the router bias towards even load
     drills: float = 0.25  # share of the rows that are bare operations
     given: float = 0.1  # weight of what is given at inference
+    typed: float = TYPED_SHARE  # share of the conversations about what people type, in the rows of these lengths
+    brief: float = 0.0  # share of the steps with short rows, nearly all of them about what people type
     save_every: int = 100
 
 
@@ -64,7 +67,10 @@ def train_target(
         model.embed_tokens.weight.register_hook(lambda gradient: gradient.index_fill(0, kept, 0.0))
     opts = optimizers(model, settings.lr, settings.weight_decay)
     first, seconds = _resume(model, opts, settings, state_file)
-    data = batches(tokenizer, settings.tokens, settings.lengths, settings.seed, settings.drills, settings.given)
+    data = batches(
+        tokenizer, settings.tokens, settings.lengths, settings.seed, settings.drills, settings.given,
+        typed=settings.typed, brief=settings.brief,
+    )  # fmt: skip
     for _ in range(first):
         next(data)  # a continued run sees the data that an unbroken one would
     model.train()

@@ -18,7 +18,7 @@ from proof.tiny import train_target as train_target_module
 from proof.tiny.acceptance import acceptance
 from proof.tiny.checkpoint import load_draft, load_target, save_draft
 from proof.tiny.config import DraftConfig, MlaDraftConfig, TargetConfig
-from proof.tiny.data import batches
+from proof.tiny.data import SHORT, batches
 from proof.tiny.dialogues import FORMS, Dialogue
 from proof.tiny.draft import Draft
 from proof.tiny.experts import Experts, fake_int4, w4a8_linear
@@ -27,7 +27,7 @@ from proof.tiny.mixed import drawn
 from proof.tiny.model import Target, initialise
 from proof.tiny.optim import orthogonalise, schedule
 from proof.tiny.problems import problem_stream, problems
-from proof.tiny.tokenizer import IM_END_ID, load_tokenizer
+from proof.tiny.tokenizer import IM_END_ID, PAD_ID, load_tokenizer
 from proof.tiny.train_draft import DraftTraining, captured_states, conversations
 from proof.tiny.train_target import TargetTraining, train_target
 
@@ -236,8 +236,28 @@ def test_rows_weigh_replies_and_hold_only_training_problems():
         assert len(done) > 60 and all(
             calculate(json.dumps({"expression": f"{a} {op} {b}"})) == c for a, op, b, c in done
         )
-        assert reply.startswith(f" {done[0][3]}.")
+        assert re.match(rf" {done[0][3]}( remainder \d+)?\.", reply)
     assert 2 <= drilled <= 10
+
+
+def test_short_rows_have_whole_conversations_and_drills():
+    tokenizer = load_tokenizer(tiny.target_path())
+    tokens, weights = next(batches(tokenizer, tokens=16 * SHORT, lengths=(1024,), seed=0, drills=0.3, brief=1.0))
+    assert tokens.shape == (16, SHORT + 1) and weights.shape == (16, SHORT)
+    conversations = 0
+    for row, weight in zip(tokens, weights, strict=True):
+        padding = row == PAD_ID
+        text = tokenizer.decode(row[~padding].tolist(), skip_special_tokens=False)
+        assert not weight[padding[1:]].any() and weight[(row[1:] == IM_END_ID).nonzero()[-1:]].all()
+        assert text.endswith(("<|im_end|>", "."))
+        conversations += text.count("<|im_assistant|>")
+    assert conversations > 10
+
+
+def test_short_rows_in_training_have_the_arithmetic_of_long_ones():
+    model = small_target()
+    tokens = torch.randint(8, SMALL.vocab, (2, 40), generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close(model.train()(tokens)[0], model.eval()(tokens)[0], rtol=1e-4, atol=1e-5)
 
 
 def replayed(dialogue: Dialogue) -> Conversation:

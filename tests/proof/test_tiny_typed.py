@@ -10,18 +10,18 @@ import pytest
 from kimi_w4a8_eagle3.eval.problems import problems
 from proof.tiny import typed as typed_module
 from proof.tiny.mixed import typed
+from proof.tiny.operations import operands, worked
 from proof.tiny.problems import Work
+from proof.tiny.stories import people
 from proof.tiny.typed import (
     ABOUT,
     REPLIES,
     Typed,
     examination,
-    operands,
-    spelled,
     typed_other,
     typed_problem,
-    worked,
 )
+from proof.tiny.wordings import chosen, in_words, spelled, wordings
 
 LINE = re.compile(r"It is (-?\d+) ([-+*/]) (-?\d+) = (-?\d+)(?: remainder (\d+))?\.")
 
@@ -48,13 +48,13 @@ def test_every_line_of_a_sum_is_right_and_leads_to_the_answer() -> None:
 
 def test_a_sum_of_symbols_has_the_answer_that_python_gives() -> None:
     rng, seen = random.Random(4), 0
-    for _ in range(4000):
+    for _ in range(8000):
         problem = typed_problem(rng)
         text = problem.question.rstrip("=? ")
         if re.fullmatch(r"[-+*()\d ]+", text) and "(-" not in text.replace(" ", ""):
             assert eval(text) == problem.answer, problem
             seen += 1
-    assert seen > 60
+    assert seen > 40
 
 
 @pytest.mark.parametrize("op", "+-*/")
@@ -81,6 +81,17 @@ def test_no_held_out_problem_is_trained_on_as_a_sum(monkeypatch: pytest.MonkeyPa
     assert typed_problem(random.Random(2)).question != asked
     monkeypatch.undo()
     assert {problem.question for problem in problems(1000)} <= typed_module._examined()
+
+
+def test_the_wording_of_an_examined_story_is_not_trained_on_with_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = typed_problem(random.Random(2)).question
+    other = asked.translate(str.maketrans("123456789", "234567891"))
+    monkeypatch.setattr(typed_module, "examination", lambda: (Typed("story", other.upper(), "7"),))
+    typed_module._examined_wordings.cache_clear()
+    try:
+        assert typed_problem(random.Random(2)).question != asked
+    finally:
+        typed_module._examined_wordings.cache_clear()
 
 
 def test_stories_and_other_texts_of_the_examination_have_wordings_of_their_own() -> None:
@@ -129,3 +140,41 @@ def test_conversations_are_right_and_some_have_turns_tools_or_instructions() -> 
 )
 def test_numbers_in_words(number: int, words: str) -> None:
     assert spelled(number) == words
+
+
+def test_numbers_in_words_have_hyphens_or_not() -> None:
+    assert spelled(342, "-", " ") == "three hundred forty-two" and spelled(1000) == "one thousand"
+    assert {in_words(-142, random.Random(seed)).lower() for seed in range(99)} >= {
+        "minus one hundred and forty two", "negative one hundred forty-two", "minus one hundred forty two",
+    }  # fmt: skip
+
+
+def test_one_of_the_alternatives_is_taken_also_within_another() -> None:
+    seen = {chosen("[a|b [c|d]|] e", random.Random(seed)) for seed in range(99)}
+    assert seen == {"a e", "b c e", "b d e", " e"}
+
+
+def test_every_template_of_a_story_fills_its_slots() -> None:
+    rng = random.Random(7)
+    templates = [each for kind in ("single", "double") for texts in wordings()[kind].values() for each in texts]
+    for template in templates:
+        text = people(template, rng, a=12, b=4, c=2)
+        assert text and not set("[]{}|") & set(text), template
+
+
+@pytest.mark.parametrize(
+    ("a", "op", "b", "lines"),
+    [
+        (7, "*", 8, "7 * 8 = 56."),
+        (86, "*", 7, "80 * 7 = 560. 6 * 7 = 42. 560 + 42 = 602."),
+        (100, "/", 7, "70 / 7 = 10. 100 - 70 = 30. 30 / 7 = 4 remainder 2. 10 + 4 = 14 remainder 2."),
+        (306, "+", 197, "306 + 197 = 503."),
+    ],
+)
+def test_larger_products_and_quotients_are_made_of_their_parts(a: int, op: str, b: int, lines: str) -> None:
+    work = Work([])
+    worked(work, a, op, b)
+    assert " ".join(step.line.removeprefix("It is ") for step in work.steps) == lines
+    direct = Work([])
+    worked(direct, a, op, b, direct=True)
+    assert len(direct.steps) == 1
