@@ -1,6 +1,6 @@
 """Kernel checks in their own process, so that a GPU fault ends only that process and its memory is freed.
 
-python -m kimi_w4a8_eagle3.accept.kernel_stage BACKEND EXPERTS HIDDEN INTER TOP_K RESULT.json
+python -m kimi_w4a8_eagle3.accept.kernel_stage BACKEND WEIGHTS EXPERTS HIDDEN INTER TOP_K RESULT.json
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from ..machine.hardware import GPUS, Gpu, Machine
 from ..moe.contract import MoeBackend, MoeShape, gpu_arch
 from ..moe.dispatch import load_backend
 from ..predict.machine_model import INT8_OPS
+from ..quark.weight_format import FORMATS
 from .journal import Figure
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ _FIRST = 2  # batches checked without a GPU
 
 def check_kernels(backend: str, shape: MoeShape, gates: Mapping[str, str], result: Path) -> list[Figure]:
     """Start the process and return its figures; its log is written beside `result`. Raises KimiError."""
-    words = [backend, *map(str, astuple(shape)), str(result)]
+    sizes = (shape.num_experts, shape.hidden, shape.inter, shape.top_k)
+    words = [backend, shape.weights.name, *map(str, sizes), str(result)]
     run_child(["-m", __name__, *words], gates, result.with_suffix(".log"))
     return [Figure(**figure) for figure in json.loads(result.read_text())]
 
@@ -55,8 +57,9 @@ def main(words: list[str]) -> None:
 
     from ..moe.agreement import agreements, batches  # start-up: torch
 
-    name, *sizes, result = words
-    shape, device = MoeShape(*map(int, sizes)), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name, weights, *numbers, result = words
+    shape = MoeShape(*map(int, numbers), weights=FORMATS[weights])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backend = load_backend(name, read_gates(os.environ))
     if reason := backend.unsupported(shape, device):
         raise KimiError(f"the {name} backend cannot run: {reason}", where=str(shape))
@@ -82,20 +85,25 @@ def _bandwidths(backend: MoeBackend, shape: MoeShape, arch: str, device: torch.d
         for stage, us in enumerate(watch.measure(watch.chosen(tokens), tokens), start=1):
             if us is None:
                 raise KimiError(f"the tiles of T={tokens} do not run", where=f"stage {stage}, {shape}")
-            ideal, read = ideal_us(shape, stage, tokens, experts, gpu), experts * _weights(shape, stage) / 2
+            ideal, read = ideal_us(shape, stage, tokens, experts, gpu), experts * _bytes(shape, stage)
             name = f"stage {stage}, T={tokens}: {us:.1f} us"
             yield Figure(name=name, value=read / us / 1e6, unit="TB/s", predicted=read / ideal / 1e6)
 
 
 def ideal_us(shape: MoeShape, stage: int, tokens: int, experts: float, gpu: Gpu) -> float:
     """Return the roofline: the weights of `experts` once at peak HBM bandwidth, or the products at peak INT8 rate."""
-    weights = _weights(shape, stage)
-    return 1e6 * max(experts * weights / 2 / (gpu.hbm_tb_s * 1e12), 2 * tokens * shape.top_k * weights / INT8_OPS)
+    read_s = experts * _bytes(shape, stage) / (gpu.hbm_tb_s * 1e12)
+    return 1e6 * max(read_s, 2 * tokens * shape.top_k * _weights(shape, stage) / INT8_OPS)
 
 
 def _weights(shape: MoeShape, stage: int) -> int:
-    """Return the weights of one expert in one stage; each takes half a byte."""
+    """Return the weights of one expert in one stage."""
     return shape.hidden * shape.inter * (2 if stage == 1 else 1)
+
+
+def _bytes(shape: MoeShape, stage: int) -> float:
+    """Return the bytes of one expert's weights in one stage, with its blocks' scales."""
+    return _weights(shape, stage) * shape.weights.bits / 8
 
 
 if __name__ == "__main__":

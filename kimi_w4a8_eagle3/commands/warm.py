@@ -13,6 +13,7 @@ from ..base.console import table_console
 from ..base.extras import require
 from ..gates import read_gates
 from ..moe.contract import MoeShape
+from ..quark.weight_format import FORMATS, INT4
 from ..recipe.memory_plan import ModelCard
 
 
@@ -22,8 +23,9 @@ def warm(
 ) -> None:
     """Compile the MoE kernels ahead of serving; needs no GPU, but FlyDSL and a linker for gfx942.
 
-    It compiles the code objects of Kimi-K2.5 for TP 8 and 4 with all gates and tiles, including those of `kimi-w4a8
-    tune-moe`. The kernels that serve without gates come first. Objects already in the folder are kept.
+    It compiles the code objects of Kimi for TP 8 and 4. The kernels that serve without gates come first, for W4A8 and
+    MXFP4 checkpoints. W4A8 then gets all gates and tiles, including those of `kimi-w4a8 tune-moe`. Objects already in
+    the folder are kept.
     """
     require("flydsl", "torch")
     from ..moe.flydsl.backend import FlydslBackend  # start-up: torch
@@ -36,9 +38,14 @@ def warm(
 
     text = ModelCard.packaged("kimi-k2.5-w4a8").config["text_config"]
     experts, hidden, top_k = text["n_routed_experts"], text["hidden_size"], text["num_experts_per_tok"]
-    shapes = [MoeShape(experts, hidden, text["moe_intermediate_size"] // tp, top_k) for tp in (8, 4)]
+    shapes = [
+        MoeShape(experts, hidden, text["moe_intermediate_size"] // tp, top_k, weights=stored)
+        for stored in FORMATS.values()
+        for tp in (8, 4)
+    ]
     first = [config for shape in shapes for config in FlydslBackend().wanted(shape)]
-    wanted = [*first, *(config for shape in shapes for config in every_kernel(shape))]
+    tuned = [config for shape in shapes if shape.weights == INT4 for config in every_kernel(shape)]
+    wanted = [*first, *tuned]
     folder = objects or objects_folder(read_gates(os.environ))
     manifest, compiled = compile_objects(
         wanted, folder, jobs or default_jobs(), lambda done, count: track(done, "compiling", count, console=console)

@@ -56,11 +56,7 @@ class Replica:
     ) -> None:
         self.launch = launch
         self.log_path = log_path
-        timeout_s = launch.recipe.options.progress_timeout_s
-        least = launch.recipe.options.least_accept_length
-        self.state = ReplicaState(
-            name, launch.base_url, timeout_s, launch.num_draft_tokens, launch.attention_groups, least
-        )
+        self.state = ReplicaState(name, launch.base_url, launch.recipe.options.progress_timeout_s, *launch.acceptance)
         self.label = label or f"replica-{name}"
         self._announce = announce
         self._drain_timeout_s = drain_timeout_s

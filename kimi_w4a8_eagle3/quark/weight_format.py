@@ -36,3 +36,4 @@ INT4 = WeightFormat("INT4", (*range(8), *range(-8, 0)))
 # OCP MX: E2M1 codes, an E8M0 exponent for each block. E2M1's values are multiples of one half, so they are doubled.
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)
 MXFP4 = WeightFormat("MXFP4", (*_E2M1, *(-value for value in _E2M1)), block=32)
+FORMATS = {stored.name: stored for stored in (INT4, MXFP4)}

@@ -101,9 +101,13 @@ class Launch:
         return int(number(self.args, "tensor-parallel-size" if self.engine == "vllm" else "tp-size", 1))
 
     @property
-    def attention_groups(self) -> int:
-        """Groups of ranks with requests of their own: more than one with DP attention."""
-        return 1 if self.engine == "vllm" else self.tensor_parallel // attention_tp(self.args)
+    def acceptance(self) -> tuple[int | None, int, float]:
+        """What the canary expects: tokens of a verify step, groups of ranks with requests of their own, accept length.
+
+        There is more than one group with DP attention.
+        """
+        groups = 1 if self.engine == "vllm" else self.tensor_parallel // attention_tp(self.args)
+        return self.num_draft_tokens, groups, self.recipe.options.least_accept_length
 
     @property
     def num_draft_tokens(self) -> int | None:

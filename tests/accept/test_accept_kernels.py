@@ -11,12 +11,15 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.machine.hardware import GPUS
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.predict.machine_model import experts_touched, kimi
+from kimi_w4a8_eagle3.quark.weight_format import FORMATS, WeightFormat
 
 SMALL, KIMI = MoeShape(6, 208, 80, 3), MoeShape(384, 7168, 256, 8)
 
 
-def test_the_process_writes_its_figures(tmp_path: Path) -> None:
-    (figure,) = check_kernels("reference", SMALL, {}, tmp_path / "reference.json")
+@pytest.mark.parametrize("weights", FORMATS.values(), ids=repr)
+def test_the_process_writes_its_figures(tmp_path: Path, weights: WeightFormat) -> None:
+    shape = MoeShape(6, 256, 128, 3, weights=weights)
+    (figure,) = check_kernels("reference", shape, {}, tmp_path / "reference.json")
     assert figure.value == 0.0 and "2 batch sizes" in figure.name
     assert "tokens=8" in (tmp_path / "reference.log").read_text()
 
