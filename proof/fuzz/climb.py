@@ -115,7 +115,7 @@ def tried(kind: Kind, value: Any, seed: int, opened: bool) -> Cost:
     if not (pid := os.fork()):
         try:
             signal.setitimer(signal.ITIMER_PROF, _TRY_S)
-            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+            resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + _MEMORY_BYTES,) * 2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             os.write(writer, json.dumps(_measured(kind, encoded, seed, opened)).encode())
         finally:
@@ -133,18 +133,19 @@ def _measured(kind: Kind, encoded: Any, seed: int, opened: bool) -> tuple[float,
         if not opened:
             kind.check(encoded)
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-        before, start = _peak(), time.process_time()
+        before, start = _status("VmHWM"), time.process_time()
         seconds = kind.work(encoded, Random(seed))
     except (Refusal, ValueError, RuntimeError):
         return 0.0, 0, True
     except MemoryError:
         return _TRY_S, _MEMORY_BYTES, False
-    return (time.process_time() - start if seconds is None else seconds), max(0, _peak() - before), False
+    return (time.process_time() - start if seconds is None else seconds), max(0, _status("VmHWM") - before), False
 
 
-def _peak() -> int:
+def _status(name: str) -> int:
+    """Return a field of this process's status in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 # Reasoning: (pattern, times, items)

@@ -27,9 +27,9 @@ SKIP = toolchain.flydsl_problem() or toolchain.linker_problem()
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"FlyDSL kernels: {SKIP}")]
 if SKIP is None:
     pytest.importorskip("triton")
+    from kimi_w4a8_eagle3.moe.flydsl import layout
     from kimi_w4a8_eagle3.moe.flydsl import warm as flydsl_warm
     from kimi_w4a8_eagle3.moe.flydsl.backend import FlydslBackend
-    from kimi_w4a8_eagle3.moe.flydsl.layout import LAYOUT
     from kimi_w4a8_eagle3.moe.flydsl.objects import KernelManifest, source_hash
 
 KIMI = MoeShape(384, 7168, 256, 8)
@@ -64,7 +64,9 @@ def meta_batch(tokens: int) -> tuple[torch.Tensor, PreparedMoe, torch.Tensor, to
     def meta(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device="meta")
 
-    moe = PreparedMoe(KIMI, LAYOUT, meta(1), meta(1), meta(1), meta(1))  # launches only pass the weights on
+    moe = PreparedMoe(
+        KIMI, layout.name(KIMI.weights), meta(1), meta(1), meta(1), meta(1)
+    )  # launches only pass the weights on
     x = meta(tokens, KIMI.hidden, dtype=torch.bfloat16)
     return x, moe, meta(tokens, KIMI.top_k), meta(tokens, KIMI.top_k, dtype=torch.int32)
 
