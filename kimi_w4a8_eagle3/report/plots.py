@@ -146,7 +146,7 @@ def speedup_curves(curves: Sequence[Speedup]) -> Picture:
         for at, curve in enumerate(curves):
             shade = COLOURS[at % len(COLOURS)]
             style = "-" if curve.measured_here else "--"
-            even = f"even at {curve.break_even:.2f}" if curve.break_even <= ceiling else "never even"
+            even = f"breaks even at {curve.break_even:.2f}" if curve.break_even <= ceiling else "never breaks even"
             legend.append((f"{curve.title} ({even})", shade))
             axis.plot(lengths, [curve.at(length) for length in lengths], style, color=shade)
             axis.plot(curve.accept_length, curve.measured, "o", color=shade)

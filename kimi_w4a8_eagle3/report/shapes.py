@@ -19,7 +19,7 @@ from .analysis import Analysis
 from .page import Table, Words
 
 _MEASURED = ("shape", "concurrency", "plain, tok/s", "with drafts, tok/s", "speed-up", "accept length")
-_COLUMNS = (*_MEASURED, "verify step / plain step", "speed-up of decoding", "decoding's share", "both together give")
+_COLUMNS = (*_MEASURED, "verify step / plain step", "speed-up of decoding", "decoding's share", "computed speed-up")
 
 
 @dataclass(frozen=True)
