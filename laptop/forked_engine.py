@@ -195,7 +195,7 @@ def _fork_children() -> None:
     spawning = multiprocessing.spawn.get_executable()
 
     def start(process: multiprocessing.Process) -> Any:
-        forkable = _threads(beside="ZMQbg") == 1 and multiprocessing.spawn.get_executable() == spawning
+        forkable = _only_zeromq_has_threads() and multiprocessing.spawn.get_executable() == spawning
         return (ForkProcess if forkable else SpawnProcess)._Popen(process)
 
     multiprocessing.Process._Popen = staticmethod(start)  # type: ignore  # every start method is chosen here
@@ -219,6 +219,16 @@ def _write_to(log: int) -> None:
 def _require_one_thread() -> None:
     if _threads() != 1:
         sys.exit("kimi-w4a8: importing SGLang started a thread, which no fork would have")
+
+
+def _only_zeromq_has_threads() -> bool:
+    """Return True if this thread is the only one beside ZeroMQ's, which name themselves a moment after their start."""
+    deadline = time.monotonic() + 0.5
+    while _threads(beside="ZMQbg") > 1:
+        if threading.active_count() > 1 or time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def _threads(beside: str = "\0") -> int:
