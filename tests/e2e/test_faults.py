@@ -104,16 +104,13 @@ def test_the_router_lets_nobody_in_without_the_key(fleet, questions, sent):
 def test_the_whole_fleet_is_measured_through_its_router(fleet, tmp_path):
     workload = with_changes(load_workload("tiny-maths"), num_prompts=8)
     server = {"base_url": fleet.base_url, "ops_url": fleet.ops_url, "api_key": KEY}
-    for _ in range(3):  # a busy engine may count a warm-up request after the window of the measurement has opened
-        run = read_run(bench(workload, Texts(), Target(recipe="tiny", **server), tmp_path, lambda _: None))
-        [found] = run.usable
-        assert run.result.status == "complete" and run.refused == [] and found.load.completed == 8
-        # Every verify step commits its accepted drafts and one token of the target's own; requests may end inside a
-        # step. Counters of one engine alone would say less.
-        committed = found.acceptance.length * found.acceptance.steps
-        if in_window := committed == pytest.approx(found.load.total_output_tokens - 8):
-            break
-    assert in_window, (committed, found.load.total_output_tokens)
+    run = read_run(bench(workload, Texts(), Target(recipe="tiny", **server), tmp_path, lambda _: None))
+    [found] = run.usable
+    assert run.result.status == "complete" and run.refused == [] and found.load.completed == 8
+    # Every verify step commits its accepted drafts and one token of the target's own; requests may end inside a step.
+    # Counters of one engine alone would say less.
+    committed = found.acceptance.length * found.acceptance.steps
+    assert committed == pytest.approx(found.load.total_output_tokens - 8)
     assert 2.5 < found.acceptance.length <= 4.0
     assert list(found.acceptance.per_position) == sorted(found.acceptance.per_position, reverse=True)
     assert found.text is not None and found.text.warning is None
