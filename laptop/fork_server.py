@@ -35,7 +35,7 @@ MAX_MESSAGE = 1 << 17
 _KEPT = 2  # fork servers, of 300 MB each: the two servers of a comparison may differ in a variable
 # SGLang reads the cores of each rank when a scheduler starts; oneDNN reads its instruction set at its first product.
 _LATE = frozenset(("TMPDIR", "PYTEST_CURRENT_TEST", "SGLANG_CPU_OMP_THREADS_BIND", "ONEDNN_MAX_CPU_ISA"))
-# sklearn and torch set these for their own process when `kimi-w4a8` imports them, for example through lm-eval.
+# `kimi-w4a8` itself gets these when it imports sklearn or torch, so they say nothing about an engine.
 _LATE |= frozenset(("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"))
 _IMPORT_S = 600.0  # ten seconds on an idle machine
 _FORK_S = 60.0  # milliseconds on an idle machine

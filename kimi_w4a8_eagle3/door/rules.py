@@ -105,7 +105,7 @@ class RequestRules:
         admitted = orjson.dumps(body)
         _check_types(model, admitted)
         if path in DETOKENIZE:
-            _check_token_ids(body.get("tokens"))
+            _check_token_ids(body.get("tokens"), "tokens")
         elif path == GENERATE:
             self._check_generate(body, prompts)
         else:
@@ -127,7 +127,7 @@ class RequestRules:
             self._check_prompt(prompt, limit)
         text += sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         if text > (limit if len(prompts) < 2 else max(limit, _BATCH_CHARACTERS)):
-            raise Refusal(f"the text of this request is longer than {self._max_tokens} tokens, names included")
+            raise Refusal(f"the text and field names of this request exceed {self._max_tokens} tokens")
         return prompts
 
     def _check_prompt(self, prompt: Any, max_characters: int) -> None:
@@ -195,7 +195,7 @@ class RequestRules:
             _check_label(body.get(name), name)
         _check_top_logprobs(body.get("top_logprobs_num"), "top_logprobs_num")
         ids = body.get("token_ids_logprob") or []
-        _check_token_ids(ids, nested=False)
+        _check_token_ids(ids, "token_ids_logprob", nested=False)
         start = body.get("logprob_start_len", -1)
         if not -1 <= start < _INT32:
             why = "logprob_start_len must be a position in the prompt, or -1 for its end"
@@ -272,13 +272,13 @@ def _check_prompt_logprobs(prompts: list[Any], candidates: int, number: int) -> 
         )
 
 
-def _check_token_ids(tokens: Any, nested: bool = True) -> None:
+def _check_token_ids(tokens: Any, name: str, nested: bool = True) -> None:
     """Check token ids in a list, or in a list of lists if `nested`."""
     for token in tokens:
         if nested and isinstance(token, list):
-            _check_token_ids(token, nested=False)
+            _check_token_ids(token, name, nested=False)
         elif not isinstance(token, int) or not 0 <= token < _INT32:
-            raise Refusal("tokens must be ids of the vocabulary", param="tokens")
+            raise Refusal(f"{name} must be ids of the vocabulary", param=name)
 
 
 def _check_label(value: Any, name: str) -> None:

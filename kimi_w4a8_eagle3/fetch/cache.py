@@ -135,7 +135,7 @@ class Store:
             # By descriptors, because paths in a hostile cache may be too long for one call.
             for folder, folders, files, descriptor in os.fwalk(self.root, follow_symlinks=False):
                 if folder.count("/") > str(self.root).count("/") + MAX_PARTS + 2:  # snapshots/<commit>
-                    raise impossible("folders in folders", self.root)
+                    raise impossible("folders nested too deep", self.root)
                 for name in folders + files:
                     with suppress(OSError):  # not a link
                         target = os.readlink(name, dir_fd=descriptor)

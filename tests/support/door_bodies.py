@@ -197,7 +197,11 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     ),
     "top as a list": ("/generate", {"text": "x", "top_logprobs_num": [5]}, "top_logprobs_num must be one value"),
     "start below -1": ("/generate", {"text": "x", "logprob_start_len": -5}, "a position in the prompt"),
-    "ids of logprobs in lists": ("/generate", {"text": "x", "token_ids_logprob": [[1]]}, "ids of the vocabulary"),
+    "ids of logprobs in lists": (
+        "/generate",
+        {"text": "x", "token_ids_logprob": [[1]]},
+        "token_ids_logprob must be ids of the vocabulary",
+    ),
     # Group 4.
     "stop pattern": ("/v1/chat/completions", {**CHAT, "stop_regex": "((.|\\s)+)+x"}, "stop_regex is not for clients"),
     "stop pattern, native": ("/generate", sampling(stop_regex="a"), "stop_regex is not for clients"),
@@ -207,7 +211,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "data: as text": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "data:" + "x" * TOO_LONG}]},
-        "longer than 8192 tokens, names included",
+        "the text and field names of this request exceed 8192 tokens",
     ),
     "data: as a prompt": ("/v1/completions", {"prompt": "data:" + "x" * TOO_LONG}, "longer than 8192 tokens"),
     "data: in a text part": (
