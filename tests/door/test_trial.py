@@ -16,25 +16,31 @@ from support.sglang_program import BOTH, found
 from kimi_w4a8_eagle3.door import trial
 from kimi_w4a8_eagle3.door.admission import Admission
 from kimi_w4a8_eagle3.door.answers import Refusal
-from kimi_w4a8_eagle3.door.settings import DoorSettings
 from kimi_w4a8_eagle3.door.trial import grammars_of
 from proof.structured.schemas import draw
 
-LIMIT_MS = DoorSettings().max_mask_ms
 PROGRAM = """
-import json, signal, xgrammar
-from kimi_w4a8_eagle3.door.trial import costliest_mask
+import json, xgrammar
+from kimi_w4a8_eagle3.door import trial
 from proof.vocabulary import SIZE, vocabulary
 info = xgrammar.TokenizerInfo([*vocabulary(), b"</s>"], xgrammar.VocabType.RAW, stop_token_ids=[SIZE])
 compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-def ms(text):
+trial._WALK_S = 60.0  # so that a slow machine, too, walks until it finds nothing new
+place = xgrammar.GrammarMatcher(compiler.compile_regex(".*a.{20}"))
+assert place.accept_string("a" * 30)
+mask = xgrammar.allocate_token_bitmask(1, info.vocab_size)
+unit_ms = min(trial._mask_ms(place, mask, float("inf")) for _ in range(5))
+def units(text):
     if text[0] != "{":
         grammar = compiler.compile_regex(text)
     else:  # with free white space, which the plugin does not serve: it has states in which a mask is slow
         grammar = compiler.compile_grammar(xgrammar.Grammar.from_json_schema(text))
-    return round(costliest_mask(grammar, %d)[0], 1)
-print(json.dumps([ms(text) for text in json.load(open(%r))]))
+    return round(trial.costliest_mask(grammar, %r * unit_ms)[0] / unit_ms, 3)
+print(json.dumps([units(text) for text in json.load(open(%r))]))
 """
+# Milliseconds depend on the machine, so the unit is a mask of 21 states of `.*a.{20}`. The ordinary grammars take at
+# most 0.08 of it, and the costly ones at least 0.88 when the walk goes on to its end.
+LIMIT = 0.28
 TEXT = {"type": "string"}
 
 
@@ -72,9 +78,10 @@ def test_costly_grammars_are_told_from_ordinary_ones(newest: bool, tmp_path_fact
     cases = COSTLY if newest else {**ORDINARY, **COSTLY}  # the walk ends at a costly mask, and takes 2 s elsewhere
     path = tmp_path_factory.mktemp("trial") / "cases.json"
     path.write_text(json.dumps([case if isinstance(case, str) else json.dumps(case) for case in cases.values()]))
-    program = PROGRAM % (LIMIT_MS, str(path))
-    ms = dict(zip(cases, found(program, newest), strict=True))
-    assert {name for name, value in ms.items() if value > LIMIT_MS} == COSTLY.keys(), ms
+    program = PROGRAM % (LIMIT, str(path))
+    units = dict(zip(cases, found(program, newest), strict=True))
+    print(units)
+    assert {name for name, value in units.items() if value > LIMIT} == COSTLY.keys(), units
 
 
 def test_a_walk_that_does_not_end_is_cut_long_before_compiling_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +92,7 @@ def test_a_walk_that_does_not_end_is_cut_long_before_compiling_would_be(monkeypa
     monkeypatch.setattr(trial, "CPU_S", 3600.0)
     monkeypatch.setattr(trial, "_STEP_S", 0.2)
     monkeypatch.setattr(trial, "costliest_mask", walk)
-    job = trial._grammar_job(lambda: lambda kind, text: SimpleNamespace(ctx=None), LIMIT_MS)
+    job = trial._grammar_job(lambda: lambda kind, text: SimpleNamespace(ctx=None), 20)
 
     async def refused() -> str:
         door = Admission({"grammar": job})
