@@ -18,6 +18,7 @@ import random
 import statistics
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -31,6 +32,7 @@ import typer
 
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
+from proof.fuzz.resources import NO_KERNEL_CACHE
 
 CONTEXT = 262_144  # Kimi's
 _LINE = "The quick brown fox, jumped over 13 lazy dogs; and then (slowly) it went home.\n"
@@ -120,7 +122,10 @@ def _poll(url: str, pipe: Connection) -> None:
 
 
 @app.command()
-def lag(only: str = typer.Option("", help="Send the cases whose names contain this.")) -> None:
+def lag(
+    only: str = typer.Option("", help="Send the cases whose names contain this."),
+    leave_s: float = typer.Option(40.0, help="Leave a request after this long: a CPU prefills long prompts slowly."),
+) -> None:
     """Send large requests, one after the other, and print how long another client waited meanwhile."""
     with _engine(f"context-length={CONTEXT}", **_LONG) as server:
         ours, theirs = multiprocessing.Pipe()
@@ -128,7 +133,7 @@ def lag(only: str = typer.Option("", help="Send the cases whose names contain th
         print("| request | sent | status | answered in | another client waited |\n|---|---|---|---|---|")
         cases = {"nothing": ("", {}), "a small chat": (_CHAT, _says("x")), **LARGE}
         json_type = {"content-type": "application/json"}
-        with httpx.Client(base_url=server.base_url, timeout=600, trust_env=False, headers=json_type) as http:
+        with httpx.Client(base_url=server.base_url, timeout=leave_s, trust_env=False, headers=json_type) as http:
             for name, (path, body) in cases.items():
                 if only not in name:
                     continue
@@ -136,12 +141,14 @@ def lag(only: str = typer.Option("", help="Send the cases whose names contain th
                 ours.send(True)
                 ours.recv()
                 start = time.perf_counter()
-                answer = http.post(path, content=raw) if path else None
+                answer = None
+                with suppress(httpx.ReadTimeout):
+                    answer = http.post(path, content=raw) if path else None
                 time.sleep(0 if path else 2)
                 seconds = time.perf_counter() - start
                 time.sleep(0.05)
                 ours.send(True)
-                status, waited_ms = "" if answer is None else answer.status_code, ours.recv() * 1000
+                status, waited_ms = "left" if answer is None else answer.status_code, ours.recv() * 1000
                 print(f"| {name} | {len(raw):,} | {status} | {seconds:.2f} s | {waited_ms:.0f} ms |", flush=True)
                 if answer is not None and answer.status_code != 200:
                     print("  ", answer.text[:200])
@@ -200,13 +207,14 @@ def _median(values: Sequence[float]) -> tuple[float, float, float]:
     return medians[50], statistics.median(values), medians[1949]
 
 
-def _memory(pid: int) -> float:
-    """Return the MiB that the engine's processes hold; what forks share counts once."""
-    held = 0
+def _memory(pid: int) -> dict[str, float]:
+    """Return the MiB that the engine's processes hold, by name; what forks share counts once."""
+    held: Counter[str] = Counter()
     for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
-            held += process.memory_full_info().pss
-    return held / 2**20
+            name = "HTTP server" if process.pid == pid else process.cmdline()[0].rpartition("/")[2]
+            held[name] += process.memory_full_info().pss
+    return {name: size / 2**20 for name, size in held.items()}
 
 
 def _head(length: int) -> bytes:
@@ -242,21 +250,25 @@ async def _misbehave(kind: int, port: int) -> None:
 @app.command()
 def connections(number: int = typer.Option(1000, min=6, help="Connections at a time.")) -> None:
     """Open connections that misbehave in six ways, and print the memory of the engine's processes."""
-    with _engine() as server:
+    with _engine(NO_KERNEL_CACHE) as server:
         asyncio.run(_plain(server.base_url, 8))
         start, most = _memory(server.pid), 0.0
+        print("at the start:", {name: round(size) for name, size in start.items()})
 
         async def crowd() -> None:
             nonlocal most
             tasks = [asyncio.create_task(_misbehave(kind % 6, server.port)) for kind in range(number)]
             while not all(task.done() for task in tasks):
-                most = max(most, await asyncio.to_thread(_memory, server.pid))
+                most = max(most, sum((await asyncio.to_thread(_memory, server.pid)).values()))
                 await asyncio.sleep(0.5)
 
         asyncio.run(crowd())
         time.sleep(15)
         asyncio.run(_plain(server.base_url, 8))
-        print(f"memory: {start:.0f} MiB at the start, {most:.0f} MiB at most, {_memory(server.pid):.0f} MiB afterwards")
+        end = _memory(server.pid)
+        print("afterwards:  ", {name: round(size) for name, size in end.items()})
+        held = sum(start.values()), most, sum(end.values())
+        print("memory: {:.0f} MiB at the start, {:.0f} MiB at most, {:.0f} MiB afterwards".format(*held))
 
 
 async def _plain(url: str, number: int) -> list[float]:

@@ -2,10 +2,11 @@
 
     python -m proof.fuzz.climb [--minutes 30] [--seed 1] [--open]
 
-It tries reasoning that inflates, pictures, and grammars with 163,840 tokens. Each try runs in a process of its own: the
-door's check first, and then what the engine does with what the door admitted. A fault is an admitted request that takes
-the event loop more than 100 ms (pictures: their thread 250 ms), or a grammar with a longer mask than KIMI_MAX_MASK_MS.
-With --open the door's checks are left out, and each of the three kinds must be found. Otherwise the exit code is 1.
+It tries reasoning that inflates, pictures, and patterns and schemas with 163,840 tokens. Each try runs in a process of
+its own: the door's check first, and then what the engine does with what the door admitted. A fault is an admitted
+request that takes the event loop more than 100 ms (pictures: their thread 250 ms), or a grammar with a longer mask than
+KIMI_MAX_MASK_MS. With --open the door's checks are left out and JSON has free white space: each of the four kinds must
+be found then. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import signal
 import struct
@@ -228,8 +230,7 @@ def _open(sources: list[str], _: Random) -> None:
 
 
 # Grammars: a pattern or a schema as text
-def _change_grammar(text: str, random: Random) -> str:
-    return _change_schema(text, random) if text.startswith("{") else _change_pattern(text, random)
+_CONSTANT = re.compile(r'"const": \d+')
 
 
 def _change_pattern(text: str, random: Random) -> str:
@@ -246,31 +247,39 @@ def _change_pattern(text: str, random: Random) -> str:
 
 
 def _change_schema(text: str, random: Random) -> str:
+    """Repeat alternatives with other constants, put a part into an array, or offer a constant beside it."""
     schema = json.loads(text)
-    places: list[tuple[Any, Any]] = []
+    parts: list[tuple[Any, Any]] = []
+    choices: list[Any] = []
 
     def walk(node: Any) -> None:
         for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
             if isinstance(inner, dict | list):
-                places.append((node, key))
+                (choices if isinstance(inner, list) else parts).append((node, key))
                 walk(inner)
 
     walk(schema)
-    node, key = random.choice(places)
-    inner = node[key]
-    if isinstance(inner, list):
-        node[key] = [json.loads(json.dumps(one).replace(": 1}", f": {random.randrange(10**6)}}}")) for one in inner * 2]
-    elif random.random() < 0.5:
-        node[key] = {"type": "array", "items": inner}
-    else:
-        node[key] = {"anyOf": [inner, {"const": random.randrange(10**6)}]}
+    # A large schema has many parts and few lists of alternatives, so a list is chosen as often as a part.
+    if choices and random.random() < 0.5:
+        node, key = random.choice(choices)
+        alternatives = node[key] * random.choice((2, 4))
+        node[key] = [
+            json.loads(_CONSTANT.sub(lambda _: f'"const": {random.randrange(10**6)}', json.dumps(one)))
+            for one in alternatives
+        ]
+    elif parts:
+        node, key = random.choice(parts)
+        inner = node[key]
+        other = {"type": "array", "items": {"const": random.randrange(10**6)}}
+        node[key] = random.choice(({"type": "array", "items": inner}, {"anyOf": [inner, other]}))
     return json.dumps(schema)
 
 
 class Grammars:
-    """Compiles with a vocabulary as large as Kimi's."""
+    """Compiles with a vocabulary as large as Kimi's. opened: with free white space, which the plugin takes away."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: bool) -> None:
+        self._opened = opened
         info = xgrammar.TokenizerInfo([*vocabulary(), b"</s>"], xgrammar.VocabType.RAW, stop_token_ids=[SIZE])
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._limit_ms = DoorSettings().max_mask_ms
@@ -278,7 +287,7 @@ class Grammars:
     def compiled(self, text: str) -> Any:
         """Return the grammar as SGLang compiles it."""
         if text.startswith("{"):
-            return self._compiler.compile_json_schema(text, any_whitespace=False)
+            return self._compiler.compile_json_schema(text, any_whitespace=self._opened)
         return self._compiler.compile_regex(text)
 
     def check(self, text: str) -> None:
@@ -311,8 +320,8 @@ class Grammars:
         return longest
 
 
-def kinds(grammars: bool = True) -> list[Kind]:
-    """Return the three kinds, which start from what nobody would suspect."""
+def kinds(grammars: bool = True, opened: bool = False) -> list[Kind]:
+    """Return the four kinds, which start from what nobody would suspect."""
     reasoning = [("add ", 9, 1)]
     pictures = [("JPEG", [(0, 4, 1)], 1), ("PNG", [(0, 4, 1)], 1)]
     found = [
@@ -320,20 +329,23 @@ def kinds(grammars: bool = True) -> list[Kind]:
         Kind("pictures", _PICTURES_S, pictures, _change_picture, _drawn, check_pictures, _open, 2**24),
     ]
     if grammars:
-        use, both = Grammars(), {"anyOf": [{"type": "array", "items": {"const": 1}}] * 2}
-        start = [json.dumps({"type": "array", "items": both}), "a.b", "[a-z]+", "(a|b)*c"]
-        most_s = DoorSettings().max_mask_ms / 1000
-        found.append(Kind("grammars", most_s, start, _change_grammar, str, use.check, use.answer, 2**16))
+        use, most_s = Grammars(opened), DoorSettings().max_mask_ms / 1000
+        patterns = ["a.b", "[a-z]+", "(a|b)*c"]
+        schemas = [json.dumps({"type": "array", "items": {"anyOf": [{"type": "array", "items": {"const": 1}}] * 2}})]
+        found += [
+            Kind("patterns", most_s, patterns, _change_pattern, str, use.check, use.answer, 2**16),
+            Kind("schemas", most_s, schemas, _change_schema, str, use.check, use.answer, 2**16),
+        ]
     return found
 
 
 def main(
-    minutes: float = typer.Option(30.0, min=0.01, help="How long to climb, shared by the three kinds."),
+    minutes: float = typer.Option(30.0, min=0.01, help="How long to climb, shared by the four kinds."),
     seed: int = typer.Option(1, help="The same seed makes the same changes of the same tries."),
     opened: bool = typer.Option(False, "--open", help="Leave out the door's checks: then each kind must be found."),
 ) -> None:
     """Climb, print the costliest request of each kind, and exit with 1 when it is a fault; with --open when none is."""
-    climbs, draw = [Climb(kind) for kind in kinds()], random.Random(seed)
+    climbs, draw = [Climb(kind) for kind in kinds(opened=opened)], random.Random(seed)
     end, found = time.monotonic() + minutes * 60, set[str]()
     while time.monotonic() < end and (not opened or len(found) < len(climbs)):
         for climb in climbs:

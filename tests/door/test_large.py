@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import nullcontext
+from contextvars import Context
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from support.door_app import ANYTHING, CHAT, CLOSED, Engine, ask, guarded, message
+from support.pictures import picture
 
 from kimi_w4a8_eagle3.door import fields, large, middleware
 from kimi_w4a8_eagle3.door.access import CHECKED
@@ -36,6 +41,28 @@ def test_a_body_of_many_small_parts_is_refused(kept: bool, monkeypatch: pytest.M
     body = parts(100, 100) if kept else {**CHAT, "no_such_field": [[[]] * 4000] * 20}
     with pytest.raises(Refusal, match=r"reading this body takes \d+ ms of CPU time, and 2 ms are allowed"):
         measure(RULES, [PATH, json.dumps(body)])
+
+
+def test_a_request_is_small_until_the_door_says_so_and_the_worker_counts_nothing() -> None:
+    assert Context().run(large_request.get) is False
+    prepared = reading_job(replace(RULES, counted=True)).prepare()
+    assert isinstance(prepared, partial) and prepared.args[0].counted is False
+
+
+@pytest.mark.parametrize("image", [None, picture(b"x" * 3000)])
+def test_a_body_may_take_its_time_and_more_for_the_characters_of_pictures(
+    image: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": image}}] if image else [{"type": "text", "text": "x"}]
+    body = json.dumps({**CHAT, "messages": [{"role": "user", "content": parts}], **({} if image else {"rid": "no"})})
+    monkeypatch.setattr(large, "_READ_S", 1.0)
+    monkeypatch.setattr(large, "_PICTURE_S", 2.0**-10)
+    most_s = 1.0 + len(image or "") / 1024
+    for seconds, expectation in ((most_s, nullcontext()), (most_s + 0.0005, pytest.raises(Refusal))):
+        clock = iter([5.0, 5.0 + seconds])
+        monkeypatch.setattr(large.time, "process_time", lambda clock=clock: next(clock))
+        with expectation:
+            measure(RULES, [PATH, body])
 
 
 def test_what_is_wrong_with_a_body_is_said_by_the_engines_process() -> None:

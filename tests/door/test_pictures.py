@@ -7,6 +7,7 @@ import os
 import signal
 import struct
 import zlib
+from contextlib import nullcontext
 from dataclasses import replace
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 from support.door_app import CLOSED, Engine, guarded, message
 from support.pictures import claiming, moving, noise, picture, showing
 
+from kimi_w4a8_eagle3.door import pictures
 from kimi_w4a8_eagle3.door.admission import Admission, WorkerJob
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.pictures import MAX_PIXELS, check_pictures, check_sources, picture_job
@@ -27,6 +29,7 @@ BROKEN = {
     "a cut header": picture(noise(8, 8)[:20]),
     "cut pixels": picture(noise(8, 8)[:-40]),
     "no size": picture(claiming(0, 5)),
+    "a character that base64 lacks": picture(noise(8, 8)) + "%",
 }
 
 
@@ -77,6 +80,16 @@ def test_nothing_is_fetched(source: object) -> None:
     with pytest.raises(Refusal, match="fetches no media") as refused:
         check_sources([("messages", picture(noise(8, 8))), ("messages", source)])
     assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize("times", [1.0, 1.01])
+def test_pictures_may_take_the_usual_time_of_all_their_pixels(times: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([5.0, 5.0 + 2.0 * times])
+    monkeypatch.setattr(pictures, "_USUAL_S", 1.0)
+    monkeypatch.setattr(pictures, "_PIXEL_S", 2.0**-7)
+    monkeypatch.setattr(pictures.time, "process_time", lambda: next(clock))
+    with pytest.raises(Refusal, match=r"take 2.0 s to decode, and 2.0 s are usual") if times > 1 else nullcontext():
+        check_pictures([picture(noise(8, 8))] * 2)
 
 
 def png(*parts: tuple[bytes, bytes]) -> bytes:

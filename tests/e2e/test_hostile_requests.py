@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from support.large import check_large_requests
 from support.pictures import noise, picture
 
 from kimi_w4a8_eagle3.engine.client import EngineClient
@@ -23,10 +23,6 @@ CHAT = {"model": MODEL, "messages": QUESTION, "max_tokens": 4}
 PICTURE = picture(noise(56, 56))
 COMPLETION = {"model": MODEL, "prompt": "Tom has", "max_tokens": 4}
 GENERATE = {"text": "Tom has", "sampling_params": {"max_new_tokens": 4}}
-
-
-# Of an answer: ids, times, and what is computed of times.
-VARYING = r'"(id|\w*_id)":\s?"[^"]+"|\d+\.\d+(e-?\d+)?|\d{9,}'
 
 
 def sampling(**params: Any) -> dict[str, Any]:
@@ -261,24 +257,7 @@ def test_a_costly_grammar_fails_in_a_worker_while_another_client_goes_on(
 
 
 def test_large_requests_are_answered_as_small_ones(eagle3: EngineServer) -> None:
-    """They are converted and tokenized in a thread; the field that makes them large is dropped."""
-    chat = {**CHAT, "temperature": 0, "tools": tools({"properties": {"a": {"type": "integer"}}})}
-    for path, body in {
-        "/v1/chat/completions": chat,
-        "/v1/completions": {**COMPLETION, "temperature": 0},
-        "/v1/messages": {**CHAT, "temperature": 0},
-        "/v1/messages/count_tokens": {"model": MODEL, "messages": QUESTION},
-        "/v1/responses": {"model": MODEL, "input": QUESTION, "max_output_tokens": 4, "temperature": 0},
-        "/v1/tokenize": {"model": MODEL, "prompt": "Tom"},
-        "/generate": {"text": "Tom has", "sampling_params": {"max_new_tokens": 4, "temperature": 0}},
-    }.items():
-        for streamed in ({}, {"stream": True}) if "max" in str(body) else ({},):
-            said = []
-            for more in ({}, {"no_such_field": "x" * 10_000}):
-                answer = httpx.post(eagle3.base_url + path, json={**body, **streamed, **more}, timeout=60)
-                assert answer.status_code == 200, answer.text[:300]
-                said.append(re.sub(VARYING, "", answer.text))
-            assert said[0] == said[1], path
+    check_large_requests(eagle3.base_url)
 
 
 def test_the_operators_endpoints_answer_on_loopback_but_not_to_web_pages(eagle3: EngineServer) -> None:

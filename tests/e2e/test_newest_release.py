@@ -6,6 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 from support.kimi_checkpoint import seeing
+from support.large import check_large_requests
 from support.pictures import asking_about
 from support.said import stock_client
 from support.sampled import BODIES, answers
@@ -89,6 +90,10 @@ def test_the_door_is_closed(newest: EngineServer) -> None:
     assert httpx.post(f"{newest.base_url}/flush_cache", headers=page).status_code == 403
     refused = ask(newest, custom_logit_processor="pickled")
     assert refused.status_code == 400 and "custom_logit_processor" in refused.text
+
+
+def test_large_requests_are_answered_as_small_ones(newest: EngineServer) -> None:
+    check_large_requests(newest.base_url)
 
 
 @pytest.mark.parametrize("place", ["TAKE-IN", "DECODE", "READING", "OUTPUT"])

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
+from starlette.responses import Response
 
 from kimi_w4a8_eagle3.door.large import large_request
 from kimi_w4a8_eagle3.sglang_plugin import large_requests
-from kimi_w4a8_eagle3.sglang_plugin.large_requests import begin, check_schema, in_event_loop
+from kimi_w4a8_eagle3.sglang_plugin.large_requests import begin, check_schema, encode_tokens, in_event_loop
 
 
 def in_loop() -> bool:
@@ -51,6 +53,23 @@ def run(large: bool, fail: str = "") -> Any:
 def test_a_large_request_begins_in_a_thread_and_its_answers_come_in_the_event_loop() -> None:
     assert run(large=True) == [False, True, (0, True), (1, True), False]
     assert run(large=False) == [True, True, (0, True), (1, True), True]
+
+
+@pytest.mark.parametrize(("large", "encoded"), [(True, True), (False, False)])
+def test_the_tokens_of_a_large_request_are_encoded_in_the_thread(large: bool, encoded: bool) -> None:
+    class Tokens(BaseModel):
+        tokens: list[int]
+
+    async def tokens(said: object) -> object:
+        return said
+
+    async def request(said: object) -> Any:
+        large_request.set(large)
+        return await begin(encode_tokens, tokens, said)
+
+    assert isinstance(answer := asyncio.run(request(Tokens(tokens=[1, 2]))), Response) == encoded
+    assert not encoded or (answer.body, answer.media_type) == (b'{"tokens":[1,2]}', "application/json")
+    assert asyncio.run(request(refusal := Response("wrong", 400))) is refusal
 
 
 @pytest.mark.parametrize("fail", ["before", "after"])

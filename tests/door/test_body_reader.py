@@ -1,0 +1,77 @@
+"""The exact limits of a body: its size, the size that it claims, and the memory of all that are unfinished."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kimi_w4a8_eagle3.door.answers import Refusal
+from kimi_w4a8_eagle3.door.bodies import BodyReader
+
+
+def read(reader: BodyReader, pending: list[bytes], claimed: bytes = b"0") -> bytes | None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pending.pop(0), "more_body": bool(pending)}
+
+    return asyncio.run(reader.read({b"content-length": claimed}, receive))
+
+
+def status(reader: BodyReader, pending: list[bytes], claimed: bytes = b"0") -> int:
+    with pytest.raises(Refusal) as refusal:
+        read(reader, pending, claimed)
+    return refusal.value.status
+
+
+def test_a_body_of_the_largest_size_is_read_and_a_byte_more_is_not() -> None:
+    reader = BodyReader(100)
+    assert read(reader, [b"x" * 60, b"x" * 40]) == b"x" * 100
+    assert read(reader, [b"x" * 100], claimed=b"200") == b"x" * 100
+    assert status(reader, [b"x" * 101]) == 413
+
+
+@pytest.mark.parametrize(("chunks", "left"), [([150, 50], 0), ([201, 4], 1)])
+def test_a_body_up_to_twice_the_size_is_read_to_its_end_because_most_clients_send_it_first(
+    chunks: list[int], left: int
+) -> None:
+    pending = [b"x" * size for size in chunks]
+    assert status(BodyReader(100), pending) == 413 and len(pending) == left
+
+
+def test_what_a_body_claims_is_refused_before_it_is_read() -> None:
+    for claimed in (b"201", b"9" * 5000):
+        assert status(BodyReader(100), [], claimed) == 413  # reading would raise IndexError
+    assert read(BodyReader(100), [b"x"], b"many") == b"x"
+
+
+@pytest.mark.parametrize(("last", "expected"), [(b"x" * 100, None), (b"x" * 101, 503)])
+def test_unfinished_bodies_hold_eight_times_the_largest_one(last: bytes, expected: int | None) -> None:
+    reader = BodyReader(200)
+    ended: list[int | None] = []
+
+    async def unfinished(chunk: bytes, leave: asyncio.Event) -> None:
+        chunks = [chunk]
+
+        async def receive() -> dict[str, Any]:
+            if chunks:
+                return {"type": "http.request", "body": chunks.pop(), "more_body": True}
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        try:
+            ended.append(await reader.read({}, receive) and 200)
+        except Refusal as refusal:
+            ended.append(refusal.status)
+
+    async def main() -> None:
+        leave = asyncio.Event()
+        tasks = [asyncio.create_task(unfinished(b"x" * 150, leave)) for _ in range(10)]
+        tasks.append(asyncio.create_task(unfinished(last, leave)))
+        await asyncio.wait(tasks, timeout=0.05)
+        assert ended == [expected] * bool(expected)
+        leave.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert reader._held == 0
