@@ -120,16 +120,17 @@ def caller(request: pytest.FixtureRequest) -> Iterator[Host]:
 RELATIVE = {"MODELS": "models", "RUNS": "out", "CONFIG": "config"}
 
 
-def readme_lines() -> list[list[str]]:
-    section = (ROOT / "README.md").read_text().partition("## On 8x MI325X")[2].partition("\n## ")[0]
-    lines = re.findall(r"^    (.*?launch/docker-run\.sh .*?)(?:  +#.*)?$", section, re.MULTILINE)
-    return [shlex.split(line)[1:] for line in lines]
+def lines_of(page: str) -> list[list[str]]:
+    lines = re.findall(r"^    launch/docker-run\.sh (.*?)(?:  +#.*)?$", (ROOT / page).read_text(), re.MULTILINE)
+    return [shlex.split(line) for line in lines]
 
 
-def test_the_lines_of_the_readme_work_with_relative_names(caller: Host) -> None:
-    lines = readme_lines()
+def test_the_lines_of_the_pages_work_with_relative_names(caller: Host) -> None:
+    lines = lines_of("README.md")
     assert [words[0] for words in lines] == ["doctor", "fetch", "trust", "accept", "up"]
-    for words in lines:
+    others = [words for words in lines_of("docs/mi325x.md") if words not in lines]
+    assert others == [["trust", "-r", "agent", "--yes"]]
+    for words in (*lines, *others, ["serve", "agent"]):
         done = caller.run(*words, **RELATIVE)
         assert (done.returncode, done.stderr) == (0, ""), words
         started = caller.started()
