@@ -112,7 +112,7 @@ def demonstrate(runs: Path = DEFAULT_ROOT, console: Console | None = None) -> Pa
     console.print(_verdict(differences, talked[0] == talked[1], correct, folder))
     write_json(folder / "result.json", _result(plain, fast, differences, correct))
     same = not differences and talked[0] == talked[1]
-    console.print(f"page: {write_page(_page(plain, fast, same, correct, folder), folder)}", markup=False)
+    console.print(f"page: {write_page(page(plain, fast, same, correct, folder), folder)}", markup=False)
     console.print("next: .venv/bin/kimi-w4a8 serve tiny   # an OpenAI server with this model", markup=False)
     if differences or talked[0] != talked[1]:
         raise KimiError(
@@ -236,7 +236,7 @@ def _table(plain: Side, fast: Side) -> Table:
     return table
 
 
-def _page(plain: Side, fast: Side, same: bool, correct: int, folder: Path) -> Page:
+def page(plain: Side, fast: Side, same: bool, correct: int, folder: Path) -> Page:
     """The page of the demo: what is the same, what is faster, and the figures."""
     times = plain.load.median_tpot_ms / fast.load.median_tpot_ms
     speed = f"{times:.2f}x {'faster' if times > 1 else 'as fast'} (TPOT)"

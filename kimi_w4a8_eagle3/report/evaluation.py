@@ -87,15 +87,15 @@ def _accuracy(found: Result, judged: Result) -> Iterator[list[str | Words]]:
     """Yield a row of one metric for each reported accuracy, or one row without any."""
     inside = found["interval"]
     ours = [found["metric"], f"{found['correct']} of {found['answered']}", _interval(inside) if inside else ""]
-    compared = [each for each in judged.get("references", ()) if each["reference"]["metric"] == found["metric"]]
-    for each in compared:
-        reference = each["reference"]
+    compared = [row for row in judged.get("references", ()) if row["reference"]["metric"] == found["metric"]]
+    for row in compared:
+        reference = row["reference"]
         theirs = f"{_interval(_wilson(reference))} of {reference['n']}"
         yield [
             *ours,
             theirs,
             reference["configuration"],
-            _interval(each["difference"], "+"),
+            _interval(row["difference"], "+"),
             Words(reference["source"], "soft"),
         ]
     if not compared:

@@ -108,7 +108,7 @@ def panel(key: str, name: str, same: Sequence[Bar], sides: Sequence[str] = ()) -
             label = _short(bar.value.value) + " published" * (bar.published and bar.side != "published")
             axis.annotate(label, (end, y), (3, 0), textcoords="offset points", va="center", fontsize=8)
         centres = [np.mean([y for y, bar in zip(at, rows, strict=True) if bar.group == group]) for group in groups]
-        axis.set_yticks(centres, groups)
+        axis.set_yticks(centres, [f"{name:.24}" for name in groups])  # the alternative text has all of it
         axis.set_xlim(0, 1.18 * max(bar.value.high or bar.value.value for bar in rows))
         axis.invert_yaxis()
         axis.tick_params(axis="y", length=0)
@@ -157,9 +157,8 @@ def speedup_curves(curves: Sequence[Speedup]) -> Picture:
                 axis.axvline(text.accept_length, color=_LINE, linewidth=0.8, zorder=0)
                 at_foot = (text.accept_length, top * 0.02)
                 axis.text(*at_foot, f" {text.mark}", rotation=90, fontsize=7, ha="right", va="bottom")
-        axis.set(xlim=(1, ceiling), ylim=(0, top))
+        axis.set(xlim=(1, ceiling), ylim=(0, top), ylabel="TPOT speed-up over no speculation")
         axis.set_xlabel("accept length (tokens committed by a verify step)")
-        axis.set_ylabel("TPOT speed-up over no speculation")
         alt = (f"{curve.title}: {curve.measured:.2f}x at accept length {curve.accept_length:.2f}" for curve in curves)
         return Picture("speedup", "; ".join(alt), _svg(figure, axis), legend)
 
@@ -172,10 +171,11 @@ def goodput_curves(curves: Mapping[str, Sequence[TrafficFigures]]) -> Picture:
         for name, shade in legend:
             points = [(one.users or 0, one.goodput_tok_s) for one in curves[name]]
             axis.plot(*zip(*points, strict=True), "o-", color=shade)
+        counts = sorted({one.users or 0 for found in curves.values() for one in found})
         axis.set_xscale("log", base=2)
+        axis.set_xticks(counts, [str(count) for count in counts])
         axis.set_ylim(bottom=0)
-        axis.set_xlabel("users")
-        axis.set_ylabel("output tok/s of requests that meet the SLO")
+        axis.set(xlabel="users", ylabel="output tok/s of requests that meet the SLO")
         best = (f"{name}: {max(one.goodput_tok_s for one in found):,.0f} tok/s" for name, found in curves.items())
         return Picture("goodput", "best goodput, " + "; ".join(best), _svg(figure, axis), legend)
 

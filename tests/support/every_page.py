@@ -1,0 +1,97 @@
+"""One page of each kind, with what is wide and what is hostile in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.plans import plan
+
+from kimi_w4a8_eagle3.accept import claims
+from kimi_w4a8_eagle3.accept.journal import Figure, Journal, StageResult
+from kimi_w4a8_eagle3.base.verdict import Verdict
+from kimi_w4a8_eagle3.bench.measure import TurnFigures
+from kimi_w4a8_eagle3.bench.runs import Run
+from kimi_w4a8_eagle3.engine.client import Generation
+from kimi_w4a8_eagle3.report import evaluation, measured, traffic_plan
+from kimi_w4a8_eagle3.report.analysis import Analysis
+from kimi_w4a8_eagle3.report.page import Page, write_page
+from proof import demo
+
+# Ends what it may stand in, in a page and in a picture, and then acts.
+HOSTILE = "</pre></text></svg>\"'><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+LONG = "How many legs do 6 hens and 3 cows have in all, when nobody counts the farmer's own? " * 3 + HOSTILE + "Y" * 300
+Copies = Callable[..., Run]
+
+
+def every_page(copies: Copies, folder: Path) -> dict[str, Path]:
+    """Write the page of each kind of run into a folder of its own."""
+    made: dict[str, Page] = {
+        "demo": demo_page(copies),
+        "bench": measured.page(
+            Analysis([copies("a", "tiny:plain", 3.0, 3, acceptance=None), copies("b", "tiny", 1.0, 3)])
+        ),
+        "replay": replay_page(copies),
+        "eval": evaluation_page(folder / "run"),
+        "accept": claims.page(journal(folder)),
+        "plan": traffic_plan.page(plan({"2 x TP 4": 200.0}, name=f"{HOSTILE}/traces/agents.jsonl")),
+    }
+    return {name: write_page(page, folder / name) for name, page in made.items()}
+
+
+def demo_page(copies: Copies) -> Page:
+    found = copies("demo", "tiny").result.measurements[0]
+    answers = [Generation(LONG, (1, 2), "stop", ()) for _ in range(demo.QUESTIONS)]
+    sides = [
+        demo.Side(name, 3.0, answers[:1], answers, found.load.model_copy(update={"median_tpot_ms": tpot}), accepted)
+        for name, tpot, accepted in (("W4A8", 9.61, None), ("W4A8 + EAGLE3", 4.58, found.acceptance))
+    ]
+    return demo.page(*sides, True, 20, Path("runs/20261123-192843-demo"))
+
+
+def replay_page(copies: Copies) -> Page:
+    run = copies("replay", "tiny")
+    work = run.result.measurements[0].workload.model_copy(update={"name": f"trace {HOSTILE}"})
+    turns = [
+        TurnFigures(
+            label=str(turn),
+            prompt_tokens=400 * turn,
+            cached_tokens=390 * (turn - 1),
+            ttft_median_ms=900 / turn,
+            ttft_p99_ms=1000,
+        )
+        for turn in range(1, 7)
+    ]
+    return measured.page(Analysis([copies("replayed", f"tiny {HOSTILE}", workload=work, turns=turns)]))
+
+
+def evaluation_page(run: Path) -> Page:
+    accuracy = {"metric": "strict-match", "correct": 487, "answered": 500}
+    accuracy |= {"interval": {"value": 0.974, "low": 0.956, "high": 0.985}}
+    paired = {"metric": "strict-match", "both": 480, "only_new": 7, "only_base": 6, "neither": 7, "margin": 0.01}
+    paired |= {"difference": {"value": 0.002, "low": -0.008, "high": 0.012}, "mcnemar_p": 1.0, "power": 0.66}
+    differing = {
+        "id": 3,
+        "question": LONG,
+        "target": "24",
+        "solved_by": {"strict-match": "new"},
+        "new": LONG,
+        "base": "",
+    }
+    verdict: dict[str, Any] = {"state": "pass", "reasons": ["not worse"], "accuracies": [accuracy], "references": []}
+    verdict |= {"paired": [paired], "differing": [differing]}
+    result = {"kind": "eval-accuracy", "task": "tiny-math", "configuration": f"tiny {HOSTILE}", "verdict": verdict}
+    run.mkdir(parents=True)
+    (run / "result.json").write_text(json.dumps(result))
+    return evaluation.page(run)[0]
+
+
+def journal(folder: Path) -> Journal:
+    figures = [Figure("TPOT median", 27.4, "ms", 26.1, 27.79), Figure("TTFT median", 812.0, "ms", 790.0)]
+    measures = [f"{recipe}: {point}" for recipe in ("agent", "w4a8", "eagle3") for point in ("con2", "con40")]
+    results = {name: StageResult(name, "", Verdict.PASS, LONG, 60.0, figures) for name in measures}
+    results |= {name: StageResult(name, "", Verdict.PASS, "fine", 9.0, []) for name in "abcdefghijklmnopqrst"}
+    failed = StageResult("chat", "", Verdict.FAIL, HOSTILE)
+    return Journal(folder, {"sglang": "1.2"}, {**results, "chat": failed, HOSTILE: results["a"]})
