@@ -124,8 +124,11 @@ def open_journal(runs: Path, sizes: str, restart: bool) -> Journal:
 
 
 def read_journal(folder: Path) -> Journal:
-    identity = load_run(folder, lambda run: run["identity"])["identity"]
-    results = read_rows(folder / RESULTS, StageResult) if (folder / RESULTS).exists() else []
+    """Read a run's results. Raises KimiError for another folder, and for a file that lacks its end."""
+    identity, path = load_run(folder, lambda run: run["identity"])["identity"], folder / RESULTS
+    if path.exists() and not path.read_bytes().endswith(b"\n"):  # stages that it lacks would look as if they had passed
+        raise KimiError("the file of the stages ends within a line", str(path), "a whole copy of the run's folder")
+    results = read_rows(path, StageResult) if path.exists() else []
     return Journal(folder, identity, {result.stage: result for result in results})
 
 

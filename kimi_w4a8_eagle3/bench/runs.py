@@ -114,12 +114,13 @@ def read_run(folder: Path) -> Run:
             expected=f"{RESULT}, {RECORD}",
         ) from None
     except (ValidationError, json.JSONDecodeError) as error:
-        detail = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        detail = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ") if first else str(error)
         raise KimiError(
             f"cannot read the run directory: {detail}",
             where=str(folder),
             expected="a run directory of `kimi-w4a8 bench`",
-            remedy="the run was interrupted or is of another kind: measure again",
+            remedy="the run was interrupted, or is of another version or kind: measure again",
         ) from None
     return Run(folder, record, result)
 

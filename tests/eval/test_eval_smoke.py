@@ -1,6 +1,7 @@
 """Smoke checks on answers, and the HTML of a run."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -152,6 +153,10 @@ def test_kimi_report_shows_evaluations_alone_and_at_the_end_of_a_benchmark_page(
         ("{", "cannot read the run directory"),
         ('{"kind": "<b>another"}', "this is not a run of"),
         (
+            '{"kind": "bench", "status": "complete", "sides": [], "measurements": [{}]}',
+            "measurements.0.side: Field req",
+        ),
+        (
             '{"kind": "eval-smoke", "configuration": "<b>tiny"}',
             "this version shows: KeyError: &#39;state&#39;",
         ),
@@ -165,6 +170,7 @@ def test_an_unreadable_folder_gets_a_page_that_names_the_missing_part(tmp_path, 
     done = CliRunner().invoke(app, ["report", str(run), "--output", str(tmp_path / "out")])
     text = (tmp_path / "out" / "report.html").read_text()
     assert done.exit_code == 1 and "NOT SHOWN: &lt;b&gt;run" in text and missing in text and "<b>" not in text
+    assert not re.search(r": *</div>", text)  # a part of the message that is empty
 
 
 def test_kimi_report_shows_an_acceptance_run(tmp_path):
@@ -173,3 +179,8 @@ def test_kimi_report_shows_an_acceptance_run(tmp_path):
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert '<h1 class="better">ACCEPTED: 1 of 1 stages passed' in (tmp_path / "out" / "report.html").read_text()
+    with (tmp_path / "stages.jsonl").open("a") as file:
+        file.write('{"stage": "smo')
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert done.exit_code == 1 and "NOT SHOWN" in text and "ends within a line" in text and "ACCEPTED" not in text
