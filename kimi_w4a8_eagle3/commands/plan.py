@@ -15,7 +15,7 @@ from ..base.errors import UsageError
 from ..machine.aiter_regime import detect_regime, installed_regime
 from ..machine.hardware import Machine, gpu_by_name
 from ..predict.trace_plan import Slo
-from ..recipe.launch import load_recipe, resolve, unmet_requirements
+from ..recipe.launch import load_recipe, missing_gpus, resolve, unmet_requirements
 from ..recipe.memory_plan import MemoryPlan, ModelCard, make_plan, short_pool
 from .options import RECIPE, RECIPE_NAME, one_recipe
 from .plan_trace import rank_layouts
@@ -107,7 +107,7 @@ def plan(
             typer.echo(f"{engines} engines of {result.tp} GPUs: {engines * result.tokens:,} tokens on the machine")
         if args.get("mem-fraction-static") == "auto":
             typer.echo(f"ceiling: {chosen.options.memory_ceiling:g} of the memory (options.memory_ceiling)")
-        problems = unmet_requirements(chosen, machine) if machine.devices else []
+        problems = unmet_requirements(chosen, machine) if machine.devices else [missing_gpus(chosen, machine)]
         for problem in filter(None, [short_pool(result, args), *problems]):
             table_console().print(f"warning: {problem}", markup=False)
         for fault in faults:

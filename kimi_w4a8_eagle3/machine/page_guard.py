@@ -75,6 +75,8 @@ def kv_shape(config: Mapping[str, Any], tp: int, dtype_bytes: int) -> KvShape:
     """
     text = config.get("text_config", config)
     layers = _positive(text, "num_hidden_layers")
+    if isinstance(heads := text.get("num_attention_heads"), int) and heads % tp:
+        raise KimiError(f"{heads} attention heads cannot be split over TP {tp}", expected=f"a divisor of {heads}")
     if text.get("kv_lora_rank"):
         row = _positive(text, "kv_lora_rank") + _positive(text, "qk_rope_head_dim")
         return KvShape("mla", layers, row, layers, dtype_bytes)

@@ -30,12 +30,12 @@ from .arguments import Args, argument_groups, check_type, command_words, parse_a
 from .deterministic import with_determinism
 from .known_faults import Fault, apply_faults, concerning
 from .memory_plan import attention_tp, number
-from .on_machine import fit_to_machine, unmet_requirements
+from .on_machine import fit_to_machine, missing_gpus, unmet_requirements
 from .schema import ArgValue, Recipe, RecipeCheckpoint, load_recipe, recipe_names, with_settings
 from .speculation import apply_speculation
 
 __all__ = [
-    "Launch", "Recipe", "Resolved", "load_recipe", "parse_arguments", "prepare",
+    "Launch", "Recipe", "Resolved", "load_recipe", "missing_gpus", "parse_arguments", "prepare",
     "recipe_names", "render", "resolve", "unmet_requirements", "with_settings"
 ]  # fmt: skip
 

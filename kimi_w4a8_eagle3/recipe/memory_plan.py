@@ -210,9 +210,10 @@ def make_plan(
 def short_pool(plan: MemoryPlan, args: Mapping[str, ArgValue]) -> str | None:
     """Return a sentence if the pool cannot hold one request of the context length that the arguments set."""
     context = int(number(args, "context-length", 1))
-    if plan.tokens >= context:
+    tokens = min(plan.tokens, int(number(args, "max-total-tokens", plan.tokens)))
+    if tokens >= context:
         return None
-    return f"the KV pool of {plan.tokens:,} tokens is smaller than one context of {context:,}; shorten context-length"
+    return f"the KV pool of {tokens:,} tokens is smaller than one context of {context:,}; shorten context-length"
 
 
 def attention_tp(args: Mapping[str, ArgValue]) -> int:

@@ -162,13 +162,24 @@ def unmet_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     return unmet
 
 
+def missing_gpus(recipe: Recipe, machine: Machine) -> str | None:
+    """Return a sentence if all engines together need more GPUs than this machine, or without any the recipe's, has."""
+    count, tp = recipe.options.replicas, int(number(recipe.args, "tp-size", 1))
+    here = tp // int(number(recipe.args, "nnodes", 1))
+    have, owner = (len(machine.devices), "this") if machine.devices else (recipe.hardware.gpus, "the recipe's")
+    if count * here <= have:
+        return None
+    needed = f"{count} engines of {here} GPUs need {count * here}" if count > 1 else f"an engine needs {here} GPUs"
+    return f"{needed}, {owner} machine has {have}"
+
+
 def _unmet_layout(recipe: Recipe, machine: Machine) -> list[str]:
-    """Return what is wrong with several engines on this machine: too few GPUs, or an engine across NUMA nodes."""
+    """Return what is wrong with the engines on this machine: too few GPUs, or one of several across NUMA nodes."""
+    if missing := missing_gpus(recipe, machine):
+        return [missing]
     count, tp = recipe.options.replicas, int(number(recipe.args, "tp-size", 1))
     if count == 1:
         return []
-    if count * tp > len(machine.devices):
-        return [f"{count} engines of {tp} GPUs need {count * tp}, this machine has {len(machine.devices)}"]
     for engine in range(count):
         used = machine.devices[engine * tp : (engine + 1) * tp]
         nodes = sorted({device.numa_node for device in used if device.numa_node is not None})

@@ -31,7 +31,8 @@ URL = r"(URL|http://127\.0\.0\.1:9527)"
 LINES: tuple[tuple[str, str, str], ...] = (
     (r"git clone|make|make (demo|test|lint|venv)", CI, ""),
     (r"kimi-w4a8 (bench list|bench predict .*|bench sweep .* --print|recipes|patch (status|verify|revert))", HERE, ""),
-    (r"kimi-w4a8 (plan agent --gpu mi325x|serve agent --dry-run|patch apply --remove-stale)", HERE, ""),
+    (r"kimi-w4a8 (plan agent (--gpu mi325x|--tp 16 --set nnodes=2)|serve agent --dry-run)", HERE, ""),
+    (r"kimi-w4a8 patch apply --remove-stale", HERE, ""),
     (r"python -m proof\.account(\.layouts| -c 40)", HERE, ""),
     (
         r"launch/docker-run\.sh .* --as compose",

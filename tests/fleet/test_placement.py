@@ -7,7 +7,15 @@ import pytest
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.fleet.placement import replica_launches
 from kimi_w4a8_eagle3.machine.hardware import Device, Machine
-from kimi_w4a8_eagle3.recipe.launch import Launch, Recipe, load_recipe, render, unmet_requirements, with_settings
+from kimi_w4a8_eagle3.recipe.launch import (
+    Launch,
+    Recipe,
+    load_recipe,
+    missing_gpus,
+    render,
+    unmet_requirements,
+    with_settings,
+)
 
 GIB = 1 << 30
 GPUS = tuple(Device("gfx942", 304, f"0000:{i:02x}:00.0", i // 8, 256 * GIB) for i in range(16))
@@ -82,3 +90,17 @@ def test_a_layout_that_does_not_fit_the_machine_is_named(nodes, count, problem):
     machine = Machine(tuple(replace(GPUS[i], numa_node=node) for i, node in enumerate(nodes)))
     recipe = with_settings(load_recipe("agent-2x4"), {"options.replicas": count})
     assert unmet_requirements(recipe, machine) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"args.tp-size": 16}, "an engine needs 16 GPUs, this machine has 8"),
+        ({"args.tp-size": 16, "args.nnodes": 2}, None),
+        ({"args.tp-size": 4, "options.replicas": 3}, "3 engines of 4 GPUs need 12, this machine has 8"),
+    ],
+)
+def test_missing_gpus_are_named_also_without_the_machine(settings, problem):
+    recipe = with_settings(load_recipe("agent"), settings)
+    assert missing_gpus(recipe, Machine(GPUS[:8])) == problem
+    assert missing_gpus(recipe, Machine(())) == (problem and problem.replace("this", "the recipe's"))

@@ -128,10 +128,8 @@ def test_no_room_is_an_error() -> None:
         decide(Budget(64 * GIB, 63 * GIB, 74_368), KERNELS, Regime.ABORT)
 
 
-@pytest.mark.parametrize(
-    ("tp", "row"), [(1, 8192), (4, 2048), (8, 1024), (64, 128), (128, 128)]
-)  # one head at least: heads are replicated when TP exceeds them
-def test_heads_are_split_then_replicated(tp: int, row: int) -> None:
+@pytest.mark.parametrize(("tp", "row"), [(1, 8192), (4, 2048), (8, 1024), (64, 128)])
+def test_heads_are_split(tp: int, row: int) -> None:
     assert kv_shape(DRAFT, tp, 2).row_elements == row
 
 
@@ -139,6 +137,7 @@ def test_grouped_heads_and_a_derived_head_size() -> None:
     config = {"num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 4, "hidden_size": 4096}
     shape = kv_shape(config, 2, 2)
     assert (shape.row_elements, shape.buffers) == (2 * 128, 4)
+    assert kv_shape(config, 8, 2).row_elements == 128  # KV heads are replicated when TP exceeds them
 
 
 @pytest.mark.parametrize(
@@ -149,6 +148,7 @@ def test_grouped_heads_and_a_derived_head_size() -> None:
         ({"num_hidden_layers": 1, "num_attention_heads": "64"}, "num_attention_heads"),
         ({"num_hidden_layers": 1, "num_attention_heads": 64}, "hidden_size"),
         ({**DRAFT, "num_key_value_heads": 6}, "6 KV heads cannot be split over TP 8"),
+        ({**DRAFT, "num_attention_heads": 12}, "12 attention heads cannot be split over TP 8"),
     ],
 )
 def test_an_unusable_config_is_named(config: dict, message: str) -> None:

@@ -83,7 +83,9 @@ def test_a_pool_below_one_context_is_named() -> None:
     args = resolve(load_recipe("agent"), ["tp-size=4"]).args
     small = plan_of("agent", "mi300x", **args)
     assert "94,966 tokens is smaller than one context of 131,072" in str(short_pool(small, args))
-    assert short_pool(plan_of("agent", "mi325x", **args), args) is None
+    whole = plan_of("agent", "mi325x", **args)
+    assert short_pool(whole, args) is None
+    assert "1,000 tokens is smaller" in str(short_pool(whole, {**args, "max-total-tokens": 1000}))
 
 
 def test_a_token_of_a_picture_is_within_the_activations_of_a_token() -> None:
