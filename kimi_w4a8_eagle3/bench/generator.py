@@ -83,36 +83,40 @@ def drive(
     arguments: Sequence[str],
     output: Path,
     warmups: int,
-    on_measured: Callable[[], None],
+    on_measured: Callable[[int], None],
     show: Show,
     api_key: str | None = None,
 ) -> None:
     """Run the generator to its end; its output goes to `output` with the suffix `.log`.
 
-    on_measured is called after `warmups` requests, before the measured ones.
+    on_measured is called after `warmups` requests with the number of answered ones. The measured ones wait for its end.
     show is called with the measured requests that are finished, and their tokens.
     api_key is passed as OPENAI_API_KEY, so it appears in no command line or log. Raises KimiError when the generator
     fails, is killed or takes longer than two hours.
     """
     program, log = generator_program(base_url, arguments, output), output.with_suffix(".log")
+    held = output.with_suffix(".warmups")
+    held.write_text(str(warmups))
     # Offline, because only a tokenizer on this disk was checked (`require_trusted_tokenizer`). Nothing needs compiling.
     changes = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
     changes |= {} if api_key is None else {"OPENAI_API_KEY": api_key}
     deadline = time.monotonic() + _TIMEOUT_S
     with log.open("ab") as file:
         process = starter().program(program, changes, file.fileno())
-    waiting: Callable[[], None] | None = on_measured
+    waiting: Callable[[int], None] | None = on_measured
     try:
         while process.poll() is None:
             tokens = _finished(output.with_suffix(".progress"))
             if waiting is not None and len(tokens) >= warmups:
-                waiting()
+                waiting(sum(count > 0 for count in tokens[:warmups]))
                 waiting = None
+                held.unlink()
             show(len(tokens[warmups:]), sum(tokens[warmups:]))
             if time.monotonic() > deadline:
                 raise KimiError(f"the load generator did not finish within {_TIMEOUT_S:.0f} s", where=str(log))
             time.sleep(_POLL_S)
     finally:
+        held.unlink(missing_ok=True)
         if process.poll() is None:
             process.kill()
             process.wait()

@@ -28,6 +28,7 @@ from .workloads import CHAT_BACKEND, CONVERSATIONS, Point, Workload
 
 _STILL_S, _STILL_TRIES = 1.1, 5  # the door reuses an answer for at most 1 s
 _PROBES = 4
+_WARMUP_COUNTED_S = 30.0
 _MOST_FAILED = 0.1  # of a replay, as in InferenceX's AgentX; of the other workloads none may fail
 _COLD = 0.02  # share of chat-template markers in short prompts
 
@@ -95,8 +96,8 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
     idle = _still(server.metrics_url)
     with Sampler(server.metrics_url, raw.with_name(f"{raw.stem}-server.jsonl")) as sampler:
 
-        def open_window() -> None:
-            before.append(_counted(server.metrics_url, idle.requests + warmups, 0.7))  # the generator pauses for 1 s
+        def open_window(answered: int) -> None:
+            before.append(_counted(server.metrics_url, idle.requests + answered, _WARMUP_COUNTED_S))
             sampler.open_window()
 
         with request_progress("requests", point.requests, table_console()) as shown:
@@ -112,6 +113,11 @@ def measure(server: Server, point: Point, dataset: Path, folder: Path, repetitio
         counted = replace(after.since(before[0]), requests=after.requests - idle.requests - warmups)
         summary = sampler.summary()
     notes, problems = _judge(point, load, details, counted)
+    if before[0].requests < idle.requests + warmups:
+        notes.append(
+            f"the server had counted {before[0].requests - idle.requests:.0f} of {warmups} warm-up requests "
+            f"{_WARMUP_COUNTED_S:.0f} s after their end: the accept length and the cached share contain the others"
+        )
     return Measurement(
         side=server.name,
         workload=point.workload,

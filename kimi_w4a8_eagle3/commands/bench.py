@@ -90,6 +90,32 @@ SETTINGS = typer.Option([], "--set", help="KEY=VALUE for the recipe, as in `kimi
 RESUME = typer.Option(None, "--resume", help="Run directory to finish; with the same other options as that run.")
 
 
+@dataclass(frozen=True)
+class OneServer:
+    """The server under test and its run directory, shared by `run` and `replay`."""
+
+    base_url: str = typer.Option("", "--base-url", help="Measure this running server (recipes' default port: 9527).")
+    recipe: str = typer.Option(
+        "",
+        "--recipe",
+        "-r",
+        help="Start this recipe (RECIPE:plain: without its draft); with --base-url: the recipe it serves.",
+    )
+    settings: list[str] = SETTINGS
+    ops_url: str | None = OPS_URL
+    api_key_file: Path | None = KEY_FILE
+    runs: Path = RUNS
+    resume: Path | None = RESUME
+
+    def measure(self, work: Workload, texts: Texts | Replay) -> None:
+        """Send the workload, then print figures and write the page."""
+        key = client_key(self.api_key_file, os.environ)
+        target = Target(self.base_url or None, self.recipe or None, None, tuple(self.settings), key, self.ops_url)
+        with signals(self.runs):
+            folder = bench(work, texts, target, self.runs, typer.echo, self.resume)
+        _conclude(Analysis([read_run(folder)]), folder, find_spec("matplotlib") is not None)
+
+
 @app.command("list")
 def list_workloads(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """List the workloads."""
@@ -112,33 +138,15 @@ def run(
         help="Name of a workload (`kimi-w4a8 bench list`), or a TOML file with one.",
         autocompletion=complete(workload_names),
     ),
-    base_url: str = typer.Option(
-        "", "--base-url", help="Measure this running server (default port of the recipes: 9527)."
-    ),
-    recipe: str = typer.Option(
-        "",
-        "--recipe",
-        "-r",
-        help="Start this recipe (RECIPE:plain: without its draft); with --base-url: the recipe it serves.",
-    ),
     *,
+    server: OneServer,
     load: Changes,
-    settings: list[str] = SETTINGS,
-    ops_url: str | None = OPS_URL,
-    api_key_file: Path | None = KEY_FILE,
-    runs: Path = RUNS,
-    resume: Path | None = RESUME,
 ) -> None:
     """Run one workload against a server and compare it with the published figures.
 
     This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
     """
-    work = load.workload(workload)
-    key = client_key(api_key_file, os.environ)
-    target = Target(base_url or None, recipe or None, None, tuple(settings), key, ops_url)
-    with signals(runs):
-        folder = bench(work, load.texts(), target, runs, typer.echo, resume)
-    _conclude(Analysis([read_run(folder)]), folder, find_spec("matplotlib") is not None)
+    server.measure(load.workload(workload), load.texts())
 
 
 @app.command("ab")
@@ -216,10 +224,9 @@ def _conclude(analysis: Analysis, folder: Path, report: bool) -> None:
 
 
 @app.command("replay")
+@expanded
 def replay(
     trace: Path = typer.Argument(help="Trace file: SGLang's agentic-trace, AgentX, Mooncake, or recorded requests."),
-    base_url: str = typer.Option("", "--base-url", help="Replay against this running server."),
-    recipe: str = typer.Option("", "--recipe", "-r", help="Start this recipe; with --base-url: the recipe it serves."),
     users: list[int] = typer.Option(
         [], "--users", min=1, help="Sessions at once; default: all of a timed trace, else 8."
     ),
@@ -229,23 +236,16 @@ def replay(
         None, "--context-len", min=1, help="Cut sessions at the first request that needs more tokens."
     ),
     output_len: int = typer.Option(220, "--output-len", min=4, help="Tokens of an answer, where the trace has none."),
-    settings: list[str] = SETTINGS,
-    ops_url: str | None = OPS_URL,
-    api_key_file: Path | None = KEY_FILE,
-    runs: Path = RUNS,
-    resume: Path | None = RESUME,
+    *,
+    server: OneServer,
 ) -> None:
     """Replay recorded agent sessions: TTFT by turn, TPOT, prefix hits, accept length and errors.
 
     This needs SGLang on this machine for its load generator. No extra installs SGLang: use its image, or `make venv`.
     """
     require_speed(speed)
-    key = client_key(api_key_file, os.environ)
     played = Replay(selected(read_trace(trace, output_len), sessions, context_len), speed)
-    target = Target(base_url or None, recipe or None, None, tuple(settings), key, ops_url)
-    with signals(runs):
-        folder = bench(played.workload(users), played, target, runs, typer.echo, resume)
-    _conclude(Analysis([read_run(folder)]), folder, find_spec("matplotlib") is not None)
+    server.measure(played.workload(users), played)
 
 
 @app.command("compare")

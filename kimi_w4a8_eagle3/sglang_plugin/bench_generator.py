@@ -5,12 +5,18 @@ of each one that is finished, both with the warm-up. The generator counts cached
 contains an earlier answer has no known length. The server reports it in the usage of each turn, which `note` reads.
 
 Turns of a recorded trace are sent by `engine/sent_turns.py`. `.requests` gets the times of each.
+
+`.warmups` has the number of warm-up requests, and exists until `kimi-w4a8 bench` has read the server's counters. Until
+then the last of them does not return, and SGLang's program sends no measured request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +25,7 @@ from sglang.benchmark import serving
 
 from ..engine.sent_turns import CHAT, ROLE, Recorded, Sender, Sent, TextMaker
 
+_MOST_WAIT_S = 60.0  # longer than bench waits for the counters; ends the wait when bench was killed
 _count_cached = serving._extract_cache_from_sglext
 
 
@@ -30,7 +37,7 @@ def note(data: dict[str, Any], output: Any) -> None:
 
 
 def reported(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Return the request function, which also writes both files."""
+    """Return the request function, which also writes both files and waits at the end of the warm-up."""
 
     async def send(request_func_input: Any, pbar: Any = None) -> Any:
         beside = Path(serving.args.output_file)
@@ -43,6 +50,7 @@ def reported(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
             output = await request(request_func_input=request_func_input, pbar=pbar)
         with beside.with_suffix(".progress").open("a") as file:
             file.write(f"{output.output_len if output.success else 0}\n")
+        await WARMUP.ended(beside.with_suffix(".warmups"))
         return output
 
     return send
@@ -52,6 +60,19 @@ def recorded_turns(prompt: Any) -> list[Recorded]:
     """Return a session's turns so far; none for other prompts. SGLang puts the answers between them."""
     found = [message["content"] for message in prompt if message["role"] == ROLE] if isinstance(prompt, list) else []
     return [Recorded(**content) for content in found]
+
+
+@dataclass
+class Warmup:
+    finished: int = 0
+
+    async def ended(self, path: Path) -> None:
+        """Count a request that ended. After the last one of the warm-up, wait until `path` is gone."""
+        self.finished += 1
+        with suppress(FileNotFoundError):
+            end = time.monotonic() + _MOST_WAIT_S
+            while self.finished == int(path.read_text()) and time.monotonic() < end:
+                await asyncio.sleep(0.02)
 
 
 @dataclass
@@ -95,6 +116,7 @@ class RecordedTurns:
 
 
 RECORDED = RecordedTurns()
+WARMUP = Warmup()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ PLAN = {
 CEILINGS = {
     "accept": 688,
     "base": 642,
-    "bench": 2491,
+    "bench": 2501,
     "commands": 2044,
     "door": 2085,
     "engine": 1479,
@@ -38,7 +38,7 @@ CEILINGS = {
     "quark": 1842,
     "recipe": 1640,
     "report": 1439,
-    "sglang_plugin": 3381,
+    "sglang_plugin": 3403,
 }
 
 

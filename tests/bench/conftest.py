@@ -18,12 +18,15 @@ from kimi_w4a8_eagle3.fleet.target import Target
 
 @pytest.fixture(scope="session")
 def null_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """`kimi-w4a8 bench tiny-con2` with fewer prompts against a server with a key, whose acceptance is known."""
+    """`kimi-w4a8 bench tiny-con2` with fewer prompts against a server with a key, whose acceptance is known.
+
+    The server counts the warm-up after SGLang's program would have begun to measure, which is one second later.
+    """
     from support.null_server import KEY, NUM_PROMPTS, null_server  # starlette, which an extra brings
 
     sglang_program.run("# the generator is forked from the fork server that was used last: now the pinned release's")
     workload = with_changes(load_workload("tiny-con2"), num_prompts=NUM_PROMPTS)
-    with null_server(api_key=KEY) as url:
+    with null_server(api_key=KEY, late_s=1.5) as url:
         return read_run(
             bench(workload, Texts(), Target(url, api_key=KEY), tmp_path_factory.mktemp("runs"), lambda _: None)
         )

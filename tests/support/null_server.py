@@ -5,6 +5,7 @@ It pretends to speculate: verify steps accept 0, 1, 2, 3, 0, 1, ... drafts, so e
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -38,17 +39,24 @@ def steps_of(tokens: int) -> list[int]:
 
 @contextmanager
 def null_server(
-    tokenizer: Path | None = None, context_len: int = 16384, fail_every: int = 0, api_key: str | None = None
+    tokenizer: Path | None = None,
+    context_len: int = 16384,
+    fail_every: int = 0,
+    api_key: str | None = None,
+    late_s: float = 0.0,
 ) -> Iterator[str]:
-    """The address of a null server. Every `fail_every`-th request gets a 500; requests need `api_key` if it is set."""
-    server = _NullServer(str(tokenizer or tiny.target_path()), context_len, fail_every, api_key)
+    """The address of a null server. Every `fail_every`-th request gets a 500; requests need `api_key` if it is set.
+
+    late_s: so long after its answer the second request is counted. `bench` checks the key by the first, then warms up.
+    """
+    server = _NullServer(str(tokenizer or tiny.target_path()), context_len, fail_every, api_key, late_s)
     with served_app(server.app) as url:
         yield url
 
 
 class _NullServer:
-    def __init__(self, tokenizer: str, context_len: int, fail_every: int, api_key: str | None) -> None:
-        self.context_len, self.fail_every, self.api_key = context_len, fail_every, api_key
+    def __init__(self, tokenizer: str, context_len: int, fail_every: int, api_key: str | None, late_s: float) -> None:
+        self.context_len, self.fail_every, self.api_key, self.late_s = context_len, fail_every, api_key, late_s
         self.asked, self.counters = 0, Counter[str]()
         paths = {"tokenizer_path": tokenizer, "model_path": MODEL}
         speculates = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": DRAFT_TOKENS}
@@ -89,8 +97,12 @@ class _NullServer:
         return JSONResponse({"message": "the null server was told to fail"}, 500) if fails else None
 
     def count(self, prompt: int, tokens: int, steps: int = 0, cached: int = 0) -> None:
-        self.counters.update(num_requests=1, prompt_tokens=prompt, generation_tokens=tokens)
-        self.counters.update(spec_verify_calls=steps, cached_tokens=cached)
+        counts = {"num_requests": 1, "prompt_tokens": prompt, "generation_tokens": tokens}
+        counts |= {"spec_verify_calls": steps, "cached_tokens": cached}
+        if self.late_s and self.asked == 2:
+            asyncio.get_running_loop().call_later(self.late_s, self.counters.update, counts)
+        else:
+            self.counters.update(counts)
 
     async def generate(self, request: Request) -> Response:
         body = json.loads(await request.body())
