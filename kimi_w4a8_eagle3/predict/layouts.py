@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..machine.aiter_regime import Regime
 from ..recipe.launch import load_recipe, resolve
 from ..recipe.memory_plan import attention_tp, make_plan
-from .machine_model import Cluster
+from .machine_model import DRAFT, Cluster
 
 NODE_GPUS = 8
 RECIPES = ("agent", "agent-2x4", "throughput")
@@ -19,10 +19,12 @@ class Layout:
     """Engines of a recipe on one node; groups: of GPUs in an engine.
 
     pool, host: KV tokens of a group, on its GPUs and in host memory. chunk, max_running: of a group, too.
+    draft: its card, because MLA drafts read less KV.
     """
 
     name: str
     recipe: str
+    draft: str
     engines: int
     tp: int
     groups: int
@@ -38,6 +40,11 @@ class Layout:
         return self.engines * self.groups * self.pool
 
     @property
+    def cluster(self) -> Cluster:
+        """One engine of it."""
+        return Cluster(tp=self.tp, groups=self.groups, draft=self.draft)
+
+    @property
     def usable(self) -> bool:
         """False for a layout that no recipe starts, so that it is only priced."""
         return not self.host
@@ -50,9 +57,11 @@ def layout(recipe: str, *settings: str, host: bool = False) -> Layout:
     engines, groups = resolved.recipe.options.replicas, plan.tp // attention_tp(args)
     name = f"{engines} x TP {plan.tp}" + (f", DP {groups}" if groups > 1 else "") + (", host KV" if host else "")
     cell = plan.budget.cell_bytes  # every GPU of a group keeps the same latent KV
+    draft = resolved.recipe.draft
     return Layout(
         name,
         recipe,
+        draft.card if draft and draft.card else DRAFT,
         engines,
         plan.tp,
         groups,

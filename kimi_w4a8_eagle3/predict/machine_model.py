@@ -24,6 +24,7 @@ Terms = NDArray[np.float64]  # seconds per unit of (layer_s, decode_cost, prefil
 
 # Dense peaks of the MI325X data sheet; operations per second. Links: seven at 64 GB/s each way.
 INT8_OPS, BF16_OPS = 2614.9e12, 1307.4e12
+DRAFT = "kimi-k2.5-eagle3"  # the published draft
 LINK_BYTES = 7 * 64e9
 BF16_BYTES = 2.0
 MLA_HEADS = 16  # of AITER's decode kernel; fewer are repeated, and more take several passes (aiter/mla.py)
@@ -67,7 +68,7 @@ class Shapes:
     draft_inner: int
     draft_heads: int
     draft_kv_heads: int
-    draft_head_dim: int
+    draft_head_dim: int  # 0: the draft's attention is MLA, with the target's sizes
 
     @property
     def moe_layers(self) -> int:
@@ -75,11 +76,11 @@ class Shapes:
 
 
 @cache
-def kimi() -> Shapes:
-    """Load the shapes from `launch/models/`."""
+def kimi(draft_card: str = DRAFT) -> Shapes:
+    """Load the shapes from `launch/models/`, by default with the draft of the published recipes."""
     folder = operator_dir("launch/models")
     target = json.loads((folder / "kimi-k2.5-w4a8.json").read_text())["config"]["text_config"]
-    draft = json.loads((folder / "kimi-k2.5-eagle3.json").read_text())["config"]
+    draft = json.loads((folder / f"{draft_card}.json").read_text())["config"]
     return Shapes(
         hidden=target["hidden_size"],
         layers=target["num_hidden_layers"],
@@ -99,22 +100,30 @@ def kimi() -> Shapes:
         draft_inner=draft["intermediate_size"],
         draft_heads=draft["num_attention_heads"],
         draft_kv_heads=draft["num_key_value_heads"],
-        draft_head_dim=draft["head_dim"],
+        draft_head_dim=draft.get("head_dim", 0),
     )
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs of one engine. groups: of GPUs with requests of their own, more than one with DP attention."""
+    """GPUs of one engine. groups: of GPUs with requests of their own, more than one with DP attention.
+
+    draft: the card of its draft.
+    """
 
     gpu: Gpu = GPUS["mi325x"]
     tp: int = 8
     groups: int = 1
+    draft: str = DRAFT
 
     @property
     def attention_tp(self) -> int:
         """GPUs over which attention and the draft are split."""
         return self.tp // self.groups
+
+    @property
+    def shapes(self) -> Shapes:
+        return kimi(self.draft)
 
     def in_a_group(self, requests: int) -> float:
         """Return the requests of the fullest group."""
@@ -136,10 +145,13 @@ def experts_touched(tokens: float, shapes: Shapes) -> float:
     return shapes.experts * (1 - (1 - shapes.top_k / shapes.experts) ** tokens)
 
 
-def attention_weights(shapes: Shapes, tp: int) -> float:
-    """Return one layer's attention weights on one GPU; the two low-rank down projections are replicated."""
+def attention_weights(shapes: Shapes, tp: int, inputs: int = 1) -> float:
+    """Return one layer's attention weights on one GPU; the two low-rank down projections are replicated.
+
+    inputs: vectors that a token's input joins, two in a draft.
+    """
     s = shapes
-    replicated = s.hidden * (s.q_rank + s.kv_rank + s.rope)
+    replicated = inputs * s.hidden * (s.q_rank + s.kv_rank + s.rope)
     q = s.q_rank * s.heads * (s.nope + s.rope)
     kv = s.kv_rank * s.heads * (s.nope + s.v_head)
     out = s.heads * s.v_head * s.hidden
@@ -166,6 +178,11 @@ def expert_weights(shapes: Shapes, tp: int) -> float:
     return 3 * shapes.hidden * shapes.expert_inner / tp
 
 
+def _mla_passes(cluster: Cluster, shapes: Shapes) -> float:
+    """Return how often AITER's kernel reads a request's latents: it computes 16 heads at once."""
+    return max(shapes.heads / cluster.attention_tp / MLA_HEADS, 1.0)
+
+
 def decode_bytes(
     requests: int,
     tokens_each: float,
@@ -183,9 +200,8 @@ def decode_bytes(
     # MLA keeps one latent vector per token, replicated on every GPU. AITER's kernel reads it once for all tokens of a
     # request, but its matrix work takes about as long as one reading for each (docs/bench.md). With one reading alone
     # the model falls 22% short of the published ITL.
-    # It computes 16 heads at once, and more heads in as many passes.
     own = (fullest or cluster.in_a_group(requests)) * tokens_each
-    passes = own * max(s.heads / cluster.attention_tp / MLA_HEADS, 1.0)
+    passes = own * _mla_passes(cluster, s)
     kv_bytes = passes * context * s.layers * (s.kv_rank + s.rope) * BF16_BYTES
     expert = expert_weights(s, cluster.tp)
     touched = experts_touched(tokens, s) * expert * precision.bytes_per_weight * s.moe_layers
@@ -214,19 +230,18 @@ def decode_step(
 
 
 def _step_weights(cluster: Cluster, shapes: Shapes) -> float:
-    s = shapes
-    attention = (
-        (2 * s.draft_heads + 2 * s.draft_kv_heads) * s.draft_head_dim * s.hidden * 2
-    )  # input is two vectors wide
-    return (
-        attention + 3 * s.hidden * s.draft_inner + 3 * s.hidden * s.hidden + s.vocab * s.hidden
-    ) / cluster.attention_tp
+    s, tp = shapes, cluster.attention_tp
+    heads = (2 * s.draft_heads + 2 * s.draft_kv_heads) * s.draft_head_dim
+    attention = heads * s.hidden * 2 / tp if heads else attention_weights(s, tp, inputs=2)
+    return attention + (3 * s.hidden * s.draft_inner + 3 * s.hidden * s.hidden + s.vocab * s.hidden) / tp
 
 
 def draft_bytes(requests: int, context: float, cluster: Cluster, shapes: Shapes, fullest: float | None = None) -> float:
     """Return the bytes that one draft step reads on a GPU: weights with the output head, and KV, in BF16."""
-    heads = shapes.draft_kv_heads / cluster.attention_tp
-    kv = (fullest or cluster.in_a_group(requests)) * context * 2 * heads * shapes.draft_head_dim
+    row = 2 * shapes.draft_kv_heads / cluster.attention_tp * shapes.draft_head_dim
+    if not row:
+        row = _mla_passes(cluster, shapes) * (shapes.kv_rank + shapes.rope)
+    kv = (fullest or cluster.in_a_group(requests)) * context * row
     return (_step_weights(cluster, shapes) + kv) * BF16_BYTES
 
 

@@ -17,7 +17,7 @@ from ..base.errors import KimiError, UsageError
 from ..bench import published
 from ..bench.workloads import Workload
 from ..recipe.launch import load_recipe
-from .machine_model import PRECISIONS, Cluster, Terms, decode_step, draft_step, kimi, prefill
+from .machine_model import PRECISIONS, Cluster, Terms, decode_step, draft_step, prefill
 
 # The three figures that fix the three unknowns: latency of a small batch, of a large one, and prefill.
 CALIBRATION = (
@@ -93,7 +93,7 @@ class PredictedPoint:
 
 def terms(load: Load, key: str, cluster: Cluster) -> Terms:
     """Return figure `key` of `load` as a linear function of the unknowns, in seconds or seconds per token."""
-    shapes, precision = kimi(), PRECISIONS[load.precision]
+    shapes, precision = cluster.shapes, PRECISIONS[load.precision]
     context = load.input_len + load.output_len / 2
     step = decode_step(load.concurrency, load.steps + 1, context, precision, cluster, shapes)
     if load.steps:

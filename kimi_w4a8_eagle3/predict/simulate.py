@@ -44,7 +44,7 @@ def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
     steps: StepTime
     if job.step_time is None:
         drafts = 0 if job.accept_length == 1 else 3
-        steps = KimiStepTime(calibrate(Cluster()), Cluster(tp=layout.tp, groups=layout.groups), drafts, scale=one.scale)
+        steps = KimiStepTime(calibrate(Cluster()), layout.cluster, drafts, scale=one.scale)
     else:
         steps = LinearStepTime(**job.step_time, scale=one.scale)
     closed = trace.users is not None and one.users == trace.users

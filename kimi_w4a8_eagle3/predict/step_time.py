@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .machine_model import PRECISIONS, Cluster, decode_bytes, decode_step, draft_step, kimi, prefill_pass
+from .machine_model import PRECISIONS, Cluster, decode_bytes, decode_step, draft_step, prefill_pass
 from .predict import Fit
 
 Extend = tuple[float, float]  # new tokens of a request, and its cached or computed tokens before them
@@ -37,7 +37,7 @@ class KimiStepTime:
 
     def prefill(self, ranks: Sequence[Sequence[Extend]]) -> float:
         """Return the time of a pass. A short one takes at least a pass over the weights."""
-        shapes, precision = kimi(), PRECISIONS[self.precision]
+        shapes, precision = self.cluster.shapes, PRECISIONS[self.precision]
         work = prefill_pass(ranks, precision, self.cluster, shapes)
         tokens = sum(new for rank in ranks for new, _ in rank)
         weights = decode_bytes(1, tokens, 0.0, precision, self.cluster, shapes)
@@ -46,7 +46,7 @@ class KimiStepTime:
 
     def decode(self, ranks: Sequence[Decode]) -> float:
         """Return the time of the draft's steps and the verify step. The rank with the longest contexts decides."""
-        shapes, precision = kimi(), PRECISIONS[self.precision]
+        shapes, precision = self.cluster.shapes, PRECISIONS[self.precision]
         total, (fullest, contexts) = sum(requests for requests, _ in ranks), max(ranks, key=lambda rank: rank[1])
         context = contexts / fullest
         step = decode_step(total, self.steps + 1, context, precision, self.cluster, shapes, fullest)

@@ -33,9 +33,9 @@ class Figures:
 def figures(chosen: Layout, concurrency: int, context: int, accept_length: float, fit: Fit) -> Figures:
     """Return the figures of `concurrency` requests of `context` input tokens on a node."""
     load = Load(concurrency // chosen.engines, context, OUTPUT, steps=3, accept_length=accept_length)
-    cluster = Cluster(tp=chosen.tp, groups=chosen.groups)
     rate, tpot, ttft = (
-        predict(load, key, fit, cluster) for key in ("output_throughput_tok_s", "tpot_median_ms", "ttft_median_ms")
+        predict(load, key, fit, chosen.cluster)
+        for key in ("output_throughput_tok_s", "tpot_median_ms", "ttft_median_ms")
     )
     return Figures(chosen.engines * rate, tpot, ttft / 1000)
 

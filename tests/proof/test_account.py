@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape
-from kimi_w4a8_eagle3.predict.machine_model import Cluster, kimi
+from kimi_w4a8_eagle3.predict.machine_model import Cluster, draft_bytes, kimi
 from kimi_w4a8_eagle3.predict.predict import Load, calibrate
+from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
 from proof.account import calibration, layouts, levers, moe_time, not_yet
 from proof.account.__main__ import main
 from proof.account.parts import Account, Part, decode_attention, explain
@@ -142,3 +145,36 @@ def test_dp_attention_gains_with_many_long_prompts_and_loses_with_few() -> None:
     fit = calibrate(CLUSTER)
     rates = [[layouts.figures(x, c, 10240, 2.7, fit).tokens_per_s for x in (one, groups)] for c in (2, 40)]
     assert rates[0][1] < rates[0][0] and rates[1][1] > 1.25 * rates[1][0]
+
+
+def test_the_page_of_layouts_has_the_models_figures() -> None:
+    page = (Path(__file__).parents[2] / "docs/perf/layouts.md").read_text().splitlines()
+    fit, chosen = calibrate(CLUSTER), [layouts.layout(*names) for names in layouts.LAYOUTS]
+
+    def cell(values: list[float]) -> str:
+        return " / ".join(f"{value:.{0 if values[0] >= 60 else 1}f}" for value in values)
+
+    for context, concurrency in product(layouts.CONTEXTS, layouts.CONCURRENCIES):
+        found = [layouts.figures(one, concurrency, context, 2.7, fit) for one in chosen]
+        rates, tpots, ttfts = zip(*((one.tokens_per_s, one.tpot_ms, one.ttft_s) for one in found), strict=True)
+        gains = [f"{rate / rates[0]:.2f}x" for rate in rates[1:]]
+        row = [f"{context:,}", str(concurrency), " / ".join(f"{rate:,.0f}" for rate in rates)]
+        row += [cell(list(tpots)), cell(list(ttfts))]
+        row.append(" / ".join(f"**{gain}**" if float(gain[:-1]) > 1.25 else gain for gain in gains))
+        assert f"| {' | '.join(row)} |" in page
+    for context in layouts.CONTEXTS:
+        tokens = context + layouts.OUTPUT
+        resident = [f"{one.kv_tokens // tokens:,}" for one in chosen]
+        assert f"| conversations of {tokens:,} tokens in the cache at once | {' | '.join(resident)} |" in page
+
+
+def test_a_layout_is_priced_with_its_recipes_draft() -> None:
+    assert [layouts.layout(*names).draft for names in layouts.LAYOUTS] == ["kimi-k2.5-eagle3"] * 2 + [
+        "kimi-k2.5-eagle3-mla"
+    ] * 2
+    mha, mla = Cluster(groups=8), Cluster(groups=8, draft="kimi-k2.5-eagle3-mla")
+    tokens = [draft_bytes(8, 65536, one, one.shapes) - draft_bytes(8, 0, one, one.shapes) for one in (mha, mla)]
+    assert tokens == [65536 * 2 * 64 * 128 * 2, 65536 * 4 * 576 * 2]  # all heads; a latent in four passes of 16 heads
+    for one in (mha, mla):  # the model's output projection of MHA is twice as wide
+        planned = draft_weights(ModelCard.packaged(one.draft), 1)["draft"]
+        assert draft_bytes(8, 0, one, one.shapes) == pytest.approx(planned, rel=0.035)
