@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from support.sglang_program import VERSIONS, environment
 from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3.base.prometheus import Reading
@@ -51,11 +52,18 @@ def forgetting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("planted") / "forget"
 
 
-@pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory, forgetting: Path) -> Iterator[EngineServer]:
+@pytest.fixture(scope="module", params=VERSIONS)
+def groups(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forgetting: Path
+) -> Iterator[EngineServer]:
     launch = tiny_launch(settings=(*TWO_GROUPS, *HOST_CACHE))
-    launch.env["KIMI_PLANTED_FORGETTING"] = str(forgetting)
+    newest = environment(newest=request.param == VERSIONS[1])
+    launch.env.update(KIMI_PLANTED_FORGETTING=str(forgetting), PYTHONPATH=newest["PYTHONPATH"])
     yield from with_faults(launch, "support.planted_faults", tmp_path_factory.mktemp("groups"))
+
+
+# Isolation on the newest release: test_newest_release.py.
+PINNED = pytest.mark.parametrize("groups", VERSIONS[:1], indirect=True)
 
 
 def ask(server: EngineServer, **more: object) -> httpx.Response:
@@ -128,6 +136,7 @@ def running(server: EngineServer) -> int:
     return sum(load["num_running_reqs"] for load in loads)
 
 
+@PINNED
 def test_a_request_that_raises_ends_alone_in_its_group(groups: EngineServer) -> None:
     right = content(ask(groups, **LONG))
     with ThreadPoolExecutor(4) as pool:
@@ -143,6 +152,7 @@ def test_a_request_that_raises_ends_alone_in_its_group(groups: EngineServer) -> 
     assert [content(ask(groups, **LONG)) for _ in range(2)] == [right] * 2  # both groups go on
 
 
+@PINNED
 def test_a_pass_that_raises_in_one_group_ends_the_engine(groups: EngineServer) -> None:
     """The other group waits for it inside the pass. The supervisor starts an engine that ended, not one that hangs."""
     process = psutil.Process(groups.pid)
