@@ -12,6 +12,7 @@ import pytest
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.predict.machine_model import Cluster, draft_bytes, kimi
 from kimi_w4a8_eagle3.predict.predict import Load, calibrate
+from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
 from proof.account import calibration, layouts, levers, moe_time, not_yet
 from proof.account.__main__ import main
@@ -169,6 +170,7 @@ def test_the_page_of_layouts_has_the_models_figures() -> None:
 
 
 def test_a_layout_is_priced_with_its_recipes_draft() -> None:
+    assert all(render(load_recipe(recipe), settings).refused == [] for recipe, *settings in layouts.LAYOUTS)
     assert [layouts.layout(*names).draft for names in layouts.LAYOUTS] == ["kimi-k2.5-eagle3"] * 2 + [
         "kimi-k2.5-eagle3-mla"
     ] * 2
