@@ -56,7 +56,13 @@ TOGETHER = {
         "tests/e2e/test_serve_processes.py",
     ),
     # test_accept needs no engine of `tests/e2e`, whose modules are the longest group without it.
-    "Quark": ("tests/quantize/", "tests/quark/", "tests/e2e/test_fp8_draft.py", "tests/e2e/test_accept.py"),
+    "Quark": (
+        "tests/quantize/",
+        "tests/quark/",
+        "tests/e2e/test_fp8_draft.py",
+        "tests/e2e/test_mxfp4.py",
+        "tests/e2e/test_accept.py",
+    ),
 }
 _NEEDS = "the extra `kernels`: FlyDSL and a linker"
 _SLOWEST = 10
