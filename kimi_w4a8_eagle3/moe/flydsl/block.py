@@ -1,7 +1,8 @@
-"""The rows of one workgroup: its expert, and the routed slot of each row, as `sort_slots.py` sorted them."""
+"""One workgroup: its lanes, its expert, and the routed slot of each of its rows, as `sort_slots.py` sorted them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import flydsl.expr as fx
@@ -9,7 +10,9 @@ from flydsl.expr import arith
 
 from . import ops as ops
 from .configs import TOGETHER, XCDS
+from .layout import CHUNK_K, TILE_BYTES, TILE_N
 from .ops import Value
+from .weights import READERS
 
 
 class RoutingTables(Protocol):
@@ -94,3 +97,55 @@ class ShortBlock(RowBlock):
         for number, few in enumerate(self._few):
             slot = ops.select(row == number, few, slot)
         return slot
+
+
+class Workgroup:
+    """One workgroup with `block`, its rows; a kernel adds the steps of `run`."""
+
+    block: RowBlock
+
+    def __init__(self, cfg: Any, args: Any) -> None:
+        self.cfg, self.args, self.tid = cfg, args, fx.thread_idx.x
+        self.lane, self.wave = self.tid & 63, ops.uniform(self.tid >> 6)
+        self.v4i, self.v4f = ops.vec_type(4, ops.i32_type()), ops.vec_type(4, ops.f32_type())
+
+    def run(self: Any) -> None:
+        """Emit the whole kernel."""
+        with ops.when(self.block.exists()):
+            self.open_buffers()
+            self.finish(self.main_loop())
+
+    def pin(self) -> None:
+        """Keep earlier instructions before this point, unless the compiler may reorder."""
+        if self.cfg.pinned:
+            ops.pin_schedule()
+
+
+class Stage1Workgroup(Workgroup):
+    """A workgroup of stage 1; each wave computes `pairs` 16-channel tiles of gate, and as many of up."""
+
+    pairs: int
+    first_at: Callable[[int], Value]  # bytes of a tile -> where this wave's first one begins
+
+    def open_buffers(self) -> None:
+        """Open the block's tables and the expert's weights."""
+        cfg, tile = self.cfg, self.cfg.hidden // CHUNK_K * TILE_BYTES
+        self.block.open()
+        self.weights = READERS[cfg.weights](self.args.weights, self.block.expert, 2 * cfg.inter * cfg.hidden)
+        first, up = self.first_at(tile), cfg.inter // TILE_N * tile
+        self.tile_at = [first + half * up + t * tile for half in (0, 1) for t in range(self.pairs)]
+
+    def results(self) -> Value:
+        """Open the buffer of the results."""
+        return ops.buffer(self.args.out, self.args.tokens * (self.cfg.top_k * self.cfg.out_bytes))
+
+    def exact(self, sums: Iterable[Any], info: Value) -> list[Any]:
+        """Return the sums of gate and up without the row's offset; info: scale and low sum of the row."""
+        offset = self.weights.offset(ops.element(info, 1))
+        return [arith.subi(total, offset) for total in sums]
+
+    def scaled(self, exact: list[Any], info: Value, w_scale: list[Any]) -> list[Any]:
+        """Return gate and up as float32."""
+        scale = ops.splat(ops.bitcast(ops.element(info, 0), ops.f32_type()), 4)
+        pairs = zip(exact, w_scale, strict=True)
+        return [arith.mulf(arith.mulf(arith.sitofp(self.v4f, e), scale), w) for e, w in pairs]

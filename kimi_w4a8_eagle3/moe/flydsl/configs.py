@@ -108,6 +108,11 @@ class Stage1Config:
         return self.tile_m < PREFILL_ROWS
 
     @property
+    def out_bytes(self) -> int:
+        """Bytes of a slot's results."""
+        return (2 if self.accumulators else 1) * self.inter * 4
+
+    @property
     def hints(self) -> dict[str, int]:
         """Compiler hints that limit load-ahead: without them registers allow only two waves a SIMD."""
         far_ahead = not self.pinned and (self.tile_m, self.tile_n) == (16, 64)

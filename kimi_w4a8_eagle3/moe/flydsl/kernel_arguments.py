@@ -25,29 +25,29 @@ class RouteArguments:
 
 
 @dataclass
-class Stage1Arguments:
-    rows: Address  # token rows int8 [T, hidden]
-    row_info: Address  # for each of the rows: float32 scale, int32 low_sum
+class _RoutedArguments:
+    """The rows and weights of both stages. Stage 2's scales are `layout.slot_scales`."""
+
+    rows: Address  # stage 1: token rows int8 [T, hidden]; stage 2: slot rows float32 [T * top_k, inter]
+    row_info: Address  # for each of the rows: float32 scale (stage 2: times the router weight), int32 low_sum
     weights: Address  # flydsl_layout [E, channels/16, k/128, 64, 16]
     w_scale: Address  # float32 [E, channels]
     order: Address
     blocks: Address
+
+
+@dataclass
+class Stage1Arguments(_RoutedArguments):
     out: Address  # float32 [T * top_k, inter]
     tokens: Number
 
 
 @dataclass
-class Stage2Arguments:
+class Stage2Arguments(_RoutedArguments):
     """A kernel that quantizes reads float32 rows and the router weights. It writes row_info, and in prefill also
     `kept`. Other kernels read both.
     """
 
-    rows: Address  # slot rows float32 [T * top_k, inter]
-    row_info: Address  # for each of the rows: float32 scale times the router weight, int32 low_sum
-    weights: Address  # flydsl_layout [E, hidden/16, inter/128, 64, 16]
-    w_scale: Address  # `layout.slot_scales`
-    order: Address
-    blocks: Address
     router: Address  # float32 [T, top_k]
     out: Address  # see Stage2Config.accumulators
     kept: Address  # slot rows int8 [T * top_k, inter]

@@ -216,10 +216,15 @@ def buffer(address: Value, num_bytes: Value, offset: Value | None = None) -> Val
     return rocdl.make_buffer_rsrc(ir.Type.parse("!llvm.ptr<8>"), pointer, stride, size, const_i32(BUFFER_FLAGS))
 
 
-def part_buffer(address: Value, num_bytes: int, offset: Value, there: Value | None = None) -> Value:
-    """Make a buffer descriptor of a part of a tensor; it is empty unless `there`."""
-    size = const_i32(num_bytes)
-    return buffer(address, fx.Int32(size if there is None else arith.select(there, size, const_i32(0))), offset)
+def item(address: Value, number: Value, size: int, there: Value | None = None, part: tuple[int, int] = (0, 0)) -> Value:
+    """Make a buffer descriptor of item `number` of a tensor, of `size` bytes each; it is empty unless `there`.
+
+    part: (first byte, bytes) of the item, if not all of it.
+    """
+    first, length = part if part[1] else (0, size)
+    offset, length = fx.Int64(number) * size, const_i32(length)
+    given = length if there is None else arith.select(raw(there), length, const_i32(0))
+    return buffer(address, fx.Int32(given), offset + first if first else offset)
 
 
 def load(rsrc: Value, kind: ir.Type, offset: Value, uniform_offset: Value = 0) -> Value:

@@ -88,12 +88,11 @@ class Quantize:
             offsets.append(column * size)
         return offsets
 
-    def load(self, there: Value = True) -> list[Any]:
-        """Start to load all values of this lane; they are zero past the end of the row and where `there` is false."""
+    def load(self, there: Value | None = None) -> list[Any]:
+        """Start to load all values of this lane; they are zero past the end of the row and unless `there`."""
         size, kind = (2, ops.vec_type(2, ops.i32_type())) if self.cfg.bf16 else (4, ops.vec_type(4, ops.f32_type()))
         row_bytes = self.cfg.columns * size
-        length = row_bytes if there is True else ops.select(there, row_bytes, 0)
-        source = ops.buffer(self.x, fx.Int32(length), fx.Int64(self.row) * row_bytes)
+        source = ops.item(self.x, self.row, row_bytes, there)
         return [ops.load(source, kind, at) for at in self.column_offsets(size)]
 
     def quantize(self, loaded: list[Any]) -> tuple[list[Any], Any, Any]:

@@ -157,11 +157,11 @@ def _quantize_row(columns: int, group: Value, args: RouteArguments, lds: Value) 
     with ops.when(row < args.tokens):
         lanes = Quantize(cfg, row, args.x, lds)
         words, scale, total = lanes.quantize(lanes.load())
-        target = ops.buffer(args.a8, fx.Int32(columns), fx.Int64(row) * columns)
+        target = ops.item(args.a8, row, columns)
         for word, at in zip(words, lanes.column_offsets(1), strict=True):
             ops.store(target, word, at)
         pair = ops.pack([ops.bitcast(scale, ops.i32_type()), lanes.low_sum(total)])
-        ops.store(ops.buffer(args.info, fx.Int32(8), fx.Int64(row) * 8), pair, lanes.first * 8)  # lane 0 alone fits
+        ops.store(ops.item(args.info, row, 8), pair, lanes.first * 8)  # lane 0 alone fits
 
 
 def build(cfg: RouteConfig) -> Any:

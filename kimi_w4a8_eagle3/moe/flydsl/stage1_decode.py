@@ -14,12 +14,11 @@ import flydsl.expr as fx
 from flydsl.expr import arith
 
 from . import ops as ops
-from .block import RowBlock
+from .block import RowBlock, Stage1Workgroup
 from .configs import WAVES, Stage1Config
 from .kernel_arguments import Stage1Arguments
 from .layout import CHUNK_K, TILE_BYTES
 from .ops import Value
-from .weights import READERS
 
 RING_BYTES = 8192
 
@@ -32,45 +31,31 @@ class _State(NamedTuple):
     sums: list[Any]
 
 
-class Stage1Decode:
+class Stage1Decode(Stage1Workgroup):
     """One workgroup: `tile_m` sorted rows x `tile_n` channels of gate and up."""
 
     def __init__(self, cfg: Stage1Config, args: Stage1Arguments) -> None:
-        self.cfg, self.args = cfg, args
-        self.tid = fx.thread_idx.x
-        self.lane = self.tid & 63
-        self.wave = ops.uniform(self.tid >> 6)
+        super().__init__(cfg, args)
         self.column = fx.block_idx.x
         self.row_tiles = cfg.row_tiles
         self.pairs = cfg.tile_n // 16
         self.tiles = 2 * self.pairs
         self.ring = RING_BYTES // (self.tiles * TILE_BYTES)  # chunks held in registers
-        self.v4i = ops.vec_type(4, ops.i32_type())
         self.block = self.find_block()
 
     def find_block(self) -> RowBlock:
         """Return the rows of this workgroup."""
         return RowBlock(self.args, fx.block_idx.y, self.args.tokens * self.cfg.top_k, self.cfg.top_k)
 
-    def run(self) -> None:
-        """Emit the whole kernel."""
-        with ops.when(self.block.exists()):
-            self.open_buffers()
-            self.finish(self.main_loop())
-
     def open_buffers(self) -> None:
         """Open the block's tables and buffers, and find the slots of this lane's rows."""
-        cfg, args = self.cfg, self.args
-        self.block.open()
-        self.weights = READERS[cfg.weights](args.weights, self.block.expert, 2 * cfg.inter * cfg.hidden)
-        self.weight_lane = self.lane * 16 + self.wave * TILE_BYTES
-        tile = cfg.hidden // CHUNK_K * TILE_BYTES
-        first = self.column * (self.pairs * tile)
-        self.tile_at = [
-            first + half * (cfg.inter // 16 * tile) + t * tile for half in (0, 1) for t in range(self.pairs)
-        ]
+        super().open_buffers()
         self.slot = [self.block.slot((self.lane & 15) + 16 * m) for m in range(self.row_tiles)]
         self.open_rows()
+
+    def first_at(self, tile: int) -> Value:
+        self.weight_lane = self.lane * 16 + self.wave * TILE_BYTES
+        return self.column * (self.pairs * tile)
 
     def open_rows(self) -> None:
         """Prepare the rows before any weight is loaded."""
@@ -91,11 +76,6 @@ class Stage1Decode:
         at = chunk * (WAVES * CHUNK_K)
         parts = self.weights.part(0), self.weights.part(1)
         return [ops.load(self.rows, self.v4i, lane + part, at) for lane in self.row_lane for part in parts]
-
-    def pin(self) -> None:
-        """Keep earlier instructions before this point, unless the compiler may reorder."""
-        if self.cfg.pinned:
-            ops.pin_schedule()
 
     def main_loop(self) -> list[Any]:
         """Return this wave's sums: two accumulators for each tile and row tile."""
@@ -147,32 +127,22 @@ class Stage1Decode:
 
     def finish(self, sums: list[Any]) -> None:
         """Add the four waves' sums, scale, apply SiLU and store: wave w finishes channel tile w."""
-        cfg, args = self.cfg, self.args
-        tile = self.column * self.pairs + self.wave % self.pairs
+        cfg, tile = self.cfg, self.column * self.pairs + self.wave % self.pairs
         channel = tile * 16 + (self.lane >> 4) * 4
-        v4f = ops.vec_type(4, ops.f32_type())
-        scales = ops.buffer(
-            args.w_scale, fx.Int32(2 * cfg.inter * 4), fx.Int64(self.block.expert) * (2 * cfg.inter * 4)
-        )
-        w_scale = [ops.load(scales, v4f, channel * 4, half * cfg.inter * 4) for half in (0, 1)]
+        scales = ops.item(self.args.w_scale, self.block.expert, 2 * cfg.inter * 4)
+        w_scale = [ops.load(scales, self.v4f, channel * 4, half * cfg.inter * 4) for half in (0, 1)]
         lds, info = self.exchange(WAVES * self.pairs * self.row_tiles * 1024)
         gate, up = (self.sum_over_waves(lds, sums, half) for half in (0, 1))
         with ops.when(self.wave < self.pairs):
             for m in range(self.row_tiles):
-                offset = self.weights.offset(ops.element(info[m], 1))
-                exact = [arith.subi(half[m], offset) for half in (gate, up)]
+                exact = self.exact([gate[m], up[m]], info[m])
                 if cfg.accumulators:
-                    out = ops.buffer(args.out, args.tokens * (cfg.top_k * 2 * cfg.inter * 4))
+                    out, at = self.results(), self.slot[m] * cfg.out_bytes + channel * 4
                     for half in (0, 1):
-                        at = self.slot[m] * (2 * cfg.inter * 4) + channel * 4
                         ops.store(out, exact[half], at, half * cfg.inter * 4)
                     continue
-                scale = ops.splat(ops.bitcast(ops.element(info[m], 0), ops.f32_type()), 4)
-                g, u = (
-                    arith.mulf(arith.mulf(arith.sitofp(v4f, e), scale), w) for e, w in zip(exact, w_scale, strict=True)
-                )
-                out = ops.buffer(args.out, args.tokens * (cfg.top_k * cfg.inter * 4))
-                ops.store(out, ops.silu_mul(g, u), self.slot[m] * (cfg.inter * 4) + channel * 4)
+                scaled = self.scaled(exact, info[m], w_scale)
+                ops.store(self.results(), ops.silu_mul(*scaled), self.slot[m] * cfg.out_bytes + channel * 4)
 
     def exchange(self, size: int) -> tuple[Any, list[Any]]:
         """Return (`size` bytes of LDS for the sums, [scale, low sum] of each row tile's rows)."""

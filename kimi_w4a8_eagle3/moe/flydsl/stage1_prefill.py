@@ -12,15 +12,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import flydsl.expr as fx
-from flydsl.expr import arith
 
 from . import ops as ops
-from .block import RowBlock, work_of
+from .block import RowBlock, Stage1Workgroup, work_of
 from .configs import WAVES, Stage1Config
 from .kernel_arguments import Stage1Arguments
 from .layout import CHUNK_K, TILE_BYTES
 from .ops import Value
-from .weights import READERS
 
 ROW_TILES = 4  # 16-row tiles of a wave
 ROW_TILE_BYTES = 16 * CHUNK_K
@@ -34,14 +32,11 @@ class _State(NamedTuple):
     sums: list[Any]
 
 
-class Stage1Prefill:
+class Stage1Prefill(Stage1Workgroup):
     """One workgroup: `tile_m` sorted rows x `tile_n` channels of gate and up."""
 
     def __init__(self, cfg: Stage1Config, args: Stage1Arguments) -> None:
-        self.cfg, self.args = cfg, args
-        tid = fx.thread_idx.x
-        self.lane = tid & 63
-        self.wave = ops.uniform(tid >> 6)
+        super().__init__(cfg, args)
         self.column, block, here = fx.block_idx.x, fx.block_idx.y, None
         if cfg.by_xcd:
             columns = cfg.inter // cfg.tile_n
@@ -53,28 +48,18 @@ class Stage1Prefill:
         self.tiles = 2 * self.pairs
         self.ring = RING_BYTES // (self.tiles * TILE_BYTES)
         self.staged = cfg.tile_m // 16 // WAVES  # row tiles that this wave brings to LDS
-        self.v4i = ops.vec_type(4, ops.i32_type())
-
-    def run(self) -> None:
-        """Emit the whole kernel."""
-        with ops.when(self.block.exists()):
-            self.open_buffers()
-            self.finish(self.main_loop())
 
     def open_buffers(self) -> None:
         """Open the block's tables and buffers, and allocate the LDS for rows."""
         cfg, args = self.cfg, self.args
-        self.block.open()
-        self.weights = READERS[cfg.weights](args.weights, self.block.expert, 2 * cfg.inter * cfg.hidden)
-        self.first_tile = self.column * (cfg.tile_n // 16) + self.wave // self.waves_m * self.pairs
-        tile = cfg.hidden // CHUNK_K * TILE_BYTES
-        first = self.first_tile * tile
-        self.tile_at = [
-            first + half * (cfg.inter // 16 * tile) + t * tile for half in (0, 1) for t in range(self.pairs)
-        ]
+        super().open_buffers()
         self.rows = ops.buffer(args.rows, args.tokens * cfg.hidden)
         self.lds = ops.lds_alloc(2 * cfg.tile_m * CHUNK_K)
         self.groups = self.block.together(self.wave % self.waves_m * (16 * ROW_TILES), ROW_TILES)
+
+    def first_at(self, tile: int) -> Value:
+        self.first_tile = self.column * (self.cfg.tile_n // 16) + self.wave // self.waves_m * self.pairs
+        return self.first_tile * tile
 
     def slots_of(self, first_row: Value, tiles: int) -> list[fx.Int32]:
         """Return the slot of each lane's row, for `tiles` 16-row tiles."""
@@ -150,38 +135,23 @@ class Stage1Prefill:
             ops.barrier()
         return _State([*state.weights[1:], loaded] if refill else state.weights[1:], sums)
 
-    def pin(self) -> None:
-        """Keep earlier instructions before this point, unless the compiler may reorder."""
-        if self.cfg.pinned:
-            ops.pin_schedule()
-
     def finish(self, sums: list[Any]) -> None:
         """Scale, apply SiLU and store: a lane holds four channels of one row for each pair of tiles."""
-        cfg, args = self.cfg, self.args
-        v4f = ops.vec_type(4, ops.f32_type())
-        slots = self.slots_of(self.wave % self.waves_m * (16 * ROW_TILES), ROW_TILES)
-        per_row = ops.buffer(args.row_info, args.tokens * 8)
+        cfg, slots = self.cfg, self.slots_of(self.wave % self.waves_m * (16 * ROW_TILES), ROW_TILES)
+        per_row = ops.buffer(self.args.row_info, self.args.tokens * 8)
         info = [ops.load(per_row, ops.vec_type(2, ops.i32_type()), self.block.token(s) * 8) for s in slots]
-        scales = ops.buffer(
-            args.w_scale, fx.Int32(2 * cfg.inter * 4), fx.Int64(self.block.expert) * (2 * cfg.inter * 4)
-        )
-        width = 2 * cfg.inter if cfg.accumulators else cfg.inter
-        out = ops.buffer(args.out, args.tokens * (cfg.top_k * width * 4))
+        scales, out = ops.item(self.args.w_scale, self.block.expert, 2 * cfg.inter * 4), self.results()
         lane_channel = (self.lane >> 4) * 4
         for t in range(self.pairs):
             channel = (self.first_tile + t) * 16
-            w_scale = [ops.load(scales, v4f, lane_channel * 4, (channel + half * cfg.inter) * 4) for half in (0, 1)]
+            w_scale = [ops.load(scales, self.v4f, lane_channel * 4, (channel + h * cfg.inter) * 4) for h in (0, 1)]
             for m in range(ROW_TILES):
-                offset = self.weights.offset(ops.element(info[m], 1))
-                at = [2 * ((half * self.pairs + t) * ROW_TILES + m) for half in (0, 1)]
-                exact = [arith.subi(self.weights.total(sums[i], sums[i + 1]), offset) for i in at]
-                place = slots[m] * (width * 4) + lane_channel * 4
+                tiles = [2 * ((half * self.pairs + t) * ROW_TILES + m) for half in (0, 1)]
+                both = (self.weights.total(sums[i], sums[i + 1]) for i in tiles)
+                exact = self.exact(both, info[m])
+                place = slots[m] * cfg.out_bytes + lane_channel * 4
                 if cfg.accumulators:
                     for half in (0, 1):
                         ops.store(out, exact[half], place, (channel + half * cfg.inter) * 4)
                     continue
-                scale = ops.splat(ops.bitcast(ops.element(info[m], 0), ops.f32_type()), 4)
-                scaled = [
-                    arith.mulf(arith.mulf(arith.sitofp(v4f, e), scale), w) for e, w in zip(exact, w_scale, strict=True)
-                ]
-                ops.store(out, ops.silu_mul(*scaled), place, channel * 4)
+                ops.store(out, ops.silu_mul(*self.scaled(exact, info[m], w_scale)), place, channel * 4)

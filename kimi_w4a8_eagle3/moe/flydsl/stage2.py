@@ -25,7 +25,7 @@ import flydsl.expr as fx
 from flydsl.expr import arith
 
 from . import ops as ops
-from .block import RowBlock, ShortBlock, work_of
+from .block import RowBlock, ShortBlock, Workgroup, work_of
 from .configs import OWN_ROWS, Stage2Config
 from .kernel_arguments import Stage2Arguments
 from .launcher import launcher
@@ -37,14 +37,12 @@ from .weights import READERS
 RING_BYTES = 8192
 
 
-class _Workgroup:
+class _Workgroup(Workgroup):
     """`tile_m` sorted rows x `tile_n` of the channels `column` .. `column + columns - 1`."""
 
     def __init__(self, cfg: Stage2Config, args: Stage2Arguments) -> None:
-        self.cfg, self.args, self.columns = cfg, args, args.columns
-        tid = fx.thread_idx.x
-        self.lane = tid & 63
-        self.wave = ops.uniform(tid >> 6)
+        super().__init__(cfg, args)
+        self.columns = args.columns
         part, block, here = fx.block_idx.x, fx.block_idx.y, None
         if cfg.by_xcd:
             part = block
@@ -59,8 +57,6 @@ class _Workgroup:
         self.out_channel = part * cfg.tile_n + self.wave // cfg.waves_m * (cfg.tiles * TILE_N)
         self.first_channel = args.column + self.out_channel
         self.writes_info, self.later_columns = args.column + part == 0, args.column > 0
-        self.v4i = ops.vec_type(4, ops.i32_type())
-        self.v4f = ops.vec_type(4, ops.f32_type())
 
     def run(self) -> None:
         """Emit the whole kernel."""
@@ -75,8 +71,7 @@ class _Workgroup:
         cfg, args = self.cfg, self.args
         self.block.open()
         self.weights = READERS[cfg.weights](args.weights, self.block.expert, cfg.hidden * cfg.inter)
-        scale_bytes = (cfg.hidden + SCALES_PAD) * 4
-        self.scales = ops.part_buffer(args.w_scale, scale_bytes, fx.Int64(self.block.expert) * scale_bytes)
+        self.scales = ops.item(args.w_scale, self.block.expert, (cfg.hidden + SCALES_PAD) * 4)
         slots = args.tokens * cfg.top_k
         self.rows = ops.buffer(args.rows, slots * (cfg.inter * 4))
         self.info = ops.buffer(args.row_info, slots * 8)
@@ -236,8 +231,7 @@ class _Workgroup:
             words, in_flight = in_flight[0][:chunks], in_flight[1:]
             for c in range(chunks):
                 operands = self.weights.unpack(words[c])
-                if self.cfg.pinned:
-                    ops.pin_schedule()
+                self.pin()
                 more = tiles_left is None or step + self.ring < tiles_left * self.steps
                 if more and c == chunks - 1:
                     in_flight = [*in_flight, self.load_ahead(base, tile, step)]

@@ -14,6 +14,7 @@ import flydsl.expr as fx
 from flydsl.expr import arith
 
 from . import ops as ops
+from .block import Workgroup
 from .configs import WAVES, ByTokenConfig, QuantizeConfig
 from .kernel_arguments import ByTokenArguments
 from .launcher import launcher
@@ -33,8 +34,7 @@ class _Slot:
         self.expert = ops.select(routed, expert, 0)
         # The buffers are empty for a slot without an expert here.
         self.weights = READERS[cfg.weights](work.args.weights, self.expert, cfg.hidden * cfg.inter, routed)
-        scale_bytes = (cfg.hidden + SCALES_PAD) * 4
-        self.scales = ops.part_buffer(work.args.scales, scale_bytes, fx.Int64(self.expert) * scale_bytes, routed)
+        self.scales = ops.item(work.args.scales, self.expert, (cfg.hidden + SCALES_PAD) * 4, routed)
         self.routed = routed
 
     def load(self) -> None:
@@ -43,7 +43,7 @@ class _Slot:
         self.lanes = Quantize(QuantizeConfig(cfg.inter, bf16=False), self.slot, work.args.rows, None)
         self.row = self.lanes.load(self.routed)
         unit = ops.load(self.scales, ops.f32_type(), fx.Int32(cfg.hidden * 4))
-        router = ops.buffer(work.args.router, fx.Int32(4), fx.Int64(self.slot) * 4)
+        router = ops.item(work.args.router, self.slot, 4)
         self.factors = ops.load(router, ops.f32_type(), fx.Int32(0)), unit
         ops.pin_schedule()
         chunks = cfg.inter // CHUNK_K
@@ -91,14 +91,12 @@ class _Slot:
             ops.lds_store(work.lds, self.factor, self.number * 4 + work.factors_at, alignment=4)
 
 
-class _Workgroup:
+class _Workgroup(Workgroup):
     """One workgroup: `tile_n` channels of a token."""
 
     def __init__(self, cfg: ByTokenConfig, args: ByTokenArguments) -> None:
-        self.cfg, self.args = cfg, args
-        self.lane, self.wave = fx.thread_idx.x & 63, ops.uniform(fx.thread_idx.x >> 6)
+        super().__init__(cfg, args)
         self.token, self.channel = fx.block_idx.y, fx.block_idx.x * cfg.tile_n
-        self.v4i, self.v4f = ops.vec_type(4, ops.i32_type()), ops.vec_type(4, ops.f32_type())
         room = -(-cfg.inter // 256) * 256  # of a wave's row
         self.own, self.results_at = self.wave * room, WAVES * room
         self.factors_at = self.results_at + cfg.top_k * cfg.tile_n * 2
@@ -122,7 +120,7 @@ class _Workgroup:
                 word = ops.lds_load(self.lds, ops.i32_type(), at, alignment=4)
                 scale = ops.lds_load(self.lds, ops.f32_type(), fx.Int32(self.factors_at + 4 * s), alignment=4)
                 total = [ops.fma_f16(word, bool(high), scale, t) for high, t in enumerate(total)]
-            row = ops.buffer(self.args.out, fx.Int32(cfg.hidden * 2), fx.Int64(self.token) * (cfg.hidden * 2))
+            row = ops.item(self.args.out, self.token, cfg.hidden * 2)
             ops.store(row, ops.element(ops.to_bf16(ops.pack(total)), 0), tid * 4 + self.channel * 2)
 
 

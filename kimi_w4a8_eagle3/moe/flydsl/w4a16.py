@@ -16,7 +16,7 @@ from flydsl.expr import arith
 from flydsl.expr.rocdl import perm_b32
 
 from . import ops as ops
-from .block import RowBlock
+from .block import RowBlock, Workgroup
 from .configs import W4A16_TILES, WAVES, W4A16Config
 from .kernel_arguments import W4A16Arguments
 from .launcher import launcher
@@ -54,23 +54,14 @@ def _rows_bf16(parts: list[Any]) -> list[Any]:
     return operands
 
 
-class _Workgroup:
+class _Workgroup(Workgroup):
     """One workgroup: `tile_m` routed rows x `tile_n` channels."""
 
     def __init__(self, cfg: W4A16Config, args: W4A16Arguments) -> None:
-        self.cfg, self.args = cfg, args
-        tid = fx.thread_idx.x
-        self.lane, self.wave = tid & 63, ops.uniform(tid >> 6)
+        super().__init__(cfg, args)
         self.column = fx.block_idx.x
         self.block = RowBlock(args, fx.block_idx.y, args.tokens * cfg.top_k, cfg.top_k)
         self.row_tiles = cfg.tile_m // 16
-        self.v4i, self.v4f = ops.vec_type(4, ops.i32_type()), ops.vec_type(4, ops.f32_type())
-
-    def run(self) -> None:
-        """Emit the whole kernel."""
-        with ops.when(self.block.exists()):
-            self.open_buffers()
-            self.finish(self.main_loop())
 
     def open_buffers(self) -> None:
         """Open the block's tables and buffers, and choose the tiles that this wave computes."""
@@ -78,7 +69,7 @@ class _Workgroup:
         self.block.open()
         self.channels = 2 * cfg.inter if cfg.stage == 1 else cfg.hidden
         expert_bytes = self.channels * cfg.k // 2
-        self.weights = ops.buffer(args.weights, fx.Int32(expert_bytes), fx.Int64(self.block.expert) * expert_bytes)
+        self.weights = ops.item(args.weights, self.block.expert, expert_bytes)
         if cfg.stage == 1:
             gate = self.column * WAVES + self.wave
             self.tile = [gate, gate + cfg.inter // 16]
@@ -141,7 +132,7 @@ class _Workgroup:
         """Subtract the surplus, scale, apply SiLU in stage 1, and store four channels of one row a lane."""
         cfg, args = self.cfg, self.args
         scale_bytes = (self.channels + (SCALES_PAD if cfg.stage == 2 else 0)) * 4
-        scales = ops.buffer(args.w_scale, fx.Int32(scale_bytes), fx.Int64(self.block.expert) * scale_bytes)
+        scales = ops.item(args.w_scale, self.block.expert, scale_bytes)
         group = self.lane >> 4
         if cfg.stage == 1:
             scale = [ops.load(scales, self.v4f, group * 16, t * (TILE_N * 4)) for t in self.tile]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import flydsl.expr as fx
 from flydsl.expr import arith, math
 from flydsl.expr.rocdl import perm_b32
 
@@ -33,7 +32,7 @@ class Int4:
     def __init__(self, address: Value, expert: Value, count: int, there: Value | None = None) -> None:
         """Open the buffer of an expert with `count` weights; it is empty unless `there`."""
         size = packed_bytes(self.format, count)
-        self.words = ops.part_buffer(address, size, fx.Int64(expert) * size, there)
+        self.words = ops.item(address, expert, size, there)
         self.kind = ops.vec_type(4, ops.i32_type())
 
     @classmethod
@@ -115,8 +114,8 @@ class Mxfp4(Int4):
 
     def __init__(self, address: Value, expert: Value, count: int, there: Value | None = None) -> None:
         super().__init__(address, expert, count, there)
-        at = fx.Int64(expert) * packed_bytes(self.format, count) + count // 2
-        self.shifts = ops.part_buffer(address, count // 32, at, there)
+        size = packed_bytes(self.format, count)
+        self.shifts = ops.item(address, expert, size, there, part=(count // 2, count // 32))
 
     def load(self, lane_at: Value, at: Value) -> list[Any]:
         """Load 16 channels x 128 k and, one byte for a lane's 16 bytes of codes, the shifts of its block."""
