@@ -1,7 +1,8 @@
 """The tile table `tiles.json`: the tiles that a backend takes for an architecture, a shape and a batch.
 
 A row holds for batches of at most `max_tokens` tokens (null: any) and, when it names `hidden` and `inter`, for that
-shape alone. `source` gives the origin of the choice: "measured: ..." by `kimi-w4a8 tune-moe`, or how it was derived.
+shape alone. With `weights` it holds for one format of the weights. `source` gives the origin of the choice:
+"measured: ..." by `kimi-w4a8 tune-moe`, or how it was derived.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from ..base.errors import KimiError
 from ..base.files import write_atomic
+from .contract import MoeShape
 
 TABLE = Path(__file__).with_name("tiles.json")
 _KEYS = ("backend", "arch", "hidden", "inter", "max_tokens", "tiles", "source")
@@ -38,15 +40,19 @@ def read_rows(path: Path = TABLE) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def find_row(backend: str, arch: str, hidden: int, inter: int, tokens: int, path: Path = TABLE) -> Row | None:
-    """Return the row for a batch: exact shape before general, exact arch before "any", then the tightest bound."""
+def find_row(backend: str, arch: str, shape: MoeShape, tokens: int, path: Path = TABLE) -> Row | None:
+    """Return the row for a batch: exact shape before general, exact arch before "any", then the tightest bound.
+
+    Of two such rows the one that names the format of the weights is returned.
+    """
     candidates = [
         row
         for row in read_rows(path)
         if row["backend"] == backend
         and row["arch"] in (arch, "any")
-        and row["hidden"] in (hidden, None)
-        and row["inter"] in (inter, None)
+        and row["hidden"] in (shape.hidden, None)
+        and row["inter"] in (shape.inter, None)
+        and row.get("weights") in (shape.weights.name, None)
         and (row["max_tokens"] is None or tokens <= row["max_tokens"])
     ]
     return min(candidates, key=_rank, default=None)
@@ -73,6 +79,6 @@ def write_rows(rows: list[Row], path: Path = TABLE) -> None:
     buckets.cache_clear()
 
 
-def _rank(row: Row) -> tuple[bool, bool, float]:
-    bound = row["max_tokens"]
-    return row["hidden"] is None, row["arch"] == "any", float("inf") if bound is None else bound
+def _rank(row: Row) -> tuple[bool, bool, float, bool]:
+    bound = float("inf") if row["max_tokens"] is None else row["max_tokens"]
+    return row["hidden"] is None, row["arch"] == "any", bound, "weights" not in row

@@ -89,6 +89,7 @@ def table_rows(found: Iterable[Best], backend: str, shape: MoeShape, arch: str, 
             "arch": arch,
             "hidden": shape.hidden,
             "inter": shape.inter,
+            "weights": shape.weights.name,
             "max_tokens": None if entry is best[-1] else entry.tokens,
             "tiles": entry.tiles.to_row(),
             "source": f"measured: {gpu}, {today}, T={entry.tokens}: stage 1 {entry.stage1_us:.1f} us, "
@@ -99,7 +100,7 @@ def table_rows(found: Iterable[Best], backend: str, shape: MoeShape, arch: str, 
 
 
 def merged(rows: Iterable[Row], new: list[Row]) -> list[Row]:
-    """Return `rows` with those of the same backend, GPU and shape replaced by `new`."""
+    """Return `rows` with those of the same backend, GPU, shape and format replaced by `new`."""
     replaced = {_key(row) for row in new}
     return [row for row in rows if _key(row) not in replaced] + new
 
@@ -178,7 +179,7 @@ def _search_block(tokens: int, block_m: int, space: Space, measure: Measure) -> 
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[key] for key in ("backend", "arch", "hidden", "inter"))
+    return tuple(row.get(key) for key in ("backend", "arch", "hidden", "inter", "weights"))
 
 
 def _total(best: Best) -> float:

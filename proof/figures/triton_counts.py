@@ -1,6 +1,6 @@
 """Count the Triton MoE kernels' machine code for every row of the tile table: a markdown table, no GPU needed.
 
-python -m proof.figures.triton_counts [--arch gfx942|sm_90] [--inter 256]
+python -m proof.figures.triton_counts [--arch gfx942|sm_90] [--inter 256] [--weights INT4|MXFP4]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import triton
 
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.quark.weight_format import FORMATS
 from proof.gfx942 import parse_kernel
 from proof.gfx942.stats import analyse
 from proof.triton_compile import Compiled, compile_moe
@@ -28,8 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", choices=("gfx942", "sm_90"), default="gfx942")
     parser.add_argument("--inter", type=int, default=256, help="MoE intermediate size of a rank")
+    parser.add_argument("--weights", choices=FORMATS, default="INT4", help="format of the weights")
     options = parser.parse_args()
-    shape = MoeShape(384, 7168, options.inter, 8)
+    shape = MoeShape(384, 7168, options.inter, 8, weights=FORMATS[options.weights])
     columns, count = COUNTERS[options.arch]
     heads = ("T", "kernel", "m x n x bytes of K", "warps", *columns)
     print("|" + "|".join(heads) + "|\n|" + "---|" * len(heads))

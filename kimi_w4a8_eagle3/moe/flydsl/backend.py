@@ -119,7 +119,7 @@ class FlydslBackend:
     # -- tiles ----------------------------------------------------------------------------------------------------
     def tiles_for(self, shape: MoeShape, tokens: int) -> FlydslTiles:
         """Return the table's tiles, fitted to the shape, with the gates' tiles put over them unchanged."""
-        row = find_row(self.name, ARCH, shape.hidden, shape.inter, tokens, self._table)
+        row = find_row(self.name, ARCH, shape, tokens, self._table)
         if row is None:
             raise KimiError(f"no FlyDSL tiles for {tokens} tokens", where=str(self._table))
         tiles = FlydslTiles.from_row(row["tiles"])

@@ -126,7 +126,7 @@ class TritonBackend:
         return self._plans[key]
 
     def _row(self, shape: MoeShape, tokens: int, arch: str) -> TritonTiles:
-        row = find_row(self.name, arch, shape.hidden, shape.inter, tokens, self._table)
+        row = find_row(self.name, arch, shape, tokens, self._table)
         if row is None:
             raise KimiError(f"no Triton tiles for {arch}, {tokens} tokens", where=str(self._table))
         return TritonTiles.from_row(row["tiles"])

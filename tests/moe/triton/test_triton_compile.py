@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import triton
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.moe.contract import MoeShape
+from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from proof.triton_compile import Compiled, compile_moe, target_of
 
 TP8 = MoeShape(num_experts=384, hidden=7168, inter=256, top_k=8)
@@ -22,9 +24,13 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 pytestmark = pytest.mark.kernels
 
 
-@pytest.mark.parametrize("shape", [TP8, TP4], ids=["tp8", "tp4"])
-def test_gfx942_uses_int8_mfma_without_spills(shape: MoeShape) -> None:
-    compiled = compile_moe(shape, "gfx942", TOKENS)
+@pytest.mark.parametrize(
+    ("shape", "tokens"),
+    [(TP8, TOKENS), (TP4, TOKENS), (replace(TP8, weights=MXFP4), [10240])],
+    ids=["tp8", "tp4", "tp8, mxfp4, prefill"],
+)
+def test_gfx942_uses_int8_mfma_without_spills(shape: MoeShape, tokens: list[int]) -> None:
+    compiled = compile_moe(shape, "gfx942", tokens)
     assert {kernel.name for kernel in compiled} == KERNELS
     for kernel in compiled:
         code = kernel.kernel.asm["amdgcn"]

@@ -19,6 +19,7 @@ from kimi_w4a8_eagle3.moe.triton import backend as triton_backend
 from kimi_w4a8_eagle3.moe.triton import layout as triton_layout
 from kimi_w4a8_eagle3.moe.triton.backend import TritonBackend, TritonTiles
 from kimi_w4a8_eagle3.moe.triton.layout import halves_from_pairs, halves_from_reorder
+from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4, WeightFormat
 
 KIMI = MoeShape(384, 7168, 256, 8)
 
@@ -105,19 +106,24 @@ def test_an_exact_row_beats_a_general_one(tmp_path: Path) -> None:
         common | {"arch": "sm_90", "hidden": None, "inter": None, "max_tokens": None, "name": "arch"},
         common | {"arch": "sm_90", "hidden": 64, "inter": 32, "max_tokens": 100, "name": "shape"},
         common | {"arch": "sm_90", "hidden": 64, "inter": 32, "max_tokens": 10, "name": "shape, few tokens"},
+        common
+        | {"arch": "sm_90", "hidden": 64, "inter": 32, "max_tokens": 100, "name": "shape of a format"}
+        | {"weights": "MXFP4"},
     ]
     path = tmp_path / "tiles.json"
     write_rows(rows, path)
     assert list(read_rows(path)) == rows and not list(tmp_path.glob("*.tmp"))
 
-    def name(*key: object) -> str:
-        row = find_row("triton", *key, path=path)  # type: ignore[arg-type]
+    def name(arch: str, tokens: int, weights: WeightFormat = INT4) -> str:
+        row = find_row("triton", arch, MoeShape(4, 64, 32, 2, weights=weights), tokens, path)
         return str(row and row["name"])
 
-    assert name("sm_90", 64, 32, 10) == "shape, few tokens"
-    assert name("sm_90", 64, 32, 11) == "shape"
-    assert name("sm_90", 64, 32, 101) == "arch"
-    assert name("gfx942", 64, 32, 1) == "general"
+    assert name("sm_90", 10) == "shape, few tokens"
+    assert name("sm_90", 11) == "shape"
+    assert name("sm_90", 101) == "arch"
+    assert name("gfx942", 1) == "general"
+    assert name("sm_90", 11, MXFP4) == "shape of a format"
+    assert name("sm_90", 10, MXFP4) == "shape, few tokens"  # the bound comes first
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '[{"backend": "triton"}]'])

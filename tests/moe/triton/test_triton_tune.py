@@ -40,7 +40,7 @@ def test_the_search_finds_the_fastest_tiles(tmp_path: Path) -> None:
 
     path = tmp_path / "tiles.json"
     write_rows(table_rows(found, "triton", SHAPE, "sm_90", "a test"), path)
-    row = find_row("triton", "sm_90", 7168, 256, 9, path)
+    row = find_row("triton", "sm_90", SHAPE, 9, path)
     assert row is not None and TritonTiles.from_row(row["tiles"]) == found[1].tiles
     assert row["max_tokens"] is None and row["source"].startswith("measured: a test")
 
@@ -74,7 +74,8 @@ def test_nothing_that_runs_is_an_error_and_no_row() -> None:
 def test_measured_rows_replace_only_those_of_the_same_gpu_shape_and_backend() -> None:
     best = next(search(SHAPE, [8], triton_space(SHAPE), fake_gpu))
     new = table_rows([best], "triton", SHAPE, "sm_90", "a test")
-    others = [{**new[0], key: value} for key, value in (("backend", "flydsl"), ("arch", "gfx942"), ("inter", 512))]
+    differences = {"backend": "flydsl", "arch": "gfx942", "inter": 512, "weights": "MXFP4"}
+    others = [{**new[0], key: value} for key, value in differences.items()]
     old = {**new[0], "max_tokens": 3, "source": "counted"}
     assert merged([old, *others], new) == others + new
 
