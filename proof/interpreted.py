@@ -1,12 +1,20 @@
-"""`python -m proof.interpreted`: forwards of the FlyDSL backend in the gfx942 interpreter, against the reference.
+"""`python -m proof.interpreted`: the FlyDSL backend in the gfx942 interpreter, against the contract.
 
-Every batch runs with both tensor-parallel sizes and in its own order of waves. The blocks of random MXFP4 layers have
-every shift, so their tiles need both sums.
+Every batch runs with both tensor-parallel sizes and in its own order of waves:
+
+- its result is the reference's within the derived tolerance,
+- the sums of stages 1 and 2 are the contract's integers, bit for bit,
+- up to 16 tokens have the same bits from the kernels for few and for many tokens,
+- a token with NaN is NaN, and the bits of the others stay.
+
+A layer has rows and blocks of zeros. Expert 0 of an MXFP4 layer has small shifts only, so that its tiles leave out the
+second sums. Expert 1 has 16 rows with the largest weights and shifts. All other blocks have any shift.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
@@ -17,19 +25,23 @@ from numpy.typing import NDArray
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.cli import run
-from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe
-from kimi_w4a8_eagle3.moe.flydsl.backend import Count, FlydslBackend
-from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig
-from kimi_w4a8_eagle3.moe.reference import ReferenceBackend
+from kimi_w4a8_eagle3.moe.contract import MoeShape, PreparedMoe, QuarkMoeWeights
+from kimi_w4a8_eagle3.moe.flydsl.backend import Count, FlydslBackend, FlydslCall
+from kimi_w4a8_eagle3.moe.flydsl.configs import KernelConfig, Stage2Config
+from kimi_w4a8_eagle3.moe.flydsl.kernel_arguments import Stage1Arguments, Stage2Arguments
+from kimi_w4a8_eagle3.moe.reference import ReferenceBackend, integers, quantize_rows
 from kimi_w4a8_eagle3.moe.tune import random_batch, random_layer
+from kimi_w4a8_eagle3.quark.mx_blocks import MAX_SHIFT
 from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
 from .assembly import assembly
 from .gfx942 import Kernel, Machine, Memory, parse_kernel
 
-BATCHES = [1, 2, 8, 33, 64, 65, 160, 256, 257, 1024]
+BATCHES = [0, 1, 2, 8, 33, 64, 65, 160, 256, 257, 1024]
 ORDERS: tuple[Any, ...] = ("reverse", random.Random(7), "lockstep", "forward")
 TOLERANCE = 1.66e-3  # tests/moe/flydsl/test_flydsl_launch.py derives it
+FEW, SORTED = 16, {"AITER_FLYDSL_STAGE1_TILE_M": 16}  # most tokens of the kernel that adds the slots
+UNTOUCHED = -(1 << 30)  # fills the sums of slots that no rank computes
 FORMATS = {weights.name.lower(): weights for weights in (INT4, MXFP4)}
 CPU = torch.device("cpu")
 
@@ -65,19 +77,108 @@ def shape_of(weights: str, tp: int) -> MoeShape:
 
 
 @cache
-def prepared(shape: MoeShape) -> tuple[PreparedMoe, PreparedMoe]:
-    """Return a random layer for the reference and for FlyDSL."""
+def layer_of(shape: MoeShape) -> QuarkMoeWeights:
+    """Return a random layer with the experts that the module describes."""
     layer = random_layer(shape, CPU)
-    return ReferenceBackend().prepare(layer), FlydslBackend().prepare(layer)
+    for codes, scales, shifts in ((layer.w13, layer.s13, layer.shift13), (layer.w2, layer.s2, layer.shift2)):
+        codes[:, 5], scales[:, 5] = 0, 0.0
+        stored = codes.view(torch.uint8)
+        stored[2, :, :16] = 0
+        if shifts is not None:
+            stored[3, :, :16] = 0x88  # minus zero
+            shifts[0] &= 3
+            stored[1, 16:32], shifts[1, 16:32] = 0x77, MAX_SHIFT
+            scales[1, 16:32] /= 64
+    return layer
+
+
+@cache
+def prepared(shape: MoeShape) -> tuple[PreparedMoe, PreparedMoe]:
+    """Return the layer for the reference and for FlyDSL."""
+    return ReferenceBackend().prepare(layer_of(shape)), FlydslBackend().prepare(layer_of(shape))
+
+
+def batch_of(shape: MoeShape, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (x, router weights, expert ids); some slots are on no rank."""
+    x, router, ids = random_batch(shape, tokens, CPU)
+    ids[tokens // 2 :: 7, 3] = -1
+    return x, router, ids
 
 
 def error(backend: InterpretedBackend, shape: MoeShape, tokens: int) -> float:
-    """Return the relative error of one batch, of which some slots are on no rank."""
+    """Return the relative error of one batch."""
     reference, moe = prepared(shape)
-    x, router, ids = random_batch(shape, tokens, CPU)
-    ids[tokens // 2 :: 7, 3] = -1
-    expected = ReferenceBackend().forward(x, reference, router, ids).double()
-    return float((backend.forward(x, moe, router, ids).double() - expected).norm() / expected.norm())
+    x, router, ids = batch_of(shape, tokens)
+    found, expected = backend.forward(x, moe, router, ids), ReferenceBackend().forward(x, reference, router, ids)
+    return float((found.double() - expected.double()).norm() / expected.double().norm()) if tokens else 0.0
+
+
+def check_tokens(backend: InterpretedBackend, shape: MoeShape, tokens: int) -> None:
+    """Raise KimiError where NaN leaves its token, or where a token's bits depend on the kernels for its batch."""
+    moe, (x, router, ids) = prepared(shape)[1], batch_of(shape, tokens)
+    found, broken = backend.forward(x, moe, router, ids), tokens // 2
+    if tokens <= FEW and not torch.equal(InterpretedBackend(SORTED, "lockstep").forward(x, moe, router, ids), found):
+        raise KimiError("the kernels for few and for many tokens disagree", where=f"{tokens} tokens")
+    x[broken, 5] = float("nan")
+    after = backend.forward(x, moe, router, ids)
+    if not after[broken].isnan().all():
+        raise KimiError(f"token {broken} has NaN and its result is not NaN", where=f"{tokens} tokens")
+    after[broken] = found[broken]
+    if not torch.equal(after, found):
+        raise KimiError(f"NaN in token {broken} changes others", where=f"{tokens} tokens")
+
+
+def check_sums(backend: InterpretedBackend, shape: MoeShape, tokens: int) -> None:
+    """Raise KimiError unless both stages' sums are the contract's integers (`Stage1Config.accumulators`).
+
+    Stage 2 runs in two launches of half of the channels. The kernel that also adds the slots has no sums to read.
+    """
+    moe, (x, router, ids) = prepared(shape)[1], batch_of(shape, tokens)
+    x[:1] = 1.0  # a8 is 127: with expert 1 the largest sums
+    kernels: Any = backend.configs(shape, tokens)
+    call = FlydslCall(backend, kernels, x, moe, router, ids)
+    rows, info, tables = call.route()
+    out = torch.full((call.slots, 2 * shape.inter), UNTOUCHED, dtype=torch.int32)
+    stage1 = Stage1Arguments(rows, info, moe.w13, moe.s13, *tables, out=out, tokens=tokens)
+    backend.launch(replace(kernels["stage1"], accumulators=True), call.blocks, stage1)
+    _compare("stage 1", tokens, out, _exact(shape, 1, x.repeat_interleave(shape.top_k, 0), ids))
+    if not isinstance(kernels["stage2"], Stage2Config):
+        return
+    half = shape.hidden // 2
+    config = replace(kernels["stage2"], accumulators=True, tile_n=min(kernels["stage2"].tile_n, half))
+    h = torch.randn(call.slots, shape.inter, generator=torch.Generator().manual_seed(tokens))
+    h[: shape.top_k] = 1.0
+    kept, info = torch.zeros(h.shape, dtype=torch.int8), torch.zeros(call.slots, 2, dtype=torch.int32)
+    for column in (0, half):
+        sums = torch.full((call.slots, half), float(UNTOUCHED))
+        stage2 = Stage2Arguments(h, info, moe.w2, moe.s2, *tables, router, sums, kept, tokens, column, half)
+        backend.launch(config, (call.blocks, half), stage2)
+        _compare("stage 2", tokens, sums, _exact(shape, 2, h, ids)[:, column : column + half].float())
+
+
+def _exact(shape: MoeShape, stage: int, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the sums int64 of each slot's row in a row scale whose largest shift is MAX_SHIFT."""
+    layer = layer_of(shape)
+    codes, shifts = (layer.w13, layer.shift13) if stage == 1 else (layer.w2, layer.shift2)
+    lifted = integers(codes, shifts).double()  # holds the sums exactly
+    if shifts is not None:
+        lifted *= 2.0 ** (MAX_SHIFT - shifts.amax(-1, keepdim=True).double())
+    a8, flat = quantize_rows(rows)[0].double(), ids.flatten()
+    sums = torch.full((len(flat), lifted.shape[1]), UNTOUCHED)
+    for expert in range(shape.num_experts):
+        sums[flat == expert] = (a8[flat == expert] @ lifted[expert].T).long()
+    return sums
+
+
+def _compare(stage: str, tokens: int, found: torch.Tensor, expected: torch.Tensor) -> None:
+    wrong = found.ne(expected)
+    if bool(wrong.any()):
+        slot, channel = wrong.nonzero()[0].tolist()
+        raise KimiError(
+            f"{int(wrong.sum())} sums of {stage} differ",
+            where=f"{tokens} tokens, slot {slot}, channel {channel}: {found[slot, channel].item()}",
+            expected=str(expected[slot, channel].item()),
+        )
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -87,15 +188,19 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def forwards(
     weights: list[str] = typer.Option(list(FORMATS), "--weights", help="Formats of the weights."),
     tp: list[int] = typer.Option([8, 4], "--tp", min=1, help="Tensor-parallel sizes."),
-    tokens: list[int] = typer.Option(BATCHES, "--tokens", min=1, help="Batches."),
+    tokens: list[int] = typer.Option(BATCHES, "--tokens", min=0, help="Batches."),
 ) -> None:
-    """Execute forwards in the interpreter and print their errors; an error above the derived tolerance ends the run."""
+    """Execute batches in the interpreter and print the errors of their results; a broken contract ends the run."""
     number = 0
     for name in weights:
         for size in tp:
             for batch in tokens:
                 order = ORDERS[number % len(ORDERS)]
-                found = error(InterpretedBackend({}, order), shape_of(name, size), batch)
+                backend, shape = InterpretedBackend({}, order), shape_of(name, size)
+                found = error(backend, shape, batch)
+                if batch:
+                    check_tokens(backend, shape, batch)
+                    check_sums(backend, shape, batch)
                 label = order if isinstance(order, str) else "random"
                 typer.echo(f"{name} tp {size} tokens {batch}: {found:.2e} ({label})")
                 if not found <= TOLERANCE:

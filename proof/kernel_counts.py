@@ -106,7 +106,8 @@ def read_figures(path: Path) -> dict[str, Figures]:
     """A file that `write_figures` made."""
     try:
         saved = json.loads(path.read_text())
-        return {str(name): {key: float(value) for key, value in row.items()} for name, row in saved.items()}
+        # Whole numbers stay whole, so that a file saved again differs only in the rows that changed.
+        return {str(name): {key: value + 0 for key, value in row.items()} for name, row in saved.items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise KimiError(
             "the saved kernel figures cannot be read",

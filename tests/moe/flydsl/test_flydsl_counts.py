@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.machine.hardware import gpu_by_name
 from kimi_w4a8_eagle3.moe.contract import MoeShape
 from kimi_w4a8_eagle3.moe.flydsl import toolchain as toolchain
+from kimi_w4a8_eagle3.quark.weight_format import MXFP4
 from proof import kernel_counts as counts
 from proof.account.blocks import expected_blocks
 from proof.kernels import app
@@ -83,6 +85,15 @@ class TestCompiled:
         """After a deliberate change: python -m proof.kernels --save proof/kernel_counts.json"""
         saved = {name: row for name, row in counts.read_figures(counts.BASELINE).items() if "mxfp4" not in name}
         assert counts.regressions(rows, saved) == []
+
+    def test_no_figure_of_mxfp4_got_worse(self) -> None:
+        """After a deliberate change: python -m proof.kernels --weights mxfp4 --save proof/kernel_counts.json"""
+        from proof.kernels import count_kernels
+
+        shape = replace(KIMI[8], weights=MXFP4)
+        found = count_kernels(shape, 8, "tp8") | count_kernels(shape, 10240, "tp8")
+        saved = {name: row for name, row in counts.read_figures(counts.BASELINE).items() if name in found}
+        assert set(saved) == set(found) and counts.regressions(found, saved) == []
 
     def test_the_command_names_what_got_worse(self, rows: dict[str, counts.Figures], tmp_path: Path) -> None:
         saved = {name: {**row, "vgprs": 0.0} for name, row in rows.items()}  # not a figure that is held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ KERNELS = [pytest.mark.kernels, pytest.mark.skipif(SKIP is not None, reason=f"Fl
 SMALL = MoeShape(2, 256, 128, 2, weights=MXFP4)
 PREFILL = {"AITER_FLYDSL_STAGE1_TILE_M": 64}
 if SKIP is None:
-    from proof.interpreted import TOLERANCE, InterpretedBackend, error, shape_of
+    from proof.interpreted import TOLERANCE, InterpretedBackend, check_sums, check_tokens, error, prepared, shape_of
 
 
 def random_weights() -> QuarkMoeWeights:
@@ -89,3 +90,21 @@ class TestInterpreted:
     @pytest.mark.parametrize(("tp", "tokens", "gates"), [(8, 2, {}), (8, 70, {}), (8, 8, PREFILL)], ids=str)
     def test_forward_is_the_reference(self, kernels: None, tp: int, tokens: int, gates: dict[str, Any]) -> None:
         assert error(InterpretedBackend(gates), shape_of("mxfp4", tp), tokens) < TOLERANCE
+
+    def test_nan_stays_in_its_token_and_bits_do_not_depend_on_the_kernels(self, kernels: None) -> None:
+        check_tokens(InterpretedBackend({}), shape_of("mxfp4", 8), 2)
+
+    @pytest.mark.parametrize(("tokens", "gates"), [(2, {}), (4, PREFILL)], ids=str)
+    def test_the_sums_are_the_contracts_integers(self, kernels: None, tokens: int, gates: dict[str, Any]) -> None:
+        """Layers have the largest sums, tiles without second sums, and blocks and rows of zeros."""
+        check_sums(InterpretedBackend(gates), shape_of("mxfp4", 8), tokens)
+
+    def test_a_wrong_shift_is_found(self, kernels: None) -> None:
+        shape = shape_of("mxfp4", 8)
+        codes = shape.hidden * shape.inter  # w13's have half a byte each
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("proof.interpreted.prepared", lambda _: (prepared(shape)[0], altered))
+            altered = deepcopy(prepared(shape)[1])
+            altered.w13[:, codes:] ^= torch.where(altered.w13[:, codes:] >= layout.NO_SECOND, 1, 32).to(torch.uint8)
+            with pytest.raises(KimiError, match="sums of stage 1 differ"):
+                check_sums(InterpretedBackend({}), shape, 2)
