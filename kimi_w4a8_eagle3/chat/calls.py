@@ -38,6 +38,11 @@ def number_calls(messages: Iterable[Any]) -> None:
             message.tool_call_id = latest[given]
 
 
+def flat_name(namespace: str, name: str) -> str:
+    """Return the name that the model sees for a function in a group of tools, as clients write tools of MCP servers."""
+    return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
+
+
 def named_tool(call_id: str, declared: Mapping[str, Any]) -> str | None:
     """Return the name in the id of a call that the model wrote; None when only its arguments can tell the tool.
 

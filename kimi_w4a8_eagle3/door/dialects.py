@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..chat.calls import flat_name
 from .access import CHAT, MESSAGES, RESPONSES, TOKENIZE
 from .shape import MAX_LIST
 
@@ -35,14 +36,24 @@ def translate(body: dict[str, Any], path: str, drop: Callable[[str, str], None])
     for item in body["input"] if path == RESPONSES and isinstance(body.get("input"), list) else ():
         if isinstance(item, dict):
             item.pop("phase", None)  # SGLang's own; it splits an answer where the items differ in it
-    tools = body.get("tools")
-    if path in _CLIENTS and isinstance(tools, list) and len(tools) <= MAX_LIST:
-        body["tools"] = [tool for tool in tools if _is_clients(tool, path, drop)]
+            if isinstance(item.get("namespace"), str) and isinstance(item.get("name"), str):
+                item["name"] = flat_name(item.pop("namespace"), item["name"])  # as sglang_plugin/responses_contract.py
+    if path in _CLIENTS:
+        body.update(_clients(body, _CLIENTS[path], path, drop))
 
 
-def _is_clients(tool: Any, path: str, drop: Callable[[str, str], None]) -> bool:
-    kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
-    if kind in _CLIENTS[path] or not isinstance(kind, str):
-        return True
-    drop(f"tools_{kind}", path)
-    return False
+def _clients(
+    group: dict[str, Any], kinds: tuple[str, ...], path: str, drop: Callable[[str, str], None]
+) -> dict[str, Any]:
+    """Return the field `tools` of a body or of a namespace with a client's own tools only."""
+    tools = group.get("tools")
+    if not isinstance(tools, list) or len(tools) > MAX_LIST:
+        return {}
+    kept = []
+    for tool in tools:
+        kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
+        if kind in kinds or not isinstance(kind, str):
+            kept.append({**tool, **_clients(tool, ("function",), path, drop)} if kind == "namespace" else tool)
+        else:
+            drop(f"tools_{kind}", path)
+    return {"tools": kept}

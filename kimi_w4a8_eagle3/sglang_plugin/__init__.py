@@ -61,10 +61,11 @@ def _register() -> None:
         features.append(model_name_hook.FEATURE)
     if multiprocessing.parent_process() is None:  # schedulers and detokenizers do not need the HTTP server's imports
         # SGLang's import order: its parsers and HTTP server
-        from . import answer_parsers, chat_contract, door, large_requests
+        from . import answer_parsers, chat_contract, door, large_requests, responses_contract
 
         answer_parsers.install()
-        features += [part.FEATURE for part in (answer_parsers, chat_contract, large_requests, orphans)]
+        http_parts = (answer_parsers, chat_contract, large_requests, orphans, responses_contract)
+        features += [part.FEATURE for part in http_parts]
         features += door.features()  # last: it imports the HTTP server, which reads the environment at its import
     hooks.register(HookRegistry, features)
     # The watchdog sends SIGUSR1 to a hanging process, which then prints its stacks into the engine's log.

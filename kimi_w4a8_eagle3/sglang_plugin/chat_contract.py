@@ -70,13 +70,6 @@ async def finish_stream(
         has_calls[index] = False
 
 
-@FEATURE.after(f"{_RESPONSES}._make_tool_call_item")
-def mark_incomplete(item: Any, name: str, arguments: str, *args: object, **named: object) -> None:
-    """Do the same in a whole answer of /v1/responses."""
-    if item.type == "function_call" and not is_json(arguments):
-        item.status = "incomplete"
-
-
 @FEATURE.before("sglang.srt.entrypoints.anthropic.serving.AnthropicServing._convert_response")
 def keep_cut_calls(serving: object, response: Any) -> None:
     """Give /v1/messages a call that is no JSON as text: there, arguments are an object, and SGLang would make it {}."""

@@ -76,8 +76,9 @@ def _codex(at: Place) -> Started:
 def _claude(at: Place) -> Started:
     models = dict.fromkeys(("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL"), MODEL)
     quiet = dict.fromkeys(("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER"), "1")
+    patient = {"API_TIMEOUT_MS": str(3600 * 1000)}  # a CPU reads its first prompt for longer than ten minutes
     words = [at.npm("claude"), "-p", TASK, "--permission-mode", "acceptEdits", "--allowedTools", "Bash,Write,Read,Edit"]
-    return words, at.environ(ANTHROPIC_BASE_URL=at.url, ANTHROPIC_API_KEY="any", **models, **quiet)
+    return words, at.environ(ANTHROPIC_BASE_URL=at.url, ANTHROPIC_API_KEY="any", **models, **quiet, **patient)
 
 
 def _opencode(at: Place) -> Started:
@@ -175,6 +176,17 @@ def _codex_steps(at: Place) -> list[Step]:
     return task_steps(write, run, show)
 
 
+def _codex_group_steps(at: Place) -> list[Step]:
+    """Call two tools of a namespace, which the model sees as functions of one name each."""
+    agent = "01980000-0000-7000-8000-000000000000"
+    close, resume = ("multi_agent_v1__close_agent", {"target": agent}), ("multi_agent_v1__resume_agent", {"id": agent})
+    return [
+        {"think": "I close it.", "calls": [close]},
+        {"think": "Is it there?", "calls": [resume]},
+        {"think": "It is gone.", "text": "47 is not open."},
+    ]
+
+
 def _cline_steps(at: Place) -> list[Step]:
     file = str(at.work / "sums.py")
     write, run = ("editor", {"path": file, "new_text": _PROGRAM}), ("run_commands", {"commands": ["python3 sums.py"]})
@@ -187,6 +199,7 @@ def _npm_version(name: str) -> Callable[[Place], list[str]]:
 
 CLIENTS: dict[str, Client] = {
     "codex": Client(_codex, _codex_steps, _npm_version("codex")),
+    "codex-namespace": Client(_codex, _codex_group_steps, _npm_version("codex")),
     "claude-code": Client(
         _claude, _of_files("Write", "Bash", "Read", "file_path", description="Run it"), _npm_version("claude")
     ),

@@ -67,3 +67,18 @@ def test_items_of_one_answer_do_not_differ_in_phase() -> None:
     body, _ = translated(RESPONSES, input=said)
     assert body["input"] == [{"type": "message", "role": "assistant", "content": "x"}, {"type": "function_call"}]
     assert translated(RESPONSES, input="phase")[0] == {"input": "phase"}
+
+
+def test_a_namespace_has_functions_only_and_a_past_call_the_name_that_the_model_sees() -> None:
+    function, custom = {"type": "function", "name": "wait"}, {"type": "custom", "name": "exec"}
+    group = {"type": "namespace", "name": "agents", "tools": [function, custom, {"name": "send"}]}
+    body, dropped = translated(RESPONSES, tools=[group, {"type": "namespace", "name": "empty"}])
+    kept = {**group, "tools": [function, {"name": "send"}]}
+    assert body["tools"] == [kept, {"type": "namespace", "name": "empty"}]
+    assert dropped == [f"{RESPONSES} tools_custom"]
+    for namespace, name in (("agents", "agents__wait"), ("mcp__notes__", "mcp__notes__wait")):
+        past = {"type": "function_call", "namespace": namespace, "name": "wait", "arguments": "{}"}
+        body, _ = translated(RESPONSES, input=[past])
+        assert body["input"] == [{"type": "function_call", "name": name, "arguments": "{}"}]
+    wrong = [{"type": "function_call", "namespace": 1, "name": "wait"}, {"type": "function_call", "namespace": "a"}]
+    assert translated(RESPONSES, input=[dict(item) for item in wrong])[0]["input"] == wrong

@@ -1,7 +1,9 @@
 """The newest supported SGLang beside the pinned one: serving with EAGLE3, the same tokens, and every hook at work."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +18,7 @@ from support.tiny_servers import tiny_launch, with_faults
 from kimi_w4a8_eagle3.engine.client import EngineClient
 from kimi_w4a8_eagle3.engine.metrics import acceptance_from_counters, read, scrape
 from kimi_w4a8_eagle3.engine.process import EngineServer
+from kimi_w4a8_eagle3.eval.calculator import declaration
 from kimi_w4a8_eagle3.eval.problems import parse_answer
 from proof.tiny.problems import problems
 
@@ -64,6 +67,43 @@ def test_both_releases_sample_and_penalize_alike(newest: EngineServer, eagle3: E
     """The pinned release has plain decoding's tokens (test_exact_sampling.py)."""
     bodies = [body for body in BODIES[::2] if "response_format" not in body]  # grammars: another xgrammar
     assert answers(newest.base_url, bodies, 4) == answers(eagle3.base_url, bodies, 4)
+
+
+def test_a_call_that_the_token_limit_cuts_ends_as_cut(newest: EngineServer, eagle3: EngineServer) -> None:
+    limit = 24  # in the middle of the call's arguments
+    function = declaration()["function"]
+    common = {"model": "kimi-k2.5-tiny", "temperature": 0, "messages": [{"role": "user", "content": QUESTIONS[0]}]}
+    tool = {"name": function["name"], "input_schema": function["parameters"]}
+    message = {**common, "max_tokens": limit, "tools": [tool], "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    response: dict[str, Any] = {**common, "max_output_tokens": limit, "tools": [{"type": "function", **function}]}
+    response["input"] = response.pop("messages")
+    chat = {**common, "max_tokens": limit, "tools": [declaration()]}
+    for server in (newest, eagle3):
+        for stream in (False, True):
+            said = _last(server, "/v1/chat/completions", {**chat, "stream": stream})
+            assert said["choices"][0]["finish_reason"] == "length"
+            said = _last(server, "/v1/responses", {**response, "stream": stream})
+            said = said.get("response", said)
+            assert said["status"] == "incomplete" and said["incomplete_details"] == {"reason": "max_output_tokens"}
+            assert said["output"][-1]["type"] == "function_call" and said["output"][-1]["status"] == "incomplete"
+            assert said["usage"]["output_tokens"] == limit
+            said = _last(server, "/v1/messages", {**message, "stream": stream})
+            assert said.get("delta", said)["stop_reason"] == "max_tokens"
+            said = _last(server, "/v1/responses", {**response, "stream": stream, "max_output_tokens": 1})
+            assert said.get("response", said)["usage"]["output_tokens"] == 1
+
+
+def _last(server: EngineServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer, or the last event of a stream that says why it ended."""
+    answer = httpx.post(f"{server.base_url}{path}", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    if not body["stream"]:
+        whole: dict[str, Any] = answer.json()
+        return whole
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    ends = [event for event in events if event.get("type") not in ("message_stop",) and event.get("choices") != []]
+    last: dict[str, Any] = ends[-1]
+    return last
 
 
 def test_a_stock_client_shows_pictures_and_the_prefix_cache_knows_them_apart(newest: EngineServer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.sglang_program import BOTH, found
 
 PROGRAM = """
-import asyncio, inspect, json
+import json
 from types import SimpleNamespace as Some
 from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
 from sglang.srt.entrypoints.openai import serving_chat
@@ -54,10 +54,6 @@ def whole(arguments, finish):
     result = Chat._process_tool_calls(serving, written(arguments), tools, {"type": finish})
     return [result.finish_reason["type"], [call.function.arguments for call in result.tool_calls]]
 
-def item(arguments):
-    more = [{}] * (len(inspect.signature(Responses._make_tool_call_item).parameters) - 3)
-    return Responses._make_tool_call_item("search", arguments, set(), *more).status
-
 def message(*arguments):
     answer = {"role": "assistant", "content": "", "tool_calls": [call(one) for one in arguments]}
     choice = {"index": 0, "finish_reason": "stop", "message": answer}
@@ -71,7 +67,7 @@ print(json.dumps({
     "rendered": rendered('{"query": 1}', CUT, "[1]"),
     "replayed": [replayed(CUT), replayed('{"query":1}'), replayed("")],
     "whole": [whole('{"query": "a"}', "stop"), whole(CUT, "stop"), whole(CUT, "length")],
-    "items": [item("{}"), item(CUT)], "message": message(CUT, '{"query": "b"}'),
+    "message": message(CUT, '{"query": "b"}'),
     "metadata": build_endpoint_weight_version_metadata({"weight_version": "v", "weight_versions": versions}),
 }))
 """
@@ -87,7 +83,6 @@ def test_conversations_are_kimis_and_calls_that_did_not_end_are_told(newest: boo
     assert got["whole"] == [
         ["tool_calls", ['{"query": "a"}']], ["stop", ['{"query": "a']], ["length", ['{"query": "a']],
     ]  # fmt: skip
-    assert got["items"] == ["completed", "incomplete"]
     text, block = got["message"]
     assert (text["type"], text["text"]) == ("text", 'search {"query": "a')
     assert (block["type"], block["input"]) == ("tool_use", {"query": "b"})

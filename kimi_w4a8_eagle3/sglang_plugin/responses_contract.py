@@ -1,0 +1,116 @@
+"""What /v1/responses owes its clients: groups of tools, calls that were cut, and the token limit that was asked for.
+
+Codex groups tools in a `namespace`, and resolves a call by its namespace and name. SGLang renders such groups for two
+other models only. Here the model sees one function for each member, and the client gets namespace and name back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from ..chat.calls import flat_name
+from ..chat.reader import is_json
+from .hooks import Feature
+
+if TYPE_CHECKING:
+    from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
+
+_PROTOCOL = "sglang.srt.entrypoints.openai.protocol"
+_SERVING = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
+_CALL = "function_call"
+FEATURE = Feature(
+    "calls on /v1/responses",
+    needs=(f"{_PROTOCOL}.Tool", f"{_PROTOCOL}.Function"),
+    remove_when="SGLang serves namespaces for Kimi, streams the status of a cut call, and keeps max_output_tokens",
+)
+Names = Mapping[str, tuple[str, dict[str, Any]]]
+
+
+@FEATURE.after(f"{_SERVING}._response_tools_to_chat_tools")
+def declare_members(tools: list[Any], *args: Any) -> None:
+    """Show the model the functions of namespaces."""
+    from sglang.srt.entrypoints.openai.protocol import Function, Tool  # SGLang's import order: complete once it serves
+
+    shown = {tool.function.name for tool in tools}
+    for name, (_, member) in _members(args[-1]).items():
+        if name not in shown:
+            keys = ("description", "parameters", "strict")
+            function = Function(name=name, **{key: member[key] for key in keys if key in member})
+            tools.append(Tool(type="function", function=function))
+
+
+@FEATURE.around(f"{_SERVING}.responses_full_generator")
+async def finish_whole(
+    original: Callable[..., Coroutine[Any, Any, Any]],
+    serving: object,
+    request: ResponsesRequest,
+    *args: Any,
+    **named: Any,
+) -> Any:
+    """Correct the calls of a whole answer."""
+    answer = await original(serving, request, *args, **named)
+    names = _members(request)
+    for item in getattr(answer, "output", ()):
+        if item.type == _CALL:
+            for key, value in _corrected(item.model_dump(), names).items():
+                setattr(item, key, value)
+    return answer
+
+
+@FEATURE.around(f"{_SERVING}.responses_stream_generator_non_harmony")
+async def finish_stream(
+    original: Callable[..., AsyncGenerator[str, None]],
+    serving: object,
+    request: ResponsesRequest,
+    *args: Any,
+    **named: Any,
+) -> AsyncGenerator[str, None]:
+    """Correct the calls in the events of a stream."""
+    names = _members(request)
+    async for event in original(serving, request, *args, **named):
+        yield _corrected_event(event, names) if f'"{_CALL}' in event or f".{_CALL}" in event else event
+
+
+@FEATURE.after(f"{_PROTOCOL}.ResponsesRequest.to_sampling_params")
+def keep_limit(
+    params: dict[str, Any], request: ResponsesRequest, default_max_tokens: int | None = None, *args: Any, **named: Any
+) -> None:
+    """Let an answer have all tokens that the client allows. SGLang takes two off, so 1 was refused."""
+    if request.max_output_tokens is not None:
+        room = request.max_output_tokens if default_max_tokens is None else default_max_tokens - 2
+        params["max_new_tokens"] = min(request.max_output_tokens, room)
+
+
+def _members(request: ResponsesRequest) -> Names:
+    """Return the functions in the request's namespaces, with their namespace, by the names that the model sees."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    declared = {tool.name for tool in request.tools or ()}
+    for tool in request.tools or ():
+        for member in (tool.tools or ()) if tool.type == "namespace" and tool.name else ():
+            name = flat_name(tool.name, str(member.get("name")))
+            if member.get("name") and name not in declared:
+                found.setdefault(name, (tool.name, member))
+    return found
+
+
+def _corrected(call: dict[str, Any], names: Names) -> dict[str, Any]:
+    if call.get("status") == "completed" and not is_json(call["arguments"]):
+        call["status"] = "incomplete"
+    if found := names.get(call.get("name", "")):
+        call["namespace"], call["name"] = found[0], found[1]["name"]
+    return call
+
+
+def _corrected_event(event: str, names: Names) -> str:
+    head, _, data = event.partition("data: ")
+    payload = orjson.loads(data)
+    calls = [payload.get("item"), *(payload.get("response") or {}).get("output", ())]
+    for call in calls:
+        if call and call.get("type") == _CALL:
+            _corrected(call, names)
+    if found := names.get(payload.get("name") or ""):  # of the event that ends a call's arguments
+        payload["name"] = found[1]["name"]
+    return f"{head}data: {orjson.dumps(payload).decode()}\n\n"
