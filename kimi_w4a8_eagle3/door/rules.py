@@ -33,6 +33,14 @@ _BATCH_CHARACTERS = 2**20  # allowed for many prompts together; one prompt may n
 _BYTES_PER_TOKEN = 4  # of ordinary text: an estimate of its tokens before they are counted
 _MAX_LABEL = 1024
 _MAX_STOPS = 64
+# Least and largest values that Moonshot's API takes for Kimi-K2.5, by its own verifier (tests/params).
+_MOONSHOT: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 1.0),
+    "top_p": (0.95, 0.95),
+    "presence_penalty": (0, 0),
+    "frequency_penalty": (0, 0),
+    "n": (1, 1),
+}
 _MAX_TOP_LOGPROBS = 128
 _INT32 = 2**31
 
@@ -167,6 +175,10 @@ class RequestRules:
         for name in ("user", "cache_salt", "extra_key"):
             _check_label(body.get(name), name)
         self._check_sampling(body, max(1, len(prompts)))
+        for name, (low, high) in _MOONSHOT.items() if path == CHAT and self.settings.values == "moonshot" else ():
+            if not low <= body.get(name, low) <= high:
+                allowed = low if low == high else f"between {low} and {high}"
+                raise Refusal(f"{name} must be {allowed} (KIMI_DOOR_VALUES=moonshot)", param=name)
 
     def _keep_sampling(self, body: dict[str, Any]) -> None:
         """Replace the sampling parameters of a /generate body by those that reach the engine."""

@@ -19,6 +19,7 @@ from ..base.nearest import nearest
 Policy = Literal["auto", "open", "closed", "off"]
 Native = Literal["closed", "keyless", "open"]
 Switch = Literal["off", "on"]
+Values = Literal["any", "moonshot"]
 
 API_KEY = "KIMI_API_KEY"
 ADMIN_KEY = "KIMI_ADMIN_KEY"
@@ -29,6 +30,7 @@ VARIABLES = (
     "KIMI_DOOR",
     "KIMI_DOOR_NATIVE",
     "KIMI_DOOR_STOP_REGEX",
+    "KIMI_DOOR_VALUES",
     "KIMI_MAX_BODY_BYTES",
     "KIMI_MAX_PROMPT_TOKENS",
     "KIMI_MAX_CONCURRENT_REQUESTS",
@@ -51,7 +53,8 @@ class DoorSettings:
     `auto`: open on loopback without any key, closed otherwise; `off`: no door at all. native: client access to SGLang's
     own /generate: `open`, or `keyless` while there is no key. stop_regex: clients may send patterns for Python's `re`,
     whose time has no bound. max_prompt_tokens None: the model's context. max_concurrent None: no limit. max_sequences:
-    prompts times `n` in one request. max_mask_ms: CPU time for one token's mask of a grammar.
+    prompts times `n` in one request. max_mask_ms: CPU time for one token's mask of a grammar. values: of sampling on
+    /v1/chat/completions, `any` that the engine can compute or only those of Moonshot's own API.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -64,6 +67,7 @@ class DoorSettings:
     native: Native = "closed"
     stop_regex: bool = False
     max_mask_ms: int = 20
+    values: Values = "any"
 
     @property
     def native_open(self) -> bool:
@@ -96,6 +100,7 @@ def read_door(environ: Mapping[str, str]) -> DoorSettings:
         native=cast(Native, _choice(environ, "KIMI_DOOR_NATIVE", get_args(Native))),
         max_mask_ms=_count(environ, "KIMI_MAX_MASK_MS") or usual.max_mask_ms,
         stop_regex=_choice(environ, "KIMI_DOOR_STOP_REGEX", get_args(Switch)) == "on",
+        values=cast(Values, _choice(environ, "KIMI_DOOR_VALUES", get_args(Values))),
     )
     if policy == "off" and (settings.api_key or settings.admin_key):
         raise KimiError(

@@ -63,8 +63,11 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         "KIMI_MAX_MASK_MS": "5",
         "KIMI_DOOR_NATIVE": "open",
         "KIMI_DOOR_STOP_REGEX": "on",
+        "KIMI_DOOR_VALUES": "moonshot",
     }
-    assert read_door(environ) == DoorSettings(KEY, "admin-" + KEY, "closed", 1000, 2000, 3, 4, "open", True, 5)
+    assert read_door(environ) == DoorSettings(
+        KEY, "admin-" + KEY, "closed", 1000, 2000, 3, 4, "open", True, 5, "moonshot"
+    )
     read_gates(environ)  # which looks for misspelt names with the same prefix
 
 
@@ -74,6 +77,7 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         ({"KIMI_DOOR": "ajar"}, "KIMI_DOOR='ajar' is not allowed"),
         ({"KIMI_DOOR_NATIVE": "off"}, "KIMI_DOOR_NATIVE='off' is not allowed"),
         ({"KIMI_DOOR_STOP_REGEX": "1"}, "KIMI_DOOR_STOP_REGEX='1' is not allowed"),
+        ({"KIMI_DOOR_VALUES": "kimi"}, "expected: any, moonshot"),
         ({"KIMI_DOOR_STOP": "on"}, "did you mean 'KIMI_DOOR_STOP_REGEX'?"),
         ({"KIMI_DOOR": "off", "KIMI_ADMIN_KEY": KEY}, "KIMI_DOOR=off, but a key is set"),
         ({"KIMI_MAX_BODY_BYTES": "32M"}, "KIMI_MAX_BODY_BYTES='32M' is not allowed"),

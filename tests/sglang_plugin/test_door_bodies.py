@@ -38,7 +38,7 @@ def answer(rules, path, body):
 
 models = request_models(), sampling_model()
 usual = RequestRules(DoorSettings(), *models, %d)
-opened = RequestRules(DoorSettings(stop_regex=True), *models, %d)
+opened = RequestRules(DoorSettings(stop_regex=True, values="moonshot"), *models, %d)
 cases = json.load(open(%r))
 print(json.dumps({
     "usual": [answer(usual, *case) for case in cases["usual"]],
@@ -185,11 +185,22 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         None,
     ),
 }
-# Where the operator opened stop_regex.
+# Where the operator opened stop_regex, and takes the values of Moonshot's API only.
 OPENED: dict[str, tuple[str, dict[str, Any], int]] = {
     "stop pattern": ("/v1/chat/completions", {**CHAT, "stop_regex": "a+"}, 200),
     "stop pattern, native": ("/generate", sampling(stop_regex=["a+"]), 200),
-}
+    **{
+        f"{name}={value}": ("/v1/chat/completions", {**CHAT, name: value}, status)
+        for name, values, status in (
+            ("temperature", (0.0, 0.6, 1, None), 200), ("temperature", (-0.1, 1.1, 2.0), 400),
+            ("top_p", (0.95, None), 200), ("top_p", (0.8, 1), 400), ("n", (1,), 200), ("n", (2,), 400),
+            ("presence_penalty", (0, 0.0), 200), ("presence_penalty", (0.5,), 400),
+            ("frequency_penalty", (0,), 200), ("frequency_penalty", (0.5, -0.5), 400),
+        )
+        for value in values
+    },
+    "another endpoint": ("/v1/completions", {"model": "m", "prompt": "x", "top_p": 0.5}, 200),
+}  # fmt: skip
 
 
 def sent(body: Any) -> str:
@@ -229,5 +240,6 @@ def test_what_clients_send_reaches_the_engine(answers: Callable[[bool], dict[str
 
 
 def test_what_the_operator_opened(answers: Callable[[bool], dict[str, Any]]) -> None:
-    given = [status for status, _ in answers(False)["opened"]]
-    assert given == [status for _, _, status in OPENED.values()]
+    given = dict(zip(OPENED, answers(False)["opened"], strict=True))
+    assert {name: status for name, (status, _) in given.items()} == {name: case[2] for name, case in OPENED.items()}
+    assert given["n=2"][1] == "n must be 1 (KIMI_DOOR_VALUES=moonshot)"
