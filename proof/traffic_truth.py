@@ -1,10 +1,11 @@
-"""The simulation of traffic against the truth: the built-in model on a CPU engine answers ten traces.
+"""The simulation of traffic against the truth: the built-in model on CPU engines answers ten traces.
 
-    python -m kimi_w4a8_eagle3.sglang_plugin.run_module proof.traffic_truth [--runs N]
+    python -m kimi_w4a8_eagle3.sglang_plugin.run_module proof.traffic_truth [ENGINE...] [--runs N]
 
-Each engine, with EAGLE3 and without, with prefix cache and without, first answers requests that fit the six
-coefficients of `LinearStepTime` and the accept length. Then it answers conversations that did not fit them, and the
-simulation answers the same. Prompts are token ids, so hits are comparable token by token. Times need an idle machine.
+Each engine answers ten traces, and the simulation answers the same. Between them it answers others that fit the
+coefficients of `LinearStepTime`, the accept length and the time of a request outside of the scheduler. SGLang's own
+clocks in every answer say when its prefill began and ended. Prompts are token ids, so hits are comparable token by
+token. Times need an idle machine: a trace is sent again while other processes take more than --others of a core.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
 import numpy as np
+import psutil
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.trace import Segment, Trace, TraceSession, Turn
@@ -29,27 +33,88 @@ from kimi_w4a8_eagle3.fleet.target import Target
 from kimi_w4a8_eagle3.predict.step_time import LinearStepTime
 from kimi_w4a8_eagle3.predict.traffic import EngineSettings, Traffic
 
+from .load.served import ServedFleet
+
 POOL, CHUNK, MAX_RUNNING, USERS = 16384, 1024, 8, 3
-SETTINGS = (f"max-total-tokens={POOL}", f"chunked-prefill-size={CHUNK}", f"max-running-requests={MAX_RUNNING}")
 FIGURES = ("hit rate", "TTFT p50", "TTFT p95", "TPOT p50")
+FIT = 1000  # first seed of the traces that fit; one comes before every other trace that is compared
+GOAL, TRIES = 0.10, 3
 _VOCABULARY = range(20, 500)  # ordinary tokens of the built-in model
 
 
 @dataclass(frozen=True)
+class EngineUnderTest:
+    """One row of the comparison: engines of a recipe, behind a router if there are several."""
+
+    name: str
+    recipe: str
+    cache: bool = True
+    replicas: int = 1
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        # On a CPU, SGLang has no overlap schedule with EAGLE3. Without EAGLE3 it has the loop, but a step blocks the
+        # loop, so every result would come one step late. On a GPU it does not.
+        return (
+            f"max-total-tokens={POOL}",
+            f"chunked-prefill-size={CHUNK}",
+            f"max-running-requests={MAX_RUNNING}",
+            f"disable-radix-cache={str(not self.cache).lower()}",
+            "disable-overlap-schedule=true",
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield the address for clients, and those of the engines."""
+        with TemporaryDirectory(prefix="kimi-truth-") as name:
+            if self.replicas == 1:
+                target = Target(recipe=self.recipe, settings=self.settings)
+                with target.running(Path(name) / "log", lambda line: None) as server:
+                    yield server.base_url, [server.base_url]
+                return
+            words = [word for setting in self.settings for word in ("--set", setting)]
+            with ServedFleet(Path(name), self.replicas, words, self.recipe) as fleet:
+                fleet.wait_whole()
+                yield fleet.base_url, [fleet.replica_url(number) for number in range(self.replicas)]
+
+
+ENGINES = (
+    EngineUnderTest("eagle3", "tiny"),
+    EngineUnderTest("eagle3-no-cache", "tiny", cache=False),
+    EngineUnderTest("plain", "tiny:plain"),
+    EngineUnderTest("plain-no-cache", "tiny:plain", cache=False),
+    EngineUnderTest("two-eagle3", "tiny", replicas=2),
+    EngineUnderTest("two-plain", "tiny:plain", replicas=2),
+)
+
+
+@dataclass(frozen=True)
 class Answered:
-    """One measured request: seconds to the first token and for each later one, and tokens."""
+    """One measured request: tokens, and Unix times. dispatched: to the scheduler. began, prefilled: of its prefill."""
 
     prompt: int
     cached: int
     output: int
     verifies: int
-    ttft_s: float
-    tpot_s: float
+    sent: float
+    dispatched: float
+    began: float
+    prefilled: float
+    first: float
+    end: float
+
+    @property
+    def new(self) -> int:
+        return self.prompt - self.cached
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.end - self.first) / max(self.output - 1, 1)
 
 
 @dataclass
 class Client:
-    """Client of one engine that sends token ids and keeps the text behind every content."""
+    """Client of one address that sends token ids and keeps the text behind every content."""
 
     http: httpx.AsyncClient
     texts: dict[str, list[int]] = field(default_factory=dict)
@@ -58,21 +123,21 @@ class Client:
         ids = [one for segment in turn.prompt for one in self.text(segment)]
         sampling = {"max_new_tokens": turn.output_tokens, "ignore_eos": True, "temperature": 0}
         body = {"input_ids": ids, "sampling_params": sampling, "stream": True}
-        began, first, last = time.perf_counter(), 0.0, {}
+        sent, first, last = time.time(), 0.0, {}
         async with self.http.stream("POST", "/generate", json=body) as response:
             response.raise_for_status()
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
-                    first, last = first or time.perf_counter(), json.loads(line[6:])
+                    first, last = first or time.time(), json.loads(line[6:])
         if "meta_info" not in last:
             raise KimiError(f"the engine refused a request: {last}", where=f"{len(ids)} tokens")
-        end, meta = time.perf_counter(), last["meta_info"]
+        end, meta = time.time(), last["meta_info"]
         if turn.answer:
             self.texts[turn.answer] = last["output_ids"]
-        output = meta["completion_tokens"]
-        verifies = meta.get("spec_verify_ct") or output - 1
-        later = (end - first) / max(output - 1, 1)
-        return Answered(meta["prompt_tokens"], meta["cached_tokens"], output, verifies, first - began, later)
+        tokens = meta["prompt_tokens"], meta["cached_tokens"], meta["completion_tokens"]
+        verifies = meta.get("spec_verify_ct") or tokens[2] - 1
+        began, prefilled = meta["forward_entry_time"], meta["prefill_finished_time"]
+        return Answered(*tokens, verifies, sent, meta["api_server_dispatch_finish_ts"], began, prefilled, first, end)
 
     def text(self, segment: Segment) -> list[int]:
         """Return the tokens of a content; an answer's are those that the engine gave."""
@@ -80,29 +145,24 @@ class Client:
             self.texts[segment.content] = random.Random(segment.content).choices(_VOCABULARY, k=segment.tokens)
         return self.texts[segment.content]
 
-    async def session(self, session: TraceSession) -> list[Answered]:
-        found = []
-        for turn in session.turns:
-            await asyncio.sleep(turn.think_s)
-            found.append(await self.ask(turn))
-        return found
-
     async def replay(self, trace: Trace) -> list[Answered]:
-        """Send the sessions, `USERS` at once."""
+        """Send the sessions, as many at once as the trace has users."""
         waiting, found = list(trace.sessions), list[Answered]()
 
         async def user() -> None:
             while waiting:
-                found.extend(await self.session(waiting.pop(0)))
+                for turn in waiting.pop(0).turns:
+                    await asyncio.sleep(turn.think_s)
+                    found.append(await self.ask(turn))
 
-        await asyncio.gather(*(user() for _ in range(USERS)))
+        await asyncio.gather(*(user() for _ in range(trace.users or 1)))
         return found
 
 
-def conversations(seed: int) -> Trace:
-    """Return six conversations of three turns behind one system prompt."""
+def conversations(seed: int, users: int = USERS) -> Trace:
+    """Return twelve conversations of three turns behind one system prompt."""
     draw, sessions = random.Random(seed), []
-    for user in range(6):
+    for user in range(12):
         prompt: tuple[Segment, ...] = (Segment(f"system {seed}", 96),)
         turns = []
         for at in range(3):
@@ -112,31 +172,48 @@ def conversations(seed: int) -> Trace:
             turns.append(Turn(prompt, output, draw.uniform(0, 0.3), f"answer {name}"))
             prompt = (*prompt, Segment(f"answer {name}", output))
         sessions.append(TraceSession(f"{seed}.{user}", tuple(turns)))
-    return Trace(f"seed {seed}", "run", tuple(sessions), USERS)
+    return Trace(f"seed {seed}", "run", tuple(sessions), users)
 
 
-async def fit(client: Client) -> tuple[LinearStepTime, float]:
-    """Return step times and the accept length of requests that no trace has."""
-    prefills, decodes, outputs, verifies = [], [], 0, 0
-    for again in range(3):
-        for new in (32, 128, 512, 1024):
-            base = Segment(f"fit {again} {new}", 512)
-            await client.ask(Turn((base,), 2))
-            for prompt in ((Segment(f"cold {again} {new}", new),), (base, Segment(f"warm {again} {new}", new))):
-                found = await client.ask(Turn(prompt, 2))
-                past = found.cached
-                tokens = found.prompt - past
-                if tokens <= CHUNK:
-                    prefills.append((1.0, tokens, tokens * (past + tokens / 2), found.ttft_s))
-    for count in (1, 2, 3):
-        for length in (64, 256, 768):
-            turns = [Turn((Segment(f"decode {count} {length} {at}", length),), 48) for at in range(count)]
-            for one in await asyncio.gather(*map(client.ask, turns)):
-                step = one.tpot_s * (one.output - 1) / one.verifies
-                decodes.append((1.0, count, count * (length + 24), step))
-                outputs, verifies = outputs + one.output - 1, verifies + one.verifies
+@dataclass(frozen=True)
+class Fitted:
+    """Step times, accept length, and seconds of a request outside of the scheduler."""
+
+    steps: LinearStepTime
+    accept: float
+    outside_s: float
+
+
+def fit(engines: Sequence[Sequence[Answered]]) -> Fitted:
+    """Fit the model to the answers of traces that no comparison has, by engine."""
+    prefills, decodes, outside = [], [], []
+    for found in engines:
+        by_start = groupby(sorted(found, key=lambda one: one.began), key=lambda one: one.began)
+        batches = [list(batch) for _, batch in by_start]
+        spans = [(batch[0].began, max(one.prefilled for one in batch)) for batch in batches]
+        for batch, (began, end) in zip(batches, spans, strict=True):
+            chunked = any(first < began < last for first, last in spans)
+            if sum(one.new for one in batch) <= CHUNK and not chunked:
+                pairs = sum(one.new * (one.cached + one.new / 2) for one in batch)
+                prefills.append((1.0, sum(one.new for one in batch), pairs, end - began))
+        for one in found:
+            outside.append(one.dispatched - one.sent + one.first - one.prefilled)
+            length = one.end - one.first
+            own = length - sum(_overlap(one, span) for span in spans)
+            beside = [(_overlap(one, (other.first, other.end)) / length, other) for other in found]
+            requests = sum(share for share, _ in beside)
+            context = sum(share * (other.prompt + other.output / 2) for share, other in beside)
+            if one.verifies > 4:
+                decodes.append((1.0, requests, context, own / one.verifies))
     coefficients = [_least(np.array(rows)) for rows in (prefills, decodes)]
-    return LinearStepTime(*coefficients[0], *coefficients[1]), outputs / verifies
+    every = [one for found in engines for one in found]
+    accept = sum(one.output - 1 for one in every) / sum(one.verifies for one in every)
+    return Fitted(LinearStepTime(*coefficients[0], *coefficients[1]), accept, float(np.mean(outside)))
+
+
+def _overlap(one: Answered, span: tuple[float, float]) -> float:
+    """Return the seconds of a span in which the request decodes."""
+    return max(min(one.end, span[1]) - max(one.first, span[0]), 0.0)
 
 
 def _least(rows: np.ndarray) -> list[float]:
@@ -146,59 +223,119 @@ def _least(rows: np.ndarray) -> list[float]:
     return [float(value) for value in nnls(rows[:, :-1] / rows[:, -1:], np.ones(len(rows)))[0]]
 
 
-def simulated(trace: Trace, time_: LinearStepTime, accept: float, cache: bool, eagle: bool) -> list[Answered]:
-    """Simulate a trace on the same engine."""
-    settings = EngineSettings(1, 1, POOL, CHUNK, MAX_RUNNING, 1, accept, cache, eagle)
-    found = Traffic(trace, settings, time_, USERS, 1e6, spread=False).run()
-    return [
-        Answered(one.turn.prompt_tokens, one.cached, one.turn.output_tokens, 0, one.ttft_s, one.tpot_s) for one in found
-    ]
+Row = tuple[int, int, float, float]  # prompt and cached tokens, TTFT and TPOT in seconds
 
 
-def figures(found: Sequence[Answered]) -> list[float]:
+def figures(found: Sequence[Row]) -> list[float]:
     """Return `FIGURES`; times in ms."""
-    ttft, tpot = ([getattr(one, name) * 1000 for one in found] for name in ("ttft_s", "tpot_s"))
-    hits = sum(one.cached for one in found) / sum(one.prompt for one in found)
-    return [hits, *map(float, np.percentile(ttft, (50, 95))), float(np.median(tpot))]
+    prompts, cached, ttft, tpot = np.array(found).T
+    return [float(cached.sum() / prompts.sum()), *np.percentile(ttft, (50, 95)) * 1000, float(np.median(tpot)) * 1000]
 
 
-async def _measure(base_url: str, traces: Sequence[Trace]) -> tuple[LinearStepTime, float, list[list[Answered]]]:
-    async with httpx.AsyncClient(base_url=base_url, timeout=300) as http:
-        client = Client(http)
-        steps, accept = await fit(client)
-        answered = []
-        for trace in traces:
-            (await http.post("/flush_cache")).raise_for_status()
-            answered.append(await client.replay(trace))
-        return steps, accept, answered
+def measured(one: Answered) -> Row:
+    return one.prompt, one.cached, one.first - one.sent, one.tpot_s
 
 
-def main(runs: int) -> int:
-    """Measure and simulate every engine; return 1 if a figure is further off than 10 % in the mean."""
-    traces, worst = [conversations(seed) for seed in range(runs)], 0.0
-    for recipe in ("tiny", "tiny:plain"):
-        for cache in (True, False):
-            target = Target(recipe=recipe, settings=(*SETTINGS, f"disable-radix-cache={str(not cache).lower()}"))
-            with TemporaryDirectory() as name, target.running(Path(name) / "log", print) as server:
-                steps, accept, measured = asyncio.run(_measure(server.base_url, traces))
-            print(f"{recipe}, prefix cache {'on' if cache else 'off'}: accept length {accept:.2f}, {steps}")
-            errors = []
-            for trace, found in zip(traces, measured, strict=True):
-                true, model = figures(found), figures(simulated(trace, steps, accept, cache, recipe == "tiny"))
-                errors.append(
-                    [0.0 if a == b else abs(b / a - 1) if a else 1.0 for a, b in zip(true, model, strict=True)]
-                )
-                shown = (f"{what} {a:.3g} {b:.3g}" for what, a, b in zip(FIGURES, true, model, strict=True))
-                print(f"  {trace.name}, measured and simulated: {', '.join(shown)}", flush=True)
-            mean = np.mean(errors, axis=0)
-            print(
-                "  mean error: " + ", ".join(f"{what} {error:.1%}" for what, error in zip(FIGURES, mean, strict=True))
-            )
-            worst = max(worst, float(mean.max()))
-    return int(worst > 0.1)
+def simulated(trace: Trace, fitted: Fitted, engine: EngineUnderTest) -> list[Row]:
+    """Simulate a trace on the same engines."""
+    eagle = engine.recipe == "tiny"
+    settings = EngineSettings(
+        engine.replicas, 1, POOL, CHUNK, MAX_RUNNING, 1, fitted.accept, engine.cache, eagle, outside_s=fitted.outside_s
+    )
+    found = Traffic(trace, settings, fitted.steps, trace.users, 1e6, spread=False).run()
+    return [(one.turn.prompt_tokens, one.cached, one.ttft_s, one.tpot_s) for one in found]
+
+
+@asynccontextmanager
+async def clients(urls: Sequence[str]) -> AsyncIterator[list[Client]]:
+    """Yield a client for each address."""
+    opened = [httpx.AsyncClient(base_url=url, timeout=300) for url in urls]
+    try:
+        yield [Client(http) for http in opened]
+    finally:
+        await asyncio.gather(*(http.aclose() for http in opened))
+
+
+def _others_s() -> float:
+    """Return the CPU seconds of all processes that are not of this proof."""
+    whole = psutil.cpu_times()
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    own = 0.0
+    for process in family:
+        try:
+            used = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        own += used.user + used.system
+    return float(whole.user + whole.nice + whole.system) - own
+
+
+async def _answers(
+    asked: Sequence[Client], flushed: Sequence[Client], traces: Sequence[Trace], most: float
+) -> tuple[list[list[Answered]], float]:
+    """Replay a trace with every client, again while others are busy; return the answers and the cores of others."""
+    for _ in range(TRIES):
+        for client in flushed:
+            while (await client.http.post("/flush_cache")).is_error:  # refused until the last request has left
+                await asyncio.sleep(0.05)
+        began, before = time.monotonic(), _others_s()
+        found = await asyncio.gather(*(client.replay(trace) for client, trace in zip(asked, traces, strict=True)))
+        others = (_others_s() - before) / (time.monotonic() - began)
+        if others <= most:
+            break
+    return found, others
+
+
+async def _compare(engine: EngineUnderTest, url: str, replicas: list[str], runs: int, most: float) -> np.ndarray:
+    async with clients([url, *replicas]) as (client, *each):
+        trained: list[list[Answered]] = [[] for _ in each]
+        compared = []
+        for seed in range(runs):
+            if seed % 2 == 0:  # every engine is as busy as in a comparison, with its share of the users
+                traces = [conversations(FIT + 10 * seed + number) for number in range(len(each))]
+                for kept, answers in zip(trained, (await _answers(each, each, traces, most))[0], strict=True):
+                    kept += answers
+            trace = conversations(seed, USERS * engine.replicas)
+            (answers,), others = await _answers([client], each, [trace], most)
+            compared.append((trace, [measured(one) for one in answers], others))
+    fitted = fit(trained)
+    print(f"{engine.name}: accept length {fitted.accept:.2f}, outside {fitted.outside_s * 1000:.1f} ms")
+    print(f"  {fitted.steps}", flush=True)
+    errors = []
+    every: tuple[list[Row], list[Row]] = [], []
+    for trace, true, others in compared:
+        both = true, simulated(trace, fitted, engine)
+        for rows, found in zip(every, both, strict=True):
+            rows += found
+        pairs = list(zip(*map(figures, both), strict=True))
+        errors.append([_error(*pair) for pair in pairs])
+        shown = (f"{name} {a:.3g} {b:.3g}" for name, (a, b) in zip(FIGURES, pairs, strict=True))
+        print(f"  {trace.name}, others {others:.0%}, measured and simulated: {', '.join(shown)}", flush=True)
+    whole = [_error(*pair) for pair in zip(*map(figures, every), strict=True)]
+    mean = np.mean(errors, axis=0)
+    for what, sizes in (("mean error of the traces", mean), ("error of all requests together", whole)):
+        print(f"  {what}: " + ", ".join(f"{name} {one:.1%}" for name, one in zip(FIGURES, sizes, strict=True)))
+    return mean
+
+
+def _error(true: float, model: float) -> float:
+    return abs(model / true - 1) if true else model
+
+
+def main(names: Sequence[str], runs: int, most: float) -> int:
+    """Measure and simulate the engines; return 1 if a figure is further off than 10% in the mean."""
+    worst = 0.0
+    for engine in ENGINES:
+        if not names or engine.name in names:
+            with engine.running() as (url, replicas):
+                worst = max(worst, float(asyncio.run(_compare(engine, url, replicas, runs, most)).max()))
+    return int(worst > GOAL)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engines", nargs="*", choices=[[], *(one.name for one in ENGINES)], help="default: all")
     parser.add_argument("--runs", type=int, default=10, help="held-out traces")
-    sys.exit(main(parser.parse_args().runs))
+    parser.add_argument("--others", type=float, default=0.03, help="most cores that other processes may take")
+    options = parser.parse_args()
+    sys.exit(main(options.engines, options.runs, options.others))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import typer
 from rich.table import Table
 
 from ..base.console import request_progress, table_console
+from ..predict.fleet import FleetRates, plan_fleet
 from ..predict.layouts import node_layouts
 from ..predict.trace_plan import MODEL, Slo, plan_trace, user_counts
 
@@ -22,12 +24,16 @@ def rank_layouts(
     horizon_s: float,
     output: Path | None,
     as_json: bool,
+    fleet: tuple[int, FleetRates] | None = None,
 ) -> None:
-    """Simulate the layouts, print the ranking, and write the page if a folder is given."""
+    """Simulate the layouts, print the ranking, and write the page if a folder is given. fleet: nodes and rates."""
     console, layouts = table_console(), node_layouts()
     simulations = len(layouts) * (len(user_counts(users)) + 3)  # and three for the intervals
-    with request_progress("simulations", simulations, console) as show:
+    more = 3 * len(user_counts(None)) if fleet else 0
+    with request_progress("simulations", simulations + more, console) as show:
         plan = plan_trace(trace, slo, users, accept_length, horizon_s, show, layouts)
+        fleet_plan = plan_fleet(plan, *fleet, lambda done, what: show(simulations + done, what)) if fleet else None
+    fleet_lines = fleet_plan.lines() if fleet_plan else []
     from ..report import traffic_plan  # optional: jinja2 and matplotlib
 
     if as_json:
@@ -39,6 +45,7 @@ def rank_layouts(
         }
         content |= {"recipe": plan.winner.recipe if plan.winner else None, "error": plan.error}
         content |= {"layouts": [plan.chosen[name][0].model_dump() for name in plan.ranking]}
+        content |= {"fleet": asdict(fleet_plan) if fleet_plan else None}
         content |= {"curves": {name: [one.model_dump() for one in found] for name, found in plan.curves.items()}}
         typer.echo(json.dumps(content, indent=2))
         return
@@ -47,9 +54,9 @@ def rank_layouts(
     for row in traffic_plan.rows(plan):
         table.add_row(*row)
     console.print(table)
-    for line in (*traffic_plan.notes(plan), f"verdict: {plan.verdict}", *plan.reasons()):
+    for line in (*traffic_plan.notes(plan), f"verdict: {plan.verdict}", *plan.reasons(), *fleet_lines):
         console.print(line, markup=False)
     if output is not None:
         from ..report.page import write_page  # optional: jinja2
 
-        typer.echo(f"page: {write_page(traffic_plan.page(plan), output)}")
+        typer.echo(f"page: {write_page(traffic_plan.page(plan, fleet_lines), output)}")

@@ -7,8 +7,9 @@ half after it. A wave of `C` requests takes `C` prefills plus the decode steps o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,16 @@ class Fit:
         return np.array([self.layer_s, 1 / self.decode_efficiency, 1 / self.prefill_efficiency])
 
 
+class PublishedPoint(NamedTuple):
+    """A published figure, in ms or tok/s. point: load. side: recipe or precision."""
+
+    source: str
+    point: str
+    side: str
+    key: str
+    value: float
+
+
 @dataclass(frozen=True)
 class PredictedPoint:
     """A published figure and its prediction."""
@@ -132,25 +143,30 @@ def of_workload(side: str, workload: Workload, concurrency: int, length: float |
 
 
 def calibrate(cluster: Cluster) -> Fit:
-    """Fit the three unknowns to `CALIBRATION`, with equal weight for equal relative errors."""
-    rows, targets = [], []
-    for point, side, key in CALIBRATION:
-        value = published.points()[point][side][key]
+    """Fit the three unknowns to `CALIBRATION`."""
+    return fit_points([point for point in published_points() if _calibrates(point)], cluster)
+
+
+def fit_points(points: Sequence[PublishedPoint], cluster: Cluster) -> Fit:
+    """Fit the three unknowns to published figures, with equal weight for equal relative errors."""
+    rows = []
+    for _, point, side, key, value in points:
         seconds = 1 / value if key == "output_throughput_tok_s" else value / 1000
         rows.append(terms(_load(point, side), key, cluster) / seconds)
-        targets.append(1.0)
-    layer_s, decode_cost, prefill_cost = np.linalg.lstsq(np.array(rows), np.array(targets), rcond=None)[0]
+    layer_s, decode_cost, prefill_cost = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
     return Fit(float(layer_s), float(1 / decode_cost), float(1 / prefill_cost))
 
 
 def check(fit: Fit, cluster: Cluster) -> list[PredictedPoint]:
     """Return every published MI325X figure that the model covers, with the model's value."""
-    found = []
-    for source, point, side, key, value in _published():
-        calibrated = source == _CALIBRATION_SOURCE and (point, side, key) in CALIBRATION
-        predicted = predict(_load(point, side), key, fit, cluster)
-        found.append(PredictedPoint(source, point, side, key, value, predicted, calibrated))
-    return found
+    return [
+        PredictedPoint(*one, predict(_load(one.point, one.side), one.key, fit, cluster), _calibrates(one))
+        for one in published_points()
+    ]
+
+
+def _calibrates(one: PublishedPoint) -> bool:
+    return one.source == _CALIBRATION_SOURCE and (one.point, one.side, one.key) in CALIBRATION
 
 
 @dataclass(frozen=True)
@@ -221,11 +237,17 @@ def published_accept_length(concurrency: int) -> float:
     return _load(point, "eagle3-opt").accept_length
 
 
-def _published() -> Iterator[tuple[str, str, str, str, float]]:
-    for name, title in (("mi325x-eagle3", "2026-06"), ("mi325x-w4a16-w4a8-w8a8", "2026-05")):
-        for point, sides in published.load(name)["points"].items():
-            for side, values in sides.items():
-                yield from ((title, point, side, key, values[key]) for key in _KNOWN if key in values)
+def published_points() -> list[PublishedPoint]:
+    """Return all published MI325X figures that the model covers."""
+    sources = ("mi325x-eagle3", "2026-06"), ("mi325x-w4a16-w4a8-w8a8", "2026-05")
+    return [
+        PublishedPoint(title, point, side, key, values[key])
+        for name, title in sources
+        for point, sides in published.load(name)["points"].items()
+        for side, values in sides.items()
+        for key in _KNOWN
+        if key in values
+    ]
 
 
 def mean_error(points: Sequence[PredictedPoint]) -> float:

@@ -40,6 +40,7 @@ def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
         job.eagle,
         layout.host,
         layout.host_tokens_s,
+        overlap=job.step_time is None,
     )
     steps: StepTime
     if job.step_time is None:
@@ -86,6 +87,8 @@ def _figures(
         goodput_tok_s=good_tokens / max(lasted, 1e-9),
         throughput_tok_s=tokens / max(lasted, 1e-9),
         tokens_per_gpu_hour=tokens / max(lasted, 1e-9) * 3600 / NODE_GPUS,
+        requests_s=len(served) / max(lasted, 1e-9),
+        in_flight=sum(request.end - request.arrived for request in served) / max(lasted, 1e-9),
         cpu_s=cpu_s,
     )
 

@@ -66,6 +66,10 @@ class TracePlan:
     winner: Layout | None
     default_stays: bool
 
+    def job(self, runs: list[SimulatedRun]) -> SimulationJob:
+        """Return a job with more simulations of the plan's trace."""
+        return _job(Path(self.trace.name), self.slo, self.accept_length, self.horizon_s, runs)
+
     @property
     def ranking(self) -> list[str]:
         """Layouts by the share of good requests that counts, then by goodput."""
@@ -121,15 +125,7 @@ def plan_trace(
     error = mean_error(check(calibrate(Cluster()), Cluster()))
     counts = user_counts(users)
     runs = [SimulatedRun(layout=asdict(one), users=count) for one in layouts for count in counts]
-    job = SimulationJob(
-        trace=str(path.resolve()),
-        output_tokens=OUTPUT_TOKENS,
-        horizon_s=horizon_s,
-        accept_length=accept_length,
-        ttft_s=slo.ttft_s,
-        tpot_s=slo.tpot_s,
-        runs=runs,
-    )
+    job = _job(path, slo, accept_length, horizon_s, runs)
     swept = simulate(job, lambda done: show(done, "users"))
     curves = {one.name: [figures for figures in swept if figures.layout == one.name] for one in layouts}
     if users is None and not trace.timed:
@@ -141,6 +137,18 @@ def plan_trace(
     chosen = {name: (group[0], group[1], group[2]) for name, group in groups.items()}
     winner, stays = choose_winner(layouts, chosen)
     return TracePlan(trace, slo, users, error, accept_length, horizon_s, layouts, curves, chosen, winner, stays)
+
+
+def _job(path: Path, slo: Slo, accept_length: float, horizon_s: float, runs: list[SimulatedRun]) -> SimulationJob:
+    return SimulationJob(
+        trace=str(path.resolve()),
+        output_tokens=OUTPUT_TOKENS,
+        horizon_s=horizon_s,
+        accept_length=accept_length,
+        ttft_s=slo.ttft_s,
+        tpot_s=slo.tpot_s,
+        runs=runs,
+    )
 
 
 def user_counts(users: int | None) -> list[int]:

@@ -16,20 +16,22 @@ from itertools import count
 from typing import Union
 
 from ..bench.trace import Trace, TraceSession, Turn
+from ..recipe.router_settings import ABSOLUTE_DIFFERENCE, RELATIVE_DIFFERENCE
 from ..sglang_plugin.simulated_scheduler import SchedulerLimits, SimulatedRequest, SimulatedScheduler
 from .step_time import StepTime
 
 MOST_STEPS = 32  # decode steps of one event; the context of a step is that of the first
 THINK_CAP_S = 60.0  # longer pauses count as this, as in the tool that publishes AgentX's traces
 ROUTER_STRIDE = 8  # units; a prefix of the router is compared every so many
-CACHE_THRESHOLD, ABSOLUTE, RELATIVE = 0.3, 16, 1.5  # recipe/router_settings.py
+CACHE_THRESHOLD = 0.3  # recipe/router_settings.py
 
 
 @dataclass(frozen=True)
 class EngineSettings:
     """Engines behind one router. Lengths are in tokens, `pool` and `host` of one rank; grain: tokens of a unit.
 
-    host: KV tokens in host memory, loaded back at host_tokens_s.
+    host: KV tokens in host memory, loaded back at host_tokens_s. overlap: SGLang chooses a batch when the one before it
+    begins. outside_s: time of a request outside of the scheduler, as in HTTP and the tokenizer.
     """
 
     engines: int
@@ -43,6 +45,8 @@ class EngineSettings:
     eagle: bool = False
     host: int = 0
     host_tokens_s: float = 1.0
+    overlap: bool = False
+    outside_s: float = 0.0
 
 
 @dataclass
@@ -121,19 +125,27 @@ class _Engine:
     step_s: float = 0.0
     steps: int = 0
     outstanding: int = 0
+    last_step: float = 0.0  # when the last prefill or decode step that has ended began
+    arriving: list[tuple[float, Served]] = field(default_factory=list)
     prefixes: set[int] = field(default_factory=set)
 
-    def add(self, served: Served) -> None:
-        """Queue a request on the rank with the fewest units, as SGLang's `total_tokens` does."""
+    def add(self, served: Served, now: float) -> None:
+        """Give the engine a request, which its scheduler sees when it chooses a batch."""
         self.outstanding += 1
-        rank = min(self.ranks, key=lambda scheduler: scheduler.units)
-        rank.add("", served.prompt, served.answer, served)
+        self.arriving.append((now, served))
+
+    def _queue(self, until: float) -> None:
+        """Queue what has arrived on the rank with the fewest units, as SGLang's `total_tokens` does."""
+        while self.arriving and self.arriving[0][0] <= until:
+            served = self.arriving.pop(0)[1]
+            rank = min(self.ranks, key=lambda scheduler: scheduler.units)
+            rank.add("", served.prompt, served.answer, served)
 
     def interrupt(self, now: float) -> float | None:
-        """Shorten the decode steps that run to the step that ends next; return its end if that is new."""
+        """Shorten the decode steps to those that the scheduler has chosen already; return their end if that is new."""
         if self.doing != "decode":
             return None
-        steps = max(math.ceil((now - self.began) / self.step_s), 1)
+        steps = max(math.ceil((now - self.began) / self.step_s), 1) + self.settings.overlap
         if steps >= self.steps:
             return None
         self.steps, self.version = steps, self.version + 1
@@ -142,6 +154,7 @@ class _Engine:
     def complete(self, now: float) -> list[Served]:
         """Apply what ended now and return the finished requests."""
         done: list[Served] = []
+        self.last_step = self.began + (max(self.steps - 1, 0) * self.step_s if self.doing == "decode" else 0.0)
         if self.doing == "prefill":
             for scheduler in self.ranks:
                 for request in scheduler.finish_prefill():
@@ -178,6 +191,14 @@ class _Engine:
 
     def begin(self, now: float) -> float | None:
         """Start the next prefill or decode steps; return when they end, or None if there is nothing to do."""
+        self._queue(self.last_step if self.settings.overlap else now)
+        end = self._launch(now)
+        if end is None and self.arriving:
+            self._queue(now)
+            end = self._launch(now)
+        return end
+
+    def _launch(self, now: float) -> float | None:
         loaded = max(scheduler.load_back() for scheduler in self.ranks) * self.settings.grain
         batches = [scheduler.plan_prefill() for scheduler in self.ranks]
         grain = self.settings.grain
@@ -216,13 +237,13 @@ def _choose(engines: Sequence[_Engine], prompt: array[int]) -> _Engine:
     for unit in prompt[::ROUTER_STRIDE] if len(engines) > 1 else ():
         chain = hash((chain, unit))
         chains.append(chain)
-    if max(loads) - min(loads) > ABSOLUTE and max(loads) > RELATIVE * min(loads):
+    if max(loads) - min(loads) > ABSOLUTE_DIFFERENCE and max(loads) > RELATIVE_DIFFERENCE * min(loads):
         chosen = engines[loads.index(min(loads))]
     else:
         matched = [sum(1 for _ in _prefix(chains, engine.prefixes)) for engine in engines]
         best = max(range(len(engines)), key=lambda at: matched[at])
         if matched[best] <= CACHE_THRESHOLD * len(chains):
-            best = min(range(len(engines)), key=lambda at: len(engines[at].prefixes))
+            best = loads.index(min(loads))
         chosen = engines[best]
     chosen.prefixes.update(chains)
     return chosen
@@ -297,9 +318,14 @@ class Traffic:
 
     def _start(self, session: TraceSession, at: float, cycle: int, root: bool = True) -> None:
         if session.turns:
-            self._push(at + min(session.turns[0].think_s, THINK_CAP_S), _Running(session, cycle, root))
+            self._plan(at, _Running(session, cycle, root))
         for subagent in session.subagents:
             self._start(subagent, at + (subagent.start_s or 0.0), cycle, False)
+
+    def _plan(self, now: float, running: _Running) -> None:
+        """Let the session's next request reach a scheduler after the pause of its user."""
+        think = min(running.session.turns[running.at].think_s, THINK_CAP_S)
+        self._push(now + think + self.settings.outside_s, running)
 
     def _send(self, running: _Running, now: float) -> None:
         turn, settings = running.session.turns[running.at], self.settings
@@ -313,10 +339,10 @@ class Traffic:
         if len(prompt) + len(answer) > most:  # such a request is refused
             self._after(running, now)
             return
-        served = Served(turn, running, now, prompt, answer)
+        served = Served(turn, running, now - settings.outside_s, prompt, answer)
         self.unfinished[id(served)] = served
         engine = served.replica = _choose(self.engines, prompt)
-        engine.add(served)
+        engine.add(served, now)
         if engine.doing == "":
             self._wake(engine, now)
         elif (end := engine.interrupt(now)) is not None:
@@ -334,7 +360,6 @@ class Traffic:
     def _after(self, running: _Running, now: float) -> None:
         running.at += 1
         if running.at < len(running.session.turns):
-            think = min(running.session.turns[running.at].think_s, THINK_CAP_S)
-            self._push(now + think, running)
+            self._plan(now, running)
         elif running.root and self.users is not None:
             self._begin_next(now)

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+ABSOLUTE_DIFFERENCE, RELATIVE_DIFFERENCE = 16, 1.5  # of running requests, beyond which load decides; with a cache
+
 
 class RouterSettings(BaseModel):
     """Distribution of requests over replicas, and limits at which a replica counts as unhealthy."""
@@ -44,7 +46,8 @@ class RouterSettings(BaseModel):
         A node runs 40 requests well, so with a prefix cache 16 more may go to the replica with their prefix. Without
         one, affinity only crowds one replica (measured: nearly all of 8 clients on one of two), so load alone decides.
         """
-        names, defaults = ("balance_abs_threshold", "balance_rel_threshold"), (16, 1.5) if prefix_cache else (1, 1.01)
+        names = "balance_abs_threshold", "balance_rel_threshold"
+        defaults = (ABSOLUTE_DIFFERENCE, RELATIVE_DIFFERENCE) if prefix_cache else (1, 1.01)
         unset = [(name, value) for name, value in zip(names, defaults, strict=True) if getattr(self, name) is None]
         return self.model_copy(update=dict(unset))
 

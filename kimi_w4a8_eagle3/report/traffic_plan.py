@@ -39,8 +39,8 @@ def rows(plan: TracePlan) -> list[list[str]]:
 
 
 def _interval(found: Sequence[TrafficFigures], value: Callable[[TrafficFigures], float], form: str) -> str:
-    middle, *ends = map(value, found)
-    return f"{middle:{form}} ({min(ends):{form}} to {max(ends):{form}})"
+    values = [value(one) for one in found]
+    return f"{values[0]:{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def notes(plan: TracePlan) -> list[str]:
@@ -54,10 +54,12 @@ def notes(plan: TracePlan) -> list[str]:
         "that did not fit it. None is published for four GPUs, DP attention, or short prefills after a long prefix.",
         f"A layout meets the SLO if {GOOD:.0%} of the requests meet both limits. Layouts without a recipe are priced "
         "only: no recipe here switches on KV in host memory yet.",
+        "Not simulated: FP8 KV and 4 GPUs that prefill for 4 that decode (`python -m proof.account.not_yet` prices "
+        "them for random prompts), and all-reduces in INT8 (`python -m proof.account`).",
     ]
 
 
-def page(plan: TracePlan) -> Page:
+def page(plan: TracePlan, fleet: Sequence[str] = ()) -> Page:
     """Return the page: verdict, chart of goodput over users, and the table."""
     from .plots import goodput_curves  # optional: matplotlib
 
@@ -76,5 +78,7 @@ def page(plan: TracePlan) -> Page:
             "Goodput by users", tables=[Table(["users", *plan.curves], by_users, "tok/s (requests that met the SLO)")]
         ),
     ]
-    verdicts = [Words(MODEL), *(Words(reason) for reason in plan.reasons())]
-    return Page(plan.verdict, verdicts, f"{plan.trace.name}, {plan.slo}", picture, notes(plan), sections, tone)
+    verdicts = [Words(MODEL), *(Words(line) for line in (*plan.reasons(), *fleet))]
+    return Page(
+        f"By a model: {plan.verdict}", verdicts, f"{plan.trace.name}, {plan.slo}", picture, notes(plan), sections, tone
+    )

@@ -26,7 +26,7 @@ CEILINGS = {
     "base": 642,
     "bench": 2501,
     "chat": 313,
-    "commands": 2044,
+    "commands": 2059,
     "door": 2113,
     "engine": 1479,
     "eval": 2869,
@@ -35,10 +35,10 @@ CEILINGS = {
     "machine": 621,
     "moe": 5894,
     "ops": 996,
-    "predict": 1369,
+    "predict": 1718,
     "quark": 1842,
-    "recipe": 1640,
-    "report": 1439,
+    "recipe": 1643,
+    "report": 1443,
     "sglang_plugin": 3513,
 }
 

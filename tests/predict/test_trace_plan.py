@@ -62,8 +62,9 @@ def test_an_slo_that_no_layout_meets_names_the_nearest() -> None:
 
 def test_the_page_begins_with_the_verdict_and_says_that_it_is_a_model(tmp_path: Path) -> None:
     text = write_page(traffic_plan.page(plan({"2 x TP 4": 200.0})), tmp_path).read_text()
-    assert text.index("Recipe agent-2x4") < text.index(MODEL[:20]) < text.index("1 x TP 8, host KV")
-    assert (tmp_path / "goodput.svg").is_file() and "200 (180 to 220)" in text
+    assert text.index("By a model: Recipe agent-2x4") < text.index(MODEL[:20]) < text.index("1 x TP 8, host KV")
+    picture = (tmp_path / "goodput.svg").read_text()
+    assert ">4</text>" in picture and "$" not in picture and "200 (180 to 220)" in text
 
 
 def test_a_cold_prompt_takes_the_time_of_the_fitted_model() -> None:
@@ -101,6 +102,7 @@ def test_every_layout_is_a_layout() -> None:
         (["--trace", "t.jsonl", "--slo", "fast"], "not an SLO"),
         (["--trace", "none.jsonl", "--slo", "ttft=2s,tpot=40ms"], "cannot read the trace"),
         (["agent", "--users", "3"], "belong to --trace"),
+        (["agent", "--nodes", "3"], "belong to --trace"),
     ],
 )
 def test_wrong_words_give_one_message_and_write_nothing(

@@ -26,6 +26,9 @@ def talk(name, turns, think=0.0):
         prompt = (*prompt, Segment(f"{name} says {at}", 16))
     return TraceSession(name, tuple(found), None)
 
+def stranger(name, think):
+    return TraceSession(name, (Turn((Segment(f"{name} asks", 64),), 16, think, None),), None)
+
 def served(sessions, users, engines=1, ranks=1, pool=4000, chunk=64, **changes):
     changes = {"max_running": 8, "grain": 1, **changes}
     trace = Trace("t", "run", tuple(sessions), users)
@@ -37,6 +40,7 @@ def served(sessions, users, engines=1, ranks=1, pool=4000, chunk=64, **changes):
     return {"rows": rows, "kept": kept}
 
 one = [talk("a", 3)]
+pair = [talk("a", 1), talk("b", 1, 0.18)]  # b arrives in the second of the steps after a's prefill
 found = {
     "cache": served(one, 1),
     "no cache": served(one, 1, prefix_cache=False),
@@ -50,6 +54,11 @@ found = {
     "host": served([talk("a", 1), talk("b", 1), talk("c", 1), talk("d", 1), talk("a", 2)], 1, pool=150, host=1000,
                    host_tokens_s=40.0),
     "units": served(one, 1, grain=8),
+    "alone": served(pair, 2, prefix_cache=False),
+    "overlap": served(pair, 2, prefix_cache=False, overlap=True),
+    "outside": served(one, 1, outside_s=0.5),
+    "known": served([talk(name, 1, think) for name, think in (("a", 0.0), ("b", 0.01))], 2, engines=2),
+    "unknown": served([stranger("x", 0.0), stranger("y", 0.01), stranger("z", 5.0)], 3, engines=2),
 }
 print(json.dumps(found))
 """
@@ -80,6 +89,23 @@ def test_times_are_those_of_the_steps(found: dict[str, Any]) -> None:
     assert found["cache"]["rows"][0][4:6] == [0.164, 0.01]
     assert found["eagle"]["rows"][0][4:6] == [0.164, round(6 * 0.01 / 15, 6)]
     assert found["cache"]["rows"][1][4] == pytest.approx(0.1 + 24 * 0.001)
+
+
+def test_with_overlap_a_request_waits_for_the_step_that_was_chosen_before(found: dict[str, Any]) -> None:
+    first, second = (
+        dict(zip(column(found, case, 0), column(found, case, 4), strict=True)) for case in ("alone", "overlap")
+    )
+    assert second["a"] == first["a"] and second["b"] == pytest.approx(first["b"] + 0.01)
+
+
+def test_the_time_outside_of_the_scheduler_belongs_to_the_first_token(found: dict[str, Any]) -> None:
+    assert found["outside"]["rows"][0][4:6] == [0.664, 0.01]
+
+
+def test_the_router_asks_the_engine_with_fewer_requests_for_an_unknown_prompt(found: dict[str, Any]) -> None:
+    """x and y run at the same time. z comes when both have ended, and the first engine is as free as the second."""
+    assert column(found, "unknown", 6) == [0, 1, 0]
+    assert column(found, "known", 6) == [0, 0]  # the system prompt is above the threshold of the cache
 
 
 def test_another_user_finds_the_system_prompt(found: dict[str, Any]) -> None:
