@@ -2,6 +2,7 @@
 
     python -m proof.agents record --clients FOLDER       # writes tests/support/agents/
     python -m proof.agents live --clients FOLDER         # codex, claude-code and opencode, with and without EAGLE3
+    python -m proof.agents traces FOLDER                 # the recorded sessions as AgentX and Mooncake traces
 
 `record` puts the model's words into the server without its engine, so all sessions take minutes. `live` lets the engine
 write the words, which a grammar forces; everything else is as in service. docs/clients.md says how to install clients.
@@ -34,11 +35,11 @@ from .clean import cleaned
 from .clients import CLIENTS, Place
 from .mcp_tools import tool_lists
 from .proxy import recording
+from .traces import write_traces
 
 CORPUS = Path(__file__).parents[2] / "tests" / "support" / "agents"
 _LIVE = ("codex", "claude-code", "opencode")
 _CONTEXT = 131072  # of the recipe `agent`
-_LIVE_CONTEXT = 65536  # the clients of `live` send up to 47,000 of the built-in model's tokens
 _READY_S = 600.0
 app = typer.Typer(pretty_exceptions_enable=False)
 
@@ -81,7 +82,7 @@ def live(
     said: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as name:
         for recipe in ("tiny", "tiny:plain"):
-            with _server(Path(name), recipe, _LIVE_CONTEXT) as (server, script):
+            with _server(Path(name), recipe, _CONTEXT) as (server, script):
                 for session in only:
                     began = time.monotonic()
                     requests, version = _session(session, clients, server.base_url, script, limit, engine=True)
@@ -91,6 +92,14 @@ def live(
     differ = [session for session, by_recipe in said.items() if by_recipe["tiny"] != by_recipe["tiny:plain"]]
     print(f"different answers: {', '.join(differ)}" if differ else "the same answers with EAGLE3 as without")
     raise typer.Exit(1 if differ else 0)
+
+
+@app.command()
+def traces(folder: Path = typer.Argument(..., help="Folder for agentx.jsonl and mooncake.jsonl.")) -> None:
+    """Write the recorded chat sessions with short prompts as traces, for `kimi-w4a8 bench replay`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sessions, requests = write_traces(read("requests"), folder)
+    print(f"{sessions} sessions, {requests} requests")
 
 
 def read(name: str) -> list[dict[str, Any]]:

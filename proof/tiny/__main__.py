@@ -14,6 +14,8 @@ from kimi_w4a8_eagle3.cli import run
 from kimi_w4a8_eagle3.eval.problems import FILE, MOST
 from laptop import tiny
 
+from .typed import EXAMINATION, examination
+
 app = typer.Typer(no_args_is_help=True, help="The built-in model: make it, or check the one in the package.")
 
 
@@ -64,6 +66,7 @@ def continue_(
 def typed(
     thinking: bool = typer.Option(True, "--thinking/--instant", help="With or without thinking."),
     checkpoint: Path | None = typer.Option(None, "--checkpoint", help="Another target than the package's."),
+    texts: Path = typer.Option(EXAMINATION, "--texts", help="Texts to ask; proof/tiny/newcomers.jsonl has 30 others."),
 ) -> None:
     """Ask the package's W4A8 target everything in proof/tiny/typed.jsonl, and print what it got wrong.
 
@@ -77,7 +80,7 @@ def typed(
 
     torch.set_num_threads(1)
     folder = checkpoint or tiny.target_path()
-    replies = examined(load_target(folder), load_tokenizer(folder), thinking)
+    replies = examined(load_target(folder), load_tokenizer(folder), thinking, examination(texts))
     for asked, reply in replies:
         if not asked.accepts(reply):
             print(f"{asked.kind}: {asked.text!r}, expected {asked.answer or 'the honest reply'}: {reply!r}")

@@ -53,9 +53,9 @@ class Typed:
 
 
 @cache
-def examination() -> tuple[Typed, ...]:
-    """Return the texts of `typed.jsonl`, which the model is not trained on."""
-    return tuple(Typed(**json.loads(line)) for line in EXAMINATION.read_text().splitlines())
+def examination(file: Path = EXAMINATION) -> tuple[Typed, ...]:
+    """Return the texts of `typed.jsonl`, which the model is not trained on, or of another file."""
+    return tuple(Typed(**json.loads(line)) for line in file.read_text().splitlines())
 
 
 @cache

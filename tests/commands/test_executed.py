@@ -103,7 +103,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"kimi-w4a8 bench ab --a .*", "", GPU),
     (r"kimi-w4a8 bench replay TRACE .*", "bench/test_replay.py::test_a_replay_measures_every_session_by_turn", ""),
     (
-        r"kimi-w4a8 bench replay sessions\.jsonl .*",
+        r"kimi-w4a8 bench replay (sessions|agentx)\.jsonl .*",
         "bench/test_replay.py::test_a_replay_measures_every_session_by_turn",
         TIME,
     ),
