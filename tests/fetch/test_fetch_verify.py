@@ -59,6 +59,17 @@ def test_a_flipped_bit_is_found_set_aside_and_repaired(hub, fetched, repo, tmp_p
     assert [len(hub.gets(path)) for path in SHARDS] == [1, 2, 1]
 
 
+def test_damaged_content_of_two_paths_is_set_aside_once(hub, repo, tmp_path):
+    repo.files["copy.safetensors"] = repo.files[SHARDS[1]]
+    assert kimi(hub, tmp_path, "fetch", NAME).returncode == 0
+    blob = tmp_path / "hub/models--org--model/blobs" / repo.digest(SHARDS[1])
+    flip(blob)
+    bad = kimi(NOWHERE, tmp_path, "fetch", NAME, "--verify", "--offline")
+    assert bad.returncode == 1
+    assert all(f"damaged  {path}:" in bad.stdout for path in (SHARDS[1], "copy.safetensors"))
+    assert not blob.exists() and blob.with_name(f"{blob.name}.corrupt").exists()
+
+
 def test_a_damaged_blob_in_the_cache(hub, repo, tmp_path):
     kimi(hub, tmp_path, "fetch", NAME)
     link = tmp_path / "hub/models--org--model/snapshots" / repo.commit / SHARDS[0]
