@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from html import escape, unescape
 from pathlib import Path
@@ -14,12 +12,11 @@ from xml.etree import ElementTree
 
 import pytest
 from matplotlib import pyplot
+from support.browser import BUILD, DARK, browse, needs_browser
 from support.every_page import HOSTILE, every_page
 
 from kimi_w4a8_eagle3.bench.runs import Run
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-BUILD = Path(__file__).parents[2] / "build"
 WIDTHS, HEIGHT = (1400, 500), 900
 MOST_PAGES = 3  # printed
 # Runs in a page that shows all pages in frames; what it finds becomes its text. The verdict and the chart are what a
@@ -37,7 +34,6 @@ onload = () => {
   document.querySelector("pre").textContent = JSON.stringify(found);
 };
 """
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="there is no chromium")
 
 
 @pytest.fixture
@@ -88,18 +84,10 @@ def look(pages: dict[str, Path], folder: Path, picture: Path, dark: bool) -> lis
         "<!doctype html><meta name=color-scheme content='light dark'><body style='margin: 0'>"
         f"<pre hidden></pre>{frames}<script>{SCRIPT}</script>"
     )
-    BUILD.mkdir(exist_ok=True)
     size = f"{sum(WIDTHS) + 60},{(HEIGHT + 20) * len(pages)}"
-    colours = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    wanted = [*colours, f"--window-size={size}", f"--screenshot={picture}", "--dump-dom", album.as_uri()]
+    wanted = [*[DARK] * dark, f"--window-size={size}", f"--screenshot={picture}", "--dump-dom", album.as_uri()]
     done = browse(folder, *wanted)
     text = re.search(r"<pre[^>]*>(.+?)</pre>", done.stdout, re.DOTALL)
     assert text, done.stderr[-2000:]
     measures: list[dict[str, Any]] = json.loads(unescape(text[1]))
     return measures
-
-
-def browse(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files"]
-    options += ["--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}"]
-    return subprocess.run([str(BROWSER), *options, *words], capture_output=True, text=True, timeout=120)

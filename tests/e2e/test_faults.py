@@ -6,6 +6,7 @@ Its clients need a key, so that every test here proves that keys pass the router
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import httpx
 import pytest
 from rich.console import Console
 from support import supervisor
+from support.browser import BROWSER, BUILD, DARK, browse
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.runs import read_run
@@ -138,17 +140,31 @@ def test_a_client_that_leaves_ends_its_request(fleet, questions):
     until(lambda: sum(of_each(fleet, ABORTED)) == before + 1 and running(fleet) == [0, 0])
 
 
-def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_goes_on(fleet, questions):
+def live_page(fleet, folder, *options) -> str:
+    """The text of the ops port's page after it refreshed itself; empty without a browser."""
+    if BROWSER is None:
+        return ""
+    done = browse(folder, *options, "--virtual-time-budget=5000", "--dump-dom", fleet.ops_url)
+    assert "Reading the server" not in done.stdout.partition("<script>")[0], done.stderr
+    return re.sub(r"<[^>]+>", " ", done.stdout.partition("<script>")[0])
+
+
+def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_goes_on(fleet, questions, tmp_path):
     streams = [endless_question(questions[0].model, 250)]  # they run on while one of them is looked for and killed
     with Load(fleet.base_url, streams, 4, mix={Manner.STREAM: 1}, total=4, hang_s=280.0, api_key=KEY) as load:
         until(lambda: min(running(fleet)) >= 1)
         time.sleep(0.5)  # their first piece has been sent
+        whole = live_page(fleet, tmp_path, "--window-size=1400,900", f"--screenshot={BUILD / 'live.png'}")
         at = time.time()
         fleet.engine(0).kill()
         down = fleet.wait_event(lambda e: (e.source, e.event) == ("replica-0", "down"), at, 280.0)
         fleet.wait_event(lambda e: e.event == "restarting", down.time, 280.0)
+        killed = live_page(fleet, tmp_path, DARK, "--window-size=500,900", f"--screenshot={BUILD / 'live-dark.png'}")
         assert ask(fleet, questions[1]).outcome is Outcome.OK
         assert load.wait(300)
+    if BROWSER is not None:
+        assert "2 of 2 replicas ready" in whole
+        assert re.search(r"\b0\s+down\b", killed)
     seen = Counter(record.outcome for record in load.records)
     assert not forbidden(load.records)
     assert seen[Outcome.CUT] >= 1 and seen[Outcome.OK] >= 1 and set(seen) == {Outcome.CUT, Outcome.OK}
