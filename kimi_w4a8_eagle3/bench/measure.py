@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..base.console import request_progress, table_console
+from ..base.console import table_console
 from ..base.errors import KimiError
+from ..base.request_progress import request_progress
 from ..engine import metrics
 from ..engine.client import EngineClient, Generation
 from ..engine.metrics import Acceptance

@@ -10,7 +10,8 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from ..base.console import request_progress, table_console
+from ..base.console import table_console
+from ..base.request_progress import request_progress
 from ..predict.fleet import FleetRates, plan_fleet
 from ..predict.layouts import node_layouts
 from ..predict.trace_plan import MODEL, Slo, plan_trace, user_counts

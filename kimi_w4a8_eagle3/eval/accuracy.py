@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from ..base import laptop
-from ..base.console import request_progress
 from ..base.errors import KimiError, UsageError
+from ..base.request_progress import request_progress
 from ..fleet.target import Target
 from .harness import score
 from .json_lines import read_rows, write_rows

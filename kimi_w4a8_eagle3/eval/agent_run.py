@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from ..base.console import request_progress
 from ..base.errors import KimiError
+from ..base.request_progress import request_progress
 from ..fleet.target import Target
 from .accuracy import PROBLEMS, AccuracyOptions, load_outcomes
 from .bfcl import AgentTask, written

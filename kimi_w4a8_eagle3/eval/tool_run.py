@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ..base.console import request_progress
 from ..base.errors import KimiError
+from ..base.request_progress import request_progress
 from ..engine.client import EngineClient
 from ..fleet.target import Server, Target
 from . import tool_requests, tool_scores, vendor_checks
