@@ -230,7 +230,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
         "",
     ),
     (
-        r"python -m kimi_w4a8_eagle3\.sglang_plugin\.run_module proof\.traffic_truth",
+        r"python -m kimi_w4a8_eagle3\.sglang_plugin\.run_module proof\.traffic_truth( eagle3)?",
         "predict/test_traffic.py::test_both_releases_schedule_alike",
         TIME,
     ),
