@@ -4,8 +4,9 @@
     python -m proof.admission pairs           # latency and throughput of plain chats, with the door and without it
     python -m proof.admission connections     # the engine's memory while 1,000 connections misbehave, and afterwards
     python -m proof.admission hostile         # the TTFT of a healthy client, alone and beside a hostile one
+    python -m proof.admission tokenizers      # how long a tokenizer stops the event loop from its thread
 
-Each command starts the built-in model. Figures are worth something on an idle machine.
+Each command but the last starts the built-in model. Figures are worth something on an idle machine.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import json
 import multiprocessing
 import random
 import statistics
+import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +35,7 @@ import typer
 from kimi_w4a8_eagle3.engine.process import EngineServer, free_port
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from proof.fuzz.resources import NO_KERNEL_CACHE
+from proof.vocabulary import vocabulary
 
 CONTEXT = 262_144  # Kimi's
 _LINE = "The quick brown fox, jumped over 13 lazy dogs; and then (slowly) it went home.\n"
@@ -320,6 +323,34 @@ def hostile(
                 attacker.kill()
         alone_ms, beside_ms = (statistics.quantiles(seconds, n=100)[98] * 1000 for seconds in (idle, beside))
         print(f"p99 TTFT: {alone_ms:.0f} ms alone, {beside_ms:.0f} ms beside ({beside_ms / alone_ms:.2f}x; 2x allowed)")
+
+
+@app.command()
+def tokenizers() -> None:
+    """Print the longest time that a tokenizer stops the interpreter while a thread reads 4 MB of text."""
+    import tiktoken
+    from tokenizers import Tokenizer
+
+    text = _LINE * 51_000
+    ours = Tokenizer.from_file("laptop/tiny/weights/target-w4a8/tokenizer.json")
+    ranks = {token: rank for rank, token in enumerate(vocabulary())}
+    like_kimi = tiktoken.Encoding(
+        "like Kimi's", pat_str=r"\p{L}+|\p{N}{1,3}|.|\s", mergeable_ranks=ranks, special_tokens={}
+    )
+    pieces = [text[start : start + 400_000] for start in range(0, len(text), 400_000)]
+    held = [ours.encode_batch([text])]
+    _stop_ms("the built-in model's, to free its tokens", held.clear)
+    _stop_ms("one of tiktoken", lambda: [like_kimi.encode(piece) for piece in pieces])
+
+
+def _stop_ms(name: str, work: Callable[[], object]) -> None:
+    thread, longest, last = threading.Timer(0.1, work), 0.0, time.perf_counter()
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.0005)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    print(f"{name}: {longest * 1000:.0f} ms")
 
 
 if __name__ == "__main__":
