@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kimi_w4a8_eagle3.base.toml import tomllib
+from kimi_w4a8_eagle3.doctor.software import SGLANG_NEWEST, SGLANG_PINNED
 
 ROOT = Path(__file__).parents[2]
 INSTALL = ROOT / "requirements/install.sh"
@@ -215,3 +216,19 @@ def test_ci_takes_nothing_along() -> None:
         "HTTPS_PROXY=p",
         "PIP_INDEX_URL=a b",
     ]
+
+
+def test_the_badges_are_true() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = [each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    badges = re.findall(
+        r"^\[!\[(.+): (.+)\]\(https://img.shields.io/badge/(.+)-\w+\)\]", (ROOT / "README.md").read_text(), re.M
+    )
+    assert {label: value for label, value, _ in badges} == {
+        "license": project["license"],
+        "Python": f"{versions[0]} to {versions[-1]}",
+        "SGLang": f"{SGLANG_PINNED} and {SGLANG_NEWEST}",
+        "AMD GPU": "not yet run",  # docs/verified.md
+    }
+    for label, value, picture in badges:
+        assert picture == f"{label}-{value.replace('-', '--')}".replace(" ", "_")
