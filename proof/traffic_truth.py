@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +37,7 @@ from kimi_w4a8_eagle3.predict.traffic import EngineSettings, Traffic
 from .load.served import ServedFleet
 
 POOL, CHUNK, MAX_RUNNING, USERS = 16384, 1024, 8, 3
+ADMIN_KEY = "only-for-this-proof"
 FIGURES = ("hit rate", "TTFT p50", "TTFT p95", "TPOT p50")
 FIT = 1000  # first seed of the traces that fit; one comes before every other trace that is compared
 GOAL, TRIES = 0.10, 3
@@ -72,7 +74,8 @@ class EngineUnderTest:
                 with target.running(Path(name) / "log", lambda line: None) as server:
                     yield server.base_url, [server.base_url]
                 return
-            words = [word for setting in self.settings for word in ("--set", setting)]
+            settings = (*self.settings, f"env.KIMI_ADMIN_KEY={ADMIN_KEY}")  # opens /flush_cache behind a router
+            words = [word for setting in settings for word in ("--set", setting)]
             with ServedFleet(Path(name), self.replicas, words, self.recipe) as fleet:
                 fleet.wait_whole()
                 yield fleet.base_url, [fleet.replica_url(number) for number in range(self.replicas)]
@@ -249,7 +252,8 @@ def simulated(trace: Trace, fitted: Fitted, engine: EngineUnderTest) -> list[Row
 @asynccontextmanager
 async def clients(urls: Sequence[str]) -> AsyncIterator[list[Client]]:
     """Yield a client for each address."""
-    opened = [httpx.AsyncClient(base_url=url, timeout=300) for url in urls]
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    opened = [httpx.AsyncClient(base_url=url, headers=headers, timeout=300) for url in urls]
     try:
         yield [Client(http) for http in opened]
     finally:
@@ -276,8 +280,9 @@ async def _answers(
     """Replay a trace with every client, again while others are busy; return the answers and the cores of others."""
     for _ in range(TRIES):
         for client in flushed:
-            while (await client.http.post("/flush_cache")).is_error:  # refused until the last request has left
-                await asyncio.sleep(0.05)
+            while (answer := await client.http.post("/flush_cache")).status_code == HTTPStatus.BAD_REQUEST:
+                await asyncio.sleep(0.05)  # until the last request has left
+            answer.raise_for_status()
         began, before = time.monotonic(), _others_s()
         found = await asyncio.gather(*(client.replay(trace) for client, trace in zip(asked, traces, strict=True)))
         others = (_others_s() - before) / (time.monotonic() - began)
