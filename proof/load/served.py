@@ -188,10 +188,12 @@ class ServedFleet:
 
     def engine(self, number: int) -> psutil.Process:
         port = self.replica_url(number).rpartition(":")[2]
-        for process in self.look():
-            words = _words(process)
-            if "--port" in words and words[words.index("--port") + 1] == port and "launch_server" in " ".join(words):
-                return process
+        for _ in range(20):  # one look at /proc can miss a process while others come and go
+            for process in self.look():
+                words = " ".join(_words(process))
+                if "launch_server" in words and f"--port {port}" in words:
+                    return process
+            time.sleep(0.1)
         raise self._failure(f"no process serves replica {number}")
 
     def scheduler(self, number: int) -> psutil.Process:

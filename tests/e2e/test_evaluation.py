@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from support.said import stock_client, streamed, whole
 from support.tiny_servers import tiny_launch, with_faults
+from support.waiting import until
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from kimi_w4a8_eagle3.eval import accuracy, lossless, smoke, tasks
@@ -106,7 +107,7 @@ def expected(plain: EngineServer) -> tuple[list[exact.Request], list[Tokens]]:
 def test_a_fault_that_changes_an_answer_is_found_and_nothing_else_is(faulty, expected, fault):
     """Asked twice: what was answered first is in the prefix cache then."""
     (server, named), (asked, answers) = faulty, expected
-    httpx.post(f"{server.base_url}/flush_cache").raise_for_status()
+    until(lambda: httpx.post(f"{server.base_url}/flush_cache").is_success)  # refused until the last request has left
     named.write_text(fault)
     with TokenClient(server.base_url) as probe:
         found = [probe.all(lambda request: exact.ask(probe, request), asked, len(asked)) for _ in range(2)]

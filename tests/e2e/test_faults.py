@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 from support import supervisor
 from support.browser import BROWSER, BUILD, DARK, browse
+from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.runs import read_run
@@ -86,13 +87,6 @@ def of_each(fleet, metric) -> list[float]:
 
 def running(fleet) -> list[float]:
     return of_each(fleet, "sglang:num_running_reqs")
-
-
-def until(condition, seconds=280.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("sent", [{}, {"Authorization": f"Bearer {KEY}x"}], ids=["none", "wrong"])
