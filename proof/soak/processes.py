@@ -44,10 +44,13 @@ class ProcessTree:
         self._names: dict[int, str] = {root.pid: "supervisor"}
 
     def held(self) -> dict[str, Held]:
-        """By name; a process that ends while it is read is left out."""
+        """By name; a process that ends while it is read is left out.
+
+        Linux denies an ordinary user the files of a process from the moment at which it gives its memory back.
+        """
         found = {}
         for process in self._processes():
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 found[self._name(process)] = _held(process)
         return found
 
