@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ..base.errors import KimiError
@@ -35,7 +35,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class StageResult:
-    """PASS or FAIL of a stage, or None if it did not run, with a sentence and figures. proves: as of the stage."""
+    """PASS or FAIL of a stage, or None if it did not run, with a sentence and figures.
+
+    proves: as of the stage. stages: how many the run has, so that a file that lacks some is noticed.
+    """
 
     stage: str
     proves: str
@@ -44,6 +47,7 @@ class StageResult:
     seconds: float = 0.0
     figures: list[Figure] = field(default_factory=list)
     missing: bool = False
+    stages: int = 0
 
 
 class Skipped(KimiError):
@@ -72,9 +76,10 @@ class Journal:
     identity: dict[str, str]
     results: dict[str, StageResult] = field(default_factory=dict)
 
-    def add(self, result: StageResult) -> None:
-        self.results.pop(result.stage, None)
-        self.results[result.stage] = result
+    def add(self, *results: StageResult) -> None:
+        for result in results:
+            self.results.pop(result.stage, None)
+            self.results[result.stage] = result
         write_rows(self.folder / RESULTS, list(self.results.values()))
 
     def names(self, verdict: Verdict | None) -> list[str]:
@@ -126,9 +131,10 @@ def open_journal(runs: Path, sizes: str, restart: bool) -> Journal:
 def read_journal(folder: Path) -> Journal:
     """Read a run's results. Raises KimiError for another folder, and for a file that lacks its end."""
     identity, path = load_run(folder, lambda run: run["identity"])["identity"], folder / RESULTS
-    if path.exists() and not path.read_bytes().endswith(b"\n"):  # stages that it lacks would look as if they had passed
-        raise KimiError("the file of the stages ends within a line", str(path), "a whole copy of the run's folder")
-    results = read_rows(path, StageResult) if path.exists() else []
+    whole = not path.exists() or path.read_bytes().endswith(b"\n")
+    results = read_rows(path, StageResult) if whole and path.exists() else []
+    if not whole or any(len(results) < result.stages for result in results):  # they would look as if they had passed
+        raise KimiError("the file lacks its last stages", str(path), "a whole copy of the run's folder")
     return Journal(folder, identity, {result.stage: result for result in results})
 
 
@@ -138,14 +144,15 @@ def run_stages(stages: Sequence[Stage], journal: Journal, say: Callable[[str], N
     A failure is recorded and the next stage runs. Raises KimiError at the end if a stage failed. An interrupted stage
     is not recorded and runs again.
     """
-    began, todo = time.monotonic(), journal.todo(stages)
+    began, todo, ahead = time.monotonic(), journal.todo(stages), list[StageResult]()
     for stage in stages:
         if stage.missing:
-            journal.add(StageResult(stage.name, stage.proves, None, stage.missing, missing=True))
+            ahead.append(StageResult(stage.name, stage.proves, None, stage.missing, missing=True, stages=len(stages)))
         elif stage not in todo:
             say(f"{stage.name}: passed before")
         elif stage.name not in journal.names(Verdict.FAIL):
-            journal.add(StageResult(stage.name, stage.proves, None, "not reached"))
+            ahead.append(StageResult(stage.name, stage.proves, None, "not reached", stages=len(stages)))
+    journal.add(*ahead)
     say(f"timetable: about {sum(stage.minutes for stage in todo):.0f} min")
     for stage in todo:
         say(f"{stage.minutes:6g} min  {stage.name}")
@@ -153,7 +160,7 @@ def run_stages(stages: Sequence[Stage], journal: Journal, say: Callable[[str], N
         left = sum(later.minutes for later in todo[number:])
         clock = f"{(time.monotonic() - began) / 60:.0f} min so far, about {left:.0f} to go"
         say(f"[{number + 1}/{len(todo)}] {stage.name} ({clock})")
-        result = _result(stage, journal.folder)
+        result = replace(_result(stage, journal.folder), stages=len(stages))
         journal.add(result)
         if result.verdict is not Verdict.PASS:
             say(f"{stage.name}: {result.verdict or 'not run'}: {result.found}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..base.errors import KimiError
+from ..base.request_progress import request_progress
 from ..base.run_dir import DEFAULT_ROOT, RECORD, new_run_dir, write_json
 from ..base.verdict import Verdict
 from ..fleet.target import Server, Target, record_of
@@ -183,9 +184,10 @@ def _ask(server: Server, asked: list[Prompt], plan: LosslessPlan, earlier: Answe
         ids = probe.all(lambda prompt: probe.chat_ids(prompt.text, server.model), asked, 8)
         answers = Answers(server, ids)
         for concurrency in plan.concurrencies:
-            with console.status(f"{server.name}: {len(asked)} greedy answers at concurrency {concurrency}"):
+            title = f"{server.name}: greedy answers at concurrency {concurrency}"
+            with request_progress(title, len(asked), console) as show:
                 answers.greedy[concurrency] = probe.all(
-                    lambda prompt: probe.greedy(prompt, plan.max_tokens, with_top=True), ids, concurrency
+                    lambda prompt: probe.greedy(prompt, plan.max_tokens, with_top=True), ids, concurrency, show
                 )
         if earlier is None:
             answers.late = [
@@ -193,13 +195,18 @@ def _ask(server: Server, asked: list[Prompt], plan: LosslessPlan, earlier: Answe
                 for pair in list(zip(ids, answers.greedy[plan.concurrencies[0]], strict=True))[:_STOPPED]
             ]
         else:
-            with console.status(f"{server.name}: prefills of all answers"):
-                for prompt, answer in dict.fromkeys((p, a.ids) for p, a in answers.texts + earlier.texts):
+            texts = dict.fromkeys((p, a.ids) for p, a in answers.texts + earlier.texts)
+            with request_progress(f"{server.name}: prefills of all answers", len(texts), console) as show:
+                for number, (prompt, answer) in enumerate(texts, 1):
                     answers.prefills[prompt + answer] = probe.prefill(prompt, answer)
+                    show(number, "")
         answers.prefixes = _prefixes(answers, plan) if earlier is None else earlier.prefixes
         if plan.samples:
-            with console.status(f"{server.name}: {plan.samples} samples after each of {plan.prefixes} prefixes"):
-                answers.sampled = [_sample(probe, prefix, plan) for prefix in answers.prefixes]
+            title = f"{server.name}: prefixes with {plan.samples} samples each"
+            with request_progress(title, len(answers.prefixes), console) as show:
+                for number, prefix in enumerate(answers.prefixes, 1):
+                    answers.sampled.append(_sample(probe, prefix, plan))
+                    show(number, "")
     console.print(f"[green]✓[/] {server.name}: {len(asked)} prompts at concurrency {_levels(plan)}, sampled")
     return answers
 

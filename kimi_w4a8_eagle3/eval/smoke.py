@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..base.request_progress import request_progress
 from ..base.run_dir import DEFAULT_ROOT
 from ..base.verdict import Verdict
 from ..engine.metrics import Acceptance, acceptance_from_counters, acceptance_from_histograms, scrape
@@ -51,8 +52,8 @@ def run(
         settings = {"model": server.model, "max_tokens": floors.max_tokens, "temperature": 0.0}
         settings |= {"return_spec_tokens_details": True}
         bodies = [{**settings, "messages": [{"role": "user", "content": p.question}]} for p in problems]
-        with console.status(f"{server.name}: {len(problems)} problems"):
-            answers = evaluation.recorder.ask(CHAT, bodies, floors.concurrency)
+        with request_progress(f"{server.name}: problems", len(problems), console) as show:
+            answers = evaluation.recorder.ask(CHAT, bodies, floors.concurrency, show)
         added = scrape(server.ops_url).since(before) if server.ops_url and before else None
     checks = list(check(problems, answers, floors, acceptance_from_counters(added, _DRAFT_TOKENS) if added else None))
     failed = [str(check) for check in checks if not check.passed]

@@ -92,14 +92,24 @@ class TokenClient(EngineClient):
         found = self._post("/generate", body)
         return [_tokens(reply).ids for reply in (found if isinstance(found, list) else [found])]
 
-    def all(self, call: Callable[[_In], _Out], inputs: Sequence[_In], concurrency: int) -> list[_Out]:
+    def all(
+        self,
+        call: Callable[[_In], _Out],
+        inputs: Sequence[_In],
+        concurrency: int,
+        show: Callable[[int, str], None] = lambda finished, note: None,
+    ) -> list[_Out]:
         """Call `call` for every input, `concurrency` at a time, and return the results in input order.
 
-        An interruption drops the inputs that have not started.
+        show: takes the number of finished calls. An interruption drops the inputs that have not started.
         """
         with ThreadPoolExecutor(concurrency) as pool:
+            results = list[_Out]()
             try:
-                return list(pool.map(call, inputs))
+                for result in pool.map(call, inputs):
+                    results.append(result)
+                    show(len(results), "")
+                return results
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

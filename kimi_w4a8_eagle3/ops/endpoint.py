@@ -42,6 +42,7 @@ _PAGE_POLICY = (
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 # Phases by distance from serving. The nearest one is reported for a fleet without a ready replica.
+_WITHOUT_ENGINE = (Phase.STARTING, Phase.DOWN)  # what was read before is of an engine that is gone
 _NEAREST_FIRST = (Phase.READY, Phase.CHECKING, Phase.STARTING, Phase.DRAINING, Phase.STALLED, Phase.DOWN)
 
 
@@ -171,7 +172,8 @@ class OpsServer:
         return JSONResponse(body)
 
     def _status_of(self, replica: ReplicaState) -> dict[str, Any]:
-        recent, figures = self.acceptance(replica.name), self._observer.figures(replica.name)
+        recent = self.acceptance(replica.name)
+        figures = self._observer.figures(replica.name) if replica.phase not in _WITHOUT_ENGINE else None
         canary = None if replica.canary is None else {**asdict(replica.canary), "at": replica.canary_at}
         return {
             "name": replica.name,

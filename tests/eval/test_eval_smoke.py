@@ -175,12 +175,16 @@ def test_an_unreadable_folder_gets_a_page_that_names_the_missing_part(tmp_path, 
 
 def test_kimi_report_shows_an_acceptance_run(tmp_path):
     (tmp_path / "run.json").write_text('{"identity": {"sglang": "1.2"}}')
-    (tmp_path / "stages.jsonl").write_text('{"stage": "doctor", "proves": "", "verdict": "pass", "found": "ready"}\n')
+    rows = [
+        '{"stage": "doctor", "proves": "", "verdict": "pass", "found": "ready", "stages": 2}\n',
+        '{"stage": "smoke", "proves": "", "verdict": "pass", "found": "fine", "stages": 2}\n',
+    ]
+    (tmp_path / "stages.jsonl").write_text("".join(rows))
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    assert '<h1 class="better">ACCEPTED: 1 of 1 stages passed' in (tmp_path / "out" / "report.html").read_text()
-    with (tmp_path / "stages.jsonl").open("a") as file:
-        file.write('{"stage": "smo')
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
-    text = (tmp_path / "out" / "report.html").read_text()
-    assert done.exit_code == 1 and "NOT SHOWN" in text and "ends within a line" in text and "ACCEPTED" not in text
+    assert '<h1 class="better">ACCEPTED: 2 of 2 stages passed' in (tmp_path / "out" / "report.html").read_text()
+    for cut in (rows[0], "".join(rows)[:-9]):
+        (tmp_path / "stages.jsonl").write_text(cut)
+        done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "out")])
+        text = (tmp_path / "out" / "report.html").read_text()
+        assert done.exit_code == 1 and "lacks its last stages" in text and "ACCEPTED" not in text

@@ -69,9 +69,8 @@ def test_an_endpoint_shows_its_figures_and_a_live_page() -> None:
     Gauge("sglang:num_running_reqs", "Running.", registry=registry).set(2)
     Counter("sglang:realtime_tokens", "Tokens.", ["mode"], registry=registry).labels("decode").inc(5)
     server, thread = start_http_server(port, "127.0.0.1", registry)
-    fleet = HandmadeFleet(
-        [replica("0", f"http://127.0.0.1:{port}"), replica("1", "http://127.0.0.1:9", Phase.DOWN, "it went away")]
-    )
+    url = f"http://127.0.0.1:{port}"  # of the second, too, so that there are figures of the time before it went
+    fleet = HandmadeFleet([replica("0", url), replica("1", url, Phase.DOWN, "it went away")])
     try:
         with OpsServer("127.0.0.1", free_port(), fleet) as ops:
             done = CliRunner().invoke(app, ["top", ops.base_url, "--once"])
