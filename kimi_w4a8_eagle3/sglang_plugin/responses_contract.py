@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 _PROTOCOL = "sglang.srt.entrypoints.openai.protocol"
 _SERVING = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
 _CALL = "function_call"
+_COMPLETED = "response.completed"
+_STOPPED = {"reason": "stop"}
 FEATURE = Feature(
     "calls on /v1/responses",
     needs=(f"{_PROTOCOL}.Tool", f"{_PROTOCOL}.Function"),
-    remove_when="SGLang serves namespaces for Kimi, streams the status of a cut call, and keeps max_output_tokens",
+    remove_when="SGLang serves and forces namespaces for Kimi, reports cut calls as such, and keeps max_output_tokens",
 )
 Names = Mapping[str, tuple[str, dict[str, Any]]]
 
@@ -42,6 +44,40 @@ def declare_members(tools: list[Any], *args: Any) -> None:
             tools.append(Tool(type="function", function=function))
 
 
+class ForcedMember(str):
+    """The choice `required`, with the function that stands for the member. SGLang knows names of plain tools only."""
+
+    __slots__ = ("name",)
+    name: str
+
+
+@FEATURE.around(f"{_PROTOCOL}.ResponsesRequest.effective_tool_choice")
+def choose_member(original: Callable[..., Any], request: ResponsesRequest) -> Any:
+    """Accept a `tool_choice` that names a member, by its namespace or by a name that no other tool has."""
+    choice = request.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        return original(request)
+    name = choice.get("name") or (choice.get("function") or {}).get("name")
+    members = _members(request)
+    if namespace := choice.get("namespace"):
+        found = [flat_name(str(namespace), str(name))]
+    elif any(tool.name == name for tool in request.tools):
+        found = []
+    else:
+        found = [flat for flat, (_, member) in members.items() if name in (flat, member["name"])]
+    if len(found) != 1 or found[0] not in members:
+        return original(request)
+    forced = ForcedMember("required")
+    forced.name = found[0]
+    return forced
+
+
+@FEATURE.around(f"{_SERVING}._chat_tool_choice")
+def force_member(original: Callable[[Any], Any], choice: Any) -> Any:
+    """Force the function that stands for the member."""
+    return original({"type": "function", "name": choice.name} if isinstance(choice, ForcedMember) else choice)
+
+
 @FEATURE.around(f"{_SERVING}.responses_full_generator")
 async def finish_whole(
     original: Callable[..., Coroutine[Any, Any, Any]],
@@ -57,6 +93,8 @@ async def finish_whole(
         if item.type == _CALL:
             for key, value in _corrected(item.model_dump(), names).items():
                 setattr(item, key, value)
+    if getattr(answer, "status", None) == "completed" and _cut_by_stop(request, answer.model_dump()["output"]):
+        answer.status, answer.incomplete_details = "incomplete", dict(_STOPPED)
     return answer
 
 
@@ -71,7 +109,7 @@ async def finish_stream(
     """Correct the calls in the events of a stream."""
     names = _members(request)
     async for event in original(serving, request, *args, **named):
-        yield _corrected_event(event, names) if f'"{_CALL}' in event or f".{_CALL}" in event else event
+        yield _corrected_event(event, names, request) if f'"{_CALL}' in event or f".{_CALL}" in event else event
 
 
 @FEATURE.after(f"{_PROTOCOL}.ResponsesRequest.to_sampling_params")
@@ -104,7 +142,12 @@ def _corrected(call: dict[str, Any], names: Names) -> dict[str, Any]:
     return call
 
 
-def _corrected_event(event: str, names: Names) -> str:
+def _cut_by_stop(request: ResponsesRequest, output: list[dict[str, Any]]) -> bool:
+    """Return True if a stop string of the request cut the last call. A model that writes no JSON may try again."""
+    return bool(request.stop and output and output[-1]["type"] == _CALL and output[-1]["status"] == "incomplete")
+
+
+def _corrected_event(event: str, names: Names, request: ResponsesRequest) -> str:
     head, _, data = event.partition("data: ")
     payload = orjson.loads(data)
     calls = [payload.get("item"), *(payload.get("response") or {}).get("output", ())]
@@ -113,4 +156,8 @@ def _corrected_event(event: str, names: Names) -> str:
             _corrected(call, names)
     if found := names.get(payload.get("name") or ""):  # of the event that ends a call's arguments
         payload["name"] = found[1]["name"]
+    if payload["type"] == _COMPLETED and _cut_by_stop(request, payload["response"]["output"]):
+        payload["type"] = "response.incomplete"
+        payload["response"] |= {"status": "incomplete", "incomplete_details": _STOPPED}
+        head = head.replace(_COMPLETED, payload["type"])
     return f"{head}data: {orjson.dumps(payload).decode()}\n\n"

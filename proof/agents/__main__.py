@@ -130,6 +130,7 @@ def _server(
         f"context-length={context}",
         "max-total-tokens=140000",
         "disable-radix-cache=false",
+        "watchdog-timeout=3600",  # a busy CPU computes the first prompt for longer than the default of 300 s
     ]
     if pictures:
         settings.append(f"model.repo={_with_pictures(folder / 'target')}")

@@ -42,31 +42,36 @@ def written(name, arguments, end="<|tool_call_end|><|tool_calls_section_end|>"):
 def meta(finish):
     return {"finish_reason": finish and {"type": finish}, "prompt_tokens": 1, "completion_tokens": 2}
 
-async def whole(text, finish):
+async def whole(text, finish, **fields):
     async def generated(context):
         context.append_output({"text": text, "meta_info": meta(finish)})
         yield context
     context = SimpleContext()
     answer = await serving.responses_full_generator(
-        asked(), {}, generated(context), context, "m", None, RequestResponseMetadata(request_id="r"),
+        asked(**fields), {}, generated(context), context, "m", None, RequestResponseMetadata(request_id="r"),
         require_reasoning=True)
     return answer.model_dump()
 
-async def streamed(text, finish):
+async def streamed(text, finish, **fields):
     async def generated():
         for end in range(9, len(text) + 9, 9):
             yield {"text": text[:end], "meta_info": meta(finish if end >= len(text) else None)}
     events = serving.responses_stream_generator_non_harmony(
-        asked(stream=True), {}, generated(), "m", None, RequestResponseMetadata(request_id="r"),
+        asked(stream=True, **fields), {}, generated(), "m", None, RequestResponseMetadata(request_id="r"),
         require_reasoning=True)
-    return [json.loads(event.split("data: ", 1)[1]) async for event in events]
+    found = []
+    async for event in events:
+        head, data = event.split("data: ", 1)
+        found.append(json.loads(data))
+        assert head in ("", f"event: {found[-1]['type']}\\n"), head
+    return found
 
 def calls(items):
     keys = ("namespace", "name", "arguments", "status")
     return [[item.get(key) for key in keys] for item in items if item["type"] == "function_call"]
 
-def read(text, finish):
-    answer, events = asyncio.run(whole(text, finish)), asyncio.run(streamed(text, finish))
+def read(text, finish, **fields):
+    answer, events = asyncio.run(whole(text, finish, **fields)), asyncio.run(streamed(text, finish, **fields))
     last = events[-1]["response"]
     return {
         "whole": [answer["status"], answer["incomplete_details"], calls(answer["output"])],
@@ -79,6 +84,11 @@ def read(text, finish):
     }
 
 CUT = '{"query": "a'
+CHOICE = {"type": "function", "namespace": "agents", "name": "wait"}
+def chosen(**choice):
+    choice = asked(tool_choice={"type": "function", **choice}).effective_tool_choice()
+    return [choice if isinstance(choice, str) else None, serving._chat_tool_choice(choice)["function"]["name"]]
+
 def limit(room, asked_for):
     request = asked(**({} if asked_for is None else {"max_output_tokens": asked_for}))
     return request.to_sampling_params(room, {})["max_new_tokens"]
@@ -86,17 +96,24 @@ def limit(room, asked_for):
 print(json.dumps({
     "done": read(written("search", '{"query": 1}'), "stop"),
     "cut": read(written("search", CUT, ""), "length"),
-    "stopped": read(written("search", CUT, ""), "stop"),
+    "stopped": read(written("search", CUT, ""), "stop", stop=["b"]),
+    "malformed": read(written("search", CUT), "stop"),
     "cut before": read(written("search", "", ""), "length"),
     "member": read(written("mcp__notes__search", '{"query": 1}'), "stop"),
-    "cut member": read(written("agents__wait", CUT, ""), "length"),
+    "cut member": read(written("agents__wait", CUT, ""), "length", tool_choice=CHOICE),
     "declared": [
         [tool.function.name, tool.function.description] for tool in serving._response_tools_to_chat_tools(asked())
+    ],
+    "chosen": [
+        chosen(name="search", namespace="agents"), chosen(name="agents__search"),
+        chosen(name="wait", namespace="agents"), chosen(function={"name": "agents__wait"}),
+        chosen(name="search"), chosen(name="wait"), chosen(name="unknown"), chosen(name="unknown", namespace="agents"),
     ],
     "limits": [limit(512, 1), limit(512, 2), limit(512, 100), limit(512, 511), limit(512, None)],
 }))
 """
 LENGTH = {"reason": "max_output_tokens"}
+STOP = {"reason": "stop"}
 
 
 @BOTH
@@ -106,7 +123,8 @@ def test_a_cut_call_is_incomplete_whole_and_streamed(newest: bool) -> None:
     for case, status, why, call in (
         ("done", "completed", None, [None, "search", '{"query": 1}', "completed"]),
         ("cut", "incomplete", LENGTH, cut),
-        ("stopped", "completed", None, cut),
+        ("stopped", "incomplete", STOP, cut),
+        ("malformed", "completed", None, cut),
         ("cut before", "incomplete", LENGTH, [None, "search", "", "incomplete"]),
     ):
         answer = got[case]
@@ -126,6 +144,8 @@ def test_the_model_sees_functions_of_namespaces_and_the_client_gets_both_names_b
     assert got["member"]["whole"] == got["member"]["streamed"] == ["completed", None, [call]]
     assert got["member"]["items"] == [call] and got["member"]["names"] == ["search"]
     assert got["member"]["added"] == [["mcp__notes__", "search", "", "in_progress"]]
+    forced = [["required", name] for name in ("agents__search", "agents__search", "agents__wait", "agents__wait")]
+    assert got["chosen"] == [*forced, *([None, name] for name in ("search", "wait", "unknown", "unknown"))]
     cut = ["agents", "wait", '{"query": "a', "incomplete"]
     assert got["cut member"]["whole"] == got["cut member"]["streamed"] == ["incomplete", LENGTH, [cut]]
 
