@@ -20,6 +20,7 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 # Programs of `support` run as forks, all of the same fork server.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 from support.optional_parts import missing_part
@@ -31,6 +32,8 @@ from kimi_w4a8_eagle3.engine.process import EngineServer
 
 sys.dont_write_bytecode = False  # of this process
 ssl.create_default_context = cache(ssl.create_default_context)  # httpx reads certificates for 30 ms, over HTTP too
+# A request without a time limit of its own may take as long as a busy machine needs, not 5 s.
+vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(dict.fromkeys(("connect", "read", "write", "pool"), 280.0))
 gc.disable()  # until all is collected: modules are no garbage, and each worker imports all of them
 
 # Speed is measured in benchmarks: a slow machine must not fail a property.
@@ -113,6 +116,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return folder if (config.rootpath / folder / "conftest.py").is_file() else module
 
     return FixturesOnce(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tensors that a test draws are the same whatever ran before it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -39,7 +39,7 @@ def work(value: Any) -> None:
         case {"note": path}:
             with Path(path).open("a", encoding="ascii") as file:
                 file.write(f"{os.getpid()}\n")
-            time.sleep(5)
+            time.sleep(60)
         case {"once": path}:
             with Path(path).open("a", encoding="ascii") as file:
                 file.write("x")
@@ -152,7 +152,7 @@ def test_a_killed_zygote_is_replaced(tmp_path: Path) -> None:
         await door.require("work", 1, "field")
         first = door.pid
         os.kill(first, signal.SIGKILL)
-        psutil.Process(first).wait(10)
+        psutil.Process(first).wait(60)
         await door.require("work", 2, "field")
         assert door.pid != first
         with pytest.raises(Refusal, match="too wide"):
@@ -176,7 +176,7 @@ def test_a_client_that_leaves_makes_no_room_for_another_worker(tmp_path: Path, m
         assert refused.value.status == 503
         for worker in pids(note):
             os.kill(worker, signal.SIGKILL)
-        monkeypatch.setattr(admission, "_QUEUE_S", 10.0)
+        monkeypatch.setattr(admission, "_QUEUE_S", 60.0)
         await door.require("work", 3, "field")
 
     running(door, scenario)
@@ -191,7 +191,7 @@ def test_a_worker_holds_its_own_connection_and_nothing_of_the_engine() -> None:
 def test_the_zygote_ends_with_the_engine() -> None:
     door = jobs()
     door._zygote.close()
-    assert psutil.Process(door.pid).wait(10) is not None
+    assert psutil.Process(door.pid).wait(60) is not None
 
 
 def test_few_workers_run_at_a_time_and_half_of_the_cores_are_left_to_others() -> None:

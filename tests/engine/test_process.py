@@ -37,7 +37,7 @@ def child_of(log: Path) -> int:
     return int(log.read_text().split()[1])
 
 
-def gone(pid: int, within_s: float = 15.0) -> bool:
+def gone(pid: int, within_s: float = 120.0) -> bool:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -49,7 +49,7 @@ def gone(pid: int, within_s: float = 15.0) -> bool:
 @pytest.mark.parametrize("detached", [False, True])
 def test_stop_ends_the_process_and_its_children(tmp_path, detached):
     with server(tmp_path, SERVING.format(detached=detached)) as running:
-        running.wait_ready(30)
+        running.wait_ready(280)
         child = child_of(running.log_path)
         assert psutil.pid_exists(child)
         assert running.log_path.stat().st_mode & 0o777 == 0o600  # it may hold prompts
@@ -60,7 +60,7 @@ def test_stop_ends_the_process_and_its_children(tmp_path, detached):
 def test_children_of_a_crashed_engine_are_ended(tmp_path):
     running = server(tmp_path, SERVING.format(detached=True))
     running.start()
-    running.wait_ready(30)
+    running.wait_ready(280)
     child = child_of(running.log_path)
     running.poll()
     os.kill(running.pid, signal.SIGKILL)
@@ -76,7 +76,7 @@ def test_an_engine_that_ends_early_shows_the_end_of_its_log(tmp_path):
     running = server(tmp_path, "import sys; print('loading'); sys.exit('no such weight: layer 3')")
     running.start()
     with pytest.raises(KimiError, match=r"exit code 1 .*(\n.*)*no such weight: layer 3") as caught:
-        running.wait_ready(30)
+        running.wait_ready(280)
     assert caught.value.where == str(running.log_path)
 
 

@@ -85,7 +85,7 @@ def test_an_idle_vllm_is_asked_for_a_token(
 ) -> None:
     engine.vllm, engine.healthy = True, healthy
     with Watchdog(engine.url, 0.6, stalled.set, poll_s=0.05):
-        assert stalled.wait(2.0) != healthy
+        assert stalled.wait(2.0 if healthy else 60) != healthy
     assert "/v1/completions" in engine.asked
     assert ("/metrics did not answer" in caplog.text) != healthy
 
@@ -140,7 +140,7 @@ def test_progress_is_reported_and_a_stall_is_not(engine: Engine, generating: boo
     with Watchdog(engine.url, 0.6, stalled.set, poll_s=0.05, on_progress=progressed):
         assert more.wait(30)
         engine.generating = engine.healthy = False
-        assert stalled.wait(30)
+        assert stalled.wait(60)
     assert told == sorted(told) and told[-1] <= time.monotonic() - 0.6
 
 
@@ -149,7 +149,7 @@ def test_an_engine_whose_http_server_is_gone_or_silent_is_stalled(listens: bool,
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1] if listens else 9
         with Watchdog(f"http://127.0.0.1:{port}", 0.4, stalled.set, poll_s=0.05):
-            assert stalled.wait(30)  # a second for each of two requests; SGLang's own 30 would be too late here
+            assert stalled.wait(60)  # a second for each of two requests; SGLang's own 30 would be too late here
 
 
 def test_nothing_is_reported_after_stop(engine: Engine, stalled: threading.Event) -> None:
@@ -184,7 +184,7 @@ def test_on_stall_is_called_even_if_no_process_prints_its_stacks(
     engine.healthy = False
     nobody = 2**22 + 1  # beyond Linux's largest pid
     with Watchdog(engine.url, 0.4, stalled.set, pid=nobody, poll_s=0.05):
-        assert stalled.wait(30)
+        assert stalled.wait(60)
     assert "0 processes print their stacks" in caplog.text
     assert not _catches(nobody, signal.SIGUSR1)
 
@@ -210,10 +210,13 @@ waits()
     try:
         assert child.stdout is not None and child.stdout.readline() == b"up\n"
         assert ask_for_stacks(child.pid) == 3 * has_handler
-        time.sleep(0.2)
+        if has_handler:  # a busy machine may need a while to print them
+            assert any(b"in waits" in line for line in child.stdout)
+        else:
+            time.sleep(0.2)
         assert child.poll() is None
         os.killpg(child.pid, signal.SIGKILL)
-        assert ("in waits" in child.stdout.read().decode()) == has_handler
+        assert has_handler or child.stdout.read() == b""
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

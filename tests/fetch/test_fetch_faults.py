@@ -259,7 +259,7 @@ def fill(path: Path) -> None:
             pass
 
 
-def wait_until(condition: object, seconds: float = 30) -> None:
+def wait_until(condition: object, seconds: float = 280) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end, "timed out"

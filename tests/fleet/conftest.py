@@ -18,7 +18,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterEndpoint]
     endpoint = router_endpoint("127.0.0.1", free_port())
     settings = RouterSettings(policy="round_robin", health_check_interval_secs=1, health_check_timeout_secs=2)
     with router_process(endpoint, settings, tmp_path_factory.mktemp("router") / "router.log") as process:
-        process.wait_ready(60)
+        process.wait_ready(280)
         yield endpoint
 
 

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from support.fleet_views import HandmadeFleet, replica
 from support.prometheus import needs_prometheus
+from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.prometheus import Reading
@@ -105,7 +106,7 @@ def test_one_exposition_has_every_replica_router_and_ours(exporters: list[Export
     assert found.total("kimi_replica_restarts_total", replica="0", reason="stalled") == 2
     assert found.total("kimi_watchdog_stalls_total", replica="0") == 3
     assert found.total("kimi_canary_accept_length") == 3.5 and found.total("kimi_canary_timestamp_seconds") == 1234.5
-    assert found.total("kimi_seconds_since_progress", replica="0") == pytest.approx(7, abs=5)
+    assert 7 <= found.total("kimi_seconds_since_progress", replica="0") < 280
     assert found.total("kimi_seconds_since_progress", replica="1") is None
     assert found.total("kimi_replica_phase", replica="0") == 1 and found.total("kimi_build_info", recipe="tiny") == 1
 
@@ -128,11 +129,8 @@ def test_the_window_shows_what_was_counted_while_it_watched(exporters: list[Expo
         assert reading(ops).total("kimi_accept_length") is None
         exporters[0].steps.labels("3").inc(6)
         exporters[0].steps.labels("1").inc(2)
-        deadline = time.monotonic() + 20
-        while (found := reading(ops)).total("kimi_accept_length") is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert ops.acceptance("0") == Acceptance(1 + 20 / 8, 20 / 24, 8, (1.0, 0.75, 0.75))
+        until(lambda: ops.acceptance("0") == Acceptance(1 + 20 / 8, 20 / 24, 8, (1.0, 0.75, 0.75)))
+        found = reading(ops)
     assert found.total("kimi_accept_length", replica="0") == 3.5
     assert [found.total("kimi_accept_rate", position=p) for p in "123"] == [1.0, 0.75, 0.75]
 

@@ -66,7 +66,7 @@ def test_time_and_memory_of_a_try_are_its_own() -> None:
     blocks, top = [bytearray(20 << 20) for _ in range(5)], [bytearray(2000) for _ in range(100)]
     del blocks
     cost = climb.tried(kind(work=use), "a", 1, opened=True)
-    assert 0.05 <= cost.seconds < 1 and 2**25 < cost.resident < 2**27
+    assert 0.05 <= cost.seconds < 5 and 2**25 < cost.resident < 2**27
     assert top
     assert climb.tried(kind(), "a" * 51, 1, opened=False).refused
     assert climb.tried(kind(), "a" * 20_000, 1, opened=True).refused

@@ -3,10 +3,10 @@
 import asyncio
 import json
 import threading
-import time
 
 import pytest
 from support.scripted_server import Script, scripted_server, streamed, whole
+from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import free_port
@@ -112,7 +112,7 @@ def test_silence_is_a_hang_whether_or_not_something_came_before():
     for script in (Script([], hold=True), streamed([piece("Now")], ended=False, hold=True)):
         with scripted_server(lambda *_, script=script: script) as server:
             record = ask(server.base_url, Manner.STREAM, hang_s=0.3)
-            assert record.outcome is Outcome.HUNG and record.ended - record.began < 5
+            assert record.outcome is Outcome.HUNG and record.ended - record.began < 50  # by default it waits for 60
 
 
 def test_nobody_listens():
@@ -134,10 +134,9 @@ def test_a_bad_request_must_be_refused_with_a_message():
 def test_a_client_that_leaves_closes_its_connection(manner):
     script = streamed(events(), pause_s=0.05, hold=True) if manner is Manner.LEAVES_STREAM else Script([], hold=True)
     with scripted_server(lambda *_: script) as server:
-        record = ask(server.base_url, manner, leave_after=2)
-        end = time.monotonic() + 5
-        while not server.left and time.monotonic() < end:
-            time.sleep(0.01)
+        # Two pieces, or a second in which its request reaches the server.
+        record = ask(server.base_url, manner, leave_after=2 if manner is Manner.LEAVES_STREAM else 10)
+        until(lambda: server.left)
         assert record.outcome is Outcome.LEFT and server.left == 1
 
 
@@ -207,7 +206,7 @@ def test_a_load_asks_every_question_in_every_manner_and_stops_at_its_total():
         return streamed(events()) if json.loads(content).get("stream") else whole(body())
 
     with scripted_server(answer) as server, Load(server.base_url, questions, 3, total=16) as load:
-        assert load.wait(20)
+        assert load.wait(280)
     records = load.records
     assert [r.outcome for r in records] == [Outcome.OK] * 16 and server.requests == 16
     assert {(r.question, r.manner) for r in records} == {
@@ -219,12 +218,12 @@ def test_a_load_finishes_what_it_began_and_drops_it_after_an_error():
     slow = streamed(events(), pause_s=0.05)
     with scripted_server(lambda *_: slow) as server:
         with Load(server.base_url, [QUESTION], 2, mix={Manner.STREAM: 1}) as load:
-            _until(lambda: server.requests >= 2)
+            until(lambda: server.requests >= 2)
         assert [r.outcome for r in load.records] == [Outcome.OK] * server.requests
     silent = Script([], hold=True)
     with scripted_server(lambda *_: silent) as server:
         with pytest.raises(KeyError), Load(server.base_url, [QUESTION], 2) as load:
-            _until(lambda: server.requests == 2)
+            until(lambda: server.requests == 2)
             raise KeyError
         assert load.records == [] and not [t for t in threading.enumerate() if t.name == "load"]
 
@@ -237,7 +236,7 @@ def test_one_wrong_answer_among_many_is_found():
         scripted_server(answer) as server,
         Load(server.base_url, [QUESTION], 1, mix={Manner.STREAM: 1}, total=9) as load,
     ):
-        load.wait(20)
+        load.wait(280)
     assert [r.outcome for r in forbidden(load.records)] == [Outcome.TRUNCATED]
 
 
@@ -254,13 +253,6 @@ def test_times_are_of_streamed_answers_and_records_are_lines(tmp_path):
     lines = (tmp_path / "r.jsonl").read_text().splitlines()
     assert [json.loads(line)["outcome"] for line in lines] == ["ok", "cut", "ok"]
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def _until(condition):
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def with_gap(gap):

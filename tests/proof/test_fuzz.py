@@ -253,15 +253,17 @@ def test_what_a_client_left_behind_is_a_suspect(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_ends_is_found_with_the_requests_that_it_owes_an_answer(tmp_path: Path) -> None:
-    ended = threading.Event()
+    ended, judged = threading.Event(), threading.Event()
 
     def planted(path: str, body: dict[str, Any]) -> Response | None:
         if isinstance(body.get("stream_options"), list):
             ended.set()
-            time.sleep(2)
+            judged.wait(60)
         return None
 
-    outcome = fuzzed(Engine(planted), tmp_path, 100, ended=ended.is_set)
+    with served_app(Engine(planted).app) as url:
+        outcome = Fuzz(Target(url, ended=ended.is_set), tmp_path, 1).run(100)
+        judged.set()
     [fault] = named(outcome, "the engine ended")
     assert "curl" in fault.command
     assert any(b'"stream_options": [' in file.read_bytes() for file in tmp_path.glob("fault-*.bin"))

@@ -71,8 +71,8 @@ LEAVES_THINGS = """
 import os, pathlib, subprocess, sys, time
 port = next(word for word in sys.argv if word.startswith("port=")).removeprefix("port=")
 listens = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(60)"
-subprocess.Popen([sys.executable, "-c", listens, port])
 pathlib.Path(os.environ["TMPDIR"], "stays").touch()
+subprocess.Popen([sys.executable, "-c", listens, port])
 time.sleep(60)
 """
 

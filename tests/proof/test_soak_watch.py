@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -14,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from support.asgi import served_app
+from support.waiting import until
 
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.engine.process import free_port
@@ -91,9 +91,7 @@ def test_a_sample_has_what_the_engines_report_now_and_leaves_out_the_silent(tmp_
         assert watch.look().engines == {"replica-0": {USED: 111.0, RUNNING: 2.0, WAITING: 1.0}}
         fleet.loads = None
         assert watch.look().engines == {}
-        end = time.monotonic() + 10
-        while len(watch.samples) < 3 and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: len(watch.samples) >= 3)
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == len(watch.samples) >= 3
 
 

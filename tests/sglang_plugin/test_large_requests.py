@@ -80,8 +80,10 @@ def test_errors_reach_the_caller(fail: str) -> None:
 
 def test_a_cancelled_request_ends_where_it_waits() -> None:
     ended: list[str] = []
+    began = threading.Event()
 
     async def waits() -> None:
+        began.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -94,7 +96,9 @@ def test_a_cancelled_request_ends_where_it_waits() -> None:
     async def main() -> None:
         large_request.set(True)
         task = asyncio.ensure_future(begin(waits))
-        await asyncio.wait([task], timeout=0.2)
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        await asyncio.wait([task], timeout=0.2)  # so that it waits
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

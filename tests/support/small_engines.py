@@ -18,13 +18,13 @@ ARCHITECTURE = "KimiK25ForConditionalGeneration"
 
 
 class SmallEngine:
-    """Answers chat with its own name after `delay_s`; identity may be changed while it runs."""
+    """Answers chat with its own name unless it is `held`; identity may be changed while it runs."""
 
     def __init__(self, name: str, model: str = "kimi", weights: str = "aaaa", port: int | None = None) -> None:
         self.name, self.model, self.weights = name, model, weights
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.delay_s = 0.0
+        self.held = False
         self.asked = self.answered = 0
 
     def __enter__(self) -> SmallEngine:
@@ -55,7 +55,8 @@ class SmallEngine:
 
     async def _chat(self, _: Request) -> Response:
         self.asked += 1
-        await asyncio.sleep(self.delay_s)
+        while self.held:
+            await asyncio.sleep(0.02)
         self.answered += 1
         message = {"role": "assistant", "content": self.name}
         return JSONResponse({"object": "chat.completion", "choices": [{"index": 0, "message": message}]})
