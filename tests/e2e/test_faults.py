@@ -144,7 +144,7 @@ def live_page(fleet, folder, *options) -> str:
 
 
 def test_kill_9_of_an_engine_is_seen_by_its_clients_alone_and_the_other_replica_goes_on(fleet, questions, tmp_path):
-    streams = [endless_question(questions[0].model, 250)]  # they run on while one of them is looked for and killed
+    streams = [endless_question(questions[0].model, 600)]  # they run on while one of them is looked for and killed
     four = {"concurrency": 4, "mix": {Manner.STREAM: 1}, "total": 4, "hang_s": 280.0, "api_key": KEY}
     with Load(fleet.base_url, streams, **four):
         until(lambda: min(running(fleet)) >= 1)
@@ -196,7 +196,7 @@ def test_another_model_is_refused_at_registration(fleet, tmp_path):
 
 def test_sigterm_answers_what_runs_and_leaves_nothing(fleet, questions):
     """The last test of the fleet; replica 0 may still be starting."""
-    question = endless_question(questions[0].model, 200)
+    question = endless_question(questions[0].model, 600)  # so that all three are seen to run
     with Load(fleet.base_url, [question], 3, total=3, hang_s=280.0, api_key=KEY) as load:
         until(lambda: sum(running(fleet)) == 3)
         code = fleet.stop(signal.SIGTERM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def nothing_left() -> Iterator[None]:
 def test_a_fork_is_what_a_new_process_would_be(portraits: Portraits) -> None:
     changes = {"KIMI_DOOR": "closed", "TMPDIR": str(portraits.folder / "its own")}
     (portraits.folder / "its own").mkdir()
-    assert portraits.fork("end", "0", **changes).wait(60) == 0
+    assert portraits.fork("end", "0", **changes).wait(280) == 0
     forked = portraits.read()
     with (portraits.folder / "log").open("ab") as log:
         subprocess.run(
@@ -110,7 +111,7 @@ def test_a_fork_ignores_sigint_where_its_supervisor_does(
     """Whatever the supervisor did when the fork server began; the background jobs of a script ignore it."""
     before = signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
     try:
-        portraits.fork("end", "0").wait(60)
+        portraits.fork("end", "0").wait(280)
     finally:
         signal.signal(signal.SIGINT, before)
     _, ignores, catches = portraits.read()["portrait"]["signals"]  # type: ignore[misc]
@@ -119,18 +120,18 @@ def test_a_fork_ignores_sigint_where_its_supervisor_does(
 
 
 def test_a_late_variable_of_one_engine_does_not_reach_the_next(portraits: Portraits) -> None:
-    portraits.fork("end", "0", KIMI_MAX_SEQUENCES="7").wait(60)
+    portraits.fork("end", "0", KIMI_MAX_SEQUENCES="7").wait(280)
     assert portraits.read()["environ"]["KIMI_MAX_SEQUENCES"] == "7"
     before = fork_servers()
-    portraits.fork("end", "0").wait(60)
+    portraits.fork("end", "0").wait(280)
     assert "KIMI_MAX_SEQUENCES" not in portraits.read()["environ"]
-    portraits.fork("end", "0", ONEDNN_MAX_CPU_ISA="SSE41").wait(60)
+    portraits.fork("end", "0", ONEDNN_MAX_CPU_ISA="SSE41").wait(280)
     assert portraits.read()["onednn_bf16"] is False  # oneDNN asks when it is used first
     assert fork_servers() == before
 
 
 def test_exit_codes_and_signals_are_seen(portraits: Portraits) -> None:
-    assert portraits.fork("end", "3").wait(60) == 3
+    assert portraits.fork("end", "3").wait(280) == 3
     for end, code in ((ForkedProcess.terminate, -signal.SIGTERM), (ForkedProcess.kill, -signal.SIGKILL)):
         process = portraits.fork("wait")
         portraits.read()
@@ -138,7 +139,7 @@ def test_exit_codes_and_signals_are_seen(portraits: Portraits) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.01)
         end(process)
-        assert process.wait(60) == code == process.poll()
+        assert process.wait(280) == code == process.poll()
         end(process)  # its number may be another process's by now
 
 
@@ -146,7 +147,7 @@ def test_each_writes_into_its_own_log(portraits: Portraits) -> None:
     logs = [portraits.folder / "one.log", portraits.folder / "two.log"]
     files = []
     for log in logs:
-        assert portraits.fork("end", "0", log=log).wait(60) == 0
+        assert portraits.fork("end", "0", log=log).wait(280) == 0
         files.append(portraits.file)
     for log, own, other in zip(logs, files, reversed(files), strict=True):
         assert f"written to {own}\n" in log.read_text()  # the first may have what importing printed
@@ -160,25 +161,25 @@ def test_a_killed_fork_server_takes_no_engine_along_and_is_replaced(portraits: P
     before = fork_servers()
     killed.kill()
     assert gone([killed])
-    assert portraits.fork("end", "5").wait(60) == 5
+    assert portraits.fork("end", "5").wait(280) == 5
     assert killed in before - fork_servers() and len(fork_servers()) == len(before)
     assert process.poll() is None
     process.kill()
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(280) == -signal.SIGKILL
 
 
 def test_a_variable_that_could_be_read_early_gets_a_fork_server_of_its_own(portraits: Portraits) -> None:
-    portraits.fork("end", "0").wait(60)
+    portraits.fork("end", "0").wait(280)
     before = fork_servers()
     early = {"SGLANG_LOGGING_CONFIG_PATH": "/none"}
     prepare({**portraits.environ, **early}, portraits.folder / "log")
     until(lambda: fork_servers() - before)
     prepared = fork_servers() - before
-    assert portraits.fork("end", "0", **early).wait(60) == 0
+    assert portraits.fork("end", "0", **early).wait(280) == 0
     assert portraits.read()["environ"]["SGLANG_LOGGING_CONFIG_PATH"] == "/none"
     both = fork_servers()
     assert both - before == prepared and len(both) == 2
-    assert portraits.fork("end", "0").wait(60) == 0
+    assert portraits.fork("end", "0").wait(280) == 0
     assert fork_servers() == both  # the first one waited
 
 
@@ -205,9 +206,9 @@ def test_kill_9_of_a_supervisor_whose_fork_server_imports_leaves_nothing(tmp_pat
     with subprocess.Popen([sys.executable, "-m", "e2e.test_fork_server", str(tmp_path)]) as killed:
         root = psutil.Process(killed.pid)
         until(root.children)
-        (importing,) = root.children(recursive=True)
+        importing = root.children(recursive=True)
         killed.kill()
-    assert gone([importing])
+    assert gone(importing)
 
 
 def test_kill_9_of_a_supervisor_leaves_nothing(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_kill_9_of_a_supervisor_leaves_nothing(tmp_path: Path) -> None:
     family = psutil.Process(killed.pid).children(recursive=True)
     assert len(family) == 2  # the fork server, too
     killed.kill()
-    assert killed.wait(60) == -signal.SIGKILL
+    assert killed.wait(280) == -signal.SIGKILL
     assert gone(family)
 
 
@@ -245,8 +246,8 @@ def test_two_engines_at_once_answer_the_same_and_one_outlives_the_other(tmp_path
         second.stop(0.5)
     assert [a.token_ids for a in again] == [a.token_ids for a in answers]
     for each, other in ((first, second), (second, first)):
-        assert str(each.port) in each.log_path.read_text()
-        assert str(other.port) not in each.log_path.read_text()
+        named = re.findall(r"(?::|port=)(\d+)\b", each.log_path.read_text())  # another number may have a port's digits
+        assert str(each.port) in named and str(other.port) not in named
 
 
 if __name__ == "__main__":  # a supervisor of an engine

@@ -32,9 +32,9 @@ def router(eagle3: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> It
     settings = RouterSettings(health_check_interval_secs=2, health_check_timeout_secs=5)
     log = tmp_path_factory.mktemp("router") / "router.log"
     with router_process(endpoint, settings, log) as process, closing(RouterControl(endpoint)) as control:
-        process.wait_ready(60)
+        process.wait_ready(280)
         control.add(eagle3.base_url)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 280
         while not any(worker.healthy for worker in control.workers()):
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)

@@ -51,7 +51,7 @@ class Kimi:
                 pytest.fail(f"no {pattern.pattern!r}, exit code {self.process.poll()}: ...{self.text[-2000:]}")
             time.sleep(0.3)
 
-    def ops_until(self, path: str, status: int, timeout_s: float = 120.0) -> dict[str, Any]:
+    def ops_until(self, path: str, status: int, timeout_s: float = 280.0) -> dict[str, Any]:
         """Wait until the ops endpoint answers with this status, and return the answer."""
         end = time.monotonic() + timeout_s
         while (answer := httpx.get(f"http://127.0.0.1:{self.ops_port}/{path}")).status_code != status:
@@ -106,7 +106,7 @@ def test_a_key_is_asked_for_and_shown_nowhere_and_ctrl_c_ends_everything(serve, 
     shown += [path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert not [text for text in shown if key in text]
     kimi.process.send_signal(signal.SIGINT)
-    assert kimi.process.wait(60) == 128 + signal.SIGINT
+    assert kimi.process.wait(280) == 128 + signal.SIGINT
     assert all_gone(family)
     assert "server.log" in kimi.text.rpartition("SIGINT received")[2]
 
@@ -116,7 +116,7 @@ def test_a_crash_of_the_scheduler_ends_everything_with_an_error(serve):
     kimi.wait_for(READY)
     family = kimi.family()
     os.kill(scheduler_of(family).pid, signal.SIGKILL)
-    assert kimi.process.wait(120) == 1
+    assert kimi.process.wait(280) == 1
     assert all_gone(family)
     assert "the engine ended by itself: its process sglang::scheduler is gone" in kimi.text
 
@@ -157,7 +157,7 @@ def test_a_truncated_checkpoint_is_refused_before_anything_starts(serve, tmp_pat
     shard = sorted(model.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-100])
     kimi = serve("--model", str(model))
-    assert kimi.process.wait(60) == 1
+    assert kimi.process.wait(280) == 1
     assert shard.name in kimi.text
     assert not list(tmp_path.glob("runs/*/server.log"))
 
@@ -172,7 +172,7 @@ def test_a_nan_in_a_norm_is_never_ready(serve, tmp_path):
             tensors[norms[0]][5] = float("nan")
             save_file(tensors, shard)
     kimi = serve("--model", str(model), "--no-preflight")
-    assert kimi.process.wait(120) == 1
+    assert kimi.process.wait(280) == 1
     said = " ".join(kimi.text.split())
     assert re.search(r"the model computes nonsense: \d+ rows of logits were NaN", said), said[-500:]
 
@@ -193,7 +193,7 @@ def test_a_server_that_hangs_is_not_ready_and_is_ended_with_its_stacks_when_it_d
     os.kill(scheduler_of(family).ppid(), signal.SIGCONT)
     kimi.ops_until("ready", 200)
     os.kill(scheduler_of(family).pid, signal.SIGSTOP)
-    assert kimi.process.wait(120) == 1
+    assert kimi.process.wait(280) == 1
     assert all_gone(family)
     assert "no token was generated for 15 s" in kimi.text
     assert "Current thread 0x" in next(tmp_path.glob("runs/*/server.log")).read_text()

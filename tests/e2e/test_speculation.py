@@ -8,6 +8,7 @@ import httpx
 import pytest
 from support.reduced_draft import write_reduced_draft
 from support.tiny_servers import started, tiny_launch
+from support.waiting import until
 
 from kimi_w4a8_eagle3.engine import startup_check
 from kimi_w4a8_eagle3.engine.client import EngineClient
@@ -59,6 +60,8 @@ def test_drafts_are_accepted_and_both_ways_to_count_agree(eagle3, client):
     questions = [p.question for p in problems("held_out", 20, seed=2)]
     before = scrape(eagle3.base_url)
     answers = client.chat_all(questions, 64, 4)
+    # An answer may reach its client just before it is counted.
+    until(lambda: scrape(eagle3.base_url).since(before).requests >= len(questions))
     counted = acceptance_from_counters(scrape(eagle3.base_url).since(before), 4)
     reported = acceptance_from_histograms((a.accepted_histogram for a in answers), 4)
     assert counted is not None and reported is not None
