@@ -87,6 +87,7 @@ LARGE: dict[str, tuple[str, Body]] = {
     "4 MB of text, /v1/completions": ("/v1/completions", {"prompt": _LINE * 51_000, "max_tokens": 1}),
     "4 MB of text, counted": ("/v1/messages/count_tokens", {"messages": [_user(_LINE * 51_000)]}),
     "4 MB of text, tokenized": ("/v1/tokenize", {"prompt": _LINE * 51_000}),
+    "1 MB of text, tokenized": ("/v1/tokenize", {"prompt": _LINE * 13_000}),
     "512 prompts of 8 kB": ("/v1/completions", {"prompt": [_LINE * 100] * 512, "max_tokens": 1}),
     "4 MB that reasoning inflates to": ("/v1/responses", _reasoning(4_000_000)),
     "4,096 messages": (_CHAT, _says("x" * 200, 4096)),
@@ -251,12 +252,15 @@ async def _misbehave(kind: int, port: int) -> None:
 
 
 @app.command()
-def connections(number: int = typer.Option(1000, min=6, help="Connections at a time.")) -> None:
+def connections(
+    number: int = typer.Option(1000, min=6, help="Connections at a time."),
+    rounds: int = typer.Option(2, min=1, help="Crowds, one after the other: what a leak holds grows with each."),
+) -> None:
     """Open connections that misbehave in six ways, and print the memory of the engine's processes."""
     with _engine(NO_KERNEL_CACHE) as server:
         asyncio.run(_plain(server.base_url, 8))
         start, most = _memory(server.pid), 0.0
-        print("at the start:", {name: round(size) for name, size in start.items()})
+        _tell("at the start", start)
 
         async def crowd() -> None:
             nonlocal most
@@ -265,13 +269,17 @@ def connections(number: int = typer.Option(1000, min=6, help="Connections at a t
                 most = max(most, sum((await asyncio.to_thread(_memory, server.pid)).values()))
                 await asyncio.sleep(0.5)
 
-        asyncio.run(crowd())
-        time.sleep(15)
-        asyncio.run(_plain(server.base_url, 8))
-        end = _memory(server.pid)
-        print("afterwards:  ", {name: round(size) for name, size in end.items()})
-        held = sum(start.values()), most, sum(end.values())
-        print("memory: {:.0f} MiB at the start, {:.0f} MiB at most, {:.0f} MiB afterwards".format(*held))
+        for crowds in range(1, rounds + 1):
+            most = 0.0
+            asyncio.run(crowd())
+            time.sleep(15)
+            asyncio.run(_plain(server.base_url, 8))
+            _tell(f"after crowd {crowds}, with {most:.0f} MiB at most", _memory(server.pid))
+
+
+def _tell(when: str, held: dict[str, float]) -> None:
+    parts = ", ".join(f"{name} {size:.0f}" for name, size in held.items())
+    print(f"{when}: {sum(held.values()):.0f} MiB ({parts})", flush=True)
 
 
 async def _plain(url: str, number: int) -> list[float]:

@@ -2,24 +2,32 @@
 
 The engine reads a body in its event loop, in calls that nothing interrupts. Many small parts take 8 µs each, so a body
 of 2 MB can take half a second. The worker reads it as the door does, which takes a third longer than the engine needs.
+It also counts the tokens of long texts: some tokenizers make an object of each, and free millions in one call.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 
+import orjson
+
 from .admission import WorkerJob
 from .answers import Refusal
-from .rules import RequestRules
+from .rules import Admitted, RequestRules
+from .shape import texts
 
 THREAD_BYTES = 2**13  # the engine needs at most 60 ms for what a smaller body holds: schemas of tools take longest
 WORKER_BYTES = 2**17  # a smaller body takes at most 50 ms to read
-_CPU_S = 5.0  # until a worker is killed
+COUNTED_CHARACTERS = 2**20  # a shorter text has at most so many tokens, which stop the event loop for 80 ms
+_PIECE = 2**18  # characters that are tokenized at a time: most texts that are too long end the count early
+_CUTS = 1.01  # a cut may split a token, so more tokens may be counted than there are
+_CPU_S = 10.0  # until a worker is killed
 _READ_S, _PICTURE_S = 0.12, 5e-9  # for a body, and more for each character of its pictures
 
 # The request of this context is large, or inflates: it is handled in these threads where that is possible.
@@ -28,21 +36,41 @@ large_request = ContextVar("large_request", default=False)
 threads = ThreadPoolExecutor(2, "large-request")
 
 
-def reading_job(rules: RequestRules) -> WorkerJob:
-    """Return the job that measures the reading of a body, given as path and text."""
+# Returns the tokens of a text.
+Encode = Callable[[str], Sized]
+
+
+def reading_job(rules: RequestRules, encode: Encode | None) -> WorkerJob:
+    """Return the job that measures the reading of a body, given as path and text; `encode` is None without a tokenizer.
+
+    It also refuses long texts with more tokens than a prompt may have.
+    """
     why = f"reading this body takes more than {_CPU_S:.0f} s of CPU time or 1 GiB: send fewer or larger parts"
-    return WorkerJob(lambda: partial(measure, replace(rules, counted=False)), _CPU_S, why)
+    return WorkerJob(lambda: partial(measure, replace(rules, counted=False), encode), _CPU_S, why)
 
 
-def measure(rules: RequestRules, request: list[str]) -> None:
+def measure(rules: RequestRules, encode: Encode | None, request: list[str]) -> None:
     """Raise Refusal for a body that costs too much. Other refusals are left to the engine's process."""
     path, text = request
-    start, in_pictures = time.process_time(), 0
+    start, admitted = time.process_time(), Admitted(b"{}", [])
     with suppress(Refusal):
-        in_pictures = sum(len(source) for _, source in rules.admit(path, {}, text.encode()).pictures)
+        admitted = rules.admit(path, {}, text.encode())
+    in_pictures = sum(len(source) for _, source in admitted.pictures)
     seconds, most_s = time.process_time() - start, _READ_S + in_pictures * _PICTURE_S
     if seconds > most_s:
         raise Refusal(
             f"reading this body takes {seconds * 1000:.0f} ms of CPU time, and {most_s * 1000:.0f} ms are allowed: "
             "send fewer messages, parts or tools"
         )
+    if encode and admitted.characters > COUNTED_CHARACTERS:
+        _count(encode, admitted, rules.max_tokens)
+
+
+def _count(encode: Encode, admitted: Admitted, max_tokens: int) -> None:
+    pictures = {form for _, source in admitted.pictures for form in (source, source.partition(",")[2])}
+    tokens = 0
+    for text in texts(orjson.loads(admitted.body)):
+        for start in range(0, 0 if text in pictures else len(text), _PIECE):
+            tokens += len(encode(text[start : start + _PIECE]))
+            if tokens > max_tokens * _CUTS:
+                raise Refusal(f"the text of this request is longer than {max_tokens} tokens")

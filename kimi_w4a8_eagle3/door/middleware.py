@@ -131,7 +131,7 @@ class Door:
         raw = await self._bodies.read(headers, receive)
         if raw is None:
             return  # the client disconnected
-        body, pictures = await self._admitted(path, headers, raw)
+        body, pictures, _ = await self._admitted(path, headers, raw)
         if pictures:
             await self._admission.require("pictures", [source for _, source in pictures], pictures[0][0])
         scope = {**scope, "headers": _with_length(scope["headers"], len(body))}

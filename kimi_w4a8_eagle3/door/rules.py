@@ -73,10 +73,14 @@ class RequestModel:
 
 
 class Admitted(NamedTuple):
-    """The body that the engine reads, and its pictures as (field, source), which a worker has still to check."""
+    """The body that the engine reads, and its pictures as (field, source), which a worker has still to check.
+
+    characters: of the text of one prompt; 0 for a list of prompts.
+    """
 
     body: bytes
     pictures: list[tuple[str, str]]
+    characters: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class RequestRules:
         if path == GENERATE:
             self._keep_sampling(body)
         pictures = _pictures(path, body)
-        prompts = self._check_size(path, body, check_sources(pictures))
+        prompts, characters = self._check_size(path, body, check_sources(pictures))
         admitted = orjson.dumps(body)
         _check_types(model, admitted)
         if path in DETOKENIZE:
@@ -118,30 +122,30 @@ class RequestRules:
             self._check_generate(body, prompts)
         else:
             self._check_values(path, body, prompts)
-        return Admitted(admitted, pictures)
+        return Admitted(admitted, pictures, characters if len(prompts) < 2 else 0)
 
     @property
-    def _max_tokens(self) -> int:
+    def max_tokens(self) -> int:
         return self.settings.max_prompt_tokens or self.context
 
-    def _check_size(self, path: str, body: Mapping[str, Any], in_pictures: int) -> list[Any]:
-        """Check all text of the body but its pictures against the limit for one prompt; return the prompts."""
+    def _check_size(self, path: str, body: Mapping[str, Any], in_pictures: int) -> tuple[list[Any], int]:
+        """Check all text of the body but its pictures against the limit for one prompt; return the prompts and it."""
         in_prompts = _PROMPT_FIELDS.get(path, ())
         prompts = [prompt for name in in_prompts if name in body for prompt in self._prompts(body[name], name)]
         text = Text.of({name: value for name, value in body.items() if name not in in_prompts}).characters - in_pictures
-        limit = self._max_tokens * _CHARACTERS_PER_TOKEN
+        limit = self.max_tokens * _CHARACTERS_PER_TOKEN
         text += inflated(body.get("input"), limit) if path == RESPONSES else 0
         for prompt in prompts:
             self._check_prompt(prompt, limit)
         text += sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         if text > (limit if len(prompts) < 2 else max(limit, _BATCH_CHARACTERS)):
-            raise Refusal(f"the text and field names of this request exceed {self._max_tokens} tokens")
-        return prompts
+            raise Refusal(f"the text and field names of this request exceed {self.max_tokens} tokens")
+        return prompts, text
 
     def _check_prompt(self, prompt: Any, max_characters: int) -> None:
         """Check the prompt's length cheaply; `request_guard` counts its tokens later."""
-        if len(prompt) > (max_characters if isinstance(prompt, str) else self._max_tokens):
-            raise Refusal(f"the prompt is longer than {self._max_tokens} tokens", param="prompt")
+        if len(prompt) > (max_characters if isinstance(prompt, str) else self.max_tokens):
+            raise Refusal(f"the prompt is longer than {self.max_tokens} tokens", param="prompt")
 
     def _prompts(self, value: Any, name: str) -> list[Any]:
         """Return the prompts in a field that holds one or a list of them, as text or as token ids."""

@@ -70,6 +70,17 @@ class Text:
         return [value for value in values if type(value) in (dict, list)] if kinds & {dict, list} else []
 
 
+def texts(value: Any) -> Iterator[str]:
+    """Yield all strings in `value`, at any depth."""
+    waiting = [value]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, str):
+            yield inner
+        elif isinstance(inner, dict | list):
+            waiting.extend(inner.values() if isinstance(inner, dict) else inner)
+
+
 def inflated(items: Any, limit: int) -> int:
     """Return the size of the reasoning that the items of a /v1/responses input hold compressed.
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from .admission import Admission, WorkerJob
 from .answers import Refusal
-from .large import reading_job
+from .large import Encode, reading_job
 from .pictures import picture_job
 from .rules import RequestRules
 
@@ -53,10 +53,12 @@ _STATE = re.compile(r"rule_id=(\d+), sequence_id=(\d+), element_id=(\d+), rule_s
 Compile = Callable[[str, str], Any]
 
 
-def workers(prepare: Callable[[], Compile], max_mask_ms: float, rules: RequestRules) -> Admission:
-    """Return the door's workers, which try grammars, read large bodies and check pictures."""
-    jobs = {"grammar": _grammar_job(prepare, max_mask_ms), "reading": reading_job(rules), "pictures": picture_job()}
-    return Admission(jobs)
+def workers(
+    prepare: Callable[[], Compile], max_mask_ms: float, rules: RequestRules, encode: Encode | None
+) -> Admission:
+    """Return the door's workers, which try grammars, read large bodies, count their tokens and check pictures."""
+    reading = reading_job(rules, encode)
+    return Admission({"grammar": _grammar_job(prepare, max_mask_ms), "reading": reading, "pictures": picture_job()})
 
 
 def _grammar_job(prepare: Callable[[], Compile], max_mask_ms: float) -> WorkerJob:

@@ -88,7 +88,8 @@ def _stand_in_front(server_args: ServerArgs, tokenizer_manager: TokenizerManager
     settings = read_door(os.environ)
     rules = RequestRules(settings, request_models(), sampling_model(), tokenizer_manager.context_len)
     app, host = http_server.app, server_args.host
-    admission = workers(lambda: _compiler(server_args, tokenizer_manager), settings.max_mask_ms, rules)
+    encode = getattr(tokenizer_manager.tokenizer, "encode", None)  # no tokenizer with --skip-tokenizer-init
+    admission = workers(lambda: _compiler(server_args, tokenizer_manager), settings.max_mask_ms, rules, encode)
     tokenizer_manager.kimi_admission = admission
     bound_headers(AutoHTTPProtocol)
     app.add_middleware(EventLoopWatch)

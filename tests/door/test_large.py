@@ -32,7 +32,7 @@ def parts(messages: int, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("body", [CHAT, parts(100, 10), {"messages": [{"role": "user", "content": "x" * 2**20}]}])
 def test_ordinary_bodies_are_read(body: dict[str, Any]) -> None:
-    measure(RULES, [PATH, json.dumps(body)])
+    measure(RULES, None, [PATH, json.dumps(body)])
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -40,12 +40,12 @@ def test_a_body_of_many_small_parts_is_refused(kept: bool, monkeypatch: pytest.M
     monkeypatch.setattr(large, "_READ_S", 0.002)
     body = parts(100, 100) if kept else {**CHAT, "no_such_field": [[[]] * 4000] * 20}
     with pytest.raises(Refusal, match=r"reading this body takes \d+ ms of CPU time, and 2 ms are allowed"):
-        measure(RULES, [PATH, json.dumps(body)])
+        measure(RULES, None, [PATH, json.dumps(body)])
 
 
 def test_a_request_is_small_until_the_door_says_so_and_the_worker_counts_nothing() -> None:
     assert Context().run(large_request.get) is False
-    prepared = reading_job(replace(RULES, counted=True)).prepare()
+    prepared = reading_job(replace(RULES, counted=True), None).prepare()
     assert isinstance(prepared, partial) and prepared.args[0].counted is False
 
 
@@ -62,12 +62,55 @@ def test_a_body_may_take_its_time_and_more_for_the_characters_of_pictures(
         clock = iter([5.0, 5.0 + seconds])
         monkeypatch.setattr(large.time, "process_time", lambda clock=clock: next(clock))
         with expectation:
-            measure(RULES, [PATH, body])
+            measure(RULES, None, [PATH, body])
+
+
+def _shown(endpoint: str, url: str, text: str) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    openai = {"type": "image_url", "image_url": {"url": url}}
+    parts = [openai if endpoint == PATH else {"type": "image", "source": source}, {"type": "text", "text": text}]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
+@pytest.mark.parametrize("endpoint", [PATH, "/v1/messages", "/v1/completions"])
+def test_long_texts_are_counted_in_tokens_without_their_pictures(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large, "COUNTED_CHARACTERS", 2000)
+    monkeypatch.setattr(large, "_PIECE", 100)
+    rules, image = replace(RULES, context=500), picture(b"x" * 3000)
+    for words, pieces in ((900, 0), (1000, 0), (1001, 21), (9000, 11)):
+        text = "x" * (2 * words) if words < 9000 else "w " * 1500  # 500 tokens are five in each of 100 pieces
+        asked: list[str] = []
+
+        def encode(text: str, asked: list[str] = asked) -> list[str]:
+            asked.append(text)
+            return text.split()
+
+        if endpoint == "/v1/completions":
+            body: dict[str, Any] = {"prompt": text}
+        elif words == 1000:
+            continue  # names and types of parts count, too
+        else:
+            body = _shown(endpoint, image, text)
+        with pytest.raises(Refusal, match="is longer than 500 tokens") if words == 9000 else nullcontext():
+            measure(rules, encode, [endpoint, json.dumps(body)])
+        assert len([piece for piece in asked if piece[:1] in ("x", "w") and len(piece) > 1]) == pieces
+        assert max(map(len, asked), default=0) == (100 if pieces else 0)
+
+
+def test_a_list_of_prompts_is_not_counted_and_nothing_is_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "COUNTED_CHARACTERS", 2000)
+    rules, prompt = replace(RULES, context=500), "w " * 1200
+    measure(rules, None, ["/v1/completions", json.dumps({"prompt": prompt})])
+    measure(rules, str.split, ["/v1/completions", json.dumps({"prompt": [prompt] * 2})])
+    with pytest.raises(Refusal, match="is longer than 500 tokens"):
+        measure(rules, str.split, ["/v1/completions", json.dumps({"prompt": [prompt]})])
 
 
 def test_what_is_wrong_with_a_body_is_said_by_the_engines_process() -> None:
-    measure(RULES, [PATH, "{bad"])
-    measure(RULES, [PATH, json.dumps({"guided_json": "{}"})])
+    measure(RULES, None, [PATH, "{bad"])
+    measure(RULES, None, [PATH, json.dumps({"guided_json": "{}"})])
 
 
 def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_counted_once(
@@ -77,7 +120,7 @@ def test_a_large_body_is_measured_read_in_a_thread_and_its_dropped_fields_are_co
     monkeypatch.setattr(large, "_READ_S", 0.05)
     monkeypatch.setattr(fields.Fields, "drop", lambda self, name, where: dropped.append(name) if self.counted else None)
     engine, seen = Engine(), []
-    admission = Admission({"reading": reading_job(RULES)})
+    admission = Admission({"reading": reading_job(RULES, str.split)})
     door = guarded(engine, CLOSED, admission=admission)
     monkeypatch.setattr(door, "_rules", RULES)
     monkeypatch.setattr(middleware, "_with_length", lambda headers, _: seen.append(large_request.get()) or headers)

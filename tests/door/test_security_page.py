@@ -6,14 +6,45 @@ from pathlib import Path
 
 import pytest
 
-from kimi_w4a8_eagle3.door import admission, bodies, large, pictures, trial
+from kimi_w4a8_eagle3.door import (
+    admission,
+    bodies,
+    computed,
+    connections,
+    large,
+    pictures,
+    rules,
+    schemas,
+    settings,
+    shape,
+    trial,
+)
 from kimi_w4a8_eagle3.door.settings import DoorSettings
+from kimi_w4a8_eagle3.sglang_plugin.request_guard import _RANGES
 
 PAGE = " ".join((Path(__file__).parents[2] / "docs/security.md").read_text().split())
+ROWS = [row for row in (Path(__file__).parents[2] / "docs/security.md").read_text().splitlines() if row[:1] == "|"]
 LIMITS = {
     "bodies": f"{bodies.DEADLINE_S:.0f} s for the body (408)",
+    "headers": f"{connections.HEADERS_S:.0f} s for the headers",
+    "memory of bodies": f"all unfinished bodies together: {bodies._SHARE} x `KIMI_MAX_BODY_BYTES`",
+    "answers": "an answer is reused for twenty times as long as it took, at most for 1 s; 16 different queries"
+    if (computed._SHARE, computed._MOST_S, computed._MAX_QUERIES) == (20, 1, 16)
+    else "other limits",
+    "shape": f"{shape.MAX_DEPTH} levels deep, with {shape.MAX_LIST:,} entries in each array or object",
+    "text": f"{rules._CHARACTERS_PER_TOKEN} characters for each token of the context. A worker first counts the tokens "
+    f"of a text of more than {large.COUNTED_CHARACTERS:,} characters",
+    "logprobs": f"{rules._MAX_TOP_LOGPROBS} candidates, {rules.MAX_PROMPT_LOGPROBS:,} in all",
+    "stop": f"{rules._MAX_STOPS} strings of {rules._MAX_LABEL:,} characters",
+    "tools": f"{schemas._MAX_TOOL_OBJECTS:,} objects in all their schemas",
+    "two threads": {2: "the plugin runs this in two threads"}[large.threads._max_workers],
+    "default body": f"| `KIMI_MAX_BODY_BYTES` | {DoorSettings().max_body_bytes} |",
+    "default sequences": f"| `KIMI_MAX_SEQUENCES` | {DoorSettings().max_sequences} |",
+    "default mask": f"| `KIMI_MAX_MASK_MS` | {DoorSettings().max_mask_ms} |",
+    "key": f"A key has {settings._MIN_KEY} or more visible ASCII characters",
     "worker for a body": f"it may take {large._READ_S} s of CPU time, plus {large._PICTURE_S * 1e9:.0f} ns a character "
-    f"of its pictures. Over {large.WORKER_BYTES >> 10} KiB a child process tries it first",
+    f"of its pictures. Over {large.WORKER_BYTES >> 10} KiB a worker tries it first, and is killed after "
+    f"{large._CPU_S:.0f} s",
     "threads": f"For a request over {large.THREAD_BYTES >> 10} KiB",
     "pictures": f"at most {pictures._MAX_PICTURES} with 2^{pictures.MAX_PIXELS.bit_length() - 1} pixels together",
     "time of pictures": f"It may take {pictures._USUAL_S} s of CPU time and {pictures._PIXEL_S * 1e9:.0f} ns for each "
@@ -31,3 +62,12 @@ LIMITS = {
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
 def test_the_page_gives_the_limit(limit: str) -> None:
     assert limit in PAGE
+
+
+@pytest.mark.parametrize("name", sorted(_RANGES.keys() - {"max_new_tokens", "min_new_tokens", "stream_interval"}))
+def test_the_page_gives_the_range(name: str) -> None:
+    low, high = _RANGES[name]
+    words = {2.0**-126: "2^-126", 2**31 - 1: "2^31 - 1"}
+    first = "-1 (all)" if name == "top_k" else words.get(low, f"{low:g}")
+    row = next(row for row in ROWS if f"`{name}`" in row.split("|")[1] and " to " in row)
+    assert row.split("|")[2].strip() == f"{first} to {words.get(high, f'{high:g}')}"

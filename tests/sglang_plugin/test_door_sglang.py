@@ -20,6 +20,7 @@ arguments = SimpleNamespace(host="0.0.0.0", tokenizer_worker_num=1, grpc_port=No
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 manager = TokenizerManager.__new__(TokenizerManager)
 manager.context_len = 8192
+manager.tokenizer = None
 door.guard_http_server(lambda *_: None, arguments, manager)
 app = http_server.app
 
@@ -176,6 +177,7 @@ LOADING = {
 USUAL = dict(host="127.0.0.1", tokenizer_worker_num=1, grpc_port=None, api_key=None, admin_api_key=None)
 manager = TokenizerManager.__new__(TokenizerManager)
 manager.context_len = 8192
+manager.tokenizer = None
 def serve(**arguments):
     door.guard_http_server(lambda *_: None, SimpleNamespace(**{**USUAL, **arguments}), manager)
 
