@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
+from importlib import metadata
 from random import Random
+from runpy import run_path
 from typing import Any
 
 import pytest
 
-from kimi_w4a8_eagle3.door import enforceable
+from kimi_w4a8_eagle3.door import enforceable, schemas
 from kimi_w4a8_eagle3.door.answers import Refusal
 from kimi_w4a8_eagle3.door.enforceable import require_enforceable
 from kimi_w4a8_eagle3.door.schemas import check_schema, check_text, check_tools
@@ -66,10 +69,52 @@ def test_what_a_newer_xgrammar_holds_is_refused_with_the_old_one_only(
 
 
 def test_names_that_may_be_any_text_are_no_constraint() -> None:
-    require_enforceable({"type": "object", "propertyNames": {"type": "string", "description": "A name"}}, "x")
+    for free in ({"type": "string"}, {"type": "string", "description": "A name"}):
+        require_enforceable({"type": "object", "propertyNames": free}, "x")
     for constraint in ({"type": "string", "pattern": "^a"}, {"type": "integer"}, {"enum": ["a"]}, False, {}):
         with pytest.raises(Refusal, match="propertyNames would be ignored"):
             require_enforceable({"type": "object", "propertyNames": constraint}, "x")
+
+
+@pytest.mark.parametrize("old", ["0.2.1", "0.1.33", "0.2.6.post1"])
+@pytest.mark.parametrize("new", ["0.2.7", "0.2.7.dev1", "0.3.0", "1.0"])
+def test_the_installed_xgrammar_decides_what_is_held(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in (old, new):
+        monkeypatch.setattr(metadata, "version", {"xgrammar": version}.__getitem__)
+        assert run_path(str(enforceable.__file__), run_name=enforceable.__name__)["_OLD"] is (version == old)
+
+
+@pytest.mark.parametrize("key", ["pattern", "minimum", "properties", "items", "anyOf"])
+def test_assertions_beside_a_reference_are_refused(key: str) -> None:
+    with pytest.raises(Refusal, match=f"{key} beside \\$ref would be ignored"):
+        require_enforceable({"$ref": "#/$defs/x", key: {}}, "x")
+
+
+def test_a_schema_that_is_only_itself_fits_no_value() -> None:
+    with pytest.raises(Refusal, match="refers only to itself"):
+        require_enforceable({"$ref": "#"}, "x")
+
+
+def test_what_stands_beside_known_values_is_no_constraint() -> None:
+    for known in ({"enum": ["a"]}, {"const": "a"}):
+        require_enforceable({**known, "pattern": "a", "minLength": 1}, "x")
+
+
+def test_parts_of_structural_tags_that_hold_grammars_are_closed() -> None:
+    for kind in ("grammar", "ebnf", "lark", "repeat", "plus", "star"):
+        tag = {"type": "structural_tag", "format": {"elements": [{"type": "const_string"}, {"type": kind}]}}
+        with pytest.raises(Refusal, match=f"holds a {kind}, which is not for clients"):
+            check_schema(tag, "response_format")
+        with pytest.raises(Refusal, match=f"holds a {kind}, which is not for clients"):
+            check_text(json.dumps(tag), "structural_tag")
+
+
+def test_the_objects_of_all_tools_are_counted_together() -> None:
+    half = {"properties": {f"p{number}": {} for number in range(schemas._MAX_TOOL_OBJECTS // 2 - 4)}}
+    lists = [[tool(half, False)], [tool(half, False)]]  # a tool, its function, its schema and the properties' object
+    check_tools(lists)
+    with pytest.raises(Refusal, match="tools hold more than 8192 objects"):
+        check_tools([*lists, [{}]])
 
 
 def test_values_and_names_are_no_keywords() -> None:

@@ -68,6 +68,7 @@ def test_as_many_pixels_as_are_read() -> None:
 
 
 def test_too_many_pictures() -> None:
+    check_sources([("input", "data:,")] * 256)
     with pytest.raises(Refusal, match="holds 257 pictures") as refused:
         check_sources([("input", picture(claiming(1, 1)))] * 257)
     assert refused.value.param == "input"

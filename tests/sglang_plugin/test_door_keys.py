@@ -229,6 +229,9 @@ def test_an_engine_without_a_door_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     serve(Engine().app)
     with pytest.raises(KimiError, match="the engine has no door"):
         require_door("http://engine", key_expected=False)
+    monkeypatch.undo()
+    with pytest.raises(KimiError, match="the engine does not answer"):
+        require_door("http://127.0.0.1:9", key_expected=False)
 
 
 PAGES = {
