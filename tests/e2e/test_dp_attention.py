@@ -15,7 +15,8 @@ import httpx
 import psutil
 import pytest
 from support.sglang_program import VERSIONS, environment
-from support.tiny_servers import tiny_launch, with_faults
+from support.tiny_servers import TWO_RANKS, tiny_launch, with_faults
+from support.waiting import until
 
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine import startup_check
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.server
 
 POOL = 768  # KV tokens of a group
 LEAST = 2 * 20  # tokens of the question that come back from host memory, in both groups together
-TWO_GROUPS = ("args.tp=2", "enable-dp-attention=true", "dp-size=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
+TWO_GROUPS = (*TWO_RANKS, "enable-dp-attention=true", "dp-size=2")
 HOST_CACHE = (
     "disable-radix-cache=false", f"max-total-tokens={POOL}", "enable-hierarchical-cache=true", "hicache-ratio=8",
     "hicache-io-backend=direct", "hicache-mem-layout=layer_first",
@@ -143,9 +144,7 @@ def test_a_request_that_raises_ends_alone_in_its_group(groups: EngineServer) -> 
         for place in ("BUILDING", "STOP-CHECK", "READING"):
             # A batch ends as a whole while it is built or its results are read, so healthy requests run before.
             healthy = [pool.submit(ask, groups, **LONG) for _ in range(0 if place == "READING" else 2)]
-            deadline = time.monotonic() + 280
-            while running(groups) < len(healthy) and time.monotonic() < deadline:
-                time.sleep(0.02)
+            until(lambda asked=healthy: running(groups) == len(asked) or all(one.done() for one in asked))
             bad = [pool.submit(ask, groups, stop=[place]) for _ in range(2)]  # one for each group
             assert [one.result().status_code for one in bad] == [500, 500]
             assert [content(one.result()) for one in healthy] == [right] * len(healthy)

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 from support.sampled import BODIES, answers
-from support.tiny_servers import tiny_launch, with_faults
+from support.tiny_servers import TWO_RANKS, tiny_launch, with_faults
 
 from kimi_w4a8_eagle3.base.prometheus import Reading
 from kimi_w4a8_eagle3.engine.client import EngineClient
@@ -25,8 +25,6 @@ from proof.tiny.problems import problems
 
 pytestmark = pytest.mark.server
 
-# One core for each rank; without it SGLang wants as many NUMA nodes as ranks.
-TWO_RANKS = ("args.tp=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
 QUESTION = {
     "model": "kimi-k2.5-tiny",
     "messages": [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples?"}],

@@ -67,7 +67,7 @@ class Image:
             },
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
         )
 
     def linked(self) -> list[str]:

@@ -121,7 +121,7 @@ def test_an_installation_reads_its_own_copies(installed: Path, tmp_path: Path) -
     )
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     folder, *names = done.stdout.split()

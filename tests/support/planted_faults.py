@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.mem_cache.pool_host import base
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from kimi_w4a8_eagle3.sglang_plugin.run_module import run
 
 _SCHEDULE = "sglang.srt.managers.schedule_batch"
 _COMPONENTS = "sglang.srt.managers.scheduler_components"
+base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0  # SGLang keeps 10 GB, which a machine with other engines may not have
 
 
 def planted(place: str, req: Any) -> None:

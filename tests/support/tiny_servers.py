@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from kimi_w4a8_eagle3.engine.starter import Program
 from kimi_w4a8_eagle3.recipe.launch import Launch, load_recipe, render
 
 READY_S = 280.0
+_CORES = sorted(os.sched_getaffinity(0))  # a container may have others than the first ones
+# Without a core for each rank SGLang wants as many NUMA nodes as ranks.
+TWO_RANKS = ("args.tp=2", f"env.SGLANG_CPU_OMP_THREADS_BIND={_CORES[0]}|{_CORES[-1]}")
 
 
 def tiny_launch(speculate: bool = True, settings: tuple[str, ...] = ()) -> Launch:
