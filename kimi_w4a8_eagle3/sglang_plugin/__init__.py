@@ -38,6 +38,7 @@ def _register() -> None:
         failing_requests,
         full_disk,
         grammar_cache,
+        kept_thinking,
         load_check,
         local_store,
         metrics_hook,
@@ -53,8 +54,8 @@ def _register() -> None:
     orphans.end_with_parent()
     full_disk.install()
     parts = (
-        adaptive_hook, exact_sampling, failing_outputs, failing_requests, grammar_cache, load_check, local_store,
-        nan_logits, page_guard_hook, pulse_hook, quark_config, shared_memory,
+        adaptive_hook, exact_sampling, failing_outputs, failing_requests, grammar_cache, kept_thinking, load_check,
+        local_store, nan_logits, page_guard_hook, pulse_hook, quark_config, shared_memory,
     )  # fmt: skip
     features = [metrics_hook.ENGINE, metrics_hook.REQUESTS, *(part.FEATURE for part in parts)]
     if read_gates(os.environ).check_model_name:

@@ -12,7 +12,7 @@ LAPTOP = 2200  # what only an engine on a CPU needs
 # What serves: an engine, the commands that start one and the router, and the compilation of its kernels. Plan: 14,500.
 SERVING = ("sglang_plugin", "sglang_plugin/run_module", "commands/serve", "commands/route", "commands/warm")
 SERVING += ("fleet/run_router",)
-SERVING_LINES = 21087
+SERVING_LINES = 21126
 # The plan.
 PLAN = {
     "accept": 450, "base": 440, "bench": 1450, "chat": 310, "commands": 1550, "doctor": 900, "door": 1430,
@@ -39,7 +39,7 @@ CEILINGS = {
     "quark": 1842,
     "recipe": 1643,
     "report": 1443,
-    "sglang_plugin": 3561,
+    "sglang_plugin": 3600,
 }
 
 

@@ -88,6 +88,7 @@ print(json.dumps({
 """
 # Private names of other libraries, of Python, and of SGLang's load generator, which no engine runs.
 ELSEWHERE = {
+    "_token_filter_fn",
     "_exit",
     "_set_running_loop",
     "_upper_bounds",
