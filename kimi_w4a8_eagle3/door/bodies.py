@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from .answers import Receive, Refusal
 
 DEADLINE_S = 30.0
-_SHARE = 8  # whole bodies that fit into the memory for unfinished ones
+SHARE = 8  # whole bodies that fit into the memory for unfinished ones
 
 
 class BodyReader:
@@ -43,7 +43,7 @@ class BodyReader:
             chunk = message.get("body", b"")
             size += len(chunk)
             if size <= limit:
-                if self._held + len(chunk) > _SHARE * limit:
+                if self._held + len(chunk) > SHARE * limit:
                     raise Refusal("unfinished bodies of other requests hold all memory for them; try again", status=503)
                 self._held += len(chunk)
                 chunks.append(chunk)

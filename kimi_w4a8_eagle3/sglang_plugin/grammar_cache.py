@@ -22,7 +22,7 @@ _BACKEND = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend"
 FEATURE = Feature("the bound of compiled grammars", remove_when="SGLang limits the grammars it keeps and compiles")
 
 MAX_GRAMMARS = 64
-_MAX_COMPILER_BYTES = 256 * 2**20
+MAX_COMPILER_BYTES = 256 * 2**20
 _TIMED_OUT = "Grammar preprocessing timed out"
 
 
@@ -41,7 +41,7 @@ def forget_oldest(_: None, backend: BaseGrammarBackend, key: tuple[str, str], va
 @FEATURE.before(f"{_COMPILER}.__init__")
 def bound_compiler(*args: object, **named: object) -> tuple[tuple[object, ...], dict[str, object]]:
     """Limit the compiler's cache and its threads where SGLang sets no limit."""
-    return args, {"cache_limit_bytes": _MAX_COMPILER_BYTES, "max_threads": threads_of(cores()), **named}
+    return args, {"cache_limit_bytes": MAX_COMPILER_BYTES, "max_threads": threads_of(cores()), **named}
 
 
 @FEATURE.before(f"{_COMPILER}.compile_json_schema")

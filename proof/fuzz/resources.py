@@ -11,14 +11,18 @@ from dataclasses import dataclass
 import httpx
 import psutil
 
+from kimi_w4a8_eagle3.door.bodies import SHARE
+from kimi_w4a8_eagle3.door.settings import DoorSettings
+from kimi_w4a8_eagle3.sglang_plugin.grammar_cache import MAX_COMPILER_BYTES
+
 _SETTLE_S = 60.0
 _POLL_S = 0.5
 # Without it a CPU engine keeps about 0.7 MiB for each of the last 1,024 sizes of matrices (docs/reliability.md), which
 # hides what a request makes it keep.
 NO_KERNEL_CACHE = "env.ONEDNN_MAX_CPU_ISA=AVX2"
-# 256 MiB of compiled grammars (`grammar_cache`), and what allocators keep of the largest moment: sixteen bodies of 8 MB
-# as text and as objects.
-_MEMORY_BYTES = 2**29
+# What an engine keeps once: xgrammar's compiled grammars, and free memory that the C library does not give back. The
+# largest part of that held unfinished bodies (`python -m proof.admission connections`). More is a fault.
+MEMORY_BYTES = MAX_COMPILER_BYTES + SHARE * DoorSettings().max_body_bytes
 _DESCRIPTORS = 16  # kept connections that were not yet found dead
 
 
@@ -38,7 +42,7 @@ class Resources:
             had, has = getattr(before, name), getattr(self, name)
             if has > had:
                 yield f"{name}: {has}, before {had}"
-        if self.memory > before.memory + _MEMORY_BYTES:
+        if self.memory > before.memory + MEMORY_BYTES:
             yield f"memory: {self.memory / 2**20:.0f} MiB, before {before.memory / 2**20:.0f} MiB"
         if self.descriptors > before.descriptors + _DESCRIPTORS:
             yield f"descriptors: {self.descriptors}, before {before.descriptors}"

@@ -27,7 +27,7 @@ ROWS = [row for row in (Path(__file__).parents[2] / "docs/security.md").read_tex
 LIMITS = {
     "bodies": f"{bodies.DEADLINE_S:.0f} s for the body (408)",
     "headers": f"{connections.HEADERS_S:.0f} s for the headers",
-    "memory of bodies": f"all unfinished bodies together: {bodies._SHARE} x `KIMI_MAX_BODY_BYTES`",
+    "memory of bodies": f"all unfinished bodies together: {bodies.SHARE} x `KIMI_MAX_BODY_BYTES`",
     "answers": "an answer is reused for twenty times as long as it took, at most for 1 s; 16 different queries"
     if (computed._SHARE, computed._MOST_S, computed._MAX_QUERIES) == (20, 1, 16)
     else "other limits",

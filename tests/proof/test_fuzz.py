@@ -32,7 +32,7 @@ from proof.fuzz.corpus import corpus
 from proof.fuzz.plan import TEMPLATES, Plan
 from proof.fuzz.requests import Case, affordable, json_request
 from proof.fuzz.requests import Request as Sent
-from proof.fuzz.resources import Resources
+from proof.fuzz.resources import MEMORY_BYTES, Resources
 from proof.fuzz.send import Answer, Sender
 from proof.fuzz.session import Fault, Fuzz, Outcome, Target
 from proof.fuzz.values import KINDS
@@ -224,8 +224,10 @@ def test_slots_that_do_not_return_are_found(tmp_path: Path, monkeypatch: pytest.
 
 def test_memory_and_descriptors_that_do_not_return_are_named() -> None:
     before = Resources(0, 0, 0, memory=2**30, descriptors=100)
-    assert not list(replace(before, memory=3 * 2**29, descriptors=116).beyond(before))
-    assert list(replace(before, memory=3 * 2**29 + 2**20).beyond(before)) == ["memory: 1537 MiB, before 1024 MiB"]
+    most = before.memory + MEMORY_BYTES
+    assert not list(replace(before, memory=most, descriptors=116).beyond(before))
+    (found,) = replace(before, memory=most + 1).beyond(before)
+    assert found == f"memory: {most / 2**20:.0f} MiB, before 1024 MiB"
     assert list(replace(before, descriptors=117, running=1).beyond(before)) == [
         "running: 1, before 0",
         "descriptors: 117, before 100",
