@@ -5,7 +5,8 @@ vocabulary is sorted when the grammar is compiled. The rest is tried per token i
 that moment. A state is a place in the grammar. A pattern such as `.*a.{60}` reaches 60 states at once.
 
 The walk tries the next character wherever it comes. It goes on from the largest set of states, which finds what grows,
-and in turn from the set that it has seen least often, which leads into every part of the grammar.
+and in turn from the set that it has seen least often, which leads into every part of the grammar. At its end it repeats
+characters behind the costliest mask: with `([a-z]+)+` the states stay the same, but each character makes masks slower.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _STEP_S = 6.0  # then the kernel ends a walk: a single mask of an ambiguous patt
 _IDLE = 64  # places that bring no new states before the walk ends
 _TIMES = 3  # a slow mask is measured this often, because other processes disturb a single measurement
 _TOO_SLOW = 10  # times the limit: no other process explains that
+_REPEATS = 512
 _SHOWN = 40  # last characters of a path
 _LETTERS = (*map(chr, range(32, 127)), *"\n\t\réß٣中\u2003\u2028😀\x00")
 # Of a set of states as xgrammar prints it; rule_start_pos is left out, because it counts the characters before.
@@ -171,10 +173,11 @@ def costliest_mask(grammar: CompiledGrammar, enough_ms: float) -> tuple[float, s
 
     bitmask = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
     walk, end = _Walk(xgrammar.GrammarMatcher(grammar)), time.thread_time() + _WALK_S
-    costliest = (0.0, "")
+    costliest, there = (0.0, ""), xgrammar.GrammarMatcher(grammar)
     with suppress(RuntimeError):  # std::bad_alloc: the places fill the worker's memory
         for place in walk.places():
-            costliest = max(costliest, (_mask_ms(place.matcher, bitmask, enough_ms), place.text))
+            if (ms := _mask_ms(place.matcher, bitmask, enough_ms)) > costliest[0]:
+                costliest, there = (ms, place.text), place.matcher.fork()
             if costliest[0] > enough_ms or walk.idle > _IDLE or time.thread_time() > end:
                 break
             known = {place.states: True}
@@ -183,7 +186,21 @@ def costliest_mask(grammar: CompiledGrammar, enough_ms: float) -> tuple[float, s
                 if place.matcher.accept_string(text):
                     walk.reach(place.matcher, place.text + text, place.states, known)
                     place.matcher.rollback(1)
+        for unit in _units(there, costliest[1]) if costliest[0] <= enough_ms else ():
+            after = there.fork()
+            if all(after.accept_string(unit) for _ in range(_REPEATS)):
+                costliest = max(costliest, (_mask_ms(after, bitmask, enough_ms), (unit * _SHOWN)[-_SHOWN:]))
     return costliest
+
+
+def _units(matcher: GrammarMatcher, text: str) -> list[str]:
+    """Return the characters to repeat: one of each kind that may follow, and what stood before."""
+    kinds: dict[str, str] = {}
+    for letter in _LETTERS:
+        if matcher.accept_string(letter):
+            kinds.setdefault(matcher._debug_print_internal_state().rpartition("[")[2], letter)
+            matcher.rollback(1)
+    return [*kinds.values(), *(text[-length:] for length in (2, 3) if len(text) >= length)]
 
 
 def _mask_ms(matcher: GrammarMatcher, bitmask: Any, enough_ms: float) -> float:

@@ -68,6 +68,7 @@ COSTLY: dict[str, str | dict[str, Any]] = {
     "states at once": r".*a.{60}",
     "ambiguous repeats": r"(([^a]*)+)*",
     "counted words": r"([a-z]{1,3})+",
+    "repeats in repeats": r"([a-z.]+)+",  # slower with each character, in the same states
     "1,200 arrays": {"type": "array", "items": arrays(1200)},
     "arrays after 20 fields": fields(20, last={"type": "array", "items": arrays(1200)}),
 }
