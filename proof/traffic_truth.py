@@ -1,11 +1,12 @@
 """The simulation of traffic against the truth: the built-in model on CPU engines answers ten traces.
 
-    python -m kimi_w4a8_eagle3.sglang_plugin.run_module proof.traffic_truth [ENGINE...] [--runs N]
+    python -m kimi_w4a8_eagle3.sglang_plugin.run_module proof.traffic_truth [ENGINE...] [--answers FOLDER]
 
-Each engine answers ten traces, and the simulation answers the same. Between them it answers others that fit the
-coefficients of `LinearStepTime`, the accept length and the time of a request outside of the scheduler. SGLang's own
-clocks in every answer say when its prefill began and ended. Prompts are token ids, so hits are comparable token by
-token. Times need an idle machine: a trace is sent again while other processes take more than --others of a core.
+Each engine answers ten traces several times, and the simulation answers the same. Between them it answers others that
+fit the coefficients of `LinearStepTime`, the accept length and the times of requests outside of the scheduler. SGLang's
+own clocks in every answer say when its prefill began and ended. Prompts are token ids, so hits are comparable token by
+token. Times need an idle machine: a trace is sent again while other processes take more than --others of a core. The
+program also prints by how much the engine differs from itself, because no simulation can be closer than that.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import json
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from itertools import groupby
 from pathlib import Path
@@ -180,11 +181,11 @@ def conversations(seed: int, users: int = USERS) -> Trace:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Step times, accept length, and seconds of a request outside of the scheduler."""
+    """Step times, accept length, and seconds of the requests outside of the scheduler."""
 
     steps: LinearStepTime
     accept: float
-    outside_s: float
+    outside_s: Sequence[float]
 
 
 def fit(engines: Sequence[Sequence[Answered]]) -> Fitted:
@@ -211,7 +212,7 @@ def fit(engines: Sequence[Sequence[Answered]]) -> Fitted:
     coefficients = [_least(np.array(rows)) for rows in (prefills, decodes)]
     every = [one for found in engines for one in found]
     accept = sum(one.output - 1 for one in every) / sum(one.verifies for one in every)
-    return Fitted(LinearStepTime(*coefficients[0], *coefficients[1]), accept, float(np.mean(outside)))
+    return Fitted(LinearStepTime(*coefficients[0], *coefficients[1]), accept, outside)
 
 
 def _overlap(one: Answered, span: tuple[float, float]) -> float:
@@ -220,10 +221,18 @@ def _overlap(one: Answered, span: tuple[float, float]) -> float:
 
 
 def _least(rows: np.ndarray) -> list[float]:
-    """Return coefficients, none below zero, that fit the last column by relative error."""
+    """Return coefficients, none below zero, that fit the last column by relative error.
+
+    Errors are relative to the fitted times. If they were relative to the measured ones, a time that noise has made
+    longer would weigh less, and the fit would be too short.
+    """
     from scipy.optimize import nnls
 
-    return [float(value) for value in nnls(rows[:, :-1] / rows[:, -1:], np.ones(len(rows)))[0]]
+    times = fitted = rows[:, -1]
+    for _ in range(8):
+        found = nnls(rows[:, :-1] / fitted[:, None], times / fitted)[0]
+        fitted = rows[:, :-1] @ found
+    return [float(value) for value in found]
 
 
 Row = tuple[int, int, float, float]  # prompt and cached tokens, TTFT and TPOT in seconds
@@ -239,11 +248,20 @@ def measured(one: Answered) -> Row:
     return one.prompt, one.cached, one.first - one.sent, one.tpot_s
 
 
-def simulated(trace: Trace, fitted: Fitted, engine: EngineUnderTest) -> list[Row]:
-    """Simulate a trace on the same engines."""
-    eagle = engine.recipe == "tiny"
+def simulated(trace: Trace, fitted: Fitted, engine: EngineUnderTest, seed: int) -> list[Row]:
+    """Simulate a trace on the same engines; seed: of the times outside of the scheduler."""
     settings = EngineSettings(
-        engine.replicas, 1, POOL, CHUNK, MAX_RUNNING, 1, fitted.accept, engine.cache, eagle, outside_s=fitted.outside_s
+        engine.replicas,
+        1,
+        POOL,
+        CHUNK,
+        MAX_RUNNING,
+        1,
+        fitted.accept,
+        engine.cache,
+        eagle=engine.recipe == "tiny",
+        outside_s=fitted.outside_s,
+        seed=seed,
     )
     found = Traffic(trace, settings, fitted.steps, trace.users, 1e6, spread=False).run()
     return [(one.turn.prompt_tokens, one.cached, one.ttft_s, one.tpot_s) for one in found]
@@ -291,49 +309,100 @@ async def _answers(
     return found, others
 
 
-async def _compare(engine: EngineUnderTest, url: str, replicas: list[str], runs: int, most: float) -> np.ndarray:
+@dataclass
+class Recording:
+    """Answers of one engine. trained: of the traces that fit, by replica. held_out: by trace and repeat."""
+
+    trained: list[list[Answered]]
+    held_out: list[list[list[Answered]]]
+
+    @classmethod
+    def read(cls, path: Path) -> Recording:
+        content = json.loads(path.read_text())
+        trained = [[Answered(**row) for row in rows] for rows in content["trained"]]
+        return cls(trained, [[[Answered(**row) for row in one] for one in two] for two in content["held_out"]])
+
+
+async def _record(
+    engine: EngineUnderTest, url: str, replicas: list[str], runs: int, repeats: int, most: float
+) -> Recording:
     async with clients([url, *replicas]) as (client, *each):
-        trained: list[list[Answered]] = [[] for _ in each]
-        compared = []
-        for seed in range(runs):
+        found = Recording([[] for _ in each], [[] for _ in range(runs)])
+        for number in range(repeats * runs):
+            repeat, seed = divmod(number, runs)
             if seed % 2 == 0:  # every engine is as busy as in a comparison, with its share of the users
-                traces = [conversations(FIT + 10 * seed + number) for number in range(len(each))]
-                for kept, answers in zip(trained, (await _answers(each, each, traces, most))[0], strict=True):
+                first = FIT + 1000 * repeat + 10 * seed
+                traces = [conversations(first + at) for at in range(len(each))]
+                for kept, answers in zip(found.trained, (await _answers(each, each, traces, most))[0], strict=True):
                     kept += answers
             trace = conversations(seed, USERS * engine.replicas)
             (answers,), others = await _answers([client], each, [trace], most)
-            compared.append((trace, [measured(one) for one in answers], others))
-    fitted = fit(trained)
-    print(f"{engine.name}: accept length {fitted.accept:.2f}, outside {fitted.outside_s * 1000:.1f} ms")
+            found.held_out[seed].append(answers)
+            print(f"{engine.name}: {trace.name}, repeat {repeat}, others {others:.0%}", file=sys.stderr, flush=True)
+    return found
+
+
+def _compare(engine: EngineUnderTest, found: Recording) -> np.ndarray:
+    """Print the figures of a recording and of its simulation; return the mean errors of the traces."""
+    fitted = fit(found.trained)
+    print(f"{engine.name}: accept length {fitted.accept:.2f}, outside {np.median(fitted.outside_s) * 1000:.1f} ms")
     print(f"  {fitted.steps}", flush=True)
-    errors = []
-    every: tuple[list[Row], list[Row]] = [], []
-    for trace, true, others in compared:
-        both = true, simulated(trace, fitted, engine)
-        for rows, found in zip(every, both, strict=True):
-            rows += found
-        pairs = list(zip(*map(figures, both), strict=True))
+    errors, changes = [], []
+    every: list[list[list[Row]]] = []
+    for seed, repeats in enumerate(found.held_out):
+        trace = conversations(seed, USERS * engine.replicas)
+        true = [[measured(one) for one in answers] for answers in repeats]
+        model = [simulated(trace, fitted, engine, at) for at in range(len(repeats))]
+        every.append([*true, _all(model)])
+        pairs = list(zip(figures(_all(true)), figures(_all(model)), strict=True))
         errors.append([_error(*pair) for pair in pairs])
+        changes.append(_change(true))
         shown = (f"{name} {a:.3g} {b:.3g}" for name, (a, b) in zip(FIGURES, pairs, strict=True))
-        print(f"  {trace.name}, others {others:.0%}, measured and simulated: {', '.join(shown)}", flush=True)
-    whole = [_error(*pair) for pair in zip(*map(figures, every), strict=True)]
-    mean = np.mean(errors, axis=0)
-    for what, sizes in (("mean error of the traces", mean), ("error of all requests together", whole)):
+        print(f"  {trace.name}, measured and simulated: {', '.join(shown)}", flush=True)
+    *true, model = map(_all, zip(*every, strict=True))
+    whole = [_error(*pair) for pair in zip(figures(_all(true)), figures(model), strict=True)]
+    rows = {
+        "mean error of the traces": np.mean(errors, axis=0),
+        "mean difference of two measurements of a trace": np.mean(changes, axis=0),
+        "error of all requests together": whole,
+        "difference of two measurements of all requests": _change(true),
+    }
+    for what, sizes in rows.items():
         print(f"  {what}: " + ", ".join(f"{name} {one:.1%}" for name, one in zip(FIGURES, sizes, strict=True)))
-    return mean
+    return np.mean(errors, axis=0)
+
+
+def _all(repeats: Iterable[list[Row]]) -> list[Row]:
+    return [row for rows in repeats for row in rows]
+
+
+def _change(repeats: Sequence[Sequence[Row]]) -> list[float]:
+    """Return by how much the second measurement differs from the first, or zeros if there is none."""
+    if len(repeats) == 1:
+        return [0.0] * len(FIGURES)
+    return [_error(*pair) for pair in zip(*map(figures, repeats[:2]), strict=True)]
 
 
 def _error(true: float, model: float) -> float:
     return abs(model / true - 1) if true else model
 
 
-def main(names: Sequence[str], runs: int, most: float) -> int:
+def main(names: Sequence[str], runs: int, repeats: int, most: float, folder: Path | None) -> int:
     """Measure and simulate the engines; return 1 if a figure is further off than 10% in the mean."""
     worst = 0.0
     for engine in ENGINES:
-        if not names or engine.name in names:
+        if names and engine.name not in names:
+            continue
+        kept = folder / f"{engine.name}.json" if folder else None
+        if kept and kept.is_file():
+            found = Recording.read(kept)
+        else:
             with engine.running() as (url, replicas):
-                worst = max(worst, float(asyncio.run(_compare(engine, url, replicas, runs, most)).max()))
+                found = asyncio.run(_record(engine, url, replicas, runs, repeats, most))
+            if kept:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(asdict(found)))
+        worst = max(worst, float(_compare(engine, found).max()))
     return int(worst > GOAL)
 
 
@@ -341,6 +410,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engines", nargs="*", choices=[[], *(one.name for one in ENGINES)], help="default: all")
     parser.add_argument("--runs", type=int, default=10, help="held-out traces")
+    parser.add_argument("--repeats", type=int, default=2, help="measurements of a held-out trace")
     parser.add_argument("--others", type=float, default=0.03, help="most cores that other processes may take")
+    parser.add_argument("--answers", type=Path, help="folder to keep the answers in, and to read those that it has")
     options = parser.parse_args()
-    sys.exit(main(options.engines, options.runs, options.others))
+    sys.exit(main(options.engines, options.runs, options.repeats, options.others, options.answers))

@@ -231,8 +231,9 @@ def decode_step(
 
 def _step_weights(cluster: Cluster, shapes: Shapes) -> float:
     s, tp = shapes, cluster.attention_tp
-    heads = (2 * s.draft_heads + 2 * s.draft_kv_heads) * s.draft_head_dim
-    attention = heads * s.hidden * 2 / tp if heads else attention_weights(s, tp, inputs=2)
+    # Queries, keys and values are of two joined vectors. The output projection, last, writes one.
+    rows = (2 * s.draft_heads + 2 * 2 * s.draft_kv_heads + s.draft_heads) * s.draft_head_dim
+    attention = rows * s.hidden / tp if rows else attention_weights(s, tp, inputs=2)
     return attention + (3 * s.hidden * s.draft_inner + 3 * s.hidden * s.hidden + s.vocab * s.hidden) / tp
 
 

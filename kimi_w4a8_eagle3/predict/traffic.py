@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import random
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class EngineSettings:
     """Engines behind one router. Lengths are in tokens, `pool` and `host` of one rank; grain: tokens of a unit.
 
     host: KV tokens in host memory, loaded back at host_tokens_s. overlap: SGLang chooses a batch when the one before it
-    begins. outside_s: time of a request outside of the scheduler, as in HTTP and the tokenizer.
+    begins. outside_s: times of requests outside of the scheduler, as in HTTP and the tokenizer, drawn by chance.
     """
 
     engines: int
@@ -46,7 +47,8 @@ class EngineSettings:
     host: int = 0
     host_tokens_s: float = 1.0
     overlap: bool = False
-    outside_s: float = 0.0
+    outside_s: Sequence[float] = (0.0,)
+    seed: int = 0
 
 
 @dataclass
@@ -79,6 +81,7 @@ class _Running:
     cycle: int
     root: bool
     at: int = 0
+    outside_s: float = 0.0
 
 
 _Event = Union[_Running, "tuple[_Engine, int]"]
@@ -281,7 +284,7 @@ class Traffic:
         self.trace, self.settings, self.horizon_s, self.users = trace, settings, horizon_s, users
         self.served: list[Served] = []
         self.unfinished: dict[int, Served] = {}
-        self._units, self._unique = _Units(grain), count(-1, -1)
+        self._units, self._unique, self._draw = _Units(grain), count(-1, -1), random.Random(settings.seed)
         self._next, self._events, self._order = 0, list[tuple[float, int, _Event]](), count()
         if users is None:
             for session in trace.sessions:
@@ -325,7 +328,8 @@ class Traffic:
     def _plan(self, now: float, running: _Running) -> None:
         """Let the session's next request reach a scheduler after the pause of its user."""
         think = min(running.session.turns[running.at].think_s, THINK_CAP_S)
-        self._push(now + think + self.settings.outside_s, running)
+        running.outside_s = self._draw.choice(self.settings.outside_s)
+        self._push(now + think + running.outside_s, running)
 
     def _send(self, running: _Running, now: float) -> None:
         turn, settings = running.session.turns[running.at], self.settings
@@ -339,7 +343,7 @@ class Traffic:
         if len(prompt) + len(answer) > most:  # such a request is refused
             self._after(running, now)
             return
-        served = Served(turn, running, now - settings.outside_s, prompt, answer)
+        served = Served(turn, running, now - running.outside_s, prompt, answer)
         self.unfinished[id(served)] = served
         engine = served.replica = _choose(self.engines, prompt)
         engine.add(served, now)

@@ -56,7 +56,7 @@ found = {
     "units": served(one, 1, grain=8),
     "alone": served(pair, 2, prefix_cache=False),
     "overlap": served(pair, 2, prefix_cache=False, overlap=True),
-    "outside": served(one, 1, outside_s=0.5),
+    "outside": served(one, 1, outside_s=(0.5,)),
     "known": served([talk(name, 1, think) for name, think in (("a", 0.0), ("b", 0.01))], 2, engines=2),
     "unknown": served([stranger("x", 0.0), stranger("y", 0.01), stranger("z", 5.0)], 3, engines=2),
 }
