@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,12 +31,12 @@ import psutil
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.bench.trace import Segment, Trace, TraceSession, Turn
 from kimi_w4a8_eagle3.fleet.target import Target
-from kimi_w4a8_eagle3.predict.step_time import LinearStepTime
 from kimi_w4a8_eagle3.predict.traffic import EngineSettings, Traffic
 
+from .linear_step_time import CHUNK, Answered, Fitted, fit
 from .load.served import ServedFleet
 
-POOL, CHUNK, MAX_RUNNING, USERS = 16384, 1024, 8, 3
+POOL, MAX_RUNNING, USERS = 16384, 8, 3
 ADMIN_KEY = "only-for-this-proof"
 FIGURES = ("hit rate", "TTFT p50", "TTFT p95", "TPOT p50")
 FIT = 1000  # first seed of the traces that fit; one comes before every other trace that is compared
@@ -90,30 +89,6 @@ ENGINES = (
     EngineUnderTest("two-eagle3", "tiny", replicas=2),
     EngineUnderTest("two-plain", "tiny:plain", replicas=2),
 )
-
-
-@dataclass(frozen=True)
-class Answered:
-    """One measured request: tokens, and Unix times. dispatched: to the scheduler. began, prefilled: of its prefill."""
-
-    prompt: int
-    cached: int
-    output: int
-    verifies: int
-    sent: float
-    dispatched: float
-    began: float
-    prefilled: float
-    first: float
-    end: float
-
-    @property
-    def new(self) -> int:
-        return self.prompt - self.cached
-
-    @property
-    def tpot_s(self) -> float:
-        return (self.end - self.first) / max(self.output - 1, 1)
 
 
 @dataclass
@@ -177,62 +152,6 @@ def conversations(seed: int, users: int = USERS) -> Trace:
             prompt = (*prompt, Segment(f"answer {name}", output))
         sessions.append(TraceSession(f"{seed}.{user}", tuple(turns)))
     return Trace(f"seed {seed}", "run", tuple(sessions), users)
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Step times, accept length, and seconds of the requests outside of the scheduler."""
-
-    steps: LinearStepTime
-    accept: float
-    outside_s: Sequence[float]
-
-
-def fit(engines: Sequence[Sequence[Answered]]) -> Fitted:
-    """Fit the model to the answers of traces that no comparison has, by engine."""
-    prefills, decodes, outside = [], [], []
-    for found in engines:
-        by_start = groupby(sorted(found, key=lambda one: one.began), key=lambda one: one.began)
-        batches = [list(batch) for _, batch in by_start]
-        spans = [(batch[0].began, max(one.prefilled for one in batch)) for batch in batches]
-        for batch, (began, end) in zip(batches, spans, strict=True):
-            chunked = any(first < began < last for first, last in spans)
-            if sum(one.new for one in batch) <= CHUNK and not chunked:
-                pairs = sum(one.new * (one.cached + one.new / 2) for one in batch)
-                prefills.append((1.0, sum(one.new for one in batch), pairs, end - began))
-        for one in found:
-            outside.append(one.dispatched - one.sent + one.first - one.prefilled)
-            length = one.end - one.first
-            own = length - sum(_overlap(one, span) for span in spans)
-            beside = [(_overlap(one, (other.first, other.end)) / length, other) for other in found]
-            requests = sum(share for share, _ in beside)
-            context = sum(share * (other.prompt + other.output / 2) for share, other in beside)
-            if one.verifies > 4:
-                decodes.append((1.0, requests, context, own / one.verifies))
-    coefficients = [_least(np.array(rows)) for rows in (prefills, decodes)]
-    every = [one for found in engines for one in found]
-    accept = sum(one.output - 1 for one in every) / sum(one.verifies for one in every)
-    return Fitted(LinearStepTime(*coefficients[0], *coefficients[1]), accept, outside)
-
-
-def _overlap(one: Answered, span: tuple[float, float]) -> float:
-    """Return the seconds of a span in which the request decodes."""
-    return max(min(one.end, span[1]) - max(one.first, span[0]), 0.0)
-
-
-def _least(rows: np.ndarray) -> list[float]:
-    """Return coefficients, none below zero, that fit the last column by relative error.
-
-    Errors are relative to the fitted times. If they were relative to the measured ones, a time that noise has made
-    longer would weigh less, and the fit would be too short.
-    """
-    from scipy.optimize import nnls
-
-    times = fitted = rows[:, -1]
-    for _ in range(8):
-        found = nnls(rows[:, :-1] / fitted[:, None], times / fitted)[0]
-        fitted = rows[:, :-1] @ found
-    return [float(value) for value in found]
 
 
 Row = tuple[int, int, float, float]  # prompt and cached tokens, TTFT and TPOT in seconds
@@ -359,13 +278,13 @@ def _compare(engine: EngineUnderTest, found: Recording) -> np.ndarray:
         changes.append(_change(true))
         shown = (f"{name} {a:.3g} {b:.3g}" for name, (a, b) in zip(FIGURES, pairs, strict=True))
         print(f"  {trace.name}, measured and simulated: {', '.join(shown)}", flush=True)
-    *true, model = map(_all, zip(*every, strict=True))
-    whole = [_error(*pair) for pair in zip(figures(_all(true)), figures(model), strict=True)]
+    columns = [_all(column) for column in zip(*every, strict=True)]
+    whole = [_error(*pair) for pair in zip(figures(_all(columns[:-1])), figures(columns[-1]), strict=True)]
     rows = {
         "mean error of the traces": np.mean(errors, axis=0),
         "mean difference of two measurements of a trace": np.mean(changes, axis=0),
         "error of all requests together": whole,
-        "difference of two measurements of all requests": _change(true),
+        "difference of two measurements of all requests": _change(columns[:-1]),
     }
     for what, sizes in rows.items():
         print(f"  {what}: " + ", ".join(f"{name} {one:.1%}" for name, one in zip(FIGURES, sizes, strict=True)))

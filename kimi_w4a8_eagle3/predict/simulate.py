@@ -6,6 +6,7 @@ It is a program of its own, because SGLang's classes need its imports and a conf
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -19,10 +20,11 @@ from .layouts import NODE_GPUS, Layout
 from .machine_model import Cluster
 from .predict import calibrate
 from .simulation import SimulatedRun, SimulationJob, TrafficFigures
-from .step_time import KimiStepTime, LinearStepTime, StepTime
+from .step_time import KimiStepTime
 from .traffic import EngineSettings, Served, Traffic
 
 RAMP = 0.1  # share of the horizon in which users start; its requests are not counted
+ENOUGH = 10000  # answers after which a simulation ends early: many short requests would take minutes
 
 
 def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
@@ -34,28 +36,21 @@ def run(job: SimulationJob, trace: Trace, one: SimulatedRun) -> TrafficFigures:
         layout.pool,
         layout.chunk,
         layout.max_running,
-        job.grain,
-        job.accept_length,
-        job.prefix_cache,
-        job.eagle,
-        layout.host,
-        layout.host_tokens_s,
-        overlap=job.step_time is None,
+        accept_length=job.accept_length,
+        host=layout.host,
+        host_tokens_s=layout.host_tokens_s,
+        overlap=True,
     )
-    steps: StepTime
-    if job.step_time is None:
-        drafts = 0 if job.accept_length == 1 else 3
-        steps = KimiStepTime(calibrate(Cluster()), layout.cluster, drafts, scale=one.scale)
-    else:
-        steps = LinearStepTime(**job.step_time, scale=one.scale)
+    steps = KimiStepTime(calibrate(Cluster()), layout.cluster, 0 if job.accept_length == 1 else 3, scale=one.scale)
     closed = trace.users is not None and one.users == trace.users
-    traffic = Traffic(trace, settings, steps, one.users, job.horizon_s, spread=not closed)
+    enough = math.inf if closed or one.users is None else ENOUGH
+    traffic = Traffic(trace, settings, steps, one.users, job.horizon_s, not closed, enough)
     ramp = 0.0 if closed or one.users is None else RAMP * job.horizon_s
     served = [request for request in traffic.run() if request.arrived >= ramp]
     # At the end some requests wait for their first token: those past the limit have missed it.
-    waited = [job.horizon_s - request.arrived for request in traffic.unfinished.values() if not request.first]
-    late = [seconds for seconds in waited if job.ttft_s < seconds <= job.horizon_s - ramp]
-    lasted = job.horizon_s if late else max((request.end for request in served), default=ramp)
+    waited = [traffic.horizon_s - request.arrived for request in traffic.unfinished.values() if not request.first]
+    late = [seconds for seconds in waited if job.ttft_s < seconds <= traffic.horizon_s - ramp]
+    lasted = traffic.horizon_s if late else max((request.end for request in served), default=ramp)
     return _figures(job, layout, one, served, late, lasted - ramp, time.process_time() - began)
 
 

@@ -18,7 +18,6 @@ from ..base.errors import KimiError
 from ..engine.process import last_line
 from ..engine.starter import Program, starter
 
-GRAIN = 64  # tokens of a unit; AgentX's block
 _ENVIRON = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -31,7 +30,7 @@ class SimulatedRun(BaseModel):
 
 
 class SimulationJob(BaseModel):
-    """Simulations of one trace. step_time: coefficients of `LinearStepTime` instead of Kimi's model."""
+    """Simulations of one trace."""
 
     trace: str
     output_tokens: int
@@ -39,10 +38,6 @@ class SimulationJob(BaseModel):
     accept_length: float
     ttft_s: float
     tpot_s: float
-    grain: int = GRAIN
-    prefix_cache: bool = True
-    eagle: bool = False
-    step_time: dict[str, float] | None = None
     runs: list[SimulatedRun]
 
 

@@ -53,27 +53,3 @@ class KimiStepTime:
         if self.steps:
             step = step + self.steps * draft_step(total, context, self.cluster, shapes, fullest)
         return float(step @ self.fit.vector) * self.scale
-
-
-@dataclass(frozen=True)
-class LinearStepTime:
-    """Steps of a small model: fixed seconds, and seconds by new token, by pair of tokens, by request and by context."""
-
-    prefill_s: float
-    new_s: float
-    pair_s: float
-    decode_s: float
-    request_s: float
-    context_s: float
-    scale: float = 1.0
-
-    def prefill(self, ranks: Sequence[Sequence[Extend]]) -> float:
-        """Return the time of all ranks' tokens."""
-        parts = [(new, new * (past + new / 2)) for rank in ranks for new, past in rank]
-        work = sum(self.new_s * new + self.pair_s * pairs for new, pairs in parts)
-        return (self.prefill_s + work) * self.scale
-
-    def decode(self, ranks: Sequence[Decode]) -> float:
-        """Return the time of all ranks' requests."""
-        work = sum(self.request_s * requests + self.context_s * contexts for requests, contexts in ranks)
-        return (self.decode_s + work) * self.scale

@@ -40,7 +40,7 @@ class EngineSettings:
     pool: int
     chunk: int
     max_running: int
-    grain: int = 64
+    grain: int = 64  # AgentX's block
     accept_length: float = 1.0
     prefix_cache: bool = True
     eagle: bool = False
@@ -263,11 +263,19 @@ class Traffic:
     """One run of a trace on the engines of a layout.
 
     users: sessions that are active at once, started again with new text when all have ended; without it sessions start
-    at their recorded times. Users start one after another during the first tenth of horizon_s.
+    at their recorded times. Users start one after another during the first tenth of horizon_s. The run ends early, and
+    horizon_s with it, when `enough` requests have ended that were sent after this time.
     """
 
     def __init__(
-        self, trace: Trace, settings: EngineSettings, time: StepTime, users: int | None, horizon_s: float, spread: bool
+        self,
+        trace: Trace,
+        settings: EngineSettings,
+        time: StepTime,
+        users: int | None,
+        horizon_s: float,
+        spread: bool,
+        enough: float = math.inf,
     ) -> None:
         grain = settings.grain
         limits = SchedulerLimits(
@@ -283,6 +291,7 @@ class Traffic:
         self.engines = [_Engine(settings, time, schedulers) for schedulers in ranks]
         self.trace, self.settings, self.horizon_s, self.users = trace, settings, horizon_s, users
         self.served: list[Served] = []
+        self._left, self._started = enough, horizon_s / 10 if spread else 0.0
         self.unfinished: dict[int, Served] = {}
         self._units, self._unique, self._draw = _Units(grain), count(-1, -1), random.Random(settings.seed)
         self._next, self._events, self._order = 0, list[tuple[float, int, _Event]](), count()
@@ -298,6 +307,9 @@ class Traffic:
         while self._events:
             now, _, event = heapq.heappop(self._events)
             if now > self.horizon_s:
+                break
+            if self._left <= 0:
+                self.horizon_s = now
                 break
             if isinstance(event, _Running):
                 self._send(event, now)
@@ -359,6 +371,7 @@ class Traffic:
 
     def _answered(self, served: Served, now: float) -> None:
         self.served.append(self.unfinished.pop(id(served)))
+        self._left -= served.arrived >= self._started
         self._after(served.session, now)
 
     def _after(self, running: _Running, now: float) -> None:

@@ -35,6 +35,11 @@ LINES: tuple[tuple[str, str, str], ...] = (
     (r"kimi-w4a8 patch apply --remove-stale", HERE, ""),
     (r"python -m proof\.account(\.layouts| -c 40)", HERE, ""),
     (
+        r"python -m proof\.account\.directions",
+        "proof/test_account.py::test_the_model_orders_two_layouts_as_infera_measured_them",
+        "",
+    ),
+    (
         r"launch/docker-run\.sh .* --as compose",
         "launch/test_docker_run.py::test_compose_starts_what_the_docker_line_starts",
         CLUSTER,
@@ -230,7 +235,7 @@ LINES: tuple[tuple[str, str, str], ...] = (
         "",
     ),
     (
-        r"python -m kimi_w4a8_eagle3\.sglang_plugin\.run_module proof\.traffic_truth( eagle3)?",
+        r"python -m kimi_w4a8_eagle3\.sglang_plugin\.run_module proof\.traffic_truth( eagle3| --answers FOLDER)?",
         "predict/test_traffic.py::test_both_releases_schedule_alike",
         TIME,
     ),

@@ -12,9 +12,9 @@ PROGRAM = """
 import json
 from array import array
 from kimi_w4a8_eagle3.bench.trace import Segment, Trace, TraceSession, Turn
-from kimi_w4a8_eagle3.predict.step_time import LinearStepTime
 from kimi_w4a8_eagle3.predict.traffic import EngineSettings, Traffic
 from kimi_w4a8_eagle3.sglang_plugin.simulated_scheduler import SchedulerLimits, SimulatedScheduler
+from proof.linear_step_time import LinearStepTime
 
 TIME = LinearStepTime(0.1, 0.001, 0.0, 0.01, 0.0, 0.0)
 
@@ -60,6 +60,9 @@ found = {
     "known": served([talk(name, 1, think) for name, think in (("a", 0.0), ("b", 0.01))], 2, engines=2),
     "unknown": served([stranger("x", 0.0), stranger("y", 0.01), stranger("z", 5.0)], 3, engines=2),
 }
+loop = Trace("t", "AgentX", (stranger("x", 0.0),))
+traffic = Traffic(loop, EngineSettings(1, 1, 4000, 64, 8, 1), TIME, 1, 100.0, True, 5)
+found["enough"] = [sum(one.arrived >= 10 for one in traffic.run()), traffic.horizon_s]
 print(json.dumps(found))
 """
 
@@ -100,6 +103,11 @@ def test_with_overlap_a_request_waits_for_the_step_that_was_chosen_before(found:
 
 def test_the_time_outside_of_the_scheduler_belongs_to_the_first_token(found: dict[str, Any]) -> None:
     assert found["outside"]["rows"][0][4:6] == [0.664, 0.01]
+
+
+def test_a_run_ends_when_it_has_enough_requests_after_the_users_have_started(found: dict[str, Any]) -> None:
+    count, ended = found["enough"]
+    assert count == 5 and 10 < ended < 20
 
 
 def test_the_router_asks_the_engine_with_fewer_requests_for_an_unknown_prompt(found: dict[str, Any]) -> None:

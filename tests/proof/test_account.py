@@ -14,7 +14,7 @@ from kimi_w4a8_eagle3.predict.machine_model import Cluster, draft_bytes, kimi
 from kimi_w4a8_eagle3.predict.predict import Load, calibrate
 from kimi_w4a8_eagle3.recipe.launch import load_recipe, render
 from kimi_w4a8_eagle3.recipe.memory_plan import ModelCard, draft_weights
-from proof.account import calibration, layouts, levers, moe_time, not_yet
+from proof.account import calibration, directions, layouts, levers, moe_time, not_yet
 from proof.account.__main__ import main
 from proof.account.parts import Account, Part, decode_attention, explain
 
@@ -146,6 +146,17 @@ def test_dp_attention_gains_with_many_long_prompts_and_loses_with_few() -> None:
     fit = calibrate(CLUSTER)
     rates = [[layouts.figures(x, c, 10240, 2.7, fit).tokens_per_s for x in (one, groups)] for c in (2, 40)]
     assert rates[0][1] < rates[0][0] and rates[1][1] > 1.25 * rates[1][0]
+
+
+def test_the_model_orders_two_layouts_as_infera_measured_them() -> None:
+    one, split = ([directions.simulate(name, count) for count in directions.SESSIONS] for name in directions.GPUS)
+    gains = [b.rate / a.rate for a, b in zip(one, split, strict=True)]
+    measured = [b / a for a, b in zip(*directions.PUBLISHED_RATE.values(), strict=True)]
+    assert gains == pytest.approx(measured, rel=0.15)
+    for limit in (30, 50):
+        users = [directions.most([each.speed for each in found], limit) for found in (one, split)]
+        published = [directions.most(found, limit) for found in directions.PUBLISHED_SPEED.values()]
+        assert users[0] < users[1] and published[0] < published[1]
 
 
 def test_the_page_of_layouts_has_the_models_figures() -> None:
