@@ -12,8 +12,8 @@ from typing import Any
 from kimi_w4a8_eagle3.base.errors import KimiError
 from kimi_w4a8_eagle3.base.files import write_atomic
 from kimi_w4a8_eagle3.moe.flydsl import toolchain
-from kimi_w4a8_eagle3.moe.flydsl.compile import launcher_of
 from kimi_w4a8_eagle3.moe.flydsl.objects import cache_dir, source_hash
+from kimi_w4a8_eagle3.moe.flydsl.toolchain import launcher_of
 
 
 def assembly(config: Any) -> str:

@@ -9,7 +9,7 @@ stage 2, reduce. Grids follow from shapes alone and nothing waits for the device
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -46,7 +46,7 @@ XCD_GATE = "KIMI_MOE_XCD_ORDER"
 W4A16_ROWS = 32  # most rows of a block with which the baseline still has more than one wave a SIMD
 
 Kernels = dict[str, KernelConfig]
-Tables = tuple[torch.Tensor, torch.Tensor]  # order and blocks of `block.RoutingTables`
+Tables = tuple[torch.Tensor, torch.Tensor]  # order and blocks of `kernel_arguments.Routed`
 Count = int | tuple[int, int]  # row blocks, rows or tokens; and columns, where a launch computes only some of them
 
 
@@ -279,24 +279,23 @@ def device_of(tensor: torch.Tensor) -> int:
     return tensor.device.index or 0
 
 
+@dataclass
 class FlydslCall:
     """Buffers and launches of one forward."""
 
-    def __init__(
-        self,
-        backend: FlydslBackend,
-        kernels: Kernels,
-        x: torch.Tensor,
-        moe: PreparedMoe,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-    ) -> None:
-        self.backend, self.kernels, self.moe = backend, kernels, moe
-        self.x, self.weights, self.ids = x.contiguous(), topk_weights.contiguous(), topk_ids.contiguous()
-        self.tokens, self.slots = x.shape[0], topk_ids.numel()
-        routed = kernels.get("route")
+    backend: FlydslBackend
+    kernels: Kernels
+    x: torch.Tensor
+    moe: PreparedMoe
+    weights: torch.Tensor  # of the router
+    ids: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.x, self.weights, self.ids = self.x.contiguous(), self.weights.contiguous(), self.ids.contiguous()
+        self.tokens, self.slots = self.x.shape[0], self.ids.numel()
+        routed = self.kernels.get("route")
         assert routed is None or isinstance(routed, RouteConfig)
-        self.blocks = backend.blocks(self.slots, routed.experts, routed.tile_m) if routed else self.slots
+        self.blocks = self.backend.blocks(self.slots, routed.experts, routed.tile_m) if routed else self.slots
         self.baseline = routed is not None and not routed.hidden
 
     def run(self) -> torch.Tensor:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import flydsl.expr as fx
 from flydsl.expr import arith
+from flydsl.expr.typing import T
 
 from . import ops as ops
 from .configs import TOGETHER, XCDS
+from .kernel_arguments import Routed
 from .layout import CHUNK_K, TILE_BYTES, TILE_N
 from .ops import Value
 from .weights import READERS
-
-
-class RoutingTables(Protocol):
-    """Addresses of the int32 routing tables, with blocks of tile_m rows.
-
-    order [slots]: slots by expert.
-    blocks [B, 4] for the B blocks that are launched: expert, place of the first row in `order`, number of rows (0:
-    unused block), number of used blocks.
-    """
-
-    order: fx.Int64
-    blocks: fx.Int64
 
 
 def work_of(number: Value, blocks: Value, parts: int) -> tuple[fx.Int32, Any]:
@@ -50,8 +40,8 @@ class RowBlock:
     rows: number of rows of the block.
     """
 
-    def __init__(self, routing: RoutingTables, block: Value, slots: Value, top_k: int, here: Value = None) -> None:
-        self._routing, self._slots, self._top_k, self._here = routing, slots, top_k, here
+    def __init__(self, routing: Routed, block: Value, slots: Value, top_k: int, here: Value = None) -> None:
+        self._routing, self.slots, self._top_k, self._here = routing, slots, top_k, here
         self.expert, self._first, self.rows, _ = ops.scalar_row(routing.blocks, block)
 
     def exists(self) -> Value:
@@ -72,8 +62,8 @@ class RowBlock:
 
     def slot(self, row: Value) -> fx.Int32:
         """Return the slot of row `row` (0 .. tile_m - 1) of this block."""
-        loaded = ops.load(self._order, ops.i32_type(), row * 4)
-        return ops.select(row < self.rows, loaded, self._slots)
+        loaded = ops.load(self._order, T.i32, row * 4)
+        return ops.select(row < self.rows, loaded, self.slots)
 
     def token(self, slot: fx.Int32) -> fx.Int32:
         """Return the token of a slot; T for a row that does not exist."""
@@ -83,8 +73,8 @@ class RowBlock:
 class ShortBlock(RowBlock):
     """A block as `stage1_small.py` lists it: its few slots are scalars, loaded together with its expert."""
 
-    def __init__(self, routing: RoutingTables, block: Value, slots: Value, top_k: int) -> None:
-        super().__init__(routing, block, slots, top_k)
+    def __init__(self, routing: Routed, block: Value, slots: Value, top_k: int, here: Value = None) -> None:
+        super().__init__(routing, block, slots, top_k, here)
         self._few = ops.scalar_row(routing.order, block)
         ops.keep(self.rows, *self._few)
 
@@ -93,7 +83,7 @@ class ShortBlock(RowBlock):
 
     def slot(self, row: Value) -> fx.Int32:
         """See RowBlock.slot."""
-        slot = self._slots
+        slot = self.slots
         for number, few in enumerate(self._few):
             slot = ops.select(row == number, few, slot)
         return slot
@@ -107,7 +97,6 @@ class Workgroup:
     def __init__(self, cfg: Any, args: Any) -> None:
         self.cfg, self.args, self.tid = cfg, args, fx.thread_idx.x
         self.lane, self.wave = self.tid & 63, ops.uniform(self.tid >> 6)
-        self.v4i, self.v4f = ops.vec_type(4, ops.i32_type()), ops.vec_type(4, ops.f32_type())
 
     def run(self: Any) -> None:
         """Emit the whole kernel."""
@@ -127,6 +116,10 @@ class Stage1Workgroup(Workgroup):
     pairs: int
     first_at: Callable[[int], Value]  # bytes of a tile -> where this wave's first one begins
 
+    def __init__(self, cfg: Any, args: Any) -> None:
+        ops.keep(*vars(args).values())
+        super().__init__(cfg, args)
+
     def open_buffers(self) -> None:
         """Open the block's tables and the expert's weights."""
         cfg, tile = self.cfg, self.cfg.hidden // CHUNK_K * TILE_BYTES
@@ -134,6 +127,11 @@ class Stage1Workgroup(Workgroup):
         self.weights = READERS[cfg.weights](self.args.weights, self.block.expert, 2 * cfg.inter * cfg.hidden)
         first, up = self.first_at(tile), cfg.inter // TILE_N * tile
         self.tile_at = [first + half * up + t * tile for half in (0, 1) for t in range(self.pairs)]
+
+    def row_info(self, tokens: Iterable[Value]) -> list[Any]:
+        """Load scale and low sum of these tokens' rows."""
+        per_row = ops.buffer(self.args.row_info, self.args.tokens * 8)
+        return [ops.load(per_row, T.i32x2, token * 8) for token in tokens]
 
     def results(self) -> Value:
         """Open the buffer of the results."""
@@ -146,6 +144,6 @@ class Stage1Workgroup(Workgroup):
 
     def scaled(self, exact: list[Any], info: Value, w_scale: list[Any]) -> list[Any]:
         """Return gate and up as float32."""
-        scale = ops.splat(ops.bitcast(ops.element(info, 0), ops.f32_type()), 4)
+        scale = ops.splat(ops.bitcast(ops.element(info, 0), T.f32), 4)
         pairs = zip(exact, w_scale, strict=True)
-        return [arith.mulf(arith.mulf(arith.sitofp(self.v4f, e), scale), w) for e, w in pairs]
+        return [arith.mulf(arith.mulf(arith.sitofp(T.f32x4, e), scale), w) for e, w in pairs]

@@ -31,11 +31,6 @@ def describe(image: bytes, arguments: int) -> CodeObject:
         arguments=tuple((given[".offset"], given[".size"]) for given in kernel[".args"][:arguments]),
         kernarg_bytes=kernel[".kernarg_segment_size"],
         block=tuple(kernel.get(".reqd_workgroup_size", (kernel[".max_flat_workgroup_size"], 1, 1))),
-        lds_bytes=kernel[".group_segment_fixed_size"],
-        scratch_bytes=kernel[".private_segment_fixed_size"],
-        vgprs=kernel[".vgpr_count"],
-        agprs=kernel[".agpr_count"],
-        sgprs=kernel[".sgpr_count"],
         spills=kernel[".vgpr_spill_count"] + kernel[".sgpr_spill_count"],
     )
 

@@ -57,6 +57,11 @@ class FlydslTiles:
 class KernelConfig(Protocol):
     """Interface of every configuration below."""
 
+    @property
+    def hints(self) -> dict[str, int]:
+        """Hints for the compiler's backend."""
+        return {}
+
     def grid(self, count: Any) -> tuple[int, int, int]:
         """Return the workgroups for `count` row blocks, rows or tokens, or (these, columns) for part of the columns."""
         ...
@@ -72,7 +77,7 @@ def padded_to(tile_m: int) -> int:
 
 
 @dataclass(frozen=True)
-class Stage1Config:
+class Stage1Config(KernelConfig):
     """Compile-time parameters of stage 1.
 
     tile_m: rows a workgroup.
@@ -138,7 +143,7 @@ class Stage1Config:
 
 
 @dataclass(frozen=True)
-class Stage2Config:
+class Stage2Config(KernelConfig):
     """Compile-time parameters of stage 2.
 
     tile_m: rows a workgroup.
@@ -226,7 +231,7 @@ class Stage2Config:
 
 
 @dataclass(frozen=True)
-class ByTokenConfig:
+class ByTokenConfig(KernelConfig):
     """Stage 2 and the reduction in one, for few tokens: a workgroup takes tile_n channels of all slots of a token."""
 
     hidden: int
@@ -234,6 +239,10 @@ class ByTokenConfig:
     top_k: int
     experts: int
     weights: WeightFormat = INT4
+
+    @property
+    def hints(self) -> dict[str, int]:
+        return {"waves_per_eu": 3}  # at T = 8 all run at once
 
     @property
     def tile_n(self) -> int:
@@ -277,7 +286,7 @@ class QuantizeConfig:
 
 
 @dataclass(frozen=True)
-class ReduceConfig:
+class ReduceConfig(KernelConfig):
     """Sum out[t] = sum over s of scale[t, s] * slots[t, s], in the order of s; slots without an expert are left out.
 
     bf16: the slots are bfloat16 (the W4A16 baseline's), else float16.
@@ -298,7 +307,7 @@ class ReduceConfig:
 
 
 @dataclass(frozen=True)
-class W4A16Config:
+class W4A16Config(KernelConfig):
     """Compile-time parameters of the W4A16 baseline.
 
     Stage 1 gathers token rows and applies SiLU; stage 2 takes slot rows.
@@ -335,7 +344,7 @@ class W4A16Config:
 
 
 @dataclass(frozen=True)
-class RouteConfig:
+class RouteConfig(KernelConfig):
     """The first launch: sorts the slots by expert into blocks of tile_m rows, and quantizes the bfloat16 tokens.
 
     hidden: columns of a token; 0 leaves the tokens as they are (the W4A16 baseline).

@@ -6,7 +6,7 @@ The host fills in tensors and numbers. In a kernel the same fields are FlyDSL's 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 Address: TypeAlias = Any
 Number: TypeAlias = Any
@@ -22,6 +22,15 @@ class RouteArguments:
     table: Address  # int32 [B, 4]
     tokens: Number
     blocks: Number  # B
+
+
+class Routed(Protocol):
+    """The tables that sort the rows, in blocks of tile_m."""
+
+    order: Address  # int32 [T * top_k]: slots by expert
+    # int32 [B, 4] for the B blocks that are launched: expert, place of the first row in `order`, number of rows (0:
+    # unused block), number of used blocks
+    blocks: Address
 
 
 @dataclass

@@ -28,7 +28,7 @@ ARCH = "gfx942"
 GATE = "KIMI_KERNELS"
 MANIFEST = "manifest.json"
 # Modules that run on the host. A change of any other module of this folder may change a kernel.
-_HOST = ("__init__", "backend", "code_object", "compile", "objects", "toolchain", "tune", "warm")
+_HOST = ("__init__", "backend", "code_object", "objects", "toolchain", "tune", "warm")
 _FORMATS = {8: "Q", 4: "i"}  # an address, a count
 
 
@@ -40,7 +40,7 @@ class CodeObject(_Model):
     """One compiled kernel.
 
     arguments: (offset, bytes) of each argument that the host passes; the rest of the kernarg segment is zero.
-    block: threads. vgprs and agprs are per lane, sgprs per wave.
+    block: threads.
     """
 
     file: str = Field(pattern=r"^[\w-]+\.co$")
@@ -49,11 +49,6 @@ class CodeObject(_Model):
     arguments: tuple[tuple[int, int], ...]
     kernarg_bytes: int
     block: tuple[int, int, int]
-    lds_bytes: int
-    scratch_bytes: int
-    vgprs: int
-    agprs: int
-    sgprs: int
     spills: int
 
 

@@ -6,15 +6,16 @@ vectors and floats are plain MLIR values. Offsets are in bytes.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 import flydsl.expr as fx
 from flydsl._mlir import ir
-from flydsl._mlir.dialects import arith, llvm, math, rocdl, scf, vector
-from flydsl.expr.rocdl import mfma_f32_16x16x16bf16_1k, mfma_i32_16x16x32_i8, perm_b32, s_waitcnt
+from flydsl._mlir.dialects import llvm, scf, vector
+from flydsl.expr import arith, math, rocdl
+from flydsl.expr.typing import T
+from flydsl.expr.typing import as_ir_value as raw
 
 State = TypeVar("State")
 Value: TypeAlias = "ir.Value | fx.Int32"  # an MLIR value or a FlyDSL scalar that wraps one
@@ -26,44 +27,18 @@ NOWHERE = 1 << 30  # an offset past the end of the buffers of rows and slots
 BUFFER_FLAGS = (7 << 12) | (4 << 15)  # word 3 of a gfx9 buffer descriptor: raw, range-checked
 
 
-def raw(value: Value) -> Value:
-    """Return the MLIR value behind a FlyDSL scalar."""
-    return value.ir_value() if hasattr(value, "ir_value") else value
-
-
-def i8_type() -> ir.Type:
-    return ir.IntegerType.get_signless(8)
-
-
-def i32_type() -> ir.Type:
-    return ir.IntegerType.get_signless(32)
-
-
-def f32_type() -> ir.Type:
-    return ir.F32Type.get()
-
-
-def f16_type() -> ir.Type:
-    return ir.F16Type.get()
-
-
-def vec_type(count: int, element: ir.Type) -> ir.Type:
-    """Return vector<count x element>."""
-    return ir.VectorType.get([count], element)
-
-
 def const_i32(value: int) -> Value:
     """Return an i32 constant; values of 2**31 and more are taken as bit patterns."""
-    return arith.constant(i32_type(), value - (1 << 32) if value >= 1 << 31 else value)
+    return arith.constant(value, type=T.i32)
 
 
 def const_f32(value: float) -> Value:
-    return arith.constant(f32_type(), float(value))
+    return arith.constant(value, type=T.f32)
 
 
 def select(condition: Value, one: Value | int, other: Value | int) -> Any:
     """Return one where an i1 is true, else other; an fx.Int32 if either is one."""
-    chosen = arith.select(raw(condition), *(const_i32(v) if isinstance(v, int) else raw(v) for v in (one, other)))
+    chosen = arith.select(raw(condition), raw(one), raw(other))
     return fx.Int32(chosen) if isinstance(one, fx.Int32) or isinstance(other, fx.Int32) else chosen
 
 
@@ -74,13 +49,13 @@ def both(one: Value, other: Value) -> Value:
 
 def splat(value: Value, count: int) -> Value:
     """Return a vector with `value` in every element."""
-    return vector.broadcast(vec_type(count, raw(value).type), raw(value))
+    return vector.broadcast(T.vec(count, raw(value).type), raw(value))
 
 
 def pack(values: Sequence[Value]) -> Value:
     """Build a vector from scalars of one type."""
     items = [raw(v) for v in values]
-    return vector.from_elements(vec_type(len(items), items[0].type), items)
+    return vector.from_elements(T.vec(len(items), items[0].type), items)
 
 
 def element(vec: Value, index: int) -> Value:
@@ -107,12 +82,12 @@ def to_bf16(values: Value) -> Value:
         broken = arith.cmpf(arith.CmpFPredicate.UNO, value, value)
         rounded[i] = arith.select(broken, quiet, rounded[i])
     upper_halves = const_i32(0x07060302)
-    return pack([perm_b32(b, a, upper_halves) for a, b in zip(rounded[0::2], rounded[1::2], strict=True)])
+    return pack([rocdl.perm_b32(b, a, upper_halves) for a, b in zip(rounded[0::2], rounded[1::2], strict=True)])
 
 
 def _plus_bits(values: Value, bits: int) -> Value:
     count = values.type.shape[0]
-    return arith.addi(bitcast(values, vec_type(count, i32_type())), splat(const_i32(bits), count))
+    return arith.addi(bitcast(values, T.vec(count, T.i32)), splat(const_i32(bits), count))
 
 
 def to_f16(values: Value) -> Value:
@@ -121,11 +96,10 @@ def to_f16(values: Value) -> Value:
     This takes one rounding addition and a conversion of pairs toward zero. The conversion to nearest takes one value at
     a time and, by LLVM's model, four times as long.
     """
-    both = vec_type(2, f16_type())
-    rounded = elements(bitcast(_plus_bits(values, 0x1000), vec_type(values.type.shape[0], f32_type())))
+    rounded = elements(bitcast(_plus_bits(values, 0x1000), T.vec(values.type.shape[0], T.f32)))
     pairs = zip(rounded[0::2], rounded[1::2], strict=True)
-    packed = [llvm.call_intrinsic(both, "llvm.amdgcn.cvt.pkrtz", list(pair), [], []) for pair in pairs]
-    return pack([bitcast(p, i32_type()) for p in packed])
+    packed = [llvm.call_intrinsic(T.f16x2, "llvm.amdgcn.cvt.pkrtz", list(pair), [], []) for pair in pairs]
+    return pack([bitcast(p, T.i32) for p in packed])
 
 
 def bf16_bits(words: Value) -> list[Any]:
@@ -138,18 +112,13 @@ def bf16_bits(words: Value) -> list[Any]:
 
 def low_bytes(words: Sequence[Any]) -> Value:
     """Return the low bytes of four i32 as one i32, first byte lowest."""
-    pairs = [perm_b32(words[i + 1], words[i], const_i32(0x0C0C0400)) for i in (0, 2)]
-    return perm_b32(pairs[1], pairs[0], const_i32(0x05040100))
-
-
-def float_bits(value: float) -> int:
-    """Return the bit pattern of a float32."""
-    return int.from_bytes(struct.pack("<f", value), "little")
+    pairs = [rocdl.perm_b32(words[i + 1], words[i], const_i32(0x0C0C0400)) for i in (0, 2)]
+    return rocdl.perm_b32(pairs[1], pairs[0], const_i32(0x05040100))
 
 
 def reciprocal(value: Value) -> Value:
     """Return 1 / value, refined to (almost always) the nearest float32; value is neither tiny nor zero."""
-    estimate = rocdl.rcp(f32_type(), value)
+    estimate = rocdl.rcp(T.f32, value)
     error = math.fma(arith.negf(value), estimate, const_f32(1.0))
     return math.fma(error, estimate, estimate)
 
@@ -168,40 +137,40 @@ def fma_f16(word: Value, high: bool, factor: Value, addend: Value) -> Value:
     long.
     """
     text = f"v_fma_mix_f32 $0, $1, $2, $3 op_sel:[{int(high)},0,0] op_sel_hi:[1,0,0]"
-    return llvm.inline_asm(f32_type(), [raw(word), raw(factor), raw(addend)], text, "=v,v,v,v")
+    return llvm.inline_asm(T.f32, [raw(word), raw(factor), raw(addend)], text, "=v,v,v,v")
 
 
 def from_lane(value: Value, lane: Value) -> Value:
     """Return the i32 of another lane of the wave."""
-    return rocdl.ds_bpermute(i32_type(), raw(lane * 4), value)
+    return rocdl.ds_bpermute(T.i32, raw(lane * 4), value)
 
 
 def ballot(condition: Value) -> Value:
     """Return an i64 with one bit for each lane where an i1 is true."""
-    return rocdl.ballot(ir.IntegerType.get_signless(64), raw(condition))
+    return rocdl.ballot(T.i64, raw(condition))
 
 
 def any_lane(condition: Value) -> Value:
     """Return the uniform i1 that is true if an i1 is true in any lane."""
     mask = ballot(condition)
-    return arith.cmpi(arith.CmpIPredicate.ne, mask, arith.constant(mask.type, 0))
+    return arith.cmpi(arith.CmpIPredicate.ne, mask, arith.constant(0, type=T.i64))
 
 
 def count_bits(mask: Value) -> fx.Int32:
     """Count the bits set in an i64."""
-    return fx.Int32(arith.trunci(i32_type(), math.ctpop(mask)))
+    return fx.Int32(arith.trunci(T.i32, math.ctpop(mask)))
 
 
 def count_below(mask: Value, base: Value) -> fx.Int32:
     """Return base + the number of bits of an i64 that are set below this lane's own."""
-    low = arith.trunci(i32_type(), mask)
-    high = arith.trunci(i32_type(), arith.shrui(mask, arith.constant(mask.type, 32)))
-    return fx.Int32(rocdl.mbcnt_hi(i32_type(), high, rocdl.mbcnt_lo(i32_type(), low, raw(base))))
+    low = arith.trunci(T.i32, mask)
+    high = arith.trunci(T.i32, arith.shrui(mask, arith.constant(32, type=T.i64)))
+    return fx.Int32(rocdl.mbcnt_hi(T.i32, high, rocdl.mbcnt_lo(T.i32, low, raw(base))))
 
 
 def uniform(value: Value) -> fx.Int32:
     """Mark a value as the same in all lanes, so that the compiler keeps it in a scalar register."""
-    return fx.Int32(rocdl.readfirstlane(i32_type(), raw(value)))
+    return fx.Int32(rocdl.readfirstlane(T.i32, raw(value)))
 
 
 def buffer(address: Value, num_bytes: Value, offset: Value | None = None) -> Value:
@@ -211,8 +180,8 @@ def buffer(address: Value, num_bytes: Value, offset: Value | None = None) -> Val
     """
     base = raw(address if offset is None else address + offset)
     pointer = llvm.IntToPtrOp(ir.Type.parse("!llvm.ptr"), base).result
-    size = arith.extui(ir.IntegerType.get_signless(64), raw(num_bytes))
-    stride = arith.constant(ir.IntegerType.get_signless(16), 0)
+    size = arith.extui(T.i64, raw(num_bytes))
+    stride = arith.constant(0, type=T.i16)
     return rocdl.make_buffer_rsrc(ir.Type.parse("!llvm.ptr<8>"), pointer, stride, size, const_i32(BUFFER_FLAGS))
 
 
@@ -229,19 +198,12 @@ def item(address: Value, number: Value, size: int, there: Value | None = None, p
 
 def load(rsrc: Value, kind: ir.Type, offset: Value, uniform_offset: Value = 0) -> Value:
     """Load `kind` per lane at offset + uniform_offset; 0 outside of the buffer."""
-    soffset = const_i32(uniform_offset) if isinstance(uniform_offset, int) else raw(uniform_offset)
-    return rocdl.raw_ptr_buffer_load(kind, rsrc, raw(offset), soffset)
+    return rocdl.raw_ptr_buffer_load(kind, rsrc, raw(offset), raw(uniform_offset))
 
 
 def store(rsrc: Value, value: Value, offset: Value, uniform_offset: Value = 0) -> None:
     """Store per lane at offset + uniform_offset; dropped outside of the buffer."""
-    soffset = const_i32(uniform_offset) if isinstance(uniform_offset, int) else raw(uniform_offset)
-    rocdl.raw_ptr_buffer_store(raw(value), rsrc, raw(offset), soffset)
-
-
-def scalar_load(address: Value, index: Value) -> fx.Int32:
-    """Load the int32 number `index` of an array at `address` into a scalar register; `index` is uniform."""
-    return fx.Int32(_scalar_load(address, index * 4, i32_type(), 4))
+    rocdl.raw_ptr_buffer_store(raw(value), rsrc, raw(offset), raw(uniform_offset))
 
 
 def keep(*values: Value) -> None:
@@ -251,26 +213,27 @@ def keep(*values: Value) -> None:
 
 def again(value: Value) -> Value:
     """Return an i32 as if it were another, so that what was computed of it is computed again and takes no registers."""
-    return llvm.inline_asm(i32_type(), [raw(value)], RARE, "=v,0")
+    return llvm.inline_asm(T.i32, [raw(value)], RARE, "=v,0")
 
 
-def scalar_loads(address: Value, first: Value, count: int) -> list[fx.Int32]:
+def scalar_load(address: Value, index: Value) -> fx.Int32:
+    """Load the int32 number `index` of an array at `address` into a scalar register; `index` is uniform."""
+    return scalar_loads(address, index, 1)[0]
+
+
+def scalar_loads(address: Value, first: Value, count: int, alignment: int = 4) -> list[fx.Int32]:
     """Load `count` int32 from number `first` of an array at once into scalar registers; `first` is uniform."""
-    if count == 1:
-        return [scalar_load(address, first)]
-    return [fx.Int32(x) for x in elements(_scalar_load(address, first * 4, vec_type(count, i32_type()), 4))]
+    offset = arith.extui(T.i64, raw(first * 4))
+    pointer_type = ir.Type.parse("!llvm.ptr<4>")  # constant address space: a scalar load
+    pointer = llvm.IntToPtrOp(pointer_type, arith.addi(raw(address), offset)).result
+    kind = T.i32 if count == 1 else T.vec(count, T.i32)
+    loaded = llvm.LoadOp(kind, pointer, alignment=alignment).result
+    return [fx.Int32(x) for x in ([loaded] if count == 1 else elements(loaded))]
 
 
 def scalar_row(address: Value, index: Value) -> list[fx.Int32]:
     """Load row `index` of an int32 array [.., 4] at `address`, which is aligned, into scalar registers."""
-    return [fx.Int32(x) for x in elements(_scalar_load(address, index * 16, vec_type(4, i32_type()), 16))]
-
-
-def _scalar_load(address: Value, offset: Value, kind: ir.Type, alignment: int) -> Value:
-    offset = arith.extui(ir.IntegerType.get_signless(64), raw(offset))
-    pointer_type = ir.Type.parse("!llvm.ptr<4>")  # constant address space: a scalar load
-    pointer = llvm.IntToPtrOp(pointer_type, arith.addi(raw(address), offset)).result
-    return llvm.LoadOp(kind, pointer, alignment=alignment).result
+    return scalar_loads(address, index * 4, 4, alignment=16)
 
 
 def split_rows(bytes16: Value) -> tuple[Any, Any]:
@@ -281,34 +244,33 @@ def split_rows(bytes16: Value) -> tuple[Any, Any]:
 
 def mfma_i8(weights: Value, rows: Value, acc: Value) -> Value:
     """acc i32x4 += A x B with A, B vector<2xi32> (eight int8 of K a lane); 16x16x32."""
-    i64 = ir.IntegerType.get_signless(64)
-    operands = [element(vector.bitcast(vec_type(1, i64), value), 0) for value in (weights, rows)]
-    return mfma_i32_16x16x32_i8(acc.type, [*operands, acc])
+    operands = [element(vector.bitcast(T.vec(1, T.i64), value), 0) for value in (weights, rows)]
+    return rocdl.mfma_i32_16x16x32_i8(acc.type, [*operands, acc])
 
 
 def mfma_bf16(weights: Value, rows: Value, acc: Value) -> Value:
     """acc f32x4 += A x B with A, B vector<4xi16> holding bfloat16; 16x16x16."""
-    return mfma_f32_16x16x16bf16_1k(acc.type, [weights, rows, acc])
+    return rocdl.mfma_f32_16x16x16bf16_1k(acc.type, [weights, rows, acc])
 
 
 def bf16x4(first: Value, second: Value) -> Value:
     """Combine two i32 of packed bfloat16 pairs into an operand of mfma_bf16."""
-    return vector.bitcast(vec_type(4, ir.IntegerType.get_signless(16)), pack([first, second]))
+    return vector.bitcast(T.i16x4, pack([first, second]))
 
 
 def silu_mul(gate: Value, up: Value) -> Value:
     """Compute silu(gate) * up element by element on float vectors, with the hardware's exp2 and reciprocal."""
     result = []
     for g, u in zip(elements(gate), elements(up), strict=True):
-        exp = rocdl.exp2(f32_type(), arith.mulf(g, const_f32(-LOG2_E)))
-        sigmoid = rocdl.rcp(f32_type(), arith.addf(exp, const_f32(1.0)))
+        exp = rocdl.exp2(T.f32, arith.mulf(g, const_f32(-LOG2_E)))
+        sigmoid = rocdl.rcp(T.f32, arith.addf(exp, const_f32(1.0)))
         result.append(arith.mulf(arith.mulf(g, sigmoid), u))
     return pack(result)
 
 
 def pin_schedule() -> None:
     """Forbid the compiler's scheduler to move anything across this point."""
-    rocdl.sched_barrier(ir.Attribute.parse("#rocdl<sched_group_mask none>"))
+    rocdl.sched_barrier(0)
 
 
 def barrier() -> None:
@@ -316,7 +278,7 @@ def barrier() -> None:
 
     Global loads may stay in flight: the compiler's own barrier would wait for the prefetched weights too.
     """
-    s_waitcnt(lgkmcnt=0)
+    rocdl.s_waitcnt(lgkmcnt=0)
     rocdl.s_barrier()
 
 
@@ -328,7 +290,7 @@ def lds_alloc(num_bytes: int) -> Value:
 def lds_at(base: Value, offset: Value) -> Value:
     """Return the pointer `offset` bytes after `base`."""
     dynamic = -(2**31)  # MLIR's marker of a run-time index
-    return llvm.GEPOp(base.type, base, [raw(offset)], [dynamic], ir.IntegerType.get_signless(8), None).result
+    return llvm.GEPOp(base.type, base, [raw(offset)], [dynamic], T.i8, None).result
 
 
 def lds_load(base: Value, kind: ir.Type, offset: Value, alignment: int = 16) -> Value:
@@ -379,8 +341,7 @@ def loop(start: Value, stop: Value, carried: State, body: Callable[[fx.Int32, St
     """
     if isinstance(start, int) and isinstance(stop, int) and stop <= start:
         return carried
-    bounds = [const_i32(v) if isinstance(v, int) else raw(v) for v in (start, stop)]
-    op = scf.ForOp(*bounds, const_i32(1), [raw(v) for v in _leaves(carried)])
+    op = scf.ForOp(raw(start), raw(stop), const_i32(1), [raw(v) for v in _leaves(carried)])
     with ir.InsertionPoint(op.body):
         after = body(fx.Int32(op.induction_variable), _rebuilt(carried, iter(op.inner_iter_args)))
         scf.YieldOp([raw(v) for v in _leaves(after)])

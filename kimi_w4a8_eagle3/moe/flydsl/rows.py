@@ -8,18 +8,18 @@ from typing import Any
 
 import flydsl.expr as fx
 from flydsl.expr import arith, math
+from flydsl.expr.typing import T
 
 from . import ops as ops
 from .configs import REDUCED, WAVES, QuantizeConfig, ReduceConfig
 from .kernel_arguments import ReduceArguments
-from .launcher import launcher
 from .layout import LOW_K_BIT
 from .ops import Value
 
 INF_BITS = 0x7F800000
 ROUND_BIAS = 12582912.0  # 1.5 * 2**23: adding it rounds a float to an integer in its low bits, half to even
 ROUND_BIAS_BITS = 0x4B400000
-TINY = 2.0**-60  # rows below it are scaled up first, so that the reciprocal stays finite
+TINY_BITS = 0x21800000  # of 2**-60: rows below it are scaled up first, so that the reciprocal stays finite
 GROW = 2.0**64
 VALUES = 4  # consecutive values of a lane
 EXCHANGE = 2 * 16 * WAVES
@@ -28,6 +28,14 @@ EXCHANGE = 2 * 16 * WAVES
 def is_expert(number: Value, experts: int) -> Value:
     """Return the i1 0 <= number < experts, by one unsigned comparison."""
     return arith.cmpi(arith.CmpIPredicate.ult, number.ir_value(), ops.const_i32(experts))
+
+
+def over_lanes(value: Value, combine: Callable[..., Value], lane: Value, count: int) -> Value:
+    """Combine an i32 over each `count` lanes of a wave."""
+    while count > 1:
+        count //= 2
+        value = combine(value, ops.from_lane(value, lane ^ count))
+    return value
 
 
 def row_scale(values: list[Any], over_row: Callable[..., Value]) -> tuple[Any, Any, tuple[Any, Any]]:
@@ -39,17 +47,17 @@ def row_scale(values: list[Any], over_row: Callable[..., Value]) -> tuple[Any, A
     largest = None
     for vector in values:
         for v in ops.elements(vector):
-            bits = arith.andi(ops.bitcast(v, ops.i32_type()), ops.const_i32(0x7FFFFFFF))
+            bits = arith.andi(ops.bitcast(v, T.i32), ops.const_i32(0x7FFFFFFF))
             largest = bits if largest is None else arith.maxsi(largest, bits)
     largest = over_row(largest, arith.maxsi)  # as integers: NaN is larger than all numbers
-    tiny = arith.cmpi(arith.CmpIPredicate.slt, largest, ops.const_i32(ops.float_bits(TINY)))
+    tiny = arith.cmpi(arith.CmpIPredicate.slt, largest, ops.const_i32(TINY_BITS))
     grow = arith.select(tiny, ops.const_f32(GROW), ops.const_f32(1.0))
     shrink = arith.select(tiny, ops.const_f32(1 / GROW), ops.const_f32(1.0))
-    top = arith.mulf(ops.bitcast(largest, ops.f32_type()), grow)
+    top = arith.mulf(ops.bitcast(largest, T.f32), grow)
     scale = ops.divide(top, ops.const_f32(127.0), ops.const_f32(1 / 127))
     scale = arith.select(arith.cmpi(arith.CmpIPredicate.eq, largest, ops.const_i32(0)), grow, scale)
     broken = arith.cmpi(arith.CmpIPredicate.sge, largest, ops.const_i32(INF_BITS))
-    scale = arith.select(broken, ops.bitcast(ops.const_i32(ops.NAN_BITS), ops.f32_type()), scale)
+    scale = arith.select(broken, ops.bitcast(ops.const_i32(ops.NAN_BITS), T.f32), scale)
     return scale, ops.reciprocal(scale), (grow, shrink)
 
 
@@ -60,7 +68,7 @@ def quantized(values: list[Any], scale: Value, inverse: Value, grow: Value) -> t
         bits = []
         for value in ops.elements(vector):
             quotient = ops.divide(arith.mulf(value, grow), scale, inverse)
-            bits.append(ops.bitcast(arith.addf(quotient, ops.const_f32(ROUND_BIAS)), ops.i32_type()))
+            bits.append(ops.bitcast(arith.addf(quotient, ops.const_f32(ROUND_BIAS)), T.i32))
         words.append(ops.low_bytes(bits))
         four = arith.addi(arith.addi(bits[0], bits[1]), arith.addi(bits[2], bits[3]))
         total = four if total is None else arith.addi(total, four)
@@ -90,7 +98,7 @@ class Quantize:
 
     def load(self, there: Value | None = None) -> list[Any]:
         """Start to load all values of this lane; they are zero past the end of the row and unless `there`."""
-        size, kind = (2, ops.vec_type(2, ops.i32_type())) if self.cfg.bf16 else (4, ops.vec_type(4, ops.f32_type()))
+        size, kind = (2, T.i32x2) if self.cfg.bf16 else (4, T.f32x4)
         row_bytes = self.cfg.columns * size
         source = ops.item(self.x, self.row, row_bytes, there)
         return [ops.load(source, kind, at) for at in self.column_offsets(size)]
@@ -99,7 +107,7 @@ class Quantize:
         """Return (four INT8 of each group in an i32, the row's scale, the groups' sum of this lane)."""
         values = loaded
         if self.cfg.bf16:
-            values = [ops.bitcast(ops.pack(ops.bf16_bits(pair)), ops.vec_type(4, ops.f32_type())) for pair in loaded]
+            values = [ops.bitcast(ops.pack(ops.bf16_bits(pair)), T.f32x4) for pair in loaded]
         scale, inverse, (grow, shrink) = row_scale(values, partial(self.over_row, slot=0))
         words, total = quantized(values, scale, inverse, grow)
         return words, arith.mulf(scale, shrink), total
@@ -110,23 +118,24 @@ class Quantize:
 
     def over_row(self, value: Value, combine: Callable[..., Value], slot: int) -> Value:
         """Combine an i32 over all lanes of the row."""
-        for distance in (32, 16, 8, 4, 2, 1):
-            value = combine(value, ops.from_lane(value, self.lane ^ distance))
+        value = over_lanes(value, combine, self.lane, ops.WAVE)
         if self.cfg.waves_per_row == 1:
             return value
         first = slot * 16 * WAVES  # each exchange has its own place, so no wave overwrites what another still reads
         ops.lds_store(self.lds, ops.splat(value, 4), self.wave * 16 + first)
         ops.barrier()
-        four = ops.vec_type(4, ops.i32_type())
-        parts = [ops.lds_load(self.lds, four, fx.Int32(first + 16 * w)) for w in range(WAVES)]
+        parts = [ops.lds_load(self.lds, T.i32x4, fx.Int32(first + 16 * w)) for w in range(WAVES)]
         value = ops.element(parts[0], 0)
         for part in parts[1:]:
             value = combine(value, ops.element(part, 0))
         return value
 
 
-class _Reduce:
-    """One wave, which takes 512 columns of one token."""
+class Reduce:
+    """One wave of the reduction, which takes 512 columns of one token.
+
+    A slot whose expert id is not in range counts as zero, whatever its row contains.
+    """
 
     def __init__(self, cfg: ReduceConfig, args: ReduceArguments) -> None:
         self.cfg, self.args = cfg, args
@@ -144,8 +153,8 @@ class _Reduce:
                 routed = is_expert(ops.scalar_load(args.ids, slot), cfg.experts)
                 size = [ops.select(routed, n, 0) for n in (row_bytes, fx.Int32(8))]
                 row = ops.buffer(args.slots, size[0], fx.Int64(slot) * fx.Int64(row_bytes))  # empty: not routed
-                scale = ops.load(ops.buffer(args.info, size[1], fx.Int64(slot) * 8), ops.f32_type(), fx.Int32(0))
-                words = ops.load(row, ops.vec_type(4, ops.i32_type()), at)
+                scale = ops.load(ops.buffer(args.info, size[1], fx.Int64(slot) * 8), T.f32, fx.Int32(0))
+                words = ops.load(row, T.i32x4, at)
                 total = self.add(words, scale, total)
             out = ops.buffer(args.out, row_bytes, (fx.Int64(token) * cfg.hidden + fx.Int64(args.column)) * 2)
             ops.store(out, ops.to_bf16(ops.pack(total)), at)
@@ -153,15 +162,7 @@ class _Reduce:
     def add(self, words: Value, scale: Value, total: list[Any]) -> list[Any]:
         """Return total + scale * the eight values of `words`."""
         if self.cfg.bf16:
-            values = [ops.bitcast(bits, ops.f32_type()) for bits in ops.bf16_bits(words)]
+            values = [ops.bitcast(bits, T.f32) for bits in ops.bf16_bits(words)]
             return [math.fma(v, scale, t) for v, t in zip(values, total, strict=True)]
         halves = [(word, high) for word in ops.elements(words) for high in (False, True)]
         return [ops.fma_f16(*half, scale, t) for half, t in zip(halves, total, strict=True)]
-
-
-def build_reduce(cfg: ReduceConfig) -> Any:
-    """Build the kernel of the reduction.
-
-    A slot whose expert id is not in range counts as zero, whatever its row contains.
-    """
-    return launcher("moe_reduce", ReduceArguments, lambda args: _Reduce(cfg, args).run())

@@ -12,11 +12,11 @@ from typing import Any
 
 import flydsl.expr as fx
 from flydsl.expr import arith
+from flydsl.expr.typing import T
 
 from . import ops as ops
 from .configs import SORTERS, WAVES, QuantizeConfig, RouteConfig
 from .kernel_arguments import RouteArguments
-from .launcher import launcher
 from .ops import Value
 from .rows import EXCHANGE, Quantize, is_expert
 
@@ -25,21 +25,43 @@ LOADS = 4  # 16-byte loads of a thread in a step
 STEP = THREADS * 4 * LOADS  # slots of a step
 
 
-class _Sort:
-    """One workgroup of the SORTERS."""
+class Route:
+    """One workgroup: the first SORTERS of them sort, the others quantize."""
 
-    def __init__(self, cfg: RouteConfig, lds: Value, args: RouteArguments) -> None:
-        self.cfg, self.lds, self.slots, self.tid = cfg, lds, args.tokens * cfg.top_k, fx.thread_idx.x
-        self.ids = ops.buffer(args.ids, self.slots * 4)
-        self.order = ops.buffer(args.order, self.slots * 4)
-        self.blocks = args.table
-        self.own = _own(cfg)
+    def __init__(self, cfg: RouteConfig, args: RouteArguments) -> None:
+        self.cfg, self.args, self.tid = cfg, args, fx.thread_idx.x
+        self.own = -(-cfg.experts // THREADS)  # experts of a thread
         # Bytes of each of two arrays: slots before the share (turned into places), and the other slots.
         self.counters = self.own * THREADS * 4
-        self.i32 = ops.i32_type()
 
-    def run(self, sorter: Value, blocks: Value) -> None:
-        """Emit the sort. blocks: rows of the table; unused rows are filled with 0."""
+    def run(self) -> None:
+        """Emit the whole kernel."""
+        number, quantize = fx.block_idx.x, QuantizeConfig(self.cfg.hidden, bf16=True)
+        self.lds = ops.lds_alloc(max(2 * self.counters + 8 * WAVES, EXCHANGE))
+        with ops.when(number < SORTERS):
+            self.sort(number)
+        if self.cfg.hidden:
+            with ops.when(number >= SORTERS):
+                self.quantize(quantize, number - SORTERS)
+
+    def quantize(self, cfg: QuantizeConfig, group: Value) -> None:
+        """Write INT8 rows, their scales and low sums; group: number of the workgroup."""
+        args = self.args
+        row = group if cfg.waves_per_row > 1 else group * WAVES + ops.uniform(self.tid >> 6)
+        with ops.when(row < args.tokens):
+            lanes = Quantize(cfg, row, args.x, self.lds)
+            words, scale, total = lanes.quantize(lanes.load())
+            target = ops.item(args.a8, row, cfg.columns)
+            for word, at in zip(words, lanes.column_offsets(1), strict=True):
+                ops.store(target, word, at)
+            pair = ops.pack([ops.bitcast(scale, T.i32), lanes.low_sum(total)])
+            ops.store(ops.item(args.info, row, 8), pair, lanes.first * 8)  # lane 0 alone fits
+
+    def sort(self, sorter: Value) -> None:
+        """Sort a share of the slots; unused rows of the table are filled with 0."""
+        self.slots = self.args.tokens * self.cfg.top_k
+        self.ids = ops.buffer(self.args.ids, self.slots * 4)
+        self.order = ops.buffer(self.args.order, self.slots * 4)
         steps = (self.slots + (STEP - 1)) // STEP
         share = (steps + (SORTERS - 1)) // SORTERS
         first = sorter * share
@@ -57,7 +79,7 @@ class _Sort:
 
             ops.loop(0, steps, [], count)
             ops.barrier()
-            self.scan(sorter, blocks)
+            self.scan(sorter)
             ops.barrier()
 
             def place(step: Value, _: list[Any]) -> list[Any]:
@@ -72,7 +94,7 @@ class _Sort:
     def load(self, step: Value) -> list[tuple[Any, Any, Any]]:
         """Return (slot, expert, true if both exist) of this thread."""
         first = [step * STEP + self.tid * 4 + i * (4 * THREADS) for i in range(LOADS)]
-        words = [ops.load(self.ids, ops.vec_type(4, self.i32), slot * 4) for slot in first]
+        words = [ops.load(self.ids, T.i32x4, slot * 4) for slot in first]
         found = []
         for slot, four in zip(first, words, strict=True):
             for i, expert in enumerate(ops.elements(four)):
@@ -80,18 +102,18 @@ class _Sort:
                 found.append((slot + i, fx.Int32(expert), ops.both(here, slot + i < self.slots)))
         return found
 
-    def scan(self, sorter: Value, blocks: Value) -> None:
+    def scan(self, sorter: Value) -> None:
         """Turn counts into places; the first workgroup also writes the blocks."""
         before, rows, tiles = [], [], []
         shift = self.cfg.tile_m.bit_length() - 1
         for i in range(self.own):
             at = (self.tid * self.own + i) * 4
-            parts = [fx.Int32(ops.lds_load(self.lds, self.i32, at + h * self.counters, alignment=4)) for h in (0, 1)]
+            parts = [fx.Int32(ops.lds_load(self.lds, T.i32, at + h * self.counters, alignment=4)) for h in (0, 1)]
             before.append(parts[0])
             rows.append(parts[0] + parts[1])
             tiles.append((rows[-1] + (self.cfg.tile_m - 1)) >> shift)
         (first, _), (tile, all_tiles) = self.exclusive(rows, tiles)
-        table = ops.buffer(self.blocks, blocks * 16)
+        table = ops.buffer(self.args.table, self.args.blocks * 16)
         for i in range(self.own):
             expert = self.tid * self.own + i
             ops.lds_store(self.lds, first + before[i], expert * 4, alignment=4)
@@ -113,7 +135,7 @@ class _Sort:
             ops.store(table, ops.pack([none, none, none, all_tiles]), (all_tiles + step * THREADS + self.tid) * 16)
             return []
 
-        unused = (blocks - all_tiles + (THREADS - 1)) // THREADS
+        unused = (self.args.blocks - all_tiles + (THREADS - 1)) // THREADS
         ops.loop(0, ops.select(sorter == 0, unused, 0), [], clear)
 
     def exclusive(self, *lists: list[Any]) -> list[tuple[Any, Any]]:
@@ -129,8 +151,7 @@ class _Sort:
         with ops.when(lane == 63):
             ops.lds_store(self.lds, ops.pack(total), wave * 8 + at, alignment=8)
         ops.barrier()
-        pair = ops.vec_type(2, self.i32)
-        parts = [ops.elements(ops.lds_load(self.lds, pair, fx.Int32(at + 8 * w), alignment=8)) for w in range(WAVES)]
+        parts = [ops.elements(ops.lds_load(self.lds, T.i32x2, fx.Int32(at + 8 * w), alignment=8)) for w in range(WAVES)]
         result = []
         for n, (t, o) in enumerate(zip(total, own, strict=True)):
             before, everything = t - o, fx.Int32(0)
@@ -139,40 +160,3 @@ class _Sort:
                 before = before + fx.Int32(ops.select(wave > w, part[n], 0))
             result.append((before, everything))
         return result
-
-
-def _own(cfg: RouteConfig) -> int:
-    """Return the number of experts of a thread."""
-    return -(-cfg.experts // THREADS)
-
-
-def _lds_bytes(cfg: RouteConfig) -> int:
-    return max(2 * _own(cfg) * THREADS * 4 + 8 * WAVES, EXCHANGE)
-
-
-def _quantize_row(columns: int, group: Value, args: RouteArguments, lds: Value) -> None:
-    """Write the INT8 row, its scale and its low sum; group: number of the workgroup."""
-    cfg = QuantizeConfig(columns, bf16=True)
-    row = group if cfg.waves_per_row > 1 else group * WAVES + ops.uniform(fx.thread_idx.x >> 6)
-    with ops.when(row < args.tokens):
-        lanes = Quantize(cfg, row, args.x, lds)
-        words, scale, total = lanes.quantize(lanes.load())
-        target = ops.item(args.a8, row, columns)
-        for word, at in zip(words, lanes.column_offsets(1), strict=True):
-            ops.store(target, word, at)
-        pair = ops.pack([ops.bitcast(scale, ops.i32_type()), lanes.low_sum(total)])
-        ops.store(ops.item(args.info, row, 8), pair, lanes.first * 8)  # lane 0 alone fits
-
-
-def build(cfg: RouteConfig) -> Any:
-    """Build the kernel of one configuration, for `toolchain.compiled`."""
-
-    def emit(args: RouteArguments) -> None:
-        number, lds = fx.block_idx.x, ops.lds_alloc(_lds_bytes(cfg))
-        with ops.when(number < SORTERS):
-            _Sort(cfg, lds, args).run(number, args.blocks)
-        if cfg.hidden:
-            with ops.when(number >= SORTERS):
-                _quantize_row(cfg.hidden, number - SORTERS, args, lds)
-
-    return launcher("moe_route", RouteArguments, emit)

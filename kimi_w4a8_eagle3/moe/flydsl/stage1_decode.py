@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import flydsl.expr as fx
 from flydsl.expr import arith
+from flydsl.expr.typing import T
 
 from . import ops as ops
 from .block import RowBlock, Stage1Workgroup
@@ -75,7 +76,7 @@ class Stage1Decode(Stage1Workgroup):
         """Load this wave's 128 k of the rows, 32 bytes a lane and row tile."""
         at = chunk * (WAVES * CHUNK_K)
         parts = self.weights.part(0), self.weights.part(1)
-        return [ops.load(self.rows, self.v4i, lane + part, at) for lane in self.row_lane for part in parts]
+        return [ops.load(self.rows, T.i32x4, lane + part, at) for lane in self.row_lane for part in parts]
 
     def main_loop(self) -> list[Any]:
         """Return this wave's sums: two accumulators for each tile and row tile."""
@@ -130,7 +131,7 @@ class Stage1Decode(Stage1Workgroup):
         cfg, tile = self.cfg, self.column * self.pairs + self.wave % self.pairs
         channel = tile * 16 + (self.lane >> 4) * 4
         scales = ops.item(self.args.w_scale, self.block.expert, 2 * cfg.inter * 4)
-        w_scale = [ops.load(scales, self.v4f, channel * 4, half * cfg.inter * 4) for half in (0, 1)]
+        w_scale = [ops.load(scales, T.f32x4, channel * 4, half * cfg.inter * 4) for half in (0, 1)]
         lds, info = self.exchange(WAVES * self.pairs * self.row_tiles * 1024)
         gate, up = (self.sum_over_waves(lds, sums, half) for half in (0, 1))
         with ops.when(self.wave < self.pairs):
@@ -146,8 +147,7 @@ class Stage1Decode(Stage1Workgroup):
 
     def exchange(self, size: int) -> tuple[Any, list[Any]]:
         """Return (`size` bytes of LDS for the sums, [scale, low sum] of each row tile's rows)."""
-        per_row = ops.buffer(self.args.row_info, self.args.tokens * 8)
-        return ops.lds_alloc(size), [ops.load(per_row, ops.vec_type(2, ops.i32_type()), t * 8) for t in self.token]
+        return ops.lds_alloc(size), self.row_info(self.token)
 
     def sum_over_waves(self, lds: Value, sums: list[Any], half: int) -> list[Any]:
         """Exchange gate (half 0) or up tiles through LDS; return the total of this wave's tile for each row tile."""
@@ -163,6 +163,6 @@ class Stage1Decode(Stage1Workgroup):
         totals = []
         for m in range(self.row_tiles):
             at = (self.wave % self.pairs) * (self.row_tiles * 1024) + self.lane * 16 + m * 1024
-            parts = [ops.lds_load(lds, self.v4i, at + w * wave_bytes) for w in range(WAVES)]
+            parts = [ops.lds_load(lds, T.i32x4, at + w * wave_bytes) for w in range(WAVES)]
             totals.append(arith.addi(arith.addi(parts[0], parts[1]), arith.addi(parts[2], parts[3])))
         return totals

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import flydsl.expr as fx
+from flydsl.expr.typing import T
 
 from . import ops as ops
 from .block import RowBlock, Stage1Workgroup, work_of
@@ -72,7 +73,7 @@ class Stage1Prefill(Stage1Workgroup):
     def fetch_rows(self, chunk: Value) -> list[Any]:
         """Load this wave's share of the rows of one chunk from memory."""
         parts = self.weights.part(0), self.weights.part(1)
-        return [ops.load(self.rows, self.v4i, at + part, chunk * CHUNK_K) for at in self.row_lane for part in parts]
+        return [ops.load(self.rows, T.i32x4, at + part, chunk * CHUNK_K) for at in self.row_lane for part in parts]
 
     def stage_rows(self, fetched: list[Any], chunk: Value) -> None:
         """Write fetched rows to the LDS tile of their chunk."""
@@ -84,7 +85,7 @@ class Stage1Prefill(Stage1Workgroup):
         """Return MFMA operands of this wave's rows: [row tile][k half] (high, low)."""
         wave_m = self.wave % self.waves_m
         at = (chunk & 1) * (self.cfg.tile_m * CHUNK_K) + wave_m * (ROW_TILES * ROW_TILE_BYTES) + self.lane * 16
-        parts = [ops.lds_load(self.lds, self.v4i, at + i * 1024) for i in range(2 * ROW_TILES)]
+        parts = [ops.lds_load(self.lds, T.i32x4, at + i * 1024) for i in range(2 * ROW_TILES)]
         return [[ops.split_rows(p) for p in parts[2 * m : 2 * m + 2]] for m in range(ROW_TILES)]
 
     def main_loop(self) -> list[Any]:
@@ -138,13 +139,12 @@ class Stage1Prefill(Stage1Workgroup):
     def finish(self, sums: list[Any]) -> None:
         """Scale, apply SiLU and store: a lane holds four channels of one row for each pair of tiles."""
         cfg, slots = self.cfg, self.slots_of(self.wave % self.waves_m * (16 * ROW_TILES), ROW_TILES)
-        per_row = ops.buffer(self.args.row_info, self.args.tokens * 8)
-        info = [ops.load(per_row, ops.vec_type(2, ops.i32_type()), self.block.token(s) * 8) for s in slots]
+        info = self.row_info(map(self.block.token, slots))
         scales, out = ops.item(self.args.w_scale, self.block.expert, 2 * cfg.inter * 4), self.results()
         lane_channel = (self.lane >> 4) * 4
         for t in range(self.pairs):
             channel = (self.first_tile + t) * 16
-            w_scale = [ops.load(scales, self.v4f, lane_channel * 4, (channel + h * cfg.inter) * 4) for h in (0, 1)]
+            w_scale = [ops.load(scales, T.f32x4, lane_channel * 4, (channel + h * cfg.inter) * 4) for h in (0, 1)]
             for m in range(ROW_TILES):
                 tiles = [2 * ((half * self.pairs + t) * ROW_TILES + m) for half in (0, 1)]
                 both = (self.weights.total(sums[i], sums[i + 1]) for i in tiles)

@@ -13,6 +13,7 @@ from typing import Any
 
 import flydsl.expr as fx
 from flydsl.expr import arith
+from flydsl.expr.typing import T
 
 from . import ops as ops
 from .block import RowBlock
@@ -33,15 +34,15 @@ class OwnBlock(RowBlock):
     list: Any
 
     def __init__(self, cfg: Stage1Config, args: Stage1Arguments, first: Value) -> None:
-        self.first, self._slots, self._top_k, self._here = first, args.tokens * cfg.top_k, cfg.top_k, None
+        self.first, self.slots, self._top_k, self._here = first, args.tokens * cfg.top_k, cfg.top_k, None
         self.expert = ops.scalar_load(args.row_info, first)
         self.lane = fx.thread_idx.x & 63
         self.wave = ops.uniform(fx.thread_idx.x >> 6)
-        ids = ops.buffer(args.row_info, self._slots * 4)
+        ids = ops.buffer(args.row_info, self.slots * 4)
         self.places = [self.lane + 64 * j for j in range(OWN_SLOTS // 64)]
-        found = [fx.Int32(ops.load(ids, ops.i32_type(), place * 4)) for place in self.places]
+        found = [fx.Int32(ops.load(ids, T.i32, place * 4)) for place in self.places]
         pairs = zip(found, self.places, strict=True)
-        self.same = [ops.both(e == self.expert, p < self._slots) for e, p in pairs]
+        self.same = [ops.both(e == self.expert, p < self.slots) for e, p in pairs]
         earlier = [ops.both(s, p < first) for s, p in zip(self.same, self.places, strict=True)]
         self.masks = [ops.ballot(s) for s in self.same]
         self.before = sum((ops.count_bits(ops.ballot(e)) for e in earlier), fx.Int32(0))
@@ -66,24 +67,19 @@ class OwnBlock(RowBlock):
 
     def slot(self, row: Value) -> fx.Int32:
         """Return the slot of row `row`."""
-        slot = ops.lds_load(self.list, ops.i32_type(), self.at + self.row(row) * 4, alignment=4)
-        return ops.select(row < self.rows, slot, self._slots)
+        slot = ops.lds_load(self.list, T.i32, self.at + self.row(row) * 4, alignment=4)
+        return ops.select(row < self.rows, slot, self.slots)
 
     def write_block(self, blocks: Value) -> None:
         """Write this block's line in stage 2's table."""
         line = ops.pack([self.expert, self.first * OWN_ROWS, self.rows, fx.Int32(0)])
         here = ops.select(self.lane == 0, self.first * 16, ops.NOWHERE)
-        ops.store(ops.buffer(blocks, self._slots * 16), line, here)
-
-    @property
-    def nowhere(self) -> Value:
-        """Slot of a row that does not exist."""
-        return self._slots
+        ops.store(ops.buffer(blocks, self.slots * 16), line, here)
 
     def write_order(self, order: Value, slot: Value) -> None:
         """Write OWN_ROWS slots, one from each lane, including those of rows that do not exist."""
         here = ops.select(self.lane < OWN_ROWS, (self.first * OWN_ROWS + self.lane) * 4, ops.NOWHERE)
-        ops.store(ops.buffer(order, self._slots * (4 * OWN_ROWS)), slot, here)
+        ops.store(ops.buffer(order, self.slots * (4 * OWN_ROWS)), slot, here)
 
 
 class Stage1Small(Stage1Decode):
@@ -97,7 +93,7 @@ class Stage1Small(Stage1Decode):
         with ops.when((self.column * WAVES + self.wave) == 0):
             block.write_block(self.args.blocks)
             with ops.when(block.rows == 0):
-                block.write_order(self.args.order, block.nowhere)
+                block.write_order(self.args.order, block.slots)
         return block
 
     def open_buffers(self) -> None:
@@ -130,7 +126,7 @@ class Stage1Small(Stage1Decode):
                 for i, word in enumerate(words):
                     at = lanes.first + (row * self.row_bytes + i * lanes.step)
                     ops.lds_store(self.lds, word, at, alignment=4)
-                info = ops.pack([ops.bitcast(scale, ops.i32_type()), lanes.low_sum(total)])
+                info = ops.pack([ops.bitcast(scale, T.i32), lanes.low_sum(total)])
                 with ops.when(fx.thread_idx.x == 0):
                     ops.lds_store(self.lds, info, fx.Int32(self.info_at + 8 * row), alignment=8)
         self.lane_row = self.block.row(self.lane & 15)
@@ -139,10 +135,9 @@ class Stage1Small(Stage1Decode):
     def load_rows(self, chunk: Value) -> list[Any]:
         """Load this wave's 128 k of the rows from LDS."""
         at = self.row_at + chunk * (WAVES * CHUNK_K)
-        return [ops.lds_load(self.lds, self.v4i, at + self.weights.part(j)) for j in (0, 1)]
+        return [ops.lds_load(self.lds, T.i32x4, at + self.weights.part(j)) for j in (0, 1)]
 
     def exchange(self, size: int) -> tuple[Any, list[Any]]:
         """Return the LDS of the rows for the sums, and [scale, low sum] of this lane's row."""
         ops.barrier()
-        pair = ops.vec_type(2, ops.i32_type())
-        return self.lds, [ops.lds_load(self.lds, pair, self.lane_row * 8 + self.info_at, alignment=8)]
+        return self.lds, [ops.lds_load(self.lds, T.i32x2, self.lane_row * 8 + self.info_at, alignment=8)]

@@ -3,7 +3,7 @@
 A workgroup takes `tile_n` channels of one token, each wave a few of its slots. A wave starts to load all weights that
 it needs, quantizes its slots' rows into its own part of LDS meanwhile, and multiplies with a row in all sixteen places
 of the matrix instruction. The slots' float16 results meet in LDS, where they are added in the order and the arithmetic
-of `rows.build_reduce`. A token's result is therefore bit for bit that of the kernels for more tokens.
+of `rows.Reduce`. A token's result is therefore bit for bit that of the kernels for more tokens.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import flydsl.expr as fx
 from flydsl.expr import arith
+from flydsl.expr.typing import T
 
 from . import ops as ops
 from .block import Workgroup
 from .configs import WAVES, ByTokenConfig, QuantizeConfig
 from .kernel_arguments import ByTokenArguments
-from .launcher import launcher
 from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 from .ops import Value
 from .rows import Quantize, is_expert
@@ -27,7 +27,7 @@ from .weights import READERS
 class _Slot:
     """One slot of a wave: loads its expert's weights and its row, and computes `tile_n` float16 results."""
 
-    def __init__(self, work: _Workgroup, number: Value, expert: Value) -> None:
+    def __init__(self, work: Stage2Token, number: Value, expert: Value) -> None:
         cfg, self.work = work.cfg, work
         self.number, self.slot = number, work.token * cfg.top_k + number
         routed = is_expert(expert, cfg.experts)
@@ -42,9 +42,9 @@ class _Slot:
         cfg, work = self.work.cfg, self.work
         self.lanes = Quantize(QuantizeConfig(cfg.inter, bf16=False), self.slot, work.args.rows, None)
         self.row = self.lanes.load(self.routed)
-        unit = ops.load(self.scales, ops.f32_type(), fx.Int32(cfg.hidden * 4))
+        unit = ops.load(self.scales, T.f32, fx.Int32(cfg.hidden * 4))
         router = ops.item(work.args.router, self.slot, 4)
-        self.factors = ops.load(router, ops.f32_type(), fx.Int32(0)), unit
+        self.factors = ops.load(router, T.f32, fx.Int32(0)), unit
         ops.pin_schedule()
         chunks = cfg.inter // CHUNK_K
         at = [(work.channel // TILE_N + t) * (chunks * TILE_BYTES) for t in range(cfg.tile_n // TILE_N)]
@@ -53,7 +53,7 @@ class _Slot:
         groups = range(0, cfg.tile_n, PAIR * TILE_N)
         lane = (work.lane >> 4) * (PAIR * 16)
         self.scale = [
-            ops.load(self.scales, work.v4f, lane + half * 16, (work.channel + start) * 4)
+            ops.load(self.scales, T.f32x4, lane + half * 16, (work.channel + start) * 4)
             for start in groups
             for half in range(PAIR)
         ]
@@ -71,7 +71,7 @@ class _Slot:
         self.factor = arith.select(self.routed, scale, ops.const_f32(0.0))
         corner = work.own + self.weights.corner(work.lane)
         parts = map(self.weights.part, range(cfg.inter // 64))
-        rows = [ops.split_rows(ops.lds_load(work.lds, work.v4i, corner + part)) for part in parts]
+        rows = [ops.split_rows(ops.lds_load(work.lds, T.i32x4, corner + part)) for part in parts]
         self.halves: list[Any] = []
         for packed, scales in zip(self.words, self.scale, strict=True):
             sums = [ops.splat(start, 4) for start in starts]
@@ -91,10 +91,11 @@ class _Slot:
             ops.lds_store(work.lds, self.factor, self.number * 4 + work.factors_at, alignment=4)
 
 
-class _Workgroup(Workgroup):
+class Stage2Token(Workgroup):
     """One workgroup: `tile_n` channels of a token."""
 
     def __init__(self, cfg: ByTokenConfig, args: ByTokenArguments) -> None:
+        ops.keep(*vars(args).values())
         super().__init__(cfg, args)
         self.token, self.channel = fx.block_idx.y, fx.block_idx.x * cfg.tile_n
         room = -(-cfg.inter // 256) * 256  # of a wave's row
@@ -117,18 +118,8 @@ class _Workgroup(Workgroup):
             total = [ops.const_f32(0.0)] * 2
             for s in range(cfg.top_k):
                 at = tid * 4 + (self.results_at + s * cfg.tile_n * 2)
-                word = ops.lds_load(self.lds, ops.i32_type(), at, alignment=4)
-                scale = ops.lds_load(self.lds, ops.f32_type(), fx.Int32(self.factors_at + 4 * s), alignment=4)
+                word = ops.lds_load(self.lds, T.i32, at, alignment=4)
+                scale = ops.lds_load(self.lds, T.f32, fx.Int32(self.factors_at + 4 * s), alignment=4)
                 total = [ops.fma_f16(word, bool(high), scale, t) for high, t in enumerate(total)]
             row = ops.item(self.args.out, self.token, cfg.hidden * 2)
             ops.store(row, ops.element(ops.to_bf16(ops.pack(total)), 0), tid * 4 + self.channel * 2)
-
-
-def build(cfg: ByTokenConfig) -> Any:
-    """Build the kernel of one configuration, for `toolchain.compiled`."""
-
-    def emit(args: ByTokenArguments) -> None:
-        ops.keep(*vars(args).values())
-        _Workgroup(cfg, args).run()
-
-    return launcher("moe_stage2_token", ByTokenArguments, emit, {"waves_per_eu": 3})  # at T = 8 all run at once

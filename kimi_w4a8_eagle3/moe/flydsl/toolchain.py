@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import KimiError
-from .objects import ARCH, cache_dir
+from .code_object import describe
+from .configs import KernelConfig
+from .objects import ARCH, CodeObject, cache_dir
 
 SUPPORTED = ("0.4.2",)  # the kernels use FlyDSL's MLIR bindings, which releases change
 LINKERS = ("ld.lld-19", "ld.lld-20", "ld.lld-21")  # lld 16 rejects the code objects ("unknown abi version")
@@ -95,34 +97,39 @@ def _private_rocm(command: list[str]) -> Path:
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
     """Set environment variables inside the block: FlyDSL takes its options from the environment only."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)
 
 
-@contextmanager
-def linking() -> Iterator[None]:
-    """Let FlyDSL find a linker inside the block."""
-    with environment(ROCM_PATH=str(rocm_path())):
-        yield
+def launcher_of(config: KernelConfig) -> Any:
+    """Return the function that launches the kernel of a configuration, for `compiled`."""
+    from . import launcher  # imports FlyDSL, which is optional: this module must be able to report that it is missing
+
+    return launcher.launcher_of(config)
+
+
+def compile_kernel(config: KernelConfig) -> tuple[bytes, CodeObject]:
+    """Return (the code object, its manifest entry)."""
+    launcher = launcher_of(config)
+    image = compiled(launcher)
+    return image, describe(image, len(inspect.signature(launcher.func).parameters))
 
 
 def compiled(launcher: Any) -> bytes:
-    """Return the gfx942 code object of the one kernel that a launcher (`launcher.launcher`) launches."""
-    # Imported here because FlyDSL is optional and this module must be able to report that it is missing.
-    from flydsl._mlir import ir
-    from flydsl._mlir.dialects import gpu
-    from flydsl.compiler.jit_function import _create_mlir_context
+    """Return the gfx942 code object of the one kernel that a launcher launches."""
+    from flydsl._mlir import ir  # as in launcher_of
+    from flydsl._mlir.dialects import gpu  # as in launcher_of
+    from flydsl.compiler.jit_function import _create_mlir_context  # as in launcher_of
 
     count = len(inspect.signature(launcher.func).parameters)
-    with linking(), environment(COMPILE_ONLY="1", ARCH=ARCH, FLYDSL_RUNTIME_ENABLE_CACHE="0"):
+    options = {"COMPILE_ONLY": "1", "ARCH": ARCH, "FLYDSL_RUNTIME_ENABLE_CACHE": "0"}
+    with environment(**options, ROCM_PATH=str(rocm_path())):  # where FlyDSL looks for a linker
         launcher(*range(1, count + 1))
     with _create_mlir_context():
         module = ir.Module.parse(launcher._last_compiled[1].ir)

@@ -14,12 +14,12 @@ from typing import Any
 import flydsl.expr as fx
 from flydsl.expr import arith
 from flydsl.expr.rocdl import perm_b32
+from flydsl.expr.typing import T
 
 from . import ops as ops
 from .block import RowBlock, Workgroup
 from .configs import W4A16_TILES, WAVES, W4A16Config
 from .kernel_arguments import W4A16Arguments
-from .launcher import launcher
 from .layout import CHUNK_K, PAIR, SCALES_PAD, TILE_BYTES, TILE_N
 from .ops import Value
 
@@ -54,7 +54,7 @@ def _rows_bf16(parts: list[Any]) -> list[Any]:
     return operands
 
 
-class _Workgroup(Workgroup):
+class W4A16(Workgroup):
     """One workgroup: `tile_m` routed rows x `tile_n` channels."""
 
     def __init__(self, cfg: W4A16Config, args: W4A16Arguments) -> None:
@@ -85,14 +85,12 @@ class _Workgroup(Workgroup):
     def load_weights(self, chunk: Value) -> list[Any]:
         """Load one chunk of 128 k of this wave's tiles."""
         tile_bytes = self.cfg.k // CHUNK_K * TILE_BYTES
-        return [
-            ops.load(self.weights, self.v4i, self.lane * 16, t * tile_bytes + chunk * TILE_BYTES) for t in self.tile
-        ]
+        return [ops.load(self.weights, T.i32x4, self.lane * 16, t * tile_bytes + chunk * TILE_BYTES) for t in self.tile]
 
     def load_rows(self, chunk: Value) -> list[Any]:
         """Load one chunk of all rows."""
         at = chunk * (CHUNK_K * 2)
-        return [ops.load(self.rows, self.v4i, r + o, at) for r in self.row_at for o in (0, 16, 128, 144)]
+        return [ops.load(self.rows, T.i32x4, r + o, at) for r in self.row_at for o in (0, 16, 128, 144)]
 
     def main_loop(self) -> list[Any]:
         """Return the sums of [tile][row tile], then the row sums of [row tile]."""
@@ -135,10 +133,10 @@ class _Workgroup(Workgroup):
         scales = ops.item(args.w_scale, self.block.expert, scale_bytes)
         group = self.lane >> 4
         if cfg.stage == 1:
-            scale = [ops.load(scales, self.v4f, group * 16, t * (TILE_N * 4)) for t in self.tile]
+            scale = [ops.load(scales, T.f32x4, group * 16, t * (TILE_N * 4)) for t in self.tile]
         else:  # the scales of a lane's eight channels are relative to their expert's unit
-            parts = [ops.load(scales, self.v4f, group * (PAIR * 16) + h * 16, self.tile[0] * 64) for h in range(PAIR)]
-            unit = ops.splat(ops.load(scales, ops.f32_type(), fx.Int32(self.channels * 4)), 4)
+            parts = [ops.load(scales, T.f32x4, group * (PAIR * 16) + h * 16, self.tile[0] * 64) for h in range(PAIR)]
+            unit = ops.splat(ops.load(scales, T.f32, fx.Int32(self.channels * 4)), 4)
             scale = [arith.mulf(part, unit) for part in parts]
         out = ops.buffer(args.out, args.tokens * (cfg.top_k * cfg.columns * 2))
         for m, slot in enumerate(self.slot):
@@ -151,8 +149,3 @@ class _Workgroup(Workgroup):
             else:
                 pair = [x for value in values for x in ops.elements(value)]
                 ops.store(out, ops.to_bf16(ops.pack(pair)), at + group * 16, first)
-
-
-def build(cfg: W4A16Config) -> Any:
-    """Build the kernel of one configuration, for `toolchain.compiled`."""
-    return launcher("moe_w4a16", W4A16Arguments, lambda args: _Workgroup(cfg, args).run())

@@ -17,7 +17,7 @@ from ...base.errors import KimiError
 from ...base.files import write_atomic
 from .configs import KernelConfig
 from .objects import MANIFEST, CodeObject, CodeObjects, KernelManifest, source_hash
-from .toolchain import compilers
+from .toolchain import compile_kernel, compilers
 
 MOST_JOBS = 16  # one compiler process takes 0.7 GB
 Watch = Callable[[Iterable[Any], int], Iterable[Any]]  # (items, their number) -> the same items, with progress shown
@@ -90,7 +90,7 @@ def _compile(configs: list[KernelConfig], jobs: int, watch: Watch) -> Iterator[t
     context = multiprocessing.get_context("spawn")  # a fork would inherit locks of torch's threads
     pool = ProcessPoolExecutor(max(min(jobs, len(configs)), 1), context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
-        started: dict[Future[Any], KernelConfig] = {pool.submit(_compile_one, config): config for config in configs}
+        started: dict[Future[Any], KernelConfig] = {pool.submit(compile_kernel, config): config for config in configs}
         for future in watch(as_completed(started), len(started)):
             config = started[future]
             try:
@@ -107,9 +107,3 @@ def _compile(configs: list[KernelConfig], jobs: int, watch: Watch) -> Iterator[t
                 raise KimiError(f"{config!r} does not compile: {error}", where="kimi-w4a8 warm") from error
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _compile_one(config: KernelConfig) -> tuple[bytes, CodeObject]:
-    from .compile import compile_kernel  # imports FlyDSL, which only the compiler process needs
-
-    return compile_kernel(config)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from flydsl.expr import arith, math
 from flydsl.expr.rocdl import perm_b32
+from flydsl.expr.typing import T
 
 from ...quark.weight_format import INT4, MXFP4, WeightFormat
 from . import ops as ops
@@ -33,7 +34,6 @@ class Int4:
         """Open the buffer of an expert with `count` weights; it is empty unless `there`."""
         size = packed_bytes(self.format, count)
         self.words = ops.item(address, expert, size, there)
-        self.kind = ops.vec_type(4, ops.i32_type())
 
     @classmethod
     def part(cls, number: int) -> int:
@@ -47,7 +47,7 @@ class Int4:
 
     def load(self, lane_at: Value, at: Value) -> list[Any]:
         """Load 16 channels x 128 k, the tile at byte lane_at + at of the codes."""
-        return [ops.load(self.words, self.kind, lane_at, at)]
+        return [ops.load(self.words, T.i32x4, lane_at, at)]
 
     @staticmethod
     def unpack(loaded: list[Any]) -> Any:
@@ -91,11 +91,10 @@ class Int4:
     @classmethod
     def float_sum(cls, first: Value, second: Value, k: int) -> Value:
         """Return the accumulator as float32, rounded once."""
-        v4f = ops.vec_type(4, ops.f32_type())
         if not cls.bias(k):
-            return arith.sitofp(v4f, cls.total(first, second))
+            return arith.sitofp(T.f32x4, cls.total(first, second))
         sixteenth = ops.splat(ops.const_f32(1 / 16), 4)
-        both = math.fma(ops.bitcast(first, v4f), sixteenth, ops.bitcast(second, v4f))
+        both = math.fma(ops.bitcast(first, T.f32x4), sixteenth, ops.bitcast(second, T.f32x4))
         return arith.addf(both, ops.splat(ops.const_f32(-FLOAT_BIAS * 17 / 16), 4))
 
 
@@ -119,8 +118,8 @@ class Mxfp4(Int4):
 
     def load(self, lane_at: Value, at: Value) -> list[Any]:
         """Load 16 channels x 128 k and, one byte for a lane's 16 bytes of codes, the shifts of its block."""
-        shifts = ops.load(self.shifts, ops.i8_type(), lane_at >> 4, at >> 4)
-        return [*super().load(lane_at, at), arith.extui(ops.i32_type(), shifts)]
+        shifts = ops.load(self.shifts, T.i8, lane_at >> 4, at >> 4)
+        return [*super().load(lane_at, at), arith.extui(T.i32, shifts)]
 
     @staticmethod
     def unpack(loaded: list[Any]) -> _MxTile:
@@ -158,11 +157,10 @@ class Mxfp4(Int4):
 
     @classmethod
     def float_sum(cls, first: Value, second: Value, k: int) -> Value:
-        v4f = ops.vec_type(4, ops.f32_type())
         if not cls.bias(k):
-            return arith.sitofp(v4f, cls.total(first, second))
+            return arith.sitofp(T.f32x4, cls.total(first, second))
         bias = ops.splat(ops.const_f32(-FLOAT_BIAS), 4)
-        parts = [arith.addf(ops.bitcast(part, v4f), bias) for part in (first, second)]
+        parts = [arith.addf(ops.bitcast(part, T.f32x4), bias) for part in (first, second)]
         return math.fma(parts[0], ops.splat(ops.const_f32(16), 4), parts[1])
 
 
