@@ -17,6 +17,10 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("SGLANG_ENABLE_TORCH_INFERENCE_MODE", "1")
 # Hundreds of processes import the same modules, SGLang's too: one compiles them for all, whatever this shell says.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+# Servers of tests are on this machine, also where there is a proxy, and tables are as wide as a log.
+os.environ["no_proxy"] = ",".join(filter(None, (os.environ.get("no_proxy"), "127.0.0.1", "localhost")))
+os.environ["NO_PROXY"] = os.environ["no_proxy"]
+os.environ.pop("COLUMNS", None)
 # Programs of `support` run as forks, all of the same fork server.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
 

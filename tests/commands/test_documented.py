@@ -85,6 +85,7 @@ def made(words: list[str]) -> None:
 def of_proof(words: list[str]) -> None:
     """The module's options by its source: importing some takes seconds."""
     assert words[0] == "-m"
+    words = words[1:] if words[1].endswith(".run_module") else words  # which runs the module after it
     path = ROOT / words[1].replace(".", "/")
     source = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     tree = ast.parse(source.read_text())
