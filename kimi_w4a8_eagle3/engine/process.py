@@ -12,8 +12,10 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import SystemRandom
 
 import httpx
 import psutil
@@ -28,6 +30,8 @@ _STOP_GRACE_S = 20.0
 _POLL_S = 0.25
 _LOOK_S = 5.0  # between two checks of an engine's shared memory, which take milliseconds per process
 _TAIL_LINES = 25
+_FIRST_PORT = 10_000
+_DP_ATTENTION_PORTS = range(233, 247)  # after the server's own: ZMQ_TCP_PORT_DELTA and more in SGLang's server_args.py
 
 
 @dataclass
@@ -185,10 +189,23 @@ class EngineServer:
 
 
 def free_port() -> int:
-    """Return a TCP port on loopback that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nothing on loopback uses, nor those after it that SGLang takes for DP attention.
+
+    It lies below the ports of outgoing connections, one of which could take it before the engine does.
+    """
+    range_of_kernel = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+    end = max(int(range_of_kernel.split()[0]), 2 * _FIRST_PORT) - _DP_ATTENTION_PORTS.stop
+    while True:
+        port = SystemRandom().randrange(_FIRST_PORT, end)  # tests of several processes seed the other generator alike
+        if all(_is_free(each) for each in (port, *(port + more for more in _DP_ATTENTION_PORTS))):
+            return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def require_free_port(host: str, port: int) -> None:

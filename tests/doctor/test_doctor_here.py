@@ -14,17 +14,12 @@ from typer.testing import CliRunner
 
 from kimi_w4a8_eagle3.cli import app
 from kimi_w4a8_eagle3.doctor.probe import Probe
+from kimi_w4a8_eagle3.engine.process import free_port
 
 
 def doctor(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["doctor", *arguments])
     return result.exit_code, result.output
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.skipif(find_spec("sglang") is None or find_spec("torch") is None, reason="the engine is not installed")
