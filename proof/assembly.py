@@ -15,6 +15,10 @@ from kimi_w4a8_eagle3.moe.flydsl import toolchain
 from kimi_w4a8_eagle3.moe.flydsl.objects import cache_dir, source_hash
 from kimi_w4a8_eagle3.moe.flydsl.toolchain import launcher_of
 
+from . import sums
+
+_SUM_KERNELS = Path(__file__).with_name("sum_kernels.py")
+
 
 def assembly(config: Any) -> str:
     """The final gfx942 assembly of a kernel; from the cache if it is there.
@@ -24,7 +28,7 @@ def assembly(config: Any) -> str:
     problem = toolchain.flydsl_problem() or config.problem()
     if problem:
         raise KimiError(problem, where="compiling FlyDSL kernels", expected="a supported FlyDSL and configuration")
-    key = f"{toolchain.metadata.version('flydsl')} {source_hash()} {config!r}"
+    key = f"{toolchain.metadata.version('flydsl')} {source_hash()} {_SUM_KERNELS.read_text()} {config!r}"
     stored = cache_dir() / "assembly" / f"{type(config).__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.s"
     if not stored.exists():
         text = _compile(config)
@@ -34,6 +38,7 @@ def assembly(config: Any) -> str:
 
 
 def _compile(config: Any) -> str:
+    sums.register()
     with tempfile.TemporaryDirectory(prefix="flydsl-") as dump:
         with (
             toolchain.environment(FLYDSL_DEBUG_DUMP_ASM="1", FLYDSL_DUMP_DIR=dump),

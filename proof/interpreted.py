@@ -36,6 +36,7 @@ from kimi_w4a8_eagle3.quark.weight_format import INT4, MXFP4
 
 from .assembly import assembly
 from .gfx942 import Kernel, Machine, Memory, parse_kernel
+from .sums import sums_of
 
 BATCHES = [0, 1, 2, 8, 33, 64, 65, 160, 256, 257, 1024]
 ORDERS: tuple[Any, ...] = ("reverse", random.Random(7), "lockstep", "forward")
@@ -129,7 +130,7 @@ def check_tokens(backend: InterpretedBackend, shape: MoeShape, tokens: int) -> N
 
 
 def check_sums(backend: InterpretedBackend, shape: MoeShape, tokens: int) -> None:
-    """Raise KimiError unless both stages' sums are the contract's integers (`Stage1Config.accumulators`).
+    """Raise KimiError unless both stages' sums are the contract's integers (`sums.py`).
 
     Stage 2 runs in two launches of half of the channels. The kernel that also adds the slots has no sums to read.
     """
@@ -140,12 +141,12 @@ def check_sums(backend: InterpretedBackend, shape: MoeShape, tokens: int) -> Non
     rows, info, tables = call.route()
     out = torch.full((call.slots, 2 * shape.inter), UNTOUCHED, dtype=torch.int32)
     stage1 = Stage1Arguments(rows, info, moe.w13, moe.s13, *tables, out=out, tokens=tokens)
-    backend.launch(replace(kernels["stage1"], accumulators=True), call.blocks, stage1)
+    backend.launch(sums_of(kernels["stage1"]), call.blocks, stage1)
     _compare("stage 1", tokens, out, _exact(shape, 1, x.repeat_interleave(shape.top_k, 0), ids))
     if not isinstance(kernels["stage2"], Stage2Config):
         return
     half = shape.hidden // 2
-    config = replace(kernels["stage2"], accumulators=True, tile_n=min(kernels["stage2"].tile_n, half))
+    config = sums_of(replace(kernels["stage2"], tile_n=min(kernels["stage2"].tile_n, half)))
     h = torch.randn(call.slots, shape.inter, generator=torch.Generator().manual_seed(tokens))
     h[: shape.top_k] = 1.0
     kept, info = torch.zeros(h.shape, dtype=torch.int8), torch.zeros(call.slots, 2, dtype=torch.int32)

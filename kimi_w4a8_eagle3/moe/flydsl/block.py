@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flydsl.expr as fx
 from flydsl.expr import arith
@@ -13,7 +13,7 @@ from . import ops as ops
 from .configs import TOGETHER, XCDS
 from .kernel_arguments import Routed
 from .layout import CHUNK_K, TILE_BYTES, TILE_N
-from .ops import Value
+from .ops import State, Value
 from .weights import READERS
 
 
@@ -104,16 +104,49 @@ class Workgroup:
             self.open_buffers()
             self.finish(self.main_loop())
 
+    def over_chunks(self: Any, state: State, before: int, turn: int) -> State:
+        """Multiply all chunks of K by `step`: `before` of them, then `turn` in a turn of a rolled loop, then the rest.
+
+        step(chunk, state, refill, more) loads the chunk that follows by a ring if `refill`; more: it is not the last.
+        """
+        refilled = self.chunks - self.ring
+        turns = (refilled - before) // turn
+
+        def several(i: fx.Int32, state: State) -> State:
+            for c in range(turn):
+                state = self.step(i * turn + (before + c), state, refill=True, more=True)
+            return state
+
+        for c in range(before):
+            state = self.step(fx.Int32(c), state, refill=c < refilled, more=c < self.chunks - 1)
+        state = ops.loop(0, turns, state, several)
+        for c in range(before + turns * turn, self.chunks):
+            state = self.step(fx.Int32(c), state, refill=c < refilled, more=c < self.chunks - 1)
+        return state
+
     def pin(self) -> None:
         """Keep earlier instructions before this point, unless the compiler may reorder."""
         if self.cfg.pinned:
             ops.pin_schedule()
 
 
+class Stage1State(NamedTuple):
+    """Loaded chunks, oldest first, and the sums that a step of the main loop passes to the next."""
+
+    weights: list[list[Any]]
+    rows: list[list[Any]]
+    sums: list[Any]
+
+
 class Stage1Workgroup(Workgroup):
     """A workgroup of stage 1; each wave computes `pairs` 16-channel tiles of gate, and as many of up."""
 
+    ring_bytes: int  # weights in registers ahead
+    waves_k: int  # waves that split K
     pairs: int
+    rows: Value  # buffer of the token rows
+    row_lane: list[Any]  # bytes where this lane's part of each row begins
+    weight_lane: Value  # the same of a tile's weights
     first_at: Callable[[int], Value]  # bytes of a tile -> where this wave's first one begins
 
     def __init__(self, cfg: Any, args: Any) -> None:
@@ -123,6 +156,8 @@ class Stage1Workgroup(Workgroup):
     def open_buffers(self) -> None:
         """Open the block's tables and the expert's weights."""
         cfg, tile = self.cfg, self.cfg.hidden // CHUNK_K * TILE_BYTES
+        self.tiles, self.chunks = 2 * self.pairs, cfg.hidden // CHUNK_K // self.waves_k
+        self.ring = min(self.ring_bytes // (self.tiles * TILE_BYTES), self.chunks)
         self.block.open()
         self.weights = READERS[cfg.weights](self.args.weights, self.block.expert, 2 * cfg.inter * cfg.hidden)
         first, up = self.first_at(tile), cfg.inter // TILE_N * tile
@@ -133,9 +168,18 @@ class Stage1Workgroup(Workgroup):
         per_row = ops.buffer(self.args.row_info, self.args.tokens * 8)
         return [ops.load(per_row, T.i32x2, token * 8) for token in tokens]
 
+    def load_weight(self, chunk: Value, tile: int) -> list[Any]:
+        """Load one tile of a chunk."""
+        return self.weights.load(self.weight_lane, self.tile_at[tile] + chunk * (self.waves_k * TILE_BYTES))
+
+    def load_rows(self, chunk: Value) -> list[Any]:
+        """Load 128 k of the rows, 32 bytes a lane and row tile."""
+        at, parts = chunk * (self.waves_k * CHUNK_K), (self.weights.part(0), self.weights.part(1))
+        return [ops.load(self.rows, T.i32x4, lane + part, at) for lane in self.row_lane for part in parts]
+
     def results(self) -> Value:
         """Open the buffer of the results."""
-        return ops.buffer(self.args.out, self.args.tokens * (self.cfg.top_k * self.cfg.out_bytes))
+        return ops.buffer(self.args.out, self.args.tokens * (self.cfg.top_k * self.cfg.inter * 4))
 
     def exact(self, sums: Iterable[Any], info: Value) -> list[Any]:
         """Return the sums of gate and up without the row's offset; info: scale and low sum of the row."""

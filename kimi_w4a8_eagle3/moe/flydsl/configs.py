@@ -87,7 +87,6 @@ class Stage1Config(KernelConfig):
     by_xcd: in prefill, neighbours in the list of work run on one XCD (`block.work_of`).
     experts: 0, or the number of experts with tile_m OWN_ROWS. Stage 1 then takes bfloat16 tokens and expert ids, and
         finds, quantizes and lists its rows itself (stage1_small.py).
-    accumulators: write the int32 sums [slots, 2*inter] instead of h (tests).
     """
 
     hidden: int
@@ -99,7 +98,6 @@ class Stage1Config(KernelConfig):
     pinned: bool = True
     by_xcd: bool = False
     experts: int = 0
-    accumulators: bool = False
     weights: WeightFormat = INT4
 
     @property
@@ -111,11 +109,6 @@ class Stage1Config(KernelConfig):
     def decode(self) -> bool:
         """True if the waves split K (decode), false if they split the tile (prefill)."""
         return self.tile_m < PREFILL_ROWS
-
-    @property
-    def out_bytes(self) -> int:
-        """Bytes of a slot's results."""
-        return (2 if self.accumulators else 1) * self.inter * 4
 
     @property
     def hints(self) -> dict[str, int]:
@@ -155,7 +148,6 @@ class Stage2Config(KernelConfig):
         block writes the row info that the reduction takes; in prefill it also writes the rows, for the launches of
         other columns. Without it rows and info are given (tests).
     short: blocks have up to OWN_ROWS rows, as stage 1 lists them for few tokens.
-    accumulators: write the exact sums, float32, instead of scaled float16 [T * top_k, columns] (tests).
     """
 
     hidden: int
@@ -168,7 +160,6 @@ class Stage2Config(KernelConfig):
     by_xcd: bool = False
     quantize: bool = False
     short: bool = False
-    accumulators: bool = False
     weights: WeightFormat = INT4
 
     @property

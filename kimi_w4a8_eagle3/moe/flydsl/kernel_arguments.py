@@ -58,7 +58,7 @@ class Stage2Arguments(_RoutedArguments):
     """
 
     router: Address  # float32 [T, top_k]
-    out: Address  # see Stage2Config.accumulators
+    out: Address  # float16 [T * top_k, columns]
     kept: Address  # slot rows int8 [T * top_k, inter]
     tokens: Number
     column: Number = 0  # first of the channels that this launch computes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from inspect import Parameter, Signature
 from typing import Any
@@ -11,7 +12,7 @@ import flydsl.expr as fx
 
 from . import kernel_arguments as arguments
 from . import ops as ops
-from .block import Workgroup
+from .block import Stage1Workgroup
 from .configs import (
     WAVES,
     ByTokenConfig,
@@ -33,38 +34,36 @@ from .stage2_token import Stage2Token
 from .w4a16 import W4A16
 
 
-def _stage1(cfg: Stage1Config, args: arguments.Stage1Arguments) -> Workgroup:
-    kind = (Stage1Small if cfg.experts else Stage1Decode) if cfg.decode else Stage1Prefill
-    return kind(cfg, args)
+def stage1_kind(cfg: Stage1Config) -> type[Stage1Workgroup]:
+    return (Stage1Small if cfg.experts else Stage1Decode) if cfg.decode else Stage1Prefill
 
 
-def _stage2(cfg: Stage2Config, args: arguments.Stage2Arguments) -> Workgroup:
+def stage2_kind(cfg: Stage2Config) -> type[Stage2]:
     if not cfg.quantize:
-        return Stage2(cfg, args)
-    kind = Stage2Prefill if cfg.keeps else Stage2Small if cfg.short else Stage2Decode
-    return kind(cfg, args)
+        return Stage2
+    return Stage2Prefill if cfg.keeps else Stage2Small if cfg.short else Stage2Decode
 
 
-# A configuration's kernel: its name, the dataclass of its parameters, and what makes one workgroup of both.
-KERNELS: dict[type, tuple[str, type, Any]] = {
-    RouteConfig: ("moe_route", arguments.RouteArguments, Route),
-    Stage1Config: ("moe_stage1", arguments.Stage1Arguments, _stage1),
-    Stage2Config: ("moe_stage2", arguments.Stage2Arguments, _stage2),
-    ByTokenConfig: ("moe_stage2_token", arguments.ByTokenArguments, Stage2Token),
-    ReduceConfig: ("moe_reduce", arguments.ReduceArguments, Reduce),
-    W4A16Config: ("moe_w4a16", arguments.W4A16Arguments, W4A16),
+# A configuration's kernel: its name, the dataclass of its parameters, and the class of its workgroups.
+KERNELS: dict[type, tuple[str, type, Callable[[Any], Any]]] = {
+    RouteConfig: ("moe_route", arguments.RouteArguments, lambda cfg: Route),
+    Stage1Config: ("moe_stage1", arguments.Stage1Arguments, stage1_kind),
+    Stage2Config: ("moe_stage2", arguments.Stage2Arguments, stage2_kind),
+    ByTokenConfig: ("moe_stage2_token", arguments.ByTokenArguments, lambda cfg: Stage2Token),
+    ReduceConfig: ("moe_reduce", arguments.ReduceArguments, lambda cfg: Reduce),
+    W4A16Config: ("moe_w4a16", arguments.W4A16Arguments, lambda cfg: W4A16),
 }
 TYPES = {"Address": fx.Int64, "Number": fx.Int32}
 
 
 def launcher_of(config: KernelConfig) -> Any:
     """Return a host function that launches the kernel of a configuration; FlyDSL compiles this function."""
-    name, taken, workgroup = KERNELS[type(config)]
+    name, taken, kind_of = KERNELS[type(config)]
     kind = Parameter.POSITIONAL_OR_KEYWORD
     signature = Signature([Parameter(field.name, kind, annotation=TYPES[str(field.type)]) for field in fields(taken)])
 
     def body(**values: Any) -> None:
-        workgroup(config, taken(**values)).run()
+        kind_of(config)(config, taken(**values)).run()
 
     body.__name__, body.__signature__ = name, signature  # type: ignore[attr-defined]  # FlyDSL reads both
     kernel = flyc.kernel(body, known_block_size=[WAVES * ops.WAVE, 1, 1])

@@ -2,46 +2,36 @@
 
 The four waves of a workgroup split K: chunk c of 128 k belongs to wave c % 4. Every wave streams its own weights and
 reads its own part of the rows straight into MFMA operands. The main loop has no LDS and no barrier; the waves' integer
-sums meet once, in the epilogue. A ring of weight registers keeps RING_BYTES of loads in flight: a slot of the ring is
+sums meet once, in the epilogue. A ring of weight registers keeps `ring_bytes` of loads in flight: a slot of the ring is
 loaded again as soon as its weights are unpacked.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import flydsl.expr as fx
 from flydsl.expr import arith
 from flydsl.expr.typing import T
 
 from . import ops as ops
-from .block import RowBlock, Stage1Workgroup
+from .block import RowBlock, Stage1State, Stage1Workgroup
 from .configs import WAVES, Stage1Config
 from .kernel_arguments import Stage1Arguments
 from .layout import CHUNK_K, TILE_BYTES
 from .ops import Value
 
-RING_BYTES = 8192
-
-
-class _State(NamedTuple):
-    """Loaded chunks, oldest first, and the sums that a step of the main loop passes to the next."""
-
-    weights: list[list[Any]]
-    rows: list[list[Any]]
-    sums: list[Any]
-
 
 class Stage1Decode(Stage1Workgroup):
     """One workgroup: `tile_m` sorted rows x `tile_n` channels of gate and up."""
+
+    ring_bytes, waves_k = 8192, WAVES
 
     def __init__(self, cfg: Stage1Config, args: Stage1Arguments) -> None:
         super().__init__(cfg, args)
         self.column = fx.block_idx.x
         self.row_tiles = cfg.row_tiles
         self.pairs = cfg.tile_n // 16
-        self.tiles = 2 * self.pairs
-        self.ring = RING_BYTES // (self.tiles * TILE_BYTES)  # chunks held in registers
         self.block = self.find_block()
 
     def find_block(self) -> RowBlock:
@@ -52,15 +42,11 @@ class Stage1Decode(Stage1Workgroup):
         """Open the block's tables and buffers, and find the slots of this lane's rows."""
         super().open_buffers()
         self.slot = [self.block.slot((self.lane & 15) + 16 * m) for m in range(self.row_tiles)]
-        self.open_rows()
+        self.rows = ops.buffer(self.args.rows, self.args.tokens * self.cfg.hidden)
 
     def first_at(self, tile: int) -> Value:
         self.weight_lane = self.lane * 16 + self.wave * TILE_BYTES
         return self.column * (self.pairs * tile)
-
-    def open_rows(self) -> None:
-        """Prepare the rows before any weight is loaded."""
-        self.rows = ops.buffer(self.args.rows, self.args.tokens * self.cfg.hidden)
 
     def start_rows(self) -> None:
         """Compute the row offsets, which wait for the row numbers while the first weights are loading."""
@@ -68,63 +54,40 @@ class Stage1Decode(Stage1Workgroup):
         corner = self.weights.corner(self.lane) + self.wave * CHUNK_K
         self.row_lane = [t * self.cfg.hidden + corner for t in self.token]
 
-    def load_weight(self, chunk: Value, tile: int) -> list[Any]:
-        """Load one tile of a chunk."""
-        return self.weights.load(self.weight_lane, self.tile_at[tile] + chunk * (WAVES * TILE_BYTES))
-
-    def load_rows(self, chunk: Value) -> list[Any]:
-        """Load this wave's 128 k of the rows, 32 bytes a lane and row tile."""
-        at = chunk * (WAVES * CHUNK_K)
-        parts = self.weights.part(0), self.weights.part(1)
-        return [ops.load(self.rows, T.i32x4, lane + part, at) for lane in self.row_lane for part in parts]
-
     def main_loop(self) -> list[Any]:
         """Return this wave's sums: two accumulators for each tile and row tile."""
-        chunks = self.cfg.hidden // CHUNK_K // WAVES
-        ring = min(self.ring, chunks)
+        ring = self.ring
         weights = [[self.load_weight(fx.Int32(c), t) for t in range(self.tiles)] for c in range(ring)]
         ops.pin_schedule()  # start the weight loads before waiting for the row numbers
         self.start_rows()
         rows = [self.load_rows(fx.Int32(c)) for c in range(ring)]
         zero = ops.splat(ops.const_i32(0), 4)
-        state = _State(weights, rows, [zero] * (2 * self.tiles * self.row_tiles))
+        state = Stage1State(weights, rows, [zero] * (2 * self.tiles * self.row_tiles))
 
         # A turn of the rolled loop covers `turn` chunks. Chunks that do not fill turns run before it, at least one ring
         # of them, so that the loop starts with its loads in the order in which its own turns leave them.
         turn = max(self.cfg.tile_k // CHUNK_K, ring)
-        refilled = chunks - ring
-        before = min(refilled, ring + (refilled - ring) % turn)
-        for c in range(before):
-            state = self.step(fx.Int32(c), state, refill=ring)
+        refilled = self.chunks - ring
+        return self.over_chunks(state, min(refilled, ring + (refilled - ring) % turn), turn).sums
 
-        def several(i: fx.Int32, state: _State) -> _State:
-            for c in range(turn):
-                state = self.step(i * turn + (before + c), state, refill=ring)
-            return state
-
-        state = ops.loop(0, (refilled - before) // turn, state, several)
-        for c in range(refilled, chunks):
-            state = self.step(fx.Int32(c), state, refill=0)
-        return state.sums
-
-    def step(self, chunk: Value, state: _State, refill: int) -> _State:
-        """Multiply the oldest chunk of the ring; load the one `refill` chunks later in its place (0: none)."""
+    def step(self, chunk: Value, state: Stage1State, refill: bool, more: bool) -> Stage1State:
+        """Multiply the oldest chunk of the ring, and load another in its place if `refill`."""
         current = [ops.split_rows(r) for r in state.rows[0]]
         weights, rows, sums = state.weights[1:], state.rows[1:], list(state.sums)
         if refill:
-            rows = [*rows, self.load_rows(chunk + refill)]
+            rows = [*rows, self.load_rows(chunk + self.ring)]
         self.pin()
         loaded = []
         for tile in range(self.tiles):
             operands = self.weights.unpack(state.weights[0][tile])
             self.pin()
             if refill:
-                loaded.append(self.load_weight(chunk + refill, tile))
+                loaded.append(self.load_weight(chunk + self.ring, tile))
             for m in range(self.row_tiles):
                 at = 2 * (tile * self.row_tiles + m)
                 sums[at : at + 2] = self.weights.multiply(operands, [current[2 * m : 2 * m + 2]], sums[at : at + 2])
             self.pin()
-        return _State([*weights, loaded] if refill else weights, rows, sums)
+        return Stage1State([*weights, loaded] if refill else weights, rows, sums)
 
     def finish(self, sums: list[Any]) -> None:
         """Add the four waves' sums, scale, apply SiLU and store: wave w finishes channel tile w."""
@@ -136,14 +99,8 @@ class Stage1Decode(Stage1Workgroup):
         gate, up = (self.sum_over_waves(lds, sums, half) for half in (0, 1))
         with ops.when(self.wave < self.pairs):
             for m in range(self.row_tiles):
-                exact = self.exact([gate[m], up[m]], info[m])
-                if cfg.accumulators:
-                    out, at = self.results(), self.slot[m] * cfg.out_bytes + channel * 4
-                    for half in (0, 1):
-                        ops.store(out, exact[half], at, half * cfg.inter * 4)
-                    continue
-                scaled = self.scaled(exact, info[m], w_scale)
-                ops.store(self.results(), ops.silu_mul(*scaled), self.slot[m] * cfg.out_bytes + channel * 4)
+                both = self.scaled(self.exact([gate[m], up[m]], info[m]), info[m], w_scale)
+                ops.store(self.results(), ops.silu_mul(*both), self.slot[m] * (cfg.inter * 4) + channel * 4)
 
     def exchange(self, size: int) -> tuple[Any, list[Any]]:
         """Return (`size` bytes of LDS for the sums, [scale, low sum] of each row tile's rows)."""

@@ -9,32 +9,26 @@ before the previous step's barrier, so one barrier a step is enough.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flydsl.expr as fx
 from flydsl.expr.typing import T
 
 from . import ops as ops
-from .block import RowBlock, Stage1Workgroup, work_of
+from .block import RowBlock, Stage1State, Stage1Workgroup, work_of
 from .configs import WAVES, Stage1Config
 from .kernel_arguments import Stage1Arguments
-from .layout import CHUNK_K, TILE_BYTES
+from .layout import CHUNK_K
 from .ops import Value
 
 ROW_TILES = 4  # 16-row tiles of a wave
 ROW_TILE_BYTES = 16 * CHUNK_K
-RING_BYTES = 4096
-
-
-class _State(NamedTuple):
-    """Weights loaded ahead (chunks, oldest first) and the sums that a step passes to the next."""
-
-    weights: list[list[Any]]
-    sums: list[Any]
 
 
 class Stage1Prefill(Stage1Workgroup):
     """One workgroup: `tile_m` sorted rows x `tile_n` channels of gate and up."""
+
+    ring_bytes, waves_k = 4096, 1
 
     def __init__(self, cfg: Stage1Config, args: Stage1Arguments) -> None:
         super().__init__(cfg, args)
@@ -46,34 +40,23 @@ class Stage1Prefill(Stage1Workgroup):
         self.block = RowBlock(args, block, args.tokens * cfg.top_k, cfg.top_k, here)
         self.waves_m = cfg.tile_m // (16 * ROW_TILES)
         self.pairs = cfg.tile_n // 16 * self.waves_m // WAVES  # gate tiles of a wave, and up tiles
-        self.tiles = 2 * self.pairs
-        self.ring = RING_BYTES // (self.tiles * TILE_BYTES)
         self.staged = cfg.tile_m // 16 // WAVES  # row tiles that this wave brings to LDS
 
     def open_buffers(self) -> None:
         """Open the block's tables and buffers, and allocate the LDS for rows."""
-        cfg, args = self.cfg, self.args
         super().open_buffers()
-        self.rows = ops.buffer(args.rows, args.tokens * cfg.hidden)
-        self.lds = ops.lds_alloc(2 * cfg.tile_m * CHUNK_K)
+        self.rows = ops.buffer(self.args.rows, self.args.tokens * self.cfg.hidden)
+        self.lds = ops.lds_alloc(2 * self.cfg.tile_m * CHUNK_K)
         self.groups = self.block.together(self.wave % self.waves_m * (16 * ROW_TILES), ROW_TILES)
 
     def first_at(self, tile: int) -> Value:
+        self.weight_lane = self.lane * 16
         self.first_tile = self.column * (self.cfg.tile_n // 16) + self.wave // self.waves_m * self.pairs
         return self.first_tile * tile
 
     def slots_of(self, first_row: Value, tiles: int) -> list[fx.Int32]:
         """Return the slot of each lane's row, for `tiles` 16-row tiles."""
         return [self.block.slot(first_row + (self.lane & 15) + 16 * m) for m in range(tiles)]
-
-    def load_weight(self, chunk: Value, tile: int) -> list[Any]:
-        """Load one tile of a chunk."""
-        return self.weights.load(self.lane * 16, self.tile_at[tile] + chunk * TILE_BYTES)
-
-    def fetch_rows(self, chunk: Value) -> list[Any]:
-        """Load this wave's share of the rows of one chunk from memory."""
-        parts = self.weights.part(0), self.weights.part(1)
-        return [ops.load(self.rows, T.i32x4, at + part, chunk * CHUNK_K) for at in self.row_lane for part in parts]
 
     def stage_rows(self, fetched: list[Any], chunk: Value) -> None:
         """Write fetched rows to the LDS tile of their chunk."""
@@ -90,35 +73,19 @@ class Stage1Prefill(Stage1Workgroup):
 
     def main_loop(self) -> list[Any]:
         """Return this wave's sums: two accumulators for each tile and row tile."""
-        chunks = self.cfg.hidden // CHUNK_K
         staged_slots = self.slots_of(self.wave * (16 * self.staged), self.staged)
         corner = self.weights.corner(self.lane)
         self.row_lane = [self.block.token(s) * self.cfg.hidden + corner for s in staged_slots]
-        self.stage_rows(self.fetch_rows(fx.Int32(0)), fx.Int32(0))
+        self.stage_rows(self.load_rows(fx.Int32(0)), fx.Int32(0))
         weights = [[self.load_weight(fx.Int32(c), t) for t in range(self.tiles)] for c in range(self.ring)]
         zero = ops.splat(ops.const_i32(0), 4)
-        state = _State(weights, [zero] * (2 * self.tiles * ROW_TILES))
+        state = Stage1State(weights, [], [zero] * (2 * self.tiles * ROW_TILES))
         ops.barrier()
+        return self.over_chunks(state, self.ring + (self.chunks - self.ring) % 2, 2).sums
 
-        refilled = chunks - self.ring
-        before = self.ring + refilled % 2  # then the loop runs in turns of two chunks
-        for c in range(before):
-            state = self.step(fx.Int32(c), state, refill=True, more=True)
-
-        def two(i: Value, state: _State) -> _State:
-            for c in range(2):
-                state = self.step(i * 2 + (before + c), state, refill=True, more=True)
-            return state
-
-        turns = (refilled - before) // 2
-        state = ops.loop(0, turns, state, two)
-        for c in range(before + 2 * turns, chunks):
-            state = self.step(fx.Int32(c), state, refill=c < refilled, more=c < chunks - 1)
-        return state.sums
-
-    def step(self, chunk: Value, state: _State, refill: bool, more: bool) -> _State:
+    def step(self, chunk: Value, state: Stage1State, refill: bool, more: bool) -> Stage1State:
         """Multiply one chunk of 128 k; `refill` the weight ring behind it and bring the next rows to LDS if `more`."""
-        fetched = self.fetch_rows(chunk + 1) if more else []
+        fetched = self.load_rows(chunk + 1) if more else []
         rows = self.read_rows(chunk)
         self.pin()
         sums, loaded = list(state.sums), []
@@ -134,7 +101,7 @@ class Stage1Prefill(Stage1Workgroup):
         if more:
             self.stage_rows(fetched, chunk + 1)
             ops.barrier()
-        return _State([*state.weights[1:], loaded] if refill else state.weights[1:], sums)
+        return Stage1State([*state.weights[1:], loaded] if refill else state.weights[1:], [], sums)
 
     def finish(self, sums: list[Any]) -> None:
         """Scale, apply SiLU and store: a lane holds four channels of one row for each pair of tiles."""
@@ -149,9 +116,5 @@ class Stage1Prefill(Stage1Workgroup):
                 tiles = [2 * ((half * self.pairs + t) * ROW_TILES + m) for half in (0, 1)]
                 both = (self.weights.total(sums[i], sums[i + 1]) for i in tiles)
                 exact = self.exact(both, info[m])
-                place = slots[m] * cfg.out_bytes + lane_channel * 4
-                if cfg.accumulators:
-                    for half in (0, 1):
-                        ops.store(out, exact[half], place, (channel + half * cfg.inter) * 4)
-                    continue
+                place = slots[m] * (cfg.inter * 4) + lane_channel * 4
                 ops.store(out, ops.silu_mul(*self.scaled(exact, info[m], w_scale)), place, channel * 4)

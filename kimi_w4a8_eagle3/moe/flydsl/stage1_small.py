@@ -97,16 +97,16 @@ class Stage1Small(Stage1Decode):
         return block
 
     def open_buffers(self) -> None:
-        """Open decode's buffers; LDS: rows (later the waves' sums), exchange of maxima, scales and low sums, lists."""
+        """Open decode's buffers, and start to load the tokens, each by the whole workgroup.
+
+        LDS: rows (later the waves' sums), exchange of maxima, scales and low sums, lists.
+        """
         self.row_bytes = -(-self.cfg.hidden // 1024) * 1024 + 16  # rows begin in different banks
         self.rows_end = max(OWN_ROWS * self.row_bytes, WAVES * self.pairs * 1024)
         self.lds = ops.lds_alloc(self.rows_end + EXCHANGE + 8 * OWN_ROWS + 4 * OWN_ROWS * WAVES)
         self.info_at = self.rows_end + EXCHANGE
         self.block.list = ops.lds_at(self.lds, fx.Int32(self.info_at + 8 * OWN_ROWS))
         super().open_buffers()
-
-    def open_rows(self) -> None:
-        """Start to load the tokens, each by the whole workgroup."""
         with ops.when((self.column * WAVES + self.wave) == 0):
             self.block.write_order(self.args.order, self.slot[0])
         exchange = ops.lds_at(self.lds, fx.Int32(self.rows_end))

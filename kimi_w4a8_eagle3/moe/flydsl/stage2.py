@@ -72,8 +72,7 @@ class Stage2(Workgroup):
         self.info = ops.buffer(args.row_info, slots * 8)
         self.kept_rows = ops.buffer(args.kept, slots * cfg.inter)
         self.groups = self.block.together(self.first_row, self.row_tiles)
-        self.size = 4 if cfg.accumulators else 2  # bytes of a result
-        self.out = ops.buffer(args.out, slots * (self.columns * self.size))
+        self.out = ops.buffer(args.out, slots * (self.columns * 2))
 
     def load_unit(self, base: Value, tile: int, step: int) -> list[Any]:
         """Load one slot of the weight ring, tile_k x 16 channels; in the loop a tile's first slot brings its scales."""
@@ -181,14 +180,10 @@ class Stage2(Workgroup):
     def write(self, base: Value, tile: int, sums: list[Any], scale: Value) -> None:
         """Store the results of a pair of tiles with its second tile, eight channels of one row a lane."""
         half = tile % PAIR
-        at = (self.out_channel + (base + (tile - half)) * TILE_N) * self.size
-        row_bytes, lane_at = self.columns * self.size, (self.lane >> 4) * (PAIR * 4 * self.size)
+        at = (self.out_channel + (base + (tile - half)) * TILE_N) * 2
+        row_bytes, lane_at = self.columns * 2, (self.lane >> 4) * (PAIR * 4 * 2)
         out_at = [slot * row_bytes + lane_at for slot in self.slot]
         exact = [self.weights.float_sum(*both, self.cfg.inter) for both in zip(sums[::2], sums[1::2], strict=True)]
-        if self.cfg.accumulators:
-            for m in range(self.row_tiles):
-                ops.store(self.out, exact[m], out_at[m] + half * 16, at)
-            return
         words = [ops.elements(ops.to_f16(arith.mulf(e, scale))) for e in exact]
         if half == 0:
             self.first_half = words

@@ -22,6 +22,7 @@ from kimi_w4a8_eagle3.moe.flydsl.configs import (
 from kimi_w4a8_eagle3.moe.routing import Routing, max_blocks, route
 from proof.assembly import assembly
 from proof.gfx942 import Buffer, Kernel, Machine, Memory, parse_kernel
+from proof.sums import Stage1Sums, Stage2Sums
 
 
 @lru_cache(maxsize=64)
@@ -68,12 +69,15 @@ class Device:
         found = [self.get(buffer, kind, unwritten=0) for buffer, kind in kinds]
         return found[0], found[1], found[2], found[3]
 
+    def _stage1_out(self, cfg: Stage1Config, slots: int) -> Buffer:
+        sums = isinstance(cfg, Stage1Sums)
+        return self.memory.empty((slots, cfg.inter * (2 if sums else 1)), np.int32 if sums else np.float32)
+
     def stage1(
         self, cfg: Stage1Config, a8: torch.Tensor, info: torch.Tensor, moe: Any, routed: Routing
     ) -> torch.Tensor:
         tokens = a8.shape[0]
-        width = 2 * cfg.inter if cfg.accumulators else cfg.inter
-        out = self.memory.empty((tokens * cfg.top_k, width), np.int32 if cfg.accumulators else np.float32)
+        out = self._stage1_out(cfg, tokens * cfg.top_k)
         args = [self.put(a8), self.put(info), self.put(moe.w13), self.put(moe.s13), *self.routing(routed), out, tokens]
         self.launch(cfg, cfg.grid(routed.max_blocks), *args)
         return self.get(out, torch.float32, unwritten=0)
@@ -83,8 +87,7 @@ class Device:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(h or sums, order, blocks) of bfloat16 tokens."""
         tokens, slots = len(x), ids.numel()
-        width = 2 * cfg.inter if cfg.accumulators else cfg.inter
-        out = self.memory.empty((slots, width), np.int32 if cfg.accumulators else np.float32)
+        out = self._stage1_out(cfg, slots)
         order, blocks = self.memory.empty((slots * OWN_ROWS,), np.int32), self.memory.empty((slots, 4), np.int32)
         given = self.put(x), self.put(ids), self.put(moe.w13), self.put(moe.s13), order, blocks, out, tokens
         self.launch(cfg, cfg.grid(slots), *given)
@@ -110,7 +113,7 @@ class Device:
         """
         slots, columns, quantizes = a8.shape[0], cfg.hidden - column, cfg.quantize and not (cfg.keeps and column)
         kept = self.memory.empty((slots, cfg.inter), np.int8) if quantizes else self.put(a8)
-        out = self.memory.empty((slots, columns), np.float32 if cfg.accumulators else np.float16)
+        out = self.memory.empty((slots, columns), np.float32 if isinstance(cfg, Stage2Sums) else np.float16)
         written, router = self.memory.empty((slots, 2), np.int32) if quantizes else self.put(info), self.put(info)
         tables = [self.put(a8), written, self.put(moe.w2), self.put(moe.s2), *self.routing(routed)]
         chunk = slots // cfg.top_k, column, columns

@@ -24,13 +24,14 @@ if SKIP is None:
     from kimi_w4a8_eagle3.moe.routing import route
     from proof.assembly import assembly
     from proof.gfx942 import DataRace, MachineError, parse_kernel
+    from proof.sums import Stage1Sums
 
 
 def own_stage1(
     n: int, layer: Any, ids: torch.Tensor, order: Any = "lockstep"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(sums, what they should be, order, blocks) of stage 1 that sorts for itself."""
-    cfg = Stage1Config(layer.hidden, layer.inter, TOP_K, OWN_ROWS, n, 256, experts=EXPERTS, accumulators=True)
+    cfg = Stage1Sums(layer.hidden, layer.inter, TOP_K, OWN_ROWS, n, 256, experts=EXPERTS)
     x = special_rows(layer.hidden, torch.bfloat16)[torch.arange(len(ids)) % 9]
     rows = quantize_rows(x)[0].to(torch.int8)
     return *Device(order).stage1_small(cfg, x, ids, layer.moe), exact_sums(layer.w13, rows, ids, per_slot=False)
@@ -133,7 +134,7 @@ def test_a_missing_barrier_of_the_kernels_for_few_tokens_is_found(kernel: str, m
     good = in_two_launches(*few_tokens(128)) if kernel == "stage 2 by token" else None
     cfg: Any = ByTokenConfig(512, 128, 4, EXPERTS)
     if good is None:
-        cfg = Stage1Config(512, 128, TOP_K, OWN_ROWS, 32, 256, experts=EXPERTS, accumulators=True)
+        cfg = Stage1Sums(512, 128, TOP_K, OWN_ROWS, 32, 256, experts=EXPERTS)
     lines = assembly(cfg).splitlines()
     barriers = [n for n, line in enumerate(lines) if line.strip() == "s_barrier"]
     assert len(barriers) == (1 if good is not None else 2 * OWN_ROWS + 4)

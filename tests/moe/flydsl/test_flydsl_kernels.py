@@ -29,6 +29,7 @@ if SKIP is None:
     from kimi_w4a8_eagle3.moe.routing import route
     from proof.assembly import assembly
     from proof.gfx942 import DataRace, MachineError, parse_kernel
+    from proof.sums import Stage1Sums, Stage2Sums, sums_of
 
 
 def stage1_sums(cfg: Any, layer: Any, ids: torch.Tensor, order: Any = "lockstep") -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,9 +50,7 @@ def stage2_sums(cfg: Any, layer: Any, ids: torch.Tensor, order: Any = "lockstep"
 @pytest.mark.parametrize("tile", STAGE1_TILES)
 def test_stage1_sums_are_exact(tile: tuple[int, int, int]) -> None:
     layer = Layer(2560 if tile[2] == 128 else 3584, 128)
-    got, expected = stage1_sums(
-        Stage1Config(layer.hidden, 128, TOP_K, *tile, accumulators=True), layer, route_ids("ragged")
-    )
+    got, expected = stage1_sums(Stage1Sums(layer.hidden, 128, TOP_K, *tile), layer, route_ids("ragged"))
     assert torch.equal(got, expected)
 
 
@@ -60,9 +59,7 @@ def test_stage1_sums_are_exact(tile: tuple[int, int, int]) -> None:
 def test_stage1_short_k(tile: tuple[int, int, int], hidden: int) -> None:
     """Fewer chunks than the loop and the ring are made for."""
     layer = Layer(hidden, 128)
-    got, expected = stage1_sums(
-        Stage1Config(hidden, 128, TOP_K, *tile, accumulators=True), layer, route_ids("one token")
-    )
+    got, expected = stage1_sums(Stage1Sums(hidden, 128, TOP_K, *tile), layer, route_ids("one token"))
     assert torch.equal(got, expected)
 
 
@@ -70,7 +67,7 @@ def test_stage1_short_k(tile: tuple[int, int, int], hidden: int) -> None:
 @pytest.mark.parametrize("tile", [(16, 64, 256), (32, 32, 128), (64, 128, 128), (128, 64, 128)])
 def test_stage1_ragged_routing(tile: tuple[int, int, int], kind: str) -> None:
     layer, by_xcd = Layer(1024, 256), tile[0] >= 64
-    cfg = Stage1Config(1024, 256, TOP_K, *tile, by_xcd=by_xcd, accumulators=True)
+    cfg = Stage1Sums(1024, 256, TOP_K, *tile, by_xcd=by_xcd)
     got, expected = stage1_sums(cfg, layer, route_ids(kind))
     assert torch.equal(got, expected)
 
@@ -97,7 +94,7 @@ STAGE2 = [
 @pytest.mark.parametrize("inter,tile_m,tile_n,tile_k", STAGE2)
 def test_stage2_sums_are_exact(inter: int, tile_m: int, tile_n: int, tile_k: int) -> None:
     layer = Layer(1024, inter)
-    cfg = Stage2Config(1024, inter, TOP_K, tile_m, tile_n, tile_k, accumulators=True)
+    cfg = Stage2Sums(1024, inter, TOP_K, tile_m, tile_n, tile_k)
     got, expected = stage2_sums(cfg, layer, route_ids("absent slots"))
     assert torch.equal(got, expected)
 
@@ -131,7 +128,7 @@ def test_extreme_values_stay_exact() -> None:
     layer.w2.fill_(-8)
     layer.moe = replace(layer.moe, w2=layout.pack(pack_reorder(layer.w2), paired=True))
     ids = route_ids("one token")
-    cfg = Stage2Config(1024, 512, TOP_K, accumulators=True)
+    cfg = Stage2Sums(1024, 512, TOP_K)
     for value in (127, -127):
         rows = torch.full((TOP_K, 512), value, dtype=torch.int8)
         got = Device().stage2(cfg, rows, info_of(rows, torch.ones(TOP_K)), layer.moe, route(ids, EXPERTS, 16))
@@ -146,16 +143,14 @@ def test_extreme_values_stay_exact() -> None:
 @pytest.mark.parametrize("tile", [(16, 64, 256), (64, 64, 128)])
 def test_stage1_under_adversarial_wave_orders(tile: tuple[int, int, int], order: Any) -> None:
     layer = Layer(1024, 128)
-    got, expected = stage1_sums(
-        Stage1Config(1024, 128, TOP_K, *tile, accumulators=True), layer, route_ids("one token"), order
-    )
+    got, expected = stage1_sums(Stage1Sums(1024, 128, TOP_K, *tile), layer, route_ids("one token"), order)
     assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("tile", [(16, 64, 256), (64, 64, 128)])
 def test_a_missing_barrier_is_found(tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The public kernels' write-after-read race, planted: without one barrier some order fails."""
-    cfg = Stage1Config(1024, 128, TOP_K, *tile, accumulators=True)
+    cfg = Stage1Sums(1024, 128, TOP_K, *tile)
     text = assembly(cfg)
     lines = text.splitlines()
     for number in [n for n, line in enumerate(lines) if line.strip() == "s_barrier"]:
@@ -176,7 +171,7 @@ def test_a_missing_barrier_is_found(tile: tuple[int, int, int], monkeypatch: pyt
     [("0xf0f0f0f0,", "0xf0f0f070,"), ("0xf0f0f0f,", "0xf0f0f0e,"), ("v_mfma_i32_16x16x32_i8", None)],
 )
 def test_a_wrong_mask_or_operand_is_found(right: str, wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = Stage1Config(512, 128, TOP_K, accumulators=True)
+    cfg = Stage1Sums(512, 128, TOP_K)
     text = assembly(cfg)
     assert right in text
     if wrong is None:  # swap the two operands of the first MFMA: rows and weights change places
@@ -249,7 +244,7 @@ def test_rows_that_a_block_lacks_are_not_multiplied(stage: int) -> None:
     tile = (64, 128, 128) if stage == 1 else (64, 1024, 256)
     hidden = 1024 * stage
     cfg: Any = (Stage1Config if stage == 1 else Stage2Config)(hidden, 256, TOP_K, *tile, by_xcd=True)
-    cfg = replace(cfg, accumulators=stage == 1)  # as compiled above
+    cfg = sums_of(cfg) if stage == 1 else cfg  # as compiled above
     layer, counts = Layer(hidden, 256), []
     for rows in (1, 32, 33, 64):
         ids, device = torch.tensor([[2, -1]] * rows, dtype=torch.int32), Device()

@@ -1,0 +1,33 @@
+"""Stage 1 and 2 that write their exact sums in place of results, for comparison with the contract's integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kimi_w4a8_eagle3.moe.flydsl.configs import Stage1Config, Stage2Config
+
+
+@dataclass(frozen=True)
+class Stage1Sums(Stage1Config):
+    """Writes int32 [slots, 2 * inter], the sums of gate and of up."""
+
+
+@dataclass(frozen=True)
+class Stage2Sums(Stage2Config):
+    """Writes float32 [slots, columns], the sums before they are scaled."""
+
+
+def sums_of(config: Any) -> Any:
+    """Return the configuration of the kernel that writes the sums of `config`."""
+    return (Stage1Sums if isinstance(config, Stage1Config) else Stage2Sums)(**vars(config))
+
+
+def register() -> None:
+    """Let FlyDSL compile the configurations above."""
+    from kimi_w4a8_eagle3.moe.flydsl.launcher import KERNELS  # optional: flydsl
+
+    from .sum_kernels import stage1_sums, stage2_sums
+
+    KERNELS[Stage1Sums] = *KERNELS[Stage1Config][:2], stage1_sums
+    KERNELS[Stage2Sums] = *KERNELS[Stage2Config][:2], stage2_sums
