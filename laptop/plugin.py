@@ -30,7 +30,7 @@ def _register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     # Start-up: these import torch, and only an engine on a CPU needs them.
-    from .cpu import batch_invariant, fp8_kv, fp8_linear, gloo_thread, host_cache, mla_draft, nccl
+    from .cpu import batch_invariant, dp_controller, fp8_kv, fp8_linear, gloo_thread, host_cache, mla_draft, nccl
 
     gloo_thread.install()
     batch_invariant.register()
@@ -42,6 +42,7 @@ def _register() -> None:
             Hook(batch_invariant.TARGET, "around", batch_invariant.get_handler),
             Hook(fp8_linear.TARGET, "around", fp8_linear.get_linear_scheme),
             Hook(fp8_kv.TARGET, "around", fp8_kv.configure_kv_cache_dtype),
+            Hook(dp_controller.TARGET, "replace", dp_controller.event_loop),
             Hook(host_cache.TARGET, "around", host_cache.init_hicache),
             Hook(nccl.TARGET, "replace", nccl.find_nccl_library),
             Hook(mla_draft.EMBED, "replace", mla_draft.set_embed),

@@ -85,16 +85,17 @@ _op("v_bcnt_u32_b32", "uu>u", lambda a, b: np.bitwise_count(a).astype(u32) + b)
 
 def perm_b32(high: Array, low: Array, selector: Array) -> Array:
     """V_PERM_B32: each selector byte picks one of the 8 bytes {high, low}, a sign fill, 0x00 or 0xff."""
-    both = high.astype(u64) << u64(32) | low.astype(u64)
-    result = np.zeros((), u32)
-    for lane in range(4):
-        pick = (selector >> u32(8 * lane) & u32(0xFF)).astype(u64)
-        byte = both >> u64(8) * (pick & u64(7)) & u64(0xFF)
-        if np.any(pick > 7):
-            sign = (both >> u64(16) * (pick & u64(3)) + u64(15) & u64(1)) * u64(0xFF)  # of byte 1, 3, 5 or 7
-            byte = np.where(pick < 8, byte, np.where(pick < 12, sign, np.where(pick > 12, u64(0xFF), u64(0))))
-        result = result | byte.astype(u32) << u32(8 * lane)
-    return result
+    high, low, selector = np.broadcast_arrays(high, low, selector)
+    table = np.empty((*low.shape, 14), np.uint8)
+    table[..., :4], table[..., 4:8] = _bytes(low), _bytes(high)
+    table[..., 8:12] = (table[..., 1:8:2] >> 7) * np.uint8(0xFF)  # the sign of byte 1, 3, 5 or 7
+    table[..., 12], table[..., 13] = 0, 0xFF
+    picked = np.take_along_axis(table, np.minimum(_bytes(selector), 13), axis=-1)
+    return picked.view(u32)[..., 0]
+
+
+def _bytes(words: Array) -> Array:
+    return np.array(words[..., None], u32, order="C").view(np.uint8)
 
 
 _op("v_perm_b32", "uuu>u", perm_b32)
