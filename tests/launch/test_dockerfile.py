@@ -134,7 +134,7 @@ def test_the_kernels_are_compiled_with_what_they_were_proved_with() -> None:
     for name, file in (("torch", "constraints.txt"), ("triton", "serve-cpu.txt")):
         assert f"{name}{pins[name]}" in (ROOT / "requirements" / file).read_text().splitlines()
     (extra,) = re.findall(r"^kernels = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert {f"{name}{pins[name]}" for name in ("flydsl", "ziglang")} == set(json.loads(extra))
+    assert {f"{name}{pins[name]}" for name in ("flydsl", "ziglang")} < set(json.loads(extra))
 
 
 def test_the_lock_has_nothing_that_belongs_to_the_base_image() -> None:

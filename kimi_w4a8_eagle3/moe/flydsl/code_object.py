@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
-from io import BytesIO
 from typing import Any
 
 from ...base.errors import KimiError
@@ -37,9 +36,12 @@ def describe(image: bytes, arguments: int) -> CodeObject:
 
 def read_metadata(image: bytes) -> dict[str, Any]:
     """Return the AMDGPU metadata of a code object; raise KimiError for a file that has none."""
+    import msgspec  # optional: the extra `kernels`
+
     try:
-        return next(_value(BytesIO(note)) for kind, note in _notes(image) if kind == _METADATA_NOTE)
-    except (struct.error, StopIteration):
+        found = next(msgspec.msgpack.decode(note) for kind, note in _notes(image) if kind == _METADATA_NOTE)
+        return dict(found)
+    except (struct.error, StopIteration, msgspec.DecodeError):
         raise KimiError(
             "this is not a code object: it has no AMDGPU metadata", expected="an ELF file for AMDGPU"
         ) from None
@@ -61,26 +63,3 @@ def _notes(image: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _padded(size: int) -> int:
     return -(-size // 4) * 4
-
-
-def _value(stream: BytesIO) -> Any:
-    """Read one MessagePack value of the kinds that LLVM writes: map, list, text, bool, number >= 0."""
-
-    def number(size: int) -> int:
-        return int.from_bytes(stream.read(size), "big")
-
-    tag = number(1)
-    if tag < 0x80:
-        return tag
-    if tag < 0x90 or tag in (0xDE, 0xDF):
-        count = tag & 15 if tag < 0x90 else number(2 << (tag - 0xDE))
-        return {_value(stream): _value(stream) for _ in range(count)}
-    if tag < 0xA0 or tag in (0xDC, 0xDD):
-        return [_value(stream) for _ in range(tag & 15 if tag < 0xA0 else number(2 << (tag - 0xDC)))]
-    if tag < 0xC0 or 0xD9 <= tag <= 0xDB:
-        return stream.read(tag & 31 if tag < 0xC0 else number(1 << (tag - 0xD9))).decode()
-    if tag in (0xC2, 0xC3):
-        return tag == 0xC3
-    if 0xCC <= tag <= 0xCF:
-        return number(1 << (tag - 0xCC))
-    raise KimiError(f"the metadata of a code object has a value of unknown kind {tag:#x}")
