@@ -33,7 +33,7 @@ CEILINGS = {
     "fetch": 1691,
     "fleet": 1557,
     "machine": 621,
-    "moe": 5772,
+    "moe": 5716,
     "ops": 998,
     "predict": 1702,
     "quark": 1842,

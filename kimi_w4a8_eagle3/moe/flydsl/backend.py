@@ -164,7 +164,6 @@ class FlydslBackend:
         """Return every kernel that these tiles need; raise KimiError when one does not exist."""
         if self._gates.get(W4A16_GATE):
             return self._checked(_w4a16_configs(shape, min(max(tiles.tile_m, 16), W4A16_ROWS)), tiles)
-        size = (shape.hidden, shape.inter, shape.top_k)
         # The gates apply to decode only: prefill loses its loads in flight when the compiler schedules it.
         unpinned = tiles.tile_m < PREFILL_ROWS
         pinned = [not (unpinned and self._gates.get(f"FLYDSL_MOE_STAGE{s}_SCHED") is False) for s in (1, 2)]
@@ -172,13 +171,12 @@ class FlydslBackend:
         by_xcd = prefill and self._gates.get(XCD_GATE) is not False
         kernels: Kernels = {
             "route": RouteConfig(shape.num_experts, shape.top_k, tiles.tile_m, shape.hidden),
-            "stage1": Stage1Config(*size, tiles.tile_m, *tiles.stage1, pinned[0], by_xcd, weights=shape.weights),
+            "stage1": _stage1(shape, tiles, pinned[0], by_xcd),
             "stage2": replace(_stage2(shape, tiles), pinned=pinned[1], by_xcd=by_xcd),
             "reduce": ReduceConfig(shape.hidden, shape.top_k, shape.num_experts),
         }
         if tiles.tile_m == OWN_ROWS:
             del kernels["route"]
-            kernels["stage1"] = _own_stage1(shape, tiles, pinned[0])
         if tiles.by_token:
             del kernels["reduce"]
             kernels["stage2"] = _by_token(shape)
@@ -229,9 +227,10 @@ class FlydslBackend:
         return max_blocks(slots, experts, tile_m)
 
 
-def _own_stage1(shape: MoeShape, tiles: FlydslTiles, pinned: bool) -> Stage1Config:
+def _stage1(shape: MoeShape, tiles: FlydslTiles, pinned: bool = True, by_xcd: bool = False) -> Stage1Config:
     size = (shape.hidden, shape.inter, shape.top_k, tiles.tile_m)
-    return Stage1Config(*size, *tiles.stage1, pinned=pinned, experts=shape.num_experts, weights=shape.weights)
+    experts = shape.num_experts if tiles.tile_m == OWN_ROWS else 0
+    return Stage1Config(*size, *tiles.stage1, pinned, by_xcd, experts, shape.weights)
 
 
 def _stage2(shape: MoeShape, tiles: FlydslTiles) -> Stage2Config:
@@ -252,7 +251,7 @@ def fitted(shape: MoeShape, n: int, k: int) -> tuple[int, int]:
 
 def fits_small(shape: MoeShape, tiles: FlydslTiles, most_tokens: int | None) -> bool:
     """True if the kernels for few tokens take this shape; otherwise slots are sorted in a separate launch."""
-    if most_tokens is None or most_tokens * shape.top_k > OWN_SLOTS or _own_stage1(shape, tiles, True).problem():
+    if most_tokens is None or most_tokens * shape.top_k > OWN_SLOTS or _stage1(shape, tiles).problem():
         return False
     return not (tiles.by_token and _by_token(shape).problem())
 

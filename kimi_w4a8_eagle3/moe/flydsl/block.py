@@ -42,7 +42,7 @@ class RowBlock:
 
     def __init__(self, routing: Routed, block: Value, slots: Value, top_k: int, here: Value = None) -> None:
         self._routing, self.slots, self._top_k, self._here = routing, slots, top_k, here
-        self.expert, self._first, self.rows, _ = ops.scalar_row(routing.blocks, block)
+        self.expert, self._first, self.rows, _ = ops.scalar_loads(routing.blocks, block * 4, 4, alignment=16)
 
     def exists(self) -> Value:
         """True if the block is used: the grid is a static bound."""
@@ -75,14 +75,13 @@ class ShortBlock(RowBlock):
 
     def __init__(self, routing: Routed, block: Value, slots: Value, top_k: int, here: Value = None) -> None:
         super().__init__(routing, block, slots, top_k, here)
-        self._few = ops.scalar_row(routing.order, block)
+        self._few = ops.scalar_loads(routing.order, block * 4, 4, alignment=16)
         ops.keep(self.rows, *self._few)
 
     def open(self) -> None:
         """Do nothing: the slots are scalars already."""
 
     def slot(self, row: Value) -> fx.Int32:
-        """See RowBlock.slot."""
         slot = self.slots
         for number, few in enumerate(self._few):
             slot = ops.select(row == number, few, slot)
@@ -90,7 +89,7 @@ class ShortBlock(RowBlock):
 
 
 class Workgroup:
-    """One workgroup with `block`, its rows; a kernel adds the steps of `run`."""
+    """One workgroup with `block`, its rows; `run` emits the whole kernel, and a kernel adds its steps."""
 
     block: RowBlock
 
@@ -99,7 +98,6 @@ class Workgroup:
         self.lane, self.wave = self.tid & 63, ops.uniform(self.tid >> 6)
 
     def run(self: Any) -> None:
-        """Emit the whole kernel."""
         with ops.when(self.block.exists()):
             self.open_buffers()
             self.finish(self.main_loop())
@@ -154,7 +152,6 @@ class Stage1Workgroup(Workgroup):
         super().__init__(cfg, args)
 
     def open_buffers(self) -> None:
-        """Open the block's tables and the expert's weights."""
         cfg, tile = self.cfg, self.cfg.hidden // CHUNK_K * TILE_BYTES
         self.tiles, self.chunks = 2 * self.pairs, cfg.hidden // CHUNK_K // self.waves_k
         self.ring = min(self.ring_bytes // (self.tiles * TILE_BYTES), self.chunks)

@@ -117,7 +117,6 @@ class Stage1Config(KernelConfig):
         return {"waves_per_eu": 3} if far_ahead else {}
 
     def grid(self, blocks: int) -> tuple[int, int, int]:
-        """Return the workgroups for `blocks` row blocks."""
         return self.inter // self.tile_n, blocks, 1
 
     def problem(self) -> str | None:

@@ -68,10 +68,7 @@ def elements(vec: Value) -> list[Any]:
 
 def bitcast(value: Value, to: ir.Type) -> Value:
     """Reinterpret the bits of a vector or scalar."""
-    value = raw(value)
-    if isinstance(value.type, ir.VectorType) and isinstance(to, ir.VectorType):
-        return vector.bitcast(to, value)
-    return llvm.bitcast(to, value)
+    return llvm.bitcast(to, raw(value))
 
 
 def to_bf16(values: Value) -> Value:
@@ -150,12 +147,6 @@ def ballot(condition: Value) -> Value:
     return rocdl.ballot(T.i64, raw(condition))
 
 
-def any_lane(condition: Value) -> Value:
-    """Return the uniform i1 that is true if an i1 is true in any lane."""
-    mask = ballot(condition)
-    return arith.cmpi(arith.CmpIPredicate.ne, mask, arith.constant(0, type=T.i64))
-
-
 def count_bits(mask: Value) -> fx.Int32:
     """Count the bits set in an i64."""
     return fx.Int32(arith.trunci(T.i32, math.ctpop(mask)))
@@ -163,8 +154,7 @@ def count_bits(mask: Value) -> fx.Int32:
 
 def count_below(mask: Value, base: Value) -> fx.Int32:
     """Return base + the number of bits of an i64 that are set below this lane's own."""
-    low = arith.trunci(T.i32, mask)
-    high = arith.trunci(T.i32, arith.shrui(mask, arith.constant(32, type=T.i64)))
+    low, high = elements(bitcast(mask, T.i32x2))
     return fx.Int32(rocdl.mbcnt_hi(T.i32, high, rocdl.mbcnt_lo(T.i32, low, raw(base))))
 
 
@@ -231,11 +221,6 @@ def scalar_loads(address: Value, first: Value, count: int, alignment: int = 4) -
     return [fx.Int32(x) for x in ([loaded] if count == 1 else elements(loaded))]
 
 
-def scalar_row(address: Value, index: Value) -> list[fx.Int32]:
-    """Load row `index` of an int32 array [.., 4] at `address`, which is aligned, into scalar registers."""
-    return scalar_loads(address, index * 4, 4, alignment=16)
-
-
 def split_rows(bytes16: Value) -> tuple[Any, Any]:
     """Split 16 activation bytes of a row into the two operands that an unpacked pair multiplies."""
     words = elements(bytes16)
@@ -244,7 +229,7 @@ def split_rows(bytes16: Value) -> tuple[Any, Any]:
 
 def mfma_i8(weights: Value, rows: Value, acc: Value) -> Value:
     """acc i32x4 += A x B with A, B vector<2xi32> (eight int8 of K a lane); 16x16x32."""
-    operands = [element(vector.bitcast(T.vec(1, T.i64), value), 0) for value in (weights, rows)]
+    operands = [element(bitcast(value, T.vec(1, T.i64)), 0) for value in (weights, rows)]
     return rocdl.mfma_i32_16x16x32_i8(acc.type, [*operands, acc])
 
 
@@ -255,7 +240,7 @@ def mfma_bf16(weights: Value, rows: Value, acc: Value) -> Value:
 
 def bf16x4(first: Value, second: Value) -> Value:
     """Combine two i32 of packed bfloat16 pairs into an operand of mfma_bf16."""
-    return vector.bitcast(T.i16x4, pack([first, second]))
+    return bitcast(pack([first, second]), T.i16x4)
 
 
 def silu_mul(gate: Value, up: Value) -> Value:

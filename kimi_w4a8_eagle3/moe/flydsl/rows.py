@@ -11,8 +11,8 @@ from flydsl.expr import arith, math
 from flydsl.expr.typing import T
 
 from . import ops as ops
-from .configs import REDUCED, WAVES, QuantizeConfig, ReduceConfig
-from .kernel_arguments import ReduceArguments
+from .block import Workgroup
+from .configs import REDUCED, WAVES, QuantizeConfig
 from .layout import LOW_K_BIT
 from .ops import Value
 
@@ -131,20 +131,16 @@ class Quantize:
         return value
 
 
-class Reduce:
+class Reduce(Workgroup):
     """One wave of the reduction, which takes 512 columns of one token.
 
     A slot whose expert id is not in range counts as zero, whatever its row contains.
     """
 
-    def __init__(self, cfg: ReduceConfig, args: ReduceArguments) -> None:
-        self.cfg, self.args = cfg, args
-
     def run(self) -> None:
-        """Emit the whole kernel."""
         cfg, args = self.cfg, self.args
-        token = fx.block_idx.y * WAVES + ops.uniform(fx.thread_idx.x >> 6)
-        at = (fx.block_idx.x * REDUCED + (fx.thread_idx.x & 63) * 8) * 2
+        token = fx.block_idx.y * WAVES + self.wave
+        at = (fx.block_idx.x * REDUCED + self.lane * 8) * 2
         with ops.when(token < args.tokens):
             total = [ops.const_f32(0.0)] * 8
             row_bytes = args.columns * 2

@@ -35,7 +35,6 @@ class Route:
         self.counters = self.own * THREADS * 4
 
     def run(self) -> None:
-        """Emit the whole kernel."""
         number, quantize = fx.block_idx.x, QuantizeConfig(self.cfg.hidden, bf16=True)
         self.lds = ops.lds_alloc(max(2 * self.counters + 8 * WAVES, EXCHANGE))
         with ops.when(number < SORTERS):

@@ -66,7 +66,6 @@ class OwnBlock(RowBlock):
         return ops.select(number < self.rows, number, 0)
 
     def slot(self, row: Value) -> fx.Int32:
-        """Return the slot of row `row`."""
         slot = ops.lds_load(self.list, T.i32, self.at + self.row(row) * 4, alignment=4)
         return ops.select(row < self.rows, slot, self.slots)
 

@@ -54,7 +54,6 @@ class Stage2(Workgroup):
         self.writes_info, self.later_columns = args.column + part == 0, args.column > 0
 
     def run(self) -> None:
-        """Emit the whole kernel."""
         with ops.when(self.block.exists()):
             self.open_buffers()
             self.load_rows()
@@ -62,7 +61,6 @@ class Stage2(Workgroup):
                 self.stream()
 
     def open_buffers(self) -> None:
-        """Open the block's tables and buffers."""
         cfg, args = self.cfg, self.args
         self.block.open()
         self.weights = READERS[cfg.weights](args.weights, self.block.expert, cfg.hidden * cfg.inter)

@@ -60,7 +60,6 @@ class _Slot:
         ops.pin_schedule()
 
     def multiply(self) -> None:
-        """Quantize the row and multiply."""
         cfg, work = self.work.cfg, self.work
         words, scale, total = self.lanes.quantize(self.row)
         starts = self.weights.start(self.lanes.low_sum(total), cfg.inter)
@@ -104,7 +103,6 @@ class Stage2Token(Workgroup):
         self.lds = ops.lds_alloc(self.factors_at + 4 * cfg.top_k)
 
     def run(self) -> None:
-        """Emit the whole kernel."""
         cfg = self.cfg
         first = self.wave * cfg.slots
         experts = ops.scalar_loads(self.args.ids, self.token * cfg.top_k + first, cfg.slots)

@@ -61,7 +61,8 @@ class W4A16(Workgroup):
         super().__init__(cfg, args)
         self.column = fx.block_idx.x
         self.block = RowBlock(args, fx.block_idx.y, args.tokens * cfg.top_k, cfg.top_k)
-        self.row_tiles = cfg.tile_m // 16
+        self.row_tiles, self.chunks = cfg.tile_m // 16, cfg.k // CHUNK_K
+        self.ring = min(RING, self.chunks)
 
     def open_buffers(self) -> None:
         """Open the block's tables and buffers, and choose the tiles that this wave computes."""
@@ -88,31 +89,24 @@ class W4A16(Workgroup):
         return [ops.load(self.weights, T.i32x4, self.lane * 16, t * tile_bytes + chunk * TILE_BYTES) for t in self.tile]
 
     def load_rows(self, chunk: Value) -> list[Any]:
-        """Load one chunk of all rows."""
         at = chunk * (CHUNK_K * 2)
         return [ops.load(self.rows, T.i32x4, r + o, at) for r in self.row_at for o in (0, 16, 128, 144)]
 
     def main_loop(self) -> list[Any]:
         """Return the sums of [tile][row tile], then the row sums of [row tile]."""
-        chunks = self.cfg.k // CHUNK_K
-        ring = min(RING, chunks)
-        weights = [x for c in range(ring) for x in self.load_weights(fx.Int32(c))]
+        weights = [x for c in range(self.ring) for x in self.load_weights(fx.Int32(c))]
         rows = self.load_rows(fx.Int32(0))
         sums = [ops.splat(ops.const_f32(0.0), 4)] * ((W4A16_TILES + 1) * self.row_tiles)
+        return self.over_chunks([weights, rows, sums], before=0, turn=1)[2]
 
-        def step(chunk: Value, state: list[list[Any]], refill: bool, more: bool) -> list[list[Any]]:
-            weights, rows, acc = state
-            next_rows = self.load_rows(chunk + 1) if more else rows
-            ops.pin_schedule()
-            operands = [_weights_bf16(w) for w in weights[:W4A16_TILES]]
-            ahead = self.load_weights(chunk + ring) if refill else []
-            return [[*weights[W4A16_TILES:], *ahead], next_rows, self.multiply(operands, rows, acc)]
-
-        refilled = chunks - ring
-        state = ops.loop(0, refilled, [weights, rows, sums], lambda i, now: step(i, now, refill=True, more=True))
-        for c in range(refilled, chunks):
-            state = step(fx.Int32(c), state, refill=False, more=c < chunks - 1)
-        return state[2]
+    def step(self, chunk: Value, state: list[list[Any]], refill: bool, more: bool) -> list[list[Any]]:
+        """Multiply the oldest chunk of the ring."""
+        weights, rows, acc = state
+        next_rows = self.load_rows(chunk + 1) if more else rows
+        ops.pin_schedule()
+        operands = [_weights_bf16(w) for w in weights[:W4A16_TILES]]
+        ahead = self.load_weights(chunk + self.ring) if refill else []
+        return [[*weights[W4A16_TILES:], *ahead], next_rows, self.multiply(operands, rows, acc)]
 
     def multiply(self, operands: list[list[Any]], rows: list[Any], acc: list[Any]) -> list[Any]:
         """Multiply one chunk; `acc` is laid out as main_loop returns it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import flydsl.expr as fx
 from flydsl.expr import arith, math
 from flydsl.expr.rocdl import perm_b32
 from flydsl.expr.typing import T
@@ -126,7 +127,7 @@ class Mxfp4(Int4):
         """Unpack a tile to operands of the first sums."""
         shift = loaded[1]
         second = arith.cmpi(arith.CmpIPredicate.ult, shift, ops.const_i32(NO_SECOND))
-        return _MxTile(_shifted(loaded[0], shift), loaded, ops.any_lane(second))
+        return _MxTile(_shifted(loaded[0], shift), loaded, fx.Int64(ops.ballot(second)) != 0)
 
     @staticmethod
     def multiply(tile: Any, rows: Sequence[Rows], sums: list[Any]) -> list[Any]:
