@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.tiny_servers import started, tiny_launch
+from support.tiny_servers import tiny_launch, with_faults
 
 from kimi_w4a8_eagle3.engine.process import EngineServer
 from proof.fuzz.resources import NO_KERNEL_CACHE
@@ -21,7 +21,8 @@ REQUESTS = 800  # a quarter of a minute; `make fuzz` sends more of the same
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """The built-in model's server that keeps no compiled matrix products, so that the memory of all else is seen."""
-    yield from started(tiny_launch(settings=(NO_KERNEL_CACHE,)), tmp_path_factory.mktemp("engine"))
+    launch = tiny_launch(settings=(NO_KERNEL_CACHE,))
+    yield from with_faults(launch, "support.short_trials", tmp_path_factory.mktemp("engine"))
 
 
 def test_the_requests_of_one_seed(engine: EngineServer, tmp_path: Path) -> None:
